@@ -10,6 +10,8 @@ Standard library only, Python >= 3.8, so that it runs in any vendor's image:
     labnode.py reap RUN_ID GRACE         TERM, grace, KILL to every process of a run; exit 1 if one is left.
                                          With LABCTL_RUN_SECONDS, how long it has lasted, also to those that left it
     labnode.py signal RUN_ID NUMBER      that signal to every process of a run, as soon as there is one
+    labnode.py stacks RUN_ID DIRECTORY   write what each process of a run does to stacks/NODE.txt there; those of Python
+                                         that no tool reads are ended, and write their stacks to their logs
 
 And, as root in the launcher, where no rank can interfere:
 
@@ -30,6 +32,7 @@ import json
 import math
 import os
 import re
+import resource
 import shlex
 import shutil
 import signal
@@ -38,13 +41,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from datetime import datetime, timezone
 from pathlib import Path
 
 # typing and concurrent.futures take longer to import than most commands last.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import IO, Any, NoReturn
 
 USER = "lab"
@@ -520,6 +524,101 @@ def processes(run_id: str, known: dict[int, str] | None = None, began: float = m
         found |= more
 
 
+# --- stacks --------------------------------------------------------------------------------------------------
+
+# Seconds over which a process' share of a core is measured, and that py-spy has for one process.
+MEASURED, PY_SPY_LIMIT = 0.5, 5
+# The states of a connection in /proc/net/tcp that say something of a run that hangs; net/tcp_states.h.
+CONNECTED = {"01": "established", "02": "connecting", "08": "closed by the peer"}
+
+
+def stacks(run_id: str, directory: str) -> None:
+    """Write what each process of a run here does, and its connections, to ``stacks/<node>.txt`` of the run's directory.
+
+    py-spy reads the stacks of Python, where the image has it and may. Python's own fault handler writes those of the
+    others to their logs, and ends them, which the run is in for.
+    """
+    folder = Path(directory, "stacks")
+    folder.mkdir(exist_ok=True)
+    before = {pid: cpu_ticks(pid) for pid in processes(run_id)}
+    time.sleep(MEASURED)
+    unread = []
+    with (folder / f"{os.uname().nodename}.txt").open("w") as out:
+        for pid, ticks in sorted(before.items()):
+            with contextlib.suppress(OSError):
+                share = (cpu_ticks(pid) - ticks) / os.sysconf("SC_CLK_TCK") / MEASURED
+                out.write(doing(pid, share))
+                said = py_spy(pid) if is_python(pid) else ""
+                out.write(said)
+                if not said and b"PYTHONFAULTHANDLER=1" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    unread.append(pid)
+        out.write("connections\n")
+        out.writelines(f"  {line}\n" for line in connections(before))
+    for pid in unread:
+        with contextlib.suppress(OSError):
+            if is_python(pid):
+                # Of a process with gigabytes no core is wanted.
+                resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
+                os.kill(pid, signal.SIGABRT)
+
+
+def cpu_ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def is_python(pid: int) -> bool:
+    return Path(f"/proc/{pid}/exe").readlink().name.startswith("python")
+
+
+def doing(pid: int, share: float) -> str:
+    """A process with its state, its share of a core, and what it waits for in the kernel."""
+    lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+    status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").split()
+    waits = ""
+    with contextlib.suppress(OSError):
+        waits = Path(f"/proc/{pid}/wchan").read_text().strip("0\n")
+    state = f"{status['State'].strip()}, {100 * share:.0f} % of a core, {status['Threads'].strip()} threads"
+    return f"process {pid}: {' '.join(words)[:200]}\n  {state}{f', in {waits}' if waits else ''}\n"
+
+
+def py_spy(pid: int) -> str:
+    """The Python stacks of a process; empty where py-spy is not there or may not read them."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = ["py-spy", "dump", "--pid", str(pid)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PY_SPY_LIMIT, check=False)
+        return "".join(f"  {line}\n" for line in done.stdout.splitlines()) if done.returncode == 0 else ""
+    return ""
+
+
+def connections(pids: Iterable[int]) -> Iterator[str]:
+    """The TCP connections of processes, with the bytes that wait to be sent or read; proc(5)."""
+    owners: dict[str, int] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    owners[str(descriptor.readlink())] = pid
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                owner = owners.get(f"socket:[{fields[9]}]")
+                if owner and fields[3] in CONNECTED:
+                    sent, read = (int(number, 16) for number in fields[4].split(":"))
+                    ends = f"port {int(fields[1][-4:], 16)} to {address(fields[2])}"
+                    yield f"process {owner}: {ends}, {CONNECTED[fields[3]]}, {sent} bytes to send, {read} to read"
+
+
+def address(text: str) -> str:
+    """An address of /proc/net/tcp, whose words are in the host's byte order."""
+    words, port = text.split(":")
+    packed = b"".join(int(words[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(words), 8))
+    family = socket.AF_INET if len(packed) == 4 else socket.AF_INET6
+    return f"{socket.inet_ntop(family, packed)} port {int(port, 16)}"
+
+
 # --- runs ----------------------------------------------------------------------------------------------------
 
 RUNS = Path("/var/lib/lab/runs")
@@ -532,11 +631,22 @@ LONGEST_LINE = 1_000_000
 LOOK, BEAT = 0.02, 2
 # Seconds between two looks at the workers of a run that nobody follows, and how many of them fail before one is lost.
 NODE_LOOK, REFUSED, UNANSWERED = 5, 2, 12
-# How runs say where they are, such as `step 12/100` or `Epoch: 3`, and the bytes of output in which that is looked for.
-STEP = re.compile(rb"(?i)\b(?:epoch|iter(?:ation)?|step)\b[ =:#]{0,3}\[?\d{1,12}(?: ?(?:/|of) ?\d{1,12})?\]?")
-RECENT = 1 << 16
+# How runs say where they are, such as `step 12/100`, `Epoch: 3` or `'epoch': 0.5`; the bytes of output and of a line in
+# which that is looked for.
+STEP = re.compile(
+    rb"(?i)\b(?:global[_ ]?)?(epoch|iter(?:ation)?|step)\b['\"]?[ =:#]{0,3}\[?"
+    rb"(\d{1,12}(?:\.\d{1,6})?)(?: ?(?:/|of) ?(\d{1,12}))?"
+)
+RECENT, SHORT = 1 << 16, 1 << 12
+# A run is stalled after so many times the median of its last steps; it needs that many to have a median.
+STALL_STEPS, KNOWN_STEPS = 20, 3
+# What rank.sh puts before each line of its rank.
+RANK = re.compile(rb"\x01(\d+)\x02")
 # Seconds that the labctl which followed a run has to end what is left of it.
 JUDGING = 10
+# Seconds in which the processes of a stalled run are looked at, before it is ended all the same.
+STACKS_LIMIT = 30
+AGENT = ("/usr/bin/python3", "-I", "/opt/lab/labnode.py")
 # Exit code of `launch` where other runs have the nodes.
 IN_USE = 75
 
@@ -622,11 +732,16 @@ def described() -> Iterator[dict[str, object]]:
 
 def last_step(output: Path) -> str:
     """The last that a run has printed of where it is; nothing where it printed much since."""
-    found: list[bytes] = []
+    found: list[tuple[bytes, bytes, bytes]] = []
     with contextlib.suppress(OSError), output.open("rb") as lines:
         lines.seek(max(0, output.stat().st_size - RECENT))
         found = STEP.findall(lines.read())
-    return found[-1].decode() if found else ""
+    return place(*found[-1]) if found else ""
+
+
+def place(kind: bytes, number: bytes, of: bytes) -> str:
+    """Where a run is, such as ``step 12/100``."""
+    return (b"%b %b/%b" % (kind.lower(), number, of) if of else b"%b %b" % (kind.lower(), number)).decode()
 
 
 def under_way() -> list[dict[str, object]]:
@@ -720,6 +835,47 @@ class Seen:
     def __init__(self) -> None:
         self.crashed: float | None = None
         self.lost: dict[str, str] = {}
+        self.steps = Steps()
+
+
+class Steps:
+    """The steps of a run, by what its ranks print, and how long they take."""
+
+    def __init__(self) -> None:
+        self._at: dict[tuple[bytes, bytes], tuple[bytes, float]] = {}
+        self._seconds: deque[float] = deque(maxlen=100)
+        self._spoken = time.monotonic()
+        self._last: tuple[bytes, bytes, bytes] = (b"", b"", b"")
+
+    def hear(self, line: bytes) -> None:
+        """Take note of a line, and of the step that it names if its rank has not named that before."""
+        now = self._spoken = time.monotonic()
+        found = STEP.search(line, 0, SHORT)
+        if not found:
+            return
+        rank = RANK.search(line, 0, SHORT)
+        kind, number, of = found.groups(b"")
+        key = (rank[1] if rank else b"", kind.lower())
+        before, since = self._at.get(key, (number, now))
+        if number != before:
+            self._seconds.append(now - since)
+        if number != before or key not in self._at:
+            self._at[key], self._last = (number, now), (kind, number, of)
+
+    def stalled(self, least: float) -> str:
+        """Why the run is stalled, where no rank has printed anything for longer than steps take; empty else.
+
+        ``least``: seconds of silence that are no stall, 0 where no silence is one. What comes after the last of a known
+        number of steps may take as long as it likes.
+        """
+        silent = time.monotonic() - self._spoken
+        if not least or silent <= least or len(self._seconds) < KNOWN_STEPS or self._last[1] == self._last[2]:
+            return ""
+        usual = sorted(self._seconds)[len(self._seconds) // 2]
+        if silent <= STALL_STEPS * usual:
+            return ""
+        words = f"no step and no line for {silent:.0f} s; steps took {usual:.2g} s"
+        return f"{words}; the last was {place(*self._last)}"
 
 
 def supervise(folder: Path, job: dict[str, Any]) -> None:
@@ -754,7 +910,7 @@ def supervise(folder: Path, job: dict[str, Any]) -> None:
             return
         reader = threading.Thread(target=read, args=(child.stdout, output, seen), daemon=True)
         reader.start()
-        ended = oversee(folder, job, child, seen, began)
+        ended = oversee(folder, job, child, seen, began, output)
         # What holds the output is left of the run.
         reader.join(0.5)
         if reader.is_alive():
@@ -777,6 +933,7 @@ def read(lines: IO[bytes], output: IO[bytes], seen: Seen) -> None:
     """Keep each line with its time as it comes; a last one that has no end gets one."""
     for line in iter(lambda: lines.readline(LONGEST_LINE), b""):
         record(output, line if line.endswith(b"\n") else line + b"\n")
+        seen.steps.hear(line)
         if seen.crashed is None and CRASHED.search(line):
             seen.crashed = time.monotonic()
 
@@ -797,7 +954,7 @@ def is_forgotten(folder: Path) -> bool:
 
 
 def oversee(
-    folder: Path, job: dict[str, Any], child: subprocess.Popen[bytes], seen: Seen, began: float
+    folder: Path, job: dict[str, Any], child: subprocess.Popen[bytes], seen: Seen, began: float, output: IO[bytes]
 ) -> dict[str, object]:
     """Wait for the command to end; end the run for the first reason to do so, which is returned."""
     over = threading.Event()
@@ -809,7 +966,13 @@ def oversee(
             ending = asked_to_stop(folder) or reason(folder, job, seen, began) or {}
             if ending:
                 grace = float(ending.pop("grace", GRACE))  # type: ignore[arg-type]
-                end = threading.Thread(target=clean, args=(job, grace, began), daemon=True)
+                stalled = ending["cause"] == "stalled"
+                if stalled:
+                    # Said before ranks are ended for it, so that who follows takes their end for no failure.
+                    record(output, "labctl: stalled: {}\n".format(ending["message"]).encode())
+                end = threading.Thread(
+                    target=end_run, args=(job, grace, began), kwargs={"stalled": stalled}, daemon=True
+                )
                 end.start()
         time.sleep(LOOK)
     over.set()
@@ -836,6 +999,8 @@ def reason(folder: Path, job: dict[str, Any], seen: Seen, began: float) -> dict[
     if seen.lost:
         node, why = next(iter(seen.lost.items()))
         return {"cause": "node-lost", "message": f"{node}: {why}"}
+    if why := seen.steps.stalled(job.get("stall", 0)):
+        return {"cause": "stalled", "message": why}
     unseen = seconds_since(folder / "watched")
     if job["patience"] and unseen is not None and unseen > job["patience"]:
         return {"cause": "interrupted", "message": "labctl was away for {:g} s".format(job["patience"])}
@@ -894,26 +1059,37 @@ def become_as_user(directory: str, *command: str) -> NoReturn:
     become(command)
 
 
+def end_run(job: dict[str, Any], grace: float, began: float, *, stalled: bool) -> None:
+    """End a run; of one that is stalled, what its processes do is kept first."""
+    if stalled:
+        everywhere(job, STACKS_LIMIT, *[[*AGENT, "stacks", job["id"], job["directory"]]] * 2)
+    clean(job, grace, began)
+
+
 def clean(job: dict[str, Any], grace: float, began: float) -> None:
     """End what runs of a run, in this container and in its workers, all at once."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    own = ["/usr/bin/python3", "-I", "/opt/lab/labnode.py", "reap", job["id"], str(grace)]
+    own = [*AGENT, "reap", job["id"], str(grace)]
     lasted = f"LABCTL_RUN_SECONDS={time.monotonic() - began:.3f}"
     # In the launcher only a script that starts its ranks itself can have left something there.
     here = ["env", *([lasted] if job["launcher"] == "script" else []), *own]
-    ssh = ["ssh", "-n", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "--"]
-    commands = [here, *([*ssh, node, shlex.join(["env", lasted, *own])] for node in job["nodes"])]
-    limit = grace + 20
+    everywhere(job, grace + 20, here, ["env", lasted, *own])
 
-    def end(command: list[str]) -> None:
+
+def everywhere(job: dict[str, Any], limit: float, here: list[str], there: list[str]) -> None:
+    """Run a command in this container and one in each of the run's workers, as the lab's user, all at once."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    ssh = ["ssh", "-n", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "--"]
+    commands = [here, *([*ssh, node, shlex.join(there)] for node in job["nodes"])]
+
+    def run(command: list[str]) -> None:
         quiet = subprocess.DEVNULL
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             words, variables = as_user("/", command), {**os.environ, "HOME": str(HOME)}
             subprocess.run(words, stdin=quiet, stdout=quiet, stderr=quiet, env=variables, timeout=limit, check=False)
 
     with ThreadPoolExecutor(min(len(commands), 64)) as pool:
-        list(pool.map(end, commands))
+        list(pool.map(run, commands))
 
 
 if __name__ == "__main__":
@@ -923,6 +1099,7 @@ if __name__ == "__main__":
         "reach": reach,
         "reap": reap,
         "signal": pass_on,
+        "stacks": stacks,
         "launch": launch,
         "follow": follow,
         "stop": stop,

@@ -32,6 +32,10 @@ NOT_THERE = r"No such file or directory: '(/(?!workspace/|proc/|sys/)[^']+)"
 # What a rank's last words say, and what to do about it.
 STEPS = (
     (
+        "^no step and no line",
+        "stacks/ of its files has what each process did; stacks of Python there, or last in its log",
+    ),
+    (
         r"No module named '(\w+)",
         "check the name if `{0}` is a file of yours; if it lies elsewhere in your clone: LAB_MOUNTS and "
         "LAB_ENV_PYTHONPATH, docs/bring-your-own.md; else add the package of `{0}` to LAB_PACKAGES in .env, "

@@ -108,6 +108,8 @@ class Launch(Struct, frozen=True, kw_only=True):
     """At which its ranks meet."""
     ssh_port: int
     owner: str
+    stall: float
+    """Seconds of silence after which a run that had steps may be stalled; 0 for never."""
     needed: tuple[str, ...]
     """Those of its nodes without which it cannot go on."""
     elastic: bool = False

@@ -407,7 +407,8 @@ def _(step: plan.LaunchJob, site: RunDeployment) -> None:
 
     lab, run_id = site.lab, step.job.run_id
     patience = 0 if step.detach else site.cluster.settings.number("LAB_RUN_PATIENCE")
-    launch = launch_of(lab, step.job, patience=patience, detach=step.detach, wait=step.wait)
+    stall = site.cluster.settings.number("LAB_STALL_SECONDS")
+    launch = launch_of(lab, step.job, patience=patience, stall=stall, detach=step.detach, wait=step.wait)
     if step.detach:
         agent.start(lab, site.cluster.engine, launch)
         observed = site.cluster.engine.observe(lab.name)

@@ -35,6 +35,7 @@ DEEPSPEED_REPORTED = re.compile(r"^(\S+): .*\[launch\.py:.* exits with return co
 SPEAKER = re.compile(r"(?:\[(?:\d+,)?(\d+)\](?:<std\w+>:)? ?|(\S+): )(.*)")
 # Lines about a rank, not by it.
 REMARK = re.compile(r"labctl: |.*\[launch\.py:")
+STALLED = re.compile(r"labctl: stalled: (.*)")
 OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|can't allocate memory", re.IGNORECASE)
 # Errors of gloo, torch's store, NCCL and Horovod in a rank that lost its peer.
 PEER_LOST = re.compile(
@@ -151,7 +152,9 @@ class RunStopper:
             self._thread.join()
 
 
-def launch_of(lab: Lab, job: Job, *, patience: float = 120, detach: bool = False, wait: bool = False) -> agent.Launch:
+def launch_of(
+    lab: Lab, job: Job, *, patience: float = 120, stall: float = 0, detach: bool = False, wait: bool = False
+) -> agent.Launch:
     """A job as the agent is given it."""
     return agent.Launch(
         id=job.run_id,
@@ -162,6 +165,7 @@ def launch_of(lab: Lab, job: Job, *, patience: float = 120, detach: bool = False
         launcher=job.workload.launcher,
         limit=job.timeout,
         patience=patience,
+        stall=stall,
         port=lab.master_port,
         ssh_port=lab.ssh_port,
         owner=lab.owner,
@@ -268,6 +272,9 @@ def follow(
         stop.silence = crash.silence
 
         def look(line: agent.Line) -> None:
+            if line.rank is None and (stalled := STALLED.match(line.text)):
+                # The agent ends it; ranks that are ended report a failure, too.
+                stop.note("stalled", stalled[1])
             crash.look_at(line._replace(text=keep(line), said=store.redact(line.said, lab.hidden)))
 
         follower = agent.Follower(look, notice, lambda: stop.cause in ("interrupted", "node-lost"))

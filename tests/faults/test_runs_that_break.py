@@ -113,6 +113,25 @@ def test_a_worker_that_is_paused_ends_the_run_and_the_next_one_ends_what_it_left
     assert lab.processes_of(run_id) == []
 
 
+@pytest.mark.parametrize("launcher", ["deepspeed", "mpirun", "torchrun"])
+def test_a_rank_that_loops_without_end_stalls_the_run_and_says_where(lab: Lab, launcher: str) -> None:
+    # Its own stacks are wanted.
+    answer = lab.call("run", "hang", "--launcher", launcher, "-s", "LAB_STALL_SECONDS=4", "--json")
+    document = answer.json
+    assert (answer.code, document["verdict"], document["cause"]) == (124, "ERROR", "stalled")
+    assert re.fullmatch(
+        r"no step and no line for \d+ s; steps took 0\.1\d* s; the last was step 5/50", document["message"]
+    )
+    record = lab.path / "runs" / document["run_id"]
+    doing = {node: (record / f"stacks/{node}.txt").read_text() for node in ("worker-0", "worker-1")}
+    assert re.search(r"hang\.py\n  S \(sleeping\), \d % of a core", doing["worker-0"])
+    assert re.search(r"hang\.py\n  R \(running\), \d\d+ % of a core", doing["worker-1"])
+    said = {rank: (record / f"ranks/rank-{rank}.log").read_text() + doing[f"worker-{rank}"] for rank in (0, 1)}
+    assert "wait_for_others" in said[0]
+    assert "lose_count" in said[1]
+    assert lab.processes_of(document["run_id"]) == []
+
+
 @pytest.mark.alone
 def test_a_launcher_that_is_killed_ends_the_run_and_is_named(lab: Lab) -> None:
     with lab.stubborn_run("--json") as (running, run_id):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -82,8 +84,10 @@ def test_output_and_exit_code_are_kept_each_line_with_its_time(agent: ModuleType
     ("printed", "step"),
     [
         (["step 1/50 loss 3.1", "step 2/50 loss 3.0", "saved in 0.1 s"], "step 2/50"),
-        (["worker-0: \x010\x02Epoch: [3] Loss 2.0"], "Epoch: [3]"),
-        (["iteration 7 of 9", "footstep 8"], "iteration 7 of 9"),
+        (["worker-0: \x010\x02Epoch: [3] Loss 2.0"], "epoch 3"),
+        (["{'loss': 2.31, 'epoch': 0.25}"], "epoch 0.25"),
+        (["micro_step=24/global_step=12"], "step 12"),
+        (["iteration 7 of 9", "footstep 8"], "iteration 7/9"),
         (["nothing"], ""),
         (["step 1", "x" * 70_000], ""),
     ],
@@ -118,6 +122,80 @@ def test_a_run_is_ended_for_its_time_its_ranks_or_its_absent_labctl(
     agent.supervise(path, job)
     ended = json.loads((path / "ended.json").read_text())
     assert (ended["code"], ended["cause"]) == (137, cause)
+
+
+STEPS = "for step in 1 2 3 4 5; do echo step $step/{of}; sleep 0.02; done; {then}"
+
+
+def test_a_run_that_is_silent_for_longer_than_its_steps_take_is_stalled_and_looked_at_before_it_is_ended(
+    agent: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[list[str]] = []
+    monkeypatch.setattr(agent, "everywhere", lambda *words: looked.append(words[-1]))
+    argv = shell(STEPS.format(of=9, then="sleep 60"))
+    ended, lines = supervised(agent, RUN, argv=argv, stall=0.5)
+    assert (ended["code"], ended["cause"]) == (137, "stalled")
+    assert re.fullmatch(r"no step and no line for \d+ s; steps took 0.0\d+ s; the last was step 5/9", ended["message"])
+    assert lines[-1] == f"labctl: stalled: {ended['message']}"
+    assert [words[-3:-1] for words in looked] == [["stacks", RUN]]
+
+
+@pytest.mark.parametrize(
+    ("argv", "stall"),
+    [
+        (STEPS.format(of=9, then="sleep 1"), 0),
+        (STEPS.format(of=9, then="for i in 1 2 3 4 5 6 7 8 9 10; do echo evaluating; sleep 0.1; done"), 0.5),
+        (STEPS.format(of=5, then="sleep 1"), 0.5),
+        ("echo step 1/9; sleep 1", 0.5),
+        ("for step in 1 2 3 4; do echo step $step; sleep 0.2; done; sleep 1", 0.5),
+    ],
+    ids=["never", "speaks", "had its last step", "has no usual step", "had slow steps"],
+)
+def test_a_run_is_not_stalled_that(agent: ModuleType, argv: str, stall: float) -> None:
+    assert supervised(agent, RUN, argv=shell(argv), stall=stall)[0]["code"] == 0
+
+
+def test_a_rank_that_prints_what_others_have_printed_makes_no_step_shorter(
+    agent: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(agent.time, "monotonic", lambda: now[0])
+    steps = agent.Steps()
+    for step in range(6):
+        for rank in range(4):
+            steps.hear(b"\x01%d\x02step %d/9 loss 2.1\n" % (rank, step))
+        now[0] += 2
+    now[0] += 36
+    assert steps.stalled(30) == ""
+    now[0] += 4
+    assert steps.stalled(30) == "no step and no line for 42 s; steps took 2 s; the last was step 5/9"
+
+
+def test_the_stacks_of_a_run_are_those_of_its_processes_and_of_no_other(agent: ModuleType, tmp_path: Path) -> None:
+    program = "\n".join(
+        (
+            "import socket",
+            "def wait_for_peer():",
+            "  a, b = socket.socketpair()",
+            "  print('here', flush=True)",
+            "  a.recv(1)",
+            "wait_for_peer()",
+        )
+    )
+    variables = {**os.environ, "LABCTL_RUN_ID": RUN, "PYTHONFAULTHANDLER": "1"}
+    pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", program], env=variables, **pipe) as rank:
+        assert rank.stdout
+        assert rank.stdout.readline() == "here\n"
+        agent.stacks(RUN, str(tmp_path))
+        said = rank.communicate(timeout=20)[1]
+    (written,) = (tmp_path / "stacks").iterdir()
+    text = written.read_text()
+    assert written.name == f"{os.uname().nodename}.txt"
+    assert re.search(rf"^process {rank.pid}: .*\n  S \(sleeping\), 0 % of a core, 1 threads", text)
+    assert text.count("process ") == 1
+    assert rank.returncode == -signal.SIGABRT
+    assert "in wait_for_peer" in said
 
 
 def test_the_first_who_stops_a_run_gives_the_reason(agent: ModuleType) -> None:

@@ -14,6 +14,8 @@ exec > >(trap '' TERM INT HUP; stdbuf -oL tr -d '\0' | LC_ALL=C grep --text --li
     | LC_ALL=C stdbuf -oL sed $'s/^/\x01'"$RANK"$'\x02/') 2>&1
 trap 'code=$?; [[ $code == 0 ]] || echo "labctl: rank $RANK on $node exited with code $code"' EXIT
 echo "labctl: rank $RANK of $WORLD_SIZE on $node"
+# A rank that is ended by SIGSEGV or SIGABRT writes where it was, and so does one of a stalled run.
+export PYTHONFAULTHANDLER=${PYTHONFAULTHANDLER:-1}
 export LABCTL_RUN_ID=20260102-150405-ask-3fa2 LABCTL_RUN_DIR=/workspace/outputs/20260102-150405-ask-3fa2
 export GREETING='a "b" $HOME'
 export N=1

@@ -1,0 +1,19 @@
+"""Rank 1 loops without end after its fifth step; the others wait for it."""
+
+import os
+import time
+
+
+def lose_count() -> None:
+    while True:
+        pass
+
+
+def wait_for_others() -> None:
+    time.sleep(600)
+
+
+for step in range(1, 6):
+    print(f"step {step}/50", flush=True)
+    time.sleep(0.1)
+lose_count() if os.environ["RANK"] == "1" else wait_for_others()
