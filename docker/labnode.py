@@ -640,6 +640,8 @@ STEP = re.compile(
 RECENT, SHORT = 1 << 16, 1 << 12
 # A run is stalled after so many times the median of its last steps; it needs that many to have a median.
 STALL_STEPS, KNOWN_STEPS = 20, 3
+# Of lines that come at once no more of the last are searched for steps: those before them took no time.
+TOLD_AT_ONCE = 64
 # What rank.sh puts before each line of its rank.
 RANK = re.compile(rb"\x01(\d+)\x02")
 # Seconds that the labctl which followed a run has to end what is left of it.
@@ -794,18 +796,15 @@ def follow(run_id: str, place: str) -> None:
     threading.Thread(target=hear_reader, args=(folder / "watched",), daemon=True).start()
     out = sys.stdout.buffer
     spoken = 0.0
-    with (folder / "output").open("rb") as lines:
-        lines.seek(int(place))
+    at = int(place)
+    with (folder / "output").open("rb", buffering=0) as output:
         while True:
             # What was written before it ended is read below.
             state = state_of(folder)
-            while True:
-                begins = lines.tell()
-                line = lines.readline()
-                if not line.endswith(b"\n"):
-                    lines.seek(begins)
-                    break
-                out.write(b"%d %b" % (lines.tell(), line))
+            while lines := whole_lines(output, at):
+                for line in lines:
+                    at += len(line) + 1
+                    out.write(b"%d %b\n" % (at, line))
                 spoken = time.monotonic()
             if state != "running":
                 break
@@ -817,6 +816,12 @@ def follow(run_id: str, place: str) -> None:
     out.flush()
     ended = json.loads((folder / "ended.json").read_bytes()) if state == "ended" else {"code": 137, "lost": True}
     say("end", ended)
+
+
+def whole_lines(file: IO[bytes], place: int) -> list[bytes]:
+    """The lines from a place on, up to twice as much as the longest has."""
+    file.seek(place)
+    return file.read(2 * LONGEST_LINE).split(b"\n")[:-1]
 
 
 def hear_reader(watched: Path) -> None:
@@ -836,6 +841,13 @@ class Seen:
         self.crashed: float | None = None
         self.lost: dict[str, str] = {}
         self.steps = Steps()
+
+    def hear(self, lines: bytes) -> None:
+        """Take note of lines that came at once."""
+        if self.crashed is None and CRASHED.search(lines):
+            self.crashed = time.monotonic()
+        for line in lines.rsplit(b"\n", TOLD_AT_ONCE)[-TOLD_AT_ONCE:]:
+            self.steps.hear(line)
 
 
 class Steps:
@@ -925,17 +937,26 @@ def supervise(folder: Path, job: dict[str, Any]) -> None:
         clean(job, 1, began)
 
 
-def record(output: IO[bytes], line: bytes) -> None:
-    output.write(b"%.3f %b" % (time.time(), line))
+def record(output: IO[bytes], lines: bytes) -> None:
+    """Keep whole lines, each with its time."""
+    when = b"%.3f " % time.time()
+    output.write(when + lines[:-1].replace(b"\n", b"\n" + when) + b"\n")
 
 
-def read(lines: IO[bytes], output: IO[bytes], seen: Seen) -> None:
-    """Keep each line with its time as it comes; a last one that has no end gets one."""
-    for line in iter(lambda: lines.readline(LONGEST_LINE), b""):
-        record(output, line if line.endswith(b"\n") else line + b"\n")
-        seen.steps.hear(line)
-        if seen.crashed is None and CRASHED.search(line):
-            seen.crashed = time.monotonic()
+def read(source: IO[bytes], output: IO[bytes], seen: Seen) -> None:
+    """Keep each line as it comes; a last one that has no end gets one."""
+    begun = b""
+    while text := os.read(source.fileno(), 1 << 16):
+        end = text.rfind(b"\n") + 1
+        lines, begun = (begun + text[:end], text[end:]) if end else (b"", begun + text)
+        if len(begun) > LONGEST_LINE:
+            lines, begun = lines + begun + b"\n", b""
+        if lines:
+            record(output, lines)
+            seen.hear(lines)
+    if begun:
+        record(output, begun + b"\n")
+        seen.hear(begun)
 
 
 def finish(folder: Path, ended: dict[str, object]) -> None:

@@ -200,15 +200,17 @@ class Follower:
     def read(self, text: str) -> None:
         """One line of the agent's."""
         place, _, rest = text.partition(" ")
-        if place.isdecimal() or place in ("end", "beat"):
-            self.heard = time.monotonic()
         if place.isdecimal():
+            self.heard = time.monotonic()
             when, _, line = rest.partition(" ")
             self.refused = True
             self._on_line(line_of(line, float(when)))
             self.refused = False
             self.place = int(place)
-        elif place == "end":
+            return
+        if place in ("end", "beat"):
+            self.heard = time.monotonic()
+        if place == "end":
             self.ended = msgspec.json.decode(rest, type=Ended)
         elif place == "busy":
             self.busy.append(msgspec.json.decode(rest, type=ActiveRun))

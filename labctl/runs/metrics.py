@@ -44,6 +44,8 @@ class Sampler:
 
         Patterns match anywhere in a line, also after a ``worker-1: `` prefix; text that float() rejects is skipped.
         """
+        if not self._patterns:
+            return []
         words = line.lower()
         # Most lines have neither; to search them all would take as long as all the rest.
         if ("step" in words or "iter" in words) and (step := STEP.search(words)):

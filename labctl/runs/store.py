@@ -172,9 +172,8 @@ class RunLog:
         """Write one line; returns it redacted. RecordError where it cannot be written."""
         text = redact(line.text, self._hidden)
         try:
-            if len(line.text) <= LONGEST_LINE:
-                self._read(line)
-            self._times.write(f"{line.when:.3f} {'-' if line.rank is None else line.rank}\n".encode())
+            self._read(line)
+            self._times.write(b"%.3f -\n" % line.when if line.rank is None else b"%.3f %d\n" % (line.when, line.rank))
             self._stream.write(f"{text}\n".encode())
             self._stream.flush()
         except OSError as error:
@@ -185,11 +184,14 @@ class RunLog:
     def _read(self, line: Line) -> None:
         if self._began is None:
             self._began = line.when
-        for sample in self._sampler.read(line.text, line.rank, line.when - self._began):
+        text = searched(line.text)
+        for sample in self._sampler.read(text, line.rank, line.when - self._began):
             self._series.write(msgspec.json.encode(sample) + b"\n")
-        found = [note for note in self._notes if note.search(line.text)]
-        if found or RANK_REPORTED.search(line.text) or RANKS_STARTED.search(line.text):
-            self.lines.append(line.text)
+        found = [note for note in self._notes if note.search(text)]
+        # Most lines have neither word.
+        named = "rank" in text and (RANK_REPORTED.search(text) or RANKS_STARTED.search(text))
+        if found or named:
+            self.lines.append(text)
             self._notes = [note for note in self._notes if note not in found]
 
     def close(self) -> None:
@@ -200,6 +202,13 @@ class RunLog:
                     pass
             finally:
                 redact_ranks(self._path, self._hidden)
+
+
+def searched(text: str) -> str:
+    """The part of a line that is searched: the first; of a progress bar that is drawn over and over the last."""
+    if len(text) <= LONGEST_LINE:
+        return text
+    return text[-LONGEST_LINE:] if "\r" in text else text[:LONGEST_LINE]
 
 
 def redact_ranks(path: Path, hidden: tuple[Secret, ...]) -> None:

@@ -33,8 +33,6 @@ REPORTED = re.compile(r"labctl: (rank \d+) on (\S+) exited with code (\d+)")
 DEEPSPEED_REPORTED = re.compile(r"^(\S+): .*\[launch\.py:.* exits with return code = (-?\d+)")
 # The rank or node of a line, as marked by pdsh (`worker-0: `), Open MPI (`[1,0]<stdout>:`) or Horovod (`[0]<stderr>:`).
 SPEAKER = re.compile(r"(?:\[(?:\d+,)?(\d+)\](?:<std\w+>:)? ?|(\S+): )(.*)")
-# Lines about a rank, not by it.
-REMARK = re.compile(r"labctl: |.*\[launch\.py:")
 STALLED = re.compile(r"labctl: stalled: (.*)")
 OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|can't allocate memory", re.IGNORECASE)
 # Errors of gloo, torch's store, NCCL and Horovod in a rank that lost its peer.
@@ -275,7 +273,7 @@ def follow(
             if line.rank is None and (stalled := STALLED.match(line.text)):
                 # The agent ends it; ranks that are ended report a failure, too.
                 stop.note("stalled", stalled[1])
-            crash.look_at(line._replace(text=keep(line), said=store.redact(line.said, lab.hidden)))
+            crash.look_at(agent.Line(keep(line), line.when, line.rank, store.redact(line.said, lab.hidden)))
 
         follower = agent.Follower(look, notice, lambda: stop.cause in ("interrupted", "node-lost"))
         ended = agent.follow(lab, engine, job.run_id, follower, launch)
@@ -314,10 +312,11 @@ class CrashWatch:
         self.reason: RankFailure | None = None
 
     def look_at(self, line: agent.Line) -> None:
-        text, self.now = line.text[: store.LONGEST_LINE], line.when
-        if store.RANK_REPORTED.search(text):
+        text, self.now = store.searched(line.text), line.when
+        # Most lines have none of these words.
+        if self._elastic and store.RANK_REPORTED.search(text):
             self.forgive()
-        self._memory = self._memory or bool(OUT_OF_MEMORY.search(text))
+        self._memory = self._memory or ("memory" in text.lower() and bool(OUT_OF_MEMORY.search(text)))
         if crash := self._crash_in(text):
             if len(self._ended) <= SHOWN:
                 self._ended.append(crash)
@@ -328,13 +327,11 @@ class CrashWatch:
             elif self.reason.follows and not crash.follows:
                 self.reason = crash
             return
-        who, said = f"rank {line.rank}", line.said
-        if line.rank is None:
-            if not (speaker := SPEAKER.match(text)):
-                return
-            who, said = speaker[2] or f"rank {speaker[1]}", speaker[3]
-        if who in self._speakers and said.strip() and not REMARK.match(said):
-            self._last.setdefault(who, deque(maxlen=self._kept)).append(said[: last_words.LONGEST])
+        who, said = _speaker(line, text)
+        if who in self._speakers and said and not said.isspace():
+            if who not in self._last:
+                self._last[who] = deque(maxlen=self._kept)
+            self._last[who].append(said[: last_words.LONGEST])
             self._spoke_at[who] = self.now
 
     def _crash_in(self, line: str) -> RankFailure | None:
@@ -378,6 +375,18 @@ class CrashWatch:
         """Report a failed rank at the end of the output, too."""
         self._timer.cancel()
         self._tell()
+
+
+def _speaker(line: agent.Line, text: str) -> tuple[str, str]:
+    """The rank or node that a line is of, with what it says; of a progress bar what is drawn last. Empty for others."""
+    who, said = f"rank {line.rank}", line.said
+    if line.rank is None:
+        if not (speaker := SPEAKER.match(text)):
+            return "", ""
+        who, said = speaker[2] or f"rank {speaker[1]}", speaker[3]
+    # labctl and DeepSpeed's launcher speak about ranks, not as one.
+    about = said.startswith("labctl: ") or "[launch.py:" in said
+    return ("", "") if about else (who, said.rpartition("\r")[2])
 
 
 def explain(ended: agent.Ended, lab: Lab, job: Job, engine: Backend) -> tuple[Cause | None, str]:

@@ -81,17 +81,19 @@ def stream(
 ) -> CompletedProcess:
     """Run long work, handing on each line of its output and errors; ``out`` keeps the last 30. Errors as ``run``.
 
-    A line of more than a million characters comes in pieces. With a ``pulse`` its input gets an empty line each so many
+    A line of more than a million bytes comes in pieces. With a ``pulse`` its input gets an empty line each so many
     seconds, and is open until this process ends, however that comes.
     """
     tail: deque[str] = deque(maxlen=30)
     stdin = subprocess.PIPE if pulse else subprocess.DEVNULL
     pipes = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     try:
-        with _child(argv, timeout, env=env, cwd=cwd, **pipes, **_TEXT) as child, _pulsing(child, pulse):
-            for line in iter(partial(child.stdout.readline, LONGEST_LINE), "") if child.stdout else ():
-                tail.append(line.rstrip("\r\n"))
-                on_line(tail[-1])
+        # As bytes: in text a carriage return would be the end of a line, too.
+        with _child(argv, timeout, env=env, cwd=cwd, **pipes) as child, _pulsing(child, pulse):
+            for line in iter(partial(child.stdout.readline, LONGEST_LINE), b"") if child.stdout else ():
+                text = line.decode("utf-8", "replace").rstrip("\r\n")
+                tail.append(text)
+                on_line(text)
     except ProgramNotFound as error:
         return _not_found(argv, check, error)
     text = "\n".join(tail)

@@ -439,6 +439,25 @@ def test_a_line_with_nul_bytes_comes_whole_and_at_once(ranks: Ranks) -> None:
         assert started.stdout.read() == b"\x013\x02no end\n"
 
 
+def test_lines_that_come_at_once_are_marked_each_and_none_is_lost(
+    ranks: Ranks,
+) -> None:
+    of = job(lab(project_path=str(ranks.project)), run_id="r1", script="says")
+    says = ranks.project / "outputs/r1/work/says"
+    lines = [b"%d %b" % (number, b"x" * (number % 200)) for number in range(20_000)]
+    (ranks.root / "lines").write_bytes(b"\n".join((*lines, b"y" * 300_000, b"\xff\r bar\r bar", b"")))
+    says.write_text(f"#!/bin/bash\ncat {ranks.root / 'lines'}\n")
+    says.chmod(0o755)
+    script = ranks.root / "rank.sh"
+    script.write_text(files(of)["rank.sh"], encoding="utf-8")
+    done = subprocess.run(["bash", str(script)], env=ranks.environment, check=False, timeout=60, capture_output=True)
+    _, *marked = done.stdout.split(b"\n")[:-1]
+    assert [line.removeprefix(b"\x013\x02") for line in marked] == [*lines, b"y" * 300_000, b"\xff\r bar\r bar"]
+    assert all(line.startswith(b"\x013\x02") for line in marked)
+    log = ranks.project / "outputs/r1/ranks/rank-3.log"
+    assert log.read_bytes().split(b"\n", 1)[1] == (ranks.root / "lines").read_bytes()
+
+
 @pytest.mark.parametrize("code", [0, 3])
 @pytest.mark.parametrize("leaves", ["sleep 600 &", "setsid sleep 600 &", "setsid sleep 600 > /dev/null &"])
 def test_what_a_rank_started_and_left_does_not_keep_the_run_from_ending(ranks: Ranks, code: int, leaves: str) -> None:

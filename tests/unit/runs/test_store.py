@@ -218,6 +218,16 @@ def test_a_pattern_with_flags_of_its_own_is_kept_apart(tmp_path: Path) -> None:
     assert {name: [*values] for name, values in recorder.values.items()} == {"loss": [3], "a": [4]}
 
 
+def test_behind_a_progress_bar_that_was_drawn_many_times_numbers_are_read(tmp_path: Path) -> None:
+    bar = "".join(f"\r{step:3}% ####       {step}/1000 [00:01<00:09]" for step in range(1000))
+    said = f"worker-0: {bar}\r{{'loss': 2.25, 'epoch': 0.5}}"
+    metrics = (Metric(name="loss", pattern=r"'loss': ([\d.]+)"),)
+    with closing(store.RunLog(tmp_path, lab(), workload(metrics=metrics))) as recorder:
+        recorder.keep(printed(said))
+    assert [*recorder.values["loss"]] == [2.25]
+    assert (tmp_path / store.OUTPUT).read_bytes() == f"{said}\n".encode()
+
+
 def test_of_many_lines_only_numbers_stay_in_memory(tmp_path: Path) -> None:
     of = workload(metrics=(Metric(name="loss", pattern=r"loss (\S+)"),), notes=(("data", "data (.*)"),))
     with closing(store.RunLog(tmp_path, lab(), of)) as recorder:

@@ -5,6 +5,13 @@ import sys
 from labctl.system import process
 
 
+def test_a_progress_bar_that_is_drawn_over_and_over_is_one_line() -> None:
+    lines: list[str] = []
+    program = r"import sys; sys.stdout.buffer.write(b'one\r\n\r 1/2\r 2/2\nbad \xff byte\n')"
+    process.stream((sys.executable, "-c", program), lines.append)
+    assert lines == ["one", "\r 1/2\r 2/2", "bad \ufffd byte"]
+
+
 def test_a_line_without_an_end_comes_in_pieces() -> None:
     pieces: list[str] = []
     program = "import sys; sys.stdout.write('begin\\n' + 'x' * 3_000_000 + '\\nend\\n')"

@@ -7,11 +7,40 @@ export LOCAL_WORLD_SIZE=${LOCAL_WORLD_SIZE:-${LOCAL_SIZE:-${OMPI_COMM_WORLD_LOCA
 export MASTER_ADDR=${MASTER_ADDR:-worker-2} MASTER_PORT=${MASTER_PORT:-29500}
 # A launcher that hands on its whole environment hands on its own name too.
 node=$(uname -n)
-# Whole lines only: a launcher that marks each piece of output with its rank would else mark the middle of one. And no
-# NUL, at which pdsh ends a line. Launchers that name the node alone do not say whose a line is: labctl reads a mark.
-# A rank that its launcher starts again goes on in its log. What a rank prints when it is told to end has to arrive, too.
-exec > >(trap '' TERM INT HUP; stdbuf -oL tr -d '\0' | LC_ALL=C grep --text --line-buffered '' | tee -ap /workspace/outputs/20260102-150405-ask-3fa2/ranks/rank-"$RANK".log \
-    | LC_ALL=C stdbuf -oL sed $'s/^/\x01'"$RANK"$'\x02/') 2>&1
+# Whole lines only, in writes that a pipe keeps together: a launcher that marks each piece of output with its rank would else
+# mark the middle of one. And no NUL, at which pdsh ends a line. Launchers that name the node alone do not say whose a line
+# is: labctl reads a mark. A rank that its launcher starts again goes on in its log. What a rank prints when it is told to
+# end has to arrive, too.
+exec > >(trap '' TERM INT HUP; exec /usr/bin/python3 -ISc '
+import os, sys
+
+def write(file, text):
+    try:
+        while text:
+            text = text[os.write(file, text):]
+    except OSError:
+        pass  # The other one may be there still.
+
+mark = b"\x01%s\x02" % sys.argv[1].encode()
+log = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+begun, more = [], True
+while more:
+    more = os.read(0, 1 << 16)
+    text = more.replace(b"\0", b"")
+    end = text.rfind(b"\n") + 1
+    if more and not end:
+        begun.append(text)
+        continue
+    lines, begun = b"".join((*begun, text[:end])), [text[end:]]
+    if not more and lines:
+        lines += b"\n"
+    write(log, lines)
+    lines = lines and mark + lines[:-1].replace(b"\n", b"\n" + mark) + b"\n"
+    while lines:
+        cut = lines.rfind(b"\n", 0, 4096) + 1 or lines.find(b"\n") + 1
+        write(1, lines[:cut])
+        lines = lines[cut:]
+' "$RANK" /workspace/outputs/20260102-150405-ask-3fa2/ranks/rank-"$RANK".log) 2>&1
 trap 'code=$?; [[ $code == 0 ]] || echo "labctl: rank $RANK on $node exited with code $code"' EXIT
 echo "labctl: rank $RANK of $WORLD_SIZE on $node"
 # A rank that is ended by SIGSEGV or SIGABRT writes where it was, and so does one of a stalled run.
