@@ -46,6 +46,11 @@ STEPS = (
         "torch's Gloo aborts at times while Python shuts down: if the work was done, "
         "end the script with sys.stdout.flush(); os._exit(0)",
     ),
+    ("ran out of memory", "LAB_MEMORY in .env is what each node may have; `labctl fit` tells what a training needs"),
+    (
+        "^no step and no line",
+        "stacks/ of its files has what each process did; stacks of Python there, or last in its log",
+    ),
     ("Read-only file system", "write to the current directory, which is the run's own, or to $LABCTL_RUN_DIR"),
     (NOT_THERE, "ranks see what is mounted: LAB_MOUNTS={0}:{0}:ro in .env, then `labctl up`"),
     (

@@ -17,7 +17,7 @@ from types import FrameType
 from msgspec import Struct
 from msgspec.structs import replace
 
-from labctl import launchers
+from labctl import accelerators, launchers
 from labctl.engines import Backend, agent
 from labctl.engines.events import Losses
 from labctl.engines.state import lost
@@ -34,7 +34,9 @@ DEEPSPEED_REPORTED = re.compile(r"^(\S+): .*\[launch\.py:.* exits with return co
 # The rank or node of a line, as marked by pdsh (`worker-0: `), Open MPI (`[1,0]<stdout>:`) or Horovod (`[0]<stderr>:`).
 SPEAKER = re.compile(r"(?:\[(?:\d+,)?(\d+)\](?:<std\w+>:)? ?|(\S+): )(.*)")
 STALLED = re.compile(r"labctl: stalled: (.*)")
-OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|can't allocate memory", re.IGNORECASE)
+OUT_OF_MEMORY = r"out of memory|OutOfMemoryError|can(?:'t|not) allocate memory|\bMemoryError\b|bad_alloc"
+# Printed by rank.sh.
+OUT_OF_HOST_MEMORY = re.compile(r"labctl: (\S+) (ran out of memory: .*)$")
 # Errors of gloo, torch's store, NCCL and Horovod in a rank that lost its peer.
 PEER_LOST = re.compile(
     r"closed by peer|reset by peer|broken pipe|connection was likely closed|remote process exit|ncclRemoteError"
@@ -304,6 +306,9 @@ class CrashWatch:
         self._timer = threading.Timer(CRASH_GRACE, self._tell)
         self._timer.daemon = True
         self._memory = False
+        self._killed: dict[str, str] = {}
+        patterns = (OUT_OF_MEMORY, *(one.out_of_memory for one in accelerators.modules().values()))
+        self._out_of_memory = re.compile("|".join(filter(None, patterns)), re.IGNORECASE)
         self._last: dict[str, deque[str]] = {}
         self._spoke_at: dict[str, float] = {}
         self.now = 0.0
@@ -313,10 +318,9 @@ class CrashWatch:
 
     def look_at(self, line: agent.Line) -> None:
         text, self.now = store.searched(line.text), line.when
-        # Most lines have none of these words.
         if self._elastic and store.RANK_REPORTED.search(text):
             self.forgive()
-        self._memory = self._memory or ("memory" in text.lower() and bool(OUT_OF_MEMORY.search(text)))
+        self._look_for_memory(text)
         if crash := self._crash_in(text):
             if len(self._ended) <= SHOWN:
                 self._ended.append(crash)
@@ -334,6 +338,15 @@ class CrashWatch:
             self._last[who].append(said[: last_words.LONGEST])
             self._spoke_at[who] = self.now
 
+    def _look_for_memory(self, line: str) -> None:
+        """Note a line that says that there was none left; most have none of these words."""
+        words = line.lower()
+        if "memory" not in words and "alloc" not in words:
+            return
+        self._memory = self._memory or bool(self._out_of_memory.search(line))
+        if killed := OUT_OF_HOST_MEMORY.search(line):
+            self._killed[killed[1]] = killed[2]
+
     def _crash_in(self, line: str) -> RankFailure | None:
         if reported := REPORTED.search(line):
             who, node, code = reported[1], reported[2], int(reported[3])
@@ -341,7 +354,7 @@ class CrashWatch:
             who, node, code = "a rank", reported[1], int(reported[2])
         else:
             return None
-        words = last_words.quoted(self._last.get(who) or self._last.get(node) or (), who)
+        words = self._killed.get(node) or last_words.quoted(self._last.get(who) or self._last.get(node) or (), who)
         cause: Cause = "out-of-memory" if self._memory else "rank-crashed"
         return RankFailure(who, node, code if code >= 0 else 128 - code, words, cause)
 

@@ -574,7 +574,17 @@ def test_the_others_are_ended_when_they_do_not_end_by_themselves(monkeypatch: py
 
 @pytest.mark.parametrize(
     "line",
-    ["RuntimeError: CUDA out of memory", "torch.OutOfMemoryError: x", "DefaultCPUAllocator: can't allocate memory"],
+    [
+        "RuntimeError: CUDA out of memory",
+        "torch.OutOfMemoryError: x",
+        "DefaultCPUAllocator: can't allocate memory",
+        "OSError: [Errno 12] Cannot allocate memory",
+        "MemoryError",
+        "terminate called after throwing an instance of 'std::bad_alloc'",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed for size::134217728 (128)MB",
+        "RuntimeError: Native API failed. Native API returns: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)",
+    ],
 )
 def test_a_rank_that_had_no_memory_is_out_of_memory(stop: supervise.RunStopper, line: str) -> None:
     watch = supervise.CrashWatch(stop)
@@ -582,6 +592,17 @@ def test_a_rank_that_had_no_memory_is_out_of_memory(stop: supervise.RunStopper, 
     watch.look_at(printed(CRASH))
     watch.close()
     assert stop.cause == "out-of-memory"
+
+
+def test_a_rank_that_the_kernel_killed_is_out_of_memory_and_says_so(stop: supervise.RunStopper) -> None:
+    watch = supervise.CrashWatch(stop)
+    watch.look_at(printed("step 3/9", 0))
+    watch.look_at(printed("labctl: worker-0 ran out of memory: the kernel killed 1 of its processes", 0))
+    watch.look_at(printed("labctl: rank 0 on worker-0 exited with code 137", 0))
+    watch.close()
+    assert stop.cause == "out-of-memory"
+    ended = "rank 0 on worker-0 exited with code 137 (SIGKILL)"
+    assert stop.message == f"{ended}: ran out of memory: the kernel killed 1 of its processes"
 
 
 def test_words_alone_stop_nothing(stop: supervise.RunStopper) -> None:

@@ -41,7 +41,24 @@ while more:
         write(1, lines[:cut])
         lines = lines[cut:]
 ' "$RANK" /workspace/outputs/20260102-150405-ask-3fa2/ranks/rank-"$RANK".log) 2>&1
-trap 'code=$?; [[ $code == 0 ]] || echo "labctl: rank $RANK on $node exited with code $code"' EXIT
+# How many processes of this node the kernel has ended for want of memory, as cgroup v2 or v1 has it.
+count_killed() {
+    local name number
+    killed=0
+    while read -r name number; do [[ $name != oom_kill ]] || killed=$number; done \
+        < /sys/fs/cgroup/memory.events || while read -r name number; do [[ $name != oom_kill ]] || killed=$number; done \
+        < /sys/fs/cgroup/memory/memory.oom_control
+} 2> /dev/null
+say_failed() {
+    code=$?
+    [[ $code != 0 ]] || return
+    local before=$killed
+    count_killed
+    [[ $killed == "$before" ]] || echo "labctl: $node ran out of memory: the kernel killed $((killed - before)) of its processes"
+    echo "labctl: rank $RANK on $node exited with code $code"
+}
+count_killed
+trap say_failed EXIT
 echo "labctl: rank $RANK of $WORLD_SIZE on $node"
 # A rank that is ended by SIGSEGV or SIGABRT writes where it was, and so does one of a stalled run.
 export PYTHONFAULTHANDLER=${PYTHONFAULTHANDLER:-1}
