@@ -130,6 +130,8 @@ class AcceleratorModule(Struct, frozen=True, kw_only=True):
     """What people write for its name."""
     missed: str = ""
     """A pattern of what programs say that find none of its devices."""
+    kernel: str = ""
+    """A pattern of the kernel's messages about its devices and driver."""
     out_of_memory: str = ""
     """A pattern of what programs say whose devices have no memory left, beside the usual words."""
     order: int = 50

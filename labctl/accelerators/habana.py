@@ -184,6 +184,7 @@ _RUNTIME = "/usr/bin/habana-container-runtime"
 MODULE = AcceleratorModule(
     sought="/dev/accel/accel<N> served by habanalabs",
     aliases=("gaudi", "hpu"),
+    kernel="habanalabs",
     out_of_memory="PT_DEVMEM.*Allocation failed",
     order=20,
     resources=("habana.ai/gaudi",),

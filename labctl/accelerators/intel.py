@@ -76,6 +76,7 @@ def container(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
 MODULE = AcceleratorModule(
     sought="Intel GPU under /dev/dri",
     aliases=("xpu",),
+    kernel="i915|xe 0000",
     out_of_memory="ERROR_OUT_OF_(?:DEVICE|HOST)_MEMORY",
     order=30,
     # The driver's name, i915 or xe: Intel's device plugins.

@@ -122,6 +122,7 @@ MODULE = AcceleratorModule(
     sought="/dev/nvidia<N>",
     aliases=("cuda", "gpu"),
     missed="not compiled with CUDA|_cuda_setDevice|Found no NVIDIA driver",
+    kernel="NVRM|nvidia",
     out_of_memory="(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT)_(?:STATUS_)?ALLOC_FAILED|cudaErrorMemoryAllocation",
     order=10,
     resources=("nvidia.com/gpu",),

@@ -32,10 +32,6 @@ NOT_THERE = r"No such file or directory: '(/(?!workspace/|proc/|sys/)[^']+)"
 # What a rank's last words say, and what to do about it.
 STEPS = (
     (
-        "^no step and no line",
-        "stacks/ of its files has what each process did; stacks of Python there, or last in its log",
-    ),
-    (
         r"No module named '(\w+)",
         "check the name if `{0}` is a file of yours; if it lies elsewhere in your clone: LAB_MOUNTS and "
         "LAB_ENV_PYTHONPATH, docs/bring-your-own.md; else add the package of `{0}` to LAB_PACKAGES in .env, "
@@ -359,7 +355,10 @@ def run_text(run: Result | RunSummary, lab: Path) -> str:
         rows += result_rows(run)
     else:
         rows.append(("state", f"{run.state}, {run.step}" if run.step else run.state))
-    rows.append(("files", str(lab / "runs" / run.run_id)))
+    files = lab / "runs" / run.run_id
+    if (files / "evidence.tar.gz").exists():
+        rows.append(("evidence", str(files / "evidence.tar.gz")))
+    rows.append(("files", str(files)))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}} {text}" for name, text in rows)
 

@@ -39,7 +39,7 @@ from labctl.k8s.job import KEPT, STORAGE, ClusterJob
 from labctl.k8s.target import Kind, Target
 from labctl.k8s.waiting import Waiting
 from labctl.model import LAUNCHER, Cause, Job, Lab, Rank, Result
-from labctl.runs import outputs, store
+from labctl.runs import evidence, outputs, store
 from labctl.runs import run as runs
 from labctl.runs.job import GRACE
 from labctl.runs.supervise import SILENT, TIMED_OUT, CrashWatch, RunStopper, interrupts
@@ -575,6 +575,7 @@ def judge(
     result = runs.conclude(lab, run.job, outcome, log, seconds, datetime.fromtimestamp(time.time() - age).astimezone())
     ranks = tuple(Rank(rank=one.rank, node=run.short(one.node)) for one in result.ranks)
     result = store.finish(lab, replace(result, ranks=ranks))
+    evidence.write(lab, result, context.warn)
     for metric in runs.unmatched(run.job.workload, result):
         context.warn(f"metric `{metric.name}`: no line of the output matches `{metric.pattern}`")
     if fetched:

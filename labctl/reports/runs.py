@@ -296,20 +296,9 @@ def _ranks(runs: Mapping[str, tuple[Mapping[int, float], str]]) -> Iterator[Pict
 
 def _section(label: str, result: Result, path: Path) -> Section:
     lines = _tail(path / store.OUTPUT)
-    cause = cause_lines(result.message, lines) if result.verdict != "PASS" else []
+    cause = last_words.cause_lines(result.message, lines, BEFORE, AFTER) if result.verdict != "PASS" else []
     shown = ("\n".join(map(_shortened, some)) for some in (cause, lines[-EXCERPT:]))
     return Section(label, result, *shown)
-
-
-def cause_lines(message: str, lines: Sequence[str]) -> list[str]:
-    """The lines around the first that has the words which a message ends with; else the last that tell of an error."""
-    parts = message.split(": ")
-    for begin in range(len(parts)):
-        words = ": ".join(parts[begin:]).rstrip(".")
-        at = next((at for at, line in enumerate(lines) if len(words) > 3 and words in line), None)
-        if at is not None:
-            return list(lines[max(0, at - BEFORE) : at + AFTER])
-    return [line for line in lines if last_words.is_error(line)][-BEFORE:]
 
 
 def _tail(path: Path) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 MOST, FEWEST, ALL = 300, 60, 30_000
 """Lines that are kept: of a rank or node, where there are very many of them, and of all together."""
@@ -54,6 +54,17 @@ def quoted(written: Iterable[str], who: str = "") -> str:
 def is_error(words: str) -> bool:
     """Whether quoted words tell of an error, and are not merely the last that a rank wrote."""
     return bool(ERROR.search(words))
+
+
+def cause_lines(message: str, lines: Sequence[str], before: int, after: int) -> list[str]:
+    """The lines around the first that has the words which a message ends with; else the last that tell of an error."""
+    parts = message.split(": ")
+    for begin in range(len(parts)):
+        words = ": ".join(parts[begin:]).rstrip(".")
+        at = next((at for at, line in enumerate(lines) if len(words) > 3 and words in line), None)
+        if at is not None:
+            return list(lines[max(0, at - before) : at + after])
+    return [line for line in lines if is_error(line)][-before:]
 
 
 def _lines_of(who: str, written: Iterable[str]) -> list[str]:

@@ -29,7 +29,7 @@ from labctl.hosts.manifest import Manifest
 from labctl.images import catalog
 from labctl.lab.cluster import Cluster
 from labctl.model import HERE, Job, Lab, Metric, Result, Verdict, Workload
-from labctl.runs import artifacts, checkpoints, inputs, metrics, request, store
+from labctl.runs import artifacts, checkpoints, evidence, inputs, metrics, request, store
 from labctl.runs.request import RunOptions
 from labctl.runs.supervise import launch_of, supervise
 from labctl.runs.verdict import RunOutcome, error, judge
@@ -375,7 +375,7 @@ def _(step: plan.EndRun, site: LabDeployment) -> None:
     try:
         artifacts.collect(lab, path.name, engine, site.context.warn)
         if orphaned:
-            store.abandon(lab, path.name)
+            evidence.write(lab, store.abandon(lab, path.name), site.context.warn)
         else:
             store.redact_ranks(path, lab.hidden)
     except HostError as error:
@@ -446,6 +446,7 @@ def write_result(site: RunDeployment) -> None:
     seconds = site.seconds or time.monotonic() - site.began
     result = conclude(site.lab, site.job, site.outcome, site.log, seconds, site.now)
     site.result = store.finish(site.lab, result)
+    evidence.write(site.lab, site.result, site.context.warn, site.cluster.engine)
     with suppress(HostError):
         agent.forget(site.lab, site.cluster.engine, site.job.run_id)
     for metric in unmatched(site.job.workload, result):

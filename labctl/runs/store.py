@@ -92,7 +92,8 @@ TIMES = "output.times"
 """Of each line of the output the seconds since 1970, and its rank or ``-``."""
 MARK, FORMER_MARK = "started", "run.lock"
 """What the record of a run has from its beginning; and what earlier records have."""
-KEPT = (RESULT, OUTPUT, TIMES, METRICS, MARK, FORMER_MARK)
+EVIDENCE = "evidence.tar.gz"
+KEPT = (RESULT, OUTPUT, TIMES, METRICS, EVIDENCE, MARK, FORMER_MARK)
 """What labctl alone writes into a record: nothing of these names comes from a run or a host."""
 # Logs that ranks and scripts write themselves; below hosts/, where several hosts wrote the same name.
 LOGS = ("*.log", "ranks/*.log", "hosts/*/*.log", "hosts/*/ranks/*.log")
@@ -406,7 +407,7 @@ def job(path: Path) -> JobSummary:
     return decode(path / "job.json", JobSummary) or JobSummary()
 
 
-def abandon(lab: Lab, run_id: str) -> None:
+def abandon(lab: Lab, run_id: str) -> Result:
     """Close the record of a run whose labctl process was killed. HostError where it cannot be written."""
     path = directory(lab.directory, run_id)
     redact_ranks(path, lab.hidden)
@@ -421,7 +422,7 @@ def abandon(lab: Lab, run_id: str) -> None:
         message="labctl ended before the run did",
         exit_code=130,
     )
-    finish(lab, result)
+    return finish(lab, result)
 
 
 class RunSummary(Struct, frozen=True, kw_only=True):

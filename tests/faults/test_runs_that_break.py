@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import tarfile
 import time
 from typing import Any
 
@@ -52,6 +53,10 @@ def test_a_worker_that_is_killed_ends_the_run_and_is_named(lab: Lab) -> None:
     document = result(answer, 4, "node-lost")
     assert "worker-1" in document["message"]
     assert "rank 1" in document["message"]
+    with tarfile.open(lab.path / "runs" / run_id / "evidence.tar.gz") as archive:
+        seen = archive.extractfile(f"evidence-{run_id}/hosts/local.txt")
+        assert seen
+        assert re.search(r"worker-1-1: die 137\n", seen.read().decode())
     assert lab.processes_of(run_id) == []
     assert running_nodes(lab) == ["launcher", "worker-0"]
     assert canary()

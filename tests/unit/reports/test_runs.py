@@ -101,19 +101,6 @@ def test_a_failed_run_shows_the_lines_with_the_cause_before_its_figures(tmp_path
     assert "step 80" not in cause
 
 
-@pytest.mark.parametrize(
-    ("message", "found"),
-    [
-        ("rank 1 exited with code 7: ValueError: x is 1.", ["b", "ValueError: x is 1", "c", "d"]),
-        ("The run was stopped: timeout.", ["ValueError: x is 1"]),
-    ],
-)
-def test_lines_with_the_cause_are_those_around_the_quoted_words_or_those_of_errors(
-    message: str, found: list[str]
-) -> None:
-    assert runs.cause_lines(message, ["b", "ValueError: x is 1", "c", "d"]) == found
-
-
 def test_a_run_that_left_nothing_but_its_result_has_a_report(tmp_path: Path) -> None:
     path = records.write(tmp_path, FIRST, verdict="ERROR", cause="does-not-fit", message="too large", exit_code=3)
     for name in ("metrics.jsonl", "settings.json", "versions.json", "job.json", "output.log"):

@@ -132,3 +132,16 @@ def test_an_exception_group_is_quoted_with_what_it_holds() -> None:
 
 def test_a_long_message_is_cut() -> None:
     assert len(last_words.quoted(["x" * 5000])) == last_words.LONGEST
+
+
+@pytest.mark.parametrize(
+    ("message", "found"),
+    [
+        ("rank 1 exited with code 7: ValueError: x is 1.", ["b", "ValueError: x is 1", "c", "d"]),
+        ("The run was stopped: timeout.", ["ValueError: x is 1"]),
+    ],
+)
+def test_lines_with_the_cause_are_those_around_the_quoted_words_or_those_of_errors(
+    message: str, found: list[str]
+) -> None:
+    assert last_words.cause_lines(message, ["b", "ValueError: x is 1", "c", "d"], 12, 4) == found

@@ -1,0 +1,217 @@
+"""What is known of a run that failed, in one archive to attach to a bug report: ``evidence.tar.gz`` of its record."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import tarfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from labctl import accelerators
+from labctl.config.settings import sounds_secret
+from labctl.engines import Backend, connection_to
+from labctl.errors import HostError
+from labctl.model import Lab, Result, Secret
+from labctl.runs import last_words, store
+from labctl.runs.store import EVIDENCE
+from labctl.system import files
+from labctl.system.parallel import pool
+
+LAST = 200
+"""Lines of each rank, and of what else is long."""
+MOST = 256
+"""Logs."""
+PIECE, SEARCHED = 1 << 19, 1 << 20
+"""Bytes of the end of a log that hold its last lines, and of the output among which the cause is looked for."""
+MINUTE = 60
+"""Rows of samples."""
+LONGEST = 2000
+"""Characters of a line."""
+LIMIT = 3
+"""Seconds for the hosts to say what they saw."""
+BEFORE, AFTER = 12, 4
+REPORTED = re.compile(r"labctl: (?:(rank \d+) on (\S+) exited with code|(\S+) ran out of memory|stalled)")
+# On a host, as `sh -c LOOK sh LAB SINCE PATTERN [TOOL...]`. What a command of the lab was given is in no event here.
+LOOK = r"""
+lab=$1 since=$2 pattern=$3
+shift 3
+echo "# containers"
+docker ps --all --filter "label=labctl.lab=$lab" --format '{{.Names}}: {{.Status}}'
+docker ps --all --quiet --filter "label=labctl.lab=$lab" | xargs -r docker inspect \
+    --format '{{.Name}}: {{.State.Status}}, exit code {{.State.ExitCode}}, out of memory {{.State.OOMKilled}}'
+echo "# container events"
+docker events --since "$since" --until "$(date +%s)" --filter "label=labctl.lab=$lab" --filter event=die \
+    --filter event=oom --filter event=kill --filter event=stop --filter event=start --filter event=restart \
+    --filter event=pause --filter event=unpause --filter event=health_status \
+    --format '{{.Time}} {{.Actor.Attributes.name}}: {{.Action}} {{.Actor.Attributes.exitCode}}' | tail -n 200
+echo "# kernel messages"
+{ dmesg --time-format iso 2>&1 || dmesg 2>&1; } | grep -E "$pattern" | tail -n 200
+[ $# = 0 ] || { echo "# devices: $*"; command -v "$1" > /dev/null && timeout 3 "$@" 2>&1; }
+:
+"""
+# Of what the kernel says, what ends or slows programs; and that it may not be read.
+KERNEL = (
+    "[Oo]ut of memory|oom[-_]kill|[Kk]illed process|hung_task|blocked for more|segfault|I/O error"
+    "|Operation not permitted"
+)
+
+
+def write(lab: Lab, result: Result, warn: Callable[[str], object], engine: Backend | None = None) -> None:
+    """Write the archive of a run that did not pass; without an engine what the record has. A failure is a warning."""
+    if result.verdict == "PASS":
+        return
+    path = store.directory(lab.directory, result.run_id)
+    try:
+        content = _collected(lab, result, path, engine)
+        with files.writing(path / EVIDENCE), files.opened(path) as folder:
+            files.replace_in(folder, EVIDENCE, [content], 0o644)
+    except HostError as error:
+        warn(f"no {EVIDENCE}: {error.message}")
+
+
+def _collected(lab: Lab, result: Result, path: Path, engine: Backend | None) -> bytes:
+    found = {
+        "evidence.txt": summary(path, result),
+        **_of_record(path),
+        **_of_ranks(path),
+    }
+    if engine:
+        found |= _of_hosts(lab, engine, time.time() - store.age(path))
+    # What the workload was given as a secret it may have printed, too.
+    given = (*lab.hidden, *map(Secret, sorted(_secrets(store.decode(path / "job.json", Any)), key=len, reverse=True)))
+    return archive(result.run_id, {name: store.redact(text, given) for name, text in found.items()})
+
+
+def archive(run_id: str, texts: Mapping[str, str]) -> bytes:
+    """Files as a tar archive, the same for the same files."""
+    packed = io.BytesIO()
+    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as stream, tarfile.open(fileobj=stream, mode="w") as tar:
+        for name, text in texts.items():
+            data = text.encode("utf-8", "replace")
+            entry = tarfile.TarInfo(f"evidence-{run_id}/{name}")
+            entry.size, entry.mode = len(data), 0o644
+            tar.addfile(entry, io.BytesIO(data))
+    return packed.getvalue()
+
+
+def summary(path: Path, result: Result) -> str:
+    """How a run ended, what failed first, and the lines that show it, with their times."""
+    lines, times = _tail(path / store.OUTPUT, SEARCHED), _tail(path / store.TIMES, SEARCHED)
+    # Of each line there is one of its time: from the end, as the beginnings may be cut off differently.
+    told = dict(zip(reversed(lines), reversed(times), strict=False))
+    first = next(filter(REPORTED.search, lines), "")
+    shown = last_words.cause_lines(result.message, lines, BEFORE, AFTER) or lines[-BEFORE:]
+    nodes = ", ".join(f"rank {rank.rank} on {rank.node}" for rank in result.ranks) or "none reported"
+    return "\n".join(
+        (
+            f"run {result.run_id} of {result.workload} ({result.launcher})",
+            f"verdict: {result.verdict} ({result.cause}), exit code {result.exit_code}",
+            f"cause: {result.message}",
+            f"first to fail: {first or 'no rank reported a failure'}",
+            f"began {result.started}, took {result.seconds:g} s",
+            f"ranks: {nodes}",
+            "",
+            "the lines that show it:",
+            *(f"{_clock(told.get(text, ''))}  {text}" for text in shown),
+            "",
+        )
+    )
+
+
+def _clock(time_and_rank: str) -> str:
+    when = time_and_rank.partition(" ")[0]
+    return f"{datetime.fromtimestamp(float(when)):%H:%M:%S.%f}"[:-3] if when else "-"
+
+
+def _of_record(path: Path) -> dict[str, str]:
+    """What labctl itself wrote of the run, without values of keys that sound secret."""
+    found = {}
+    for name in ("result.json", "job.json", "settings.json", "versions.json", "plan.txt"):
+        content = store.read_record(path / name)
+        if content is None:
+            continue
+        text = content.decode("utf-8", "replace")
+        with suppress(ValueError, RecursionError):
+            text = json.dumps(_without_secrets(json.loads(text)), indent=2) + "\n"
+        found[name] = text
+    for sampled in sorted((path / "samples").glob("*.csv")):
+        with suppress(OSError), files.open_regular(sampled) as stream:
+            head = stream.readline(LONGEST).decode("utf-8", "replace").rstrip("\n")
+            found[f"samples/{sampled.name}"] = "\n".join((head, *_tail(sampled)[-MINUTE:], ""))
+    for log in sorted((path / "stacks").glob("*.txt")):
+        found[f"stacks/{log.name}"] = "\n".join(_tail(log))
+    return found
+
+
+def _without_secrets(value: Any) -> Any:
+    """JSON without the values of keys that sound secret, as pairs, in mappings and in lists of settings."""
+    if isinstance(value, dict):
+        named = _hides(value.get("key"))
+        return {
+            key: store.REDACTED if item and (_hides(key) or (named and key == "value")) else _without_secrets(item)
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        if len(value) == 2 and _hides(value[0]):
+            return [value[0], store.REDACTED]
+        return [_without_secrets(item) for item in value]
+    return value
+
+
+def _hides(key: object) -> bool:
+    return isinstance(key, str) and sounds_secret(key)
+
+
+def _secrets(value: Any) -> set[str]:
+    """The texts that ``_without_secrets`` takes out, but for short ones."""
+    if isinstance(value, dict):
+        own = {item for key, item in value.items() if _hides(key) and isinstance(item, str) and len(item) >= 4}
+        return own.union(*map(_secrets, value.values()))
+    if isinstance(value, list):
+        if len(value) == 2 and _hides(value[0]) and isinstance(value[1], str):
+            return {value[1]} if len(value[1]) >= 4 else set()
+        return set().union(*map(_secrets, value))
+    return set()
+
+
+def _of_ranks(path: Path) -> dict[str, str]:
+    """The last lines of each rank and of the whole output."""
+    logs = [log for pattern in store.LOGS for log in sorted(path.glob(pattern))][:MOST]
+    return {str(log.relative_to(path)): "\n".join((*_tail(log)[-LAST:], "")) for log in logs}
+
+
+def _tail(path: Path, size: int = PIECE) -> list[str]:
+    """The last lines of a file; of a large one those in so many bytes of its end."""
+    try:
+        with files.open_regular(path) as stream:
+            begin = max(0, stream.seek(0, 2) - size)
+            stream.seek(begin)
+            lines = stream.read().decode("utf-8", "replace").removesuffix("\n").split("\n")
+    except OSError:
+        return []
+    return [line[-LONGEST:] for line in (lines[1:] if begin else lines)]
+
+
+def _of_hosts(lab: Lab, engine: Backend, since: float) -> dict[str, str]:
+    """What each host and its engine saw meanwhile."""
+    module = accelerators.modules().get(lab.accelerator)
+    pattern = "|".join(filter(None, (KERNEL, module.kernel if module else "")))
+    tool: Sequence[str] = module.tool.argv if module and module.tool else ()
+
+    def look(host: str) -> str:
+        words = (lab.name, f"{since:.0f}", pattern, *tool)
+        try:
+            return connection_to(engine, host).run(LOOK, *words, timeout=LIMIT, check=False).out
+        except HostError as error:
+            return f"{error.message}\n"
+
+    names = [host.name for host in lab.hosts]
+    with pool(len(names)) as threads:
+        return {f"hosts/{name}.txt": said for name, said in zip(names, threads.map(look, names), strict=True)}

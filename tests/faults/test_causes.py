@@ -1,0 +1,81 @@
+"""Why a run failed, in its exit code, in its message, and in the archive for a bug report."""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from pathlib import Path
+
+import pytest
+from conftest import NewLab
+from support.harness import Lab
+
+pytestmark = pytest.mark.docker
+
+TOKEN = "canary-of-a-token"  # noqa: S105
+KILLED = r"worker-1 \(rank 1\): container ran out of memory; a node has LAB_MEMORY=512m"
+COUNTED = (
+    r"rank 1 on worker-1 exited with code 137 \(SIGKILL\): ran out of memory: the kernel killed 1 of its processes"
+)
+
+
+@pytest.fixture(scope="module")
+def lab(new_lab: NewLab, image: str) -> Lab:
+    """Two nodes with little memory, up."""
+    made = new_lab({"LAB_MEMORY": "512m", "LAB_SHM_SIZE": "64m", "LAB_ENV_SERVICE_TOKEN": TOKEN})
+    made.call("up", limit=300).expect(0)
+    return made
+
+
+def evidence(lab: Lab, run_id: str, into: Path) -> dict[str, str]:
+    """The texts of a run's archive, by name."""
+    with tarfile.open(lab.path / "runs" / run_id / "evidence.tar.gz") as archive:
+        archive.extractall(into, filter="data")
+    folder = into / f"evidence-{run_id}"
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "cause", "message", "line"),
+    [
+        ("host-memory", 4, "out-of-memory", f"{KILLED}|{COUNTED}", "worker-1 ran out of memory: the kernel killed 1"),
+        (
+            "device-memory",
+            4,
+            "out-of-memory",
+            "rank 1 on worker-1 .*CUDA out of memory.*",
+            "Tried to allocate 20.00 GiB",
+        ),
+        ("library-memory", 4, "out-of-memory", "rank 1 on worker-1 .*ALLOC_FAILED.*", "CUBLAS_STATUS_ALLOC_FAILED"),
+        ("exit", 4, "rank-crashed", "rank 1 on worker-1 exited with code 3.*", "rank 1 on worker-1 exited with code 3"),
+        ("timeout", 124, "timeout", r"timed out after 6 s.*", "step 3/3 loss 1"),
+        ("criteria", 5, "criteria", r"1 of 1 criterion not met: loss <= 0\.5 \(was 1\)\.", "step 3/3 loss 1"),
+        ("no-metric", 4, "no-metric", "Metric `loss` not found in the output, .*", "rank 0 of 2 on worker-0"),
+        ("nan", 4, "no-metric", "Metric `loss` is nan; its criteria cannot be checked.", "loss nan"),
+    ],
+    ids=["host-memory", "device-memory", "library-memory", "exit", "timeout", "criteria", "no-metric", "nan"],
+)
+def test_the_cause_of_a_failure_is_named_with_the_lines_that_show_it(
+    lab: Lab, tmp_path: Path, how: str, code: int, cause: str, message: str, line: str
+) -> None:
+    options = ("--timeout", "6s") if how == "timeout" else ()
+    answer = lab.call("run", "fails", *options, "--json", "--", how)
+    document = answer.json
+    assert (answer.code, document["cause"]) == (code, cause)
+    assert re.fullmatch(message, document["message"])
+    found = evidence(lab, document["run_id"], tmp_path)
+    assert document["message"] in found["evidence.txt"]
+    assert any(line in text for text in (found["evidence.txt"], found["output.log"]))
+    assert {"result.json", "settings.json", "ranks/rank-0.log", "ranks/rank-1.log", "hosts/local.txt"} <= found.keys()
+    assert f"/{lab.containers()['worker-1'].name}: running" in found["hosts/local.txt"]
+    assert TOKEN not in "".join(found.values())
+    assert "the token is [REDACTED]" in found["ranks/rank-0.log"]
+
+
+def test_a_run_that_nobody_followed_is_out_of_memory_by_the_kernels_count(lab: Lab) -> None:
+    run_id = lab.call("run", "fails", "--detach", "--json", "--", "host-memory").expect(0).json["run_id"]
+    document = lab.call("attach", run_id, "--json", limit=120).json
+    assert (document["cause"], bool(re.fullmatch(f"{KILLED}|{COUNTED}", document["message"]))) == (
+        "out-of-memory",
+        True,
+    )

@@ -1,0 +1,111 @@
+"""What is packed of a run that failed."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from support.builders import lab
+
+from labctl.model import Lab, Rank, Result, Secret
+from labctl.runs import evidence, store
+
+RUN = "20260102-150405-ask-3fa2"
+FAILED = Result(
+    run_id=RUN,
+    workload="ask",
+    launcher="mpirun",
+    lab="demo",
+    verdict="ERROR",
+    cause="rank-crashed",
+    message="rank 1 on worker-1 exited with code 3: ValueError: no such data",
+    exit_code=4,
+    ranks=(Rank(rank=0, node="worker-0"), Rank(rank=1, node="worker-1")),
+)
+OUTPUT = """\
+worker-0: step 1
+worker-1: Traceback (most recent call last):
+worker-1: ValueError: no such data
+worker-1: labctl: rank 1 on worker-1 exited with code 3
+worker-0: labctl: rank 0 on worker-0 exited with code 1
+"""
+
+
+@pytest.fixture
+def of(tmp_path: Path) -> Lab:
+    """A lab with the record of a run that failed."""
+    made = replace(lab(), directory=tmp_path, hidden=(Secret("hf_canary"),))
+    path = store.directory(tmp_path, RUN)
+    (path / "ranks").mkdir(parents=True)
+    (path / store.OUTPUT).write_text(OUTPUT)
+    (path / store.TIMES).write_text("".join(f"1767366245.{at} {at % 2}\n" for at in range(5)))
+    (path / "ranks/rank-1.log").write_text(
+        "".join(f"line {at}\n" for at in range(300)) + "token hf_canary, key w-canary\n"
+    )
+    environment = [["GREETING", "hello"], ["WANDB_API_KEY", "w-canary"]]
+    (path / "job.json").write_text(json.dumps({"environment": {"MY_PASSWORD": "p-canary"}, "pairs": environment}))
+    (path / "settings.json").write_text(json.dumps([{"key": "HF_TOKEN", "value": "s-canary", "origin": ".env"}]))
+    return made
+
+
+def unpacked(of: Lab, result: Result = FAILED) -> dict[str, str]:
+    """The texts of the archive by name; nothing may go wrong."""
+    warnings: list[str] = []
+    evidence.write(of, result, warnings.append)
+    assert warnings == []
+    path = store.directory(of.directory, RUN) / store.EVIDENCE
+    if not path.exists():
+        return {}
+    with tarfile.open(path) as tar:
+        members = {one.name.removeprefix(f"evidence-{RUN}/"): tar.extractfile(one) for one in tar.getmembers()}
+        return {name: stream.read().decode() for name, stream in members.items() if stream}
+
+
+def test_what_failed_first_and_the_lines_that_show_it_come_first(of: Lab) -> None:
+    name, text = next(iter(unpacked(of).items()))
+    assert name == "evidence.txt"
+    assert "cause: rank 1 on worker-1 exited with code 3: ValueError: no such data" in text
+    assert "first to fail: worker-1: labctl: rank 1 on worker-1 exited with code 3" in text
+    assert ":05.200  worker-1: ValueError: no such data" in text
+
+
+def test_of_each_rank_there_are_its_last_lines(of: Lab) -> None:
+    lines = unpacked(of)["ranks/rank-1.log"].splitlines()
+    assert (len(lines), lines[0], lines[-1]) == (200, "line 101", "token [REDACTED], key [REDACTED]")
+
+
+def test_no_secret_is_in_it_by_value_or_by_name(of: Lab) -> None:
+    found = unpacked(of)
+    assert "canary" not in "".join(found.values())
+    assert json.loads(found["job.json"])["pairs"] == [["GREETING", "hello"], ["WANDB_API_KEY", "[REDACTED]"]]
+
+
+def test_a_run_that_passed_has_none(of: Lab) -> None:
+    assert unpacked(of, replace(FAILED, verdict="PASS", cause=None)) == {}
+
+
+def test_of_missed_criteria_the_last_lines_are_shown(of: Lab) -> None:
+    missed = replace(FAILED, verdict="FAIL", cause="criteria", message="1 of 1 criterion not met: loss <= 1 (was 2).")
+    assert "worker-0: step 1" in unpacked(of, missed)["evidence.txt"]
+
+
+def test_the_same_files_are_the_same_archive() -> None:
+    texts = {"a.txt": "one", "b/c.txt": "two"}
+    assert evidence.archive(RUN, texts) == evidence.archive(RUN, texts)
+    with tarfile.open(fileobj=io.BytesIO(evidence.archive(RUN, texts))) as tar:
+        assert [(one.name, one.uid, one.mtime) for one in tar.getmembers()] == [
+            (f"evidence-{RUN}/a.txt", 0, 0),
+            (f"evidence-{RUN}/b/c.txt", 0, 0),
+        ]
+
+
+def test_where_it_cannot_be_written_is_a_warning(of: Lab) -> None:
+    (store.directory(of.directory, RUN) / store.EVIDENCE).mkdir()
+    warnings: list[str] = []
+    evidence.write(of, FAILED, warnings.append)
+    assert warnings
+    assert warnings[0].startswith("no evidence.tar.gz: cannot write ")
