@@ -95,7 +95,7 @@ class RunStopper:
 
     def __init__(self, lab: Lab, job: Job, engine: Backend, age: float = 0) -> None:
         """``age``: seconds that the run has lasted already."""
-        self._lab, self.job, self._engine = lab, job, engine
+        self.lab, self.job, self._engine = lab, job, engine
         # Reentrant: a signal handler may interrupt the main thread while it holds the lock.
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
@@ -129,7 +129,7 @@ class RunStopper:
         if self.cause == "interrupted":
             # One that waits for nodes has nothing yet that could be ended.
             with contextlib.suppress(HostError):
-                agent.stop(self._lab, self._engine, self.job.run_id, GRACE, self.message)
+                agent.stop(self.lab, self._engine, self.job.run_id, GRACE, self.message)
         self.reap()
 
     def reap(self, grace: float = GRACE) -> list[str]:
@@ -140,7 +140,7 @@ class RunStopper:
 
         def reap(nodes: tuple[str, ...]) -> list[str]:
             run_id, launcher = self.job.run_id, self.job.workload.launcher
-            return agent.reap(self._lab, self._engine, run_id, grace, nodes=nodes, lasted=lasted, launcher=launcher)
+            return agent.reap(self.lab, self._engine, run_id, grace, nodes=nodes, lasted=lasted, launcher=launcher)
 
         if gone:
             # One that was cut off may have ranks still; one that cannot be asked is no news.
@@ -305,7 +305,6 @@ class CrashWatch:
         self._kept = last_words.kept(len(self._speakers))
         self._timer = threading.Timer(CRASH_GRACE, self._tell)
         self._timer.daemon = True
-        self._memory = False
         self._killed: dict[str, str] = {}
         patterns = (OUT_OF_MEMORY, *(one.out_of_memory for one in accelerators.modules().values()))
         self._out_of_memory = re.compile("|".join(filter(None, patterns)), re.IGNORECASE)
@@ -320,7 +319,8 @@ class CrashWatch:
         text, self.now = store.searched(line.text), line.when
         if self._elastic and store.RANK_REPORTED.search(text):
             self.forgive()
-        self._look_for_memory(text)
+        if "ran out of memory" in text and (killed := OUT_OF_HOST_MEMORY.search(text)):
+            self._killed[killed[1]] = f"{killed[2]}; {memory_limit(self._stop.lab)}"
         if crash := self._crash_in(text):
             if len(self._ended) <= SHOWN:
                 self._ended.append(crash)
@@ -338,15 +338,6 @@ class CrashWatch:
             self._last[who].append(said[: last_words.LONGEST])
             self._spoke_at[who] = self.now
 
-    def _look_for_memory(self, line: str) -> None:
-        """Note a line that says that there was none left; most have none of these words."""
-        words = line.lower()
-        if "memory" not in words and "alloc" not in words:
-            return
-        self._memory = self._memory or bool(self._out_of_memory.search(line))
-        if killed := OUT_OF_HOST_MEMORY.search(line):
-            self._killed[killed[1]] = killed[2]
-
     def _crash_in(self, line: str) -> RankFailure | None:
         if reported := REPORTED.search(line):
             who, node, code = reported[1], reported[2], int(reported[3])
@@ -354,8 +345,11 @@ class CrashWatch:
             who, node, code = "a rank", reported[1], int(reported[2])
         else:
             return None
-        words = self._killed.get(node) or last_words.quoted(self._last.get(who) or self._last.get(node) or (), who)
-        cause: Cause = "out-of-memory" if self._memory else "rank-crashed"
+        lines = self._last.get(who) or self._last.get(node) or ()
+        words = self._killed.get(node) or last_words.quoted(lines, who)
+        # An error of another kind tells more than an earlier word of memory: that may have been a warning.
+        searched = (words,) if last_words.is_error(words) else lines
+        cause: Cause = "out-of-memory" if any(map(self._out_of_memory.search, searched)) else "rank-crashed"
         return RankFailure(who, node, code if code >= 0 else 128 - code, words, cause)
 
     def _tell(self) -> None:
@@ -368,7 +362,7 @@ class CrashWatch:
     def forgive(self) -> None:
         """Forget the failed ranks of a run, if its elastic launcher started them again."""
         if self._elastic:
-            self.reason, self._ended, self._memory = None, [], False
+            self.reason, self._ended, self._killed = None, [], {}
 
     def silence(self) -> str:
         """Who wrote nothing, or nothing for the longest time, as text; empty where that says nothing."""

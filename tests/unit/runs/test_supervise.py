@@ -588,10 +588,28 @@ def test_the_others_are_ended_when_they_do_not_end_by_themselves(monkeypatch: py
 )
 def test_a_rank_that_had_no_memory_is_out_of_memory(stop: supervise.RunStopper, line: str) -> None:
     watch = supervise.CrashWatch(stop)
-    watch.look_at(printed(line))
+    watch.look_at(printed(line, 1))
     watch.look_at(printed(CRASH))
     watch.close()
     assert stop.cause == "out-of-memory"
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        (("CUDA out of memory, trying half the batch", "ValueError: no such layer"), "rank-crashed"),
+        (("CUDA out of memory", "step 4/10"), "out-of-memory"),
+    ],
+)
+def test_a_word_of_memory_counts_where_no_other_error_follows_it(
+    stop: supervise.RunStopper, lines: tuple[str, ...], cause: str
+) -> None:
+    watch = supervise.CrashWatch(stop)
+    for line in lines:
+        watch.look_at(printed(line, 1))
+    watch.look_at(printed(CRASH))
+    watch.close()
+    assert stop.cause == cause
 
 
 def test_a_rank_that_the_kernel_killed_is_out_of_memory_and_says_so(stop: supervise.RunStopper) -> None:
@@ -602,7 +620,8 @@ def test_a_rank_that_the_kernel_killed_is_out_of_memory_and_says_so(stop: superv
     watch.close()
     assert stop.cause == "out-of-memory"
     ended = "rank 0 on worker-0 exited with code 137 (SIGKILL)"
-    assert stop.message == f"{ended}: ran out of memory: the kernel killed 1 of its processes"
+    had = "LAB_MEMORY is not set: a node has what its host has left"
+    assert stop.message == f"{ended}: ran out of memory: the kernel killed 1 of its processes; {had}"
 
 
 def test_words_alone_stop_nothing(stop: supervise.RunStopper) -> None:
