@@ -107,7 +107,10 @@ def summary(path: Path, result: Result) -> str:
     # Of each line there is one of its time: from the end, as the beginnings may be cut off differently.
     told = dict(zip(reversed(lines), reversed(times), strict=False))
     first = next(filter(REPORTED.search, lines), "")
-    shown = last_words.cause_lines(result.message, lines, BEFORE, AFTER) or lines[-BEFORE:]
+    # What a metric lacks no line says.
+    failed = result.cause not in ("criteria", "no-metric")
+    shown = last_words.cause_lines(result.message, lines, BEFORE, AFTER) if failed else []
+    shown = shown or lines[-BEFORE:]
     nodes = ", ".join(f"rank {rank.rank} on {rank.node}" for rank in result.ranks) or "none reported"
     return "\n".join(
         (
