@@ -50,7 +50,7 @@ echo "# container events"
 docker events --since "$since" --until "$(date +%s)" --filter "label=labctl.lab=$lab" --filter event=die \
     --filter event=oom --filter event=kill --filter event=stop --filter event=start --filter event=restart \
     --filter event=pause --filter event=unpause --filter event=health_status \
-    --format '{{.Time}} {{.Actor.Attributes.name}}: {{.Action}} {{.Actor.Attributes.exitCode}}' | tail -n 200
+    --format '{{.Time}} {{.Actor.Attributes.name}}: {{.Action}}{{with index .Actor.Attributes "exitCode"}}, exit code {{.}}{{end}}' | tail -n 200
 echo "# kernel messages"
 { dmesg --time-format iso 2>&1 || dmesg 2>&1; } | grep -E "$pattern" | tail -n 200
 [ $# = 0 ] || { echo "# devices: $*"; command -v "$1" > /dev/null && timeout 3 "$@" 2>&1; }

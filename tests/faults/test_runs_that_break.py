@@ -56,7 +56,7 @@ def test_a_worker_that_is_killed_ends_the_run_and_is_named(lab: Lab) -> None:
     with tarfile.open(lab.path / "runs" / run_id / "evidence.tar.gz") as archive:
         seen = archive.extractfile(f"evidence-{run_id}/hosts/local.txt")
         assert seen
-        assert re.search(r"worker-1-1: die 137\n", seen.read().decode())
+        assert re.search(r"worker-1-1: die, exit code 137\n", seen.read().decode())
     assert lab.processes_of(run_id) == []
     assert running_nodes(lab) == ["launcher", "worker-0"]
     assert canary()
