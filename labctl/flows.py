@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from labctl.runs.prune import PrunedRuns
     from labctl.runs.request import RunOptions
     from labctl.runs.store import RunFilter, RunList, RunSummary
+    from labctl.runs.top import RunView
     from labctl.setup.install import SetupResult
     from labctl.workloads.external import WorkloadList
 
@@ -720,6 +721,22 @@ def attach(context: Context, run: str) -> Result:
         return cluster_lab.attach(there, store.find(context.directory, run), context.line)
     with attached(context, run) as (cluster, lab, run_id):
         return follow.attach(context, cluster, lab, run_id)
+
+
+def top(context: Context, run: str = "", show: Callable[[RunView], bool] | None = None) -> RunView:
+    """A run that is under way, without a name the latest: how far it is, and what its nodes do.
+
+    ``show`` is given one view after the other, about each second, until the run ends or it says that it is enough.
+    """
+    from labctl.lab.cluster import connect, load_lab, require_docker
+    from labctl.runs import top as runs_top
+
+    lab_name(context)
+    require_docker(context.declared(), "labctl top")
+    with connect(context, context.settings()) as connected:
+        lab, cluster = load_lab(context, connected, ask=False)
+        observer = runs_top.Observer(lab, cluster.engine, runs_top.under_way(cluster, run))
+        return observer.watch(show) if show else observer.look()
 
 
 def stop(context: Context, run: str, grace: float) -> Result:

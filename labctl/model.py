@@ -447,6 +447,23 @@ class CriterionResult(Struct, frozen=True, kw_only=True):
     passed: bool
 
 
+class Progress(Struct, frozen=True, kw_only=True):
+    """How far a run says it is; None where it does not say."""
+
+    counts: Literal["step", "epoch"] = "step"
+    """What ``step`` and ``steps`` count."""
+    step: int | None = None
+    steps: int | None = None
+    """How many there will be."""
+    metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The last value of each, with its unit."""
+    seconds_per_step: float | None = None
+    """Their median, of the last few hundred."""
+    seconds_left: float | None = None
+    last_line: float | None = None
+    """When that was printed, in seconds since 1970."""
+
+
 Cause = Literal[
     "timeout", "stalled", "node-lost", "device-lost", "rank-crashed", "out-of-memory",
     "launcher-failed", "no-metric", "criteria", "does-not-fit", "interrupted", "no-image",

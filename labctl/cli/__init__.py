@@ -42,6 +42,7 @@ COMMANDS = {
     "fit": ("fit", "estimate a workload's memory and whether it fits"),
     "run": ("run", "run a workload and check its criteria"),
     "attach": ("run", "follow a run that was detached, or whose labctl is gone, to its end"),
+    "top": ("top", "watch a run: steps, loss, throughput, time left, and what its nodes and devices do"),
     "stop": ("run", "end a run"),
     "runs": ("run", "list runs, or remove old ones"),
     "show": ("run", "show the result of a run"),

@@ -22,6 +22,7 @@ Directory = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print a JSON document.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show how far a run is, and not what it prints.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan without executing it.")]
 Setting = Annotated[
     list[str] | None, typer.Option("--setting", "-s", metavar="KEY=VALUE", help="Override a setting (repeatable).")
@@ -56,12 +57,12 @@ def pairs(words: list[str], option: str) -> dict[str, str]:
 
 
 @contextmanager
-def answering(*, as_json: bool = False, stopped: str = "") -> Iterator[Output]:
+def answering(*, as_json: bool = False, stopped: str = "", quiet: bool = False) -> Iterator[Output]:
     """Run a command: a LabError is printed with its hint and ends with its exit code.
 
-    ``stopped`` is the hint after Ctrl-C.
+    ``stopped`` is the hint after Ctrl-C, ``quiet`` as ``Output``.
     """
-    output = Output(as_json=as_json)
+    output = Output(as_json=as_json, quiet=quiet)
     try:
         yield output
     except OutputClosed:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from labctl.errors import LabError, OutputClosed
 
 if TYPE_CHECKING:
-    from labctl.model import Event, HostFailure
+    from labctl.cli.bar import Bar
+    from labctl.model import Event, HostFailure, Progress
 
 
 # Keys kept beside better ones until schema 2: class, or key of a mapping, -> {key: deprecated key}.
@@ -38,13 +41,19 @@ BOLD, DIM, RED, YELLOW, PLAIN = "\033[1m", "\033[2m", "\033[31m", "\033[33m", "\
 
 
 class Output:
-    """A command's output; ``as_json`` makes the answer, errors included, one JSON document."""
+    """A command's output; ``as_json`` makes the answer, errors included, one JSON document.
 
-    def __init__(self, *, as_json: bool = False) -> None:
-        self.as_json = as_json
+    ``quiet`` leaves out what runs print.
+    """
+
+    def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
+        self.as_json, self.quiet = as_json, quiet
+        self._bar: Bar | None = None
 
     def event(self, event: Event) -> None:
         """Print progress."""
+        if event.kind == "line" and self.quiet:
+            return
         if event.kind == "line":
             self.note(f"{DIM}  | {PLAIN}{event.text}" if sys.stderr.isatty() else event.text)
         elif event.kind == "warning":
@@ -53,7 +62,26 @@ class Output:
             self.note(printable(event.text))
 
     def note(self, text: str) -> None:
-        write(text, sys.stderr)
+        if self._bar:
+            self._bar.print(text)
+        else:
+            write(text, sys.stderr)
+
+    @contextmanager
+    def showing(self, progress: Callable[[], Progress], age: float, limit: float) -> Iterator[None]:
+        """Show how far a run is for the time of the block, in a terminal that can."""
+        if self.as_json or not can_redraw(sys.stderr):
+            yield
+            return
+        from labctl.cli.bar import Bar, progress_text
+
+        began = time.monotonic() - age
+        bar = Bar(sys.stderr, lambda width: progress_text(progress(), time.monotonic() - began, limit, width))
+        try:
+            with bar as self._bar:
+                yield
+        finally:
+            self._bar = None
 
     def answer(self, answer: object, text: str) -> None:
         """Print the command's answer: with --json as a document, else as the text."""
@@ -94,14 +122,19 @@ def say(text: str) -> None:
     write(text, sys.stdout)
 
 
-def write(text: str, stream: TextIO) -> None:
+def write(text: str, stream: TextIO, end: str = "\n") -> None:
     """Print a line in a single write, as hosts are worked on in parallel. OutputClosed if the reader is gone."""
     try:
-        print(f"{text}\n", end="", file=stream, flush=True)
+        print(f"{text}{end}", end="", file=stream, flush=True)
     except BrokenPipeError as error:
         # Flushing the rest of the buffer at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         raise OutputClosed("output closed by its reader") from error
+
+
+def can_redraw(stream: TextIO) -> bool:
+    """Whether this is a terminal in which the cursor can be moved."""
+    return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
 def color(text: str, code: str) -> str:

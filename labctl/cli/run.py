@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec.structs import replace
 from typer.core import TyperCommand
 
 from labctl import flows
-from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, confirmation, context
+from labctl.cli.common import HERE, Directory, DryRun, Json, Quiet, Setting, answering, confirmation, context
 from labctl.cli.output import quantity, table
 from labctl.config.context import Context
 from labctl.errors import ConfigError, Interrupted
@@ -151,6 +152,7 @@ def run_command(
         int, typer.Option(min=1, metavar="N", help="Run it N times, one after the other, and print how metrics spread.")
     ] = 1,
     setting: Setting = None,
+    quiet: Quiet = False,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
@@ -158,7 +160,8 @@ def run_command(
     from labctl.runs.request import RunOptions
     from labctl.workloads.schema import parse_duration, parse_expectation
 
-    with answering(as_json=json, stopped="re-run to start over, or `labctl down` to remove the lab") as output:
+    stopped = "re-run to start over, or `labctl down` to remove the lab"
+    with answering(as_json=json, stopped=stopped, quiet=quiet) as output:
         if resume == "":
             raise ConfigError("--resume names no run", hint="--resume latest, or an id of `labctl runs`")
         options = RunOptions(
@@ -181,7 +184,7 @@ def run_command(
             resume=resume or "",
             retries=retries,
         )
-        lab = context(directory, output, setting)
+        lab = replace(context(directory, output, setting), showing=output.showing)
         ask = confirmation(json)
         answer = flows.repeat(lab, name, options, repeat, ask) if repeat > 1 else flows.run(lab, name, options, ask)
         if isinstance(answer, RepeatedRuns):
@@ -208,9 +211,9 @@ def settings_of_script(words: list[str]) -> tuple[tuple[str, str | None], ...]:
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id, or `latest`.")]
 
 
-def attach_command(run: Run = "latest", directory: Directory = HERE, json: Json = False) -> None:
-    with answering(as_json=json) as output:
-        lab = context(directory, output)
+def attach_command(run: Run = "latest", directory: Directory = HERE, quiet: Quiet = False, json: Json = False) -> None:
+    with answering(as_json=json, quiet=quiet) as output:
+        lab = replace(context(directory, output), showing=output.showing)
         try:
             answer = flows.attach(lab, run)
         except KeyboardInterrupt:

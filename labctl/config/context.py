@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from msgspec import Struct
@@ -14,7 +15,7 @@ from msgspec import Struct
 from labctl.config import requirements, settings
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError
-from labctl.model import Event
+from labctl.model import Event, Progress
 from labctl.system import files
 
 KEPT = ".lab/image.json"
@@ -23,14 +24,22 @@ OF_THE_IMAGE = ("LAB_IMAGE", "LAB_PACKAGES", "LAB_APT")
 BY_WORKLOAD = "workload "
 """How the origin of such a setting begins."""
 
+Showing = Callable[[Callable[[], Progress], float, float], AbstractContextManager[None]]
+"""Shows how far a run is for the time of a block: what tells it, the run's age and its time limit in seconds."""
+
+
+def unshown(progress: Callable[[], Progress], age: float, limit: float) -> AbstractContextManager[None]:  # noqa: ARG001
+    return nullcontext()
+
 
 class Context(Struct, frozen=True, kw_only=True):
-    """What the command line passes to a flow; ``emit`` receives progress."""
+    """What the command line passes to a flow; ``emit`` receives progress, ``showing`` that of a run under way."""
 
     directory: Path
     environ: Mapping[str, str]
     emit: Callable[[Event], None]
     flags: Mapping[str, str]
+    showing: Showing = unshown
 
     def settings(self) -> settings.Settings:
         """The effective settings; emits their warnings. ConfigError with ``file:line``.

@@ -558,7 +558,7 @@ def judge(
         on_line(text)
         return text
 
-    with closing(log):
+    with closing(log), context.showing(log.progress, age, run.job.timeout):
         began = time.monotonic() - age
         outcome = supervise(
             api,

@@ -16,7 +16,7 @@ from labctl.model import Result
 from labctl.reports import chart, samples
 from labctl.reports.chart import Bar, Drawing, Line
 from labctl.reports.page import number, render
-from labctl.runs import compare, last_words, store
+from labctl.runs import compare, last_words, metrics, store
 from labctl.runs.compare import Comparison, RecordedRun
 from labctl.runs.metrics import STEP
 from labctl.system import files
@@ -260,7 +260,7 @@ def _step_times(lines: Iterable[tuple[float | None, str]]) -> tuple[array[float]
     first: tuple[int, float] | None = None
     last = (0, 0.0)
     for when, line in lines:
-        if len(line) > store.LONGEST_LINE:
+        if len(line) > metrics.LONGEST_LINE:
             continue
         if match := STEP_TIME.search(line):
             said.append(float(match[1]) / (1000 if (match[2] or "").lower() == "ms" else 1))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -12,10 +11,8 @@ from msgspec import Struct
 
 from labctl.errors import ConfigError
 from labctl.runs import store
+from labctl.runs.samples import COLUMN
 from labctl.system import files
-
-# ``device 0 memory (MiB)``
-COLUMN = re.compile(r"(?P<device>device \d+ )?(?P<what>.+) \((?P<unit>[^)]*)\)")
 
 
 class Track(Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from labctl.model import LAUNCHER, Lab, Result
 from labctl.runs import run as runs
 from labctl.runs import store
 from labctl.runs.job import GRACE
+from labctl.runs.progress import Tracker
 from labctl.runs.supervise import supervise
 from labctl.system import filelock
 
@@ -63,8 +64,15 @@ def attach(context: Context, cluster: Cluster, lab: Lab, run_id: str, losses: Lo
     with suppress(filelock.LockHeld):
         return judge(context, cluster, lab, run_id, context.line, losses)
     context.notice(f"{filelock.holder(store.lock(lab.directory, run_id))} records it")
-    follower = agent.Follower(lambda line: context.line(store.redact(line.text, lab.hidden)), context.notice)
-    agent.follow(lab, cluster.engine, run_id, follower)
+    job = store.load_job(lab.directory, run_id)
+    tracker = Tracker(job.workload.metrics)
+
+    def show(line: agent.Line) -> None:
+        tracker.read(line)
+        context.line(store.redact(line.text, lab.hidden))
+
+    with context.showing(tracker.progress, store.age(store.directory(lab.directory, run_id)), job.timeout):
+        agent.follow(lab, cluster.engine, run_id, agent.Follower(show, context.notice))
     return judged(lab, run_id)
 
 
@@ -94,7 +102,8 @@ def judge(
             return text
 
         site.began = time.monotonic() - age
-        site.outcome = supervise(lab, job, cluster.engine, keep, losses=losses, age=age, notice=context.notice)
+        with context.showing(site.log.progress, age, job.timeout):
+            site.outcome = supervise(lab, job, cluster.engine, keep, losses=losses, age=age, notice=context.notice)
         site.seconds = site.outcome.seconds
         runs.conclude_record(site)
         return site.result  # type: ignore[return-value]

@@ -13,9 +13,13 @@ from msgspec import Struct
 
 from labctl.model import Metric, Pairs, Reduce
 
-# How a line says at which step it is, in lower case: `step 12/40`, `{'step': 12`, `micro_step=24/global_step=12` as of
-# DeepSpeed, `iteration       12/      40` as of Megatron; `time per step: 3.2` does not.
-STEP = re.compile(r"""\b(?:global[_ ]?)?(?:step|iter(?:ation)?)\b['"]?[ =:#]{0,12}[\[(]?(\d{1,12})(?!\.?\d)""")
+# How a line says at which step it is, and of how many, in lower case: `step 12/40`, `{'step': 12`, `micro_step=24/
+# global_step=12` as of DeepSpeed, `iteration       12/      40` as of Megatron; `time per step: 3.2` does not.
+NUMBER = r"[ =:#]{0,12}[\[(]?(\d{1,12})(?!\.?\d)(?: {0,8}(?:/|of) {0,8}(\d{1,12})(?!\.?\d))?"
+STEP = re.compile(rf"""\b(?:global[_ ]?)?(?:step|iter(?:ation)?)\b['"]?{NUMBER}""")
+
+LONGEST_LINE = 1 << 14
+"""Characters of a line that is searched for metrics and ranks: longer ones would take seconds."""
 
 
 class Sample(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -36,6 +40,8 @@ class Sampler:
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._patterns = {metric.name: re.compile(metric.pattern) for metric in metrics}
         self._steps: dict[int | None, int] = {}
+        self.step: tuple[int, int | None] | None = None
+        """The step that the last line names, and of how many."""
         self.values: dict[str, array[float]] = {name: array("d") for name in self._patterns}
         """All numbers of each metric, in order."""
 
@@ -44,12 +50,12 @@ class Sampler:
 
         Patterns match anywhere in a line, also after a ``worker-1: `` prefix; text that float() rejects is skipped.
         """
-        if not self._patterns:
-            return []
         words = line.lower()
         # Most lines have neither; to search them all would take as long as all the rest.
+        self.step = None
         if ("step" in words or "iter" in words) and (step := STEP.search(words)):
-            self._steps[rank] = int(step[1])
+            self.step = int(step[1]), int(step[2]) if step[2] else None
+            self._steps[rank] = self.step[0]
         found = []
         for name, pattern in self._patterns.items():
             if match := pattern.search(line):
@@ -60,6 +66,13 @@ class Sampler:
                     at = None if seconds is None else round(seconds, 3)
                     found.append(Sample(metric=name, step=self._steps.get(rank), seconds=at, value=value, note=note))
         return found
+
+
+def searched(text: str) -> str:
+    """The part of a line that is searched: the first; of a progress bar that is drawn over and over the last."""
+    if len(text) <= LONGEST_LINE:
+        return text
+    return text[-LONGEST_LINE:] if "\r" in text else text[:LONGEST_LINE]
 
 
 def finite(number: float) -> tuple[float | None, str]:

@@ -415,7 +415,8 @@ def _(step: plan.LaunchJob, site: RunDeployment) -> None:
         site.result = store.summary(lab.directory, run_id, agent.runs(site.cluster.engine, observed))
         return
     try:
-        site.outcome = supervise(lab, step.job, site.cluster.engine, keep, launch, notice=site.context.notice)
+        with site.context.showing(site.log.progress, time.monotonic() - site.began, step.job.timeout):
+            site.outcome = supervise(lab, step.job, site.cluster.engine, keep, launch, notice=site.context.notice)
     except BaseException:
         collect(site)
         raise

@@ -10,7 +10,7 @@ import msgspec
 
 from labctl.errors import HostError
 from labctl.runs import store
-from labctl.runs.metrics import Sample, Sampler
+from labctl.runs.metrics import Sample, Sampler, searched
 from labctl.system import files
 
 MOST = 1 << 14
@@ -45,8 +45,7 @@ def _read_output(lab: Path, run_id: str) -> Iterator[Sample]:
         return
     with stream:
         for line in stream:
-            if len(line) <= store.LONGEST_LINE:
-                yield from sampler.read(line.decode("utf-8", "replace").rstrip("\n"))
+            yield from sampler.read(searched(line.decode("utf-8", "replace").rstrip("\n")))
 
 
 def by_metric(samples: Iterable[Sample]) -> Mapping[str, Sequence[Sample]]:

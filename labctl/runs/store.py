@@ -27,8 +27,9 @@ from labctl.config.settings import Settings
 from labctl.engines import Backend
 from labctl.engines.agent import ActiveRun, Line
 from labctl.errors import ConfigError, HostError, nearest
-from labctl.model import Copy, File, Job, Lab, Metric, Rank, Result, Secret, Workload
-from labctl.runs.metrics import Sampler
+from labctl.model import Copy, File, Job, Lab, Metric, Progress, Rank, Result, Secret, Workload
+from labctl.runs.metrics import searched
+from labctl.runs.progress import Tracker
 from labctl.system import filelock, files
 
 
@@ -105,8 +106,6 @@ RANKS_STARTED = re.compile(r"^(\S+): .*\bglobal_rank_mapping=defaultdict\(<class
 # What names a run in runs/, into which workloads may put anything: letters of ``new_id``, fit to be printed.
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 LARGEST_RECORD = 16 << 20
-# Characters of a line that is searched for metrics and ranks: longer ones would take seconds.
-LONGEST_LINE = 1 << 14
 # Bytes of a log that are in memory at once.
 PIECE = 1 << 20
 REDACTED = "[REDACTED]"
@@ -159,15 +158,18 @@ class RunLog:
             self._series = files.create(METRICS, folder, 0o644)
         self._hidden = lab.hidden
         self._path = path
-        self._began: float | None = None
-        self._sampler = Sampler(workload.metrics)
+        self._tracker = Tracker(workload.metrics)
         self._notes = [re.compile(pattern) for _, pattern in workload.notes]
         self.lines: list[str] = []
 
     @property
     def values(self) -> Mapping[str, Sequence[float]]:
         """The numbers of each metric, in order."""
-        return self._sampler.values
+        return self._tracker.values
+
+    def progress(self) -> Progress:
+        """How far the run is."""
+        return self._tracker.progress()
 
     def keep(self, line: Line) -> str:
         """Write one line; returns it redacted. RecordError where it cannot be written."""
@@ -183,10 +185,8 @@ class RunLog:
         return text
 
     def _read(self, line: Line) -> None:
-        if self._began is None:
-            self._began = line.when
         text = searched(line.text)
-        for sample in self._sampler.read(text, line.rank, line.when - self._began):
+        for sample in self._tracker.read(line):
             self._series.write(msgspec.json.encode(sample) + b"\n")
         found = [note for note in self._notes if note.search(text)]
         # Most lines have neither word.
@@ -203,13 +203,6 @@ class RunLog:
                     pass
             finally:
                 redact_ranks(self._path, self._hidden)
-
-
-def searched(text: str) -> str:
-    """The part of a line that is searched: the first; of a progress bar that is drawn over and over the last."""
-    if len(text) <= LONGEST_LINE:
-        return text
-    return text[-LONGEST_LINE:] if "\r" in text else text[:LONGEST_LINE]
 
 
 def redact_ranks(path: Path, hidden: tuple[Secret, ...]) -> None:

@@ -23,7 +23,7 @@ from labctl.engines.events import Losses
 from labctl.engines.state import lost
 from labctl.errors import HostError
 from labctl.model import LAUNCHER, Cause, Job, Lab
-from labctl.runs import last_words, store
+from labctl.runs import last_words, metrics, store
 from labctl.runs.job import GRACE, limited
 from labctl.runs.verdict import RunOutcome
 from labctl.system import filelock
@@ -316,7 +316,7 @@ class CrashWatch:
         self.reason: RankFailure | None = None
 
     def look_at(self, line: agent.Line) -> None:
-        text, self.now = store.searched(line.text), line.when
+        text, self.now = metrics.searched(line.text), line.when
         if self._elastic and store.RANK_REPORTED.search(text):
             self.forgive()
         if "ran out of memory" in text and (killed := OUT_OF_HOST_MEMORY.search(text)):

@@ -185,6 +185,32 @@ def test_a_rank_that_prints_when_it_is_told_to_end_has_its_grace(lab: Lab) -> No
     assert (record / "ranks/rank-0.log").read_text().splitlines()[-2:] == ["told to end", "saved"]
 
 
+BARS = """
+import sys, time
+for step in range(1, 61):
+    sys.stderr.write(f"\\r {step}%|###       | {step}/60 [00:10<00:23,  2.93it/s]\\r{' ' * 60}\\r")
+    print({"loss": 1.5, "step": step}, flush=True)
+    time.sleep(0.2)
+"""
+
+
+def test_a_terminal_shows_a_bar_below_the_whole_log_and_top_watches_beside_it(lab: Lab) -> None:
+    (lab.path / "bars.py").write_text(BARS)
+    words = ("run", "--script", "bars.py", "--launcher", "torchrun", "--include", "worker-0")
+    with lab.in_terminal(*words) as terminal:
+        wait_until(lambda: re.search(r"step +\d+/60  ━*─+", terminal.seen), 60, "a bar")
+        document = lab.call("top", "--json").expect(0).json
+        assert (document["state"], document["progress"]["steps"]) == ("running", 60)
+        assert f"run {document['run_id']}\nstep " in lab.call("top").expect(0).out
+        assert terminal.code(120) == 0
+    printed = re.findall(r"\r\{'loss': 1.5, 'step': (\d+)\}\r\n", terminal.seen)
+    assert printed == [str(step) for step in range(1, 61)]
+    assert "/60  " not in terminal.seen[terminal.seen.index("result.json") :]
+    record = lab.path / "runs" / document["run_id"] / "output.log"
+    assert record.read_bytes().count(b"\r{'loss': 1.5") == 60
+    assert lab.call("top").expect(3).err.startswith("error: no run is under way")
+
+
 def test_down_judges_the_runs_that_it_ends(lab: Lab) -> None:
     run_id = detached(lab, 600, 0.1)
     wait_until(lambda: runs(lab)[run_id]["step"], 60, "it makes steps")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pty
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -111,6 +113,47 @@ class Running:
         return Answer(self.words, self.process.returncode, self._out.read_bytes(), self._err.read_bytes(), seconds)
 
 
+class Terminal:
+    """A program in a terminal, which does not say its size."""
+
+    def __init__(self, argv: tuple[str, ...], cwd: Path, environ: dict[str, str]) -> None:
+        self._master, self._slave = pty.openpty()
+        self._process = subprocess.Popen(
+            argv,
+            cwd=cwd,
+            env=environ,
+            stdin=self._slave,
+            stdout=self._slave,
+            stderr=self._slave,
+            start_new_session=True,
+        )
+        self._seen = b""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):
+            while piece := os.read(self._master, 4096):
+                self._seen += piece
+
+    @property
+    def seen(self) -> str:
+        """All that was written to it so far."""
+        return self._seen.decode("utf-8", "replace")
+
+    def code(self, limit: float) -> int:
+        """The program's exit code, which it has to have within so many seconds."""
+        return self._process.wait(limit)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        # Its last reader sees the end.
+        os.close(self._slave)
+        self._reader.join()
+        os.close(self._master)
+
+
 @dataclass(frozen=True)
 class Lab:
     """One lab: its directory, its name, and the environment and prefix that labctl is called with."""
@@ -186,6 +229,15 @@ class Lab:
         finally:
             running.press(signal.SIGKILL)
             process.wait()
+
+    @contextlib.contextmanager
+    def in_terminal(self, *words: str) -> Iterator[Terminal]:
+        """labctl under way in a terminal of its own; killed if it still runs when the block ends."""
+        terminal = Terminal((*self.prefix, LABCTL, *words), self.path, {**self.environ, "TERM": "xterm"})
+        try:
+            yield terminal
+        finally:
+            terminal.close()
 
     @contextlib.contextmanager
     def stubborn_run(self, *flags: str, workload: str = "stubborn") -> Iterator[tuple[Running, str]]:

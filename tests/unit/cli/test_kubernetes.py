@@ -34,7 +34,7 @@ def files_in(directory: Path) -> set[Path]:
     [
         "up", "up --dry-run", "build", "render", "keys rotate", "clean", "devcontainer", "jupyter", "fit hello",
         "batch hello set", "bisect hello", "validate", "cache hello --hosts", "doctor --fix", "doctor -n worker-0",
-        "down --images",
+        "down --images", "top",
     ],
 )  # fmt: skip
 def test_a_command_of_docker_hosts_is_refused_and_says_why(command: str, lab: Labctl) -> None:

@@ -41,6 +41,14 @@ def test_of_two_ranks_with_reasons_of_their_own_the_first_is_named(crashes: Cras
     assert str(crashes.reason) == "rank 1 on worker-1 exited with code 1: ValueError: 1"
 
 
+def test_the_last_words_of_a_rank_are_those_that_a_bar_was_drawn_over_with(crashes: CrashWatch) -> None:
+    bars = "".join(f"\r {step}%|###   | {step}/100 [00:10<00:23]" for step in range(100))
+    crashes.look_at(printed(f"worker-0: {bars}\rValueError: no data"))
+    crashes.look_at(printed("worker-0: labctl: rank 0 on worker-0 exited with code 1"))
+    crashes.close()
+    assert str(crashes.reason) == "rank 0 on worker-0 exited with code 1: ValueError: no data"
+
+
 @pytest.mark.parametrize(("code", "name"), [(1, ""), (137, " (SIGKILL)"), (139, " (SIGSEGV)"), (255, ""), (128, "")])
 def test_codes_above_128_are_signals(code: int, name: str) -> None:
     assert signal_name(code) == name

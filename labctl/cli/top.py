@@ -1,0 +1,163 @@
+"""top."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from labctl import flows
+from labctl.cli.bar import clock, columns, metric_texts, step_text, with_bar
+from labctl.cli.common import HERE, Directory, Json, answering, context
+from labctl.cli.output import can_redraw, printable, quantity, table
+from labctl.errors import Interrupted
+
+if TYPE_CHECKING:
+    from labctl.runs.samples import NodeSamples, Reading
+    from labctl.runs.top import RunView
+
+# Seconds between two pictures.
+PACE = 1.0
+# Columns where there is no terminal.
+WIDE = 120
+SHORT = {"utilisation": "util", "temperature": "temp"}
+LEAVES = "q leaves it: the run goes on"
+
+
+def top_command(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Run id.  [default: the latest that is under way]", show_default=False)
+    ] = "",
+    directory: Directory = HERE,
+    json: Json = False,
+) -> None:
+    with answering(as_json=json) as output:
+        lab = context(directory, output)
+        try:
+            if json or not can_redraw(sys.stdout):
+                view = flows.top(lab, run)
+            else:
+                with Screen() as screen:
+                    view = flows.top(lab, run, screen.show)
+        except KeyboardInterrupt:
+            output.error(Interrupted("no longer watched: the run goes on", hint="`labctl stop` ends it"))
+            sys.exit(Interrupted.exit_code)
+        then = f"\nnext: labctl show {view.run_id}" if view.state == "ended" else ""
+        width = columns(sys.stdout) if sys.stdout.isatty() else 0
+        output.answer(view, view_text(view, width) + then)
+
+
+class Screen:
+    """The whole of a terminal for a run, as long as the block lasts; what was there before is there again then."""
+
+    def __init__(self) -> None:
+        self._live: Any = None
+        self._terminal: Any = None
+
+    def __enter__(self) -> Screen:
+        return self
+
+    def _open(self) -> None:
+        import termios
+        import tty
+
+        from rich.console import Console
+        from rich.live import Live
+
+        if sys.stdin.isatty():
+            self._terminal = termios.tcgetattr(sys.stdin)
+            # What was typed before counts, too.
+            tty.setcbreak(sys.stdin, termios.TCSADRAIN)
+        self._live = Live(console=Console(highlight=False), screen=True, auto_refresh=False)
+        self._live.start()
+
+    def __exit__(self, *_: object) -> None:
+        import termios
+
+        if self._live:
+            self._live.stop()
+        if self._terminal:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._terminal)
+
+    def show(self, view: RunView) -> bool:
+        """Show it for a while; whether nobody has pressed q."""
+        from rich.text import Text
+
+        if not self._live:
+            self._open()
+        width, height = self._live.console.size
+        self._live.update(Text(view_text(view, width, height), no_wrap=True, end=""), refresh=True)
+        return not self._is_left()
+
+    def _is_left(self) -> bool:
+        if not self._terminal:
+            time.sleep(PACE)
+            return False
+        ready, _, _ = select.select([sys.stdin], [], [], PACE)
+        return bool(ready) and os.read(sys.stdin.fileno(), 1) in (b"q", b"Q", b"")
+
+
+def view_text(view: RunView, width: int = 0, height: int = 0) -> str:
+    """A run, how far it is, its nodes and its devices; of so many columns and rows what has room there."""
+    progress = view.progress
+    what = (view.workload, view.state, f"{clock(view.seconds)} of {clock(view.timeout)}", f"run {view.run_id}")
+    lines = [fitting(what, width)]
+    steps = [step_text(progress)]
+    if progress.seconds_left is not None:
+        steps.append(f"{clock(progress.seconds_left)} left")
+    if progress.seconds_per_step is not None:
+        steps.append(f"{quantity(progress.seconds_per_step)} s per {progress.counts}")
+    lines += filter(None, (with_bar(progress, steps, width or WIDE), fitting(metric_texts(progress.metrics), width)))
+    for head, rows in (("NODE",), node_rows(view.nodes)), (("NODE", "DEVICE"), device_rows(view.nodes)):
+        if rows:
+            lines += ["", *sampled(head, rows, width)]
+    if not height:
+        return "\n".join(lines)
+    ago = "" if progress.last_line is None else f"last line {clock(max(0, time.time() - progress.last_line))} ago  "
+    room = height - 2
+    if len(lines) > room:
+        lines[room - 1 :] = [f"... and {len(lines) - room + 1} more lines"]
+    return "\n".join(line[:width] for line in (*lines, "", f"{ago}{LEAVES}"))
+
+
+def fitting(parts: Iterable[str], width: int) -> str:
+    """As many of these, in one line, as so many characters have room for."""
+    line = ""
+    for part in parts:
+        longer = f"{line}  {part}".strip()
+        line = line if width and len(longer) > width else longer
+    return line
+
+
+Row = tuple[tuple[str, ...], "Mapping[str, Reading]"]
+"""What is named in the first columns, and what was sampled of it."""
+
+
+def node_rows(nodes: Iterable[NodeSamples]) -> list[Row]:
+    return [((one.node,), one.values) for one in nodes]
+
+
+def device_rows(nodes: Iterable[NodeSamples]) -> list[Row]:
+    return [((one.node, number), values) for one in nodes for number, values in one.devices.items()]
+
+
+def sampled(head: Sequence[str], rows: Sequence[Row], width: int) -> list[str]:
+    """A table of samples; of the last columns those are left out that so many characters have no room for."""
+    units = {name: reading.unit for _, values in rows for name, reading in values.items()}
+    # What is hardly ever other than 0 is the first to have no room.
+    names = sorted(units, key="lost samples".__eq__)
+    while True:
+        titles = (f"{SHORT.get(name, name).upper()} {units[name]}".strip() for name in names)
+        cells = [
+            (*named, *(quantity(values[name].value) if name in values else "-" for name in names))
+            for named, values in rows
+        ]
+        lines = printable(table((*head, *titles), cells)).splitlines()
+        if not width or not names or max(map(len, lines)) <= width:
+            return lines
+        names.pop()

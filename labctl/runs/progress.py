@@ -1,0 +1,109 @@
+"""How far a run is, read off its lines as they come."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import Literal
+
+from labctl.engines.agent import Line
+from labctl.model import Metric, Progress
+from labctl.runs.metrics import NUMBER, Sample, Sampler, finite, searched
+
+# ` 30%|███       | 30/100 [00:10<00:23,  2.93it/s]`, as the Trainer of transformers has it; bars with a name, such as
+# those of downloads, count something else.
+BAR = re.compile(r"\r *\d{1,3}%\|[^|\r]*\| *(\d{1,12})/(\d{1,12}) \[")
+EPOCH = re.compile(rf"""\bepoch\b['"]?{NUMBER}""")
+RECENT = 256
+"""Intervals between steps of which the median is taken."""
+
+
+class Tracker:
+    """Is given a run's lines and knows how far it is: of the lines it holds nothing, of each metric its numbers.
+
+    Lines of several ranks name the same steps: a step counts once, and those of ranks that are behind do not.
+    """
+
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self._units = {metric.name: metric.unit for metric in metrics}
+        self._sampler = Sampler(metrics)
+        self._began: float | None = None
+        self._last_line: float | None = None
+        # The least that has been seen of these is what counts.
+        self._source = len(SOURCES)
+        self._first = self._step = 0
+        self._steps: int | None = None
+        self._at = 0.0
+        self._intervals: deque[float] = deque(maxlen=RECENT)
+
+    @property
+    def values(self) -> Mapping[str, Sequence[float]]:
+        """The numbers of each metric, in order."""
+        return self._sampler.values
+
+    def read(self, line: Line) -> list[Sample]:
+        """The samples on a line, as of ``Sampler``, with seconds since the first line."""
+        if self._began is None:
+            self._began = line.when
+        self._last_line = line.when
+        text = searched(line.text)
+        samples = self._sampler.read(text, line.rank, line.when - self._began)
+        bar = last_bar(text) if "%|" in text else None
+        if step := self._sampler.step:
+            # The Trainer's own lines name the step, and its bar of how many.
+            self._count(0, step[0], step[1] or (bar[1] if bar and bar[0] == step[0] else None), line.when)
+        elif bar and self._source:
+            self._count(1, *bar, line.when)
+        elif self._source > 1 and "poch" in text and (epoch := EPOCH.search(text.lower())):
+            self._count(2, int(epoch[1]), int(epoch[2]) if epoch[2] else None, line.when)
+        return samples
+
+    def _count(self, source: int, step: int, steps: int | None, when: float) -> None:
+        if source < self._source:
+            self._source, self._steps = source, None
+            self._intervals.clear()
+            self._first = self._step = step
+            self._at = when
+        elif step > self._step:
+            self._intervals.append((when - self._at) / (step - self._step))
+            self._step, self._at = step, when
+        elif step <= self._first < self._step:
+            # It begins again, as in the next epoch.
+            self._step, self._at = step, when
+        else:
+            return
+        self._steps = steps or self._steps
+
+    def progress(self) -> Progress:
+        """How far it is by now; other threads may ask, too."""
+        intervals = list(self._intervals)
+        each = median(intervals) if intervals else None
+        seen = self._source < len(SOURCES)
+        left = None if each is None or self._steps is None else max(0.0, each * (self._steps - self._step))
+        return Progress(
+            counts=SOURCES[self._source] if seen else "step",
+            step=self._step if seen else None,
+            steps=self._steps,
+            metrics=dict(self._last_values()),
+            seconds_per_step=None if each is None else round(each, 3),
+            seconds_left=None if left is None else round(left, 1),
+            last_line=self._last_line,
+        )
+
+    def _last_values(self) -> Iterable[tuple[str, dict[str, object]]]:
+        for name, values in self.values.items():
+            if values:
+                value, note = finite(values[-1])
+                yield name, {"value": value, "unit": self._units[name], **({"note": note} if note else {})}
+
+
+def last_bar(text: str) -> tuple[int, int] | None:
+    """The step and the number of steps of the last bar in a line, which is drawn there over and over."""
+    bars = BAR.findall(text)
+    return (int(bars[-1][0]), int(bars[-1][1])) if bars else None
+
+
+SOURCES: tuple[Literal["step", "epoch"], ...] = ("step", "step", "epoch")
+"""What the numbers of lines, of bars and of epochs count, the best first."""

@@ -1,0 +1,76 @@
+"""The last samples of the machine, which each node of a run writes to ``samples/<node>.csv``."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from labctl import naming
+from labctl.engines import Backend, agent
+from labctl.errors import HostError
+from labctl.model import Job, Lab
+from labctl.runs.metrics import finite
+from labctl.system.parallel import pool
+
+# ``device 0 memory (MiB)``
+COLUMN = re.compile(r"(?P<device>device \d+ )?(?P<what>.+) \((?P<unit>[^)]*)\)")
+# Seconds for a node's answer.
+LIMIT = 10
+
+
+class Reading(Struct, frozen=True):
+    """A number that was sampled, and its unit."""
+
+    value: float
+    unit: str
+
+
+class NodeSamples(Struct, frozen=True, kw_only=True):
+    """What was last sampled of a node and its devices; of one without samples nothing."""
+
+    node: str
+    seconds: float | None = None
+    """Since the run began there."""
+    values: Mapping[str, Reading] = {}
+    devices: Mapping[str, Mapping[str, Reading]] = {}
+    """By number."""
+
+
+def last(lab: Lab, engine: Backend, job: Job) -> tuple[NodeSamples, ...]:
+    """What was last sampled in each node of a run, which are asked at once; nothing of one that does not answer."""
+
+    def read(node: str) -> NodeSamples:
+        look = ("sh", "-c", 'head -n 1 "$1"; tail -n 1 "$1"', "sh", f"{job.directory}/samples/{node}.csv")
+        try:
+            said = engine.exec(naming.container_name(lab, node), look, user=agent.user(lab, node), limit=LIMIT).out
+        except HostError:
+            said = ""
+        return parse(node, said)
+
+    with pool(len(job.nodes)) as threads:
+        return tuple(threads.map(read, (node.name for node in job.nodes)))
+
+
+def parse(node: str, text: str) -> NodeSamples:
+    """The head of a table and its last row, which may be half a row."""
+    head, row = [*csv.reader(text.splitlines()), [], []][:2]
+    if head[:1] != ["seconds (s)"] or len(head) != len(row):
+        return NodeSamples(node=node)
+    numbers = [_number(cell) for cell in row]
+    values: dict[str, Reading] = {}
+    devices: dict[str, dict[str, Reading]] = {}
+    for name, number in zip(head[1:], numbers[1:], strict=True):
+        if (match := COLUMN.fullmatch(name)) and number is not None:
+            device = (match["device"] or "").removeprefix("device ").strip()
+            (devices.setdefault(device, {}) if device else values)[match["what"]] = Reading(number, match["unit"])
+    return NodeSamples(node=node, seconds=numbers[0], values=values, devices=devices)
+
+
+def _number(cell: str) -> float | None:
+    try:
+        return finite(float(cell))[0]
+    except ValueError:
+        return None

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from labctl.cli.bar import ERASE, Bar, progress_text
+from labctl.cli.output import Output
+from labctl.model import Event, Progress
+
+METRICS = {
+    "accuracy": {"value": 0.5, "unit": ""},
+    "throughput": {"value": 1234.5, "unit": "samples/s"},
+    "loss": {"value": 3.14159, "unit": ""},
+}
+FOUND = Progress(step=30, steps=120, metrics=METRICS, seconds_per_step=1.0, seconds_left=90.0)
+
+
+@pytest.mark.parametrize(
+    ("width", "expected"),
+    [
+        (120, f"step  30/120  {'━' * 8}{'─' * 22}  loss 3.142  throughput 1,234 samples/s  accuracy 0.5  1:30 left"),
+        (79, "step  30/120  loss 3.142  throughput 1,234 samples/s  accuracy 0.5  1:30 left"),
+        (59, f"step  30/120  {'━' * 2}{'─' * 6}  loss 3.142  accuracy 0.5  1:30 left"),
+        (40, "step  30/120  loss 3.142  1:30 left"),
+        (20, "step  30/120  1:30 l"),
+        (0, ""),
+    ],
+)
+def test_a_narrow_terminal_shows_less_in_one_line(width: int, expected: str) -> None:
+    assert progress_text(FOUND, 5, 600, width) == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (Progress(), "running  1:05 of 2:00:00"),
+        (Progress(step=7), "step 7  1:05 of 2:00:00"),
+        (Progress(step=7, steps=9), f"step 7/9  {'━' * 23}{'─' * 7}  1:05 of 2:00:00"),
+        (Progress(counts="epoch", step=2), "epoch 2  1:05 of 2:00:00"),
+        (Progress(metrics={"loss": {"value": None, "unit": "", "note": "nan"}}), "running  loss nan  1:05 of 2:00:00"),
+        (Progress(step=9, steps=8, seconds_left=0.0), f"step 9/8  {'━' * 30}  0:00 left"),
+    ],
+)
+def test_what_a_run_does_not_say_is_not_shown(found: Progress, expected: str) -> None:
+    assert progress_text(found, 65, 7200, 80) == expected
+
+
+def test_a_name_from_a_workload_moves_no_cursor() -> None:
+    text = progress_text(Progress(metrics={"\x1b[2J": {"value": 1.0, "unit": "\x1b[A"}}), 0, 60, 80)
+    assert text.isprintable()
+
+
+def test_lines_are_printed_above_the_bar_which_is_gone_at_the_end() -> None:
+    stream, drawn = io.StringIO(), threading.Event()
+
+    def text(_: int) -> str:
+        drawn.set()
+        return "step 1/2"
+
+    with Bar(stream, text) as bar:
+        assert drawn.wait(5)
+        bar.print("before it is seen, or after")
+        while "step 1/2" not in stream.getvalue():
+            pass
+        bar.print("\x1b[31mred \r 50%|#")
+    bar.print("after the end")
+    *_, shown = stream.getvalue().partition("step 1/2")
+    assert shown.endswith(f"{ERASE}\x1b[31mred \r 50%|#\nstep 1/2{ERASE}after the end\n")
+
+
+@contextmanager
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A terminal as standard error; yields what its owner reads."""
+    master, slave = pty.openpty()
+    with open(slave, "w", encoding="utf-8") as stream:  # noqa: PTH123
+        monkeypatch.setattr("sys.stderr", stream)
+        yield master
+    os.close(master)
+
+
+@pytest.mark.parametrize(("term", "as_json"), [("dumb", False), ("", False), ("xterm", True)])
+def test_a_terminal_that_cannot_and_a_document_have_no_bar(
+    monkeypatch: pytest.MonkeyPatch, term: str, as_json: bool
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    with terminal(monkeypatch):
+        output = Output(as_json=as_json)
+        with output.showing(lambda: FOUND, 0, 60):
+            assert output._bar is None
+
+
+def test_a_terminal_has_a_bar_and_lines_above_it_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    seen = b""
+    with terminal(monkeypatch) as master:
+        output = Output()
+        with output.showing(lambda: FOUND, 0, 60):
+            while b"1:30 left" not in seen:
+                seen += os.read(master, 4096)
+            output.event(Event("line", "from a rank"))
+            output.event(Event("warning", "disk is full"))
+        output.note("after")
+        while b"after" not in seen:
+            seen += os.read(master, 4096)
+    lines = seen.decode().replace(ERASE, "\x00")
+    assert re.findall(r"\x00([^\x00\r]*)\r\n", lines) == [
+        "\x1b[2m  | \x1b[0mfrom a rank", "\x1b[33mwarning:\x1b[0m disk is full", "after"
+    ]  # fmt: skip
+
+
+def test_quiet_leaves_out_what_runs_print_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    output = Output(quiet=True)
+    with output.showing(lambda: FOUND, 0, 60):
+        output.event(Event("line", "from a rank"))
+        output.event(Event("notice", "run r1"))
+    output.answer({}, "verdict PASS")
+    assert capsys.readouterr() == ("verdict PASS\n", "run r1\n")
+
+
+def test_a_pipe_has_the_lines_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    output = Output()
+    with output.showing(lambda: FOUND, 0, 60):
+        output.event(Event("line", "\x1b[31mred\r 50%"))
+    assert capsys.readouterr().err == "\x1b[31mred\r 50%\n"

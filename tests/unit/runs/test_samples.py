@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.builders import job, lab
+from support.fake_backend import FakeBackend
+
+from labctl.errors import HostError
+from labctl.runs import samples
+from labctl.runs.samples import NodeSamples, Reading
+
+HEAD = "seconds (s),cpu (%),memory (MiB),device 0 utilisation (%),device 10 utilisation (%)"
+
+
+def test_the_last_row_is_read_by_its_head() -> None:
+    found = samples.parse("worker-0", f"{HEAD}\n12.5,95.0,1024,97,98\n")
+    assert found == NodeSamples(
+        node="worker-0",
+        seconds=12.5,
+        values={"cpu": Reading(95.0, "%"), "memory": Reading(1024.0, "MiB")},
+        devices={"0": {"utilisation": Reading(97.0, "%")}, "10": {"utilisation": Reading(98.0, "%")}},
+    )
+
+
+def test_a_sample_that_was_lost_is_left_out() -> None:
+    found = samples.parse("worker-0", f"{HEAD}\n12.5,,nan,n/a,98\n")
+    assert (dict(found.values), [*found.devices]) == ({}, ["10"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", f"{HEAD}\n", f"{HEAD}\n{HEAD}\n", f"{HEAD}\n12.5,9", "Rank,Epoch\n1,2\n", "head: cannot open\n"],
+    ids=["nothing", "no row", "a head as row", "half a row", "another table", "no file"],
+)
+def test_what_is_no_whole_row_is_nothing(text: str) -> None:
+    found = samples.parse("worker-0", text)
+    assert (found.values, found.devices) == ({}, {})
+
+
+def test_each_node_is_asked_for_its_own_and_one_that_is_silent_has_none() -> None:
+    def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        if container.endswith("worker-1-1"):
+            raise HostError("no answer", node="worker-1")
+        assert argv[-1].endswith("/samples/worker-0.csv")
+        yield HEAD
+        yield "1,50,512,1,2"
+
+    of = lab()
+    given: Any = FakeBackend(answer=answer)
+    first, second = samples.last(of, given, job(of))[:2]
+    assert (first.values["cpu"].value, second.node, second.values) == (50.0, "worker-1", {})

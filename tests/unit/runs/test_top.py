@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+from support.builders import job, lab
+from support.fake_backend import FakeBackend
+
+from labctl.engines.agent import AGENT, ActiveRun
+from labctl.errors import ConfigError, HostError
+from labctl.model import File, Lab, Metric
+from labctl.runs import follow, store, top
+from labctl.runs.top import Observer, RunView
+
+RUN = "20260102-150405-hello-3fa2"
+ACTIVE = ActiveRun(id=RUN, nodes=("worker-0",), state="running", order=2.0)
+END = 'end {"code": 0, "seconds": 3}'
+
+
+@pytest.fixture
+def of(tmp_path: Path) -> Lab:
+    """A lab with the record of a run that has begun."""
+    of = lab(directory=tmp_path)
+    wanted = replace(job(of, metrics=(Metric(name="loss", pattern=r"loss (\S+)"),)), files=())
+    content = json.dumps({"job": msgspec.to_builtins(wanted, enc_hook=str)})
+    store.create(of, RUN, (), (File(path="job.json", content=content),))
+    return of
+
+
+def observer(of: Lab, *printed: str, run: ActiveRun = ACTIVE) -> Observer:
+    """Of a run whose agent tells these lines; each node has a sample."""
+
+    def answer(_: str, argv: tuple[str, ...]) -> Iterator[str]:
+        if argv[:1] == ("sh",):
+            yield from ("seconds (s),cpu (%)", "1,50")
+        elif argv[len(AGENT)] == "follow":
+            yield from printed
+
+    given: Any = FakeBackend(answer=answer)
+    return Observer(of, given, run)
+
+
+def records(of: Lab) -> set[Path]:
+    return {*(of.directory / "runs").rglob("*")}
+
+
+def test_one_look_knows_what_was_printed_before_and_records_nothing(of: Lab) -> None:
+    before = records(of)
+    view = observer(of, "9 1000.0 step 1/5 loss 3", "18 1002.0 step 2/5 loss 2", END).look()
+    assert (view.state, view.workload, view.progress.step, view.progress.seconds_left) == ("ended", "hello", 2, 6.0)
+    assert view.progress.metrics["loss"]["value"] == 2.0
+    assert [one.values["cpu"].value for one in view.nodes] == [50.0] * len(view.nodes)
+    assert records(of) == before
+
+
+def test_it_is_watched_until_it_ends(of: Lab) -> None:
+    views: list[RunView] = []
+
+    def show(view: RunView) -> bool:
+        views.append(view)
+        return True
+
+    last = observer(of, "9 1000.0 step 1/5", END).watch(show)
+    assert (last, last.state) == (views[-1], "ended")
+
+
+@pytest.mark.parametrize(("waits", "state"), [(False, "running"), (True, "waiting")])
+def test_it_is_watched_until_somebody_has_enough(
+    of: Lab, monkeypatch: pytest.MonkeyPatch, waits: bool, state: str
+) -> None:
+    enough = threading.Event()
+    monkeypatch.setattr("labctl.engines.agent.follow", lambda *_: enough.wait(10))
+    view = observer(of, run=replace(ACTIVE, waits=waits)).watch(lambda _: False)
+    enough.set()
+    assert view.state == state
+
+
+def test_a_connection_that_is_lost_is_an_error(of: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object) -> None:
+        raise HostError("the launcher does not answer")
+
+    monkeypatch.setattr("labctl.engines.agent.follow", lost)
+    with pytest.raises(HostError, match="does not answer"):
+        observer(of).watch(lambda _: True)
+
+
+# --- which run -----------------------------------------------------------------------------------------------
+
+
+def chosen(of: Lab, monkeypatch: pytest.MonkeyPatch, run: str, *known: ActiveRun) -> ActiveRun:
+    monkeypatch.setattr(follow, "known_runs", lambda _: {one.id: one for one in known})
+    cluster: Any = SimpleNamespace(directory=of.directory)
+    return top.under_way(cluster, run)
+
+
+def test_the_latest_run_that_is_under_way_here_is_watched(of: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    earlier = replace(ACTIVE, id="20260101-000000-hello-0000", order=1.0)
+    store.create(of, earlier.id, ())
+    ended = replace(ACTIVE, id="20260103-000000-hello-0000", order=3.0, state="ended")
+    elsewhere = replace(ACTIVE, id="20260104-000000-hello-0000", order=4.0)
+    known = (ACTIVE, earlier, ended, elsewhere)
+    assert chosen(of, monkeypatch, "", *known) == ACTIVE
+    assert chosen(of, monkeypatch, earlier.id, *known) == earlier
+
+
+@pytest.mark.parametrize(
+    ("run", "known", "message", "hint"),
+    [
+        ("", (), "no run is under way", "labctl run opt-tiny"),
+        (RUN, (replace(ACTIVE, state="ended"),), f"run {RUN} is not under way", f"labctl show {RUN}"),
+        ("latest", (), f"run {RUN} is not under way", f"labctl show {RUN}"),
+        ("", (replace(ACTIVE, state="unknown"),), "the launcher does not answer", "labctl status"),
+    ],
+)
+def test_where_no_run_is_under_way_that_is_said(
+    of: Lab, monkeypatch: pytest.MonkeyPatch, run: str, known: tuple[ActiveRun, ...], message: str, hint: str
+) -> None:
+    with pytest.raises(HostError, match=message) as raised:
+        chosen(of, monkeypatch, run, *known)
+    assert hint in raised.value.hint
+
+
+def test_an_unknown_run_is_a_mistake(of: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="no run `nothing`"):
+        chosen(of, monkeypatch, "nothing")
