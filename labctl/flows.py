@@ -537,6 +537,7 @@ def run_on(
     from labctl.doctor import run as doctor_run
     from labctl.engines import agent
     from labctl.lab.cluster import load_lab
+    from labctl.runs import provenance
     from labctl.runs import run as runs
     from labctl.runs.request import build_job, renamed
     from labctl.system import filelock
@@ -557,6 +558,7 @@ def run_on(
         with changing(context, "labctl run", dry_run=dry_run):
             pass  # What is observed next is not in the middle of a change.
     observed = runs.observe(context, cluster, dry_run=dry_run)
+    origin = provenance.begin(lab, job, cluster, observed) if observed and not dry_run else None
     foreign = preflight.find_foreign_labs(context, lab.name, observed) if observed else {}
     nodes = tuple(node.name for node in job.nodes)
     early = agent.begin_reach(cluster.engine, observed, nodes) if observed and not foreign and not dry_run else None
@@ -575,7 +577,7 @@ def run_on(
     runs.require_ready(context, cluster, lab, job, observed, options)
     runs.require_free(job, active, options)
     with nullcontext() if dry_run else running(context, lab.directory, job.run_id):
-        plan = runs.plan_run(lab, job, cluster, observed, options, dry_run=dry_run)
+        plan = runs.plan_run(lab, job, cluster, observed, options, origin, dry_run=dry_run)
         if dry_run:
             return answer(cluster, Plan((*first, *plan.steps)))
         return runs.carry_out(context, cluster, lab, job, plan, now, early)
