@@ -50,7 +50,9 @@ if TYPE_CHECKING:
     from labctl.reports.runs import WrittenReport
     from labctl.runs.compare import Comparison, RecordedRun, RepeatedRuns
     from labctl.runs.export import ExportedRun
+    from labctl.runs.freeze import FrozenLab, Verification
     from labctl.runs.prune import PrunedRuns
+    from labctl.runs.replay import ReplayedRun
     from labctl.runs.request import RunOptions
     from labctl.runs.store import RunFilter, RunList, RunSummary
     from labctl.setup.install import SetupResult
@@ -527,9 +529,14 @@ def run_once(context: Context, name: str, options: RunOptions, ask: Ask | None) 
 
 
 def run_on(
-    context: Context, cluster: Cluster, workload: Workload, options: RunOptions, ask: Ask | None
+    context: Context,
+    cluster: Cluster,
+    workload: Workload,
+    options: RunOptions,
+    ask: Ask | None,
+    replayed: ReplayedRun | None = None,
 ) -> Result | RunSummary | PlanPreview:
-    """Job, what must hold before it, plan, launch."""
+    """Job, or that of a run that is ``replayed``; what must hold before it, plan, launch."""
     from datetime import datetime
 
     from labctl.deploy import images, preflight
@@ -538,6 +545,7 @@ def run_on(
     from labctl.engines import agent
     from labctl.lab.cluster import load_lab
     from labctl.runs import provenance
+    from labctl.runs import replay as replays
     from labctl.runs import run as runs
     from labctl.runs.request import build_job, renamed
     from labctl.system import filelock
@@ -548,7 +556,7 @@ def run_on(
     lab, cluster = load_lab(context, cluster, ask=False)
     if options.resume and not options.retried and not dry_run:
         gather(context, cluster, lab, options.resume)
-    job = build_job(lab, workload, options, now, context.warn)
+    job = replays.job(replayed, now) if replayed else build_job(lab, workload, options, now, context.warn)
     if text := renamed(lab, options):
         context.notice(f"{options.hostfile}: {text}")
     external.require_device(workload, lab.accelerator, external.roots(cluster.settings))
@@ -563,13 +571,15 @@ def run_on(
     nodes = tuple(node.name for node in job.nodes)
     early = agent.begin_reach(cluster.engine, observed, nodes) if observed and not foreign and not dry_run else None
     if active := runs.under_way(lab, cluster.engine, observed, dry_run=dry_run) if observed else ():
+        if replayed:
+            raise agent.in_use(active)
         lab = runs.with_own_port(lab, active)
         job = build_job(lab, workload, options, now)
     if workload.has_own_image and observed and runs.not_up(lab, job.containers, observed):
         images.confirm_image(workload, lab.image, bool(observed.on(lab.hosts[0].name).image), ask, dry_run=dry_run)
         if not dry_run:
             bring_up(context, cluster)
-            return run_on(context, cluster, workload, options, None)
+            return run_on(context, cluster, workload, options, None, replayed)
         able = cluster.excluding({**dict(observed.silent), **foreign})
         first = decide_up(context, able, observed, dry_run=True).plan.steps
     runs.require_hosts(lab, job, {**cluster.failed, **foreign})
@@ -581,6 +591,58 @@ def run_on(
         if dry_run:
             return answer(cluster, Plan((*first, *plan.steps)))
         return runs.carry_out(context, cluster, lab, job, plan, now, early)
+
+
+def replay(context: Context, run: str, *, dry_run: bool = False) -> Result | PlanPreview:
+    """Run again what a run was, from its record: the same command, files, code, image and nodes.
+
+    HostError that names what of it cannot be had.
+    """
+    from labctl.deploy.images import for_workload
+    from labctl.lab.cluster import connect, load_lab
+    from labctl.runs import replay as replays
+    from labctl.runs import run as runs
+    from labctl.runs import store
+    from labctl.runs.request import RunOptions
+
+    lab_name(context)
+    recorded = replays.read(context.directory, store.find(context.directory, run))
+    workload = recorded.job.workload
+    with connect(context, for_workload(context, context.settings(), workload)) as cluster:
+        lab, able = load_lab(context, cluster, ask=False)
+        runs.require_hosts(lab, recorded.job, able.failed)
+        replays.require_same(context, able, lab, able.engine.observe(lab.name, able.image), recorded)
+        answer = run_on(context, cluster, workload, RunOptions(dry_run=dry_run), None, recorded)
+        return cast("Result | PlanPreview", answer)
+
+
+def freeze(context: Context, file: Path) -> FrozenLab:
+    """Write what the lab is now: images, packages, files, data, devices. HostError where a host does not say."""
+    from labctl.runs import freeze as freezing
+
+    document = frozen(context)
+    changed = freezing.write(file, document)
+    return freezing.FrozenLab(lock=str(file), changed=changed, facts=freezing.count(document))
+
+
+def verify(context: Context, file: Path) -> Verification:
+    """Compare what the lab is now with what a file says it was. ConfigError where that is no such file."""
+    from labctl.runs import freeze as freezing
+
+    before = freezing.read(file)
+    return freezing.verify(str(file), before, frozen(context))
+
+
+def frozen(context: Context) -> dict[str, Any]:
+    """What the lab is now, as `freeze` writes it."""
+    from labctl.lab.cluster import connect, load_lab
+    from labctl.runs import freeze as freezing
+
+    lab_name(context)
+    with connect(context, context.settings()) as connected:
+        lab, cluster = load_lab(context, connected, ask=False)
+        raise_all(cluster.failed)
+        return freezing.of(context, cluster, lab)
 
 
 @contextmanager

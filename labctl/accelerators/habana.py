@@ -25,8 +25,8 @@ BALANCED = ((5, 9), (5, 16))
 def find(root: HostPath) -> tuple[Device, ...]:
     """The ``/dev/accel/accel<N>`` that the habanalabs driver serves: an NPU uses the same folder.
 
-    Source: Documentation/ABI/testing/sysfs-driver-habanalabs of the kernel (device_type, fw_os_ver, status); ``module_id`` is read
-    where Intel's own Gaudi resource drivers read it.
+    Source: Documentation/ABI/testing/sysfs-driver-habanalabs of the kernel (device_type, fw_os_ver, status);
+    ``module_id`` is read where Intel's own Gaudi resource drivers read it.
     """
     names = (re.fullmatch(r"accel(\d+)", path.name) for path in (root / "dev/accel").glob("accel*"))
     indices = sorted((match[1] for match in names if match), key=int)

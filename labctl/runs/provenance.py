@@ -77,7 +77,9 @@ def devices(lab: Lab, node: Node) -> list[dict[str, str]]:
     return [{**{key: getattr(one, key) for key in fields}, "driver": driver} for one in node.devices.devices]
 
 
-def read(cluster: Cluster, asked: Mapping[str, Iterable[tuple[Kind, str]]], seconds: float = LOOKING) -> tuple[dict[str, Sources], dict[str, HostError]]:
+def read(
+    cluster: Cluster, asked: Mapping[str, Iterable[tuple[Kind, str]]], seconds: float = LOOKING
+) -> tuple[dict[str, Sources], dict[str, HostError]]:
     """What each host has of what it is asked for, all at once, and what failed on which."""
 
     def look(wanted: tuple[str, Iterable[tuple[Kind, str]]]) -> Sources:

@@ -395,7 +395,7 @@ class JobSummary(Struct, frozen=True):
     request: dict[str, Any] | None = None
     resumed: str = ""
     files: dict[str, str] = {}
-    """SHA-256 of what labctl wrote for it, of the code that its ranks began with, and of what that shares with others."""
+    """SHA-256 of what labctl wrote for it, of the code that its ranks began with, and of what that shares."""
     code: dict[str, str] = {}
     shared: dict[str, str] = {}
 

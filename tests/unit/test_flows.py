@@ -46,6 +46,8 @@ class Engine(FakeBackend):
     lab: model.Lab
     found: str | None = builders.IMAGE_ID
     """The image's id."""
+    docker = ("false",)
+    """No program tells what is in the image."""
 
     def observe(self, lab: str, image: str | None = None, *, node: str = "") -> ObservedState:
         self.seen = replace(self.seen, image=self.found)
@@ -681,3 +683,145 @@ def test_a_dry_run_says_what_it_would_go_on_from(context: Context, engine: Engin
     flows.up(context)
     plan = "\n".join(to_json(flows.run(context, "", RunOptions(resume="latest", dry_run=True)))["plan"])
     assert f"--resume /workspace/runs/{broken}/ckpt/1.pt" in plan
+
+
+# --- replay --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ran(context: Context, engine: Engine, lab_is_up: Callable[[], None]) -> Result:
+    """A run of hello, on a lab whose workloads share a module."""
+    shared = context.directory / store.SHARED
+    shared.mkdir()
+    (shared / "shapes.py").write_text("SIDES = 4\n")
+    lab_is_up()
+    result = flows.run(context, "hello", RunOptions())
+    assert isinstance(result, Result)
+    return result
+
+
+def normalised(context: Context, run_id: str, name: str) -> str:
+    """A file of a run's record, its id left out."""
+    return (context.directory / "runs" / run_id / name).read_text().replace(run_id, "RUN")
+
+
+def test_a_replay_has_the_same_command_files_and_code_whatever_became_of_the_workload(
+    context: Context, ran: Result
+) -> None:
+    folder = context.directory / "workloads/hello"
+    (folder / "hello.py").write_text("print('another')\n")
+    (folder / "workload.yml").write_text(WORKLOAD.replace("60s", "90s"))
+    again = flows.replay(context, ran.run_id)
+    assert isinstance(again, Result)
+    assert (again.replays, ran.replays) == (ran.run_id, "")
+    for name in ("hostfile", "rank.sh", "work/hello.py", "work/workload.yml"):
+        assert normalised(context, again.run_id, name) == normalised(context, ran.run_id, name)
+    jobs = [json.loads(normalised(context, run_id, "job.json")) for run_id in (ran.run_id, again.run_id)]
+    assert (jobs[0].pop("replays"), jobs[1].pop("replays")) == ("", ran.run_id)
+    assert (jobs[0]["job"].pop("replays"), jobs[1]["job"].pop("replays")) == ("", ran.run_id)
+    hashed = [job.pop("files") for job in jobs]
+    assert hashed[0].keys() == hashed[1].keys()
+    assert jobs[0] == jobs[1]
+    # One that is a replay itself, and has all that the first had.
+    assert isinstance(flows.replay(context, again.run_id), Result)
+
+
+def test_a_dry_run_of_a_replay_is_the_plan_of_the_run(context: Context, ran: Result) -> None:
+    plan = to_json(flows.replay(context, ran.run_id, dry_run=True))["plan"]
+    assert "which starts hello.py" in "\n".join(plan)
+    assert len(records(context)) == 1
+
+
+def another_image(context: Context, engine: Engine, record: Path) -> None:
+    engine.found = "sha256:2222"
+
+
+def no_image(context: Context, engine: Engine, record: Path) -> None:
+    engine.found = None
+
+
+def fewer_nodes(context: Context, engine: Engine, record: Path) -> None:
+    env = context.directory / ".env"
+    env.write_text(env.read_text().replace("LAB_NODES=2", "LAB_NODES=1"))
+
+
+def another_setting(context: Context, engine: Engine, record: Path) -> None:
+    env = context.directory / ".env"
+    env.write_text(f"{env.read_text()}LAB_SHM_SIZE=1g\n")
+    flows.render_files(context)
+
+
+def changed_by_the_run(context: Context, engine: Engine, record: Path) -> None:
+    (record / "work/hello.py").write_text("print('changed')\n")
+
+
+def pruned_in_part(context: Context, engine: Engine, record: Path) -> None:
+    (record / "rank.sh").unlink()
+
+
+def shared_module_changed(context: Context, engine: Engine, record: Path) -> None:
+    (context.directory / store.SHARED / "shapes.py").write_text("SIDES = 5\n")
+
+
+def recorded(record: Path, **changes: Any) -> None:
+    path = record / "versions.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def was_on_devices(context: Context, engine: Engine, record: Path) -> None:
+    card = {"id": "0", "name": "H100", "uuid": "GPU-1", "firmware": "96.0", "driver": "550.54"}
+    recorded(record, devices={"worker-0": [card], "worker-1": []})
+
+
+def had_a_model(context: Context, engine: Engine, record: Path) -> None:
+    recorded(record, cache={"local": {"model facebook/opt-125m": "27dcfa74"}})
+
+
+LACKING = [
+    (another_image, "local: image labctl/cpu was sha256:1111, and is sha256:2222 there"),
+    (no_image, "local: image labctl/cpu was sha256:1111, and is not there"),
+    (fewer_nodes, "worker-1: the lab has no such node"),
+    (another_setting, "settings: LAB_SHM_SIZE was 8g, and is 1g"),
+    (changed_by_the_run, "hello.py: its copy in .* was changed by the run"),
+    (pruned_in_part, "rank.sh: its copy in .* is gone"),
+    (shared_module_changed, "workloads/common/shapes.py: changed since"),
+    (was_on_devices, "worker-0: its devices or their driver were 0 H100 GPU-1 96.0 550.54, and are none"),
+    (had_a_model, "local: model facebook/opt-125m was 27dcfa74, and is not cached"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), LACKING, ids=lambda one: getattr(one, "__name__", ""))
+def test_a_replay_that_cannot_be_had_says_what_it_lacks(
+    context: Context, engine: Engine, ran: Result, change: Callable[[Context, Engine, Path], None], said: str
+) -> None:
+    change(context, engine, context.directory / "runs" / ran.run_id)
+    before = len(records(context))
+    with pytest.raises(HostError, match=said):
+        flows.replay(context, ran.run_id)
+    assert len(records(context)) == before
+
+
+def test_all_that_a_replay_lacks_is_named_at_once(context: Context, engine: Engine, ran: Result) -> None:
+    for change in (another_image, shared_module_changed):
+        change(context, engine, context.directory / "runs" / ran.run_id)
+    with pytest.raises(HostError, match=r"(?s)sha256:2222.*\n.*shapes.py"):
+        flows.replay(context, ran.run_id)
+
+
+def test_a_record_of_an_earlier_labctl_is_not_replayed(context: Context, ran: Result) -> None:
+    path = context.directory / "runs" / ran.run_id / "job.json"
+    kept = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in kept.items() if key not in ("files", "code", "shared")}))
+    with pytest.raises(HostError, match="its record is of an earlier labctl"):
+        flows.replay(context, ran.run_id)
+
+
+def test_a_replay_waits_for_nobody_and_is_refused_beside_other_runs(
+    context: Context, engine: Engine, ran: Result
+) -> None:
+    left = context.directory / "runs/20270101-000000-hello-0000"
+    left.mkdir(parents=True)
+    (left / store.MARK).touch()
+    engine.answer = active("20270101-000000-hello-0000", "worker-7")
+    with pytest.raises(HostError, match="in use by run 20270101-000000-hello-0000"):
+        flows.replay(context, ran.run_id)
