@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,6 +17,8 @@ from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError, Interrupted, raise_all
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from labctl.batches.baseline import BaselineReport, ValidationReport
     from labctl.batches.batch import BatchReport
     from labctl.batches.bisect import Diagnosis
@@ -46,13 +49,12 @@ if TYPE_CHECKING:
     from labctl.lab.cluster import Cluster
     from labctl.lab.devices import DeviceReport, EffectiveSettings
     from labctl.lab.status import LabStatus
-    from labctl.model import Cache, Lab, Result, Workload
+    from labctl.model import Cache, Job, Lab, Result, Workload
     from labctl.reports.runs import WrittenReport
     from labctl.runs.compare import Comparison, RecordedRun, RepeatedRuns
     from labctl.runs.export import ExportedRun
     from labctl.runs.freeze import FrozenLab, Verification
     from labctl.runs.prune import PrunedRuns
-    from labctl.runs.replay import ReplayedRun
     from labctl.runs.request import RunOptions
     from labctl.runs.store import RunFilter, RunList, RunSummary
     from labctl.setup.install import SetupResult
@@ -534,9 +536,9 @@ def run_on(
     workload: Workload,
     options: RunOptions,
     ask: Ask | None,
-    replayed: ReplayedRun | None = None,
+    replayed: Callable[[datetime], Job] | None = None,
 ) -> Result | RunSummary | PlanPreview:
-    """Job, or that of a run that is ``replayed``; what must hold before it, plan, launch."""
+    """Job, what must hold before it, plan, launch. ``replayed`` makes the job of a run once more."""
     from datetime import datetime
 
     from labctl.deploy import images, preflight
@@ -545,7 +547,6 @@ def run_on(
     from labctl.engines import agent
     from labctl.lab.cluster import load_lab
     from labctl.runs import provenance
-    from labctl.runs import replay as replays
     from labctl.runs import run as runs
     from labctl.runs.request import build_job, renamed
     from labctl.system import filelock
@@ -556,7 +557,7 @@ def run_on(
     lab, cluster = load_lab(context, cluster, ask=False)
     if options.resume and not options.retried and not dry_run:
         gather(context, cluster, lab, options.resume)
-    job = replays.job(replayed, now) if replayed else build_job(lab, workload, options, now, context.warn)
+    job = replayed(now) if replayed else build_job(lab, workload, options, now, context.warn)
     if text := renamed(lab, options):
         context.notice(f"{options.hostfile}: {text}")
     external.require_device(workload, lab.accelerator, external.roots(cluster.settings))
@@ -612,7 +613,7 @@ def replay(context: Context, run: str, *, dry_run: bool = False) -> Result | Pla
         lab, able = load_lab(context, cluster, ask=False)
         runs.require_hosts(lab, recorded.job, able.failed)
         replays.require_same(context, able, lab, able.engine.observe(lab.name, able.image), recorded)
-        answer = run_on(context, cluster, workload, RunOptions(dry_run=dry_run), None, recorded)
+        answer = run_on(context, cluster, workload, RunOptions(dry_run=dry_run), None, partial(replays.job, recorded))
         return cast("Result | PlanPreview", answer)
 
 

@@ -14,8 +14,7 @@ from labctl.errors import HostError
 from labctl.hosts import sources
 from labctl.hosts.sources import Kind, Sources
 from labctl.hosts.ssh import LocalConnection
-from labctl.hub import prefetch
-from labctl.hub.client import Hub
+from labctl.hub.client import HUB, Hub
 from labctl.images import sbom
 from labctl.lab.cluster import Cluster
 from labctl.lab.spec import own_mounts
@@ -112,8 +111,9 @@ def code(lab: Lab, host: Host) -> list[tuple[Kind, str]]:
 
 def repositories(cache: Cache) -> dict[str, Path]:
     """Where models and datasets lie below the shared cache, by what they are called."""
-    hub = Hub(endpoint="", token=None, cache=Path(prefetch.HUB))
-    return {f"{kind} {name}": hub.folder(kind, name) for kind, name in prefetch.names(cache)}
+    hub = Hub(endpoint="", token=None, cache=Path(HUB))
+    models = {f"model {name}": hub.folder("model", name) for name in cache.models}
+    return models | {f"dataset {name}": hub.folder("dataset", name) for name in cache.datasets}
 
 
 def snapshots(lab: Lab, host: Host, wanted: Mapping[str, Path]) -> list[tuple[Kind, str]]:
