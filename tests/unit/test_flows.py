@@ -46,8 +46,8 @@ class Engine(FakeBackend):
     lab: model.Lab
     found: str | None = builders.IMAGE_ID
     """The image's id."""
-    docker = ("false",)
-    """No program tells what is in the image."""
+    docker = ("true",)
+    """It lists no package of the image."""
 
     def observe(self, lab: str, image: str | None = None, *, node: str = "") -> ObservedState:
         self.seen = replace(self.seen, image=self.found)
@@ -825,3 +825,40 @@ def test_a_replay_waits_for_nobody_and_is_refused_beside_other_runs(
     engine.answer = active("20270101-000000-hello-0000", "worker-7")
     with pytest.raises(HostError, match="in use by run 20270101-000000-hello-0000"):
         flows.replay(context, ran.run_id)
+
+
+# --- freeze and verify ---------------------------------------------------------------------------------------
+
+
+def test_verify_finds_what_was_changed_of_a_lab_that_is_up(
+    context: Context, engine: Engine, lab_is_up: Callable[[], None]
+) -> None:
+    task = context.directory / "workloads/hello"
+    task.joinpath("workload.yml").write_text(f"{WORKLOAD}inputs: {{data: file}}\narguments: [--data, corpus.txt]\n")
+    corpus = context.directory / "cache/corpus.txt"
+    corpus.write_text("to be or not to be\n")
+    lab_is_up()
+    lock = context.directory / "lab.lock"
+    assert flows.freeze(context, lock).changed
+    assert flows.verify(context, lock).drift == ()
+    (task / "hello.py").write_text("print('another')\n")
+    corpus.write_text("to be\n")
+    engine.seen = replace(
+        engine.seen,
+        containers=tuple(
+            replace(one, image="sha256:2222") if one.node == "worker-1" else one for one in engine.seen.containers
+        ),
+    )
+    drift = [(one.what, one.where, one.now) for one in flows.verify(context, lock).drift]
+    assert [one[:2] for one in drift] == [
+        ("files workloads/hello/hello.py", "lab"),
+        (f"data {corpus}", "local"),
+        ("image", "worker-1"),
+    ]
+    assert drift[2][2] == "sha256:2222"
+
+
+def test_a_lab_without_its_image_is_not_frozen(context: Context, engine: Engine) -> None:
+    engine.found = None
+    with pytest.raises(HostError, match="local has no image labctl/cpu"):
+        flows.freeze(context, context.directory / "lab.lock")
