@@ -600,13 +600,14 @@ def replay(context: Context, run: str, *, dry_run: bool = False) -> Result | Pla
     HostError that names what of it cannot be had.
     """
     from labctl.deploy.images import for_workload
-    from labctl.lab.cluster import connect, load_lab
+    from labctl.lab.cluster import connect, load_lab, require_docker
     from labctl.runs import replay as replays
     from labctl.runs import run as runs
     from labctl.runs import store
     from labctl.runs.request import RunOptions
 
     lab_name(context)
+    require_docker(context.declared(), "replay")
     recorded = replays.read(context.directory, store.find(context.directory, run))
     workload = recorded.job.workload
     with connect(context, for_workload(context, context.settings(), workload)) as cluster:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -226,7 +226,7 @@ def _facts(path: Path, result: Result) -> dict[str, str]:
         **dict(_flat("environment", job.get("environment", {}))),
         **dict(_flat("deepspeed", config)),
         **{row["key"]: row["value"] for row in settings or ()},
-        **_origin(versions if isinstance(versions, dict) else {}, path.parents[1]),
+        **_origin(versions if isinstance(versions, dict) else {}, _copied(path.parents[1], job)),
         **{f"file {name}": digest[:12] for name, digest in job.get("shared", {}).items()},
         **dict(_code(path / "work", store.workload(path).script)),
         **result.notes,
@@ -237,11 +237,14 @@ def _facts(path: Path, result: Result) -> dict[str, str]:
     return {key: text.replace(result.run_id, "RUN").replace(own, "RUN") for key, text in found.items() if text}
 
 
-def _origin(versions: dict[str, Any], lab: Path) -> dict[str, str]:
-    """Versions, and what a run was on and of: of devices what they are, not which of them; of clones their commits.
+def _copied(lab: Path, job: dict[str, Any]) -> set[str]:
+    """Where a run copied its code from: the files themselves are compared, not the commits there."""
+    script = ((job.get("request") or {}).get("options") or {}).get("script")
+    return {str(lab / "workloads"), *([str(Path(script).parent.resolve())] if script else ())}
 
-    Not that of the lab's workloads, whose files themselves are compared.
-    """
+
+def _origin(versions: dict[str, Any], copied: Collection[str]) -> dict[str, str]:
+    """Versions, and what a run was on and of: of devices what they are, not which of them; of clones their commits."""
     found = {**versions}
     packages, code, devices = (found.pop(key, None) or {} for key in ("packages", "code", "devices"))
     # That of the launcher's host is the lab's.
@@ -257,7 +260,7 @@ def _origin(versions: dict[str, Any], lab: Path) -> dict[str, str]:
         **{
             f"code {one['path']}": one["commit"][:12] + (" changed" if one["dirty"] else "")
             for one in code
-            if one["path"] != str(lab / "workloads")
+            if one["path"] not in copied
         },
         **{f"{PACKAGE}{name}": version for name, version in packages.items()},
     }

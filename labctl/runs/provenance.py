@@ -38,7 +38,9 @@ def of_run(lab: Lab, job: Job, cluster: Cluster, observed: ObservedState) -> dic
     hosts = {host.name: host for host in map(lab.host_of, job.containers)}
     cached = repositories(job.workload.cache)
     asked = {name: [*code(lab, host), *snapshots(lab, host, cached)] for name, host in hosts.items()}
-    asked[HERE] = [*asked.get(HERE, ()), *code_here(lab, {copy.root for copy in job.code})]
+    # A replay has its code from the record of another run, which says where it came from.
+    roots = {copy.root for copy in job.code} if not job.replays else ()
+    asked[HERE] = [*asked.get(HERE, ()), *code_here(lab, roots)]
     found, _ = read(cluster, asked)
     try:
         image = observed.on(lab.hosts[0].name).image

@@ -79,8 +79,9 @@ def require_same(context: Context, cluster: Cluster, lab: Lab, observed: Observe
     if lacking:
         lines = "".join(f"\n  {one}" for one in lacking)
         raise HostError(f"run {run.job.run_id} cannot be replayed:{lines}", hint=_hint(run))
+    mounted = {place for host in lab.hosts for place in provenance.code(lab, host)}
     for one in run.origin.code:
-        if one["dirty"] and one["path"] != str(lab.directory / "workloads"):
+        if one["dirty"] and ("code", one["path"]) in mounted:
             context.warn(f"{one['path']} had changes that were not committed, which may be others now")
 
 

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -799,6 +800,31 @@ def test_a_replay_that_cannot_be_had_says_what_it_lacks(
     with pytest.raises(HostError, match=said):
         flows.replay(context, ran.run_id)
     assert len(records(context)) == before
+
+
+def test_a_replay_is_told_from_its_run_by_nothing_that_is_compared(context: Context, ran: Result) -> None:
+    again = flows.replay(context, ran.run_id)
+    assert len(flows.compare(context, [ran.run_id, to_json(again)["run_id"]]).groups) == 1
+
+
+def test_a_replay_of_a_script_compares_as_the_same_though_its_clone_moved_on(
+    context: Context, engine: Engine, lab_is_up: Callable[[], None]
+) -> None:
+    clone = context.directory / "clone"
+    clone.mkdir()
+    script = clone / "own.py"
+    script.write_text("print(1)\n")
+    identity = ("-c", "user.name=ann", "-c", "user.email=ann@example.org")
+    for words in (("init", "-q"), ("add", "."), (*identity, "commit", "-qm", "first")):
+        subprocess.run(["git", *words], cwd=clone, check=True)
+    lab_is_up()
+    first = to_json(flows.run(context, "", RunOptions(script=script)))["run_id"]
+    versions = json.loads((context.directory / "runs" / first / "versions.json").read_text())
+    assert [(one["path"], one["dirty"]) for one in versions["code"]] == [(str(clone), False)]
+    script.write_text("print(2)\n")
+    again = to_json(flows.replay(context, first))["run_id"]
+    assert (context.directory / "runs" / again / "work/own.py").read_text() == "print(1)\n"
+    assert len(flows.compare(context, [first, again]).groups) == 1
 
 
 def test_all_that_a_replay_lacks_is_named_at_once(context: Context, engine: Engine, ran: Result) -> None:
