@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,6 +17,8 @@ from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError, Interrupted, raise_all
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from labctl.batches.baseline import BaselineReport, ValidationReport
     from labctl.batches.batch import BatchReport
     from labctl.batches.bisect import Diagnosis
@@ -46,10 +49,11 @@ if TYPE_CHECKING:
     from labctl.lab.cluster import Cluster
     from labctl.lab.devices import DeviceReport, EffectiveSettings
     from labctl.lab.status import LabStatus
-    from labctl.model import Cache, Lab, Result, Workload
+    from labctl.model import Cache, Job, Lab, Result, Workload
     from labctl.reports.runs import WrittenReport
     from labctl.runs.compare import Comparison, RecordedRun, RepeatedRuns
     from labctl.runs.export import ExportedRun
+    from labctl.runs.freeze import FrozenLab, Verification
     from labctl.runs.prune import PrunedRuns
     from labctl.runs.request import RunOptions
     from labctl.runs.store import RunFilter, RunList, RunSummary
@@ -528,9 +532,14 @@ def run_once(context: Context, name: str, options: RunOptions, ask: Ask | None) 
 
 
 def run_on(
-    context: Context, cluster: Cluster, workload: Workload, options: RunOptions, ask: Ask | None
+    context: Context,
+    cluster: Cluster,
+    workload: Workload,
+    options: RunOptions,
+    ask: Ask | None,
+    replayed: Callable[[datetime], Job] | None = None,
 ) -> Result | RunSummary | PlanPreview:
-    """Job, what must hold before it, plan, launch."""
+    """Job, what must hold before it, plan, launch. ``replayed`` makes the job of a run once more."""
     from datetime import datetime
 
     from labctl.deploy import images, preflight
@@ -538,6 +547,7 @@ def run_on(
     from labctl.doctor import run as doctor_run
     from labctl.engines import agent
     from labctl.lab.cluster import load_lab
+    from labctl.runs import provenance
     from labctl.runs import run as runs
     from labctl.runs.request import build_job, renamed
     from labctl.system import filelock
@@ -548,7 +558,7 @@ def run_on(
     lab, cluster = load_lab(context, cluster, ask=False)
     if options.resume and not options.retried and not dry_run:
         gather(context, cluster, lab, options.resume)
-    job = build_job(lab, workload, options, now, context.warn)
+    job = replayed(now) if replayed else build_job(lab, workload, options, now, context.warn)
     if text := renamed(lab, options):
         context.notice(f"{options.hostfile}: {text}")
     external.require_device(workload, lab.accelerator, external.roots(cluster.settings))
@@ -558,17 +568,20 @@ def run_on(
         with changing(context, "labctl run", dry_run=dry_run):
             pass  # What is observed next is not in the middle of a change.
     observed = runs.observe(context, cluster, dry_run=dry_run)
+    origin = provenance.begin(lab, job, cluster, observed) if observed and not dry_run else None
     foreign = preflight.find_foreign_labs(context, lab.name, observed) if observed else {}
     nodes = tuple(node.name for node in job.nodes)
     early = agent.begin_reach(cluster.engine, observed, nodes) if observed and not foreign and not dry_run else None
     if active := runs.under_way(lab, cluster.engine, observed, dry_run=dry_run) if observed else ():
+        if replayed:
+            raise agent.in_use(active)
         lab = runs.with_own_port(lab, active)
         job = build_job(lab, workload, options, now)
     if workload.has_own_image and observed and runs.not_up(lab, job.containers, observed):
         images.confirm_image(workload, lab.image, bool(observed.on(lab.hosts[0].name).image), ask, dry_run=dry_run)
         if not dry_run:
             bring_up(context, cluster)
-            return run_on(context, cluster, workload, options, None)
+            return run_on(context, cluster, workload, options, None, replayed)
         able = cluster.excluding({**dict(observed.silent), **foreign})
         first = decide_up(context, able, observed, dry_run=True).plan.steps
     runs.require_hosts(lab, job, {**cluster.failed, **foreign})
@@ -576,10 +589,63 @@ def run_on(
     runs.require_ready(context, cluster, lab, job, observed, options)
     runs.require_free(job, active, options)
     with nullcontext() if dry_run else running(context, lab.directory, job.run_id):
-        plan = runs.plan_run(lab, job, cluster, observed, options, dry_run=dry_run)
+        plan = runs.plan_run(lab, job, cluster, observed, options, origin, dry_run=dry_run)
         if dry_run:
             return answer(cluster, Plan((*first, *plan.steps)))
         return runs.carry_out(context, cluster, lab, job, plan, now, early)
+
+
+def replay(context: Context, run: str, *, dry_run: bool = False) -> Result | PlanPreview:
+    """Run again what a run was, from its record: the same command, files, code, image and nodes.
+
+    HostError that names what of it cannot be had.
+    """
+    from labctl.deploy.images import for_workload
+    from labctl.lab.cluster import connect, load_lab, require_docker
+    from labctl.runs import replay as replays
+    from labctl.runs import run as runs
+    from labctl.runs import store
+    from labctl.runs.request import RunOptions
+
+    lab_name(context)
+    require_docker(context.declared(), "replay")
+    recorded = replays.read(context.directory, store.find(context.directory, run))
+    workload = recorded.job.workload
+    with connect(context, for_workload(context, context.settings(), workload)) as cluster:
+        lab, able = load_lab(context, cluster, ask=False)
+        runs.require_hosts(lab, recorded.job, able.failed)
+        replays.require_same(context, able, lab, able.engine.observe(lab.name, able.image), recorded)
+        answer = run_on(context, cluster, workload, RunOptions(dry_run=dry_run), None, partial(replays.job, recorded))
+        return cast("Result | PlanPreview", answer)
+
+
+def freeze(context: Context, file: Path) -> FrozenLab:
+    """Write what the lab is now: images, packages, files, data, devices. HostError where a host does not say."""
+    from labctl.runs import freeze as freezing
+
+    document = frozen(context)
+    changed = freezing.write(file, document)
+    return freezing.FrozenLab(lock=str(file), changed=changed, facts=freezing.count(document))
+
+
+def verify(context: Context, file: Path) -> Verification:
+    """Compare what the lab is now with what a file says it was. ConfigError where that is no such file."""
+    from labctl.runs import freeze as freezing
+
+    before = freezing.read(file)
+    return freezing.verify(str(file), before, frozen(context))
+
+
+def frozen(context: Context) -> dict[str, Any]:
+    """What the lab is now, as `freeze` writes it."""
+    from labctl.lab.cluster import connect, load_lab
+    from labctl.runs import freeze as freezing
+
+    lab_name(context)
+    with connect(context, context.settings()) as connected:
+        lab, cluster = load_lab(context, connected, ask=False)
+        raise_all(cluster.failed)
+        return freezing.of(context, cluster, lab)
 
 
 @contextmanager

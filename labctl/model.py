@@ -41,6 +41,8 @@ class Device(Struct, frozen=True, kw_only=True):
     name: str = ""
     memory: int | None = None
     uuid: str = ""
+    firmware: str = ""
+    """Version of what runs on it, where its driver shows that."""
     health: str = ""
 
 
@@ -421,6 +423,8 @@ class Job(Struct, frozen=True, kw_only=True):
     """The checkpoint that it goes on from, as ``RUN/checkpoints/step-60``."""
     retried: tuple[str, ...] = ()
     """The attempts before it, and how each ended."""
+    replays: str = ""
+    """The run that it repeats with the same everything."""
 
     @property
     def containers(self) -> tuple[str, ...]:
@@ -519,3 +523,5 @@ class Result(Struct, frozen=True, kw_only=True):
     """The checkpoint that it went on from, as ``RUN/checkpoints/step-60``."""
     retried: tuple[str, ...] = ()
     """The attempts before it, and how each ended."""
+    replays: str = ""
+    """The run that it repeated with the same everything."""

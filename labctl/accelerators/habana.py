@@ -25,8 +25,8 @@ BALANCED = ((5, 9), (5, 16))
 def find(root: HostPath) -> tuple[Device, ...]:
     """The ``/dev/accel/accel<N>`` that the habanalabs driver serves: an NPU uses the same folder.
 
-    Source: Documentation/ABI/testing/sysfs-driver-habanalabs of the kernel (device_type, status); ``module_id`` is read
-    where Intel's own Gaudi resource drivers read it.
+    Source: Documentation/ABI/testing/sysfs-driver-habanalabs of the kernel (device_type, fw_os_ver, status);
+    ``module_id`` is read where Intel's own Gaudi resource drivers read it.
     """
     names = (re.fullmatch(r"accel(\d+)", path.name) for path in (root / "dev/accel").glob("accel*"))
     indices = sorted((match[1] for match in names if match), key=int)
@@ -45,6 +45,7 @@ def device(root: HostPath, index: str, folder: HostPath) -> Device:
         numa=numa(folder),
         cpus=pci.cpus(folder, root),
         name=read(folder / "device_type").strip(),
+        firmware=read(folder / "fw_os_ver").strip(),
         health="" if status.lower() in ("", "operational") else f"its driver says: {status}",
     )
 
@@ -204,7 +205,7 @@ MODULE = AcceleratorModule(
         source="Habana's own archive: add it first (docs.habana.ai, Installation)",
     ),
     watch=Watch(files=("accel/accel[0-9]*",), tool=("hl-smi", "-Q", "index", "-f", "csv,noheader"), line="[0-9]+"),
-    attributes=("device_type", "module_id", "status"),
+    attributes=("device_type", "fw_os_ver", "module_id", "status"),
     texts=("sys/module/habanalabs/version",),
     present=(GAUDINET,),
     count="import habana_frameworks.torch.hpu as hpu; print('torch', hpu.device_count())",

@@ -42,9 +42,9 @@ def information(folder: HostPath) -> dict[str, str]:
 
 
 def device(root: HostPath, index: str, fields: Mapping[str, str]) -> Device:
-    """A GPU; the driver writes ``?`` in the uuid of one that nobody has opened yet."""
+    """A GPU; the driver writes ``?`` in uuid and firmware of one that nobody has opened yet."""
     folder = root / "sys/bus/pci/devices" / fields["address"]
-    uuid = fields.get("GPU UUID", "")
+    uuid, bios = fields.get("GPU UUID", ""), fields.get("Video BIOS", "")
     return Device(
         id=index,
         path=f"/dev/nvidia{fields['Device Minor']}",
@@ -53,6 +53,7 @@ def device(root: HostPath, index: str, fields: Mapping[str, str]) -> Device:
         cpus=pci.cpus(folder, root),
         name=fields.get("Model", ""),
         uuid="" if "?" in uuid else uuid,
+        firmware="" if "?" in bios else bios,
     )
 
 

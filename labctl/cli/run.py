@@ -378,6 +378,8 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
     if result.resumed:
         rows.append(("resumed", f"from {result.resumed}"))
     rows += [("retried", attempt) for attempt in result.retried]
+    if result.replays:
+        rows.append(("replays", result.replays))
     if result.ranks:
         ranks = ", ".join(f"{rank.rank} on {rank.node}" for rank in result.ranks[:SHOWN])
         rows.append(("ranks", f"{result.world_size} ({ranks}{', ...' if len(result.ranks) > SHOWN else ''})"))

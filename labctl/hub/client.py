@@ -16,6 +16,8 @@ from labctl.system.files import is_below
 
 Kind = Literal["model", "dataset"]
 
+HUB = "huggingface/hub"
+"""Path below the cache; in the containers HF_HOME is its ``huggingface``."""
 PATIENCE = 10
 """Timeout of a request in seconds."""
 

@@ -28,7 +28,7 @@ from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError
 from labctl.hub import client, hosts
-from labctl.hub.client import Hub, Kind, RemoteFile, Repository, Unreachable, look_up
+from labctl.hub.client import HUB, Hub, Kind, RemoteFile, Repository, Unreachable, look_up
 from labctl.hub.hosts import HostCache
 from labctl.lab import cluster
 from labctl.model import Cache, HostFailure
@@ -37,8 +37,6 @@ from labctl.system.files import make_private, opened, read_limited, require_room
 from labctl.system.progress import Progress, amount
 
 ENDPOINT = "https://huggingface.co"
-HUB = "huggingface/hub"
-"""Path below the cache; in the containers HF_HOME is its ``huggingface``."""
 LOCK = ".labctl.lock"
 PATIENCE = 24 * 3600
 """Seconds to wait for another `labctl cache`, which may download a large model."""

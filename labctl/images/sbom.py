@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError
-from labctl.system import process
+from labctl.system import files, process
 
 INSTALLED = Path(__file__).with_name("installed.sh").read_text(encoding="utf-8")
 # Seconds for a container that lists its packages.
@@ -20,6 +21,18 @@ LISTING = 120
 def write(image: str, path: Path) -> int:
     """Write the document of an image that this machine's engine has; returns the number of packages. HostError."""
     engine = DockerEngine()
+    document = bill(image, engine.image_id(image) or image, installed(engine, image))
+    try:
+        path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise HostError(
+            f"cannot write {path}: {error.strerror}", hint=f"ls -ld {path.parent}; df -h {path.parent}"
+        ) from error
+    return len(document["components"])
+
+
+def installed(engine: DockerEngine, image: str) -> str:
+    """What is installed in an image that the engine has, in lines of ``installed.sh``, from a container. HostError."""
     name = f"labctl-sbom-{secrets.token_hex(4)}"
     options = ("--rm", "--name", name, "--network", "none", "--pull", "never", "--entrypoint", "/bin/sh")
     try:
@@ -31,14 +44,24 @@ def write(image: str, path: Path) -> int:
     if done.code:
         said = (done.err.strip() or "no answer").splitlines()[-1]
         raise HostError(f"cannot list what is in image {image}: {said}", hint=f"docker run --rm -it {image} sh")
-    document = bill(image, engine.image_id(image) or image, done.out)
-    try:
-        path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise HostError(
-            f"cannot write {path}: {error.strerror}", hint=f"ls -ld {path.parent}; df -h {path.parent}"
-        ) from error
-    return len(document["components"])
+    return done.out
+
+
+def versions(engine: DockerEngine, identity: str, cache: Path) -> dict[str, str]:
+    """The version of each package of an image, by its id; the list is kept in a directory. HostError as ``installed``.
+
+    Names are ``torch``, and ``deb/libc6`` of a package of its distribution.
+    """
+    path = cache / f"{identity.rpartition(':')[2]}.json"
+    with suppress(OSError, ValueError):
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    found = {}
+    for line in installed(engine, identity).splitlines():
+        if line.count("\t") == 3:
+            kind, _, name, version = line.split("\t")
+            found[name if kind == "pypi" else f"{kind}/{name}"] = version
+    files.write(path, json.dumps(dict(sorted(found.items())), indent=2) + "\n")
+    return found
 
 
 def bill(image: str, identity: str, installed: str) -> dict[str, Any]:

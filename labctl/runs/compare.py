@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -22,6 +22,8 @@ from labctl.system import files
 
 CODE = (".py", ".sh")
 """Of a run's directory ``work/``, where ranks write too, what is compared beside the script."""
+PACKAGE = "package "
+"""How the names of facts begin that are of packages in the image."""
 BLOCKS = 10
 """Parts of a series: single steps depend on those before them, means of parts hardly."""
 # Student's t for 95 % of the differences, by degrees of freedom from 1; beyond them it is no larger than 2.2.
@@ -118,7 +120,7 @@ def read(lab: Path, result: Result) -> RecordedRun:
 def compare(runs: Sequence[RecordedRun]) -> Comparison:
     """Group the runs by what they ran as, and set each two groups against each other."""
     same: dict[tuple[tuple[str, str], ...], list[RecordedRun]] = {}
-    for run in runs:
+    for run in _listed_alike(runs):
         same.setdefault(tuple(sorted(run.facts.items())), []).append(run)
     named = {_letter(number): group for number, group in enumerate(same.values())}
     facts = {name: group[0].facts for name, group in named.items()}
@@ -136,6 +138,14 @@ def compare(runs: Sequence[RecordedRun]) -> Comparison:
             for metric in _metrics((*named[a], *named[b]))
         ),
     )
+
+
+def _listed_alike(runs: Sequence[RecordedRun]) -> Sequence[RecordedRun]:
+    """The runs without the packages of their images, where an earlier labctl has not recorded those of one."""
+    if all(any(key.startswith(PACKAGE) for key in run.facts) for run in runs):
+        return runs
+    facts = ({key: value for key, value in run.facts.items() if not key.startswith(PACKAGE)} for run in runs)
+    return [replace(run, facts=less) for run, less in zip(runs, facts, strict=True)]
 
 
 def spreads(results: Sequence[Result]) -> dict[str, Spread]:
@@ -216,7 +226,8 @@ def _facts(path: Path, result: Result) -> dict[str, str]:
         **dict(_flat("environment", job.get("environment", {}))),
         **dict(_flat("deepspeed", config)),
         **{row["key"]: row["value"] for row in settings or ()},
-        **dict(_flat("", versions)),
+        **_origin(versions if isinstance(versions, dict) else {}, _copied(path.parents[1], job)),
+        **{f"file {name}": digest[:12] for name, digest in job.get("shared", {}).items()},
         **dict(_code(path / "work", store.workload(path).script)),
         **result.notes,
         "resumed from": result.resumed,
@@ -224,6 +235,35 @@ def _facts(path: Path, result: Result) -> dict[str, str]:
     # On Kubernetes the names of nodes end in the workload and the last part of the id.
     own = result.run_id.split("-", 2)[-1]
     return {key: text.replace(result.run_id, "RUN").replace(own, "RUN") for key, text in found.items() if text}
+
+
+def _copied(lab: Path, job: dict[str, Any]) -> set[str]:
+    """Where a run copied its code from: the files themselves are compared, not the commits there."""
+    script = ((job.get("request") or {}).get("options") or {}).get("script")
+    return {str(lab / "workloads"), *([str(Path(script).parent.resolve())] if script else ())}
+
+
+def _origin(versions: dict[str, Any], copied: Collection[str]) -> dict[str, str]:
+    """Versions, and what a run was on and of: of devices what they are, not which of them; of clones their commits."""
+    found = {**versions}
+    packages, code, devices = (found.pop(key, None) or {} for key in ("packages", "code", "devices"))
+    # That of the launcher's host is the lab's.
+    images = {
+        name: image for name, image in (found.pop("images", None) or {}).items() if image != found.get("image_id")
+    }
+    each = [device for node in devices.values() for device in node]
+    kinds = {f"device {key}": {device[key] for device in each} - {""} for key in ("name", "driver", "firmware")}
+    return {
+        **dict(_flat("", found)),
+        **{f"image on {name}": image for name, image in images.items() if image},
+        **{key: ", ".join(sorted(values)) for key, values in kinds.items()},
+        **{
+            f"code {one['path']}": one["commit"][:12] + (" changed" if one["dirty"] else "")
+            for one in code
+            if one["path"] not in copied
+        },
+        **{f"{PACKAGE}{name}": version for name, version in packages.items()},
+    }
 
 
 def _document(path: Path) -> Any:

@@ -6,6 +6,7 @@ import itertools
 import shlex
 import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -322,9 +323,19 @@ def again(context: Context, lab: Lab, workload: Workload, options: RunOptions, e
 
 
 def plan_run(
-    lab: Lab, job: Job, cluster: Cluster, observed: ObservedState | None, options: RunOptions, *, dry_run: bool
+    lab: Lab,
+    job: Job,
+    cluster: Cluster,
+    observed: ObservedState | None,
+    options: RunOptions,
+    origin: Future[dict[str, Any]] | None = None,
+    *,
+    dry_run: bool,
 ) -> plan.Plan:
-    """All that a run does; a dry run does not ask for versions, which only the record's content needs."""
+    """All that a run does; a dry run does not ask for versions, which only the record's content needs.
+
+    ``origin`` is what ``provenance`` finds out meanwhile.
+    """
     left = [run_id for run_id in store.unjudged(lab.directory) if store.state(lab.directory, run_id) == "orphaned"]
     known = agent.runs(cluster.engine, observed) if observed and left else {}
     ended = unfinished(lab.directory, known, left)
@@ -332,6 +343,7 @@ def plan_run(
         require_port(lab, job, cluster.engine, cluster.facts)
     image_id = observed.on(lab.hosts[0].name).image if observed else None
     versions = {} if dry_run else store.versions(lab, cluster.engine, image_id)
+    versions |= origin.result() if origin else {}
     return plan.run(
         job,
         store.record(lab, cluster.settings, job, versions, preview=dry_run),
@@ -507,5 +519,6 @@ def result_of(lab: Lab, job: Job, verdict: Verdict, now: datetime, **measured: A
         started=now.isoformat(timespec="seconds"),
         resumed=job.resumed,
         retried=job.retried,
+        replays=job.replays,
         **measured,
     )

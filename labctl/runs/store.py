@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fnmatch
+import hashlib
 import json
 import os
 import re
@@ -52,6 +53,11 @@ def record(
         "request": job.request,
         "resumed": job.resumed,
         "retried": job.retried,
+        "replays": job.replays,
+        # What a replay of the run takes from its directory, and what it finds in the lab's.
+        "files": {file.path: sha256(file.content.encode()) for file in job.files},
+        "code": {} if preview else digests((one.path, one.root / one.name) for one in job.code),
+        "shared": {} if preview else digests(shared_code(lab.directory)),
         # What whoever follows the run later judges it by.
         "job": msgspec.to_builtins(replace(job, files=(), code=(), request={}), enc_hook=str),
     }
@@ -65,6 +71,32 @@ def record(
             if preview or path.exists()
         ),
     )
+
+
+def shared_code(lab: Path) -> Iterator[tuple[str, Path]]:
+    """What the workloads' scripts share, which ranks import from the lab's directory itself."""
+    folder = lab / SHARED
+    return ((f"{SHARED}/{name}", folder / name) for name in files.walk(folder))
+
+
+def digests(paths: Iterable[tuple[str, Path]]) -> dict[str, str]:
+    """SHA-256 of each file's content, of a link of where it leads, by the name given; nothing of what is gone."""
+    found = {}
+    for name, path in paths:
+        with suppress(OSError):
+            if path.is_symlink():
+                found[name] = sha256(os.fsencode(path.readlink()))
+            else:
+                with files.open_regular(path) as stream:
+                    digest = hashlib.sha256()
+                    while piece := stream.read(PIECE):
+                        digest.update(piece)
+                    found[name] = digest.hexdigest()
+    return found
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def versions(lab: Lab, engine: Backend, image_id: str | None) -> dict[str, Any]:
@@ -86,6 +118,7 @@ def _json(path: str, content: object) -> File:
 
 
 SCHEMA = 1
+SHARED = "workloads/common"
 RESULT = "result.json"
 OUTPUT = "output.log"
 METRICS = "metrics.jsonl"
@@ -364,6 +397,10 @@ class JobSummary(Struct, frozen=True):
     nodes: tuple[NamedNode, ...] = ()
     request: dict[str, Any] | None = None
     resumed: str = ""
+    files: dict[str, str] = {}
+    """SHA-256 of what labctl wrote for it, of the code that its ranks began with, and of what that shares."""
+    code: dict[str, str] = {}
+    shared: dict[str, str] = {}
 
 
 class DeclaredWorkload(Struct, frozen=True):

@@ -53,7 +53,8 @@ def nvidia(root: Path, address: str, minor: int | None, *, file: bool = True, **
         ""
         if minor is None
         else (
-            f"Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 18\nGPU UUID: \t GPU-0000-{minor}\nBus Type: \t PCIe\n"
+            f"Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 18\nGPU UUID: \t GPU-0000-{minor}\n"
+            f"Video BIOS: \t 96.00.61.00.01\nBus Type: \t PCIe\n"
             f"Bus Location: \t {address}\nDevice Minor: \t {minor}\nGPU Excluded:\t No\n"
         )
     )

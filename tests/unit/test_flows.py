@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -46,6 +47,8 @@ class Engine(FakeBackend):
     lab: model.Lab
     found: str | None = builders.IMAGE_ID
     """The image's id."""
+    docker = ("true",)
+    """It lists no package of the image."""
 
     def observe(self, lab: str, image: str | None = None, *, node: str = "") -> ObservedState:
         self.seen = replace(self.seen, image=self.found)
@@ -681,3 +684,207 @@ def test_a_dry_run_says_what_it_would_go_on_from(context: Context, engine: Engin
     flows.up(context)
     plan = "\n".join(to_json(flows.run(context, "", RunOptions(resume="latest", dry_run=True)))["plan"])
     assert f"--resume /workspace/runs/{broken}/ckpt/1.pt" in plan
+
+
+# --- replay --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ran(context: Context, engine: Engine, lab_is_up: Callable[[], None]) -> Result:
+    """A run of hello, on a lab whose workloads share a module."""
+    shared = context.directory / store.SHARED
+    shared.mkdir()
+    (shared / "shapes.py").write_text("SIDES = 4\n")
+    lab_is_up()
+    result = flows.run(context, "hello", RunOptions())
+    assert isinstance(result, Result)
+    return result
+
+
+def normalised(context: Context, run_id: str, name: str) -> str:
+    """A file of a run's record, its id left out."""
+    return (context.directory / "runs" / run_id / name).read_text().replace(run_id, "RUN")
+
+
+def test_a_replay_has_the_same_command_files_and_code_whatever_became_of_the_workload(
+    context: Context, ran: Result
+) -> None:
+    folder = context.directory / "workloads/hello"
+    (folder / "hello.py").write_text("print('another')\n")
+    (folder / "workload.yml").write_text(WORKLOAD.replace("60s", "90s"))
+    again = flows.replay(context, ran.run_id)
+    assert isinstance(again, Result)
+    assert (again.replays, ran.replays) == (ran.run_id, "")
+    for name in ("hostfile", "rank.sh", "work/hello.py", "work/workload.yml"):
+        assert normalised(context, again.run_id, name) == normalised(context, ran.run_id, name)
+    jobs = [json.loads(normalised(context, run_id, "job.json")) for run_id in (ran.run_id, again.run_id)]
+    assert (jobs[0].pop("replays"), jobs[1].pop("replays")) == ("", ran.run_id)
+    assert (jobs[0]["job"].pop("replays"), jobs[1]["job"].pop("replays")) == ("", ran.run_id)
+    hashed = [job.pop("files") for job in jobs]
+    assert hashed[0].keys() == hashed[1].keys()
+    assert jobs[0] == jobs[1]
+    # One that is a replay itself, and has all that the first had.
+    assert isinstance(flows.replay(context, again.run_id), Result)
+
+
+def test_a_dry_run_of_a_replay_is_the_plan_of_the_run(context: Context, ran: Result) -> None:
+    plan = to_json(flows.replay(context, ran.run_id, dry_run=True))["plan"]
+    assert "which starts hello.py" in "\n".join(plan)
+    assert len(records(context)) == 1
+
+
+def another_image(context: Context, engine: Engine, record: Path) -> None:
+    engine.found = "sha256:2222"
+
+
+def no_image(context: Context, engine: Engine, record: Path) -> None:
+    engine.found = None
+
+
+def fewer_nodes(context: Context, engine: Engine, record: Path) -> None:
+    env = context.directory / ".env"
+    env.write_text(env.read_text().replace("LAB_NODES=2", "LAB_NODES=1"))
+
+
+def another_setting(context: Context, engine: Engine, record: Path) -> None:
+    env = context.directory / ".env"
+    env.write_text(f"{env.read_text()}LAB_SHM_SIZE=1g\n")
+    flows.render_files(context)
+
+
+def changed_by_the_run(context: Context, engine: Engine, record: Path) -> None:
+    (record / "work/hello.py").write_text("print('changed')\n")
+
+
+def pruned_in_part(context: Context, engine: Engine, record: Path) -> None:
+    (record / "rank.sh").unlink()
+
+
+def shared_module_changed(context: Context, engine: Engine, record: Path) -> None:
+    (context.directory / store.SHARED / "shapes.py").write_text("SIDES = 5\n")
+
+
+def recorded(record: Path, **changes: Any) -> None:
+    path = record / "versions.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def was_on_devices(context: Context, engine: Engine, record: Path) -> None:
+    card = {"id": "0", "name": "H100", "uuid": "GPU-1", "firmware": "96.0", "driver": "550.54"}
+    recorded(record, devices={"worker-0": [card], "worker-1": []})
+
+
+def had_a_model(context: Context, engine: Engine, record: Path) -> None:
+    recorded(record, cache={"local": {"model facebook/opt-125m": "27dcfa74"}})
+
+
+LACKING = [
+    (another_image, "local: image labctl/cpu was sha256:1111, and is sha256:2222 there"),
+    (no_image, "local: image labctl/cpu was sha256:1111, and is not there"),
+    (fewer_nodes, "worker-1: the lab has no such node"),
+    (another_setting, "settings: LAB_SHM_SIZE was 8g, and is 1g"),
+    (changed_by_the_run, "hello.py: its copy in .* was changed by the run"),
+    (pruned_in_part, "rank.sh: its copy in .* is gone"),
+    (shared_module_changed, "workloads/common/shapes.py: changed since"),
+    (was_on_devices, "worker-0: its devices or their driver were 0 H100 GPU-1 96.0 550.54, and are none"),
+    (had_a_model, "local: model facebook/opt-125m was 27dcfa74, and is not cached"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), LACKING, ids=lambda one: getattr(one, "__name__", ""))
+def test_a_replay_that_cannot_be_had_says_what_it_lacks(
+    context: Context, engine: Engine, ran: Result, change: Callable[[Context, Engine, Path], None], said: str
+) -> None:
+    change(context, engine, context.directory / "runs" / ran.run_id)
+    before = len(records(context))
+    with pytest.raises(HostError, match=said):
+        flows.replay(context, ran.run_id)
+    assert len(records(context)) == before
+
+
+def test_a_replay_is_told_from_its_run_by_nothing_that_is_compared(context: Context, ran: Result) -> None:
+    again = flows.replay(context, ran.run_id)
+    assert len(flows.compare(context, [ran.run_id, to_json(again)["run_id"]]).groups) == 1
+
+
+def test_a_replay_of_a_script_compares_as_the_same_though_its_clone_moved_on(
+    context: Context, engine: Engine, lab_is_up: Callable[[], None]
+) -> None:
+    clone = context.directory / "clone"
+    clone.mkdir()
+    script = clone / "own.py"
+    script.write_text("print(1)\n")
+    identity = ("-c", "user.name=ann", "-c", "user.email=ann@example.org")
+    for words in (("init", "-q"), ("add", "."), (*identity, "commit", "-qm", "first")):
+        subprocess.run(["git", *words], cwd=clone, check=True)
+    lab_is_up()
+    first = to_json(flows.run(context, "", RunOptions(script=script)))["run_id"]
+    versions = json.loads((context.directory / "runs" / first / "versions.json").read_text())
+    assert [(one["path"], one["dirty"]) for one in versions["code"]] == [(str(clone), False)]
+    script.write_text("print(2)\n")
+    again = to_json(flows.replay(context, first))["run_id"]
+    assert (context.directory / "runs" / again / "work/own.py").read_text() == "print(1)\n"
+    assert len(flows.compare(context, [first, again]).groups) == 1
+
+
+def test_all_that_a_replay_lacks_is_named_at_once(context: Context, engine: Engine, ran: Result) -> None:
+    for change in (another_image, shared_module_changed):
+        change(context, engine, context.directory / "runs" / ran.run_id)
+    with pytest.raises(HostError, match=r"(?s)sha256:2222.*\n.*shapes.py"):
+        flows.replay(context, ran.run_id)
+
+
+def test_a_record_of_an_earlier_labctl_is_not_replayed(context: Context, ran: Result) -> None:
+    path = context.directory / "runs" / ran.run_id / "job.json"
+    kept = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in kept.items() if key not in ("files", "code", "shared")}))
+    with pytest.raises(HostError, match="its record is of an earlier labctl"):
+        flows.replay(context, ran.run_id)
+
+
+def test_a_replay_waits_for_nobody_and_is_refused_beside_other_runs(
+    context: Context, engine: Engine, ran: Result
+) -> None:
+    left = context.directory / "runs/20270101-000000-hello-0000"
+    left.mkdir(parents=True)
+    (left / store.MARK).touch()
+    engine.answer = active("20270101-000000-hello-0000", "worker-7")
+    with pytest.raises(HostError, match="in use by run 20270101-000000-hello-0000"):
+        flows.replay(context, ran.run_id)
+
+
+# --- freeze and verify ---------------------------------------------------------------------------------------
+
+
+def test_verify_finds_what_was_changed_of_a_lab_that_is_up(
+    context: Context, engine: Engine, lab_is_up: Callable[[], None]
+) -> None:
+    task = context.directory / "workloads/hello"
+    task.joinpath("workload.yml").write_text(f"{WORKLOAD}inputs: {{data: file}}\narguments: [--data, corpus.txt]\n")
+    corpus = context.directory / "cache/corpus.txt"
+    corpus.write_text("to be or not to be\n")
+    lab_is_up()
+    lock = context.directory / "lab.lock"
+    assert flows.freeze(context, lock).changed
+    assert flows.verify(context, lock).drift == ()
+    (task / "hello.py").write_text("print('another')\n")
+    corpus.write_text("to be\n")
+    engine.seen = replace(
+        engine.seen,
+        containers=tuple(
+            replace(one, image="sha256:2222") if one.node == "worker-1" else one for one in engine.seen.containers
+        ),
+    )
+    drift = [(one.what, one.where, one.now) for one in flows.verify(context, lock).drift]
+    assert [one[:2] for one in drift] == [
+        ("files workloads/hello/hello.py", "lab"),
+        (f"data {corpus}", "local"),
+        ("image", "worker-1"),
+    ]
+    assert drift[2][2] == "sha256:2222"
+
+
+def test_a_lab_without_its_image_is_not_frozen(context: Context, engine: Engine) -> None:
+    engine.found = None
+    with pytest.raises(HostError, match="local has no image labctl/cpu"):
+        flows.freeze(context, context.directory / "lab.lock")

@@ -41,6 +41,7 @@ def test_a_gpu_is_told_in_full(tmp_path: Path) -> None:
             cpus=(CORE,),
             name="NVIDIA H100 80GB HBM3",
             uuid="GPU-0000-0",
+            firmware="96.00.61.00.01",
         ),
     )
 
@@ -111,7 +112,7 @@ def test_the_version_of_the_nvidia_driver(tmp_path: Path, path: str, text: str) 
 
 
 def test_a_gaudi_is_told_in_full(tmp_path: Path) -> None:
-    told = {"module_id": "3", "device_type": "GAUDI2", "status": "Operational"}
+    told = {"module_id": "3", "device_type": "GAUDI2", "fw_os_ver": "1.18.0-fw-53.1", "status": "Operational"}
     sysfs.gaudi(tmp_path, 0, "0000:19:00.0", numa=0, cores=str(CORE), told=told)
     sysfs.put(tmp_path / "sys/module/habanalabs/version", "1.18.0-ee698fb\n")
     assert find("habana", tmp_path) == (
@@ -123,6 +124,7 @@ def test_a_gaudi_is_told_in_full(tmp_path: Path) -> None:
             numa=0,
             cpus=(CORE,),
             name="GAUDI2",
+            firmware="1.18.0-fw-53.1",
         ),
     )
     assert accelerators.get("habana").driver(tmp_path) == "1.18.0-ee698fb"

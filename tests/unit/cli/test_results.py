@@ -1,4 +1,4 @@
-"""compare, report, export and `run --repeat` on records that are made up, and on runs that are no runs."""
+"""compare, report, export, freeze, verify, replay and `run --repeat`: on records made up, and runs that are none."""
 
 from __future__ import annotations
 
@@ -146,3 +146,53 @@ def test_repeat_ends_with_a_run_that_was_stopped(labctl: Labctl, ends: list[Resu
 def test_repeat_is_refused_of_what_cannot_be_repeated(labctl: Labctl, ends: list[Result], flag: tuple[str]) -> None:
     said = labctl("run", "hello", "--repeat", "2", *flag)
     assert (said.code, "each from its beginning" in said.err) == (2, True)
+
+
+# --- freeze, verify, replay ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def frozen(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the lab is now, as far as freeze finds it; the test may change it."""
+    now: dict[str, Any] = {
+        "schema": 1,
+        "files": {"workloads/opt/train.py": "3333"},
+        "nodes": {"worker-1": {"image": "a"}},
+    }
+    monkeypatch.setattr(flows, "frozen", lambda _: now)
+    return now
+
+
+def test_verify_of_what_was_frozen_says_in_one_line_that_all_is_as_it_was(labctl: Labctl, frozen: Any) -> None:
+    assert labctl("freeze").out == f"{labctl.directory}/lab.lock: 3 facts\n"
+    assert labctl("freeze").out.endswith("3 facts, as it was\n")
+    said = labctl("verify")
+    assert (said.code, said.out) == (0, f"as frozen in {labctl.directory}/lab.lock: 3 facts\n")
+
+
+def test_verify_names_each_drift_and_where_it_is_and_exits_5(labctl: Labctl, frozen: dict[str, Any]) -> None:
+    labctl("freeze", "--out", str(labctl.directory / "before"))
+    frozen["nodes"]["worker-1"]["image"] = "b"
+    del frozen["files"]["workloads/opt/train.py"]
+    said = labctl("verify", str(labctl.directory / "before"))
+    assert said.code == 5
+    assert [line.split() for line in said.out.splitlines()] == [
+        ["WHAT", "WHERE", "WAS", "IS"],
+        ["files", "workloads/opt/train.py", "lab", "3333", "-"],
+        ["image", "worker-1", "a", "b"],
+    ]
+    document = labctl("verify", str(labctl.directory / "before"), "--json").document
+    assert document["drift"][1] == {"what": "image", "where": "worker-1", "was": "a", "now": "b"}
+
+
+def test_verify_without_a_file_says_what_writes_it(labctl: Labctl, frozen: Any) -> None:
+    said = labctl("verify")
+    assert (said.code, "labctl freeze writes it" in said.err) == (2, True)
+
+
+def test_replay_exits_as_its_run_and_says_how_to_compare(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flows, "replay", lambda *_, **__: result(1, **FAIL, replays="r0"))
+    said = labctl("replay", "r0")
+    assert said.code == 5
+    assert "replays    r0" in said.out
+    assert "next: labctl compare r0 r1" in said.out

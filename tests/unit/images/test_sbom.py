@@ -7,6 +7,7 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
+from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError
 from labctl.images import sbom
 from labctl.system import process
@@ -53,3 +54,20 @@ def test_a_container_that_does_not_end_is_removed(tmp_path: Path, monkeypatch: p
         sbom.write("labctl/cpu", tmp_path / "sbom.json")
     started, removed = calls
     assert removed[-3:] == ("rm", "--force", started[started.index("--name") + 1])
+
+
+def test_the_versions_of_an_image_are_asked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, ...]] = []
+
+    def run(argv: tuple[str, ...], **_: object) -> CompletedProcess:
+        calls.append(argv)
+        return CompletedProcess(argv, 0, INSTALLED, "")
+
+    monkeypatch.setattr(process, "run", run)
+    found = [sbom.versions(DockerEngine(), "sha256:1111", tmp_path / "packages") for _ in range(2)]
+    assert found[0] == found[1] == {
+        "PyYAML": "6.0.3", "deb/libstdc++6": "12.2.0-14+deb12u1", "rpm/bash": "5.1.8-9.el9", "torch": "2.13.0+cpu",
+    }  # fmt: skip
+    assert len(calls) == 1
+    sbom.versions(DockerEngine(), "sha256:2222", tmp_path / "packages")
+    assert len(calls) == 2

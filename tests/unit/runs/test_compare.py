@@ -144,6 +144,35 @@ def test_every_kind_of_difference_is_named(lab: Lab) -> None:
     }
 
 
+CARD = {"id": "0", "name": "H100", "uuid": "GPU-1", "firmware": "96.0", "driver": "550.54"}
+COMMIT = "d90b2f69" * 5
+
+
+def test_packages_driver_clones_and_images_are_what_differs_and_which_device_is_not(lab: Lab) -> None:
+    def origin(driver: str, uuid: str, torch: str, image: str, dirty: bool) -> dict[str, Any]:
+        return {
+            "image_id": "sha256:1111",
+            "images": {"gpu-a": "sha256:1111", "gpu-b": image},
+            "packages": {"torch": torch, "numpy": "2.3.1"},
+            "devices": {"worker-0": [{**CARD, "driver": driver, "uuid": uuid}], "worker-1": []},
+            "code": [{"host": "gpu-a", "path": "/data/clone", "commit": COMMIT, "dirty": dirty}],
+            "cache": {"gpu-a": {"model facebook/opt-125m": "r1"}},
+        }
+
+    a = lab.run(versions=origin("550.54", "GPU-1", "2.13.0", "sha256:1111", dirty=False))
+    b = lab.run(versions=origin("570.86", "GPU-2", "2.14.0", "sha256:2222", dirty=True))
+    assert {one.what: (one.values["A"], one.values["B"]) for one in compare([a, b]).differences} == {
+        "device driver": ("550.54", "570.86"),
+        "package torch": ("2.13.0", "2.14.0"),
+        "image on gpu-b": ("", "sha256:2222"),
+        "code /data/clone": (COMMIT[:12], f"{COMMIT[:12]} changed"),
+    }
+
+
+def test_packages_are_not_compared_with_a_record_that_has_none(lab: Lab) -> None:
+    assert len(compare([lab.run(), lab.run(versions={"packages": {"torch": "2.13.0"}})]).groups) == 1
+
+
 def test_an_earlier_record_without_series_or_settings_is_compared_by_what_it_has(tmp_path: Path, lab: Lab) -> None:
     a = lab.run(20.0)
     path = records.write(tmp_path, "20250101-000000-opt-tiny-0000", throughput=10.0)

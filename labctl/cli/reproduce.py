@@ -1,0 +1,70 @@
+"""freeze, verify, replay."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from labctl import flows
+from labctl.cli.common import HERE, Directory, DryRun, Json, answering, context
+from labctl.cli.output import table
+from labctl.cli.results import shortened
+from labctl.cli.run import Run, run_text
+
+if TYPE_CHECKING:
+    from labctl.runs.freeze import Verification
+
+LOCK = "lab.lock"
+DRIFTED = 5
+
+
+def freeze_command(
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="The file.  [default: lab.lock of the lab]")] = None,
+    directory: Directory = HERE,
+    json: Json = False,
+) -> None:
+    with answering(as_json=json) as output:
+        lab = context(directory, output)
+        answer = flows.freeze(lab, out or lab.directory / LOCK)
+        output.answer(answer, f"{answer.lock}: {answer.facts} facts{'' if answer.changed else ', as it was'}")
+
+
+def verify_command(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="What freeze wrote.  [default: lab.lock of the lab]")
+    ] = None,
+    directory: Directory = HERE,
+    json: Json = False,
+) -> None:
+    with answering(as_json=json) as output:
+        lab = context(directory, output)
+        answer = flows.verify(lab, file or lab.directory / LOCK)
+        output.answer(answer, verification_text(answer))
+        if answer.drift:
+            sys.exit(DRIFTED)
+
+
+def replay_command(
+    run: Run = "latest", directory: Directory = HERE, dry_run: DryRun = False, json: Json = False
+) -> None:
+    with answering(as_json=json) as output:
+        lab = context(directory, output)
+        answer = flows.replay(lab, run, dry_run=dry_run)
+        if isinstance(answer, flows.PlanPreview):
+            output.answer(answer, "\n".join(answer.plan))
+            return
+        output.answer(
+            answer, f"{run_text(answer, lab.directory)}\nnext: labctl compare {answer.replays} {answer.run_id}"
+        )
+        sys.exit(answer.exit_code)
+
+
+def verification_text(found: Verification) -> str:
+    """What is not as it was, a line each; one line where all is."""
+    if not found.drift:
+        return f"as frozen in {found.lock}: {found.facts} facts"
+    rows = [(one.what, one.where, shortened(one.was or "-"), shortened(one.now or "-")) for one in found.drift]
+    return table(("WHAT", "WHERE", "WAS", "IS"), rows)

@@ -1,0 +1,130 @@
+"""What a lab was against what it is, as documents that are made up: each drift by name, and where it is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from support.builders import workload
+
+from labctl.errors import ConfigError, HostError
+from labctl.runs import freeze
+from labctl.runs.freeze import Drift
+
+LOCK: dict[str, Any] = {
+    "schema": 1,
+    "labctl": "0.1.0",
+    "image": {"name": "labctl/cpu", "base": "debian:bookworm-slim", "base_digest": "sha256:aaaa"},
+    "packages": {"torch": "2.13.0", "deb/libc6": "2.36-9"},
+    "pinned": {"cpu": {"torch": "2.13.0", "numpy": None}},
+    "settings": {"LAB_NODES": "2"},
+    "files": {"workloads/opt/train.py": "1111", "workloads/opt/workload.yml": "2222"},
+    "seeds": {"opt-tiny": "1234"},
+    "hosts": {
+        "gpu-a": {"image": "sha256:bbbb", "driver": "550.54", "data /data/corpus.txt": "3333", "cores": 8},
+        "gpu-b": {
+            "image": "sha256:bbbb",
+            "driver": "550.54",
+            "model facebook/opt-125m": "r1",
+            "device 0": "H100 GPU-1",
+        },
+    },
+    "nodes": {
+        "worker-0": {"host": "gpu-a", "image": "sha256:bbbb", "slots": "8"},
+        "worker-1": {"host": "gpu-b", "image": "sha256:bbbb", "slots": "8"},
+    },
+}
+
+
+def drift(change: Callable[[dict[str, Any]], None]) -> tuple[Drift, ...]:
+    now = copy.deepcopy(LOCK)
+    change(now)
+    return freeze.verify("lab.lock", LOCK, now).drift
+
+
+def test_a_lab_that_is_as_it_was_has_no_drift() -> None:
+    found = freeze.verify("lab.lock", LOCK, copy.deepcopy(LOCK))
+    assert (found.drift, found.facts) == ((), freeze.count(LOCK))
+
+
+@pytest.mark.parametrize(
+    ("part", "what", "where"),
+    [
+        (("files", "workloads/opt/train.py"), "files workloads/opt/train.py", "lab"),
+        (("packages", "torch"), "packages torch", "lab"),
+        (("pinned", "cpu", "torch"), "pinned cpu torch", "lab"),
+        (("image", "base_digest"), "image base_digest", "lab"),
+        (("settings", "LAB_NODES"), "settings LAB_NODES", "lab"),
+        (("seeds", "opt-tiny"), "seeds opt-tiny", "lab"),
+        (("hosts", "gpu-a", "data /data/corpus.txt"), "data /data/corpus.txt", "gpu-a"),
+        (("hosts", "gpu-b", "image"), "image", "gpu-b"),
+        (("hosts", "gpu-b", "driver"), "driver", "gpu-b"),
+        (("hosts", "gpu-b", "device 0"), "device 0", "gpu-b"),
+        (("hosts", "gpu-b", "model facebook/opt-125m"), "model facebook/opt-125m", "gpu-b"),
+        (("nodes", "worker-1", "image"), "image", "worker-1"),
+    ],
+)
+def test_each_change_is_named_and_where_it_is(part: tuple[str, ...], what: str, where: str) -> None:
+    was = LOCK
+    for key in part:
+        was = was[key]
+
+    def change(now: dict[str, Any]) -> None:
+        for key in part[:-1]:
+            now = now[key]
+        now[part[-1]] = "another"
+
+    assert drift(change) == (Drift(what=what, where=where, was=str(was), now="another"),)
+
+
+def test_what_is_gone_and_what_is_new_is_drift_too() -> None:
+    def change(now: dict[str, Any]) -> None:
+        del now["files"]["workloads/opt/train.py"]
+        now["nodes"]["worker-2"] = {"host": "gpu-c"}
+
+    assert drift(change) == (
+        Drift(what="files workloads/opt/train.py", where="lab", was="1111", now=""),
+        Drift(what="host", where="worker-2", was="", now="gpu-c"),
+    )
+
+
+def test_the_file_is_sorted_and_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "lab.lock"
+    assert freeze.write(path, LOCK)
+    assert not freeze.write(path, dict(reversed(LOCK.items())))
+    assert freeze.read(path) == LOCK
+    keys = [line for line in path.read_text().splitlines() if line.startswith('  "')]
+    assert keys == sorted(keys)
+    with pytest.raises(HostError, match="cannot write"):
+        freeze.write(tmp_path / "nowhere/lab.lock", LOCK)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "no such file"),
+        ("", "not written by `labctl freeze`"),
+        ("[1]", "not written by `labctl freeze`"),
+        ("{}", "not written by `labctl freeze`"),
+        ('{"schema": 9}', "of schema 9"),
+    ],
+)
+def test_another_file_is_refused(tmp_path: Path, text: str | None, said: str) -> None:
+    path = tmp_path / "lab.lock"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        freeze.read(path)
+
+
+def test_the_seed_is_the_workloads_own_or_else_the_scripts(tmp_path: Path) -> None:
+    of = workload(directory=tmp_path)
+    assert freeze.seed(of) == ""
+    (tmp_path / "train.py").write_text('add("--seed", type=int, default=1234)\n')
+    assert freeze.seed(of) == "1234"
+    assert freeze.seed(replace(of, arguments=("--seed", "7", "--steps", "3"))) == "7"
+    assert freeze.seed(replace(of, arguments=("--seed=8",))) == "8"
