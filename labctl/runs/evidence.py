@@ -47,10 +47,11 @@ docker ps --all --filter "label=labctl.lab=$lab" --format '{{.Names}}: {{.Status
 docker ps --all --quiet --filter "label=labctl.lab=$lab" | xargs -r docker inspect \
     --format '{{.Name}}: {{.State.Status}}, exit code {{.State.ExitCode}}, out of memory {{.State.OOMKilled}}'
 echo "# container events"
+code='{{with index .Actor.Attributes "exitCode"}}, exit code {{.}}{{end}}'
 docker events --since "$since" --until "$(date +%s)" --filter "label=labctl.lab=$lab" --filter event=die \
     --filter event=oom --filter event=kill --filter event=stop --filter event=start --filter event=restart \
     --filter event=pause --filter event=unpause --filter event=health_status \
-    --format '{{.Time}} {{.Actor.Attributes.name}}: {{.Action}}{{with index .Actor.Attributes "exitCode"}}, exit code {{.}}{{end}}' | tail -n 200
+    --format "{{.Time}} {{.Actor.Attributes.name}}: {{.Action}}$code" | tail -n 200
 echo "# kernel messages"
 { dmesg --time-format iso 2>&1 || dmesg 2>&1; } | grep -E "$pattern" | tail -n 200
 [ $# = 0 ] || { echo "# devices: $*"; command -v "$1" > /dev/null && timeout 3 "$@" 2>&1; }
