@@ -444,7 +444,8 @@ def describe(pids: dict[int, str]) -> None:
 
 
 def command_line(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return " ".join(words.split())
 
 
 def reap(run_id: str, grace: str) -> None:
@@ -653,9 +654,9 @@ STACKS_LIMIT = 30
 AGENT = ("/usr/bin/python3", "-I", "/opt/lab/labnode.py")
 # The image's own Python has its vendor's modules.
 SAMPLER = ("python", "-I", "/opt/lab/sampler.py")
-# After a second, in which the run's own launcher logs in to its nodes; a run that is over by then has no samples.
+# After seconds in which the run's own launcher logs in to its nodes; a run that is over by then has no samples.
 START_SAMPLERS = """
-read -rt 1
+read -rt 3
 (($? > 128)) || exit
 for node; do ssh -o BatchMode=yes -o ConnectTimeout=5 -- "$node" "$0" <&0 & done
 """
