@@ -127,10 +127,10 @@ def total(value: float | None, unit: float) -> Total | None:
 def host() -> Values:
     """What the container uses of its machine."""
     groups = SYS / "fs/cgroup"
-    used = of_cgroup_2(groups) if (groups / "cgroup.controllers").exists() else of_cgroup_1(groups)
+    of_cgroup = of_cgroup_2 if (groups / "cgroup.controllers").exists() else of_cgroup_1
     received, sent = network()
     return {
-        **used,
+        **of_cgroup(groups),
         "network received (MiB/s)": total(received, MIB),
         "network sent (MiB/s)": total(sent, MIB),
     }
