@@ -440,8 +440,12 @@ def reach_one(node: str, deadline: float) -> bool:
 def describe(pids: dict[int, str]) -> None:
     for pid in sorted(pids):
         with contextlib.suppress(OSError):
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-            print(json.dumps({"pid": pid, "command": command[:200]}))
+            print(json.dumps({"pid": pid, "command": command_line(pid)[:200]}))
+
+
+def command_line(pid: int) -> str:
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return " ".join(words.split())
 
 
 def reap(run_id: str, grace: str) -> None:
@@ -540,7 +544,7 @@ def stacks(run_id: str, directory: str) -> None:
     """
     folder = Path(directory, "stacks")
     folder.mkdir(exist_ok=True)
-    before = {pid: cpu_ticks(pid) for pid in processes(run_id)}
+    before = {pid: cpu_ticks(pid) for pid in processes(run_id) if SAMPLER[-1] not in command_line(pid)}
     time.sleep(MEASURED)
     unread = []
     with (folder / f"{os.uname().nodename}.txt").open("w") as out:
@@ -575,12 +579,11 @@ def doing(pid: int, share: float) -> str:
     """A process with its state, its share of a core, and what it waits for in the kernel."""
     lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
     status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-    words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").split()
     waits = ""
     with contextlib.suppress(OSError):
         waits = Path(f"/proc/{pid}/wchan").read_text().strip("0\n")
     state = f"{status['State'].strip()}, {100 * share:.0f} % of a core, {status['Threads'].strip()} threads"
-    return f"process {pid}: {' '.join(words)[:200]}\n  {state}{f', in {waits}' if waits else ''}\n"
+    return f"process {pid}: {command_line(pid)[:200]}\n  {state}{f', in {waits}' if waits else ''}\n"
 
 
 def py_spy(pid: int) -> str:
@@ -649,6 +652,14 @@ JUDGING = 10
 # Seconds in which the processes of a stalled run are looked at, before it is ended all the same.
 STACKS_LIMIT = 30
 AGENT = ("/usr/bin/python3", "-I", "/opt/lab/labnode.py")
+# The image's own Python has its vendor's modules.
+SAMPLER = ("python", "-I", "/opt/lab/sampler.py")
+# After seconds in which the run's own launcher logs in to its nodes; a run that is over by then has no samples.
+START_SAMPLERS = """
+read -rt 3
+(($? > 128)) || exit
+for node; do ssh -o BatchMode=yes -o ConnectTimeout=5 -- "$node" "$0" <&0 & done
+"""
 # Exit code of `launch` where other runs have the nodes.
 IN_USE = 75
 
@@ -920,9 +931,10 @@ def supervise(folder: Path, job: dict[str, Any]) -> None:
             record(output, f"{error}\n".encode())
             finish(folder, {"code": 127, "seconds": 0})
             return
-        reader = threading.Thread(target=read, args=(child.stdout, output, seen), daemon=True)
-        reader.start()
-        ended = oversee(folder, job, child, seen, began, output)
+        with sampled(job):
+            reader = threading.Thread(target=read, args=(child.stdout, output, seen), daemon=True)
+            reader.start()
+            ended = oversee(folder, job, child, seen, began, output)
         # What holds the output is left of the run.
         reader.join(0.5)
         if reader.is_alive():
@@ -935,6 +947,30 @@ def supervise(folder: Path, job: dict[str, Any]) -> None:
         finish(folder, {"code": code if code >= 0 else 128 - code, "seconds": seconds, **ended})
     if not is_forgotten(folder):
         clean(job, 1, began)
+
+
+@contextlib.contextmanager
+def sampled(job: dict[str, Any]) -> Iterator[None]:
+    """Have the run's nodes write samples of themselves meanwhile; those that cannot have none.
+
+    A sampler ends with the input of its ssh, which is a pipe from this process.
+    """
+    sampler = ["env", f"{RUN_VARIABLE}={job['id']}", *SAMPLER, job["directory"], f"{time.time():.3f}"]
+    quiet = subprocess.DEVNULL
+    with contextlib.ExitStack() as until_then:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            starter = subprocess.Popen(
+                ["bash", "-c", START_SAMPLERS, shlex.join(sampler), *job["nodes"]],
+                stdin=subprocess.PIPE,
+                stdout=quiet,
+                stderr=quiet,
+                env={**os.environ, "HOME": str(HOME), RUN_VARIABLE: job["id"]},
+                start_new_session=True,
+                # As for the run's command.
+                preexec_fn=functools.partial(be_user, "/"),  # noqa: PLW1509
+            )
+            until_then.enter_context(starter)
+        yield
 
 
 def record(output: IO[bytes], lines: bytes) -> None:

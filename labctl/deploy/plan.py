@@ -73,6 +73,9 @@ class EndRun(PathStep, frozen=True):
 class WriteResult(PathStep, frozen=True):
     """Judge the run and write its result."""
 
+    def __str__(self) -> str:
+        return f"{super().__str__()}, and evidence.tar.gz unless it passes"
+
 
 class EnsureImage(Step, frozen=True, kw_only=True):
     """Build, pull or send the lab's image wherever it is not found."""

@@ -9,6 +9,7 @@ import pytest
 from support.harness import Answer, Lab
 
 from docker import DockerClient
+from labctl.reports import samples
 
 pytestmark = pytest.mark.docker
 
@@ -29,9 +30,16 @@ def metrics_of(answer: Answer) -> dict[str, Any]:
     return metrics
 
 
-def test_fine_tuning_teaches_a_tiny_model(lab: Lab) -> None:
-    metrics = metrics_of(lab.call("run", "opt-tiny", "--set", "steps=40", "--json", limit=LIMIT))
+def test_fine_tuning_teaches_a_tiny_model_and_each_node_is_sampled(lab: Lab) -> None:
+    answer = lab.call("run", "opt-tiny", "--set", "steps=40", "--json", limit=LIMIT)
+    metrics = metrics_of(answer)
     assert metrics["loss"]["last"] < 0.8 * metrics["loss"]["first"]
+    tracks = samples.read(lab.path / "runs" / str(answer.json["run_id"]))
+    most = {(track.node, track.what): max(value or 0 for _, value in track.points) for track in tracks}
+    for node in ("worker-0", "worker-1"):
+        assert 0.1 < most[node, "CPU"] < 64
+        # The model and torch.
+        assert 200 < most[node, "memory"] < 8000
 
 
 def test_a_reward_model_learns_which_answer_is_the_true_one(lab: Lab) -> None:

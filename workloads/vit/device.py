@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -87,7 +88,7 @@ def nvidia(reading: str) -> str:
     """A reading of torch.cuda's, which come by way of NVIDIA's management library; empty without one."""
     if get_accelerator().device_name() != "cuda":
         return ""
-    try:
+    # The library has errors of its own, such as for what a slice of a device (MIG) does not tell.
+    with suppress(Exception):
         return str(getattr(torch.cuda, reading)(index()))
-    except (ImportError, RuntimeError):
-        return ""
+    return ""

@@ -23,7 +23,7 @@ from docker import DockerClient
 from support.harness import Lab, wait_until
 
 HERE = Path(__file__).parent
-LABNODE = HERE.parents[2] / "docker/labnode.py"
+PROGRAMS = [HERE.parents[2] / "docker" / name for name in ("labnode.py", "sampler.py")]
 NODE_IMAGE = "stand-in/node"
 FORBIDDEN = ("Operation not permitted", "Permission denied", "permission denied")
 # /dev/full: every container may open it, and nothing comes of it.
@@ -194,13 +194,13 @@ class Machine:
 
 
 def import_node(image: str, name: str, *, prefix: tuple[str, ...] = ()) -> None:
-    """Make a small node image: the lab's image less what is big, with this checkout's node program.
+    """Make a small node image: the lab's image less what is big, with this checkout's node programs.
 
     The engine that gets it is the one that ``prefix`` leads to.
     """
     excluded = [f"--exclude={pattern}" for pattern in LEFT_OUT]
-    mount = f"{LABNODE}:/opt/lab/labnode.py:ro"
-    pack = ["docker", "run", "--rm", "--network=none", "--entrypoint=tar", "-v", mount, image]
+    mounts = [f"--volume={program}:/opt/lab/{program.name}:ro" for program in PROGRAMS]
+    pack = ["docker", "run", "--rm", "--network=none", "--entrypoint=tar", *mounts, image]
     changes = [
         'ENTRYPOINT ["/usr/bin/python3", "-I", "/opt/lab/labnode.py", "start"]',
         "ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",

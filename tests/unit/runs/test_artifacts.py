@@ -17,6 +17,7 @@ from labctl.errors import HostError
 from labctl.hosts.ssh import Connection
 from labctl.model import Lab, Secret
 from labctl.naming import OUTPUTS
+from labctl.reports import samples
 from labctl.runs import artifacts, store
 from labctl.system.process import CompletedProcess
 
@@ -105,6 +106,16 @@ def test_of_a_file_that_several_hosts_wrote_the_first_ones_stands_whoever_comes_
     artifacts.collect(lab, RUN, way, lambda _: None)
     texts = [(path / part / "model/same.txt").read_text() for part in ("", "hosts/blue", "hosts/green")]
     assert (texts, (path / "link").readlink()) == (["red", "blue", "green"], Path("only-red"))
+
+
+def test_the_samples_of_all_nodes_come_into_one_directory(lab: Lab) -> None:
+    sent(lab)
+    for node, path in (("worker-0", there(lab)), ("worker-1", lab.directory / OUTPUTS / RUN)):
+        (path / "samples").mkdir()
+        (path / f"samples/{node}.csv").write_text(f"seconds (s),CPU (cores)\n1,{node[-1]}\n")
+    assert fetched(lab, Nearby()) == []
+    tracks = samples.read(lab.directory / "runs" / RUN)
+    assert [(track.node, track.points) for track in tracks] == [("worker-0", ((1, 0),)), ("worker-1", ((1, 1),))]
 
 
 def test_what_did_not_come_back_stays_and_is_told_of(lab: Lab) -> None:

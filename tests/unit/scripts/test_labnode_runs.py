@@ -29,6 +29,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     made = load()
     monkeypatch.setattr(made, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(made, "be_user", lambda _: None)
+    monkeypatch.setattr(made, "START_SAMPLERS", "")
     monkeypatch.setattr(made, "clean", lambda job, *_: made.signal_all(made.processes(job["id"]), signal.SIGKILL))
     return made
 
@@ -184,7 +185,11 @@ def test_the_stacks_of_a_run_are_those_of_its_processes_and_of_no_other(agent: M
     )
     variables = {**os.environ, "LABCTL_RUN_ID": RUN, "PYTHONFAULTHANDLER": "1"}
     pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", program], env=variables, **pipe) as rank:
+    sampler = [sys.executable, "-c", "input()", "/opt/lab/sampler.py"]
+    with (
+        subprocess.Popen(sampler, env=variables, stdin=subprocess.PIPE, **pipe),
+        subprocess.Popen([sys.executable, "-c", program], env=variables, **pipe) as rank,
+    ):
         assert rank.stdout
         assert rank.stdout.readline() == "here\n"
         agent.stacks(RUN, str(tmp_path))
@@ -196,6 +201,42 @@ def test_the_stacks_of_a_run_are_those_of_its_processes_and_of_no_other(agent: M
     assert text.count("process ") == 1
     assert rank.returncode == -signal.SIGABRT
     assert "in wait_for_peer" in said
+
+
+def in_place_of_ssh(agent: ModuleType, monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
+    """Have samplers started at once, by such an ssh."""
+    (folder / "bin").mkdir()
+    (folder / "bin/ssh").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "bin/ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder / "bin"), prepend=os.pathsep)
+    monkeypatch.setattr(agent, "START_SAMPLERS", load().START_SAMPLERS.replace("-rt 3", "-rt 0.01"))
+
+
+def test_each_node_of_a_run_is_sampled_while_its_command_runs_and_no_longer(
+    agent: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    in_place_of_ssh(agent, monkeypatch, tmp_path, f'echo "$@" > {tmp_path}/$6; cat; rm {tmp_path}/$6')
+    monkeypatch.setattr(agent, "clean", lambda *_: None)
+    began = time.time()
+    wait = f"until cat {tmp_path}/worker-0 {tmp_path}/worker-1 2> {tmp_path}/none; do sleep 0.02; done"
+    ended, lines = supervised(agent, RUN, argv=shell(wait), nodes=["worker-0", "worker-1"])
+    assert (ended["code"], len(lines)) == (0, 2)
+    for node, line in zip(("worker-0", "worker-1"), lines, strict=True):
+        command, when = line.partition(f"-- {node} ")[2].rsplit(" ", 1)
+        assert command == f"env LABCTL_RUN_ID={RUN} python -I /opt/lab/sampler.py /"
+        assert began - 1 < float(when) < time.time()
+    assert agent.wait_until_gone(RUN, {}, 20, float("inf")) == {}
+    assert list(tmp_path.glob("worker-*")) == []
+
+
+@pytest.mark.parametrize("ssh", ["exit 255", "echo not found >&2; exit 127", "exec sleep 60"])
+def test_a_node_that_cannot_be_sampled_is_no_matter_of_the_run(
+    agent: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ssh: str
+) -> None:
+    in_place_of_ssh(agent, monkeypatch, tmp_path, f"touch {tmp_path}/tried; {ssh}")
+    ended, lines = supervised(agent, RUN, argv=shell(f"until [ -e {tmp_path}/tried ]; do sleep 0.02; done; echo done"))
+    assert (ended["code"], lines) == (0, ["done"])
+    assert ended["seconds"] < 20
 
 
 def test_the_first_who_stops_a_run_gives_the_reason(agent: ModuleType) -> None:

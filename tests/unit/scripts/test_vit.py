@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -113,3 +114,23 @@ def test_broken_cifar10_is_refused(vit: SimpleNamespace, tmp_path: Path, content
     (folder / "test_batch.bin").write_bytes(content)
     with pytest.raises(vit.script_exit.InputError, match=reason):
         vit.cifar10.read(folder, vit.cifar10.TEST)
+
+
+def test_what_nvidias_library_tells_is_in_the_table_and_what_it_refuses_is_empty(
+    import_scripts: ImportScripts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NVMLError(Exception):
+        pass
+
+    def refuse(_: int) -> float:
+        raise NVMLError
+
+    accelerator = SimpleNamespace(get_accelerator=lambda: SimpleNamespace(device_name=lambda: "cuda"))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(utilization=lambda _: 87)))
+    monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(accelerator=accelerator))
+    monkeypatch.setitem(sys.modules, "deepspeed.accelerator", accelerator)
+    device = import_scripts("vit", "device").device
+    device.torch.cuda.temperature = lambda index: 61 + index
+    assert (device.load(), device.temperature()) == ("87.0%", "61")
+    device.torch.cuda.temperature = refuse
+    assert device.temperature() == ""

@@ -1,0 +1,283 @@
+"""The sampler of nodes, on files and tools that are made up."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from labctl.reports import samples
+
+SOURCE = Path(__file__).parents[3] / "docker/sampler.py"
+MIB = 1 << 20
+# /proc/net/dev; the ninth number of a line is of what was sent.
+NET = """\
+Inter-| Receive                    |  Transmit
+ face |bytes packets errs ...
+    lo:     900 9 0 0 0 0 0 0     900 9 0 0 0 0 0 0
+  eth0: 2097152 9 0 0 0 0 0 0 1048576 9 0 0 0 0 0 0
+  eth1: 1048576 9 0 0 0 0 0 0 1048576 9 0 0 0 0 0 0
+"""
+
+
+@pytest.fixture
+def sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The sampler, on a machine of which nothing can be read yet."""
+    spec = importlib.util.spec_from_file_location("sampler", SOURCE)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name in ("PROC", "SYS", "DEV"):
+        monkeypatch.setattr(module, name, tmp_path / name.lower())
+    return module
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+GROUP_2 = {
+    "cpu.stat": "usage_usec 2500000\nuser_usec 2000000\n",
+    "memory.current": f"{300 * MIB}\n",
+    "memory.stat": f"anon {150 * MIB}\ninactive_file {100 * MIB}\n",
+    "io.stat": f"259:0 rbytes={3 * MIB} wbytes={MIB} rios=3\n8:0 rbytes={MIB} wbytes=0 rios=1\n",
+}
+GROUP_1 = {
+    "cpuacct/cpuacct.usage": "2500000000\n",
+    "memory/memory.usage_in_bytes": f"{300 * MIB}\n",
+    "memory/memory.stat": f"inactive_file 0\ntotal_inactive_file {100 * MIB}\n",
+    "blkio/blkio.throttle.io_service_bytes_recursive": f"259:0 Read {4 * MIB}\n259:0 Write {MIB}\nTotal {5 * MIB}\n",
+}
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        {"cgroup.controllers": "cpu io memory", **GROUP_2},
+        {"cgroup.controllers": "cpu io memory", **{f"docker/3fa2/{name}": text for name, text in GROUP_2.items()}},
+        GROUP_1,
+    ],
+    ids=["cgroup 2", "cgroup 2 of the whole machine", "cgroup 1"],
+)
+def test_a_container_uses_what_its_cgroup_says(sampler: ModuleType, tmp_path: Path, group: dict[str, str]) -> None:
+    write(tmp_path / "sys/fs/cgroup", group)
+    nested = any(name.startswith("docker/") for name in group)
+    write(tmp_path / "proc", {"net/dev": NET, "self/cgroup": f"0::/{'docker/3fa2' if nested else ''}\n"})
+    assert sampler.host() == {
+        "CPU (cores)": 2.5,
+        "memory (MiB)": 200,
+        "disk read (MiB/s)": 4,
+        "disk written (MiB/s)": 1,
+        "network received (MiB/s)": 3,
+        "network sent (MiB/s)": 2,
+    }
+
+
+def test_on_the_network_of_a_host_its_adapters_count_and_no_bridge(sampler: ModuleType, tmp_path: Path) -> None:
+    write(tmp_path, {"proc/net/dev": NET, "sys/class/net/eth0/device/vendor": "0x15b3"})
+    assert sampler.network() == (2 * MIB, MIB)
+
+
+def test_what_cannot_be_read_has_no_value(sampler: ModuleType) -> None:
+    assert set(sampler.host().values()) == {None}
+
+
+def test_a_device_of_nvidia_has_what_its_library_knows(sampler: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    class NVMLError(Exception):
+        pass
+
+    def not_supported(*_: object) -> float:
+        raise NVMLError
+
+    library = SimpleNamespace(
+        NVMLError=NVMLError,
+        NVML_MEMORY_ERROR_TYPE_UNCORRECTED=1,
+        NVML_VOLATILE_ECC=0,
+        NVML_TEMPERATURE_GPU=0,
+        NVML_CLOCK_SM=1,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetUtilizationRates=lambda device: SimpleNamespace(gpu=90 + device),
+        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(used=512 * MIB),
+        nvmlDeviceGetTemperature=lambda *_: 61,
+        nvmlDeviceGetPowerUsage=lambda _: 412_500,
+        nvmlDeviceGetClockInfo=lambda *_: 1980,
+        nvmlDeviceGetTotalEccErrors=not_supported,
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda _: 4,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    first = {
+        "device 0 utilisation (%)": 90,
+        "device 0 memory (MiB)": 512,
+        "device 0 temperature (°C)": 61,
+        "device 0 power (W)": 412.5,
+        "device 0 SM clock (MHz)": 1980,
+        "device 0 uncorrected ECC errors (count)": None,
+        "device 0 throttle reasons (bit mask)": 4,
+    }
+    read = sampler.nvidia()()
+    assert {name: read.pop(name) for name in first} == first
+    assert (len(read), read["device 1 utilisation (%)"]) == (7, 91)
+    library.nvmlInit = not_supported
+    assert sampler.nvidia() is None
+
+
+def tool(folder: Path, script: str) -> None:
+    write(folder, {"bin/hl-smi": f"#!/bin/sh\n{script}\n"})
+    (folder / "bin/hl-smi").chmod(0o755)
+
+
+def test_a_gaudi_has_what_its_tool_says(sampler: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    devices = ("0, 71, 5000, 45, 210, 1650, 0, N/A, 0", "7, 0, 768, 30, 90, 200, 1, 0, 0")
+    asked = "index,utilization.aip,memory.used,temperature.aip,power.draw,clocks.current.soc"
+    tool(tmp_path, f'case "$2" in {asked},*) printf "{devices[0]}\\n{devices[1]}\\n";; esac')
+    read = sampler.gaudi()()
+    assert len(read) == 16
+    assert (read["device 0 utilisation (%)"], read["device 0 power violations (as hl-smi has them)"]) == (71, None)
+    assert (read["device 7 memory (MiB)"], read["device 7 uncorrected ECC errors (count)"]) == (768, 1)
+
+
+def test_a_tool_that_does_not_answer_is_not_waited_for(
+    sampler: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    monkeypatch.setattr(sampler, "TOOL_LIMIT", 0.05)
+    tool(tmp_path, "exec sleep 60")
+    assert sampler.gaudi()() == {}
+
+
+@pytest.mark.parametrize(
+    ("clock", "throttled"),
+    [
+        ("drm/card1/gt/gt0/rps_act_freq_mhz", "drm/card1/gt/gt0/throttle_reason_status"),
+        ("tile0/gt0/freq0/act_freq", "tile0/gt0/freq0/throttle/status"),
+    ],
+    ids=["i915", "xe"],
+)
+def test_an_intel_gpu_has_what_its_driver_says(sampler: ModuleType, tmp_path: Path, clock: str, throttled: str) -> None:
+    known = {
+        "vendor": "0x8086\n",
+        "hwmon/hwmon3/energy1_input": "5000000\n",
+        "hwmon/hwmon3/temp2_input": "58000\n",
+        clock: "1550\n",
+        throttled: "1\n",
+    }
+    other = {"class/drm/renderD128/device/vendor": "0x1002\n"}
+    write(tmp_path / "sys", {**other, **{f"class/drm/renderD129/device/{name}": text for name, text in known.items()}})
+    # The machine has one more, which is not this node's.
+    write(tmp_path / "sys/class/drm/renderD130/device", {"vendor": "0x8086\n"})
+    write(tmp_path / "dev/dri", {"renderD128": "", "renderD129": ""})
+    assert sampler.intel()() == {
+        "device 0 temperature (°C)": 58,
+        "device 0 power (W)": 5,
+        "device 0 GT clock (MHz)": 1550,
+        "device 0 throttled (0 or 1)": 1,
+    }
+
+
+def test_a_node_without_devices_has_no_columns_of_any(sampler: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert [sampler.nvidia(), sampler.gaudi(), sampler.intel()] == [None, None, None]
+
+
+class Clock:
+    """Time that passes only while the sampler waits or reads."""
+
+    def __init__(self, sampler: ModuleType, monkeypatch: pytest.MonkeyPatch, *, last: float) -> None:
+        self.now = self.cpu = 0.0
+        monkeypatch.setattr(sampler.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(sampler.time, "time", lambda: 1000 + self.now)
+        monkeypatch.setattr(sampler, "cpu_seconds", lambda: self.cpu)
+        monkeypatch.setattr(sampler, "over", lambda seconds: self.passed(max(0, seconds)) > last)
+
+    def passed(self, seconds: float) -> float:
+        self.now += seconds
+        return self.now
+
+
+def table(rows: Iterator[list[object]]) -> list[list[str]]:
+    return [[str(cell) for cell in row] for row in rows]
+
+
+def test_totals_are_rates_over_the_time_since_the_last_sample(
+    sampler: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(sampler, monkeypatch, last=3)
+    totals = iter([10.0, 12.0, None, 1.0])
+    read = (lambda: {"disk read (MiB/s)": sampler.total(next(totals), 1), "memory (MiB)": 100 + clock.now},)
+    assert table(sampler.rows(read, 990)) == [
+        ["seconds (s)", "lost samples (count)", "disk read (MiB/s)", "memory (MiB)"],
+        ["11.000", "0", "2.0", "101.0"],
+        ["12.000", "0", "", "102.0"],
+        ["13.000", "0", "", "103.0"],
+    ]
+
+
+def test_samples_that_their_time_passed_by_are_counted_and_not_made_up(
+    sampler: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(sampler, monkeypatch, last=9)
+
+    def read() -> dict[str, float]:
+        # The second sample takes as long as five.
+        clock.passed(5.5 if clock.now == 1 else 0)
+        return {"CPU (cores)": sampler.Total(clock.now)}
+
+    _, *rows = table(sampler.rows((read,), 1000))
+    assert [row[:2] for row in rows] == [["1.000", "0"], ["6.500", "4"], ["7.000", "0"], ["8.000", "0"], ["9.000", "0"]]
+    assert {row[2] for row in rows[1:]} <= {"1.0", "0.0"}
+
+
+def test_samples_that_take_more_than_a_hundredth_of_a_core_come_later_and_none_is_lost(
+    sampler: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(sampler, monkeypatch, last=12)
+
+    def read() -> dict[str, float]:
+        clock.cpu += 0.04
+        return {}
+
+    assert [row[:2] for row in table(sampler.rows((read,), 1000))[1:]] == [
+        ["4.000", "0"],
+        ["8.000", "0"],
+        ["12.000", "0"],
+    ]
+
+
+def test_a_sampler_writes_until_its_input_ends_what_a_report_reads(tmp_path: Path) -> None:
+    pipe, name = subprocess.PIPE, f"samples/{os.uname().nodename}.csv"
+    (tmp_path / "run/samples").mkdir(parents=True)
+    os.mkfifo(tmp_path / "run" / name)
+    words = [sys.executable, "-I", str(SOURCE), str(tmp_path / "run"), str(time.time() - 5)]
+    with subprocess.Popen(words, stdin=pipe, stderr=pipe) as process:
+        with (tmp_path / "run" / name).open() as lines:
+            written = [lines.readline(), lines.readline()]
+            assert process.stdin
+            process.stdin.close()
+            written += lines
+        assert process.wait(20) == 0
+        assert process.stderr
+        assert process.stderr.read() == b""
+    write(tmp_path, {name: "".join(written)})
+    tracks = {track.what: track for track in samples.read(tmp_path)}
+    assert tracks["lost samples"].points[0] == pytest.approx((6, 0), abs=3)
+    assert (tracks["network received"].unit, tracks["network received"].node) == ("MiB/s", os.uname().nodename)
+
+
+def test_of_a_run_that_is_over_nothing_is_written(tmp_path: Path) -> None:
+    words = [sys.executable, "-I", str(SOURCE), str(tmp_path), "0"]
+    subprocess.run(words, stdin=subprocess.DEVNULL, check=True)
+    assert list(tmp_path.iterdir()) == []
