@@ -267,7 +267,10 @@ def _step_times(lines: Iterable[tuple[float | None, str]]) -> tuple[array[float]
         if when is not None and (match := STEP.search(line.lower())):
             last = (int(match[1]), when)
             first = first or last
-    return said, (last[1] - first[1]) / (last[0] - first[0]) if first and last[0] > first[0] else None
+    # Steps that came at once have no time that is known.
+    if not first or last[0] <= first[0] or last[1] <= first[1]:
+        return said, None
+    return said, (last[1] - first[1]) / (last[0] - first[0])
 
 
 def _means(times: Mapping[int, Sequence[float]]) -> dict[int, float]:

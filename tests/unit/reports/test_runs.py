@@ -69,6 +69,15 @@ def test_ranks_that_print_steps_but_no_times_are_charted_by_when_they_printed_th
     assert "rank 1 is the slowest: 20 % above the median" in made.html
 
 
+def test_ranks_whose_steps_came_at_once_have_no_times(tmp_path: Path) -> None:
+    path = records.write(tmp_path, FIRST)
+    (path / "ranks").mkdir()
+    for rank in (0, 1):
+        (path / f"ranks/rank-{rank}.log").write_text("step 1/3\nstep 2/3\n")
+    (path / "output.times").write_text("1000 0\n1000 0\n1000 1\n1000 1\n")
+    assert titles(report(tmp_path, FIRST)) == []
+
+
 def test_rates_are_drawn_over_time_and_losses_over_steps(tmp_path: Path) -> None:
     records.write(tmp_path, FIRST, losses=LOSSES, tokens=[100.0, 110.0, 105.0])
     loss, tokens = (one.partition("</svg>")[0] for one in report(tmp_path, FIRST).html.split("<svg")[1:3])
