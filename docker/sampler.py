@@ -9,7 +9,6 @@ cannot be read. Where a sample takes more than a hundredth of the time of a core
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import resource
@@ -32,8 +31,10 @@ if TYPE_CHECKING:
 
 # Seconds from sample to sample, and the share of a core that they may take.
 PERIOD, SHARE = 1.0, 0.01
-# Seconds for a vendor's tool.
-TOOL_LIMIT = 5
+# Seconds for the first answer of a vendor's tool, which says what devices there are; it may have to load the driver.
+TOOL_LIMIT = 15
+# Bytes above which a limit of memory is none: so cgroup 1 says that there is none.
+UNLIMITED = 1 << 60
 MIB = 1 << 20
 PROC, SYS, DEV = Path("/proc"), Path("/sys"), Path("/dev")
 INTEL = "0x8086"
@@ -147,6 +148,7 @@ def of_cgroup_2(groups: Path) -> Values:
         scaled(cpu.get("usage_usec"), 1e6),
         number(text(group / "memory.current")),
         memory.get("inactive_file"),
+        number(text(group / "memory.max")),
         sum(int(disk.get("rbytes", 0)) for disk in disks) if there else None,
         sum(int(disk.get("wbytes", 0)) for disk in disks) if there else None,
     )
@@ -159,18 +161,25 @@ def of_cgroup_1(groups: Path) -> Values:
         scaled(number(text(groups / "cpuacct/cpuacct.usage")), 1e9),
         number(text(groups / "memory/memory.usage_in_bytes")),
         fields(groups / "memory/memory.stat").get("total_inactive_file"),
+        number(text(groups / "memory/memory.limit_in_bytes")),
         sum(int(line[2]) for line in lines if line[1] == "Read") if disk else None,
         sum(int(line[2]) for line in lines if line[1] == "Write") if disk else None,
     )
 
 
 def used(
-    cpu: float | None, memory: float | None, cache: float | None, read: float | None, written: float | None
+    cpu: float | None,
+    memory: float | None,
+    cache: float | None,
+    limit: float | None,
+    read: float | None,
+    written: float | None,
 ) -> Values:
     """``cache``: bytes of files that the kernel gives up first, which `docker stats` does not count either."""
     return {
         "CPU (cores)": total(cpu, 1),
         "memory (MiB)": None if memory is None else (memory - (cache or 0)) / MIB,
+        **({"memory limit (MiB)": limit / MIB} if limit is not None and limit < UNLIMITED else {}),
         "disk read (MiB/s)": total(read, MIB),
         "disk written (MiB/s)": total(written, MIB),
     }
@@ -209,7 +218,8 @@ def nvidia() -> Source | None:
     uncorrected, since_boot = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
     readings: dict[str, Callable[[Any], float]] = {
         "utilisation (%)": lambda device: nvml.nvmlDeviceGetUtilizationRates(device).gpu,
-        "memory (MiB)": lambda device: nvml.nvmlDeviceGetMemoryInfo(device).used / MIB,
+        # As nvidia-smi has it: the first version counts what the driver keeps for itself as used.
+        "memory (MiB)": lambda device: nvml.nvmlDeviceGetMemoryInfo(device, version=nvml.nvmlMemory_v2).used / MIB,
         "temperature (°C)": lambda device: nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU),
         "power (W)": lambda device: nvml.nvmlDeviceGetPowerUsage(device) / 1000,
         "SM clock (MHz)": lambda device: nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM),
@@ -246,13 +256,29 @@ GAUDI = {
 
 
 def gaudi() -> Source | None:
-    """Gaudi's devices by its tool."""
+    """Gaudi's devices by its tool, which says what devices there are; after that no sample waits for it.
+
+    It may take longer than a second, and one that its driver holds outlives SIGKILL: there is one at a time.
+    """
     tool = ["hl-smi", "-Q", ",".join(["index", *GAUDI.values()]), "-f", "csv,noheader,nounits"]
+    if not shutil.which(tool[0]):
+        return None
+
+    def ask() -> subprocess.Popen[str]:
+        quiet = subprocess.DEVNULL
+        return subprocess.Popen(tool, stdin=quiet, stdout=subprocess.PIPE, stderr=quiet, text=True)
+
+    asked = ask()
+    try:
+        asked.wait(TOOL_LIMIT)
+    except subprocess.TimeoutExpired:
+        return None
 
     def source() -> Values:
-        said = ""
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            said = subprocess.run(tool, capture_output=True, text=True, timeout=TOOL_LIMIT, check=False).stdout
+        nonlocal asked
+        if asked.poll() is None:
+            return {}
+        said, asked = asked.communicate()[0], ask()
         devices = ([word.strip() for word in line.split(",")] for line in said.splitlines())
         return {
             f"device {index} {name}": number(word)
@@ -262,7 +288,7 @@ def gaudi() -> Source | None:
             for name, word in zip(GAUDI, words)  # noqa: B905
         }
 
-    return source if shutil.which(tool[0]) else None
+    return source
 
 
 def intel() -> Source | None:

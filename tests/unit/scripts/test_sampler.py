@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -83,6 +84,23 @@ def test_a_container_uses_what_its_cgroup_says(sampler: ModuleType, tmp_path: Pa
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "limit", "sampled"),
+    [
+        ("memory.max", str(512 * MIB), 512),
+        ("memory.max", "max", None),
+        ("memory/memory.limit_in_bytes", str(512 * MIB), 512),
+        ("memory/memory.limit_in_bytes", str((1 << 63) - 4096), None),
+    ],
+)
+def test_memory_has_a_limit_where_its_cgroup_has_one(
+    sampler: ModuleType, tmp_path: Path, name: str, limit: str, sampled: float | None
+) -> None:
+    group = {"cgroup.controllers": "memory", **GROUP_2} if name == "memory.max" else GROUP_1
+    write(tmp_path / "sys/fs/cgroup", {**group, name: limit})
+    assert sampler.host().get("memory limit (MiB)") == sampled
+
+
 def test_on_the_network_of_a_host_its_adapters_count_and_no_bridge(sampler: ModuleType, tmp_path: Path) -> None:
     write(tmp_path, {"proc/net/dev": NET, "sys/class/net/eth0/device/vendor": "0x15b3"})
     assert sampler.network() == (2 * MIB, MIB)
@@ -109,7 +127,8 @@ def test_a_device_of_nvidia_has_what_its_library_knows(sampler: ModuleType, monk
         nvmlDeviceGetCount=lambda: 2,
         nvmlDeviceGetHandleByIndex=lambda index: index,
         nvmlDeviceGetUtilizationRates=lambda device: SimpleNamespace(gpu=90 + device),
-        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(used=512 * MIB),
+        nvmlMemory_v2=2,
+        nvmlDeviceGetMemoryInfo=lambda _, version=1: SimpleNamespace(used={1: 900, 2: 512}[version] * MIB),
         nvmlDeviceGetTemperature=lambda *_: 61,
         nvmlDeviceGetPowerUsage=lambda _: 412_500,
         nvmlDeviceGetClockInfo=lambda *_: 1980,
@@ -133,29 +152,63 @@ def test_a_device_of_nvidia_has_what_its_library_knows(sampler: ModuleType, monk
     assert sampler.nvidia() is None
 
 
+@pytest.fixture
+def tools(sampler: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where programs are put that the sampler finds; those that it has started last no longer than the test."""
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*words: Any, **options: Any) -> subprocess.Popen[str]:
+        started.append(subprocess.Popen(*words, **options))
+        return started[-1]
+
+    monkeypatch.setattr(sampler, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start}))
+    yield tmp_path
+    for child in started:
+        child.kill()
+        child.wait()
+        if child.stdout:
+            child.stdout.close()
+
+
 def tool(folder: Path, script: str) -> None:
     write(folder, {"bin/hl-smi": f"#!/bin/sh\n{script}\n"})
     (folder / "bin/hl-smi").chmod(0o755)
 
 
-def test_a_gaudi_has_what_its_tool_says(sampler: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+def test_a_gaudi_has_what_its_tool_says(sampler: ModuleType, tools: Path) -> None:
     devices = ("0, 71, 5000, 45, 210, 1650, 0, N/A, 0", "7, 0, 768, 30, 90, 200, 1, 0, 0")
     asked = "index,utilization.aip,memory.used,temperature.aip,power.draw,clocks.current.soc"
-    tool(tmp_path, f'case "$2" in {asked},*) printf "{devices[0]}\\n{devices[1]}\\n";; esac')
+    tool(tools, f'case "$2" in {asked},*) printf "{devices[0]}\\n{devices[1]}\\n";; esac')
     read = sampler.gaudi()()
     assert len(read) == 16
     assert (read["device 0 utilisation (%)"], read["device 0 power violations (as hl-smi has them)"]) == (71, None)
     assert (read["device 7 memory (MiB)"], read["device 7 uncorrected ECC errors (count)"]) == (768, 1)
 
 
-def test_a_tool_that_does_not_answer_is_not_waited_for(
-    sampler: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_tool_is_waited_for_once_and_has_no_value_until_it_has_answered_again(
+    sampler: ModuleType, tools: Path
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    os.mkfifo(tools / "next")
+    # Each but the first waits until the test has it answer.
+    answer = "touch second; echo 0, 71, 5000, 45, 210, 1650, 0, 0, 0"
+    tool(tools, f"cd {tools}; [ ! -e second ] || read -r _ < next; {answer}")
+    read = sampler.gaudi()
+    assert read()["device 0 utilisation (%)"] == 71
+    assert read() == read() == {}
+    (tools / "next").write_text("")
+    deadline = time.monotonic() + 20
+    while not (values := read()) and time.monotonic() < deadline:
+        pass
+    assert values["device 0 utilisation (%)"] == 71
+
+
+def test_a_tool_that_does_not_answer_leaves_the_node_without_devices(
+    sampler: ModuleType, tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sampler, "TOOL_LIMIT", 0.05)
-    tool(tmp_path, "exec sleep 60")
-    assert sampler.gaudi()() == {}
+    tool(tools, "exec sleep 60")
+    assert sampler.gaudi() is None
 
 
 @pytest.mark.parametrize(
