@@ -227,7 +227,7 @@ def _curves(runs: Mapping[Label, RecordedRun]) -> Iterator[Picture]:
 
 
 def _machine(runs: Mapping[Label, Sequence[samples.Track]]) -> Iterator[Picture]:
-    """A chart for everything that was sampled."""
+    """A chart for everything that was sampled, but for what was zero all the time."""
     kinds = dict.fromkeys((track.what, track.unit) for tracks in runs.values() for track in tracks)
     for kind in kinds:
         lines = _lines(
@@ -236,7 +236,8 @@ def _machine(runs: Mapping[Label, Sequence[samples.Track]]) -> Iterator[Picture]
             for track in tracks
             if (track.what, track.unit) == kind
         )
-        yield from _picture(kind[0], lines, "seconds", kind[1])
+        if any(value for line in lines for _, value in line.points):
+            yield from _picture(kind[0], lines, "seconds", kind[1])
 
 
 def rank_times(lab: Path, result: Result) -> tuple[dict[int, float], str]:
