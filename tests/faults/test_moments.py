@@ -151,6 +151,30 @@ def test_who_follows_a_detached_run_is_killed(lab: Lab) -> None:
     assert ended(lab, run_id)["verdict"] == "PASS"
 
 
+def test_who_follows_a_run_is_killed_at_ten_moments_and_its_record_says_how_far_it_came(lab: Lab) -> None:
+    run_id = detached(lab, "300")
+    record = lab.path / "runs" / run_id
+    before = -1
+    for moment in range(10):
+        with lab.start("attach", run_id) as attached:
+            wait_until(lambda: f"step {20 * moment} of rank 0" in attached.err, 60, "it is followed so far")  # noqa: B023
+            attached.press(signal.SIGKILL)
+            attached.process.wait()
+        found = runs(lab)[run_id]
+        step = int(found["step"].removeprefix("step "))
+        assert (found["state"], step > before) == ("running", True)
+        before = step
+        # Each looks anew, from the first line on; a last line may be cut off.
+        lines = (record / "output.log").read_text().splitlines()
+        assert len(lines) >= 20 * moment
+        assert all(" of rank " in line or "labctl: rank " in line for line in lines[:-1])
+        lab.call("logs", "--run", run_id).expect(0)
+        assert lab.call("show", run_id, "--json").expect(0).json["state"] == "running"
+    assert ended(lab, run_id)["verdict"] == "PASS"
+    said = (record / "output.log").read_text()
+    assert all(said.count(f"step {step} of rank {rank}\n") == 1 for step in range(300) for rank in (0, 1))
+
+
 @pytest.mark.parametrize("node", ["worker-1", "launcher"])
 def test_a_node_is_killed_under_a_run_that_is_followed(lab: Lab, node: str) -> None:
     with under_way(lab, "--json") as (running, run_id):

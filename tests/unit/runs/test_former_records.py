@@ -1,0 +1,60 @@
+"""A record of the first schema, as labctl 0.1.0 wrote it: without times, samples, digests and provenance."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from labctl.errors import HostError
+from labctl.model import Result
+from labctl.reports import runs as reports
+from labctl.runs import compare, export, replay, series, store
+
+RUN = "20261125-205844-opt-tiny-4c0a"
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Path:
+    shutil.copytree(Path(__file__).with_name("former"), tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+@pytest.fixture
+def result(lab: Path) -> Result:
+    found = store.read(lab, RUN)
+    assert isinstance(found, Result)
+    return found
+
+
+def test_it_is_listed_and_shown_with_all_that_it_has(lab: Path, result: Result) -> None:
+    (listed,) = store.listing(lab)
+    assert (listed.run_id, listed.state, listed.verdict, listed.workload) == (RUN, "done", "PASS", "opt-tiny")
+    content = json.loads((store.directory(lab, RUN) / "result.json").read_text())
+    assert result.metrics == content["metrics"]
+    assert [(one.rank, one.node) for one in result.ranks] == [(0, "worker-0"), (1, "worker-1")]
+
+
+def test_its_output_has_no_times_and_its_metrics_no_seconds(lab: Path) -> None:
+    lines = list(store.output(lab, RUN))
+    assert {when for when, _ in lines} == {None}
+    losses = [sample for sample in series.read(lab, RUN) if sample.metric == "loss"]
+    assert (losses[0].value, losses[-1].value) == (7.6593, 7.101)
+    assert {sample.seconds for sample in losses} == {None}
+    assert next(store.output(lab, RUN, rank=1))[0] is None
+
+
+def test_it_is_compared_reported_and_exported(lab: Path, result: Result, tmp_path: Path) -> None:
+    one = compare.read(lab, result)
+    assert not compare.compare([one, one]).differences
+    assert "PASS" in reports.of_runs(lab, [one]).html
+    losses = [sample for sample in series.read(lab, RUN) if sample.metric == "loss"]
+    written = export.tensorboard(tmp_path / "board", result, series.read(lab, RUN))
+    assert written.read_bytes().count(b"loss") == len(losses)
+
+
+def test_it_cannot_be_replayed_and_says_why(lab: Path) -> None:
+    with pytest.raises(HostError, match="its record is of an earlier labctl, which kept less"):
+        replay.read(lab, RUN)
