@@ -38,6 +38,7 @@ data() {
 }
 
 snapshot() {
+    # shellcheck disable=SC2012 # names of snapshots are commits
     newest=$(cd -- "$1/snapshots" && ls -1t | head -n 1) && [ "$newest" ] && say snapshot "$1" "$newest"
 }
 
