@@ -218,8 +218,8 @@ def test_each_node_of_a_run_is_sampled_while_its_command_runs_and_no_longer(
     in_place_of_ssh(agent, monkeypatch, tmp_path, f'echo "$@" > {tmp_path}/$6; cat; rm {tmp_path}/$6')
     monkeypatch.setattr(agent, "clean", lambda *_: None)
     began = time.time()
-    wait = f"until cat {tmp_path}/worker-0 {tmp_path}/worker-1 2> {tmp_path}/none; do sleep 0.02; done"
-    ended, lines = supervised(agent, RUN, argv=shell(wait), nodes=["worker-0", "worker-1"])
+    argv = shell(f"cd {tmp_path}; until [ -s worker-0 ] && [ -s worker-1 ]; do sleep 0.02; done; cat worker-*")
+    ended, lines = supervised(agent, RUN, argv=argv, nodes=["worker-0", "worker-1"])
     assert (ended["code"], len(lines)) == (0, 2)
     for node, line in zip(("worker-0", "worker-1"), lines, strict=True):
         command, when = line.partition(f"-- {node} ")[2].rsplit(" ", 1)
