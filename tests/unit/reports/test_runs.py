@@ -26,8 +26,9 @@ def report(lab: Path, *run_ids: str) -> Report:
 
 def sampled(path: Path, devices: int, seconds: int = 30, *, lost: int | None = None) -> None:
     """Samples of a node with so many devices, of which the one at ``lost`` seconds was lost."""
-    head = ["seconds (s)", "cpu (%)", *(f"device {number} utilisation (%)" for number in range(devices))]
-    rows = [[f"{at}", *([""] if at == lost else [f"{50 + at}"]) * (1 + devices)] for at in range(seconds)]
+    devices_read = (f"device {number} utilisation (%)" for number in range(devices))
+    head = ["seconds (s)", "lost samples (count)", "cpu (%)", *devices_read]
+    rows = [[f"{at}", "0", *([""] if at == lost else [f"{50 + at}"]) * (1 + devices)] for at in range(seconds)]
     (path / "samples").mkdir(exist_ok=True)
     (path / "samples/worker-0.csv").write_text("\n".join(",".join(row) for row in (head, *rows)) + "\n1,2")
 
