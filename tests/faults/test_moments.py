@@ -151,6 +151,7 @@ def test_who_follows_a_detached_run_is_killed(lab: Lab) -> None:
     assert ended(lab, run_id)["verdict"] == "PASS"
 
 
+@pytest.mark.slow
 def test_who_follows_a_run_is_killed_at_ten_moments_and_its_record_says_how_far_it_came(lab: Lab) -> None:
     run_id = detached(lab, "300")
     record = lab.path / "runs" / run_id

@@ -118,7 +118,7 @@ def test_a_worker_that_is_paused_ends_the_run_and_the_next_one_ends_what_it_left
     assert lab.processes_of(run_id) == []
 
 
-@pytest.mark.parametrize("launcher", ["deepspeed", "mpirun"])
+@pytest.mark.parametrize("launcher", ["mpirun", pytest.param("deepspeed", marks=pytest.mark.slow)])
 def test_a_rank_that_loops_without_end_stalls_the_run_and_says_where(lab: Lab, launcher: str) -> None:
     # Its own stacks are wanted.
     answer = lab.call("run", "hang", "--launcher", launcher, "-s", "LAB_STALL_SECONDS=4", "--json")
