@@ -71,10 +71,7 @@ class EndRun(PathStep, frozen=True):
 
 
 class WriteResult(PathStep, frozen=True):
-    """Judge the run and write its result."""
-
-    def __str__(self) -> str:
-        return f"{super().__str__()}, and evidence.tar.gz unless it passes"
+    """Judge the run and write its result; of one that failed, what is known of it besides."""
 
 
 class EnsureImage(Step, frozen=True, kw_only=True):

@@ -195,8 +195,7 @@ def test_run_reaches_writes_launches() -> None:
         "--master_port 29500 --ssh_port 12345 --launcher pdsh --force_multi --no_python --no_local_rank "
         f"{directory}/rank.sh, which starts hello.py  [hello on worker-1]\n"
         "#4 move runs/.outputs/20260102-150405-hello-3fa2 to runs  [run 20260102-150405-hello-3fa2]\n"
-        "#5 write runs/20260102-150405-hello-3fa2/result.json, and evidence.tar.gz unless it passes  "
-        "[run 20260102-150405-hello-3fa2]"
+        "#5 write runs/20260102-150405-hello-3fa2/result.json  [run 20260102-150405-hello-3fa2]"
     )
 
 
