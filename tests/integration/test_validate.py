@@ -34,6 +34,7 @@ def picky(lab: Lab, checks: str) -> Path:
     return profile
 
 
+@pytest.mark.alone
 def test_a_good_lab_passes_and_nothing_of_it_is_left(fresh_lab: FreshLab) -> None:
     lab = fresh_lab()
     answer = lab.call("validate", "--profile", "quick", "--out", "report", "--json", limit=200).expect(0)
