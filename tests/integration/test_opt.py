@@ -42,6 +42,7 @@ def test_fine_tuning_teaches_a_tiny_model_and_each_node_is_sampled(lab: Lab) -> 
         assert 200 < most[node, "memory"] < 8000
 
 
+@pytest.mark.slow
 def test_a_reward_model_learns_which_answer_is_the_true_one(lab: Lab) -> None:
     metrics = metrics_of(lab.call("run", "opt-tiny-reward", "--json", limit=LIMIT))
     assert metrics["accuracy"]["value"] >= 0.7

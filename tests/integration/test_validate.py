@@ -60,6 +60,7 @@ def test_a_node_that_fails_is_named_and_the_lab_is_removed(fresh_lab: FreshLab) 
     assert lab.labelled() == []
 
 
+@pytest.mark.slow
 def test_a_node_that_fails_with_others_is_found_by_bisection(fresh_lab: FreshLab) -> None:
     lab = fresh_lab(LAB_NODES="4")
     answer = lab.call("validate", "--profile", str(picky(lab, TOGETHER)), "--json", limit=300).expect(5)
@@ -86,7 +87,7 @@ def test_a_lab_that_was_up_is_left_alone_and_its_baseline_is_kept(fresh_lab: Fre
     assert lab.identities() == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_ctrl_c_and_a_closed_terminal_remove_the_lab(fresh_lab: FreshLab, number: signal.Signals) -> None:
     lab = fresh_lab()
     with lab.start("validate", "--profile", "quick") as running:

@@ -41,6 +41,7 @@ def write_cifar10(folder: Path, images: int) -> None:
         (folder / name).write_bytes(b"".join(records))
 
 
+@pytest.mark.slow
 def test_it_runs_under_mpirun_on_cifar10s_files(lab: Lab) -> None:
     # The rehearsal takes a hundredth, which must fill a batch on both ranks.
     write_cifar10(lab.path / "cache" / "cifar" / "cifar-10-batches-bin", 700)
