@@ -90,6 +90,7 @@ def test_a_card_that_is_gone_after_qualification_is_named_and_nothing_runs_on_it
     assert lab.labelled() == []
 
 
+@pytest.mark.slow
 def test_a_port_that_is_down_is_named(machine: Machine, lab: Lab) -> None:
     machine.file("/sys/devices/stand-in/net/ens7/carrier", "0\n")
     _, steps = validated(lab, code=5)

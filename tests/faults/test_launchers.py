@@ -38,7 +38,7 @@ def four_nodes(new_lab: Callable[[dict[str, str]], Lab], image: str) -> Iterator
     lab.destroy()
 
 
-@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("nodes", [*(pytest.param(few, marks=pytest.mark.slow) for few in (1, 2)), 4])
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_every_slot_of_so_many_nodes_has_its_rank(four_nodes: Lab, launcher: str, nodes: int) -> None:
     # The last nodes of the hostfile, so that the order is the hostfile's and not the names'.

@@ -204,6 +204,7 @@ def test_the_launcher_is_killed_under_a_detached_run(lab: Lab) -> None:
     assert (runs(lab)[run_id]["state"], lab.processes_of(run_id)) == ("done", [])
 
 
+@pytest.mark.slow
 def test_a_worker_is_killed_for_which_a_run_waits(lab: Lab) -> None:
     first = detached(lab)
     words = ("run", "--script", "steps.py", "--launcher", "mpirun", "--include", "worker-1", "--wait", "--detach")

@@ -66,6 +66,7 @@ def test_a_host_whose_cores_are_slow_is_named(rack_lab: RackLabs) -> None:
     assert remains(lab) == []
 
 
+@pytest.mark.slow
 def test_a_node_whose_ssh_is_blocked_between_the_hosts_is_named(rack_lab: RackLabs) -> None:
     lab = rack_lab(2, LAB_SSH_PORT="12321")
     lab.hosts[1].refuse(12321)
@@ -76,6 +77,7 @@ def test_a_node_whose_ssh_is_blocked_between_the_hosts_is_named(rack_lab: RackLa
     assert remains(lab) == []
 
 
+@pytest.mark.slow
 def test_a_node_with_the_wrong_interface_is_named(rack: Rack, rack_lab: RackLabs) -> None:
     lab = rack_lab(2)
     one, two = lab.hosts
