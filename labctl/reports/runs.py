@@ -299,22 +299,10 @@ def _ranks(runs: Mapping[str, tuple[Mapping[int, float], str]]) -> Iterator[Pict
 
 
 def _section(label: str, result: Result, path: Path) -> Section:
-    lines = _tail(path / store.OUTPUT)
+    lines = store.last_lines(path / store.OUTPUT, TAIL)
     cause = last_words.cause_lines(result.message, lines, BEFORE, AFTER) if result.verdict != "PASS" else []
     shown = ("\n".join(map(_shortened, some)) for some in (cause, lines[-EXCERPT:]))
     return Section(label, result, *shown)
-
-
-def _tail(path: Path) -> list[str]:
-    """The last lines of a log, whole ones."""
-    try:
-        with files.open_regular(path) as stream:
-            size = stream.seek(0, 2)
-            stream.seek(max(0, size - TAIL))
-            lines = stream.read().decode("utf-8", "replace").splitlines()
-    except OSError:
-        return []
-    return lines[1:] if size > TAIL else lines
 
 
 def _shortened(line: str) -> str:

@@ -106,7 +106,7 @@ def summary(path: Path, result: Result) -> str:
     """How a run ended, what failed first, and the lines that show it, with their times."""
     lines, times = _tail(path / store.OUTPUT, SEARCHED), _tail(path / store.TIMES, SEARCHED)
     # Of each line there is one of its time: from the end, as the beginnings may be cut off differently.
-    told = dict(zip(reversed(lines), reversed(times), strict=False))
+    printed_at = dict(zip(reversed(lines), reversed(times), strict=False))
     first = next(filter(REPORTED.search, lines), "")
     # What a metric lacks no line says.
     failed = result.cause not in ("criteria", "no-metric")
@@ -123,7 +123,7 @@ def summary(path: Path, result: Result) -> str:
             f"ranks: {nodes}",
             "",
             "the lines that show it:",
-            *(f"{_clock(told.get(text, ''))}  {text}" for text in shown),
+            *(f"{_clock(printed_at.get(text, ''))}  {text}" for text in shown),
             "",
         )
     )
@@ -193,14 +193,7 @@ def _of_ranks(path: Path) -> dict[str, str]:
 
 def _tail(path: Path, size: int = PIECE) -> list[str]:
     """The last lines of a file; of a large one those in so many bytes of its end."""
-    try:
-        with files.open_regular(path) as stream:
-            begin = max(0, stream.seek(0, 2) - size)
-            stream.seek(begin)
-            lines = stream.read().decode("utf-8", "replace").removesuffix("\n").split("\n")
-    except OSError:
-        return []
-    return [line[-LONGEST:] for line in (lines[1:] if begin else lines)]
+    return [line[-LONGEST:] for line in store.last_lines(path, size)]
 
 
 def _of_hosts(lab: Lab, engine: Backend, since: float) -> dict[str, str]:

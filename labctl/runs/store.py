@@ -364,6 +364,18 @@ def output(lab: Path, run_id: str, rank: int | None = None) -> Iterator[tuple[fl
                 yield from ((when, part) for part in line.decode("utf-8", "replace").splitlines())
 
 
+def last_lines(path: Path, size: int) -> list[str]:
+    """The last lines of a file of a record, whole ones, in so many bytes of its end; none of what is no file."""
+    try:
+        with files.open_regular(path) as stream:
+            begin = max(0, stream.seek(0, 2) - size)
+            stream.seek(begin)
+            lines = stream.read().decode("utf-8", "replace").removesuffix("\n").split("\n")
+    except OSError:
+        return []
+    return lines[1:] if begin else lines
+
+
 def _times(path: Path, rank: int | None) -> Iterator[float | None]:
     with suppress(OSError), files.open_regular(path) as stream:
         for line in stream:
