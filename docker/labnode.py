@@ -544,7 +544,11 @@ def stacks(run_id: str, directory: str) -> None:
     """
     folder = Path(directory, "stacks")
     folder.mkdir(exist_ok=True)
-    before = {pid: cpu_ticks(pid) for pid in processes(run_id) if SAMPLER[-1] not in command_line(pid)}
+    before: dict[int, int] = {}
+    for pid in processes(run_id):
+        with contextlib.suppress(OSError):
+            if SAMPLER[-1] not in command_line(pid):
+                before[pid] = cpu_ticks(pid)
     time.sleep(MEASURED)
     unread = []
     with (folder / f"{os.uname().nodename}.txt").open("w") as out:

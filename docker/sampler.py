@@ -226,7 +226,10 @@ def nvidia() -> Source | None:
         "uncorrected ECC errors (count)": lambda device: nvml.nvmlDeviceGetTotalEccErrors(
             device, uncorrected, since_boot
         ),
-        "throttle reasons (bit mask)": nvml.nvmlDeviceGetCurrentClocksThrottleReasons,
+        # One that is idle has lower clocks, too.
+        "throttle reasons (bit mask)": lambda device: (
+            nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device) & ~nvml.nvmlClocksThrottleReasonGpuIdle
+        ),
     }
 
     def known(reading: Callable[[Any], float], device: object) -> float | None:

@@ -172,7 +172,9 @@ def test_a_rank_that_prints_what_others_have_printed_makes_no_step_shorter(
     assert steps.stalled(30) == "no step and no line for 42 s; steps took 2 s; the last was step 5/9"
 
 
-def test_the_stacks_of_a_run_are_those_of_its_processes_and_of_no_other(agent: ModuleType, tmp_path: Path) -> None:
+def test_the_stacks_of_a_run_are_those_of_its_processes_and_of_no_other(
+    agent: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     program = "\n".join(
         (
             "import socket",
@@ -192,6 +194,10 @@ def test_the_stacks_of_a_run_are_those_of_its_processes_and_of_no_other(agent: M
     ):
         assert rank.stdout
         assert rank.stdout.readline() == "here\n"
+        with subprocess.Popen(["true"]) as gone:
+            pass
+        found = agent.processes
+        monkeypatch.setattr(agent, "processes", lambda run_id: {gone.pid: "0", **found(run_id)})
         agent.stacks(RUN, str(tmp_path))
         said = rank.communicate(timeout=20)[1]
     (written,) = (tmp_path / "stacks").iterdir()

@@ -133,7 +133,8 @@ def test_a_device_of_nvidia_has_what_its_library_knows(sampler: ModuleType, monk
         nvmlDeviceGetPowerUsage=lambda _: 412_500,
         nvmlDeviceGetClockInfo=lambda *_: 1980,
         nvmlDeviceGetTotalEccErrors=not_supported,
-        nvmlDeviceGetCurrentClocksThrottleReasons=lambda _: 4,
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda _: 4 | 1,
+        nvmlClocksThrottleReasonGpuIdle=1,
     )
     monkeypatch.setitem(sys.modules, "pynvml", library)
     first = {
