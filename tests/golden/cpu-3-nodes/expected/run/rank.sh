@@ -12,7 +12,7 @@ node=$(uname -n)
 # is: labctl reads a mark. A rank that its launcher starts again goes on in its log. What a rank prints when it is told to
 # end has to arrive, too.
 exec > >(trap '' TERM INT HUP; exec /usr/bin/python3 -ISc '
-import os, sys
+import fcntl, os, stat, sys
 
 def write(file, text):
     try:
@@ -23,6 +23,12 @@ def write(file, text):
 
 mark = b"\x01%s\x02" % sys.argv[1].encode()
 log = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+# Open MPI puts its mark before what it reads at once and at each line, and drops what makes too much of that. It has a terminal
+# for the output, which holds no writes apart, and for errors a pipe, which does if it is told to.
+out = 1
+if "OMPI_COMM_WORLD_RANK" in os.environ and stat.S_ISFIFO(os.fstat(2).st_mode):
+    fcntl.fcntl(2, fcntl.F_SETFL, fcntl.fcntl(2, fcntl.F_GETFL) | os.O_DIRECT)
+    out = 2
 begun, more = [], True
 while more:
     more = os.read(0, 1 << 16)
@@ -37,8 +43,11 @@ while more:
     write(log, lines)
     lines = lines and mark + lines[:-1].replace(b"\n", b"\n" + mark) + b"\n"
     while lines:
-        cut = lines.rfind(b"\n", 0, 4096) + 1 or lines.find(b"\n") + 1
-        write(1, lines[:cut])
+        size, cut = 4096, 0
+        while not cut or lines.count(b"\n", 0, cut) > 128:
+            cut = lines.rfind(b"\n", 0, size) + 1 or lines.find(b"\n") + 1
+            size //= 2
+        write(out, lines[:cut])
         lines = lines[cut:]
 ' "$RANK" /workspace/outputs/20260102-150405-ask-3fa2/ranks/rank-"$RANK".log) 2>&1
 # How many processes of this node the kernel has ended for want of memory, as cgroup v2 or v1 has it.
