@@ -436,7 +436,7 @@ class Job(Struct, frozen=True, kw_only=True):
 
 
 class Event(NamedTuple):
-    """Something that happened while a plan was carried out."""
+    """Something that happened while a plan was carried out; ``text`` of a ``line`` may be several, printed at once."""
 
     kind: Literal["step", "line", "notice", "warning", "waiting"]
     text: str

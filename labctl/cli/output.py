@@ -55,7 +55,8 @@ class Output:
         if event.kind == "line" and self.quiet:
             return
         if event.kind == "line":
-            self.note(f"{DIM}  | {PLAIN}{event.text}" if sys.stderr.isatty() else event.text)
+            mark = f"{DIM}  | {PLAIN}" if sys.stderr.isatty() else ""
+            self.note(mark + event.text.replace("\n", f"\n{mark}"))
         elif event.kind == "warning":
             self.note(f"{color('warning:', YELLOW)} {printable(event.text)}")
         elif event.kind != "waiting" or not self.as_json:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -102,7 +102,11 @@ class Context(Struct, frozen=True, kw_only=True):
         self.emit(Event(kind="waiting", text=text))
 
     def line(self, text: str) -> None:
-        self.emit(Event(kind="line", text=text))
+        self.lines((text,))
+
+    def lines(self, texts: Iterable[str]) -> None:
+        """What a program has printed at once."""
+        self.emit(Event(kind="line", text="\n".join(texts)))
 
 
 def find_lab(directory: Path, environ: Mapping[str, str]) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -14,6 +14,7 @@ from labctl.system.process import CompletedProcess
 
 Kind = Literal["container", "network", "image"]
 OnLine = Callable[[str], None]
+OnLines = Callable[[Sequence[str]], object]
 
 
 class Backend(Protocol):
@@ -45,13 +46,13 @@ class Backend(Protocol):
         self,
         container: str,
         argv: tuple[str, ...],
-        on_line: OnLine,
+        on_lines: OnLines,
         *,
         user: str,
         environment: Pairs = (),
         limit: float,
     ) -> int:
-        """Run a program in a container, handing on each line as it prints; returns its exit code.
+        """Run a program in a container, handing on its lines, those that come at once together; returns its exit code.
 
         The terminal's Ctrl-C does not reach it. Its input gets an empty line each second, and is open until this
         process ends, or the connection does.

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import datetime
 from pathlib import Path
@@ -39,8 +38,6 @@ RECONNECTING = 5
 # Seconds without a follower after which a run counts as not followed.
 AWAY = 5
 ENDLESS = 1e8
-# What rank.sh puts before each line of its rank, behind what launchers put there.
-RANK = re.compile("\x01([0-9]{1,7})\x02")
 # Seconds for a node's health check, which has shorter limits inside.
 CHECKING = 20
 
@@ -158,7 +155,7 @@ class InUse(LaunchError):
     """Nodes are those of other runs."""
 
 
-class Line(NamedTuple):
+class Line(Struct, frozen=True, gc=False):
     """What a run printed: ``said`` by a rank, behind what launchers put before it, where that is known."""
 
     text: str
@@ -169,10 +166,14 @@ class Line(NamedTuple):
 
 
 def line_of(text: str, when: float) -> Line:
-    """A line as it was printed, and when, without the mark of its rank."""
-    if mark := RANK.search(text):
-        said = text[mark.end() :]
-        return Line(text[: mark.start()] + said, when, int(mark[1]), said)
+    """A line as it was printed, and when, without the mark of its rank.
+
+    That is what rank.sh puts before each line, behind what launchers put there.
+    """
+    before, mark, said = text.partition("\x02")
+    before, begins, rank = before.rpartition("\x01")
+    if mark and begins and rank.isdecimal() and len(rank) < 8:
+        return Line(before + said, when, int(rank), said)
     return Line(text, when)
 
 
@@ -181,12 +182,14 @@ class Follower:
 
     def __init__(
         self,
-        on_line: Callable[[Line], None],
+        on_lines: Callable[[Sequence[Line]], object],
         notice: Callable[[str], object] = len,
         given_up: Callable[[], bool] = bool,
     ) -> None:
-        """``notice`` gets a line for a connection that breaks; ``given_up``: whether to connect again is of no use."""
-        self._on_line, self.notice, self.given_up = on_line, notice, given_up
+        """``on_lines`` gets those that come at once together; ``notice`` a line for a connection that breaks;
+        ``given_up``: whether to connect again is of no use.
+        """
+        self._on_lines, self.notice, self.given_up = on_lines, notice, given_up
         self.place = 0
         self.heard: float | None = None
         """When the agent last said anything of the run, on the monotonic clock."""
@@ -197,24 +200,32 @@ class Follower:
         self.refused = False
         """Whether who is handed the lines has raised an error."""
 
-    def read(self, text: str) -> None:
-        """One line of the agent's."""
-        place, _, rest = text.partition(" ")
-        if place.isdecimal():
+    def read(self, texts: Sequence[str]) -> None:
+        """Lines of the agent's."""
+        lines, last = [], ""
+        for text in texts:
+            place, _, rest = text.partition(" ")
+            if place.isdecimal():
+                when, _, said = rest.partition(" ")
+                lines.append(line_of(said, float(when)))
+                last = place
+            else:
+                self._read_word(place, rest, text)
+        if lines:
             self.heard = time.monotonic()
-            when, _, line = rest.partition(" ")
             self.refused = True
-            self._on_line(line_of(line, float(when)))
+            self._on_lines(lines)
             self.refused = False
-            self.place = int(place)
-            return
-        if place in ("end", "beat"):
+            self.place = int(last)
+
+    def _read_word(self, word: str, rest: str, text: str) -> None:
+        if word in ("end", "beat"):
             self.heard = time.monotonic()
-        if place == "end":
+        if word == "end":
             self.ended = msgspec.json.decode(rest, type=Ended)
-        elif place == "busy":
+        elif word == "busy":
             self.busy.append(msgspec.json.decode(rest, type=ActiveRun))
-        elif place != "beat":
+        elif word != "beat":
             self.other.append(text)
 
 
@@ -295,8 +306,7 @@ def start(lab: Lab, engine: Backend, launch: Launch) -> None:
     """Launch a run without following it. Errors as ``follow``."""
     follower = Follower(lambda _: None)
     text, own = msgspec.json.encode(launch).decode(), {"LABCTL_RUN_ID": f"supervises-{launch.id}"}
-    for line in agent(lab, engine, model.LAUNCHER, "launch", text, root=True, environment=own):
-        follower.read(line)
+    follower.read(agent(lab, engine, model.LAUNCHER, "launch", text, root=True, environment=own))
     if follower.busy:
         raise in_use(follower.busy)
 

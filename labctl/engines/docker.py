@@ -21,7 +21,7 @@ from urllib.parse import quote, urlencode
 from msgspec.structs import replace
 
 from labctl import model
-from labctl.engines import Kind, OnLine, probe
+from labctl.engines import Kind, OnLine, OnLines, probe
 from labctl.engines.agent import AGENT, IN_NODE
 from labctl.engines.events import watch
 from labctl.engines.state import Container, HostPortUser, ObservedState
@@ -453,7 +453,7 @@ class DockerEngine:
         self,
         container: str,
         argv: tuple[str, ...],
-        on_line: OnLine,
+        on_lines: OnLines,
         *,
         user: str,
         environment: Pairs = (),
@@ -461,7 +461,7 @@ class DockerEngine:
     ) -> int:
         variables = [f"{name}={value}" for name, value in environment]
         command = self._exec(container, user, options=("-i",), variables=variables)
-        return process.stream((*command, *argv), on_line, timeout=limit, check=False, pulse=PULSE).code
+        return process.stream_blocks((*command, *argv), on_lines, timeout=limit, check=False, pulse=PULSE).code
 
     def attach(
         self,

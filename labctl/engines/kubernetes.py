@@ -19,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from labctl.engines import Kind, OnLine
+from labctl.engines import Kind, OnLine, OnLines
 from labctl.engines.agent import line_of
 from labctl.engines.pods import loss, own_container, trouble
 from labctl.engines.state import Container, HostPortUser, ObservedState
@@ -503,7 +503,7 @@ class KubernetesEngine:
         self,
         container: str,
         argv: tuple[str, ...],
-        on_line: OnLine,
+        on_lines: OnLines,
         *,
         user: str,  # noqa: ARG002
         environment: Pairs = (),
@@ -511,7 +511,7 @@ class KubernetesEngine:
     ) -> int:
         with connected(self.api.execute(container, _within(argv, None, environment), stdin=True)) as socket:
             for line in _lines(outputs_of(socket, limit, argv, pulse=True)):
-                on_line(line)
+                on_lines((line,))
             return exit_code(socket, argv)
 
     def attach(

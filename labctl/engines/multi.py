@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from labctl.engines import Backend, Capabilities, Kind, OnLine, unanswered
+from labctl.engines import Backend, Capabilities, Kind, OnLine, OnLines, unanswered
 from labctl.engines.agent import IN_NODE, RECONNECTING
 from labctl.engines.events import Loss
 from labctl.engines.state import ObservedState
@@ -74,8 +74,8 @@ class MultiHostEngine:
     def exec(self, container: str, argv: tuple[str, ...], **options: Any) -> CompletedProcess:
         return self._with(container).exec(container, argv, **options)
 
-    def stream(self, container: str, argv: tuple[str, ...], on_line: OnLine, **options: Any) -> int:
-        return self._with(container).stream(container, argv, on_line, **options)
+    def stream(self, container: str, argv: tuple[str, ...], on_lines: OnLines, **options: Any) -> int:
+        return self._with(container).stream(container, argv, on_lines, **options)
 
     def attach(self, container: str, argv: tuple[str, ...], **options: Any) -> int:
         return self._with(container).attach(container, argv, **options)

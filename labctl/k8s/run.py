@@ -8,7 +8,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, nullcontext, suppress
 from datetime import datetime
 from typing import IO
@@ -495,7 +495,7 @@ def seconds_of(when: str) -> float:
 def supervise(
     api: Api,
     run: ClusterRun,
-    keep: Callable[[agent.Line], str],
+    keep: Callable[[Sequence[agent.Line]], Sequence[agent.Line]],
     *,
     patience: float,
     notice: Callable[[str], object],
@@ -504,7 +504,7 @@ def supervise(
 ) -> RunOutcome:
     """Follow a run to its end, fetch its results and remove it from the cluster.
 
-    ``ends``: it ends with Ctrl-C. ``keep`` gets each line as printed and returns it redacted; ``gather`` the launcher's
+    ``ends``: it ends with Ctrl-C. ``keep`` gets lines as they come and returns them redacted; ``gather`` the launcher's
     pod, when its results can be fetched. HostError where the API server is silent for too long, or refuses.
     """
     stop = JobStopper(run, api)
@@ -514,7 +514,7 @@ def supervise(
     stop.silence = watch.silence
 
     def look(line: agent.Line) -> None:
-        watch.look_at(line._replace(text=keep(line), said=store.redact(line.said, run.lab.hidden)))
+        watch.look_at(keep((line,)))
 
     with interrupts(stop) if ends else nullcontext():
         # A rank that failed just before the end is told of then.
@@ -553,10 +553,11 @@ def judge(
         nonlocal fetched
         fetched = fetch(api, run, launcher, context.warn)
 
-    def keep(line: agent.Line) -> str:
-        text = log.keep(line)
-        on_line(text)
-        return text
+    def keep(lines: Sequence[agent.Line]) -> Sequence[agent.Line]:
+        kept = log.keep(lines)
+        for line in kept:
+            on_line(line.text)
+        return kept
 
     with closing(log), context.showing(log.progress, age, run.job.timeout):
         began = time.monotonic() - age

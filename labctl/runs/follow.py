@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import datetime
 
@@ -62,14 +62,14 @@ def attach(context: Context, cluster: Cluster, lab: Lab, run_id: str, losses: Lo
         logs(cluster, lab, run_id, context.line, follow=False)
         return found
     with suppress(filelock.LockHeld):
-        return judge(context, cluster, lab, run_id, context.line, losses)
+        return judge(context, cluster, lab, run_id, context.lines, losses)
     context.notice(f"{filelock.holder(store.lock(lab.directory, run_id))} records it")
     job = store.load_job(lab.directory, run_id)
     tracker = Tracker(job.workload.metrics)
 
-    def show(line: agent.Line) -> None:
-        tracker.read(line)
-        context.line(store.redact(line.text, lab.hidden))
+    def show(lines: Sequence[agent.Line]) -> None:
+        tracker.read(lines)
+        context.lines(line.text for line in store.redact_lines(lines, lab.hidden))
 
     with context.showing(tracker.progress, store.age(store.directory(lab.directory, run_id)), job.timeout):
         agent.follow(lab, cluster.engine, run_id, agent.Follower(show, context.notice))
@@ -81,7 +81,7 @@ def judge(
     cluster: Cluster,
     lab: Lab,
     run_id: str,
-    on_line: Callable[[str], None],
+    on_lines: Callable[[Iterable[str]], object],
     losses: Losses | None = None,
 ) -> Result:
     """Follow a run from its beginning to its end, and write its record and result. LockHeld where another does."""
@@ -96,10 +96,10 @@ def judge(
         site.log = store.RunLog(path, lab, job.workload, over=True)
         held.callback(site.log.close)
 
-        def keep(line: agent.Line) -> str:
-            text = site.log.keep(line)
-            on_line(text)
-            return text
+        def keep(lines: Sequence[agent.Line]) -> Sequence[agent.Line]:
+            kept = site.log.keep(lines)
+            on_lines(line.text for line in kept)
+            return kept
 
         site.began = time.monotonic() - age
         with context.showing(site.log.progress, age, job.timeout):
@@ -179,9 +179,10 @@ def logs(
     def show(when: float | None, text: str) -> None:
         on_line(store.redact(timed(when, text) if timestamps else text, hides))
 
-    def show_live(line: agent.Line) -> None:
-        if rank in (None, line.rank):
-            show(line.when, line.text if rank is None else line.said)
+    def show_live(lines: Sequence[agent.Line]) -> None:
+        for line in lines:
+            if rank in (None, line.rank):
+                show(line.when, line.text if rank is None else line.said)
 
     if follow and not store.read_result(lab.directory, run_id):
         agent.follow(lab, cluster.engine, run_id, agent.Follower(show_live))

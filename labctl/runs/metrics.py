@@ -54,7 +54,8 @@ class Sampler:
         # Most lines have neither; to search them all would take as long as all the rest.
         self.step = None
         if ("step" in words or "iter" in words) and (step := STEP.search(words)):
-            self.step = int(step[1]), int(step[2]) if step[2] else None
+            done, of = step.groups()
+            self.step = int(done), int(of) if of else None
             self._steps[rank] = self.step[0]
         found = []
         for name, pattern in self._patterns.items():

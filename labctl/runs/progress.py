@@ -43,21 +43,23 @@ class Tracker:
         """The numbers of each metric, in order."""
         return self._sampler.values
 
-    def read(self, line: Line) -> list[Sample]:
-        """The samples on a line, as of ``Sampler``, with seconds since the first line."""
-        if self._began is None:
-            self._began = line.when
-        self._last_line = line.when
-        text = searched(line.text)
-        samples = self._sampler.read(text, line.rank, line.when - self._began)
-        bar = last_bar(text) if "%|" in text else None
-        if step := self._sampler.step:
-            # The Trainer's own lines name the step, and its bar of how many.
-            self._count(0, step[0], step[1] or (bar[1] if bar and bar[0] == step[0] else None), line.when)
-        elif bar and self._source:
-            self._count(1, *bar, line.when)
-        elif self._source > 1 and "poch" in text and (epoch := EPOCH.search(text.lower())):
-            self._count(2, int(epoch[1]), int(epoch[2]) if epoch[2] else None, line.when)
+    def read(self, lines: Iterable[Line]) -> list[Sample]:
+        """The samples on lines, as of ``Sampler``, with seconds since the first line."""
+        samples: list[Sample] = []
+        for line in lines:
+            if self._began is None:
+                self._began = line.when
+            self._last_line = line.when
+            text = searched(line.text)
+            samples += self._sampler.read(text, line.rank, line.when - self._began)
+            bar = last_bar(text) if "%|" in text else None
+            if step := self._sampler.step:
+                # The Trainer's own lines name the step, and its bar of how many.
+                self._count(0, step[0], step[1] or (bar[1] if bar and bar[0] == step[0] else None), line.when)
+            elif bar and self._source:
+                self._count(1, *bar, line.when)
+            elif self._source > 1 and "poch" in text and (epoch := EPOCH.search(text.lower())):
+                self._count(2, int(epoch[1]), int(epoch[2]) if epoch[2] else None, line.when)
         return samples
 
     def _count(self, source: int, step: int, steps: int | None, when: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shlex
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -412,10 +412,10 @@ def _(step: plan.PushRun, site: RunDeployment) -> None:
 
 @do.register
 def _(step: plan.LaunchJob, site: RunDeployment) -> None:
-    def keep(line: agent.Line) -> str:
-        text = site.log.keep(line)
-        site.context.line(text)
-        return text
+    def keep(lines: Sequence[agent.Line]) -> Sequence[agent.Line]:
+        kept = site.log.keep(lines)
+        site.context.lines([line.text for line in kept])
+        return kept
 
     lab, run_id = site.lab, step.job.run_id
     patience = 0 if step.detach else site.cluster.settings.number("LAB_RUN_PATIENCE")

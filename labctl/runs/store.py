@@ -204,29 +204,33 @@ class RunLog:
         """How far the run is."""
         return self._tracker.progress()
 
-    def keep(self, line: Line) -> str:
-        """Write one line; returns it redacted. RecordError where it cannot be written."""
-        text = redact(line.text, self._hidden)
+    def keep(self, lines: Sequence[Line]) -> Sequence[Line]:
+        """Write lines; returns them redacted. RecordError where they cannot be written."""
+        shown = redact_lines(lines, self._hidden)
         try:
-            self._read(line)
-            self._times.write(b"%.3f -\n" % line.when if line.rank is None else b"%.3f %d\n" % (line.when, line.rank))
-            self._stream.write(f"{text}\n".encode())
+            self._read(lines)
+            ranks = ("-" if line.rank is None else line.rank for line in lines)
+            times = (f"{line.when:.3f} {rank}\n" for line, rank in zip(lines, ranks, strict=True))
+            self._times.write("".join(times).encode())
+            self._stream.write("".join(f"{line.text}\n" for line in shown).encode())
             self._stream.flush()
         except OSError as error:
             path = self._path / OUTPUT
             raise RecordError(f"cannot write {path}: {error.strerror}", hint=f"df -h {path.parent}") from error
-        return text
+        return shown
 
-    def _read(self, line: Line) -> None:
-        text = searched(line.text)
-        for sample in self._tracker.read(line):
-            self._series.write(msgspec.json.encode(sample) + b"\n")
-        found = [note for note in self._notes if note.search(text)]
-        # Most lines have neither word.
-        named = "rank" in text and (RANK_REPORTED.search(text) or RANKS_STARTED.search(text))
-        if found or named:
-            self.lines.append(text)
-            self._notes = [note for note in self._notes if note not in found]
+    def _read(self, lines: Sequence[Line]) -> None:
+        self._series.write(b"".join(msgspec.json.encode(sample) + b"\n" for sample in self._tracker.read(lines)))
+        for line in lines:
+            # Most lines are of neither kind.
+            if not self._notes and "rank" not in line.text:
+                continue
+            text = searched(line.text)
+            found = [note for note in self._notes if note.search(text)]
+            named = "rank" in text and (RANK_REPORTED.search(text) or RANKS_STARTED.search(text))
+            if found or named:
+                self.lines.append(text)
+                self._notes = [note for note in self._notes if note not in found]
 
     def close(self) -> None:
         """Close the log and redact what ranks wrote themselves; once is enough. HostError for what is not written."""
@@ -315,6 +319,14 @@ def redact(text: str, hidden: tuple[Secret, ...]) -> str:
     for value in hidden:
         text = text.replace(value.reveal(), REDACTED)
     return text
+
+
+def redact_lines(lines: Sequence[Line], hidden: tuple[Secret, ...]) -> Sequence[Line]:
+    """The same lines, and what their ranks said, redacted: most have no secret."""
+    text = "\n".join(line.text for line in lines) if hidden else ""
+    if not any(value.reveal() in text for value in hidden):
+        return lines
+    return [replace(line, text=redact(line.text, hidden), said=redact(line.said, hidden)) for line in lines]
 
 
 def _redact_texts(value: Any, hidden: tuple[Secret, ...]) -> Any:

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 from msgspec import Struct
@@ -180,7 +180,7 @@ def supervise(
     lab: Lab,
     job: Job,
     engine: Backend,
-    keep: Callable[[agent.Line], str],
+    keep: Callable[[Sequence[agent.Line]], Sequence[agent.Line]],
     launch: agent.Launch | None = None,
     *,
     losses: Losses | None = None,
@@ -189,7 +189,7 @@ def supervise(
 ) -> RunOutcome:
     """Launch a run, or follow one that was launched before, to its end; then kill its remaining processes.
 
-    A run that is launched here ends with Ctrl-C. ``keep`` gets each line as printed and returns it redacted,
+    A run that is launched here ends with Ctrl-C. ``keep`` gets lines as they come and returns them redacted,
     ``losses`` are those of the lab's nodes, where others listen to them, too; ``notice`` gets a line for a connection
     that breaks; ``age`` as ``RunStopper``. RecordError where a line cannot be written, HostError where the connection
     to the run is lost, which then goes on.
@@ -261,7 +261,7 @@ def follow(
     job: Job,
     engine: Backend,
     stop: RunStopper,
-    keep: Callable[[agent.Line], str],
+    keep: Callable[[Sequence[agent.Line]], Sequence[agent.Line]],
     launch: agent.Launch | None,
     notice: Callable[[str], object],
 ) -> agent.Ended:
@@ -271,11 +271,12 @@ def follow(
     with contextlib.closing(watch) as crash:
         stop.silence = crash.silence
 
-        def look(line: agent.Line) -> None:
-            if line.rank is None and (stalled := STALLED.match(line.text)):
-                # The agent ends it; ranks that are ended report a failure, too.
-                stop.note("stalled", stalled[1])
-            crash.look_at(agent.Line(keep(line), line.when, line.rank, store.redact(line.said, lab.hidden)))
+        def look(lines: Sequence[agent.Line]) -> None:
+            for line in lines:
+                if line.rank is None and (stalled := STALLED.match(line.text)):
+                    # The agent ends it; ranks that are ended report a failure, too.
+                    stop.note("stalled", stalled[1])
+            crash.look_at(keep(lines))
 
         follower = agent.Follower(look, notice, lambda: stop.cause in ("interrupted", "node-lost"))
         ended = agent.follow(lab, engine, job.run_id, follower, launch)
@@ -315,28 +316,43 @@ class CrashWatch:
         self._ended: list[RankFailure] = []
         self.reason: RankFailure | None = None
 
-    def look_at(self, line: agent.Line) -> None:
+    def look_at(self, lines: Sequence[agent.Line]) -> None:
+        for line in lines:
+            self._look_at(line)
+
+    def _look_at(self, line: agent.Line) -> None:
         text, self.now = metrics.searched(line.text), line.when
-        if self._elastic and store.RANK_REPORTED.search(text):
-            self.forgive()
-        if "ran out of memory" in text and (killed := OUT_OF_HOST_MEMORY.search(text)):
-            self._killed[killed[1]] = f"{killed[2]}; {memory_limit(self._stop.lab)}"
-        if crash := self._crash_in(text):
-            if len(self._ended) <= SHOWN:
-                self._ended.append(crash)
-            if self.reason is None:
-                self.reason = crash
-                if not self._elastic:
-                    self._timer.start()
-            elif self.reason.follows and not crash.follows:
-                self.reason = crash
+        reports = "labctl: " in text or "[launch.py:" in text
+        if reports and self._hear_report(text):
             return
         who, said = _speaker(line, text)
+        if reports and (said.startswith("labctl: ") or "[launch.py:" in said):
+            # labctl and DeepSpeed's launcher speak about ranks, not as one.
+            return
         if who in self._speakers and said and not said.isspace():
             if who not in self._last:
                 self._last[who] = deque(maxlen=self._kept)
             self._last[who].append(said[: last_words.LONGEST])
             self._spoke_at[who] = self.now
+
+    def _hear_report(self, text: str) -> bool:
+        """Take note of what is said about ranks; whether it is that one failed."""
+        if self._elastic and store.RANK_REPORTED.search(text):
+            self.forgive()
+        if killed := OUT_OF_HOST_MEMORY.search(text):
+            self._killed[killed[1]] = f"{killed[2]}; {memory_limit(self._stop.lab)}"
+        crash = self._crash_in(text)
+        if not crash:
+            return False
+        if len(self._ended) <= SHOWN:
+            self._ended.append(crash)
+        if self.reason is None:
+            self.reason = crash
+            if not self._elastic:
+                self._timer.start()
+        elif self.reason.follows and not crash.follows:
+            self.reason = crash
+        return True
 
     def _crash_in(self, line: str) -> RankFailure | None:
         if reported := REPORTED.search(line):
@@ -386,14 +402,11 @@ class CrashWatch:
 
 def _speaker(line: agent.Line, text: str) -> tuple[str, str]:
     """The rank or node that a line is of, with what it says; of a progress bar what is drawn last. Empty for others."""
-    who, said = f"rank {line.rank}", line.said
-    if line.rank is None:
-        if not (speaker := SPEAKER.match(text)):
-            return "", ""
-        who, said = speaker[2] or f"rank {speaker[1]}", speaker[3]
-    # labctl and DeepSpeed's launcher speak about ranks, not as one.
-    about = said.startswith("labctl: ") or "[launch.py:" in said
-    return ("", "") if about else (who, said.rpartition("\r")[2])
+    if line.rank is not None:
+        return f"rank {line.rank}", line.said.rpartition("\r")[2]
+    if speaker := SPEAKER.match(text):
+        return speaker[2] or f"rank {speaker[1]}", speaker[3].rpartition("\r")[2]
+    return "", ""
 
 
 def explain(ended: agent.Ended, lab: Lab, job: Job, engine: Backend) -> tuple[Cause | None, str]:

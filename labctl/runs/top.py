@@ -58,12 +58,9 @@ class Observer:
         self._job: Job = store.load_job(lab.directory, run.id)
         self._tracker = Tracker(self._job.workload.metrics)
         self._over = threading.Event()
-        self._follower = agent.Follower(self._read, given_up=self._over.is_set)
+        self._follower = agent.Follower(self._tracker.read, given_up=self._over.is_set)
         self._nodes = tuple(NodeSamples(node=node.name) for node in self._job.nodes)
         self._following = begin(lambda: agent.follow(lab, engine, run.id, self._follower))
-
-    def _read(self, line: agent.Line) -> None:
-        self._tracker.read(line)
 
     @property
     def ended(self) -> bool:

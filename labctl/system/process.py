@@ -11,7 +11,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -77,12 +76,30 @@ def stream(
     cwd: Path | None = None,
     timeout: float | None = None,
     check: bool = True,
+) -> CompletedProcess:
+    """Run long work, handing on each line of its output and errors, as ``stream_blocks`` does several."""
+
+    def each(lines: Sequence[str]) -> None:
+        for line in lines:
+            on_line(line)
+
+    return stream_blocks(argv, each, env=env, cwd=cwd, timeout=timeout, check=check)
+
+
+def stream_blocks(
+    argv: Sequence[str],
+    on_lines: Callable[[Sequence[str]], object],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout: float | None = None,
+    check: bool = True,
     pulse: float = 0,
 ) -> CompletedProcess:
-    """Run long work, handing on each line of its output and errors; ``out`` keeps the last 30. Errors as ``run``.
+    """Run long work, handing on the lines of its output and errors, those that come at once together.
 
-    A line of more than a million bytes comes in pieces. With a ``pulse`` its input gets an empty line each so many
-    seconds, and is open until this process ends, however that comes.
+    ``out`` keeps the last 30. A line of more than a million bytes comes in pieces. With a ``pulse`` its input gets an
+    empty line each so many seconds, and is open until this process ends, however that comes. Errors as ``run``.
     """
     tail: deque[str] = deque(maxlen=30)
     stdin = subprocess.PIPE if pulse else subprocess.DEVNULL
@@ -90,14 +107,32 @@ def stream(
     try:
         # As bytes: in text a carriage return would be the end of a line, too.
         with _child(argv, timeout, env=env, cwd=cwd, **pipes) as child, _pulsing(child, pulse):
-            for line in iter(partial(child.stdout.readline, LONGEST_LINE), b"") if child.stdout else ():
-                text = line.decode("utf-8", "replace").rstrip("\r\n")
-                tail.append(text)
-                on_line(text)
+            for lines in _blocks(child.stdout) if child.stdout else ():
+                tail.extend(lines)
+                on_lines(lines)
     except ProgramNotFound as error:
         return _not_found(argv, check, error)
     text = "\n".join(tail)
     return _judged(CompletedProcess(tuple(argv), child.returncode, text, ""), text, check)
+
+
+def _blocks(stdout: IO[bytes]) -> Iterator[list[str]]:
+    """The lines of a pipe, those that come at once together, and what is left at its end."""
+    begun = b""
+    while text := os.read(stdout.fileno(), min(CHUNK, LONGEST_LINE - len(begun))):
+        begun += text
+        end = begun.rfind(b"\n") + 1 or (LONGEST_LINE if len(begun) == LONGEST_LINE else 0)
+        if end:
+            whole, begun = begun[:end], begun[end:]
+            yield _split(whole)
+    if begun:
+        yield _split(begun)
+
+
+def _split(block: bytes) -> list[str]:
+    text = block.decode("utf-8", "replace")
+    lines = text.removesuffix("\n").split("\n")
+    return [line.rstrip("\r") for line in lines] if "\r" in text else lines
 
 
 @contextmanager

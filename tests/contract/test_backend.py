@@ -144,7 +144,7 @@ def test_programs_and_logs_are_those_of_the_node_that_is_named(site: Site) -> No
     assert site.engine.exec(node.name, ("echo", "x"), user=node.user).out == "x\n"
     assert site.engine.exec(node.name, ("false",), user=node.user).code == 1
     heard: list[str] = []
-    assert site.engine.stream(node.name, ("echo", "y"), heard.append, user=node.user, limit=20) == 0
+    assert site.engine.stream(node.name, ("echo", "y"), heard.extend, user=node.user, limit=20) == 0
     assert site.engine.attach(node.name, ("echo", "z"), user=node.user, workdir=None, on_line=heard.append) == 0
     assert site.engine.attach(node.name, ("false",), user=node.user, workdir=None, on_line=heard.append) == 1
     assert heard == ["y", "z"]
@@ -169,12 +169,12 @@ def test_programs_have_what_they_are_given_and_end_with_their_time(site: Site) -
     assert (done.code, done.err) == (9, "wrong\n")
     heard.clear()
     user = node.user
-    assert site.engine.stream(node.name, look, heard.append, user=user, environment=(("X", "c"),), limit=20) == 9
+    assert site.engine.stream(node.name, look, heard.extend, user=user, environment=(("X", "c"),), limit=20) == 9
     assert any(line.startswith("c ") for line in heard)
     with pytest.raises(HostError):
         site.engine.exec(node.name, ("sleep", "60"), user=user, limit=1)
     with pytest.raises(HostError):
-        site.engine.stream(node.name, ("sleep", "60"), heard.append, user=user, limit=1)
+        site.engine.stream(node.name, ("sleep", "60"), heard.extend, user=user, limit=1)
 
 
 def test_what_an_engine_says_of_itself_is_the_same_twice(site: Site) -> None:

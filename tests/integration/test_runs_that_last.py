@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
+import subprocess
 import time
+from collections import Counter
 from itertools import pairwise
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 from conftest import NewLab
 from support.harness import Lab, wait_until
+
+from docker import DockerClient
 
 pytestmark = pytest.mark.docker
 
@@ -209,6 +216,63 @@ def test_a_terminal_shows_a_bar_below_the_whole_log_and_top_watches_beside_it(la
     record = lab.path / "runs" / document["run_id"] / "output.log"
     assert record.read_bytes().count(b"\r{'loss': 1.5") == 60
     assert lab.call("top").expect(3).err.startswith("error: no run is under way")
+
+
+# Prints so many lines, with a byte that is no text and these words, and behind each as many empty ones.
+MANY = r"""
+import sys
+for number in range(int(sys.argv[1])):
+    sys.stdout.buffer.write(b"step %d \xff \xc3\xbc%s\n" % (number, sys.argv[2].encode()) + b"\n" * int(sys.argv[3]))
+"""
+MANY_LINES = ("run", "--script", "many.py", "--launcher", "mpirun", "--json", "--include")
+
+
+def test_all_lines_of_ranks_that_print_much_arrive_once(lab: Lab) -> None:
+    (lab.path / "many.py").write_text(MANY)
+    words = (*MANY_LINES, "worker-0@worker-1", "--", "30000", "", "2")
+    record = lab.path / "runs" / lab.call(*words).expect(0).json["run_id"]
+    for rank in (0, 1):
+        log = (record / f"ranks/rank-{rank}.log").read_bytes().split(b"\n", 1)[1]
+        assert log == b"".join(b"step %d \xff \xc3\xbc\n\n\n" % number for number in range(30_000))
+    printed = [re.sub(r"^\[1,[01]\]<std\w+>:", "", line) for line in (record / "output.log").read_text().splitlines()]
+    said = {f"step {number} \ufffd ü": 2 for number in range(30_000)}
+    assert Counter(line for line in printed if "labctl: " not in line) == {**said, "": 120_000}
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_million_lines_take_about_as_long_as_docker_logs_of_them_and_little_memory(
+    lab: Lab, engine: DockerClient
+) -> None:
+    (lab.path / "many.py").write_text(MANY)
+    arguments = ("1000000", " loss 2.5 tokens/s 1234.5 lr 1.0e-4 some more words", "0")
+    ratios, peak = [], 0
+    printer = engine.containers.run(lab.image(), ["-c", MANY, *arguments], entrypoint=["python"], detach=True)
+    try:
+        printer.wait(timeout=120)
+        for _ in range(5):
+            began = time.monotonic()
+            with lab.start(*MANY_LINES, "worker-0", "--", *arguments) as running:
+                while not running.ends_within(0.5):
+                    peak = max(peak, memory_peak(running.process.pid))
+            took = time.monotonic() - began
+            answer = running.answer(1).expect(0)
+            assert answer.err.count(" some more words\n") == 1_000_000
+            began = time.monotonic()
+            with (lab.path / "docker.log").open("wb") as log:
+                subprocess.run(["docker", "logs", str(printer.id)], stdout=log, check=True)
+            ratios.append(took / (time.monotonic() - began))
+            shutil.rmtree(lab.path / "runs" / answer.json["run_id"])
+    finally:
+        printer.remove(force=True)
+    assert median(ratios) <= 1.3, ratios
+    assert 0 < peak < 150 << 20
+
+
+def memory_peak(pid: int) -> int:
+    """The most memory that a process has had, in bytes; 0 for one that has ended."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return int(found[1]) << 10 if found else 0
 
 
 def test_down_judges_the_runs_that_it_ends(lab: Lab) -> None:

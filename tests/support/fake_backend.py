@@ -13,7 +13,7 @@ import msgspec
 import yaml
 from msgspec.structs import replace
 
-from labctl.engines import Kind, OnLine
+from labctl.engines import Kind, OnLine, OnLines
 from labctl.engines.agent import AGENT, ActiveRun, Launch
 from labctl.engines.state import Container, HostPortUser, ObservedState
 from labctl.hosts.ssh import Connection, LocalConnection
@@ -146,12 +146,15 @@ class FakeBackend:
         self,
         container: str,
         argv: tuple[str, ...],
-        on_line: OnLine,
+        on_lines: OnLines,
         *,
         user: str,
         environment: Pairs = (),
         limit: float,  # noqa: ARG002
     ) -> int:
+        def on_line(text: str) -> None:
+            on_lines((text,))
+
         self.running.set()
         if argv[: len(AGENT) + 1] != (*AGENT, "launch"):
             return self._execute(container, argv, on_line, user=user, environment=environment)[0]

@@ -9,7 +9,7 @@ import pytest
 from support.builders import job, lab, observed
 from support.fake_backend import Failed, FakeBackend
 
-from labctl.engines import OnLine, agent
+from labctl.engines import OnLines, agent
 from labctl.engines.agent import AGENT, ActiveRun, Follower, InUse, LaunchError, Line
 from labctl.errors import HostError
 from labctl.runs import supervise
@@ -26,11 +26,11 @@ class Breaking(FakeBackend):
         super().__init__(seen=observed(LAB))
         self.lines, self.each, self.asked = (*lines, 'end {"code": 0}'), each, list[str]()
 
-    def stream(self, container: str, argv: tuple[str, ...], on_line: OnLine, **_: Any) -> int:  # noqa: ARG002
+    def stream(self, container: str, argv: tuple[str, ...], on_lines: OnLines, **_: Any) -> int:  # noqa: ARG002
         self.asked.append(argv[len(AGENT)])
         place = int(argv[-1]) if argv[len(AGENT)] == "follow" else 0
-        for number, line in tuple(enumerate(self.lines, 1))[place : place + self.each]:
-            on_line(line if line.startswith("end ") else f"{number} {number}.5 {line}")
+        now = tuple(enumerate(self.lines, 1))[place : place + self.each]
+        on_lines([line if line.startswith("end ") else f"{number} {number}.5 {line}" for number, line in now])
         return 255
 
 
@@ -42,7 +42,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_line_comes_once_however_often_the_connection_breaks() -> None:
     heard: list[Line] = []
     engine = Breaking("one", "worker-1: \x0112\x02two", "\x010\x02three\x01", each=2)
-    ended = agent.follow(LAB, engine, "r1", Follower(heard.append), LAUNCH)
+    ended = agent.follow(LAB, engine, "r1", Follower(heard.extend), LAUNCH)
     assert ended.code == 0
     assert heard == [
         Line("one", 1.5),
@@ -71,9 +71,8 @@ def test_a_launcher_that_is_gone_ends_the_run() -> None:
 
 def saying(*lines: str) -> FakeBackend:
     class Saying(FakeBackend):
-        def stream(self, container: str, argv: tuple[str, ...], on_line: OnLine, **_: Any) -> int:  # noqa: ARG002
-            for line in lines:
-                on_line(line)
+        def stream(self, container: str, argv: tuple[str, ...], on_lines: OnLines, **_: Any) -> int:  # noqa: ARG002
+            on_lines(lines)
             return 1
 
     return Saying(seen=observed(LAB))

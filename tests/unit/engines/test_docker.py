@@ -75,7 +75,7 @@ def test_what_the_environment_says_of_another_daemon_is_kept_from_a_hosts(
     monkeypatch.setattr(docker, "CHANGING", 30)
     engine.remove("blue", "container", ("one",))
     said: list[str] = []
-    engine.stream("one", ("true",), said.append, user="0", limit=30)
+    engine.stream("one", ("true",), said.extend, user="0", limit=30)
     assert said == []
 
 

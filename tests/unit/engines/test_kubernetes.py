@@ -6,7 +6,7 @@ import io
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -470,13 +470,13 @@ def test_a_directory_and_variables_are_given_by_programs_that_every_image_has() 
 
 def test_lines_are_whole_across_frames_and_the_last_may_have_no_end() -> None:
     api, heard = Programs((OUT, b"a\nb"), (ERR, b"care"), (OUT, b"c\nd"), (ERR, b"ful\n"), failure(3)), list[str]()
-    assert KubernetesEngine(api, "demo").stream("demo-m-launcher", ("make",), heard.append, user="", limit=30) == 3
+    assert KubernetesEngine(api, "demo").stream("demo-m-launcher", ("make",), heard.extend, user="", limit=30) == 3
     assert sorted(heard) == ["a", "bc", "careful", "d"]
     assert heard[-1] == "d"
 
 
 def test_who_is_handed_lines_may_fail_and_that_is_no_lost_connection() -> None:
-    def full(_: str) -> None:
+    def full(_: Sequence[str]) -> None:
         raise OSError("disk is full")
 
     engine = KubernetesEngine(Programs((OUT, b"a\n"), SUCCESS), "demo")

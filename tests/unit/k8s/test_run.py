@@ -8,7 +8,7 @@ import signal
 import tarfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -247,9 +247,9 @@ class World:
     def supervise(
         self, *, patience: float = LIMIT, ends: bool = False, gathered: list[str] | None = None
     ) -> RunOutcome:
-        def keep(line: agent.Line) -> str:
-            self.lines.append(line.text)
-            return line.text
+        def keep(lines: Sequence[agent.Line]) -> Sequence[agent.Line]:
+            self.lines += (line.text for line in lines)
+            return lines
 
         gather = (gathered if gathered is not None else []).append
         return supervise(self.api, self.run, keep, patience=patience, notice=self.said.append, ends=ends, gather=gather)

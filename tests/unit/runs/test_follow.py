@@ -74,7 +74,7 @@ def test_each_line_of_a_run_and_of_a_rank_has_its_time(of: Lab) -> None:
     said = ((1000.0, None, "launcher"), (1000.25, 1, "one\rtwo"), (1000.5, 0, "zero"), (1001.0, 1, "three"))
     with closing(store.RunLog(path, of, workload())) as log:
         for when, rank, text in said:
-            log.keep(agent.Line(text, when, rank))
+            log.keep((agent.Line(text, when, rank),))
     wrote(of, "r1/ranks/rank-1.log", "one\rtwo\nthree\nnever arrived\n")
     at = [datetime.fromtimestamp(when).astimezone().isoformat(timespec="milliseconds") for when, *_ in said]
     assert logs(of, None, timestamps=True) == [
@@ -88,7 +88,7 @@ def test_each_line_of_a_run_and_of_a_rank_has_its_time(of: Lab) -> None:
 def test_of_one_rank_only_what_it_says_is_followed(of: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     def follow_all(*arguments: Any) -> None:
         for place, text in enumerate(("launcher", "worker-0: \x010\x02zero", "worker-1: \x011\x02one hf_canary")):
-            arguments[3].read(f"{place + 1} 1000.5 {text}")
+            arguments[3].read([f"{place + 1} 1000.5 {text}"])
 
     monkeypatch.setattr(agent, "follow", follow_all)
     assert logs(of, 1, live=True) == ["one [REDACTED]"]

@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 from support.builders import host, job, lab, node, workload
 
-from labctl.engines.agent import RANK
+from labctl.engines.agent import line_of
 from labctl.errors import ConfigError
 from labctl.model import Copy, Job, Lab, Pairs
 from labctl.runs import job as jobs
@@ -266,8 +266,9 @@ class Ranks:
             cwd=self.root,
             timeout=60,
         )
-        assert all(RANK.match(line) for line in done.stdout.splitlines())
-        return done.returncode, RANK.sub("", done.stdout)
+        lines = [line_of(line, 0) for line in done.stdout.splitlines()]
+        assert all(line.rank is not None and line.text == line.said for line in lines)
+        return done.returncode, "".join(f"{line.text}\n" for line in lines)
 
     def seen(self, name: str) -> list[str]:
         return (self.root / name).read_text(encoding="utf-8").split("\0")[:-1]

@@ -19,7 +19,7 @@ def progress(*lines: str | tuple[float, str] | tuple[float, str, int]) -> Progre
     tracker = Tracker((LOSS, THROUGHPUT))
     for number, line in enumerate(lines):
         when, text, *rank = (1000.0 + number, line) if isinstance(line, str) else (1000 + line[0], *line[1:])
-        tracker.read(Line(text, when, *rank))
+        tracker.read((Line(text, when, *rank),))
     return tracker.progress()
 
 

@@ -31,7 +31,7 @@ def record(tmp_path: Path) -> Path:
     path = store.create(of, "r1", (), (File(path="job.json", content=json.dumps(content)),))
     with closing(store.RunLog(path, of, ran.workload)) as log:
         for line in SAID:
-            log.keep(line)
+            log.keep((line,))
     return path
 
 
@@ -64,7 +64,7 @@ def test_who_follows_a_run_from_its_beginning_writes_each_sample_once(record: Pa
     before = (record / "metrics.jsonl").read_text()
     with closing(store.RunLog(record, lab(), job(lab(), metrics=(LOSS,)).workload, over=True)) as log:
         for line in SAID:
-            log.keep(line)
+            log.keep((line,))
     assert (record / "metrics.jsonl").read_text() == before
 
 

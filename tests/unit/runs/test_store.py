@@ -214,7 +214,7 @@ def test_a_pattern_with_flags_of_its_own_is_kept_apart(tmp_path: Path) -> None:
     metrics = (Metric(name="loss", pattern="(?i)loss: (\\S+)"), Metric(name="a", pattern="(?:a)(?:a) (\\d)"))
     recorder = store.RunLog(tmp_path, lab(), workload(metrics=metrics))
     for line in ("LOSS: 3", "aa 4", "AA 5"):
-        recorder.keep(printed(line))
+        recorder.keep((printed(line),))
     recorder.close()
     assert {name: [*values] for name, values in recorder.values.items()} == {"loss": [3], "a": [4]}
 
@@ -224,7 +224,7 @@ def test_behind_a_progress_bar_that_was_drawn_many_times_numbers_are_read(tmp_pa
     said = f"worker-0: {bar}\r{{'loss': 2.25, 'epoch': 0.5}}"
     metrics = (Metric(name="loss", pattern=r"'loss': ([\d.]+)"),)
     with closing(store.RunLog(tmp_path, lab(), workload(metrics=metrics))) as recorder:
-        recorder.keep(printed(said))
+        recorder.keep((printed(said),))
     assert [*recorder.values["loss"]] == [2.25]
     assert (tmp_path / store.OUTPUT).read_bytes() == f"{said}\n".encode()
 
@@ -232,11 +232,11 @@ def test_behind_a_progress_bar_that_was_drawn_many_times_numbers_are_read(tmp_pa
 def test_of_many_lines_only_numbers_stay_in_memory(tmp_path: Path) -> None:
     of = workload(metrics=(Metric(name="loss", pattern=r"loss (\S+)"),), notes=(("data", "data (.*)"),))
     with closing(store.RunLog(tmp_path, lab(), of)) as recorder:
-        recorder.keep(printed("labctl: rank 0 of 1 on worker-0"))
-        recorder.keep(printed(f"step 0 loss 1.0 data {0:0100}"))
+        recorder.keep((printed("labctl: rank 0 of 1 on worker-0"),))
+        recorder.keep((printed(f"step 0 loss 1.0 data {0:0100}"),))
         tracemalloc.start()
         for step in range(1, 5000):
-            recorder.keep(printed(f"step {step} loss 1.0 data {step:0100}"))
+            recorder.keep((printed(f"step {step} loss 1.0 data {step:0100}"),))
         held, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert (len(recorder.lines), len(recorder.values["loss"])) == (2, 5000)
@@ -257,7 +257,7 @@ def test_secrets_are_taken_out_of_lines_and_of_what_ranks_wrote(tmp_path: Path) 
     recorder = store.RunLog(path, of, workload(metrics=(Metric(name="speed", pattern="speed (.*)"),)))
     said = "got CANARY-token and CAN ARY's $key"
     log = said_by_a_rank(path, said.encode() + b" \xff\n")
-    assert recorder.keep(printed(said)) == "got [REDACTED] and [REDACTED]"
+    assert [line.text for line in recorder.keep((printed(said),))] == ["got [REDACTED] and [REDACTED]"]
     recorder.close()
     assert not recorder.lines
     assert (path / "output.log").read_text() == "got [REDACTED] and [REDACTED]\n"
@@ -275,9 +275,9 @@ def test_a_secret_of_several_lines_is_taken_out_line_by_line(tmp_path: Path, val
 def test_a_secret_that_begins_another_leaves_no_rest_of_it(tmp_path: Path) -> None:
     of = with_secrets(tmp_path, A_KEY="abcd", B_KEY="abcdEFGH")
     recorder = store.RunLog(started(of, "r1"), of, workload())
-    kept = recorder.keep(printed("x abcdEFGH y"))
+    kept = recorder.keep((printed("x abcdEFGH y"),))
     recorder.close()
-    assert "EFGH" not in kept
+    assert "EFGH" not in kept[0].text
 
 
 def test_the_verdict_reads_what_was_said_though_the_record_hides_it(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_the_verdict_reads_what_was_said_though_the_record_hides_it(tmp_path: Pa
         "nothing of note",
         "worker-0: Throughput: 2048.3 samples/sec",
     ):
-        recorder.keep(printed(line))
+        recorder.keep((printed(line),))
     recorder.close()
     assert recorder.lines == ["worker-0: labctl: rank 0 of 1 on worker-0"]
     assert [*recorder.values["speed"]] == [2048.3]
@@ -308,7 +308,7 @@ def test_an_abandoned_run_is_closed_without_its_secrets(tmp_path: Path) -> None:
 def test_lines_are_on_disk_as_they_come(tmp_path: Path) -> None:
     of = lab(directory=tmp_path)
     recorder = store.RunLog(started(of, "r1"), of, workload())
-    recorder.keep(printed("ü first"))
+    recorder.keep((printed("ü first"),))
     assert (tmp_path / "runs/r1/output.log").read_text(encoding="utf-8") == "ü first\n"
     recorder.close()
 
@@ -421,7 +421,7 @@ def record(of: Lab, run_id: str) -> None:
         path = store.create(of, run_id, (), [File(path=name, content="{}") for name in names])
         log = store.RunLog(path, of, workload())
         held.callback(log.close)
-        log.keep(printed("ssh-ed25519 AAAA"))
+        log.keep((printed("ssh-ed25519 AAAA"),))
         store.finish(of, result(run_id))
 
 

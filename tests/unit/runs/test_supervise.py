@@ -6,7 +6,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -47,12 +47,16 @@ def printing(*lines: str, code: int = 0, until: threading.Event | None = None) -
     return FakeBackend(answer=answer, seen=observed(LAB))
 
 
+def as_printed(lines: Sequence[Line]) -> Sequence[Line]:
+    return lines
+
+
 def run(engine: FakeBackend, timeout: float = 60.0) -> tuple[RunOutcome, list[str]]:
     lines: list[str] = []
 
-    def keep(line: Line) -> str:
-        lines.append(line.text)
-        return line.text
+    def keep(printed: Sequence[Line]) -> Sequence[Line]:
+        lines.extend(line.text for line in printed)
+        return printed
 
     task = replace(JOB, timeout=timeout)
     return supervise.supervise(LAB, task, engine, keep, supervise.launch_of(LAB, task)), lines
@@ -149,7 +153,7 @@ def with_devices(reason: str, launch: str = "") -> tuple[RunOutcome, list[str]]:
             raise Failed(1)
 
     engine = FakeBackend(answer=answer, seen=observed(of))
-    ended = supervise.supervise(of, job(of), engine, str, supervise.launch_of(of, job(of)))
+    ended = supervise.supervise(of, job(of), engine, as_printed, supervise.launch_of(of, job(of)))
     return ended, [container for container, argv in engine.started if "health" in argv]
 
 
@@ -180,7 +184,7 @@ def test_a_node_that_does_not_answer_about_its_devices_leaves_the_verdict_as_it_
             raise Failed(1)
 
     ended = supervise.supervise(
-        of, job(of), FakeBackend(answer=answer, seen=observed(of)), str, supervise.launch_of(of, job(of))
+        of, job(of), FakeBackend(answer=answer, seen=observed(of)), as_printed, supervise.launch_of(of, job(of))
     )
     assert ended.cause == "device-lost"
     assert ended.message.startswith(f"worker-1 (rank 1): {REASON}")
@@ -205,9 +209,9 @@ def test_a_signal_stops_the_run_and_the_handlers_come_back(number: signal.Signal
     before = signal.getsignal(number)
     engine = printing("started", code=1, until=threading.Event())
 
-    def keep(line: Line) -> str:
+    def keep(lines: Sequence[Line]) -> Sequence[Line]:
         signal.raise_signal(number)
-        return line.text
+        return lines
 
     ended = supervise.supervise(LAB, JOB, engine, keep, LAUNCH)
     assert (ended.cause, ended.message) == ("interrupted", f"stopped by {number.name}")
@@ -229,10 +233,10 @@ def test_a_record_that_cannot_be_written_leaves_no_process_behind(tmp_path: Path
     path = store.create(of, "r1", ())
     log = store.RunLog(path, of, JOB.workload)
 
-    def keep(line: Line) -> str:
-        if line.text == "two":
+    def keep(lines: Sequence[Line]) -> Sequence[Line]:
+        if "two" in [line.text for line in lines]:
             fill_disk(path / "output.log")
-        return log.keep(line)
+        return log.keep(lines)
 
     engine = printing("one", "two", "three")
     with pytest.raises(HostError, match=r"^cannot write .*/runs/r1/output\.log: No space left on device$") as caught:
@@ -254,9 +258,10 @@ def test_a_secret_among_a_crashed_ranks_last_words_is_not_in_the_verdict(tmp_pat
     log = store.RunLog(store.create(of, "r1", ()), of, JOB.workload)
     shown: list[str] = []
 
-    def keep(line: Line) -> str:
-        shown.append(log.keep(line))
-        return shown[-1]
+    def keep(lines: Sequence[Line]) -> Sequence[Line]:
+        kept = log.keep(lines)
+        shown.extend(line.text for line in kept)
+        return kept
 
     engine = printing(f"worker-1: KeyError: {TOKEN}", CRASH, code=1)
     ended = supervise.supervise(of, JOB, engine, keep, LAUNCH)
@@ -269,7 +274,7 @@ def test_a_secret_among_a_crashed_ranks_last_words_is_not_in_the_verdict(tmp_pat
 def test_a_secret_that_is_cut_in_a_ranks_last_words_is_not_in_the_verdict() -> None:
     words = f"ValueError: {'x' * 980} {TOKEN}"
     engine = printing(f"worker-1: \x011\x02{words}", CRASH, code=1)
-    ended = supervise.supervise(HIDING, JOB, engine, lambda line: store.redact(line.text, HIDING.hidden), LAUNCH)
+    ended = supervise.supervise(HIDING, JOB, engine, lambda lines: store.redact_lines(lines, HIDING.hidden), LAUNCH)
     assert "ValueError: xxx" in ended.message
     assert TOKEN[:6] not in ended.message
 
@@ -281,7 +286,7 @@ def test_a_secret_in_why_the_launcher_failed_or_a_process_stayed_is_not_in_the_v
             raise Failed(1)
         raise HostError(f"docker exec: no such option --token={TOKEN}")
 
-    ended = supervise.supervise(HIDING, JOB, FakeBackend(answer=answer, seen=observed(LAB)), str, LAUNCH)
+    ended = supervise.supervise(HIDING, JOB, FakeBackend(answer=answer, seen=observed(LAB)), as_printed, LAUNCH)
     assert ended.cause == "launcher-failed"
     assert "no such option --token=[REDACTED]; could not kill: " in ended.message
     assert TOKEN not in ended.message
@@ -356,7 +361,7 @@ def test_an_elastic_launcher_goes_on_without_a_node_that_it_can_do_without(node:
     elastic = job(LAB, launcher="torchrun:elastic")
     engine = FakeBackend(answer=answer, seen=observed(LAB), fallen=((node, "node-lost", "container died"),))
     launch = supervise.launch_of(LAB, elastic)
-    ended = supervise.supervise(LAB, elastic, engine, str, launch, notice=notice)
+    ended = supervise.supervise(LAB, elastic, engine, as_printed, launch, notice=notice)
     assert (launch.elastic, launch.needed) == (True, ("worker-0",))
     if needed:
         assert (ended.cause, heard) == ("node-lost", [])
@@ -371,9 +376,9 @@ CRASH = "worker-1: labctl: rank 1 on worker-1 exited with code 9"
 
 def test_a_crashed_rank_is_the_reason_even_when_the_others_end_by_themselves(stop: supervise.RunStopper) -> None:
     watch = supervise.CrashWatch(stop)
-    watch.look_at(printed("Traceback (most recent call last):"))
-    watch.look_at(printed(CRASH))
-    watch.look_at(printed("labctl: rank 0 on worker-0 exited with code 1"))
+    watch.look_at((printed("Traceback (most recent call last):"),))
+    watch.look_at((printed(CRASH),))
+    watch.look_at((printed("labctl: rank 0 on worker-0 exited with code 1"),))
     assert stop.message == ""
     watch.close()
     stop.wait()
@@ -383,9 +388,9 @@ def test_a_crashed_rank_is_the_reason_even_when_the_others_end_by_themselves(sto
 
 def test_a_crashed_ranks_last_words_are_in_the_reason(stop: supervise.RunStopper) -> None:
     watch = supervise.CrashWatch(stop)
-    watch.look_at(printed("worker-1: ValueError: no such data"))
-    watch.look_at(printed("worker-0: step 3"))
-    watch.look_at(printed(CRASH))
+    watch.look_at((printed("worker-1: ValueError: no such data"),))
+    watch.look_at((printed("worker-0: step 3"),))
+    watch.look_at((printed(CRASH),))
     watch.close()
     stop.wait()
     assert stop.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
@@ -393,8 +398,8 @@ def test_a_crashed_ranks_last_words_are_in_the_reason(stop: supervise.RunStopper
 
 def test_a_last_line_that_tells_of_no_error_is_not_told_as_one(stop: supervise.RunStopper) -> None:
     watch = supervise.CrashWatch(stop)
-    watch.look_at(printed("worker-1: step 3, loss 0.5"))
-    watch.look_at(printed(CRASH))
+    watch.look_at((printed("worker-1: step 3, loss 0.5"),))
+    watch.look_at((printed(CRASH),))
     watch.close()
     stop.wait()
     assert stop.message == "rank 1 on worker-1 exited with code 9; the last it wrote: step 3, loss 0.5"
@@ -412,14 +417,14 @@ def test_a_last_line_that_tells_of_no_error_is_not_told_as_one(stop: supervise.R
 def test_who_was_silent_is_known_at_the_end(stop: supervise.RunStopper, lines: tuple[str, ...], said: str) -> None:
     watch = supervise.CrashWatch(stop)
     for line in lines:
-        watch.look_at(printed(line))
+        watch.look_at((printed(line),))
     assert watch.silence() == said
 
 
 def test_that_a_rank_reported_in_is_not_its_last_word(stop: supervise.RunStopper) -> None:
     watch = supervise.CrashWatch(stop)
-    watch.look_at(printed("worker-1: labctl: rank 1 of 2 on worker-1"))
-    watch.look_at(printed(CRASH))
+    watch.look_at((printed("worker-1: labctl: rank 1 of 2 on worker-1"),))
+    watch.look_at((printed(CRASH),))
     watch.close()
     stop.wait()
     assert stop.message == "rank 1 on worker-1 exited with code 9"
@@ -428,9 +433,9 @@ def test_that_a_rank_reported_in_is_not_its_last_word(stop: supervise.RunStopper
 @pytest.mark.parametrize("mark", ["[1,1]<stderr>:", "[1]<stderr>:", "[1] "])
 def test_last_words_are_found_under_the_marks_of_every_launcher(stop: supervise.RunStopper, mark: str) -> None:
     watch = supervise.CrashWatch(stop)
-    watch.look_at(printed(f"{mark}ValueError: no such data"))
-    watch.look_at(printed(mark.replace("1", "0", 2) + "step 3"))
-    watch.look_at(printed(mark + CRASH))
+    watch.look_at((printed(f"{mark}ValueError: no such data"),))
+    watch.look_at((printed(mark.replace("1", "0", 2) + "step 3"),))
+    watch.look_at((printed(mark + CRASH),))
     watch.close()
     stop.wait()
     assert stop.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
@@ -438,11 +443,11 @@ def test_last_words_are_found_under_the_marks_of_every_launcher(stop: supervise.
 
 def test_a_ranks_last_words_are_its_own_where_each_line_says_whose_it_is(stop: supervise.RunStopper) -> None:
     watch = supervise.CrashWatch(stop)
-    watch.look_at(printed("worker-1: |ValueError: no such data", 1))
-    watch.look_at(printed("worker-1: |step 3", 0))
-    watch.look_at(printed("worker-1: RuntimeError: what its launcher says of it"))
+    watch.look_at((printed("worker-1: |ValueError: no such data", 1),))
+    watch.look_at((printed("worker-1: |step 3", 0),))
+    watch.look_at((printed("worker-1: RuntimeError: what its launcher says of it"),))
     assert watch.silence() == "rank 1 wrote nothing for 0 s"
-    watch.look_at(printed(f"worker-1: |{CRASH.removeprefix('worker-1: ')}", 1))
+    watch.look_at((printed(f"worker-1: |{CRASH.removeprefix('worker-1: ')}", 1),))
     watch.close()
     stop.wait()
     assert stop.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
@@ -450,11 +455,11 @@ def test_a_ranks_last_words_are_its_own_where_each_line_says_whose_it_is(stop: s
 
 def test_what_an_elastic_launcher_started_again_is_no_reason_any_more(stop: supervise.RunStopper) -> None:
     watch = supervise.CrashWatch(stop, elastic=True)
-    watch.look_at(printed("worker-1: |ValueError: the first", 1))
-    watch.look_at(printed(CRASH))
-    watch.look_at(printed("worker-1: labctl: rank 1 of 2 on worker-1"))
-    watch.look_at(printed("worker-1: |ValueError: the second", 1))
-    watch.look_at(printed(CRASH))
+    watch.look_at((printed("worker-1: |ValueError: the first", 1),))
+    watch.look_at((printed(CRASH),))
+    watch.look_at((printed("worker-1: labctl: rank 1 of 2 on worker-1"),))
+    watch.look_at((printed("worker-1: |ValueError: the second", 1),))
+    watch.look_at((printed(CRASH),))
     watch.close()
     stop.wait()
     assert stop.message == "rank 1 on worker-1 exited with code 9: ValueError: the second"
@@ -469,10 +474,10 @@ def test_a_rank_that_lost_its_peer_is_not_the_reason_where_the_peer_tells_its_ow
     stop: supervise.RunStopper, *, noticed_first: bool
 ) -> None:
     watch = supervise.CrashWatch(stop)
-    watch.look_at(printed("worker-1: ValueError: no such data"))
-    watch.look_at(printed(LOST))
+    watch.look_at((printed("worker-1: ValueError: no such data"),))
+    watch.look_at((printed(LOST),))
     for line in (NOTICED, CRASH) if noticed_first else (CRASH, NOTICED):
-        watch.look_at(printed(line))
+        watch.look_at((printed(line),))
     watch.close()
     stop.wait()
     first, _, other = stop.message.partition("; ")
@@ -482,8 +487,8 @@ def test_a_rank_that_lost_its_peer_is_not_the_reason_where_the_peer_tells_its_ow
 
 def test_a_rank_that_lost_its_peer_is_the_reason_where_no_other_says_one(stop: supervise.RunStopper) -> None:
     watch = supervise.CrashWatch(stop)
-    watch.look_at(printed(LOST))
-    watch.look_at(printed(NOTICED))
+    watch.look_at((printed(LOST),))
+    watch.look_at((printed(NOTICED),))
     watch.close()
     stop.wait()
     assert stop.message == f"rank 0 on worker-0 exited with code 1: {LOST.removeprefix('worker-0: ')}"
@@ -497,11 +502,10 @@ FAILED = "worker-1: [2026-01-02 15:04:05] [ERROR] [launch.py:341:sigkill_handler
 )
 def test_deepspeed_reports_for_ranks_that_a_script_started(stop: supervise.RunStopper, code: str, said: str) -> None:
     watch = supervise.CrashWatch(stop, starts_itself=True)
-    watch.look_at(printed("worker-1: ValueError: no such data"))
-    watch.look_at(
-        printed("worker-1: [2026-01-02 15:04:05,000] [INFO] [launch.py:335:sigkill_handler] Killing subprocess 7")
-    )
-    watch.look_at(printed(f"{FAILED}{code}"))
+    watch.look_at((printed("worker-1: ValueError: no such data"),))
+    killing = "[2026-01-02 15:04:05,000] [INFO] [launch.py:335:sigkill_handler] Killing subprocess 7"
+    watch.look_at((printed(f"worker-1: {killing}"),))
+    watch.look_at((printed(f"{FAILED}{code}"),))
     watch.close()
     assert stop.cause == "rank-crashed"
     assert said in stop.message
@@ -510,7 +514,7 @@ def test_deepspeed_reports_for_ranks_that_a_script_started(stop: supervise.RunSt
 
 def test_a_rank_that_reports_by_itself_is_not_reported_for(stop: supervise.RunStopper) -> None:
     watch = supervise.CrashWatch(stop)
-    watch.look_at(printed(f"{FAILED}1"))
+    watch.look_at((printed(f"{FAILED}1"),))
     watch.close()
     assert stop.cause is None
 
@@ -545,9 +549,9 @@ def test_what_a_script_started_over_ssh_is_ended_after_the_script() -> None:
 def test_what_nobody_of_the_run_says_is_not_kept(stop: supervise.RunStopper) -> None:
     watch = supervise.CrashWatch(stop)
     for number in range(1000):
-        watch.look_at(printed(f"{number}: {'x' * 10_000}"))
-    watch.look_at(printed(f"worker-1: {'y' * 10_000}"))
-    watch.look_at(printed(CRASH))
+        watch.look_at((printed(f"{number}: {'x' * 10_000}"),))
+    watch.look_at((printed(f"worker-1: {'y' * 10_000}"),))
+    watch.look_at((printed(CRASH),))
     watch.close()
     assert len(stop.message) < 2000
     assert len(watch._last) == 1
@@ -557,10 +561,10 @@ def test_what_nobody_of_the_run_says_is_not_kept(stop: supervise.RunStopper) -> 
 def test_a_line_of_a_mebibyte_takes_no_time(stop: supervise.RunStopper, tmp_path: Path, start: str) -> None:
     began = time.process_time()
     line = start * ((1 << 20) // len(start))
-    supervise.CrashWatch(stop, starts_itself=True).look_at(printed(line))
+    supervise.CrashWatch(stop, starts_itself=True).look_at((printed(line),))
     (tmp_path / "runs").mkdir()
     with contextlib.closing(store.RunLog(tmp_path, replace(LAB, directory=tmp_path), JOB.workload)) as log:
-        log.keep(printed(line))
+        log.keep((printed(line),))
     assert time.process_time() - began < 1
 
 
@@ -588,8 +592,8 @@ def test_the_others_are_ended_when_they_do_not_end_by_themselves(monkeypatch: py
 )
 def test_a_rank_that_had_no_memory_is_out_of_memory(stop: supervise.RunStopper, line: str) -> None:
     watch = supervise.CrashWatch(stop)
-    watch.look_at(printed(line, 1))
-    watch.look_at(printed(CRASH))
+    watch.look_at((printed(line, 1),))
+    watch.look_at((printed(CRASH),))
     watch.close()
     assert stop.cause == "out-of-memory"
 
@@ -606,17 +610,17 @@ def test_a_word_of_memory_counts_where_no_other_error_follows_it(
 ) -> None:
     watch = supervise.CrashWatch(stop)
     for line in lines:
-        watch.look_at(printed(line, 1))
-    watch.look_at(printed(CRASH))
+        watch.look_at((printed(line, 1),))
+    watch.look_at((printed(CRASH),))
     watch.close()
     assert stop.cause == cause
 
 
 def test_a_rank_that_the_kernel_killed_is_out_of_memory_and_says_so(stop: supervise.RunStopper) -> None:
     watch = supervise.CrashWatch(stop)
-    watch.look_at(printed("step 3/9", 0))
-    watch.look_at(printed("labctl: worker-0 ran out of memory: the kernel killed 1 of its processes", 0))
-    watch.look_at(printed("labctl: rank 0 on worker-0 exited with code 137", 0))
+    watch.look_at((printed("step 3/9", 0),))
+    watch.look_at((printed("labctl: worker-0 ran out of memory: the kernel killed 1 of its processes", 0),))
+    watch.look_at((printed("labctl: rank 0 on worker-0 exited with code 137", 0),))
     watch.close()
     assert stop.cause == "out-of-memory"
     ended = "rank 0 on worker-0 exited with code 137 (SIGKILL)"
@@ -626,7 +630,7 @@ def test_a_rank_that_the_kernel_killed_is_out_of_memory_and_says_so(stop: superv
 
 def test_words_alone_stop_nothing(stop: supervise.RunStopper) -> None:
     watch = supervise.CrashWatch(stop)
-    watch.look_at(printed("warning: out of memory is near"))
+    watch.look_at((printed("warning: out of memory is near"),))
     watch.close()
     assert stop.cause is None
 
