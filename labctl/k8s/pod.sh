@@ -55,6 +55,8 @@ CONFIG
 }
 
 launcher() {
+    # In one pipe, of which the last line is that of how the command ended.
+    exec 2>&1
     install -m 600 "$LABCTL_KEYS/id_rsa" ~/.ssh/id_rsa
     cat > ~/.ssh/config <<CONFIG
 Host *
