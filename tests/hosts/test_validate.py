@@ -55,6 +55,7 @@ def test_two_hosts_go_from_nothing_to_a_report_and_back_to_nothing(rack_lab: Rac
     assert remains(lab) == []
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_a_host_whose_cores_are_slow_is_named(rack_lab: RackLabs) -> None:
     lab = rack_lab(2)

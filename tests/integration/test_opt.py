@@ -58,9 +58,9 @@ def test_reinforcement_moves_the_actor_to_what_scores_better(lab: Lab) -> None:
     "workload",
     [
         "opt-350m_bs24_zero0",
-        "opt-66b",
         "opt-13b",
         "opt-13b-rlhf",
+        pytest.param("opt-66b", marks=pytest.mark.slow),
         pytest.param("opt-350m_bs24", marks=pytest.mark.slow),
         pytest.param("opt-13b_bs16_zero0", marks=pytest.mark.slow),
     ],
