@@ -28,6 +28,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import itertools
 import json
 import math
 import os
@@ -647,8 +648,9 @@ STEP = re.compile(
 RECENT, SHORT = 1 << 16, 1 << 12
 # A run is stalled after so many times the median of its last steps; it needs that many to have a median.
 STALL_STEPS, KNOWN_STEPS = 20, 3
-# Of lines that come at once no more of the last are searched for steps: those before them took no time.
+# Of lines that come at once no more of those that may name a step are heard, the last: what came before took no time.
 TOLD_AT_ONCE = 64
+STEP_WORDS = (b"step", b"iter", b"epoch")
 # What rank.sh puts before each line of its rank.
 RANK = re.compile(rb"\x01(\d+)\x02")
 # Seconds that the labctl which followed a run has to end what is left of it.
@@ -861,8 +863,14 @@ class Seen:
         """Take note of lines that came at once."""
         if self.crashed is None and CRASHED.search(lines):
             self.crashed = time.monotonic()
-        for line in lines.rsplit(b"\n", TOLD_AT_ONCE)[-TOLD_AT_ONCE:]:
+        told = filter(may_name_step, reversed(lines.split(b"\n"))) if may_name_step(lines) else ()
+        for line in (b"", *reversed([*itertools.islice(told, TOLD_AT_ONCE)])):
             self.steps.hear(line)
+
+
+def may_name_step(lines: bytes) -> bool:
+    text = lines.lower()
+    return any(word in text for word in STEP_WORDS)
 
 
 class Steps:

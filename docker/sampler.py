@@ -142,7 +142,9 @@ def of_cgroup_2(groups: Path) -> Values:
     own = groups / text(PROC / "self/cgroup").strip().rpartition("0::/")[2]
     group = own if (own / "memory.current").exists() else groups
     cpu, memory = fields(group / "cpu.stat"), fields(group / "memory.stat")
-    disks = [dict(pair.split("=") for pair in line.split()[1:]) for line in text(group / "io.stat").splitlines()]
+    # Some kernels name several disks in one line.
+    lines = text(group / "io.stat").splitlines()
+    disks = [dict(pair.split("=") for pair in line.split() if "=" in pair) for line in lines]
     there = (group / "io.stat").exists()
     return used(
         scaled(cpu.get("usage_usec"), 1e6),

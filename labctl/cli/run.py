@@ -366,15 +366,21 @@ def run_text(run: Result | RunSummary, lab: Path) -> str:
     return "\n".join(f"{name:<{width}} {text}" for name, text in rows)
 
 
+def _number(metric: Mapping[str, Any], value: object) -> str:
+    """A number of a metric; of those that JSON lacks, such as nan, what its note says."""
+    return str(metric.get("note", "-")) if value is None else quantity(value)
+
+
 def result_rows(result: Result) -> list[tuple[str, str]]:
     """Metrics, ranks, time and verdict of a run."""
     rows = list(result.notes.items())
     for name, value in result.metrics.items():
         unit = f" {value['unit']}" if value.get("unit") else ""
         if "first" in value:
-            rows.append((name, f"{quantity(value['first'])} -> {quantity(value.get('last'))}{unit}"))
+            first, last = (_number(value, value.get(key)) for key in ("first", "last"))
+            rows.append((name, f"{first} -> {last}{unit}"))
         else:
-            rows.append((name, f"{quantity(value.get('value'))}{unit}"))
+            rows.append((name, f"{_number(value, value.get('value'))}{unit}"))
     if result.resumed:
         rows.append(("resumed", f"from {result.resumed}"))
     rows += [("retried", attempt) for attempt in result.retried]

@@ -424,9 +424,10 @@ def _check_mount(found: SettingValue, home: str, project: str, *, here: bool) ->
 
 
 def sounds_secret(key: str) -> bool:
-    """Whether the value of a key is secret."""
+    """Whether the value of a key is secret; of an option such as ``--api-key``, too."""
     setting = _BY_NAME.get(key)
-    return setting.secret if setting else bool(re.search(_SENSITIVE, key.removeprefix(EXTRA), re.IGNORECASE))
+    name = key.removeprefix(EXTRA).replace("-", "_")
+    return setting.secret if setting else bool(re.search(_SENSITIVE, name, re.IGNORECASE))
 
 
 def _is_secret(found: SettingValue) -> bool:

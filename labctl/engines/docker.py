@@ -461,7 +461,9 @@ class DockerEngine:
     ) -> int:
         variables = [f"{name}={value}" for name, value in environment]
         command = self._exec(container, user, options=("-i",), variables=variables)
-        return process.stream_blocks((*command, *argv), on_lines, timeout=limit, check=False, pulse=PULSE).code
+        return process.stream_blocks(
+            (*command, *argv), on_lines, timeout=limit, check=False, pulse=PULSE, rest=False
+        ).code
 
     def attach(
         self,

@@ -17,14 +17,14 @@ from labctl.reports import chart, samples
 from labctl.reports.chart import Bar, Drawing, Line
 from labctl.reports.page import number, render
 from labctl.runs import compare, last_words, metrics, store
-from labctl.runs.compare import Comparison, RecordedRun
+from labctl.runs.compare import Comparison, RecordedRun, shown
 from labctl.runs.metrics import STEP
 from labctl.system import files
 
 PAGE = "report.html"
 MOST = len(chart.STYLES)
 """Lines of a chart."""
-EXCERPT, BEFORE, AFTER = 50, 12, 4
+EXCERPT, BEFORE, AFTER, STACKS = 50, 12, 4, 60
 """Lines of the log: its last, and around the cause of a failure."""
 LONGEST_LINE = 500
 TAIL = 4 << 20
@@ -154,8 +154,9 @@ def _labels(compared: Comparison) -> dict[str, Label]:
 
 def _environment(facts: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """What a run ran as: what is shown at once, and its settings and files."""
-    main = {name: value for name, value in facts.items() if not (name.isupper() or name.startswith("file "))}
-    return main, {name: value for name, value in facts.items() if name not in main}
+    told = {name: shown(name, value) for name, value in facts.items()}
+    main = {name: value for name, value in told.items() if not (name.isupper() or name.startswith("file "))}
+    return main, {name: value for name, value in told.items() if name not in main}
 
 
 # --- charts --------------------------------------------------------------------------------------------------
@@ -285,8 +286,9 @@ def _ranks(runs: Mapping[str, tuple[Mapping[int, float], str]]) -> Iterator[Pict
         if len(times) < 2:
             continue
         slowest = max(times, key=lambda rank: times[rank])
-        beyond = 100 * (times[slowest] / median(times.values()) - 1)
-        caption = f"rank {slowest} is the slowest: {beyond:.0f} % above the median"
+        caption, usual = f"rank {slowest} is the slowest", median(times.values())
+        if usual:
+            caption += f": {100 * (times[slowest] / usual - 1):.0f} % above the median"
         ordered = sorted(times.items(), key=lambda one: -one[1])
         title = f"time of each rank {label}".rstrip()
         drawing = chart.bars(
@@ -300,7 +302,8 @@ def _ranks(runs: Mapping[str, tuple[Mapping[int, float], str]]) -> Iterator[Pict
 
 def _section(label: str, result: Result, path: Path) -> Section:
     lines = store.last_lines(path / store.OUTPUT, TAIL)
-    cause = last_words.cause_lines(result.message, lines, BEFORE, AFTER) if result.verdict != "PASS" else []
+    after = STACKS if result.cause == "stalled" else AFTER
+    cause = last_words.cause_lines(result.message, lines, BEFORE, after) if result.verdict != "PASS" else []
     shown = ("\n".join(map(_shortened, some)) for some in (cause, lines[-EXCERPT:]))
     return Section(label, result, *shown)
 

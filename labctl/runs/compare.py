@@ -14,6 +14,7 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from labctl.config.settings import sounds_secret
 from labctl.model import Metric, Result
 from labctl.runs import series, store
 from labctl.runs.metrics import Sample
@@ -125,7 +126,7 @@ def compare(runs: Sequence[RecordedRun]) -> Comparison:
     named = {_letter(number): group for number, group in enumerate(same.values())}
     facts = {name: group[0].facts for name, group in named.items()}
     differences = (
-        Difference(what=what, values={name: of.get(what, "") for name, of in facts.items()})
+        Difference(what=what, values={name: shown(what, of.get(what, "")) for name, of in facts.items()})
         for what in dict.fromkeys(key for of in facts.values() for key in of)
         if len({of.get(what) for of in facts.values()}) > 1
     )
@@ -170,6 +171,11 @@ def in_words(effect: Effect) -> str:
     judged = effect.verdict or "whether that is noise is not known"
     noise = "" if effect.noise is None else f" ({_per_cent(effect.noise)})"
     return f"{figures}, {_per_cent(effect.change)} {more if effect.change > 0 else less}: {judged}{noise}"
+
+
+def shown(what: str, value: str) -> str:
+    """What may be told of a fact: not the value of what sounds secret."""
+    return store.REDACTED if value and sounds_secret(what) else value
 
 
 def source_of_noise(compared: Comparison) -> str:
@@ -229,7 +235,7 @@ def _facts(path: Path, result: Result) -> dict[str, str]:
         **_origin(versions if isinstance(versions, dict) else {}, _copied(path.parents[1], job)),
         **{f"file {name}": digest[:12] for name, digest in job.get("shared", {}).items()},
         **dict(_code(path / "work", store.workload(path).script)),
-        **result.notes,
+        **{name: text for name, text in result.notes.items() if name != store.REACHED},
         "resumed from": result.resumed,
     }
     # On Kubernetes the names of nodes end in the workload and the last part of the id.
@@ -347,7 +353,7 @@ def _effect(metric: str, a: str, runs: Sequence[RecordedRun], b: str, others: Se
 def _judged(
     effect: Effect, value: float, other: float, noise: float | None, basis: Literal["runs", "steps"] | None
 ) -> Effect:
-    change = value / other - 1
+    change = (value - other) / abs(other)
     if noise is None:
         return replace(effect, change=change)
     verdict: Literal["more than noise", "within noise"] = (

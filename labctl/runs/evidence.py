@@ -8,7 +8,7 @@ import json
 import re
 import tarfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -36,7 +36,7 @@ LONGEST = 2000
 """Characters of a line."""
 LIMIT = 3
 """Seconds for the hosts to say what they saw."""
-BEFORE, AFTER = 12, 4
+BEFORE, AFTER, STACKS = 12, 4, 60
 REPORTED = re.compile(r"labctl: (?:(rank \d+) on (\S+) exited with code|(\S+) ran out of memory|stalled)")
 # On a host, as `sh -c LOOK sh LAB SINCE PATTERN [TOOL...]`. What a command of the lab was given is in no event here.
 LOOK = r"""
@@ -106,11 +106,12 @@ def summary(path: Path, result: Result) -> str:
     """How a run ended, what failed first, and the lines that show it, with their times."""
     lines, times = _tail(path / store.OUTPUT, SEARCHED), _tail(path / store.TIMES, SEARCHED)
     # Of each line there is one of its time: from the end, as the beginnings may be cut off differently.
-    printed_at = dict(zip(reversed(lines), reversed(times), strict=False))
+    printed_at = dict(zip(lines[-len(times) :], times[-len(lines) :], strict=False))
     first = next(filter(REPORTED.search, lines), "")
     # What a metric lacks no line says.
     failed = result.cause not in ("criteria", "no-metric")
-    shown = last_words.cause_lines(result.message, lines, BEFORE, AFTER) if failed else []
+    after = STACKS if result.cause == "stalled" else AFTER
+    shown = last_words.cause_lines(result.message, lines, BEFORE, after) if failed else []
     shown = shown or lines[-BEFORE:]
     nodes = ", ".join(f"rank {rank.rank} on {rank.node}" for rank in result.ranks) or "none reported"
     return "\n".join(
@@ -162,11 +163,21 @@ def _without_secrets(value: Any) -> Any:
             key: store.REDACTED if item and (_hides(key) or (named and key == "value")) else _without_secrets(item)
             for key, item in value.items()
         }
-    if isinstance(value, list):
-        if len(value) == 2 and _hides(value[0]):
-            return [value[0], store.REDACTED]
-        return [_without_secrets(item) for item in value]
-    return value
+    return [told for told, _ in _listed(value)] if isinstance(value, list) else value
+
+
+def _listed(items: list[Any]) -> Iterator[tuple[Any, str]]:
+    """Each item of a list as it may be told, and the secret in it: a pair's, that of an option, or behind its ``=``."""
+    secret = False
+    for item in items:
+        name, equals, given = item.partition("=") if isinstance(item, str) else ("", "", "")
+        if secret and isinstance(item, str):
+            yield store.REDACTED, item
+        elif equals and name.startswith("-") and sounds_secret(name):
+            yield f"{name}={store.REDACTED}", given
+        else:
+            yield _without_secrets(item), ""
+        secret = not secret and not equals and (name.startswith("-") or len(items) == 2) and sounds_secret(name)
 
 
 def _hides(key: object) -> bool:
@@ -179,9 +190,7 @@ def _secrets(value: Any) -> set[str]:
         own = {item for key, item in value.items() if _hides(key) and isinstance(item, str) and len(item) >= 4}
         return own.union(*map(_secrets, value.values()))
     if isinstance(value, list):
-        if len(value) == 2 and _hides(value[0]) and isinstance(value[1], str):
-            return {value[1]} if len(value[1]) >= 4 else set()
-        return set().union(*map(_secrets, value))
+        return {secret for _, secret in _listed(value) if len(secret) >= 4}.union(*map(_secrets, value))
     return set()
 
 

@@ -144,7 +144,8 @@ def junit(result: Result) -> str:
         timestamp=result.started,
     )
     said = {"run": result.run_id, "lab": result.lab, "launcher": result.launcher}
-    figures = {name: str(metric.get(final(metric))) for name, metric in result.metrics.items()}
+    values = {name: (metric.get(final(metric)), metric.get("note", "")) for name, metric in result.metrics.items()}
+    figures = {name: str(note if value is None else value) for name, (value, note) in values.items()}
     properties = SubElement(suite, "properties")
     for key, value in {**said, **figures}.items():
         SubElement(properties, "property", name=xml_text(key), value=xml_text(value))

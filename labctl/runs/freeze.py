@@ -141,7 +141,8 @@ def seed(workload: Workload) -> str:
     given += [word.partition("=")[2] for word in words if word.startswith("--seed=")]
     if given:
         return given[-1]
-    for path in sorted(workload.directory.glob("*.py")):
+    own = workload.directory / workload.script
+    for path in sorted(workload.directory.glob("*.py"), key=lambda path: (path != own, path)):
         with suppress(OSError):
             if found := SEED.search(files.read_limited(path).decode("utf-8", "replace")):
                 return found[1]

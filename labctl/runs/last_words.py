@@ -21,6 +21,8 @@ RULE = re.compile(r"^\W*$")
 TRACEBACK = re.compile(r"^(  File \".+\", line \d+|Traceback \(most recent call last\):$)")
 # Python draws a group of exceptions as a tree; frames and sources are further in than messages.
 GROUP, MEMBER = re.compile(r"^\s*\+ Exception Group Traceback "), re.compile(r"^\s*\| (\S.*)")
+# Behind the first failure in a message.
+OTHERS = re.compile(r"; rank \d+ on \S+ exited with code .*")
 FATAL = re.compile(r"^Fatal Python error: ")
 # Begins a line that is not part of an exception's message.
 RECORD = re.compile(r"^(\[?[WEI]\d{4}|\[W|(WARNING|INFO|ERROR)\b|\d{4}-\d\d-\d\d|/\S+\.py:\d+: \w*Warning)")
@@ -57,14 +59,27 @@ def is_error(words: str) -> bool:
 
 
 def cause_lines(message: str, lines: Sequence[str], before: int, after: int) -> list[str]:
-    """The lines around the first that has the words which a message ends with; else the last that tell of an error."""
-    parts = message.split(": ")
-    for begin in range(len(parts)):
-        words = ": ".join(parts[begin:]).rstrip(".")
-        at = next((at for at, line in enumerate(lines) if len(words) > 3 and words in line), None)
+    """The lines around the first that has the words of a message's first failure; else the last that tell of an error.
+
+    Of words that are several lines, as of a message of that many, the first is looked for.
+    """
+    parts = OTHERS.sub("", message).split(": ")
+    ends = [words for begin in range(len(parts)) if len(words := ": ".join(parts[begin:]).rstrip(".")) > 3]
+    for words in ends:
+        at = next((at for at, line in enumerate(lines) if words in line), None)
+        if at is not None:
+            return list(lines[max(0, at - before) : at + after])
+    for words in ends[1:]:
+        at = next((at for at, line in enumerate(lines) if _begins(words, line)), None)
         if at is not None:
             return list(lines[max(0, at - before) : at + after])
     return [line for line in lines if is_error(line)][-before:]
+
+
+def _begins(words: str, line: str) -> bool:
+    """Whether a line ends with the first of these words, two of them or more."""
+    said = line[max(0, line.find(words.partition(" ")[0])) :].strip()
+    return " " in said and words.startswith(said)
 
 
 def _lines_of(who: str, written: Iterable[str]) -> list[str]:

@@ -63,7 +63,11 @@ class Tracker:
         return samples
 
     def _count(self, source: int, step: int, steps: int | None, when: float) -> None:
-        if source < self._source:
+        another = source == self._source == 1 and self._steps not in (None, steps)
+        if another and self._step < (self._steps or 0):
+            # A bar beside one that is not at its end, as of an evaluation.
+            return
+        if source < self._source or another:
             self._source, self._steps = source, None
             self._intervals.clear()
             self._first = self._step = step

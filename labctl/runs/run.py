@@ -486,9 +486,14 @@ def conclude(lab: Lab, job: Job, ended: RunOutcome, log: store.RunLog, seconds: 
     """What was printed and how it ended -> the run's result."""
     ranks = store.ranks_of(log.lines)
     reduced = metrics.reduce_values(job.workload.metrics, log.values)
-    said = {"metrics": reduced, "notes": metrics.read_notes(job.workload.notes, log.lines)}
-    verdict = judge(job, reduced, ended, len(ranks))
-    return result_of(lab, job, verdict, now, world_size=len(ranks), ranks=ranks, seconds=seconds, **said)
+    notes = metrics.read_notes(job.workload.notes, log.lines)
+    verdict, progress = judge(job, reduced, ended, len(ranks)), log.progress()
+    if verdict.status != "PASS" and progress.step is not None:
+        notes[store.REACHED] = f"{progress.counts} {progress.step}" + (
+            f" of {progress.steps}" if progress.steps else ""
+        )
+    said = {"metrics": reduced, "notes": notes, "ranks": ranks, "world_size": len(ranks)}
+    return result_of(lab, job, verdict, now, seconds=seconds, **said)
 
 
 def unmatched(workload: Workload, result: Result) -> list[Metric]:

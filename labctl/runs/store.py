@@ -126,6 +126,8 @@ TIMES = "output.times"
 """Of each line of the output the seconds since 1970, and its rank or ``-``."""
 MARK, FORMER_MARK = "started", "run.lock"
 """What the record of a run has from its beginning; and what earlier records have."""
+REACHED = "reached"
+"""The note of a run that did not pass: how far it came."""
 EVIDENCE = "evidence.tar.gz"
 KEPT = (RESULT, OUTPUT, TIMES, METRICS, EVIDENCE, MARK, FORMER_MARK)
 """What labctl alone writes into a record: nothing of these names comes from a run or a host."""
@@ -213,7 +215,9 @@ class RunLog:
             times = (f"{line.when:.3f} {rank}\n" for line, rank in zip(lines, ranks, strict=True))
             self._times.write("".join(times).encode())
             self._stream.write("".join(f"{line.text}\n" for line in shown).encode())
-            self._stream.flush()
+            # What labctl leaves when it is killed is as long in each.
+            for stream in (self._series, self._times, self._stream):
+                stream.flush()
         except OSError as error:
             path = self._path / OUTPUT
             raise RecordError(f"cannot write {path}: {error.strerror}", hint=f"df -h {path.parent}") from error

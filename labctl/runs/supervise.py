@@ -289,6 +289,8 @@ def follow(
         if ended.cause and ended.cause != "rank-crashed":
             # Ranks that are ended report a failure, too.
             stop.note(ended.cause, ended.message)
+        if stop.cause == "stalled" and (paused := paused_nodes(lab, job, engine)) not in stop.message:
+            stop.message = f"{paused}; {stop.message}"
         return ended
 
 
@@ -423,6 +425,16 @@ def explain(ended: agent.Ended, lab: Lab, job: Job, engine: Backend) -> tuple[Ca
     if ended.code in TIMED_OUT and ended.seconds >= job.timeout:
         return "timeout", f"timed out after {job.timeout:g} s"
     return None, ""
+
+
+def paused_nodes(lab: Lab, job: Job, engine: Backend) -> str:
+    """The nodes of a run that are paused, as text."""
+    containers = (engine.observe(lab.name).container(node.name) for node in job.nodes)
+    paused = [one for one in containers if one and one.state == "paused"]
+    return "; ".join(
+        f"{describe_node(one.node, job)}: container is paused; to resume it: docker unpause {one.name}"
+        for one in paused
+    )
 
 
 def look_at_devices(stop: RunStopper, lab: Lab, job: Job, engine: Backend) -> None:

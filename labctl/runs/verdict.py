@@ -115,7 +115,7 @@ def distance(relative: Relative) -> str:
 def number(value: float) -> str:
     """A number as a person writes it: six significant digits, and no exponent from a millionth to a quadrillion."""
     size = abs(value)
-    if 1e6 <= size < 1e15:
+    if 999_999.5 <= size < 1e15:
         return f"{value:.0f}"
     return f"{value:.11f}".rstrip("0") if 1e-6 <= size < 1e-4 else f"{value:.6g}"
 

@@ -23,7 +23,8 @@ NOT_FOUND = 127
 # Seconds for what is to be done when this process is gone.
 GUARDING = 60
 CHUNK = 1 << 16
-LONGEST_LINE = 1 << 20
+# Longer than what the agent in a node makes of a line of a million bytes.
+LONGEST_LINE = 1 << 21
 _TEXT: dict[str, Any] = {"text": True, "encoding": "utf-8", "errors": "replace"}
 
 
@@ -95,11 +96,13 @@ def stream_blocks(
     timeout: float | None = None,
     check: bool = True,
     pulse: float = 0,
+    rest: bool = True,
 ) -> CompletedProcess:
     """Run long work, handing on the lines of its output and errors, those that come at once together.
 
-    ``out`` keeps the last 30. A line of more than a million bytes comes in pieces. With a ``pulse`` its input gets an
-    empty line each so many seconds, and is open until this process ends, however that comes. Errors as ``run``.
+    ``out`` keeps the last 30. A line of more than 2 MiB comes in pieces; ``rest``: so does what has no end at the end,
+    as of a connection that broke. With a ``pulse`` its input gets an empty line each so many seconds, and is open until
+    this process ends, however that comes. Errors as ``run``.
     """
     tail: deque[str] = deque(maxlen=30)
     stdin = subprocess.PIPE if pulse else subprocess.DEVNULL
@@ -107,7 +110,7 @@ def stream_blocks(
     try:
         # As bytes: in text a carriage return would be the end of a line, too.
         with _child(argv, timeout, env=env, cwd=cwd, **pipes) as child, _pulsing(child, pulse):
-            for lines in _blocks(child.stdout) if child.stdout else ():
+            for lines in _blocks(child.stdout, rest) if child.stdout else ():
                 tail.extend(lines)
                 on_lines(lines)
     except ProgramNotFound as error:
@@ -116,8 +119,8 @@ def stream_blocks(
     return _judged(CompletedProcess(tuple(argv), child.returncode, text, ""), text, check)
 
 
-def _blocks(stdout: IO[bytes]) -> Iterator[list[str]]:
-    """The lines of a pipe, those that come at once together, and what is left at its end."""
+def _blocks(stdout: IO[bytes], rest: bool) -> Iterator[list[str]]:
+    """The lines of a pipe, those that come at once together, and the ``rest`` at its end."""
     begun = b""
     while text := os.read(stdout.fileno(), min(CHUNK, LONGEST_LINE - len(begun))):
         begun += text
@@ -125,7 +128,7 @@ def _blocks(stdout: IO[bytes]) -> Iterator[list[str]]:
         if end:
             whole, begun = begun[:end], begun[end:]
             yield _split(whole)
-    if begun:
+    if begun and rest:
         yield _split(begun)
 
 
@@ -378,7 +381,7 @@ class BackgroundProcess:
     def lines(self, seconds: float) -> Generator[str, None, None]:
         """Its output as it comes, line ends kept; it is killed if a reader still waits after so long.
 
-        A line of more than 1 MiB comes in pieces.
+        A line of more than 2 MiB comes in pieces.
         """
         stdout = self._child.stdout
         assert stdout is not None  # noqa: S101 - it was asked for
@@ -408,6 +411,6 @@ class BackgroundProcess:
 
 
 def _text(file: IO[bytes]) -> str:
-    """What a program said beside its output, the first MiB of it."""
+    """What a program said beside its output, the first 2 MiB of it."""
     file.seek(0)
     return file.read(LONGEST_LINE).decode("utf-8", "replace")

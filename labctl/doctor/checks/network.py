@@ -152,10 +152,14 @@ def measure(ctx: CheckContext, workers: tuple[Container, ...]) -> dict[str, dict
     address, limit = ctx.lab.host_of(first.node).address, SECONDS + 10
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
+    def keep(texts: Sequence[str]) -> None:
+        for text in texts:
+            lines.put(text)
+
     def collect() -> int:
         argv = look_around("collect", address, str(len(others)), str(SENT_BYTES), str(SECONDS))
         user = agent.user(ctx.lab, first.node)
-        return ctx.engine.stream(first.name, argv, lambda texts: list(map(lines.put, texts)), user=user, limit=limit)
+        return ctx.engine.stream(first.name, argv, keep, user=user, limit=limit)
 
     def send(one: Container) -> dict[str, Any]:
         return ask(ctx, one, "hand", address, str(port), str(SENT_BYTES), str(SECONDS), limit=limit)[0]

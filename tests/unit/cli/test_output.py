@@ -108,7 +108,7 @@ def test_a_result_shows_loss_throughput_ranks_and_verdict() -> None:
         "run        r1",
         "loss       4.123 -> 1",
         "throughput 12.35 samples/s",
-        "broken     None",
+        "broken     nan",
         "ranks      9 (0 on worker-0, 1 on worker-1, 2 on worker-2, 3 on worker-3, 4 on worker-4, 5 on worker-5, "
         "6 on worker-6, 7 on worker-7, ...)",
         "seconds    12.3",

@@ -70,6 +70,16 @@ def test_ranks_that_print_steps_but_no_times_are_charted_by_when_they_printed_th
     assert "rank 1 is the slowest: 20 % above the median" in made.html
 
 
+def test_ranks_that_take_no_time_are_charted_without_a_share(tmp_path: Path) -> None:
+    path = records.write(tmp_path, FIRST)
+    (path / "ranks").mkdir()
+    for rank in (0, 1):
+        (path / f"ranks/rank-{rank}.log").write_text("step time: 0 ms\nstep time: 0 ms\n")
+    html = report(tmp_path, FIRST).html
+    assert "is the slowest" in html
+    assert "above the median" not in html
+
+
 def test_ranks_whose_steps_came_at_once_have_no_times(tmp_path: Path) -> None:
     path = records.write(tmp_path, FIRST)
     (path / "ranks").mkdir()

@@ -144,6 +144,18 @@ def test_every_kind_of_difference_is_named(lab: Lab) -> None:
     }
 
 
+def test_the_value_of_an_option_that_sounds_secret_is_not_told(lab: Lab) -> None:
+    (difference,) = compare(
+        [lab.run(arguments=("--api-key", "one")), lab.run(arguments=("--api-key", "two"))]
+    ).differences
+    assert (difference.what, {*difference.values.values()}) == ("--api-key", {"[REDACTED]"})
+
+
+def test_what_falls_below_zero_is_lower(lab: Lab) -> None:
+    found = effect(compare([lab.run(-3.0), lab.run(-2.0, arguments=MICRO_1)]))
+    assert found.change == pytest.approx(-0.5)
+
+
 CARD = {"id": "0", "name": "H100", "uuid": "GPU-1", "firmware": "96.0", "driver": "550.54"}
 COMMIT = "d90b2f69" * 5
 

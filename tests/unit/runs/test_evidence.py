@@ -44,10 +44,12 @@ def of(tmp_path: Path) -> Lab:
     (path / store.OUTPUT).write_text(OUTPUT)
     (path / store.TIMES).write_text("".join(f"1767366245.{at} {at % 2}\n" for at in range(5)))
     (path / "ranks/rank-1.log").write_text(
-        "".join(f"line {at}\n" for at in range(300)) + "token hf_canary, key w-canary\n"
+        "".join(f"line {at}\n" for at in range(300)) + "token hf_canary, key w-canary\noption o-canary\n"
     )
     environment = [["GREETING", "hello"], ["WANDB_API_KEY", "w-canary"]]
-    (path / "job.json").write_text(json.dumps({"environment": {"MY_PASSWORD": "p-canary"}, "pairs": environment}))
+    words = ["train.py", "--epochs", "3", "--hf_token", "o-canary", "--api-key=q-canary", "--verbose"]
+    content = {"environment": {"MY_PASSWORD": "p-canary"}, "pairs": environment, "argv": words}
+    (path / "job.json").write_text(json.dumps(content))
     (path / "settings.json").write_text(json.dumps([{"key": "HF_TOKEN", "value": "s-canary", "origin": ".env"}]))
     return made
 
@@ -75,13 +77,17 @@ def test_what_failed_first_and_the_lines_that_show_it_come_first(of: Lab) -> Non
 
 def test_of_each_rank_there_are_its_last_lines(of: Lab) -> None:
     lines = unpacked(of)["ranks/rank-1.log"].splitlines()
-    assert (len(lines), lines[0], lines[-1]) == (200, "line 101", "token [REDACTED], key [REDACTED]")
+    assert (len(lines), lines[0]) == (200, "line 102")
+    assert lines[-2:] == ["token [REDACTED], key [REDACTED]", "option [REDACTED]"]
 
 
 def test_no_secret_is_in_it_by_value_or_by_name(of: Lab) -> None:
     found = unpacked(of)
     assert "canary" not in "".join(found.values())
-    assert json.loads(found["job.json"])["pairs"] == [["GREETING", "hello"], ["WANDB_API_KEY", "[REDACTED]"]]
+    job = json.loads(found["job.json"])
+    assert job["pairs"] == [["GREETING", "hello"], ["WANDB_API_KEY", "[REDACTED]"]]
+    options = ["--epochs", "3", "--hf_token", "[REDACTED]", "--api-key=[REDACTED]", "--verbose"]
+    assert job["argv"] == ["train.py", *options]
 
 
 def test_a_run_that_passed_has_none(of: Lab) -> None:

@@ -125,6 +125,7 @@ def test_the_seed_is_the_workloads_own_or_else_the_scripts(tmp_path: Path) -> No
     of = workload(directory=tmp_path)
     assert freeze.seed(of) == ""
     (tmp_path / "train.py").write_text('add("--seed", type=int, default=1234)\n')
-    assert freeze.seed(of) == "1234"
+    (tmp_path / "a.py").write_text('add("--seed", type=int, default=1)\n')
+    assert freeze.seed(replace(of, script="train.py")) == "1234"
     assert freeze.seed(replace(of, arguments=("--seed", "7", "--steps", "3"))) == "7"
     assert freeze.seed(replace(of, arguments=("--seed=8",))) == "8"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -270,6 +271,14 @@ class Ranks:
         assert all(line.rank is not None and line.text == line.said for line in lines)
         return done.returncode, "".join(f"{line.text}\n" for line in lines)
 
+    def script(self, program: str) -> str:
+        """The script of a rank that runs this."""
+        (self.root / "bin/python").write_text(f"#!/bin/sh\n{program}\n")
+        self.make(self.run_id)
+        path = self.root / "rank.sh"
+        path.write_text(files(job(lab(project_path=str(self.project)), run_id=self.run_id))["rank.sh"])
+        return str(path)
+
     def seen(self, name: str) -> list[str]:
         return (self.root / name).read_text(encoding="utf-8").split("\0")[:-1]
 
@@ -277,6 +286,25 @@ class Ranks:
 @pytest.fixture
 def ranks(tmp_path: Path) -> Ranks:
     return Ranks(tmp_path)
+
+
+def test_open_mpi_reads_whole_lines_with_room_for_its_marks(ranks: Ranks) -> None:
+    printed = "".join(f"{number}\n" * (number % 3) + "\n" * (number % 5) for number in range(3000))
+    script = ranks.script(f"cat <<'END'\n{printed}\nEND")
+    environment = {**ranks.environment, "OMPI_COMM_WORLD_RANK": "3"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(["bash", script], env=environment, stdout=pipe, stderr=pipe, cwd=ranks.root) as child:
+        assert child.stderr
+        pieces = [*iter(functools.partial(os.read, child.stderr.fileno(), 4096), b"")]
+    assert all(piece.endswith(b"\n") and piece.count(b"\n") <= 128 for piece in pieces)
+    said = b"".join(pieces).replace(b"\x013\x02", b"").decode()
+    assert said.split("\n", 1)[1] == f"{printed}\n"
+
+
+def test_a_bar_that_is_drawn_over_and_over_is_seen_before_its_end(ranks: Ranks) -> None:
+    script = ranks.script(r"printf '\r 1%%|a\r 2%%|b'")
+    done = subprocess.run(["bash", script], env=ranks.environment, capture_output=True, check=True, cwd=ranks.root)
+    assert done.stdout.split(b"\n")[1:] == [b"\x013\x02\r 1%|a", b"\x013\x02\r 2%|b", b""]
 
 
 def test_arguments_reach_the_script_unchanged(ranks: Ranks) -> None:

@@ -138,6 +138,11 @@ def test_a_long_message_is_cut() -> None:
     ("message", "found"),
     [
         ("rank 1 exited with code 7: ValueError: x is 1.", ["b", "ValueError: x is 1", "c", "d"]),
+        (
+            "rank 1 on a exited with code 7: ValueError: x is 1; rank 0 on b exited with code 1",
+            ["b", "ValueError: x is 1", "c", "d"],
+        ),
+        ("rank 1 exited with code 7: ValueError: x is 1 but should be 2", ["b", "ValueError: x is 1", "c", "d"]),
         ("The run was stopped: timeout.", ["ValueError: x is 1"]),
     ],
 )

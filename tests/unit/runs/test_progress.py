@@ -114,6 +114,13 @@ def test_the_last_value_of_each_metric_is_told_with_its_unit() -> None:
     assert found.last_line == 1002.0
 
 
+def test_a_bar_beside_one_that_is_not_at_its_end_does_not_count() -> None:
+    evaluation = bar(63).replace("/100", "/70")
+    assert at(progress(bar(30), evaluation)) == ("step", 30, 100)
+    assert at(progress(bar(30), evaluation, bar(31))) == ("step", 31, 100)
+    assert at(progress(bar(100), evaluation)) == ("step", 63, 70)
+
+
 def test_what_follows_many_bars_in_one_line_is_read() -> None:
     found = progress("".join(map(bar, range(1, 99))) * 9 + "\rloss 3.5")
     assert (at(found), found.metrics["loss"]["value"]) == (("step", 98, 100), 3.5)

@@ -172,6 +172,19 @@ def test_a_rank_that_prints_what_others_have_printed_makes_no_step_shorter(
     assert steps.stalled(30) == "no step and no line for 42 s; steps took 2 s; the last was step 5/9"
 
 
+def test_a_step_before_many_other_lines_that_came_with_it_is_heard(
+    agent: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(agent.time, "monotonic", lambda: now[0])
+    seen = agent.Seen()
+    for step in range(1, 10):
+        seen.hear(b"\x010\x02step %d/9\n" % step + b"saving\n" * 200)
+        now[0] += 2
+    now[0] += 700
+    assert seen.steps.stalled(30) == "", "what comes after the last step may take as long as it likes"
+
+
 def test_the_stacks_of_a_run_are_those_of_its_processes_and_of_no_other(
     agent: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -51,7 +51,7 @@ GROUP_2 = {
     "cpu.stat": "usage_usec 2500000\nuser_usec 2000000\n",
     "memory.current": f"{300 * MIB}\n",
     "memory.stat": f"anon {150 * MIB}\ninactive_file {100 * MIB}\n",
-    "io.stat": f"259:0 rbytes={3 * MIB} wbytes={MIB} rios=3\n8:0 rbytes={MIB} wbytes=0 rios=1\n",
+    "io.stat": f"7:1 7:0 259:0 rbytes={3 * MIB} wbytes={MIB} rios=3\n8:0 rbytes={MIB} wbytes=0 rios=1\n",
 }
 GROUP_1 = {
     "cpuacct/cpuacct.usage": "2500000000\n",

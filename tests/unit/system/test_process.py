@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from labctl.system import process
 
@@ -19,3 +20,17 @@ def test_a_line_without_an_end_comes_in_pieces() -> None:
     assert (pieces[0], pieces[-1], done.code) == ("begin", "end", 0)
     assert "".join(pieces[1:-1]) == "x" * 3_000_000
     assert max(map(len, pieces)) <= process.LONGEST_LINE
+
+
+def test_lines_that_come_at_once_come_together_and_the_rest_without_an_end_if_it_is_asked_for() -> None:
+    program = ("printf", r"one\ntwo\nthr")
+    for rest, expected in ((True, [["one", "two"], ["thr"]]), (False, [["one", "two"]])):
+        blocks: list[Sequence[str]] = []
+        process.stream_blocks(program, blocks.append, rest=rest)
+        assert blocks == expected
+
+
+def test_what_the_agent_makes_of_a_long_line_is_one_here() -> None:
+    lines: list[str] = []
+    process.stream((sys.executable, "-c", "print('x' * 1_100_000)"), lines.append)
+    assert [len(line) for line in lines] == [1_100_000]

@@ -12,7 +12,7 @@ node=$(uname -n)
 # is: labctl reads a mark. A rank that its launcher starts again goes on in its log. What a rank prints when it is told to
 # end has to arrive, too.
 exec > >(trap '' TERM INT HUP; exec /usr/bin/python3 -ISc '
-import fcntl, os, stat, sys
+import fcntl, os, stat, sys, time
 
 def write(file, text):
     try:
@@ -29,17 +29,23 @@ out = 1
 if "OMPI_COMM_WORLD_RANK" in os.environ and stat.S_ISFIFO(os.fstat(2).st_mode):
     fcntl.fcntl(2, fcntl.F_SETFL, fcntl.fcntl(2, fcntl.F_GETFL) | os.O_DIRECT)
     out = 2
-begun, more = [], True
+begun, more, drawn = [], True, 0
 while more:
     more = os.read(0, 1 << 16)
     text = more.replace(b"\0", b"")
     end = text.rfind(b"\n") + 1
     if more and not end:
         begun.append(text)
-        continue
-    lines, begun = b"".join((*begun, text[:end])), [text[end:]]
-    if not more and lines:
-        lines += b"\n"
+        if b"\r" not in text or time.monotonic() < drawn + 1:
+            continue
+        # A bar that is drawn over and over is a line each second: how far it is shall be seen.
+        text = b"".join(begun)
+        end = text.rfind(b"\r")
+        lines, begun, drawn = text[:end] and text[:end] + b"\n", [text[end:]], time.monotonic()
+    else:
+        lines, begun = b"".join((*begun, text[:end])), [text[end:]]
+        if not more and lines:
+            lines += b"\n"
     write(log, lines)
     lines = lines and mark + lines[:-1].replace(b"\n", b"\n" + mark) + b"\n"
     while lines:
