@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TextIO
 
-from labctl.cli.output import PLAIN, printable, quantity, write
+from labctl.cli.output import PLAIN, figure, printable, write
 from labctl.errors import OutputClosed
 from labctl.model import Progress
 
@@ -98,9 +98,7 @@ def metric_texts(metrics: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
     """Each metric with its last value, loss and throughput first."""
     first = [name for name in ("loss", "throughput") if name in metrics]
     for name in (*first, *(name for name in metrics if name not in first)):
-        value = metrics[name]["value"]
-        shown = metrics[name]["note"] if value is None else quantity(value)
-        yield printable(f"{name} {shown} {metrics[name]['unit']}".rstrip())
+        yield printable(f"{name} {figure(metrics[name])} {metrics[name]['unit']}".rstrip())
 
 
 def drawn(share: float, width: int) -> str:

@@ -171,6 +171,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join(lines)
 
 
+def figure(metric: Mapping[str, Any], key: str = "value") -> str:
+    """A number of a metric; of those that JSON lacks, such as nan, what its note says."""
+    value = metric.get(key)
+    return str(metric.get("note", "-")) if value is None else quantity(value)
+
+
 def quantity(value: object) -> str:
     """A number with four significant digits, or a whole number from 1000."""
     if not isinstance(value, float):

@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 
 from labctl import flows
 from labctl.cli.common import HERE, Directory, DryRun, Json, Quiet, Setting, answering, confirmation, context
-from labctl.cli.output import quantity, table
+from labctl.cli.output import figure, quantity, table
 from labctl.config.context import Context
 from labctl.errors import ConfigError, Interrupted
 from labctl.model import Result
@@ -366,21 +366,15 @@ def run_text(run: Result | RunSummary, lab: Path) -> str:
     return "\n".join(f"{name:<{width}} {text}" for name, text in rows)
 
 
-def _number(metric: Mapping[str, Any], value: object) -> str:
-    """A number of a metric; of those that JSON lacks, such as nan, what its note says."""
-    return str(metric.get("note", "-")) if value is None else quantity(value)
-
-
 def result_rows(result: Result) -> list[tuple[str, str]]:
     """Metrics, ranks, time and verdict of a run."""
     rows = list(result.notes.items())
     for name, value in result.metrics.items():
         unit = f" {value['unit']}" if value.get("unit") else ""
         if "first" in value:
-            first, last = (_number(value, value.get(key)) for key in ("first", "last"))
-            rows.append((name, f"{first} -> {last}{unit}"))
+            rows.append((name, f"{figure(value, 'first')} -> {figure(value, 'last')}{unit}"))
         else:
-            rows.append((name, f"{_number(value, value.get('value'))}{unit}"))
+            rows.append((name, f"{figure(value)}{unit}"))
     if result.resumed:
         rows.append(("resumed", f"from {result.resumed}"))
     rows += [("retried", attempt) for attempt in result.retried]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from http.client import HTTPException
 from typing import Any, Protocol
 
-from labctl.engines.state import Container, ObservedState, lost
+from labctl.engines.state import Container, ObservedState, lost, paused
 from labctl.errors import HostError
 from labctl.model import Cause
 
@@ -118,8 +118,7 @@ class _Watched:
                 what = f"container was disconnected from network {attributes['name']}"
                 self._doubt(identity, ENDING, (self._nodes[identity], "node-lost", what))
         elif event["Action"] == "pause":
-            what = f"container is paused; to resume it: docker unpause {attributes['name']}"
-            self._doubt(identity, PAUSED, (node, "stalled", what))
+            self._doubt(identity, PAUSED, (node, "stalled", paused(attributes["name"])))
         elif event["Action"] == "unpause":
             self._doubtful.pop(identity, None)
         elif event["Action"] == "oom":

@@ -16,6 +16,11 @@ from labctl.model import HERE, Cause
 LOST: dict[str, Cause] = {"device lost": "device-lost", "sshd does not listen": "node-lost"}
 
 
+def paused(container: str) -> str:
+    """What is said of a container that is paused, by its name."""
+    return f"container is paused; to resume it: docker unpause {container}"
+
+
 def lost(reason: str) -> Cause | None:
     """What the words of a failed health check mean for a run; None when they are not the agent's."""
     return next((cause for words, cause in LOST.items() if reason.startswith(words)), None)

@@ -553,18 +553,12 @@ def judge(
         nonlocal fetched
         fetched = fetch(api, run, launcher, context.warn)
 
-    def keep(lines: Sequence[agent.Line]) -> Sequence[agent.Line]:
-        kept = log.keep(lines)
-        for line in kept:
-            on_line(line.text)
-        return kept
-
     with closing(log), context.showing(log.progress, age, run.job.timeout):
         began = time.monotonic() - age
         outcome = supervise(
             api,
             run,
-            keep,
+            log.keep_and_show(lambda texts: on_line("\n".join(texts))),
             patience=patience,
             notice=context.notice,
             ends=ends,

@@ -17,15 +17,15 @@ from labctl.reports import chart, samples
 from labctl.reports.chart import Bar, Drawing, Line
 from labctl.reports.page import number, render
 from labctl.runs import compare, last_words, metrics, store
-from labctl.runs.compare import Comparison, RecordedRun, shown
+from labctl.runs.compare import Comparison, RecordedRun, redact_fact
 from labctl.runs.metrics import STEP
 from labctl.system import files
 
 PAGE = "report.html"
 MOST = len(chart.STYLES)
 """Lines of a chart."""
-EXCERPT, BEFORE, AFTER, STACKS = 50, 12, 4, 60
-"""Lines of the log: its last, and around the cause of a failure."""
+EXCERPT = 50
+"""Lines of the log, the last."""
 LONGEST_LINE = 500
 TAIL = 4 << 20
 """Bytes of the log that are searched for the cause."""
@@ -154,9 +154,9 @@ def _labels(compared: Comparison) -> dict[str, Label]:
 
 def _environment(facts: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """What a run ran as: what is shown at once, and its settings and files."""
-    told = {name: shown(name, value) for name, value in facts.items()}
-    main = {name: value for name, value in told.items() if not (name.isupper() or name.startswith("file "))}
-    return main, {name: value for name, value in told.items() if name not in main}
+    redacted = {name: redact_fact(name, value) for name, value in facts.items()}
+    main = {name: value for name, value in redacted.items() if not (name.isupper() or name.startswith("file "))}
+    return main, {name: value for name, value in redacted.items() if name not in main}
 
 
 # --- charts --------------------------------------------------------------------------------------------------
@@ -302,8 +302,8 @@ def _ranks(runs: Mapping[str, tuple[Mapping[int, float], str]]) -> Iterator[Pict
 
 def _section(label: str, result: Result, path: Path) -> Section:
     lines = store.last_lines(path / store.OUTPUT, TAIL)
-    after = STACKS if result.cause == "stalled" else AFTER
-    cause = last_words.cause_lines(result.message, lines, BEFORE, after) if result.verdict != "PASS" else []
+    stalled = result.cause == "stalled"
+    cause = last_words.cause_lines(result.message, lines, stalled=stalled) if result.verdict != "PASS" else []
     shown = ("\n".join(map(_shortened, some)) for some in (cause, lines[-EXCERPT:]))
     return Section(label, result, *shown)
 

@@ -126,7 +126,7 @@ def compare(runs: Sequence[RecordedRun]) -> Comparison:
     named = {_letter(number): group for number, group in enumerate(same.values())}
     facts = {name: group[0].facts for name, group in named.items()}
     differences = (
-        Difference(what=what, values={name: shown(what, of.get(what, "")) for name, of in facts.items()})
+        Difference(what=what, values={name: redact_fact(what, of.get(what, "")) for name, of in facts.items()})
         for what in dict.fromkeys(key for of in facts.values() for key in of)
         if len({of.get(what) for of in facts.values()}) > 1
     )
@@ -173,9 +173,9 @@ def in_words(effect: Effect) -> str:
     return f"{figures}, {_per_cent(effect.change)} {more if effect.change > 0 else less}: {judged}{noise}"
 
 
-def shown(what: str, value: str) -> str:
-    """What may be told of a fact: not the value of what sounds secret."""
-    return store.REDACTED if value and sounds_secret(what) else value
+def redact_fact(name: str, value: str) -> str:
+    """The value of a fact, redacted if its name sounds secret."""
+    return store.REDACTED if value and sounds_secret(name) else value
 
 
 def source_of_noise(compared: Comparison) -> str:

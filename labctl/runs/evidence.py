@@ -36,7 +36,6 @@ LONGEST = 2000
 """Characters of a line."""
 LIMIT = 3
 """Seconds for the hosts to say what they saw."""
-BEFORE, AFTER, STACKS = 12, 4, 60
 REPORTED = re.compile(r"labctl: (?:(rank \d+) on (\S+) exited with code|(\S+) ran out of memory|stalled)")
 # On a host, as `sh -c LOOK sh LAB SINCE PATTERN [TOOL...]`. What a command of the lab was given is in no event here.
 LOOK = r"""
@@ -110,9 +109,8 @@ def summary(path: Path, result: Result) -> str:
     first = next(filter(REPORTED.search, lines), "")
     # What a metric lacks no line says.
     failed = result.cause not in ("criteria", "no-metric")
-    after = STACKS if result.cause == "stalled" else AFTER
-    shown = last_words.cause_lines(result.message, lines, BEFORE, after) if failed else []
-    shown = shown or lines[-BEFORE:]
+    shown = last_words.cause_lines(result.message, lines, stalled=result.cause == "stalled") if failed else []
+    shown = shown or lines[-last_words.BEFORE :]
     nodes = ", ".join(f"rank {rank.rank} on {rank.node}" for rank in result.ranks) or "none reported"
     return "\n".join(
         (
@@ -163,11 +161,11 @@ def _without_secrets(value: Any) -> Any:
             key: store.REDACTED if item and (_hides(key) or (named and key == "value")) else _without_secrets(item)
             for key, item in value.items()
         }
-    return [told for told, _ in _listed(value)] if isinstance(value, list) else value
+    return [item for item, _ in _redacted_items(value)] if isinstance(value, list) else value
 
 
-def _listed(items: list[Any]) -> Iterator[tuple[Any, str]]:
-    """Each item of a list as it may be told, and the secret in it: a pair's, that of an option, or behind its ``=``."""
+def _redacted_items(items: list[Any]) -> Iterator[tuple[Any, str]]:
+    """Each item of a list without its secret, and that secret: the value of a pair or an option, also behind ``=``."""
     secret = False
     for item in items:
         name, equals, given = item.partition("=") if isinstance(item, str) else ("", "", "")
@@ -190,7 +188,7 @@ def _secrets(value: Any) -> set[str]:
         own = {item for key, item in value.items() if _hides(key) and isinstance(item, str) and len(item) >= 4}
         return own.union(*map(_secrets, value.values()))
     if isinstance(value, list):
-        return {secret for _, secret in _listed(value) if len(secret) >= 4}.union(*map(_secrets, value))
+        return {secret for _, secret in _redacted_items(value) if len(secret) >= 4}.union(*map(_secrets, value))
     return set()
 
 

@@ -96,11 +96,7 @@ def judge(
         site.log = store.RunLog(path, lab, job.workload, over=True)
         held.callback(site.log.close)
 
-        def keep(lines: Sequence[agent.Line]) -> Sequence[agent.Line]:
-            kept = site.log.keep(lines)
-            on_lines(line.text for line in kept)
-            return kept
-
+        keep = site.log.keep_and_show(on_lines)
         site.began = time.monotonic() - age
         with context.showing(site.log.progress, age, job.timeout):
             site.outcome = supervise(lab, job, cluster.engine, keep, losses=losses, age=age, notice=context.notice)

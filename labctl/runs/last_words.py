@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 MOST, FEWEST, ALL = 300, 60, 30_000
 """Lines that are kept: of a rank or node, where there are very many of them, and of all together."""
@@ -58,22 +59,23 @@ def is_error(words: str) -> bool:
     return bool(ERROR.search(words))
 
 
-def cause_lines(message: str, lines: Sequence[str], before: int, after: int) -> list[str]:
+BEFORE, AFTER, STACKS = 12, 4, 60
+"""Lines that are shown around the cause of a failure; of a stalled run with the stacks that are printed behind it."""
+
+
+def cause_lines(message: str, lines: Sequence[str], *, stalled: bool = False) -> list[str]:
     """The lines around the first that has the words of a message's first failure; else the last that tell of an error.
 
     Of words that are several lines, as of a message of that many, the first is looked for.
     """
     parts = OTHERS.sub("", message).split(": ")
     ends = [words for begin in range(len(parts)) if len(words := ": ".join(parts[begin:]).rstrip(".")) > 3]
-    for words in ends:
-        at = next((at for at, line in enumerate(lines) if words in line), None)
-        if at is not None:
-            return list(lines[max(0, at - before) : at + after])
-    for words in ends[1:]:
-        at = next((at for at, line in enumerate(lines) if _begins(words, line)), None)
-        if at is not None:
-            return list(lines[max(0, at - before) : at + after])
-    return [line for line in lines if is_error(line)][-before:]
+    whole = (at for words in ends for at, line in enumerate(lines) if words in line)
+    first = (at for words in ends[1:] for at, line in enumerate(lines) if _begins(words, line))
+    at = next(chain(whole, first), None)
+    if at is None:
+        return [line for line in lines if is_error(line)][-BEFORE:]
+    return list(lines[max(0, at - BEFORE) : at + (STACKS if stalled else AFTER)])
 
 
 def _begins(words: str, line: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -412,11 +412,7 @@ def _(step: plan.PushRun, site: RunDeployment) -> None:
 
 @do.register
 def _(step: plan.LaunchJob, site: RunDeployment) -> None:
-    def keep(lines: Sequence[agent.Line]) -> Sequence[agent.Line]:
-        kept = site.log.keep(lines)
-        site.context.lines([line.text for line in kept])
-        return kept
-
+    keep = site.log.keep_and_show(site.context.lines)
     lab, run_id = site.lab, step.job.run_id
     patience = 0 if step.detach else site.cluster.settings.number("LAB_RUN_PATIENCE")
     stall = site.cluster.settings.number("LAB_STALL_SECONDS")

@@ -11,7 +11,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from itertools import chain, repeat
@@ -222,6 +222,16 @@ class RunLog:
             path = self._path / OUTPUT
             raise RecordError(f"cannot write {path}: {error.strerror}", hint=f"df -h {path.parent}") from error
         return shown
+
+    def keep_and_show(self, on_lines: Callable[[Iterable[str]], object]) -> Callable[[Sequence[Line]], Sequence[Line]]:
+        """``keep``, with what it returns handed on as text."""
+
+        def keep(lines: Sequence[Line]) -> Sequence[Line]:
+            kept = self.keep(lines)
+            on_lines([line.text for line in kept])
+            return kept
+
+        return keep
 
     def _read(self, lines: Sequence[Line]) -> None:
         self._series.write(b"".join(msgspec.json.encode(sample) + b"\n" for sample in self._tracker.read(lines)))

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from labctl import accelerators, launchers
 from labctl.engines import Backend, agent
 from labctl.engines.events import Losses
-from labctl.engines.state import lost
+from labctl.engines.state import lost, paused
 from labctl.errors import HostError
 from labctl.model import LAUNCHER, Cause, Job, Lab
 from labctl.runs import last_words, metrics, store
@@ -289,8 +289,8 @@ def follow(
         if ended.cause and ended.cause != "rank-crashed":
             # Ranks that are ended report a failure, too.
             stop.note(ended.cause, ended.message)
-        if stop.cause == "stalled" and (paused := paused_nodes(lab, job, engine)) not in stop.message:
-            stop.message = f"{paused}; {stop.message}"
+        if stop.cause == "stalled" and (which := paused_nodes(lab, job, engine)) not in stop.message:
+            stop.message = f"{which}; {stop.message}"
         return ended
 
 
@@ -429,12 +429,10 @@ def explain(ended: agent.Ended, lab: Lab, job: Job, engine: Backend) -> tuple[Ca
 
 def paused_nodes(lab: Lab, job: Job, engine: Backend) -> str:
     """The nodes of a run that are paused, as text."""
-    containers = (engine.observe(lab.name).container(node.name) for node in job.nodes)
-    paused = [one for one in containers if one and one.state == "paused"]
-    return "; ".join(
-        f"{describe_node(one.node, job)}: container is paused; to resume it: docker unpause {one.name}"
-        for one in paused
-    )
+    observed = engine.observe(lab.name)
+    containers = filter(None, (observed.container(node.name) for node in job.nodes))
+    found = (one for one in containers if one.state == "paused")
+    return "; ".join(f"{describe_node(one.node, job)}: {paused(one.name)}" for one in found)
 
 
 def look_at_devices(stop: RunStopper, lab: Lab, job: Job, engine: Backend) -> None:

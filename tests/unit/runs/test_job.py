@@ -302,9 +302,13 @@ def test_open_mpi_reads_whole_lines_with_room_for_its_marks(ranks: Ranks) -> Non
 
 
 def test_a_bar_that_is_drawn_over_and_over_is_seen_before_its_end(ranks: Ranks) -> None:
-    script = ranks.script(r"printf '\r 1%%|a\r 2%%|b'")
-    done = subprocess.run(["bash", script], env=ranks.environment, capture_output=True, check=True, cwd=ranks.root)
-    assert done.stdout.split(b"\n")[1:] == [b"\x013\x02\r 1%|a", b"\x013\x02\r 2%|b", b""]
+    script = ranks.script(r"read -r _; printf '\r 1%%|a\r 2%%|b'")
+    pipe = subprocess.PIPE
+    with subprocess.Popen(["bash", script], env=ranks.environment, stdin=pipe, stdout=pipe, cwd=ranks.root) as child:
+        assert child.stdout
+        child.stdout.readline()
+        printed = child.communicate(b"draw\n")[0]
+    assert printed.split(b"\n") == [b"\x013\x02\r 1%|a", b"\x013\x02\r 2%|b", b""]
 
 
 def test_arguments_reach_the_script_unchanged(ranks: Ranks) -> None:

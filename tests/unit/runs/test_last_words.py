@@ -149,4 +149,4 @@ def test_a_long_message_is_cut() -> None:
 def test_lines_with_the_cause_are_those_around_the_quoted_words_or_those_of_errors(
     message: str, found: list[str]
 ) -> None:
-    assert last_words.cause_lines(message, ["b", "ValueError: x is 1", "c", "d"], 12, 4) == found
+    assert last_words.cause_lines(message, ["b", "ValueError: x is 1", "c", "d"]) == found

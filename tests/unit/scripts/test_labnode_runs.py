@@ -156,11 +156,15 @@ def test_a_run_is_not_stalled_that(agent: ModuleType, argv: str, stall: float) -
     assert supervised(agent, RUN, argv=shell(argv), stall=stall)[0]["code"] == 0
 
 
-def test_a_rank_that_prints_what_others_have_printed_makes_no_step_shorter(
-    agent: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [100.0]
-    monkeypatch.setattr(agent.time, "monotonic", lambda: now[0])
+@pytest.fixture
+def now(agent: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the agent's clock says, in a list that a test changes."""
+    time = [100.0]
+    monkeypatch.setattr(agent.time, "monotonic", lambda: time[0])
+    return time
+
+
+def test_a_rank_that_prints_what_others_have_printed_makes_no_step_shorter(agent: ModuleType, now: list[float]) -> None:
     steps = agent.Steps()
     for step in range(6):
         for rank in range(4):
@@ -172,11 +176,7 @@ def test_a_rank_that_prints_what_others_have_printed_makes_no_step_shorter(
     assert steps.stalled(30) == "no step and no line for 42 s; steps took 2 s; the last was step 5/9"
 
 
-def test_a_step_before_many_other_lines_that_came_with_it_is_heard(
-    agent: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [100.0]
-    monkeypatch.setattr(agent.time, "monotonic", lambda: now[0])
+def test_a_step_before_many_other_lines_that_came_with_it_is_heard(agent: ModuleType, now: list[float]) -> None:
     seen = agent.Seen()
     for step in range(1, 10):
         seen.hear(b"\x010\x02step %d/9\n" % step + b"saving\n" * 200)
