@@ -302,12 +302,14 @@ def test_open_mpi_reads_whole_lines_with_room_for_its_marks(ranks: Ranks) -> Non
 
 
 def test_a_bar_that_is_drawn_over_and_over_is_seen_before_its_end(ranks: Ranks) -> None:
-    script = ranks.script(r"read -r _; printf '\r 1%%|a\r 2%%|b'")
-    pipe = subprocess.PIPE
-    with subprocess.Popen(["bash", script], env=ranks.environment, stdin=pipe, stdout=pipe, cwd=ranks.root) as child:
+    os.mkfifo(ranks.root / "go")
+    script = ranks.script(rf"read -r _ < {ranks.root}/go; printf '\r 1%%|a\r 2%%|b'")
+    command = ["bash", script]
+    with subprocess.Popen(command, env=ranks.environment, bufsize=0, stdout=subprocess.PIPE, cwd=ranks.root) as child:
         assert child.stdout
         child.stdout.readline()
-        printed = child.communicate(b"draw\n")[0]
+        (ranks.root / "go").write_text("go\n")
+        printed = child.stdout.read()
     assert printed.split(b"\n") == [b"\x013\x02\r 1%|a", b"\x013\x02\r 2%|b", b""]
 
 
