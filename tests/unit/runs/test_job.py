@@ -341,6 +341,17 @@ def test_a_rank_reports_in_and_keeps_what_it_says(ranks: Ranks) -> None:
     assert (ranks.project / "outputs/r1/ranks/rank-3.log").read_text().splitlines() == lines
 
 
+def test_what_a_rank_says_arrives_where_it_can_write_no_log(ranks: Ranks) -> None:
+    (ranks.project / "outputs/r1/ranks").rmdir()
+    (ranks.project / "outputs/r1/ranks").symlink_to(ranks.root / "bin/uname")
+    code, said = ranks.run(given={"FAKE_CODE": "7"})
+    (why, *rest) = said.splitlines()
+    assert why.startswith("labctl: a rank has no log: [Errno 20]")
+    assert code == 7
+    assert rest[0] == "labctl: rank 3 of 4 on worker-1"
+    assert rest[-1] == "labctl: rank 3 on worker-1 exited with code 7"
+
+
 def test_a_rank_that_fails_says_so_last_and_keeps_its_code(ranks: Ranks) -> None:
     code, said = ranks.run(given={"FAKE_CODE": "7"})
     assert code == 7

@@ -22,14 +22,18 @@ def write(file, text):
         pass  # The other one may be there still.
 
 mark = b"\x01%s\x02" % sys.argv[1].encode()
-log = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+log, begun = -1, []
+try:
+    log = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+except OSError as error:
+    begun = [b"labctl: a rank has no log: %s\n" % os.fsencode(str(error))]
 # Open MPI puts its mark before what it reads at once and at each line, and drops what makes too much of that. It has a terminal
 # for the output, which holds no writes apart, and for errors a pipe, which does if it is told to.
 out = 1
 if "OMPI_COMM_WORLD_RANK" in os.environ and stat.S_ISFIFO(os.fstat(2).st_mode):
     fcntl.fcntl(2, fcntl.F_SETFL, fcntl.fcntl(2, fcntl.F_GETFL) | os.O_DIRECT)
     out = 2
-begun, more, drawn = [], True, 0
+more, drawn = True, 0
 while more:
     more = os.read(0, 1 << 16)
     text = more.replace(b"\0", b"")
