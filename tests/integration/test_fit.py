@@ -36,7 +36,8 @@ def stage(number: int) -> str:
 
 
 def test_a_run_takes_as_much_memory_as_predicted(shared_lab: Lab) -> None:
-    compare(shared_lab, "peak-small", (stage(2),))
+    # Processors without bf16 take 13 s for a step of 64 tokens.
+    compare(shared_lab, "peak-small", (stage(2), "sequence-length=16"))
 
 
 @pytest.mark.slow

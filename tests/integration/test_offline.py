@@ -86,7 +86,13 @@ def test_what_lambdas_scripts_have_cached_is_read_too(engine: DockerClient, imag
         entrypoint="python3",
         user=f"{os.getuid()}:{os.getgid()}",
         network_mode="none",
-        environment={"HF_HOME": "/cache/huggingface", "HF_DATASETS_CACHE": "/cache/datasets", "HOME": "/tmp"},  # noqa: S108
+        environment={
+            "HF_HOME": "/cache/huggingface",
+            "HF_DATASETS_CACHE": "/cache/datasets",
+            "HOME": "/tmp",  # noqa: S108
+            # As for ranks: what the script imports before the workload would else try for the hub for a minute.
+            "HF_HUB_OFFLINE": "1",
+        },
         volumes={str(tmp_path): {"bind": "/cache"}, str(WORKLOADS): {"bind": "/workloads", "mode": "ro"}},
         remove=True,
     ).decode()

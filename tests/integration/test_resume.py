@@ -15,7 +15,8 @@ pytestmark = pytest.mark.docker
 
 LIMIT = 1200
 """Seconds for one run, many times what it takes on idle cores."""
-TINY = ("opt-tiny", "--set", "steps=90", "--set", "save-every=20")
+SMALL = ("--set", "sequence-length=16", "--set", "deepspeed.train_micro_batch_size_per_gpu=4")
+TINY = ("opt-tiny", *SMALL, "--set", "steps=90", "--set", "save-every=20")
 
 
 def killed_after(running: Running, lab: Lab, step: str) -> None:

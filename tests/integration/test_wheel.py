@@ -24,7 +24,7 @@ def test_an_installed_wheel_makes_and_renders_a_lab_anywhere(tmp_path: Path) -> 
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, ROOT, cwd=tmp_path)
     run(sys.executable, "-m", "venv", tmp_path / "env", cwd=tmp_path)
     (wheel,) = tmp_path.glob("labctl-*.whl")
-    run(tmp_path / "env/bin/pip", "install", "--quiet", wheel, cwd=tmp_path)
+    run(tmp_path / "env/bin/pip", "install", "--quiet", "--no-compile", wheel, cwd=tmp_path)
     labctl = tmp_path / "env/bin/labctl"
 
     run(labctl, "init", "lab", cwd=tmp_path)
