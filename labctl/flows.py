@@ -664,7 +664,11 @@ def runs(context: Context, wanted: RunFilter | None = None) -> RunList:
     """The lab's runs, or those that are wanted, the latest first. A run that has ended meanwhile is judged."""
     from labctl.runs.store import RunList
 
-    return RunList(tuple(run for run in all_runs(context) if wanted is None or wanted.has(run)))
+    every = all_runs(context)
+    workloads = sorted({run.workload or "" for run in every} - {""})
+    if wanted and wanted.workload and workloads and wanted.workload not in workloads:
+        context.notice(f"no run of {wanted.workload}; there are runs of {', '.join(workloads)}")
+    return RunList(tuple(run for run in every if wanted is None or wanted.has(run)))
 
 
 def all_runs(context: Context) -> tuple[RunSummary, ...]:

@@ -62,6 +62,8 @@ def judge(job: Job, metrics: Mapping[str, Mapping[str, Any]], ended: RunOutcome,
     message = f"All criteria met on {ranks}: {_list(checks)}." if checks else f"Completed on {ranks}; no criteria."
     if ended.silent:
         message += " No rank wrote a line."
+    if odd := [f"`{name}` is {metric['note']}" for name, metric in metrics.items() if "note" in metric]:
+        message += f" No criterion needs it, but {', '.join(odd)}."
     if ended.gone:
         message += f" It went on without {'; '.join(ended.gone)}."
     return Verdict(status="PASS", cause=None, message=message, exit_code=0, checks=tuple(checks))

@@ -440,6 +440,8 @@ def test_runs_are_chosen_by_workload_verdict_and_time(labctl: Labctl) -> None:
     assert listed("--since", "90m") == [other]
     assert listed("--since", f"{datetime.now() - timedelta(days=2):%Y-%m-%d}") == [other, failed]
     assert listed("--workload", "hello", "--verdict", "PASS", "--since", "7d") == [old]
+    none = labctl("runs", "--workload", "helo")
+    assert (none.code, none.err) == (0, "no run of helo; there are runs of hello, opt-tiny\n")
 
 
 @pytest.mark.parametrize("text", ["yesterday", "2w", "-2d", "2026-13-01", "d"])

@@ -151,6 +151,7 @@ def test_the_pattern_of_a_missing_number_is_named() -> None:
 def test_a_number_that_no_criterion_needs_may_be_missing() -> None:
     verdict = _judge(criteria=[THROUGHPUT], metrics={**GOOD, "loss": {"first": 4, "last": None, "note": "nan"}})
     assert verdict.status == "PASS"
+    assert verdict.message.endswith(" No criterion needs it, but `loss` is nan.")
 
 
 def test_without_criteria_a_good_end_passes() -> None:

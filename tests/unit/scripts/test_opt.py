@@ -238,6 +238,7 @@ OUTPUT = {
         -0.3543,
     ),
     "throughput": ("worker-0: Throughput: 27.5785 samples/sec", 27.5785),
+    "step_tokens": ("worker-0: step 3/8 loss 0.8887 lr 1.0e-03 tokens/s 166 accuracy 0.2500", 166),
     "tokens": ("worker-0: Tokens: 58.7 tokens/sec", 58.7),
     "peak_memory": ("worker-0: Peak memory: 0.532 GiB", 0.532),
     "mfu": ("worker-0: MFU: 41.2 % of 989.4 TFLOP/s (NVIDIA H200)", 41.2),
