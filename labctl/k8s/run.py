@@ -34,6 +34,7 @@ from labctl.engines.kubernetes import (
     outputs_of,
 )
 from labctl.errors import HostError
+from labctl.hosts.pull import Merge
 from labctl.k8s import render
 from labctl.k8s.job import KEPT, STORAGE, ClusterJob
 from labctl.k8s.target import Kind, Target
@@ -610,25 +611,15 @@ def fetch(api: Api, run: ClusterRun, launcher: str, warn: Callable[[str], None])
 
 def _fetch(api: Api, run: ClusterRun, launcher: str) -> list[str]:
     """Bring the files here; those that are none, or lead out of the directory. HostError, TarError, OSError."""
-    here = store.outputs(run.lab.directory, run.run_id)
-    left: list[str] = []
-
-    def within(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
-        """Nothing of a pod's may lead out of the run's directory."""
-        try:
-            return tarfile.data_filter(member, path)
-        except tarfile.FilterError:
-            left.append(member.name)
-            return None
-
+    merge = Merge(store.outputs(run.lab.directory, run.run_id), LAUNCHER)
     # The launcher stays while this is locked.
     command = ("sh", "-c", 'exec flock --shared ~/.fetching tar -C "$0" -cf - .', run.job.directory)
     with tempfile.TemporaryFile() as archive:
         _receive(api, launcher, command, archive)
         archive.seek(0)
-        with tarfile.open(fileobj=archive, mode="r:") as tar:
-            tar.extractall(here, filter=within)  # noqa: S202
-    return left
+        if broken := merge.unpack(archive):
+            raise tarfile.ReadError(broken)
+    return merge.found.refused
 
 
 def _receive(api: Api, pod: str, argv: tuple[str, ...], sink: IO[bytes]) -> None:
