@@ -909,7 +909,7 @@ class Steps:
         usual = sorted(self._seconds)[len(self._seconds) // 2]
         if silent <= STALL_STEPS * usual:
             return ""
-        words = f"no step and no line for {silent:.0f} s; steps took {usual:.2g} s"
+        words = f"no step and no line for {silent:.0f} s; steps took {round(usual, 3 if usual < 10 else 0):g} s"
         return f"{words}; the last was {place(*self._last)}"
 
 

@@ -152,8 +152,8 @@ class RecordError(HostError):
 
 
 def new_id(workload: str, now: datetime) -> str:
-    """A new run id, which sorts by time: ``20260102-150405-opt-tiny-3fa2``."""
-    return f"{now:%Y%m%d-%H%M%S}-{workload.replace('/', '-')}-{secrets.token_hex(2)}"
+    """A new run id, which sorts by time: ``20260102-150405-opt-tiny-3fa2c1``."""
+    return f"{now:%Y%m%d-%H%M%S}-{workload.replace('/', '-')}-{secrets.token_hex(3)}"
 
 
 def directory(lab: Path, run_id: str) -> Path:

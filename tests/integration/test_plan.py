@@ -51,7 +51,7 @@ def written(plan: list[str]) -> set[str]:
 
 def same_steps(plan: list[str], err: str) -> None:
     """The steps announced are those of the plan, in order; each run has an id of its own."""
-    run = re.compile(r"\d{8}-\d{6}-([\w-]+)-[0-9a-f]{4}\b")
+    run = re.compile(r"\d{8}-\d{6}-([\w-]+)-[0-9a-f]{6}\b")
     steps = [run.sub(r"\1", text) for text in texts(plan)]
     announced = [run.sub(r"\1", text) for text in carried_out(err)]
     assert len(announced) == len(steps), err

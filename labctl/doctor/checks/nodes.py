@@ -26,8 +26,8 @@ from labctl.system import files
 from labctl.system.process import ProcessTimeout
 
 Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
-PATIENCE = 4
-"""Seconds for a login from the launcher and for the bytes that are sent then."""
+PATIENCE = 8
+"""Seconds for a login from the launcher and for the bytes that are sent then; on busy cores a login takes some."""
 SENT_BYTES = 1 << 20
 SLOW = 1e6
 """Bytes per second through ssh; two containers on a laptop have a hundred times as much."""
