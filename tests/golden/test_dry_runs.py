@@ -32,7 +32,7 @@ def dry_run(name: str, scratch: Path) -> str:
     options = run_request.RunOptions()
     task = run_request.choose_workload(ROOT, f"dschat/{name}", options, found)
     job = run_request.build_job(spec.build(found, Path("/srv/lab"), "cpu", (host(),), Limits()), task, options, NOW)
-    return re.sub(rf"({name})-[0-9a-f]{{4}}\b", r"\1-3fa2", f"{plan.run(job)}\n")
+    return re.sub(rf"({name})-[0-9a-f]{{6}}\b", r"\1-3fa2", f"{plan.run(job)}\n")
 
 
 def test_each_script_is_started_as_it_expects(tmp_path: Path, request: pytest.FixtureRequest) -> None:
