@@ -73,7 +73,7 @@ def pull(
     the beginning of a log.
     """
     make_private(into)
-    merge = Merge(into.resolve(), connection.target.name, pushed, reserved, turn)
+    merge = Merge(into, connection.target.name, pushed, reserved, turn)
     found = merge.found
     reading, writing = os.pipe()
 
@@ -139,6 +139,8 @@ class Merge(Struct, dict=True):
     found: PullResult = field(default_factory=PullResult)
 
     def __post_init__(self) -> None:
+        # Links are judged by where they lead in the end.
+        self.into = self.into.resolve()
         entries = self.pushed.entries if self.pushed else ()
         self._known = {entry.path: (entry.size, entry.content) for entry in entries if entry.kind == "file"}
         self._came: dict[str, Path] = {}

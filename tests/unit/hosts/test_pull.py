@@ -249,6 +249,15 @@ def test_a_link_that_is_there_already_is_never_written_through(tmp_path: Path) -
     assert (into / "hosts/h1/folder/file").read_text() == "x"
 
 
+def test_a_link_within_comes_into_a_directory_that_is_reached_by_a_link(tmp_path: Path) -> None:
+    (tmp_path / "into").mkdir()
+    (tmp_path / "alias").symlink_to("into")
+    merge = pull.Merge(tmp_path / "alias", "h1")
+    merge.unpack(packed(("first", FILE, "1"), ("near", LINK, "first")))
+    assert merge.found.refused == []
+    assert (tmp_path / "into/near").read_text() == "1"
+
+
 def test_links_of_two_hosts_do_not_lead_out_together(tmp_path: Path) -> None:
     into = tmp_path / "outside/into"
     into.mkdir(parents=True)
