@@ -6,13 +6,15 @@ AS_MEMBER := $(shell [ "$$(id -u)" = 0 ] || id -nG | tr ' ' '\n' | grep -qx dock
 LABCTL := $(VENV)/bin/labctl
 PYTEST := $(AS_MEMBER) $(VENV)/bin/pytest --require-docker
 TESTS_AT_ONCE ?= 3
+# Each of those at once reads all that it is given.
+ON_DOCKER := $(addprefix tests/,contract devices faults golden hosts integration)
 # labctl takes 0.1 s longer to start where Python may not keep what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test lint unit image bench lock audit wheel clean
+.PHONY: help install quickstart test test-all test-nightly lint unit smoke image horovod-image bench lock audit wheel clean
 
 help:
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 install: $(VENV)/.installed  ## install labctl into .venv, and nothing else
 
@@ -27,19 +29,47 @@ quickstart: $(VENV)/.installed  ## set up this machine, bring a two-node lab up,
 	  '  $(LABCTL) show                      this run again; its files are in runs/' \
 	  '  $(LABCTL) down                      remove the lab'
 
-test: $(VENV)/.developer image lint  ## lint, types, and all tests but the slow ones, TESTS_AT_ONCE=3, on a real engine
-	$(AS_MEMBER) $(LABCTL) build --workload mnist-horovod
-	$(PYTEST) -m 'not slow and not alone' -n $(TESTS_AT_ONCE) --dist loadgroup --no-loadscope-reorder; \
-	  at_once=$$?; $(PYTEST) -m 'alone and not slow' && exit $$at_once
+test: $(VENV)/.developer  ## lint, types, unit tests, and smoke tests on a real engine
+	@bash tests/tier.sh lint+unit+image smoke
+
+test-all: $(VENV)/.developer  ## what else CI runs: every test on a real engine but the slow ones
+	@bash tests/tier.sh image horovod-image docker
+
+test-nightly: $(VENV)/.developer  ## slow tests and timings
+	@bash tests/tier.sh image horovod-image slow
 
 lint: $(VENV)/.developer  ## style, types and shell scripts
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/shellcheck $$(find labctl docker -name '*.sh') .ci/run
+	$(VENV)/bin/shellcheck $$(find labctl docker -name '*.sh') tests/tier.sh .ci/run
 
 unit: $(VENV)/.developer  ## the tests that need no Docker
-	$(VENV)/bin/pytest -m 'not docker'
+	$(VENV)/bin/pytest -m 'not docker and not slow' -n 2
+
+smoke: $(VENV)/.developer  ## what this README's first page promises; needs the image
+	$(PYTEST) -m smoke -n $(TESTS_AT_ONCE) $(ON_DOCKER)
+
+.PHONY: docker slow
+docker: $(VENV)/.developer
+	$(PYTEST) -m '$(CI) and not smoke' -n $(TESTS_AT_ONCE) $(ON_DOCKER)
+
+slow: $(VENV)/.developer
+	$(PYTEST) -m 'slow and not kubernetes'
+
+# Parts of test-all.
+CI := docker and not slow and not kubernetes
+test-labs: TESTS = tests/integration tests/golden --ignore=tests/integration/test_horovod.py --ignore=tests/integration/test_pods.py
+test-cluster: TESTS = tests/contract tests/integration/test_pods.py
+test-horovod: TESTS = tests/integration/test_horovod.py
+test-horovod: horovod-image
+test-faults test-hosts test-devices: TESTS = tests/$(@:test-%=%)
+.PHONY: test-labs test-faults test-hosts test-devices test-cluster test-horovod
+test-labs test-faults test-hosts test-devices test-cluster test-horovod: $(VENV)/.developer image
+	$(PYTEST) -m '$(CI)' -n $(TESTS_AT_ONCE) $(TESTS)
+
+horovod-image: image
+	$(AS_MEMBER) $(LABCTL) build --workload mnist-horovod
 
 image: $(VENV)/.installed  ## Docker Engine where it is missing, and the lab's image
 	$(AS_MEMBER) $(LABCTL) setup --yes

@@ -42,9 +42,9 @@ def stopped(running: Running, number: signal.Signals, limit: float) -> tuple[Ans
     return answer, time.monotonic() - pressed
 
 
-@pytest.mark.alone
+@pytest.mark.smoke
 def test_a_worker_that_is_killed_ends_the_run_and_is_named(lab: Lab) -> None:
-    with lab.stubborn_run("--json") as (running, run_id):
+    with lab.stubborn_run("--launcher", "deepspeed", "--json") as (running, run_id):
         canary = lab.plant_canary("worker-0")
         killed = time.monotonic()
         lab.containers()["worker-1"].kill("SIGKILL")
@@ -81,7 +81,7 @@ def test_a_worker_that_is_cut_off_from_the_network_ends_the_run_and_is_named(lab
 
 @pytest.mark.alone
 def test_a_worker_whose_sshd_is_killed_ends_the_run_and_up_mends_it(lab: Lab) -> None:
-    with lab.stubborn_run("--launcher", "mpirun", "--json") as (running, run_id):
+    with lab.stubborn_run("--json") as (running, run_id):
         killed = time.monotonic()
         # Its container may end before the shell that kills it does.
         lab.containers()["worker-1"].exec_run(["sh", "-c", "kill -KILL $(pgrep -o -x sshd)"], user="0")
@@ -152,7 +152,7 @@ def test_a_launcher_that_is_killed_ends_the_run_and_is_named(lab: Lab) -> None:
 @pytest.mark.alone
 def test_a_rank_that_crashes_ends_the_run_and_is_named(lab: Lab) -> None:
     canary = lab.plant_canary("worker-1")
-    document = result(lab.call("run", "crash", "--json"), 4, "rank-crashed")
+    document = result(lab.call("run", "crash", "--launcher", "deepspeed", "--json"), 4, "rank-crashed")
     assert re.search(r"rank 1\b.*worker-1.*code 7\b", document["message"])
     assert document["seconds"] < 40
     assert lab.processes_of(document["run_id"]) == []
@@ -160,9 +160,9 @@ def test_a_rank_that_crashes_ends_the_run_and_is_named(lab: Lab) -> None:
     assert canary()
 
 
-@pytest.mark.alone
+@pytest.mark.smoke
 def test_ctrl_c_ends_the_run_and_leaves_nothing_of_it(lab: Lab) -> None:
-    with lab.stubborn_run("--json") as (running, run_id):
+    with lab.stubborn_run("--launcher", "deepspeed", "--json") as (running, run_id):
         canary = lab.plant_canary("worker-1")
         assert lab.processes_of(run_id)
         answer, seconds = stopped(running, signal.SIGINT, 120)
@@ -200,7 +200,7 @@ def test_term_to_labctl_alone_ends_the_run_the_same_way(lab: Lab) -> None:
 @pytest.mark.parametrize("seconds", [5, 10])
 def test_the_time_limit_ends_even_what_does_not_listen(lab: Lab, seconds: int) -> None:
     canary = lab.plant_canary("worker-1")
-    answer = lab.call("run", "stubborn", "--timeout", str(seconds), "--json")
+    answer = lab.call("run", "stubborn", "--launcher", "deepspeed", "--timeout", str(seconds), "--json")
     document = result(answer, 124, "timeout")
     assert f"{seconds} s" in document["message"]
     assert seconds <= document["seconds"] < seconds + 15

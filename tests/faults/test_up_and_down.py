@@ -77,6 +77,7 @@ def test_up_that_was_killed_converges_and_down_leaves_nothing(fresh_lab: FreshLa
 
 
 @pytest.mark.docker
+@pytest.mark.smoke
 def test_a_strangers_container_with_a_nodes_name_is_named_and_stays(fresh_lab: FreshLab, image: str) -> None:
     lab = fresh_lab()
     name = f"labctl-{lab.name}-worker-1-1"

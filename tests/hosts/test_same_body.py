@@ -10,7 +10,10 @@ from support.rack.rack import RackLab
 
 pytestmark = pytest.mark.docker
 
-WHERE = ("one machine", pytest.param("several hosts", marks=pytest.mark.xdist_group("shared_rack")))
+WHERE = (
+    "one machine",
+    pytest.param("several hosts", marks=[pytest.mark.xdist_group("shared_rack"), pytest.mark.smoke]),
+)
 RANKS = [{"rank": 0, "node": "worker-0"}, {"rank": 1, "node": "worker-1"}]
 
 MINE = """\

@@ -69,6 +69,7 @@ def test_what_a_command_leaves_in_the_background_on_purpose_stays(lab: Lab) -> N
         lab.inside(NODE, "pkill", "-f", "sleep 84000")
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("script", "code"), [("exit 7", 7), ("kill -KILL $$", 137), ("exec no-such-program", 127)])
 def test_the_commands_own_code_comes_back(lab: Lab, script: str, code: int) -> None:
     assert lab.call("exec", "-n", NODE, "--", "sh", "-c", script).code == code

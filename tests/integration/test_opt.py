@@ -30,6 +30,7 @@ def metrics_of(answer: Answer) -> dict[str, Any]:
     return metrics
 
 
+@pytest.mark.smoke
 def test_fine_tuning_teaches_a_tiny_model_and_each_node_is_sampled(lab: Lab) -> None:
     answer = lab.call("run", "opt-tiny", "--set", "steps=40", "--json", limit=LIMIT)
     metrics = metrics_of(answer)

@@ -59,6 +59,7 @@ def same_steps(plan: list[str], err: str) -> None:
         assert step.startswith(text[:60])
 
 
+@pytest.mark.smoke
 def test_plan_and_deed_of_a_lab_from_nothing_to_nothing(fresh_lab: Callable[..., Lab]) -> None:
     lab = fresh_lab(LAB_NODES="2")
     plan = planned(lab, "up")
@@ -117,7 +118,6 @@ def test_a_dry_run_of_a_run_on_a_lab_that_is_not_up_says_the_whole_of_it(fresh_l
 
 @pytest.mark.parametrize("words", [(), ("--dry-run",)])
 def test_a_dry_run_refuses_what_the_command_refuses(lab: Lab, words: tuple[str, ...]) -> None:
-    lab.ensure_up()
     answer = lab.call("run", "hello", "--launcher", "horovod", *words).expect(3)
     assert "launcher `horovodrun` not found in image" in answer.err
     answer = lab.call("up", "-s", "LAB_IMAGE=far.example/none:1", *words).expect(3)

@@ -65,11 +65,16 @@ def same_as(lab: Lab, whole: str, part: str, *, after: int, pattern: str = STEPS
     assert len(other) > 5
 
 
+@pytest.fixture
+def lab(module_lab: Lab) -> Lab:
+    module_lab.ensure_up()
+    return module_lab
+
+
 @pytest.fixture(scope="module")
-def whole(shared_lab: Lab) -> str:
+def whole(module_lab: Lab) -> str:
     """A run of opt-tiny that nothing interrupts."""
-    shared_lab.ensure_up()
-    return str(shared_lab.call("run", *TINY, "--json", limit=LIMIT).expect(0).json["run_id"])
+    return str(module_lab.call("run", *TINY, "--json", limit=LIMIT).expect(0).json["run_id"])
 
 
 def test_a_run_that_lost_a_worker_goes_on_by_itself_to_the_same_losses(lab: Lab, whole: str) -> None:

@@ -16,11 +16,16 @@ RESULT_KEYS = {
 }  # fmt: skip
 
 
+@pytest.fixture
+def lab(module_lab: Lab) -> Lab:
+    module_lab.ensure_up()
+    return module_lab
+
+
 @pytest.fixture(scope="module")
-def hello(shared_lab: Lab) -> Answer:
+def hello(module_lab: Lab) -> Answer:
     """One run of `hello`, as a script would ask for it."""
-    shared_lab.ensure_up()
-    return shared_lab.call("run", "hello", "--json", "--set", "print=PROJECT_PATH")
+    return module_lab.call("run", "hello", "--launcher", "deepspeed", "--json", "--set", "print=PROJECT_PATH")
 
 
 @pytest.fixture
@@ -28,6 +33,7 @@ def record(hello: Answer, lab: Lab) -> Path:
     return lab.path / "runs" / str(hello.json["run_id"])
 
 
+@pytest.mark.smoke
 def test_a_run_that_meets_its_criteria_passes_with_one_document(hello: Answer, lab: Lab) -> None:
     result = hello.expect(0).json
     assert result.keys() >= RESULT_KEYS
@@ -38,11 +44,13 @@ def test_a_run_that_meets_its_criteria_passes_with_one_document(hello: Answer, l
     assert 0 < result["seconds"] < 120
 
 
+@pytest.mark.smoke
 def test_there_is_one_rank_on_each_node(hello: Answer) -> None:
     assert hello.json["world_size"] == 2
     assert hello.json["ranks"] == [{"rank": 0, "node": "worker-0"}, {"rank": 1, "node": "worker-1"}]
 
 
+@pytest.mark.smoke
 def test_a_run_leaves_its_whole_record(hello: Answer, record: Path) -> None:
     expected = {
         "plan.txt", "job.json", "settings.json", "versions.json", "hostfile", "rank.sh", "result.json",
@@ -57,6 +65,7 @@ def test_a_run_leaves_its_whole_record(hello: Answer, record: Path) -> None:
     assert (record / "hostfile").read_text().split() == ["worker-0", "slots=1", "worker-1", "slots=1"]
 
 
+@pytest.mark.smoke
 def test_every_rank_has_its_own_log_and_all_of_them_are_in_the_output(record: Path) -> None:
     for rank in (0, 1):
         log = (record / f"ranks/rank-{rank}.log").read_text()
@@ -70,10 +79,12 @@ def test_the_record_belongs_to_the_caller(record: Path) -> None:
     assert {path.stat().st_uid for path in record.rglob("*")} == {owner}
 
 
+@pytest.mark.smoke
 def test_nothing_of_a_run_that_passed_is_left(hello: Answer, lab: Lab) -> None:
     assert lab.processes_of(hello.json["run_id"]) == []
 
 
+@pytest.mark.smoke
 def test_show_and_runs_read_the_record_back(hello: Answer, lab: Lab) -> None:
     run_id = hello.json["run_id"]
     assert lab.call("show", run_id, "--json").expect(0).json == hello.json
@@ -84,6 +95,7 @@ def test_show_and_runs_read_the_record_back(hello: Answer, lab: Lab) -> None:
     assert shown[run_id] == "done"
 
 
+@pytest.mark.smoke
 def test_an_expectation_that_is_missed_fails_on_the_nodes_of_the_hostfile(lab: Lab) -> None:
     hostfile = lab.path / "one-node"
     hostfile.write_text("worker-1 slots=1\n", encoding="utf-8")
@@ -97,12 +109,14 @@ def test_an_expectation_that_is_missed_fails_on_the_nodes_of_the_hostfile(lab: L
     assert result["ranks"] == [{"rank": 0, "node": "worker-1"}]
 
 
+@pytest.mark.smoke
 def test_a_number_that_is_missing_is_never_a_pass(lab: Lab) -> None:
     result = lab.call("run", "silent", "--json").expect(4).json
     assert (result["verdict"], result["cause"]) == ("ERROR", "no-metric")
     assert "speed" in result["message"]
 
 
+@pytest.mark.smoke
 def test_a_hostfile_that_is_not_there_is_no_local_run(lab: Lab) -> None:
     before = lab.run_ids()
     answer = lab.call("run", "hello", "--hostfile", "nowhere", "--json").expect(2)
@@ -112,7 +126,7 @@ def test_a_hostfile_that_is_not_there_is_no_local_run(lab: Lab) -> None:
 
 def test_a_dry_run_says_what_it_would_do_and_does_nothing(lab: Lab) -> None:
     before = lab.run_ids()
-    plan = lab.call("run", "hello", "--dry-run").expect(0).out
+    plan = lab.call("run", "hello", "--launcher", "deepspeed", "--dry-run").expect(0).out
     assert "deepspeed --hostfile" in plan
     assert lab.run_ids() == before
 

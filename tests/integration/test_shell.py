@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import shutil
@@ -37,20 +38,15 @@ def tmux(family: str, lab: Lab) -> Iterator[Tmux]:
     subprocess.run(["tmux", "-L", name, "kill-server"], capture_output=True, check=False)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("words", "node"), [((), "launcher"), (("worker-1",), "worker-1")], ids=["launcher", "worker"])
-def test_shell_gives_a_prompt_in_the_right_container(lab: Lab, tmux: Tmux, words: tuple[str, ...], node: str) -> None:
-    tmux("new-session", "-d", "-x", "160", "-y", "40", LABCTL, "shell", *words)
-
-    def screen() -> str:
-        return tmux("capture-pane", "-p")
-
-    wait_until(
-        lambda: re.search(rf"^lab@{lab.name}/{node}:\S*[$#]", screen(), re.MULTILINE), 120, f"a prompt in {node}"
-    )
-    tmux("send-keys", "echo here: $(hostname) $(id -u) $PROJECT_PATH; tty", "Enter")
-    wait_until(lambda: re.search(rf"^here: {node} \d+ /workspace$", screen(), re.MULTILINE), 120, "the answer")
-    assert "not a tty" not in screen()
-    tmux("send-keys", "exit", "Enter")
+def test_shell_gives_a_prompt_in_the_right_container(lab: Lab, words: tuple[str, ...], node: str) -> None:
+    with lab.in_terminal("shell", *words) as terminal:
+        wait_until(lambda: re.search(rf"lab@{lab.name}/{node}:\S*[$#]", terminal.seen), 120, f"a prompt in {node}")
+        terminal.type("echo here: $(hostname) $(id -u) $PROJECT_PATH; tty; exit 7")
+        assert terminal.code(120) == 7
+        wait_until(lambda: re.search(r"exit\s+$", terminal.seen), 30, "the last word is read")
+    assert f"\rhere: {node} {os.getuid()} /workspace\r\n/dev/" in terminal.seen
 
 
 class Screen:

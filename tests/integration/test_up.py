@@ -46,6 +46,7 @@ def stranger(lab: Lab, image: str) -> Iterator[Container]:
         container.remove(force=True)
 
 
+@pytest.mark.smoke
 def test_up_makes_one_launcher_and_the_workers_with_their_labels(lab: Lab) -> None:
     containers = lab.containers()
     assert sorted(containers) == ["launcher", "worker-0", "worker-1"]
@@ -106,6 +107,7 @@ def test_workers_share_the_cores_without_overlap(lab: Lab) -> None:
     assert not any(one & other for one, other in combinations(shares, 2))
 
 
+@pytest.mark.smoke
 def test_a_second_up_touches_no_container(lab: Lab) -> None:
     before = lab.identities()
     lab.call("up").expect(0)
@@ -177,6 +179,7 @@ def test_a_dry_run_of_up_on_a_lab_that_is_down_makes_nothing(fresh_lab: FreshLab
     assert not (lab.path / ".lab/nodes").exists()
 
 
+@pytest.mark.smoke
 def test_down_twice_and_with_the_state_directory_deleted(fresh_lab: FreshLab, image: str) -> None:
     lab = fresh_lab(LAB_NODES="1")
     lab.call("up").expect(0)
@@ -203,6 +206,7 @@ def test_clean_removes_keys_and_rendered_files_but_no_run(fresh_lab: FreshLab) -
     assert lab.run_ids() == ["kept"]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("node", ["worker-0", "worker-1"])
 def test_the_files_of_a_node_work_by_hand(lab: Lab, node: str) -> None:
     done = subprocess.run(

@@ -144,6 +144,10 @@ class Terminal:
         """All that was written to it so far."""
         return self._seen.decode("utf-8", "replace")
 
+    def type(self, line: str) -> None:
+        """Type a line, and Enter."""
+        os.write(self._master, f"{line}\r".encode())
+
     def code(self, limit: float) -> int:
         """The program's exit code, which it has to have within so many seconds."""
         return self._process.wait(limit)

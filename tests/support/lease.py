@@ -1,0 +1,78 @@
+"""Labs that tests share: lent by the settings that a test needs, up, and given back as they were."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.harness import Lab
+
+Settings = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything about a lab that its next user would notice."""
+
+    environment: bytes
+    workloads: dict[Path, bytes]
+    containers: dict[str, tuple[str, str, str]]
+    """Id, time of start and status by node."""
+
+
+class Labs:
+    """The labs of a test session. ``make`` makes a lab directory; who calls it removes what came of it."""
+
+    def __init__(self, make: Callable[[dict[str, str]], Lab]) -> None:
+        self._make = make
+        self._idle: defaultdict[Settings, list[Lab]] = defaultdict(list)
+
+    @contextlib.contextmanager
+    def lend(self, **settings: str) -> Iterator[Lab]:
+        """A lab with these settings that is up and that nothing else uses."""
+        idle = self._idle[tuple(sorted(settings.items()))]
+        lab = idle.pop() if idle else self._new(settings)
+        before = state(lab)
+        processes = lab.processes()
+        yield lab
+        if put_right(lab, before, processes):
+            idle.append(lab)
+        else:
+            lab.destroy()
+
+    def _new(self, settings: dict[str, str]) -> Lab:
+        lab = self._make(settings)
+        lab.call("up", limit=300).expect(0)
+        return lab
+
+
+def state(lab: Lab) -> State:
+    """The lab as it is now."""
+    files = (path for path in (lab.path / "workloads").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return State(
+        environment=(lab.path / ".env").read_bytes(),
+        workloads={path: path.read_bytes() for path in files},
+        containers={
+            node: (container.id or "", container.attrs["State"]["StartedAt"], container.status)
+            for node, container in lab.containers().items()
+        },
+    )
+
+
+def put_right(lab: Lab, before: State, processes: dict[tuple[str, str], dict[str, str]]) -> bool:
+    """Undo what a test changed; False if the lab is beyond that."""
+    after = state(lab)
+    if after.environment != before.environment:
+        (lab.path / ".env").write_bytes(before.environment)
+    for path in after.workloads.keys() - before.workloads.keys():
+        path.unlink()
+    for path, content in before.workloads.items():
+        if after.workloads.get(path) != content:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+    if after.containers != before.containers and lab.call("up", limit=300).code != 0:
+        return False
+    return not lab.left_since(processes)
