@@ -31,11 +31,29 @@ def compose(path: Path, shown: str, hint: str = "") -> Value:
     """
     import yaml
 
+    (root,) = _nodes(path, shown, lambda text: [yaml.compose(text, Loader=yaml.SafeLoader)])
+    if root is None:
+        raise ConfigError(f"{shown}:1: is empty", hint=hint)
+    return Value(shown, root.start_mark.line + 1, path.name, root)
+
+
+def documents(path: Path, shown: str) -> list[Value]:
+    """The roots of a YAML file of several documents, but for empty ones. ConfigError as for ``compose``."""
+    import yaml
+
+    nodes = _nodes(path, shown, lambda text: list(yaml.compose_all(text, Loader=yaml.SafeLoader)))
+    filled = (node for node in nodes if node.id != "scalar" or node.value)
+    return [Value(shown, node.start_mark.line + 1, path.name, node) for node in filled]
+
+
+def _nodes(path: Path, shown: str, parse: Callable[[str], list[Any]]) -> list[Any]:
+    import yaml
+
     text = ""
     try:
         text = content(path, shown).decode("utf-8")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        if node is not None:
+        nodes = parse(text)
+        for node in filter(None, nodes):
             _measure(node, shown, {})
     except UnicodeDecodeError as error:
         raise ConfigError(f"{shown}:{error.object.count(10, 0, error.start) + 1}: is not UTF-8") from error
@@ -47,9 +65,7 @@ def compose(path: Path, shown: str, hint: str = "") -> Value:
         raise ConfigError(f"{shown}:{line}: is not YAML: {error.problem}") from error
     except RecursionError as error:
         raise ConfigError(f"{shown}:1: is nested too deeply") from error
-    if node is None:
-        raise ConfigError(f"{shown}:1: is empty", hint=hint)
-    return Value(shown, node.start_mark.line + 1, path.name, node)
+    return nodes
 
 
 def content(path: Path, shown: str) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -14,7 +15,9 @@ from msgspec import Struct
 from labctl import accelerators
 from labctl.config import dotenv
 from labctl.config.settings import EXTRA, LOGIN, SETTINGS, sounds_secret
+from labctl.config.yaml_reader import documents
 from labctl.errors import ConfigError
+from labctl.k8s import manifest
 from labctl.k8s.capacity import number
 from labctl.k8s.target import quantity
 from labctl.model import File, Pairs
@@ -49,30 +52,43 @@ class ImportedJob(Struct, frozen=True, kw_only=True):
 
 def read(path: Path) -> ImportedJob:
     """The MPIJob of a file, which may have other objects beside it. ConfigError where there is none."""
-    import yaml
+    with naming(path):
+        contents = [document.data() for document in documents(path, str(path))]
+        # Dates are text to Kubernetes.
+        plain = json.loads(json.dumps(contents, default=str))
+        described: list[manifest.Document] = [manifest.convert(content, manifest.Document) for content in plain]
+        jobs = [content for content, document in zip(plain, described, strict=True) if document.kind == "MPIJob"]
+        if len(jobs) != 1:
+            kinds = ", ".join(str(document.kind) for document in described) or "nothing"
+            raise ConfigError(f"there are {len(jobs)} MPIJobs in it, not one", hint=f"it has {kinds}")
+        version = jobs[0].get("apiVersion")
+        if version != "kubeflow.org/v2beta1":
+            raise ConfigError(f"its MPIJob is of {version}", hint="kubeflow.org/v2beta1 is read")
+        manifest.check(jobs[0])
+        others = tuple(_title(document) for document in described if document.kind != "MPIJob")
+        return _Reading(jobs[0], others).job()
 
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have a ConfigError name the file, if it does not yet."""
     try:
-        documents = [one for one in yaml.safe_load_all(path.read_text(encoding="utf-8")) if isinstance(one, dict)]
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
-    jobs = [one for one in documents if one.get("kind") == "MPIJob"]
-    if len(jobs) != 1:
-        found = ", ".join(str(one.get("kind")) for one in documents) or "nothing"
-        raise ConfigError(f"{path}: there are {len(jobs)} MPIJobs in it, not one", hint=f"it has {found}")
-    version = str(jobs[0].get("apiVersion"))
-    if version != "kubeflow.org/v2beta1":
-        raise ConfigError(f"{path}: its MPIJob is of {version}", hint="kubeflow.org/v2beta1 is read")
-    others = (one for one in documents if one is not jobs[0])
-    return _Reading(
-        jobs[0], tuple(f"{one.get('kind')} {one.get('metadata', {}).get('name', '')}" for one in others)
-    ).job()
+        yield
+    except ConfigError as error:
+        if str(error).startswith(f"{path}:"):
+            raise
+        raise ConfigError(f"{path}: {error}", hint=error.hint) from error
+
+
+def _title(document: manifest.Document) -> str:
+    return f"{document.kind} {(document.metadata and document.metadata.name) or ''}".strip()
 
 
 class _Reading:
     """A job being read: what is taken is removed, so that what is left is what was left out."""
 
-    def __init__(self, job: Manifest, others: tuple[str, ...]) -> None:
-        self.rest: dict[str, Any] = json.loads(json.dumps(job, default=str))
+    def __init__(self, job: dict[str, Any], others: tuple[str, ...]) -> None:
+        self.rest = job
         self.settings: dict[str, str] = {}
         self.left_out = [f"{other}: not part of the job" for other in others]
 
@@ -175,7 +191,8 @@ class _Reading:
 
     def command(self, *container: str | int) -> str:
         """What the launcher does, as a script. ConfigError where it says nothing."""
-        words = [*(self.take(*container, "command") or []), *(self.take(*container, "args") or [])]
+        given = [*(self.take(*container, "command") or []), *(self.take(*container, "args") or [])]
+        words = [str(word) for word in given]
         if not words:
             raise ConfigError("the launcher has no command", hint="name it in the MPIJob: command or args")
         shell = re.compile(r"(.*/)?(ba)?sh")

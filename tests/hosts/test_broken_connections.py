@@ -97,7 +97,7 @@ def test_a_connection_that_is_hung_up_is_made_again(lab: RackLab, number: int) -
 @pytest.mark.alone
 def test_a_worker_that_dies_while_its_host_is_cut_off_is_told_of(lab: RackLab) -> None:
     host = lab.hosts[1]
-    with lab.start("run", "stubborn", "--json") as running:
+    with lab.start("run", "stubborn", "--launcher", "deepspeed", "--json") as running:
         wait_until(lambda: running.err.count("does not listen") == 2, 120, "two ranks run")
         host.cut()
         try:
@@ -153,7 +153,7 @@ def test_a_run_whose_labctl_is_killed_is_followed_again_or_ends(
 @pytest.mark.slow
 def test_a_run_whose_launchers_machine_was_rebooted_with_its_labctl_is_ended_by_the_next(lab: RackLab) -> None:
     host = lab.hosts[0]
-    with lab.start("run", "stubborn") as running:
+    with lab.start("run", "stubborn", "--launcher", "deepspeed") as running:
         wait_until(lambda: running.err.count("does not listen") == 2, 120, "two ranks run")
         (run_id,) = set(lab.run_ids()) - judged(lab)
         running.press(signal.SIGKILL)

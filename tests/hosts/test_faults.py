@@ -259,7 +259,7 @@ def test_a_host_that_is_lost_ends_the_run_and_up_heals_it_once_it_is_back(
     host = lab.hosts[number]
     others = replace(lab, hosts=tuple(one for one in lab.hosts if one is not host))
     before = set(lab.run_ids())
-    with lab.start("run", "stubborn", "--json") as run:
+    with lab.start("run", "stubborn", "--launcher", "deepspeed", "--json") as run:
         run_id = wait_until(lambda: ranks_up(lab, run, before), 120, "three ranks run")
         assert left_of(lab, run_id) == ["launcher", "worker-0", "worker-1", "worker-2"]
         trouble(host)
@@ -289,7 +289,7 @@ def test_a_host_that_is_lost_ends_the_run_and_up_heals_it_once_it_is_back(
 @pytest.mark.alone
 def test_ctrl_c_ends_a_run_on_all_hosts(lab: RackLab) -> None:
     before = set(lab.run_ids())
-    with lab.start("run", "stubborn", "--json") as run:
+    with lab.start("run", "stubborn", "--launcher", "deepspeed", "--json") as run:
         run_id = wait_until(lambda: ranks_up(lab, run, before), 120, "three ranks run")
         run.press()
         began = time.monotonic()

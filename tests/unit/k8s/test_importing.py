@@ -1,6 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import random
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +184,7 @@ def test_a_command_is_a_script(tmp_path: Path, command: list[str], script: str) 
         ("", "there are 0 MPIJobs in it, not one"),
         ("kind: Pod\n", "there are 0 MPIJobs in it, not one"),
         ("{kind: MPIJob, apiVersion: kubeflow.org/v1}\n", "its MPIJob is of kubeflow.org/v1"),
-        ("a: [\n", "cannot be read"),
+        ("a: [\n", "job.yaml:2: is not YAML"),
         ("{kind: MPIJob, apiVersion: kubeflow.org/v2beta1}\n", "the launcher has no command"),
     ],
 )
@@ -189,3 +192,108 @@ def test_a_file_without_a_job_is_refused(tmp_path: Path, text: str, message: str
     (tmp_path / "job.yaml").write_text(text)
     with pytest.raises(ConfigError, match=message):
         importing.read(tmp_path / "job.yaml")
+
+
+WORKER = "spec.mpiReplicaSpecs.Worker.template.spec"
+CONTAINER = f"{WORKER}.containers[0]"
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (f"{CONTAINER}.resources.limits.memory", "31ttp", "31ttp is not a quantity, such as 500m or 8Gi"),
+        (f"{CONTAINER}.resources.limits.memory", float("inf"), "inf is not a quantity, such as 500m or 8Gi"),
+        (f"{CONTAINER}.resources.limits.cpu", -1, "-1 is not a quantity, such as 500m or 8Gi"),
+        (f"{CONTAINER}.resources", ["memory"], "expected mapping or null, got list"),
+        (f"{CONTAINER}.command", ["mpirun", {"-n": 2}], "expected whole number or number or text, got mapping"),
+        (f"{CONTAINER}.command", "mpirun", "expected list or null, got text"),
+        (f"{WORKER}.containers", [], "expected list of length >= 1"),
+        (WORKER, None, "expected mapping, got null"),
+        (f"{WORKER}.nodeSelector.rack", 7, "expected text, got whole number"),
+        ("metadata", [], "expected mapping or null, got list"),
+        ("spec.slotsPerWorker", "8", "expected whole number or null, got text"),
+    ],
+)
+def test_what_is_wrong_is_named_by_its_place(tmp_path: Path, place: str, value: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        read_changed(tmp_path, lambda job: put(job, steps(place), value))
+    inner = r"(\[\d\])?" if isinstance(value, list) else ""
+    assert re.fullmatch(
+        f"{re.escape(str(tmp_path / 'job.yaml'))}: {re.escape(place)}{inner}: {re.escape(message)}", str(error.value)
+    )
+
+
+def test_a_null_is_a_field_that_is_not_there(tmp_path: Path) -> None:
+    def change(job: dict[str, Any]) -> None:
+        put(job, steps(f"{CONTAINER}.resources"), None)
+        put(job, steps("metadata.labels"), None)
+        put(job, steps("spec.runPolicy"), None)
+
+    assert dict(read_changed(tmp_path, change).settings)["LAB_ACCELERATOR"] == "cpu"
+
+
+def test_a_hundred_broken_manifests_are_read_or_refused_by_the_place_that_is_broken(tmp_path: Path) -> None:
+    values: tuple[Any, ...] = (
+        None,
+        [],
+        [[]],
+        {},
+        {"a": {"b": 1}},
+        "",
+        "31ttp",
+        float("inf"),
+        float("nan"),
+        -1,
+        10**40,
+        True,
+        "2026-01-01",
+    )
+    draw = random.Random(35)  # noqa: S311 - the same manifests each time
+    original = list(yaml.safe_load_all(MANIFEST.read_text()))
+    places = list(paths(original))
+    refused = 0
+    for _ in range(100):
+        place, value = draw.choice(places), draw.choice(values)
+        broken = copy.deepcopy(original)
+        put(broken, place, value)
+        file = tmp_path / "job.yaml"
+        file.write_text(yaml.safe_dump_all(broken))
+        try:
+            importing.read(file)
+        except ConfigError as error:
+            refused += 1
+            message = str(error)
+            assert message.startswith(f"{file}: "), message
+            if place[1:2] not in ((), ("kind",), ("apiVersion",)) and "no command" not in message:
+                named = message.removeprefix(f"{file}: ").partition(": ")[0]
+                around = dotted(place[1:])
+                assert around.startswith(named) or named.startswith(around), (message, place, value)
+    assert 30 < refused < 100
+
+
+Steps = tuple[str | int, ...]
+
+
+def steps(place: str) -> Steps:
+    """The keys and numbers of a place such as ``a.b[0]``."""
+    return tuple(int(part) if part.isdigit() else part for part in re.split(r"\.|\[|\]\.?", place) if part)
+
+
+def dotted(place: Steps) -> str:
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place).removeprefix(".")
+
+
+def put(at: Any, place: Steps, value: Any) -> None:
+    *path, last = place
+    for step in path:
+        at = at.setdefault(step, {}) if isinstance(at, dict) else at[step]
+    at[last] = value
+
+
+def paths(value: Any, place: Steps = ()) -> Iterator[Steps]:
+    """All places of a value."""
+    if place:
+        yield place
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for step, below in inner:
+        yield from paths(below, (*place, step))
