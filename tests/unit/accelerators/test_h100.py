@@ -1,0 +1,46 @@
+"""A real card: what its kernel driver and nvidia-smi wrote, as tests/gpu/card.py keeps it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from support import sysfs
+
+from labctl.accelerators import nvidia, vendor_tools
+from labctl.model import Device
+from labctl.system.process import CompletedProcess
+
+H100 = Path(__file__).with_name("h100")
+GPU = Device(
+    id="0",
+    path="/dev/nvidia0",
+    pci="0000:00:06.0",
+    cpus=(0, 1),
+    name="NVIDIA H100 80GB HBM3",
+    uuid="GPU-726a834d-a647-9ff1-e90e-912c6b30335b",
+    firmware="96.00.cf.00.01",
+)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """The machine's files, with two of its cores."""
+    shutil.copytree(H100, tmp_path, dirs_exist_ok=True)
+    sysfs.cores(tmp_path, "0-1")
+    (tmp_path / "dev").mkdir()
+    for name in (H100 / "dev.txt").read_text().split():
+        (tmp_path / "dev" / name).touch()
+    return tmp_path
+
+
+def test_the_card_and_its_driver_are_found(machine: Path) -> None:
+    assert nvidia.find(machine) == (GPU,)
+    assert nvidia.driver(machine) == "580.159.04"
+
+
+def test_its_tool_adds_the_memory_and_finds_nothing_wrong() -> None:
+    said = (H100 / "nvidia-smi-query.txt").read_text()
+    (card,) = vendor_tools.describe("nvidia", (GPU,), lambda *_: CompletedProcess((), 0, said, ""))
+    assert (card.memory, card.health) == (81559 << 20, "")
