@@ -382,7 +382,6 @@ def lines(count: int) -> str:
     return "".join(f"node-{number} address=10.0.0.{number}.x user=lab slots=8\n" for number in range(count))
 
 
-@pytest.mark.alone
 def test_a_hundred_thousand_lines_are_read_in_a_moment() -> None:
     text = lines(100_000)
     began = time.process_time()

@@ -208,7 +208,6 @@ def test_the_clock_is_told_last_and_compared_with_this_ones() -> None:
     assert ask().facts_at(time.time() - 300).skew == pytest.approx(300, abs=5)
 
 
-@pytest.mark.alone
 def test_a_large_host_tells_all_in_a_second(tmp_path: Path) -> None:
     nvidia(tmp_path)
     for index in range(16, 24):

@@ -303,7 +303,6 @@ def test_every_address_leaves_by_the_route_that_fits_it_best(
     assert {name for name, _ in found} == expected
 
 
-@pytest.mark.alone
 def test_a_thousand_hosts_with_full_tables_take_less_than_a_second() -> None:
     more = ("eth0 default 100", *(f"cali{i} 10.244.0.{i}/32" for i in range(60)))
     peers = [peer(f"gpu-{i}", f"eth0 10.0.{i // 250}.{i % 250 + 1}/16", more=more) for i in range(1000)]
