@@ -19,7 +19,7 @@ import pytest
 import yaml
 from support.harness import Lab, remove_labelled
 from support.lease import Labs
-from support.machine.machine import Machine
+from support.machine.machine import Machine, import_node
 from support.rack.rack import Rack, RackLab
 
 import docker
@@ -136,6 +136,15 @@ def image(engine: DockerClient, new_lab: NewLab) -> str:
     if not engine.images.list(filters={"reference": f"{IMAGE}:latest"}):
         new_lab({}).call("build", limit=1800).expect(0)
     return IMAGE
+
+
+@pytest.fixture(scope="session")
+def small_image(engine: DockerClient, image: str, family: str) -> Iterator[str]:
+    """The lab image without frameworks, a tenth of its size: for tests that carry an image somewhere."""
+    name = f"{family}/node:latest"
+    import_node(image, name)
+    yield name
+    engine.images.remove(name, force=True)
 
 
 @pytest.fixture

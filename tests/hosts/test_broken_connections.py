@@ -61,16 +61,21 @@ def step_is_heard(running: Running, step: int) -> None:
     wait_until(heard, 120, f"step {step}")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [0, 1], ids=["the-launchers-host", "a-workers-host"])
-@pytest.mark.parametrize("seconds", [5, 30, 90])
+@pytest.mark.parametrize(
+    ("number", "seconds"),
+    [
+        pytest.param(0, 5, id="the-launchers-host"),
+        pytest.param(0, 90, id="the-launchers-host, long", marks=pytest.mark.slow),
+        pytest.param(1, 90, id="a-workers-host, long", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_goes_on_while_a_host_is_cut_off_and_every_line_comes_once(
     lab: RackLab, number: int, seconds: int
 ) -> None:
-    steps = 5 * seconds + 60
+    steps = 5 * seconds + 30
     host = lab.hosts[number]
     with lab.start("run", "--script", "steps.py", "--launcher", "mpirun", "--", str(steps)) as running:
-        step_is_heard(running, 10)
+        step_is_heard(running, 5)
         host.cut()
         try:
             began = time.monotonic()
@@ -84,30 +89,26 @@ def test_a_run_goes_on_while_a_host_is_cut_off_and_every_line_comes_once(
         assert pause_in(answer.err, rank) < 3
 
 
-@pytest.mark.parametrize("number", [0, 1], ids=["the-launchers-host", "a-workers-host"])
-def test_a_connection_that_is_hung_up_is_made_again(lab: RackLab, number: int) -> None:
+def test_a_connection_that_is_hung_up_is_made_again(lab: RackLab) -> None:
     with lab.start("run", "--script", "steps.py", "--launcher", "mpirun", "--", "40") as running:
-        for step in (5, 20):
+        for step, number in ((5, 0), (12, 1), (19, 0), (26, 1)):
             step_is_heard(running, step)
             lab.hosts[number].hang_up()
         answer = running.answer(120).expect(0)
     assert [steps_in(answer.err, rank) for rank in (0, 1)] == [list(range(40))] * 2
 
 
-@pytest.mark.alone
 def test_a_worker_that_dies_while_its_host_is_cut_off_is_told_of(lab: RackLab) -> None:
     host = lab.hosts[1]
-    with lab.start("run", "stubborn", "--launcher", "deepspeed", "--json") as running:
+    with lab.start("run", "stubborn", "--launcher", "torchrun", "--json") as running:
         wait_until(lambda: running.err.count("does not listen") == 2, 120, "two ranks run")
         host.cut()
         try:
             lab.containers()["worker-1"].kill("SIGKILL")
-            killed = time.monotonic()
             result = running.answer(PATIENCE + 60)
         finally:
             host.cure()
     assert (result.json["verdict"], result.json["cause"]) == ("ERROR", "node-lost")
-    assert time.monotonic() - killed < 60
     lab.call("up").expect(0)
 
 

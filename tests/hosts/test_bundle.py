@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.machine.machine import import_node
 from support.rack.host import Host
 from support.rack.rack import Rack, RackLab
 
@@ -19,15 +17,6 @@ ALONE = """
 for table in "$@"; do iptables --wait --append OUTPUT --destination "$table" --jump ACCEPT; done
 iptables --wait --append OUTPUT --jump REJECT
 """
-
-
-@pytest.fixture
-def small_image(engine: DockerClient, image: str, family: str) -> Iterator[str]:
-    """An image without frameworks."""
-    name = f"{family}/node:latest"
-    import_node(image, name)
-    yield name
-    engine.images.remove(name, force=True)
 
 
 def set_apart(host: Host, network: str) -> None:

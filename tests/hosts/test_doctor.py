@@ -16,7 +16,6 @@ STALE = "LAB-IMAGE-002"
 """Of the image that these hosts were given; not theirs to answer for."""
 
 
-@pytest.mark.alone
 def test_what_one_host_lacks_is_told_by_name_and_the_others_get_their_nodes(rack: Rack, rack_lab: RackLabs) -> None:
     lab = rack_lab(2)
     one, two = lab.hosts
@@ -77,7 +76,6 @@ def test_hosts_that_do_not_answer_are_findings_beside_those_of_the_others(rack: 
     assert "unreachable: " in the(found, "LAB-HOST-004", "h2")["seen"]
 
 
-@pytest.mark.alone
 def test_bytes_take_the_interface_that_was_chosen_or_doctor_says_so(rack: Rack, rack_lab: RackLabs) -> None:
     lab = rack_lab(2)
     one, two = lab.hosts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from support.rack.rack import Rack, RackLab
 
 pytestmark = pytest.mark.docker
 
-RackLabs = Callable[..., RackLab]
 LISTED = 'cd "$1" && find . -printf "%m %p %l\\n" | sort'
 PLAIN = r"\.ssh|\.bash.*|\.profile|\.cache"
 """What a home has before any lab; and the person's own cache, with what was fetched, outlives all labs."""
@@ -53,8 +52,37 @@ def said(record: Path, rank: int) -> str:
     return (record / f"ranks/rank-{rank}.log").read_text()
 
 
-def test_a_host_gets_the_keys_of_its_own_nodes_and_gives_all_back(rack_lab: RackLabs) -> None:
-    lab = rack_lab(2)
+@pytest.fixture(scope="module")
+def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RackLab]:
+    """A lab over two hosts; a test that needs it up brings it up."""
+    yield shared_rack.lab(tmp_path_factory.mktemp("lab"), f"{family}-many", shared_rack.hosts(2), {})
+    shared_rack.clear()
+
+
+def test_up_sends_to_the_host_that_lacks_files_and_renews_only_what_mounted_them(lab: RackLab) -> None:
+    lab.call("up").expect(0)
+    before = lab.identities()
+    one, two = (f"{host.home}/.labctl/{lab.name}.{host.name}" for host in lab.hosts)
+    lab.hosts[0].shell('rm "$1/workloads/.current"', one)
+    lab.hosts[1].shell('rm -r "$1"', two)
+
+    assert lab.call("up", "--dry-run", "--json").expect(0).json["plan"][:-1] == [
+        "#1 push files of worker-0 to h1  [files missing on host]",
+        "#2 remove worker-1 on h2  [cannot be used: its files are gone]",
+        "#3 push files of worker-1 to h2  [files missing on host]",
+        f"#4 compose up worker-1 (project labctl-{lab.name}) on h2  [worker-1 missing]",
+    ]
+    assert lab.hosts[0].shell('ls -A "$1/workloads"', one).count(".current") == 0
+    assert lab.hosts[1].shell('[ -e "$1" ] || echo gone', two) == "gone\n"
+    lab.call("up").expect(0)
+    after = lab.identities()
+    assert {node for node in before if after[node] != before[node]} == {"worker-1"}
+    passed(lab, lab.call("run", "hello-mpi", "--json"), 2)
+    for host, path in zip(lab.hosts, (one, two), strict=True):
+        assert host.shell('cd "$1/runs" && find . -mindepth 1 | sort', path) == "./.outputs\n./notebooks\n"
+
+
+def test_a_host_gets_the_keys_of_its_own_nodes_and_gives_all_back(lab: RackLab) -> None:
     lab.call("up").expect(0)
     found = {host.name: modes(host, lab) for host in lab.hosts}
     names = {name: [path.rpartition("/")[2] for path in paths] for name, paths in found.items()}
@@ -89,32 +117,7 @@ def test_a_host_gets_the_keys_of_its_own_nodes_and_gives_all_back(rack_lab: Rack
     assert all(host.engine.images.list() for host in lab.hosts)
 
 
-def test_up_sends_to_the_host_that_lacks_files_and_renews_only_what_mounted_them(rack_lab: RackLabs) -> None:
-    lab = rack_lab(2)
-    lab.call("up").expect(0)
-    before = lab.identities()
-    one, two = (f"{host.home}/.labctl/{lab.name}.{host.name}" for host in lab.hosts)
-    lab.hosts[0].shell('rm "$1/workloads/.current"', one)
-    lab.hosts[1].shell('rm -r "$1"', two)
-
-    assert lab.call("up", "--dry-run", "--json").expect(0).json["plan"][:-1] == [
-        "#1 push files of worker-0 to h1  [files missing on host]",
-        "#2 remove worker-1 on h2  [cannot be used: its files are gone]",
-        "#3 push files of worker-1 to h2  [files missing on host]",
-        f"#4 compose up worker-1 (project labctl-{lab.name}) on h2  [worker-1 missing]",
-    ]
-    assert lab.hosts[0].shell('ls -A "$1/workloads"', one).count(".current") == 0
-    assert lab.hosts[1].shell('[ -e "$1" ] || echo gone', two) == "gone\n"
-    lab.call("up").expect(0)
-    after = lab.identities()
-    assert {node for node in before if after[node] != before[node]} == {"worker-1"}
-    passed(lab, lab.call("run", "hello-mpi", "--json"), 2)
-    for host, path in zip(lab.hosts, (one, two), strict=True):
-        assert host.shell('cd "$1/runs" && find . -mindepth 1 | sort', path) == "./.outputs\n./notebooks\n"
-
-
-def test_down_takes_the_image_along_where_nothing_else_uses_it(rack_lab: RackLabs, image: str) -> None:
-    lab = rack_lab(2)
+def test_down_takes_the_image_along_where_nothing_else_uses_it(lab: RackLab, image: str) -> None:
     one, two = lab.hosts
     one.engine.containers.create(image, name="neighbour")
     answer = lab.call("down", "--images").expect(0)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.docker
 
 def refusal(rack: Rack, host: Host, *argv: str) -> str:
     """What comes back of a command that fails over ssh."""
-    done = rack.ssh(host, *argv, check=False)
+    done = rack.ssh(host, *argv, check=False, patience=2)
     assert done.returncode != 0, done.stdout
     return done.stderr
 

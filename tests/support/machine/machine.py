@@ -28,10 +28,11 @@ NODE_IMAGE = "stand-in/node"
 FORBIDDEN = ("Operation not permitted", "Permission denied", "permission denied")
 # /dev/full: every container may open it, and nothing comes of it.
 HARMLESS = os.makedev(1, 7)
-# Of the lab's image, all that a node needs to start, to be logged in to, and to run Python or MPI programs.
+# Of the lab's image, all that a node needs to start, to be logged in to, and to run Python or MPI programs; and pip.
 LEFT_OUT = (
     "./dev/*", "./proc/*", "./sys/*", "./var/lib/apt", "./var/lib/dpkg", "./var/cache/*",
-    "./opt/venv/lib/*/site-packages/*", "./usr/include", "./usr/lib/gcc", "./usr/bin/*lto-dump*", "*.a",
+    *(f"./opt/venv/lib/*/site-packages/{word}*" for word in ("[!p]", "p[!i]", "pi[!p]")), "./opt/venv/share/*",
+    "./usr/include", "./usr/lib/gcc", "./usr/bin/*-linux-gnu-*", "*.a",
     "./usr/lib/*/perl", "./usr/lib/*/gconv", "./usr/lib/*/lib*san.so.*",
     "./usr/share/doc/*", "./usr/share/javascript", "./usr/share/locale/*", "./usr/share/man/*", "./usr/share/perl*",
 )  # fmt: skip

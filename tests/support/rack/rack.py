@@ -52,6 +52,7 @@ class Rack:
         self._engine, self._family, self._directory, self._lab_image = engine, family, directory, lab_image
         self._hosts: dict[str, Host] = {}
         self._shared: set[str] = set()
+        self._used: set[str] = set()
         self._numbers = count(FIRST_ADDRESS)
         self.config, self.known_hosts = directory / "ssh_config", directory / "known_hosts"
         self.environ = {"PATH": f"{_ssh_with(self.config, directory / 'bin')}:{os.environ['PATH']}"}
@@ -69,6 +70,7 @@ class Rack:
         missing = [name for name in names if name not in self._hosts]
         self.make(*missing, image=self._lab_image)
         self._shared.update(missing)
+        self._used.update(names)
         return tuple(self._hosts[name] for name in names)
 
     def make(
@@ -100,12 +102,12 @@ class Rack:
         return made
 
     def clear(self) -> None:
-        """Every fault cured, the shared hosts as they were, the others gone."""
+        """Every fault cured, the shared hosts that were used since the last time as they were, the others gone."""
         self._faults.close()
-        shared = [host for name, host in self._hosts.items() if name in self._shared]
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(lambda host: host.clean(self._lab_image), shared))
-        self._remove([host for host in self._hosts.values() if host not in shared])
+            list(pool.map(lambda name: self._hosts[name].clean(self._lab_image), self._used))
+        self._used.clear()
+        self._remove([host for name, host in self._hosts.items() if name not in self._shared])
         self._tell_ssh()
 
     def close(self) -> None:
@@ -141,22 +143,18 @@ class Rack:
         path.write_text("".join(f"{host.line(**fields)}\n" for host in hosts))
 
     def ssh(
-        self, host: Host, *argv: str, key: Path | None = None, stdin: str = "", check: bool = True
+        self,
+        host: Host,
+        *argv: str,
+        key: Path | None = None,
+        stdin: str = "",
+        check: bool = True,
+        patience: int = 20,
     ) -> subprocess.CompletedProcess[str]:
-        """A command as a person would run it there, over ssh."""
-        words = [
-            "ssh",
-            "-o",
-            "BatchMode=yes",
-            "-o",
-            "ConnectTimeout=5",
-            "-i",
-            str(key or self.key),
-            "-p",
-            str(host.port),
-        ]
+        """A command as a person would run it there, over ssh; ``patience``: seconds for the host to answer."""
+        options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={patience}", "-i", str(key or self.key)]
         done = subprocess.run(
-            [*words, f"{host.user}@{host.address}", *argv],
+            ["ssh", *options, "-p", str(host.port), f"{host.user}@{host.address}", *argv],
             env={**os.environ, **self.environ},
             input=stdin,
             capture_output=True,
