@@ -19,7 +19,7 @@ import pytest
 import yaml
 from support.harness import Lab, remove_labelled
 from support.lease import Labs
-from support.machine.machine import Machine, import_node
+from support.machine.machine import EVERY_VENDOR, Machine, import_node
 from support.rack.rack import Rack, RackLab
 
 import docker
@@ -61,15 +61,21 @@ SHARED = ("shared_rack", "shared_machine")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under xdist one worker runs all tests of the rack, one all of the second machine, and one each other module."""
+    """Under xdist one worker runs all tests of the rack, one all of the second machine, and one each other module.
+
+    Tests of the second machine that want the same of its engine run one after the other: another costs a restart.
+    """
 
     def group(item: pytest.Item) -> str:
         fixtures = getattr(item, "fixturenames", ())
         return next((name for name in SHARED if name in fixtures), item.nodeid.partition("::")[0])
 
-    def turn(item: pytest.Item) -> int:
+    def turn(item: pytest.Item) -> tuple[int, str]:
         name = next(item.iter_markers("xdist_group")).args[0]
-        return SHARED.index(name) if name in SHARED else len(SHARED) + (item.get_closest_marker("docker") is None)
+        if name in SHARED:
+            dockerd = item.get_closest_marker("dockerd")
+            return SHARED.index(name), repr(dockerd.args) if dockerd else ""
+        return len(SHARED) + (item.get_closest_marker("docker") is None), ""
 
     for item in items:
         if not item.get_closest_marker("xdist_group"):
@@ -200,14 +206,24 @@ def lab(lend: FreshLab) -> Lab:
 def shared_machine(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """A machine with an engine of its own, that lives as long as the session; the node image is loaded there."""
     with contextlib.closing(Machine(tmp_path_factory.mktemp("machine"))) as machine:
-        machine.configure()
+        machine.configure(EVERY_VENDOR)
         machine.load_node(image)
         yield machine
 
 
 @pytest.fixture
-def machine(shared_machine: Machine) -> Iterator[Machine]:
-    """The second machine, without devices; a test that uses its engine says first how it is to be configured."""
+def machine(shared_machine: Machine, request: pytest.FixtureRequest) -> Iterator[Machine]:
+    """The second machine, without devices; its engine has every vendor's part unless the mark `dockerd` says else."""
+    mark = request.node.get_closest_marker("dockerd")
+    shared_machine.configure(mark.args[0] if mark else EVERY_VENDOR)
+    yield shared_machine
+    shared_machine.clear()
+
+
+@pytest.fixture(scope="module")
+def module_machine(shared_machine: Machine) -> Iterator[Machine]:
+    """The second machine for a whole module, whose tests look at the same lab."""
+    shared_machine.configure(EVERY_VENDOR)
     yield shared_machine
     shared_machine.clear()
 

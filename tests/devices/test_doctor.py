@@ -8,13 +8,13 @@ import pytest
 from conftest import FreshLab
 from support.doctoring import doctor, the, type_in
 from support.machine import hardware
-from support.machine.machine import Machine
+from support.machine.machine import Dockerd, Machine
 
 pytestmark = pytest.mark.docker
 
 
+@pytest.mark.dockerd(Dockerd())
 def test_an_engine_without_gaudi_s_runtime_is_told_of_and_gets_it(machine: Machine, machine_lab: FreshLab) -> None:
-    machine.configure()
     before = machine.at("/etc/docker/daemon.json").read_text()
     for index in range(2):
         hardware.gaudi(machine, index, module=index)
@@ -28,13 +28,13 @@ def test_an_engine_without_gaudi_s_runtime_is_told_of_and_gets_it(machine: Machi
     # What was configured before still is.
     assert json.loads(before).items() <= json.loads(machine.at("/etc/docker/daemon.json").read_text()).items()
     machine.stop_engine()
-    machine.configure()
+    machine.configure(Dockerd())
 
 
+@pytest.mark.dockerd(Dockerd({"features": {"cdi": True}}))
 def test_a_gpu_that_its_specification_lost_is_told_of_before_a_node_fails_to_start(
     machine: Machine, machine_lab: FreshLab
 ) -> None:
-    machine.configure({"features": {"cdi": True}})
     hardware.nvidia(machine, 0)
     device = {"name": "0", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia7"}]}}
     machine.file(
@@ -49,7 +49,6 @@ def test_a_gpu_that_its_specification_lost_is_told_of_before_a_node_fails_to_sta
 def test_a_device_file_that_the_nodes_user_may_not_open_is_told_of_and_opened(
     machine: Machine, machine_lab: FreshLab
 ) -> None:
-    machine.configure(nvidia_hook=True)
     hardware.nvidia(machine, 0)
     machine.at("/dev/nvidia0").chmod(0o600)
     machine.run("chown", "5:5", "/dev/nvidia0")
@@ -62,7 +61,6 @@ def test_a_device_file_that_the_nodes_user_may_not_open_is_told_of_and_opened(
 
 
 def test_a_gpu_of_which_its_tool_says_that_it_is_lost_is_told_of(machine: Machine, machine_lab: FreshLab) -> None:
-    machine.configure(nvidia_hook=True)
     hardware.nvidia(machine, 0)
     machine.program(
         "nvidia-smi", "#!/bin/sh\necho 'Unable to determine the device handle for GPU: Unknown Error'\nexit 15\n"
@@ -73,6 +71,7 @@ def test_a_gpu_of_which_its_tool_says_that_it_is_lost_is_told_of(machine: Machin
     assert "--gpu-reset" in found["fix"]
 
 
+@pytest.mark.dockerd(Dockerd({"default-address-pools": [{"base": "10.201.0.0/28", "size": 29}]}))
 @pytest.mark.parametrize(
     ("label", "fix"),
     [("labctl.lab=gone", "docker network rm left-over"), ("other=1", "docker network inspect left-over  # and remove")],
@@ -81,7 +80,6 @@ def test_a_gpu_of_which_its_tool_says_that_it_is_lost_is_told_of(machine: Machin
 def test_address_pools_that_are_used_up_are_told_of_and_room_is_made_of_labctls_own(
     machine: Machine, machine_lab: FreshLab, label: str, fix: str
 ) -> None:
-    machine.configure({"default-address-pools": [{"base": "10.201.0.0/28", "size": 29}]})
     machine.run("docker", "network", "create", "--label", label, "left-over")
     try:
         lab = machine_lab()
@@ -98,7 +96,6 @@ def test_address_pools_that_are_used_up_are_told_of_and_room_is_made_of_labctls_
 def test_a_gpu_that_another_lab_has_is_told_of_with_whose_it_is_and_had_when_that_lab_is_down(
     machine: Machine, machine_lab: FreshLab
 ) -> None:
-    machine.configure(nvidia_hook=True)
     hardware.nvidia(machine, 0)
     first = machine_lab(LAB_ACCELERATOR="nvidia", LAB_NODES="1")
     first.call("up").expect(0)

@@ -11,7 +11,6 @@ from support.machine import hardware
 from support.machine.machine import Machine
 
 pytestmark = pytest.mark.docker
-RUNTIME = {"runtimes": {"habana": {"path": "/run/stand-in/bin/habana-container-runtime"}}}
 # What sshd and the node's start need, and what Habana's runtime asks for.
 CAPABILITIES = {"CAP_AUDIT_WRITE", "CAP_SETGID", "CAP_SETUID", "CAP_SYS_CHROOT", "CAP_SYS_NICE"}
 # Indices follow the order of probing, modules the slots of the board.
@@ -20,18 +19,16 @@ NETWORK = '{"NIC_NET_CONFIG": []}'
 
 
 @pytest.fixture(scope="module")
-def lab(shared_machine: Machine, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def lab(module_machine: Machine, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Two nodes on a machine with four Gaudis, a neural processor beside them, and a network description."""
-    shared_machine.configure(RUNTIME)
     for index, module in enumerate(MODULES):
-        hardware.gaudi(shared_machine, index, module=module)
-    hardware.npu(shared_machine, 4)
-    shared_machine.file("/etc/gaudinet.json", NETWORK)
-    lab = shared_machine.lab(tmp_path_factory.mktemp("lab"), f"{family}-gaudi", {"LAB_ACCELERATOR": "habana"})
+        hardware.gaudi(module_machine, index, module=module)
+    hardware.npu(module_machine, 4)
+    module_machine.file("/etc/gaudinet.json", NETWORK)
+    lab = module_machine.lab(tmp_path_factory.mktemp("lab"), f"{family}-gaudi", {"LAB_ACCELERATOR": "habana"})
     lab.call("up").expect(0)
     yield lab
     lab.destroy()
-    shared_machine.clear()
 
 
 @pytest.fixture

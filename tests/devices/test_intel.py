@@ -17,23 +17,22 @@ NODES = [("worker-0", "0000:04:00.0", "/dev/dri/renderD129"), ("worker-1", "0000
 
 
 @pytest.fixture(scope="module")
-def lab(shared_machine: Machine, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Two nodes on a machine with an AMD card and two of Intel's."""
-    shared_machine.configure()
+def lab(module_machine: Machine, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Two nodes on a machine with an AMD card and two of Intel's, which `auto` takes."""
     for number, vendor in enumerate((AMD, INTEL, INTEL)):
-        hardware.card(shared_machine, number, vendor=vendor)
-    hardware.groups(shared_machine, render=hardware.RENDER, video=VIDEO)
-    lab = shared_machine.lab(tmp_path_factory.mktemp("lab"), f"{family}-intel", {"LAB_ACCELERATOR": "intel"})
-    lab.call("up").expect(0)
+        hardware.card(module_machine, number, vendor=vendor)
+    hardware.groups(module_machine, render=hardware.RENDER, video=VIDEO)
+    lab = module_machine.lab(tmp_path_factory.mktemp("lab"), f"{family}-intel", {"LAB_ACCELERATOR": "auto"})
+    assert "accelerator intel" in lab.call("up").expect(0).err
     yield lab
     lab.destroy()
-    shared_machine.clear()
 
 
 @pytest.mark.parametrize(("node", "address", "path"), NODES)
 def test_a_node_has_its_own_render_node_and_no_other(lab: Lab, node: str, address: str, path: str) -> None:
     options = lab.containers()[node].attrs["HostConfig"]
     assert [(one["PathOnHost"], one["PathInContainer"]) for one in options["Devices"]] == [(path, path)]
+    assert lab.containers()[node].labels["labctl.devices"] == path
     assert lab.inside(node, "find", "/dev/dri", "-type", "c").split() == [path]
     assert "ZE_AFFINITY_MASK=0" in lab.inside(node, "env").split()
 

@@ -8,7 +8,7 @@ import pytest
 from conftest import FreshLab
 from support.harness import Lab
 from support.machine import hardware
-from support.machine.machine import Machine
+from support.machine.machine import Dockerd, Machine
 
 pytestmark = pytest.mark.docker
 CDI = {"features": {"cdi": True}}
@@ -67,35 +67,24 @@ def shown(lab: Lab) -> tuple[str, str]:
     return rows["device request"]
 
 
-def test_reservations_hand_each_node_its_own_gpus(machine: Machine, machine_lab: FreshLab) -> None:
-    machine.configure(nvidia_hook=True)
-    lab = machine_lab(LAB_ACCELERATOR="nvidia")
+def test_only_the_gpus_that_are_named_are_asked_for(machine: Machine, machine_lab: FreshLab) -> None:
+    hardware.nvidia(machine, 4)
+    lab = machine_lab(LAB_ACCELERATOR="nvidia", LAB_DEVICES="3,1,4,0")
     lab.call("up").expect(0)
-    assert requested(machine) == {"worker-0": "0,1", "worker-1": "2,3"}
+    assert requested(machine) == {"worker-0": "3,1", "worker-1": "4,0"}
     assert asked_of_the_engine(lab) == {
         "launcher": [],
-        "worker-0": [("nvidia", ["0", "1"])],
-        "worker-1": [("nvidia", ["2", "3"])],
+        "worker-0": [("nvidia", ["3", "1"])],
+        "worker-1": [("nvidia", ["4", "0"])],
     }
-    assert gpus_in(lab, "worker-0") == {"/dev/nvidia0", "/dev/nvidia1"}
-    assert gpus_in(lab, "worker-1") == {"/dev/nvidia2", "/dev/nvidia3"}
+    assert gpus_in(lab, "worker-0") == {"/dev/nvidia3", "/dev/nvidia1"}
+    assert gpus_in(lab, "worker-1") == {"/dev/nvidia4", "/dev/nvidia0"}
     assert gpus_in(lab, "launcher") == set()
     assert shown(lab) == ("reservation", "engine, when it was tried")
 
 
-def test_only_the_gpus_that_are_named_are_asked_for(machine: Machine, machine_lab: FreshLab) -> None:
-    machine.configure(nvidia_hook=True)
-    lab = machine_lab(LAB_ACCELERATOR="nvidia", LAB_DEVICES="3,1")
-    lab.call("up").expect(0)
-    assert asked_of_the_engine(lab) == {
-        "launcher": [],
-        "worker-0": [("nvidia", ["3"])],
-        "worker-1": [("nvidia", ["1"])],
-    }
-
-
+@pytest.mark.dockerd(Dockerd(CDI, nvidia_hook=True))
 def test_cdi_is_preferred_and_brings_device_files_and_environment(machine: Machine, machine_lab: FreshLab) -> None:
-    machine.configure(CDI, nvidia_hook=True)
     machine.file("/etc/cdi/nvidia.yaml", specification(range(4)))
     lab = machine_lab(LAB_ACCELERATOR="nvidia")
     lab.call("render").expect(0)
@@ -118,8 +107,8 @@ def test_cdi_is_preferred_and_brings_device_files_and_environment(machine: Machi
     assert lab.identities() == before
 
 
+@pytest.mark.dockerd(Dockerd(RUNTIME))
 def test_the_runtime_serves_where_only_that_is_there(machine: Machine, machine_lab: FreshLab) -> None:
-    machine.configure(RUNTIME)
     lab = machine_lab(LAB_ACCELERATOR="nvidia")
     lab.call("up").expect(0)
     assert requested(machine) == {"worker-0": "0,1", "worker-1": "2,3"}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from conftest import FreshLab
 from support.machine import hardware
-from support.machine.machine import NODE_IMAGE, Machine
+from support.machine.machine import NODE_IMAGE, Dockerd, Machine
 
 pytestmark = pytest.mark.docker
 LOOKED_FOR = {
@@ -21,7 +19,6 @@ LOOKED_FOR = {
 def test_a_missing_device_is_named_with_the_place_where_it_was_looked_for(
     machine: Machine, machine_lab: FreshLab, accelerator: str
 ) -> None:
-    machine.configure()
     hardware.card(machine, 0, vendor="0x1002")
     hardware.npu(machine, 0)
     lab = machine_lab(LAB_ACCELERATOR=accelerator)
@@ -31,41 +28,34 @@ def test_a_missing_device_is_named_with_the_place_where_it_was_looked_for(
     assert lab.labelled() == []
 
 
-def test_auto_takes_cpus_where_there_is_no_device_and_says_what_it_missed(
-    machine: Machine, machine_lab: FreshLab
-) -> None:
-    machine.configure()
+@pytest.mark.usefixtures("machine")
+def test_auto_takes_cpus_where_there_is_no_device_and_says_what_it_missed(machine_lab: FreshLab) -> None:
     lab = machine_lab(LAB_ACCELERATOR="auto", LAB_NODES="1")
-    said = lab.call("up").expect(0).err
+    said = lab.call("up", "--dry-run").expect(0).err
     assert "accelerator cpu" in said
     assert all(words in said for places in LOOKED_FOR.values() for words in places)
 
 
 def test_auto_warns_where_it_takes_cpus_for_want_of_a_device_file(machine: Machine, machine_lab: FreshLab) -> None:
-    machine.configure()
     hardware.nvidia(machine, 0)
     machine.at("/dev/nvidia0").unlink()
     lab = machine_lab(LAB_ACCELERATOR="auto", LAB_NODES="1")
-    (warned,) = (line for line in lab.call("up").expect(0).err.splitlines() if "accelerator cpu" in line)
+    said = lab.call("up", "--dry-run").expect(0).err
+    (warned,) = (line for line in said.splitlines() if "accelerator cpu" in line)
     assert "warning:" in warned
     assert "nvidia-modprobe" in warned
 
 
-def test_auto_takes_the_device_that_is_there(machine: Machine, machine_lab: FreshLab) -> None:
-    machine.configure()
-    hardware.card(machine, 0, vendor="0x8086")
-    lab = machine_lab(LAB_ACCELERATOR="auto", LAB_NODES="1")
-    assert "accelerator intel" in lab.call("up").expect(0).err
-    assert lab.containers()["worker-0"].labels["labctl.devices"] == "/dev/dri/renderD128"
-
-
 @pytest.mark.parametrize(
-    ("config", "cdi"), [({}, "its CDI is off"), ({"features": {"cdi": True}}, "in /etc/cdi, /var/run/cdi")]
+    "cdi",
+    [
+        pytest.param("its CDI is off", marks=pytest.mark.dockerd(Dockerd())),
+        pytest.param("in /etc/cdi, /var/run/cdi", marks=pytest.mark.dockerd(Dockerd({"features": {"cdi": True}}))),
+    ],
 )
 def test_an_engine_without_any_way_for_nvidia_is_refused_with_what_mends_it(
-    machine: Machine, machine_lab: FreshLab, config: dict[str, Any], cdi: str
+    machine: Machine, machine_lab: FreshLab, cdi: str
 ) -> None:
-    machine.configure(config)
     hardware.nvidia(machine, 0)
     lab = machine_lab(LAB_ACCELERATOR="nvidia", LAB_NODES="1")
     said = lab.call("up").expect(3).err
@@ -74,11 +64,11 @@ def test_an_engine_without_any_way_for_nvidia_is_refused_with_what_mends_it(
     assert lab.labelled() == []
 
 
+@pytest.mark.dockerd(Dockerd())
 @pytest.mark.parametrize("wanted", [NODE_IMAGE, "labctl/habana"], ids=["image-there", "before-any-build"])
 def test_an_engine_without_gaudis_runtime_is_refused_with_what_mends_it(
     machine: Machine, machine_lab: FreshLab, wanted: str
 ) -> None:
-    machine.configure()
     hardware.gaudi(machine, 0, module=0)
     lab = machine_lab(LAB_ACCELERATOR="habana", LAB_NODES="1", LAB_IMAGE=wanted)
     said = lab.call("up").expect(3).err

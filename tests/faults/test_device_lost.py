@@ -33,7 +33,6 @@ ls /dev/nvidia[0-9]* | sed 's|/dev/nvidia\\(.*\\)|GPU \\1: Stand-in (UUID: GPU-\
 @pytest.fixture
 def nvidia(machine: Machine, machine_lab: FreshLab) -> Lab:
     """Two nodes with a GPU each, whose tool lists what is there."""
-    machine.configure(nvidia_hook=True)
     for index in (0, 1):
         hardware.nvidia(machine, index)
     machine.program("nvidia-smi", NVIDIA_SMI)
@@ -45,7 +44,6 @@ def nvidia(machine: Machine, machine_lab: FreshLab) -> Lab:
 @pytest.fixture
 def intel(machine: Machine, machine_lab: FreshLab) -> Lab:
     """Two nodes with a render node each, which only a group of the machine may open."""
-    machine.configure()
     hardware.groups(machine, render=hardware.RENDER)
     for number in (0, 1):
         hardware.card(machine, number, vendor="0x8086")

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -44,6 +44,19 @@ BASE_CONFIG: dict[str, Any] = {
 VENDORS = ("nvidia-container-runtime-hook", "nvidia-container-runtime", "habana-container-runtime")
 
 
+class Dockerd(NamedTuple):
+    """How the engine is configured."""
+
+    daemon_json: dict[str, Any] = {}  # noqa: RUF012 - not written to
+    """On top of a plain one."""
+    nvidia_hook: bool = False
+    """It offers reservations of NVIDIA devices if it finds the vendor's hook when it starts."""
+
+
+HABANA_RUNTIME = {"runtimes": {"habana": {"path": "/run/stand-in/bin/habana-container-runtime"}}}
+EVERY_VENDOR = Dockerd(HABANA_RUNTIME, nvidia_hook=True)
+
+
 class Machine:
     """The machine; ``root`` is its file system as seen from here, ``prefix`` starts a program in it.
 
@@ -59,7 +72,7 @@ class Machine:
         self.root = Path(f"/proc/{self._holder.pid}/root")
         self.prefix = ("bash", str(HERE / "enter.sh"), str(self._holder.pid))
         self._dockerd: subprocess.Popen[bytes] | None = None
-        self._configured: tuple[dict[str, Any], bool] | None = None
+        self._configured: Dockerd | None = None
         self._planted: list[tuple[Path, bytes | None]] = []
         for name in VENDORS[1:]:
             self.program(name, (HERE / "vendor.py").read_text(), keep=True)
@@ -126,22 +139,18 @@ class Machine:
 
     # --- its engine ---
 
-    def configure(self, config: dict[str, Any] | None = None, *, nvidia_hook: bool = False) -> None:
-        """Have the engine run with this daemon.json on top of a plain one; it is started anew only for another.
-
-        The engine offers reservations of NVIDIA devices where it finds the vendor's hook when it starts.
-        """
-        wanted = {**BASE_CONFIG, **(config or {})}
-        if self._dockerd and self._configured == (wanted, nvidia_hook):
+    def configure(self, config: Dockerd) -> None:
+        """Have the engine run so; it is restarted only if it is configured otherwise."""
+        if self._dockerd and self._configured == config:
             return
         self.stop_engine()
         hook = VENDORS[0]
-        if nvidia_hook:
+        if config.nvidia_hook:
             self.program(hook, (HERE / "vendor.py").read_text(), keep=True)
         else:
             self.at(f"/run/stand-in/bin/{hook}").unlink(missing_ok=True)
-        self.at("/etc/docker/daemon.json").write_text(json.dumps(wanted, indent=2))
-        self._configured = (wanted, nvidia_hook)
+        self.at("/etc/docker/daemon.json").write_text(json.dumps({**BASE_CONFIG, **config.daemon_json}, indent=2))
+        self._configured = config
         self.start_engine()
 
     def start_engine(self) -> None:
@@ -201,7 +210,8 @@ def import_node(image: str, name: str, *, prefix: tuple[str, ...] = ()) -> None:
     """
     excluded = [f"--exclude={pattern}" for pattern in LEFT_OUT]
     mounts = [f"--volume={program}:/opt/lab/{program.name}:ro" for program in PROGRAMS]
-    pack = ["docker", "run", "--rm", "--network=none", "--entrypoint=tar", *mounts, image]
+    # Without a driver for logs, which would write all of it a second time.
+    pack = ["docker", "run", "--rm", "--log-driver=none", "--network=none", "--entrypoint=tar", *mounts, image]
     changes = [
         'ENTRYPOINT ["/usr/bin/python3", "-I", "/opt/lab/labnode.py", "start"]',
         "ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
