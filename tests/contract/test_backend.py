@@ -52,9 +52,9 @@ def programs(container: str, argv: tuple[str, ...]) -> Iterator[str]:
 
 @pytest.fixture(params=["fake", "cluster in memory", DOCKER, CLUSTER])
 def site(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    """A lab of two nodes that is down, on each backend."""
+    """A lab of two nodes on each backend: on Docker a lent one, which is up, elsewhere one that is down."""
     if request.param in ("docker", "cluster"):
-        made: Callable[[], Lab] = request.getfixturevalue("fresh_lab" if request.param == "docker" else "cluster_lab")
+        made: Callable[[], Lab] = request.getfixturevalue("lend" if request.param == "docker" else "cluster_lab")
         lab = made()
         context = Context(directory=lab.path, environ=lab.environ, emit=lambda _: None, flags={})
         if request.param == "docker":
@@ -82,6 +82,7 @@ def states(status: object) -> tuple[str, list[str]]:
 
 
 def test_a_lab_comes_up_once_and_goes_down_whole(site: Site) -> None:
+    flows.down(site.context)
     assert states(flows.status(site.context)) == ("down", [])
     site.begin()
     assert states(flows.status(site.context)) == ("up", NODES)
@@ -101,12 +102,13 @@ def test_a_workload_passes_and_is_listed(site: Site) -> None:
     with contextlib.ExitStack() as after:
         if isinstance(site, DockerSite):
             site.begin()
-        after.callback(flows.down, site.context)
+        else:
+            after.callback(flows.down, site.context)
         result = flows.run(site.context, "hello", RunOptions())
         assert isinstance(result, Result)
         assert (result.verdict, result.world_size) == ("PASS", 2)
         assert dict(result.metrics)["answer"]["value"] == 42
-        assert [(one.run_id, one.state) for one in flows.status(site.context).runs] == [(result.run_id, "done")]
+        assert (result.run_id, "done") in [(run.run_id, run.state) for run in flows.status(site.context).runs]
 
 
 def test_a_container_that_is_removed_is_gone_and_made_again(site: Site) -> None:
@@ -172,9 +174,9 @@ def test_programs_have_what_they_are_given_and_end_with_their_time(site: Site) -
     assert site.engine.stream(node.name, look, heard.extend, user=user, environment=(("X", "c"),), limit=20) == 9
     assert any(line.startswith("c ") for line in heard)
     with pytest.raises(HostError):
-        site.engine.exec(node.name, ("sleep", "60"), user=user, limit=1)
+        site.engine.exec(node.name, ("sleep", "4"), user=user, limit=1)
     with pytest.raises(HostError):
-        site.engine.stream(node.name, ("sleep", "60"), heard.extend, user=user, limit=1)
+        site.engine.stream(node.name, ("sleep", "4"), heard.extend, user=user, limit=1)
 
 
 def test_what_an_engine_says_of_itself_is_the_same_twice(site: Site) -> None:

@@ -13,71 +13,93 @@ from support.harness import Answer, Lab
 
 pytestmark = pytest.mark.docker
 
-ROW = re.compile(r"^worker-0: +(\d+) +(\d+) +float +(\w+) +(-1|0) +([\d.]+) +([\d.]+) +([\d.]+) +(\d+)$", re.MULTILINE)
+ROW = re.compile(r"^(?:worker-0:)? +(\d+) +(\d+) +float +(\w+) +(-1|0) +([\d.]+) +([\d.]+) +([\d.]+) +(\d+)$", re.MULTILINE)
 REHEARSED = [8, 64, 512, 4096, 32768, 262144, 1048576]
-OPERATIONS = {
-    "allreduce": ("all_reduce", 1.0),
-    "all-gather": ("all_gather", 0.5),
-    "reduce-scatter": ("reduce_scatter", 0.5),
-    "broadcast": ("broadcast", 1.0),
-    "all-to-all": ("all_to_all", 0.5),
-}
-"""By the name of the workload: the operation, and busbw over algbw on two ranks (nccl-tests, doc/PERFORMANCE.md)."""
+BUS = {"all_reduce": 1.0, "all_gather": 0.5, "reduce_scatter": 0.5, "broadcast": 1.0, "all_to_all": 0.5}
+"""busbw over algbw on two ranks (nccl-tests, doc/PERFORMANCE.md)."""
+# Each in a process group of its own, in a folder of its own.
+OTHERS = """
+import os, sys
+sys.path[:0] = ["/workspace/workloads/allreduce", "/workspace/workloads/common"]
+import allreduce
+run, port = os.environ["LABCTL_RUN_DIR"], int(os.environ["MASTER_PORT"])
+for number, operation in enumerate(sys.argv[1:]):
+    folder = f"{run}/{operation}"
+    os.makedirs(folder, exist_ok=True)
+    os.environ.update(LABCTL_RUN_DIR=folder, MASTER_PORT=str(port + number))
+    sys.argv = ["allreduce.py", "--operation", operation, "--max-bytes", "1M", "--factor", "8"]
+    allreduce.main()
+"""
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_values_are_right_at_every_size(lab: Lab, name: str) -> None:
-    answer = lab.call("run", name, "--rehearse", "--json").expect(0)
-    operation, factor = OPERATIONS[name]
+def test_values_are_right_at_every_size(lab: Lab) -> None:
+    answer = lab.call("run", "allreduce", "--rehearse", "--json").expect(0)
     document = document_of(lab, answer)
+    table = right(document, "all_reduce")
+    metrics = answer.json["metrics"]
+    assert metrics["wrong"]["value"] == 0
+    assert metrics["busbw"]["value"] == pytest.approx(document["rows"][-1]["busbw"], abs=1e-6)
+    assert metrics["latency"]["value"] == pytest.approx(document["rows"][0]["time_us"], abs=0.01)
+    assert rows(answer.err) == table
+
+
+def test_values_of_every_other_operation_are_right(lab: Lab) -> None:
+    (lab.path / "others.py").write_text(OTHERS)
+    others = [operation for operation in BUS if operation != "all_reduce"]
+    words = ("--script", "others.py", "--launcher", "mpirun", "--json", "--", *others)
+    run = lab.path / "runs" / lab.call("run", *words).expect(0).json["run_id"]
+    documents = [json.loads((run / operation / "allreduce.json").read_text()) for operation in others]
+    tables = [right(document, operation) for document, operation in zip(documents, others, strict=True)]
+    assert rows((run / "ranks/rank-0.log").read_text()) == [row for table in tables for row in table]
+
+
+def right(document: Any, operation: str) -> list[list[float]]:
+    """Check a document of the collective; what its table has to say: size, count and wrong values."""
     assert (document["operation"], document["backend"], document["world_size"]) == (operation, "gloo", 2)
     assert [row["size"] for row in document["rows"]] == REHEARSED
     assert {row["wrong"] for row in document["rows"]} == {0}
     for row in document["rows"]:
         assert row["algbw"] == pytest.approx(row["size"] / row["time_us"] / 1e3)
-        assert row["busbw"] == pytest.approx(row["algbw"] * factor)
-    metrics = answer.json["metrics"]
-    assert metrics["wrong"]["value"] == 0
-    assert metrics["busbw"]["value"] == pytest.approx(document["rows"][-1]["busbw"], abs=1e-6)
-    assert metrics["latency"]["value"] == pytest.approx(document["rows"][0]["time_us"], abs=0.01)
-    table = [[float(number) for number in row[:2]] + [int(row[-1])] for row in ROW.findall(answer.err)]
-    assert table == [[row["size"], row["count"], row["wrong"]] for row in document["rows"]]
+        assert row["busbw"] == pytest.approx(row["algbw"] * BUS[operation])
+    return [[row["size"], row["count"], row["wrong"]] for row in document["rows"]]
+
+
+def rows(printed: str) -> list[list[float]]:
+    """The same of a table that was printed."""
+    return [[*map(float, row[:2]), int(row[-1])] for row in ROW.findall(printed)]
 
 
 def document_of(lab: Lab, answer: Answer) -> Any:
     return json.loads((lab.path / "runs" / answer.json["run_id"] / "allreduce.json").read_text())
 
 
-def test_a_value_that_is_off_by_one_is_counted(lab: Lab) -> None:
+def test_a_value_that_is_off_by_one_is_counted_and_a_backend_that_is_not_here_refused(lab: Lab) -> None:
     script = (
-        "import torch, collectives as c\n"
+        "import sys, torch, allreduce, collectives as c\n"
         "whole = torch.empty(c.CHUNK + 1000)\n"
         "c.fill(whole, 3, start=7)\n"
         "assert c.wrong(whole, 3, start=7) == 0\n"
         "whole[5] += 1; whole[-1] = float('nan')\n"
-        "print(c.wrong(whole, 3, start=7), c.wrong(whole, 3, start=8) > c.CHUNK)"
+        "print(c.wrong(whole, 3, start=7), c.wrong(whole, 3, start=8) > c.CHUNK, flush=True)\n"
+        "sys.argv = ['allreduce.py', '--backend', 'nccl']\n"
+        "print(f'code {allreduce.main()}')"
     )
-    argv = ["env", "PYTHONPATH=workloads/allreduce", "PYTHONDONTWRITEBYTECODE=1", "python", "-c", script]
-    assert lab.inside("worker-0", *argv).split() == ["2", "True"]
+    path = "PYTHONPATH=workloads/allreduce:workloads/common"
+    said = lab.inside("worker-0", "env", path, "PYTHONDONTWRITEBYTECODE=1", "python", "-c", script)
+    assert {"2 True", "code 2"} <= {*said.splitlines()}
+    assert "has no backend `nccl`" in said
 
 
 def test_a_size_that_does_not_fit_is_skipped_aloud_and_no_pass(lab: Lab) -> None:
-    answer = lab.call(
-        "run", "all-gather", "--rehearse", "--json", "--set", "max-bytes=65536G", "--set", "factor=1048576"
-    )
+    sizes = ("--set", "max-bytes=65536G", "--set", "factor=1048576")
+    answer = lab.call("run", "all-gather", "--launcher", "mpirun", "--rehearse", "--json", *sizes)
     document = document_of(lab, answer.expect(5))
+    assert document["operation"] == "all_gather"
     skipped = [entry["size"] for entry in document["skipped"]]
     assert skipped
     assert max(skipped) == 65536 << 30
     assert f"# skipped: {skipped[-1]} B: 2 x " in answer.err
     assert "on one machine of which 80% of" in document["skipped"][-1]["reason"]
-
-
-def test_a_backend_that_is_not_here_is_refused_with_the_reason(lab: Lab) -> None:
-    script = "python workloads/allreduce/allreduce.py --backend nccl 2>&1; echo code $?"
-    said = lab.inside("worker-0", "bash", "-c", script)
-    assert "has no backend `nccl`" in said
-    assert said.endswith("code 2\n")
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import NewLab
+from conftest import FreshLab
 from support.harness import Lab
 
 pytestmark = pytest.mark.docker
@@ -15,18 +15,13 @@ CLONES = Path(__file__).parents[1] / "clones"
 
 
 @pytest.fixture(scope="module")
-def cloned(new_lab: NewLab, image: str, tmp_path_factory: pytest.TempPathFactory) -> Lab:
+def cloned(lend_module: FreshLab, tmp_path_factory: pytest.TempPathFactory) -> Lab:
     """A lab of two nodes with both clones."""
     root = tmp_path_factory.mktemp("clones") / "clones"
     shutil.copytree(CLONES, root, symlinks=True)
-    lab = new_lab(
-        {
-            "HOST_REPO_PATH": str(root / "DeepSpeedExamples"),
-            "HOST_OPTIMUM_HABANA_PATH": str(root / "optimum-habana"),
-        }
+    return lend_module(
+        HOST_REPO_PATH=str(root / "DeepSpeedExamples"), HOST_OPTIMUM_HABANA_PATH=str(root / "optimum-habana")
     )
-    lab.call("up", limit=300).expect(0)
-    return lab
 
 
 def test_a_deepspeed_chat_script_runs_unmodified_on_all_nodes(cloned: Lab) -> None:
@@ -44,11 +39,16 @@ def test_a_deepspeed_chat_script_runs_unmodified_on_all_nodes(cloned: Lab) -> No
     assert cloned.processes_of(result["run_id"]) == []
 
 
-def test_on_one_node_it_runs_in_that_node_and_its_own_words_win(cloned: Lab) -> None:
+def test_on_one_node_it_runs_in_that_node_its_own_words_win_and_it_fails_with_the_reason(cloned: Lab) -> None:
     (cloned.path / "one").write_text("worker-1 slots=1\n")
-    result = cloned.call("run", "dschat/run_opt-13b", "--hostfile", "one", "--json").expect(0).json
+    # It names its author's home, too.
+    answer = cloned.call("run", "dschat/run_that_fails", "--hostfile", "one", "--json")
+    result = answer.json
     assert result["ranks"] == [{"rank": 0, "node": "worker-1"}]
     assert "port 12346" in (cloned.path / "runs" / result["run_id"] / "output.log").read_text()
+    assert answer.code == 4
+    assert (result["verdict"], result["cause"]) == ("ERROR", "rank-crashed")
+    assert result["message"] == "rank 0 on worker-1 exited with code 1; the last it wrote: nothing to do"
 
 
 @pytest.mark.parametrize("node", ["launcher", "worker-1"])
@@ -58,19 +58,11 @@ def test_nothing_in_a_container_writes_to_a_clone(cloned: Lab, node: str) -> Non
     assert answer.err.count("Read-only file system") == 2
 
 
-def test_a_script_that_names_its_authors_home_and_fails_is_an_error_with_the_reason(cloned: Lab) -> None:
-    answer = cloned.call("run", "dschat/run_that_fails", "--json")
-    result = answer.json
-    assert answer.code == 4
-    assert (result["verdict"], result["cause"]) == ("ERROR", "rank-crashed")
-    assert result["message"] == "rank 1 on worker-1 exited with code 1; the last it wrote: nothing to do"
-
-
 def test_a_gaudi_example_is_refused_here_and_checked_on_every_node(cloned: Lab) -> None:
     name = "gaudi/language-modeling/run_lora_clm"
     assert "needs Gaudis" in cloned.call("run", name).expect(3).err
     result = (
-        cloned.call("run", name, "--rehearse", "--set", "lora_rank=8", "--set", "use_habana=", "--json").expect(0).json
+        cloned.call("run", name, "--launcher", "mpirun", "--rehearse", "--set", "lora_rank=8", "--set", "use_habana=", "--json").expect(0).json
     )
     assert result["metrics"]["checked"]["value"] == 2
     assert result["world_size"] == 2

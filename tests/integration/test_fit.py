@@ -18,14 +18,14 @@ def predicted(lab: Lab, workload: str, *settings: str) -> int:
     return int(said["needs"]["device"]) - int(process)
 
 
-def measured(lab: Lab, workload: str, *settings: str) -> int:
-    result = lab.call("run", workload, "--json", *settings, limit=1200).expect(0).json
+def measured(lab: Lab, workload: str, launcher: str, *settings: str) -> int:
+    result = lab.call("run", workload, "--launcher", launcher, "--json", *settings, limit=1200).expect(0).json
     return int(result["metrics"]["peak"]["value"])
 
 
-def compare(lab: Lab, workload: str, settings: tuple[str, ...]) -> None:
+def compare(lab: Lab, workload: str, settings: tuple[str, ...], launcher: str = "deepspeed") -> None:
     words = [word for setting in settings for word in ("--set", setting)]
-    expected, found = predicted(lab, workload, *words), measured(lab, workload, *words)
+    expected, found = predicted(lab, workload, *words), measured(lab, workload, launcher, *words)
     said = f"{expected / 2**20:.0f} MiB predicted, {found / 2**20:.0f} MiB measured, {expected / found - 1:+.1%}"
     assert expected == pytest.approx(found, rel=TOLERANCE), said
 
@@ -35,8 +35,8 @@ def stage(number: int) -> str:
 
 
 def test_a_run_takes_as_much_memory_as_predicted(lab: Lab) -> None:
-    # Processors without bf16 take 13 s for a step of 64 tokens.
-    compare(lab, "peak-small", (stage(2), "sequence-length=16"))
+    # Processors without bf16 take 13 s for a step of 64 tokens in it.
+    compare(lab, "peak-small", (stage(2), "deepspeed.bf16.enabled=false", "sequence-length=16"), launcher="mpirun")
 
 
 @pytest.mark.slow
@@ -54,10 +54,9 @@ def test_runs_of_every_size_and_stage_take_as_much_as_predicted(lab: Lab, worklo
         (*LONG, "gradient-checkpointing=on"),
         (stage(1), "deepspeed.gradient_accumulation_steps=2"),
         (stage(0), "deepspeed.bf16.enabled=false"),
-        (stage(2), "deepspeed.bf16.enabled=false"),
         (stage(3), "deepspeed.bf16.enabled=false"),
     ],
-    ids=["activations", "checkpointing", "accumulation", "fp32-0", "fp32-2", "fp32-3"],
+    ids=["activations", "checkpointing", "accumulation", "fp32-0", "fp32-3"],
 )
 def test_other_settings_take_as_much_as_predicted(lab: Lab, settings: tuple[str, ...]) -> None:
     compare(lab, "peak-small", settings)

@@ -36,6 +36,8 @@ CONFIGURATION = re.compile(r"^(etc|root|home|run|tmp|var/lib/apt)/")
 USER_IN_URL = re.compile(rb"https?://[^\s/:@]+:[^\s/@]+@")
 BIGGEST = 64 * 2**20
 """Larger files are shared libraries; nobody keeps a key there."""
+BLOCK = 2**16
+"""Bytes that are read at a time, here and in tarfile: each reader copies what it has left at every read."""
 LIBRARY = b"\x7fELF"
 """What begins so may hold the keys of its own self-test, as GnuTLS does."""
 
@@ -43,15 +45,15 @@ LIBRARY = b"\x7fELF"
 def layers(engine: DockerClient, image: str) -> Iterator[tuple[str, str, bytes]]:
     """Every file of every layer, with its content, as `docker save` gives them."""
     with (
-        closing(engine.api.get_image(image)) as response,
-        tarfile.open(fileobj=cast(IO[bytes], Chunks(response)), mode="r|") as saved,
+        closing(engine.api.get_image(image, chunk_size=BLOCK)) as response,
+        tarfile.open(fileobj=cast(IO[bytes], Chunks(response)), mode="r|", bufsize=BLOCK) as saved,
     ):
         for member in saved:
             blob = saved.extractfile(member) if member.isfile() else None
             if blob is None:
                 continue
             # What is no layer is the description of one, in JSON.
-            with suppress(tarfile.ReadError), tarfile.open(fileobj=blob, mode="r|*") as layer:
+            with suppress(tarfile.ReadError), tarfile.open(fileobj=blob, mode="r|*", bufsize=BLOCK) as layer:
                 for file in layer:
                     content = layer.extractfile(file) if file.isfile() and file.size <= BIGGEST else None
                     yield member.name, file.name.removeprefix("./"), content.read() if content else b""

@@ -29,7 +29,7 @@ def test_each_launcher_reads_the_operators_hostfile_and_reaches_every_worker(
             assert f"labctl: rank {rank} of 4 on {pods.name}-worker-{rank // 2}" in said
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", "deepspeed"])
+@pytest.mark.parametrize("launcher", ["mpirun", pytest.param("deepspeed", marks=pytest.mark.slow)])
 def test_a_trainjobs_pods_are_reached_by_their_own_names(
     engine: DockerClient, fresh_lab: FreshLab, tmp_path: Path, launcher: str
 ) -> None:
@@ -54,7 +54,7 @@ def test_training_in_pods_reads_its_configuration_and_trains(
     engine: DockerClient, fresh_lab: FreshLab, tmp_path: Path
 ) -> None:
     lab = fresh_lab(LAB_ACCELERATOR="cpu", LAB_SHM_SIZE="256m", HF_TOKEN=CANARY)
-    text = lab.call("k8s", "render", "opt-tiny", "--rehearse").expect(0).out
+    text = lab.call("k8s", "render", "opt-tiny", "--rehearse", "--launcher", "mpirun").expect(0).out
     manifests = list(yaml.safe_load_all(text))
     secret = next(one for one in manifests if one["kind"] == "Secret")
     assert secret["stringData"]["hf_token"] == CANARY
