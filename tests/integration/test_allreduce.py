@@ -13,7 +13,9 @@ from support.harness import Answer, Lab
 
 pytestmark = pytest.mark.docker
 
-ROW = re.compile(r"^(?:worker-0:)? +(\d+) +(\d+) +float +(\w+) +(-1|0) +([\d.]+) +([\d.]+) +([\d.]+) +(\d+)$", re.MULTILINE)
+ROW = re.compile(
+    r"^(?:worker-0:)? +(\d+) +(\d+) +float +(\w+) +(-1|0) +([\d.]+) +([\d.]+) +([\d.]+) +(\d+)$", re.MULTILINE
+)
 REHEARSED = [8, 64, 512, 4096, 32768, 262144, 1048576]
 BUS = {"all_reduce": 1.0, "all_gather": 0.5, "reduce_scatter": 0.5, "broadcast": 1.0, "all_to_all": 0.5}
 """busbw over algbw on two ranks (nccl-tests, doc/PERFORMANCE.md)."""

@@ -54,7 +54,8 @@ def test_a_lab_of_anyones_image_runs_with_what_that_brings(
         said = (lab.path / "runs" / run["run_id"] / "output.log").read_text()
         assert [f"rank {rank} /opt/conda/bin/python of conda" in said for rank in (0, 1)] == [True, True]
         again = lab.call("build", "--from", MINE, "--json").expect(0).json
-        assert (again["image"], again["id"], again["seconds"] < 5) == (built["image"], built["id"], True)
+        # Another build would have another id.
+        assert (again["image"], again["id"]) == (built["image"], built["id"])
         # It has all that a node needs: there is nothing to add.
         assert "has what a node needs" in lab.call("build", "--from", built["image"]).expect(3).err
     finally:

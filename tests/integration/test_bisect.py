@@ -21,6 +21,7 @@ metrics:
 criteria:
   - {metric: throughput, min: 0.000001}
 """
+SLOW = "/tmp/slow"  # noqa: S108 - of a container
 SPIN = """
 import os, sys, time
 if os.uname().nodename in sys.argv[1:]:
@@ -47,9 +48,9 @@ def four_nodes(lend_module: FreshLab) -> Lab:
 def slowed(four_nodes: Lab) -> Iterator[str]:
     """A node on which all takes ten times as long."""
     node = "worker-2"
-    four_nodes.inside(node, "touch", "/tmp/slow")
+    four_nodes.inside(node, "touch", SLOW)
     yield node
-    four_nodes.inside(node, "rm", "/tmp/slow")
+    four_nodes.inside(node, "rm", SLOW)
 
 
 def test_a_node_that_computes_slower_is_found_and_drained(four_nodes: Lab, slowed: str) -> None:

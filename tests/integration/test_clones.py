@@ -61,8 +61,8 @@ def test_nothing_in_a_container_writes_to_a_clone(cloned: Lab, node: str) -> Non
 def test_a_gaudi_example_is_refused_here_and_checked_on_every_node(cloned: Lab) -> None:
     name = "gaudi/language-modeling/run_lora_clm"
     assert "needs Gaudis" in cloned.call("run", name).expect(3).err
-    result = (
-        cloned.call("run", name, "--launcher", "mpirun", "--rehearse", "--set", "lora_rank=8", "--set", "use_habana=", "--json").expect(0).json
-    )
+    arguments = ("--set", "lora_rank=8", "--set", "use_habana=")
+    words = ("--launcher", "mpirun", "--rehearse", *arguments, "--json")
+    result = cloned.call("run", name, *words).expect(0).json
     assert result["metrics"]["checked"]["value"] == 2
     assert result["world_size"] == 2

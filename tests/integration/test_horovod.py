@@ -14,7 +14,7 @@ pytestmark = pytest.mark.docker
 
 IMAGE = "labctl/horovod"
 TWO = ("--include", "worker-0@worker-1")
-SHORT = (*TWO, "--set", "images=6000", "--set", "epochs=2")
+SHORT = (*TWO, "--set", "images=4000", "--set", "epochs=2")
 WAYS = ("horovod", "horovod:mpi")
 
 

@@ -1,4 +1,4 @@
-"""What `labctl cache` fetched is what the workloads' own readers find, in a container without any network."""
+"""What `labctl cache` and Lambda's scripts fetched is what the workloads' own readers find, without any network."""
 
 from __future__ import annotations
 
@@ -18,17 +18,36 @@ WEIGHTS = bytes(200_000)
 ROWS = b'{"prompt": "how?", "chosen": "so"}\n' * 5000
 READ = """
 import sys
+from pathlib import Path
 sys.path[:0] = ["/workloads/opt", "/workloads/common"]
 import datasets, model, training_text
 print("model", model.find_snapshot("opt-350m")[0])
 print("rows", len(datasets.load_dataset(training_text.fetched_dataset("Dahoas/rm-static"), split="train")))
+# As the library itself keeps a data set of that name.
+kept = Path("/cache/huggingface/datasets")
+made = datasets.load_dataset_builder("/cache/full-hh-rlhf", cache_dir=str(kept))
+made.download_and_prepare()
+made = next(path for path in kept.iterdir() if path.is_dir()).rename(kept / "Dahoas___full-hh-rlhf")
+for arrow in made.rglob("*.arrow"):
+    arrow.rename(arrow.with_name("full-hh-rlhf-train.arrow"))
+print("Lambda's model", model.find_snapshot("opt-1.3b")[0])
+print("Lambda's rows", len(training_text.cached_dataset("Dahoas/full-hh-rlhf")))
+try:
+    training_text.cached_dataset("yitingxie/rlhf-reward-datasets")
+except training_text.InputError as error:
+    print("missing", error)
 """
 
 
-def test_what_was_fetched_is_read_without_network(engine: DockerClient, image: str, tmp_path: Path) -> None:
+def test_what_was_fetched_and_what_lambdas_scripts_have_cached_is_read_without_network(
+    engine: DockerClient, image: str, tmp_path: Path
+) -> None:
     workload, shared = tmp_path / "workloads/reads", tmp_path / "shared"
-    workload.mkdir(parents=True)
-    shared.mkdir()
+    lambdas = shared / "huggingface/transformers/models--facebook--opt-1.3b/snapshots/08ab"
+    for folder in (workload, lambdas, shared / "full-hh-rlhf"):
+        folder.mkdir(parents=True)
+    (lambdas / "pytorch_model.bin").write_bytes(WEIGHTS)
+    (shared / "full-hh-rlhf/train.jsonl").write_bytes(ROWS)
     (workload / "reads.py").touch()
     (workload / "workload.yml").write_text(
         "description: reads\nlauncher: deepspeed\nscript: reads.py\ntimeout: 1m\n"
@@ -45,47 +64,6 @@ def test_what_was_fetched_is_read_without_network(engine: DockerClient, image: s
         entrypoint="python3",
         user=f"{os.getuid()}:{os.getgid()}",
         network_mode="none",
-        environment={"HF_HOME": "/cache/huggingface", "HF_DATASETS_CACHE": "/cache/datasets", "HF_HUB_OFFLINE": "1"},
-        volumes={str(shared): {"bind": "/cache"}, str(WORKLOADS): {"bind": "/workloads", "mode": "ro"}},
-        remove=True,
-    ).decode()
-    found = f"/cache/huggingface/hub/models--facebook--opt-350m/snapshots/{REVISION}"
-    assert [line for line in said.splitlines() if line.startswith(("model", "rows"))] == [f"model {found}", "rows 5000"]
-
-
-LAMBDAS = """
-import sys
-from pathlib import Path
-sys.path[:0] = ["/workloads/opt", "/workloads/common"]
-import datasets, model, training_text
-# As the library itself keeps a data set of that name.
-kept = Path("/cache/huggingface/datasets")
-made = datasets.load_dataset_builder("/cache/rm-static", cache_dir=str(kept))
-made.download_and_prepare()
-made = next(path for path in kept.iterdir() if path.is_dir()).rename(kept / "Dahoas___rm-static")
-for arrow in made.rglob("*.arrow"):
-    arrow.rename(arrow.with_name("rm-static-train.arrow"))
-print("model", model.find_snapshot("opt-350m")[0])
-print("rows", len(training_text.cached_dataset("Dahoas/rm-static")))
-try:
-    training_text.cached_dataset("Dahoas/full-hh-rlhf")
-except training_text.InputError as error:
-    print("missing", error)
-"""
-
-
-def test_what_lambdas_scripts_have_cached_is_read_too(engine: DockerClient, image: str, tmp_path: Path) -> None:
-    snapshot = tmp_path / "huggingface/transformers/models--facebook--opt-350m/snapshots/08ab"
-    for folder in (snapshot, tmp_path / "rm-static"):
-        folder.mkdir(parents=True)
-    (snapshot / "pytorch_model.bin").write_bytes(WEIGHTS)
-    (tmp_path / "rm-static/train.jsonl").write_bytes(ROWS)
-    said = engine.containers.run(
-        image,
-        ["-c", LAMBDAS],
-        entrypoint="python3",
-        user=f"{os.getuid()}:{os.getgid()}",
-        network_mode="none",
         environment={
             "HF_HOME": "/cache/huggingface",
             "HF_DATASETS_CACHE": "/cache/datasets",
@@ -93,10 +71,14 @@ def test_what_lambdas_scripts_have_cached_is_read_too(engine: DockerClient, imag
             # As for ranks: what the script imports before the workload would else try for the hub for a minute.
             "HF_HUB_OFFLINE": "1",
         },
-        volumes={str(tmp_path): {"bind": "/cache"}, str(WORKLOADS): {"bind": "/workloads", "mode": "ro"}},
+        volumes={str(shared): {"bind": "/cache"}, str(WORKLOADS): {"bind": "/workloads", "mode": "ro"}},
         remove=True,
     ).decode()
-    model, rows, missing = (line for line in said.splitlines() if line.startswith(("model", "rows", "missing")))
-    assert model == "model /cache/huggingface/transformers/models--facebook--opt-350m/snapshots/08ab"
-    assert rows == "rows 5000"
-    assert missing.startswith("missing Dahoas/full-hh-rlhf is not in the cache")
+    *read, missing = (line for line in said.splitlines() if line.startswith(("model", "rows", "Lambda", "missing")))
+    assert read == [
+        f"model /cache/huggingface/hub/models--facebook--opt-350m/snapshots/{REVISION}",
+        "rows 5000",
+        "Lambda's model /cache/huggingface/transformers/models--facebook--opt-1.3b/snapshots/08ab",
+        "Lambda's rows 5000",
+    ]
+    assert missing.startswith("missing yitingxie/rlhf-reward-datasets is not in the cache")

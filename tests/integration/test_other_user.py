@@ -41,6 +41,7 @@ def theirs(engine: DockerClient, family: str, image: str) -> Iterator[Lab]:
     for path in (lab.path, *lab.path.rglob("*")):
         os.chown(path, UID, UID)
     try:
+        lab.call("up").expect(0)
         yield lab
     finally:
         lab.destroy()
@@ -48,7 +49,6 @@ def theirs(engine: DockerClient, family: str, image: str) -> Iterator[Lab]:
 
 
 def test_a_person_without_root_brings_a_lab_up_and_runs(theirs: Lab) -> None:
-    theirs.call("up").expect(0)
     result = theirs.call("run", "hello", "--json").expect(0).json
     for rank in (0, 1):
         log = theirs.path / "runs" / result["run_id"] / f"ranks/rank-{rank}.log"
@@ -59,7 +59,6 @@ def test_a_person_without_root_brings_a_lab_up_and_runs(theirs: Lab) -> None:
 
 @pytest.mark.parametrize("node", ["launcher", "worker-0"])
 def test_they_are_themselves_in_every_container(theirs: Lab, node: str) -> None:
-    theirs.call("up").expect(0)
     assert theirs.call("exec", "--node", node, "--", "sh", "-c", "id -u; whoami").expect(0).out.split() == [
         str(UID),
         "lab",
@@ -67,12 +66,10 @@ def test_they_are_themselves_in_every_container(theirs: Lab, node: str) -> None:
 
 
 def test_they_are_themselves_over_ssh(theirs: Lab) -> None:
-    theirs.call("up").expect(0)
     assert theirs.call("exec", "--", "ssh", "worker-1", "id", "-u").expect(0).out == f"{UID}\n"
 
 
 def test_what_runs_in_a_worker_cannot_read_its_host_key(theirs: Lab) -> None:
-    theirs.call("up").expect(0)
     theirs.containers()["worker-1"].restart(timeout=1)
     theirs.call("up").expect(0)
     search = "grep -rslF -- 'PRIVATE KEY-----' /etc /home /root /run /tmp /var/lib /proc/1/root/etc /proc/1/root/run; :"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
 from support.harness import Lab
@@ -19,9 +18,7 @@ services:
 """
 
 
-def test_what_a_person_adds_to_a_service_is_there_until_it_is_taken_away(fresh_lab: Callable[..., Lab]) -> None:
-    lab = fresh_lab()
-    lab.call("up").expect(0)
+def test_what_a_person_adds_to_a_service_is_there_until_it_is_taken_away(lab: Lab) -> None:
     before = lab.identities()
     file = lab.path / "compose.override.yml"
     file.write_text(OWN)

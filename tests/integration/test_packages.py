@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import FreshLab
 from support.harness import Lab
 
 from docker import DockerClient
 from labctl.images import packages
 
-# Two of them add the same package, and one would remove the other's image.
-pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("packages")]
+pytestmark = pytest.mark.docker
 
 SCRIPT = """\
 import os, pathlib
@@ -23,29 +23,33 @@ print("einops", einops.__version__, os.environ["WORD"])
 
 
 @pytest.fixture
-def lab(fresh_lab: Callable[..., Lab], engine: DockerClient, image: str, tmp_path: Path) -> Iterator[Lab]:
-    (tmp_path / "data").mkdir()
+def added(tmp_path: Path) -> dict[str, str]:
+    """Settings of a lab with data, and with an image of a Dockerfile and a package of Debian's."""
+    for name in ("data", "image"):
+        (tmp_path / name).mkdir()
     (tmp_path / "data/word").write_text("from the data")
-    mounts = f"{tmp_path}/data:/data:ro"
-    folder = tmp_path / "image"
-    folder.mkdir()
-    (folder / "Dockerfile").write_text(
-        "ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\nCOPY word /etc/word\nENV WORD=of-the-image\n"
-    )
-    (folder / "word").write_text("copied")
-    made = fresh_lab(
-        LAB_PACKAGES="einops==0.8.0", LAB_APT="tree", LAB_MOUNTS=mounts, LAB_DOCKERFILE=f"{folder}/Dockerfile"
-    )
+    dockerfile = tmp_path / "image/Dockerfile"
+    dockerfile.write_text("ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\nCOPY word /etc/word\nENV WORD=of-the-image\n")
+    (tmp_path / "image/word").write_text("copied")
+    return {"LAB_APT": "tree", "LAB_MOUNTS": f"{tmp_path}/data:/data:ro", "LAB_DOCKERFILE": str(dockerfile)}
+
+
+@pytest.fixture
+def lab(fresh_lab: FreshLab, engine: DockerClient, image: str, added: dict[str, str]) -> Iterator[Lab]:
+    """A lab with that and a package of Python's, up."""
+    made = fresh_lab(LAB_PACKAGES="einops==0.8.0", **added)
     made.call("up").expect(0)
     tag = made.image()
-    under = packages.tag(image, packages.Additions(dockerfile=f"{folder}/Dockerfile"))
+    under = packages.tag(image, packages.Additions(dockerfile=added["LAB_DOCKERFILE"]))
     yield made
     made.call("down")
     engine.images.remove(tag, force=True)
     engine.images.remove(under, force=True)
 
 
-def test_a_script_finds_the_packages_the_files_beside_it_and_room_to_write(lab: Lab) -> None:
+def test_a_script_finds_packages_and_a_lab_that_came_up_for_a_workload_is_what_other_commands_expect(
+    lab: Lab, added: dict[str, str]
+) -> None:
     tag = lab.image()
     assert tag.startswith("labctl/packages:")
     assert lab.inside("worker-1", "tree", "--version").startswith("tree v")
@@ -54,7 +58,8 @@ def test_a_script_finds_the_packages_the_files_beside_it_and_room_to_write(lab: 
     mine.mkdir()
     (mine / "train.py").write_text(SCRIPT)
     (mine / "helper.py").write_text("WORD = 'beside it'\n")
-    document = lab.call("run", "--script", str(mine / "train.py"), "--json").expect(0).json
+    words = ("--script", str(mine / "train.py"), "--launcher", "mpirun")
+    document = lab.call("run", *words, "--json").expect(0).json
     record = lab.path / "runs" / document["run_id"]
     assert (document["verdict"], document["message"]) == ("PASS", "Completed on 2 ranks; no criteria.")
     assert [(record / f"work/seen-{rank}").read_text() for rank in range(2)] == ["beside it, from the data"] * 2
@@ -62,31 +67,22 @@ def test_a_script_finds_the_packages_the_files_beside_it_and_room_to_write(lab: 
     assert (record / "output.log").read_text().count("einops 0.8.0 of-the-image") == 2
     assert tag in (record / "versions.json").read_text()
     assert "einops==0.8.0" in (record / "settings.json").read_text()
-    # The same packages are the same image, and nothing is asked for it: no index answers here.
-    lab.call("down").expect(0)
-    lab.call("up", "-s", "LAB_PIP_INDEX_URL=http://127.0.0.1:9/simple").expect(0)
     (lock,) = (lab.path / ".lab/packages").iterdir()
     assert "einops==0.8.0" in lock.read_text().splitlines()
     lab.call("doctor").expect(0)
+    lab.call("down").expect(0)
 
-
-def test_a_lab_that_came_up_for_a_workload_is_the_one_that_other_commands_expect(
-    fresh_lab: Callable[..., Lab], engine: DockerClient, image: str
-) -> None:
-    lab = fresh_lab()
+    # The same packages are the same image, whoever asks for them, and nothing is asked for it: no index answers here.
+    lab.configure({**added, "LAB_PIP_INDEX_URL": "http://127.0.0.1:9/simple"})
     declared = lab.path / "workloads/hello/workload.yml"
     declared.write_text(f"{declared.read_text()}packages: [einops==0.8.0]\n")
     lab.call("up", "--workload", "hello").expect(0)
-    tag = lab.image()
-    try:
-        before = lab.identities()
-        lab.call("doctor").expect(0)
-        lab.call("up").expect(0)
-        lab.call("run", "hello").expect(0)
-        assert lab.identities() == before
-        lab.call("down").expect(0)
-        lab.call("up").expect(0)
-        assert (tag.startswith("labctl/packages:"), lab.image()) == (True, image)
-    finally:
-        lab.call("down")
-        engine.images.remove(tag, force=True)
+    assert lab.image() == tag
+    before = lab.identities()
+    lab.call("doctor").expect(0)
+    lab.call("up").expect(0)
+    lab.call("run", "hello").expect(0)
+    assert lab.identities() == before
+    lab.call("down").expect(0)
+    (build, *_) = lab.call("up", "--dry-run", "--json").expect(0).json["plan"]
+    assert ("build image labctl/packages:" in build, tag in build) == (True, False)
