@@ -100,7 +100,7 @@ def test_a_connection_that_is_hung_up_is_made_again(lab: RackLab) -> None:
 
 def test_a_worker_that_dies_while_its_host_is_cut_off_is_told_of(lab: RackLab) -> None:
     host = lab.hosts[1]
-    with lab.start("run", "stubborn", "--launcher", "torchrun", "--json") as running:
+    with lab.start("run", "stubborn-own", "--json") as running:
         wait_until(lambda: running.err.count("does not listen") == 2, 120, "two ranks run")
         host.cut()
         try:
