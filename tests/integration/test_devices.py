@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from support.harness import Lab
 
+pytestmark = pytest.mark.docker
+
 KINDS = {"nvidia": "dev/nvidia[0-9]*", "habana": "dev/accel/accel[0-9]*", "intel": "dev/dri/renderD*"}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.harness import Answer, Lab
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow]
+pytestmark = pytest.mark.docker
 
 COMPILING = "compiling cpu_adam for this node"
 
@@ -29,6 +29,16 @@ def rehearse(lab: Lab) -> Answer:
     return lab.call("run", "opt-tiny", "--rehearse", "--set", offload, "--json", limit=400).expect(0)
 
 
+def test_each_node_has_a_cache_of_its_own(lab: Lab) -> None:
+    nodes = ("worker-0", "worker-1")
+    for node in nodes:
+        lab.inside(node, "sh", "-c", f"echo {node} > /home/lab/.cache/whose")
+    for node in nodes:
+        assert lab.inside(node, "cat", "/home/lab/.cache/whose") == f"{node}\n"
+        assert (lab.path / ".lab/cache" / node / "whose").read_text() == f"{node}\n"
+
+
+@pytest.mark.slow
 def test_a_second_run_compiles_nothing_and_a_node_that_lost_its_cache_only_its_own(
     fresh_lab: Callable[..., Lab],
 ) -> None:
