@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import Answer, Lab, Running, wait_until
+from support.harness import Lab, Running, wait_until
 
 pytestmark = pytest.mark.docker
 
 LIMIT = 1200
 """Seconds for one run, many times what it takes on idle cores."""
-SMALL = ("--set", "sequence-length=16", "--set", "deepspeed.train_micro_batch_size_per_gpu=4")
-TINY = ("opt-tiny", *SMALL, "--set", "steps=90", "--set", "save-every=20")
+SMALL = ("--set", "sequence-length=16", "--set", "deepspeed.train_micro_batch_size_per_gpu=6")
+TINY = ("opt-tiny", *SMALL, "--launcher", "mpirun", "--set", "steps=65")
+EVERY_20 = ("--set", "save-every=20")
 
 
 def killed_after(running: Running, lab: Lab, step: str) -> None:
@@ -58,10 +59,11 @@ def progress(lab: Lab, run_id: str, step: int) -> Any:
     return json.loads((record(lab, run_id) / f"checkpoints/step-{step}/progress-0.json").read_text())
 
 
-def same_as(lab: Lab, whole: str, part: str, *, after: int, pattern: str = STEPS) -> None:
-    """The second run has said of all steps after that one what the first has, and of no others but the first step."""
-    one, other = said(lab, whole, pattern), said(lab, part, pattern)
-    assert other == {step: text for step, text in one.items() if int(step) > after or step == "1"}
+def same_as(lab: Lab, whole: str, part: str, *, after: int) -> None:
+    """The second run has said of the steps after that one what the first has, and of no others but the first step."""
+    one, other = said(lab, whole, STEPS), said(lab, part, STEPS)
+    last = max(map(int, other))
+    assert other == {step: text for step, text in one.items() if after < int(step) <= last or step == "1"}
     assert len(other) > 5
 
 
@@ -74,31 +76,50 @@ def lab(module_lab: Lab) -> Lab:
 @pytest.fixture(scope="module")
 def whole(module_lab: Lab) -> str:
     """A run of opt-tiny that nothing interrupts."""
-    return str(module_lab.call("run", *TINY, "--json", limit=LIMIT).expect(0).json["run_id"])
+    return str(module_lab.call("run", *TINY, *EVERY_20, "--json", limit=LIMIT).expect(0).json["run_id"])
 
 
-def test_a_run_that_lost_a_worker_goes_on_by_itself_to_the_same_losses(lab: Lab, whole: str) -> None:
-    with lab.start("run", *TINY, "--retries", "1", "--json") as running:
-        killed_after(running, lab, "step 62/90 ")
+def test_runs_that_are_ended_or_lose_a_worker_go_on_to_the_same_losses(lab: Lab, whole: str) -> None:
+    """Ranks save once more when they are ended; `--resume` goes on from there, `--retries` by itself."""
+    ended = interrupted(lab, "step 3/65 ")
+    (place,) = (record(lab, ended) / "checkpoints").iterdir()
+    step = int(place.name.removeprefix("step-"))
+    assert 3 <= step < 40
+
+    with lab.start("run", "--resume", "latest", *EVERY_20, "--retries", "1", "--json") as running:
+        killed_after(running, lab, "step 42/65 ")
         answer = running.answer(LIMIT)
     result = answer.json
     assert (result["verdict"], answer.code) == ("PASS", 0)
     (attempt,) = result["retried"]
     first = attempt.partition(":")[0]
     assert ": node-lost: worker-1 (rank 1): container" in attempt
-    assert result["resumed"] == f"{first}/checkpoints/step-60"
-    assert f"retry 1 of 1 goes on from {first}/checkpoints/step-60" in answer.err
-    same_as(lab, whole, result["run_id"], after=60)
+    assert result["resumed"] == f"{first}/checkpoints/step-40"
+    assert f"retry 1 of 1 goes on from {first}/checkpoints/step-40" in answer.err
+    lost = lab.call("show", first, "--json").expect(0).json
+    assert (lost["cause"], lost["resumed"]) == ("node-lost", f"{ended}/checkpoints/step-{step}")
+
+    same_as(lab, whole, first, after=step)
+    same_as(lab, whole, result["run_id"], after=40)
+    assert max(map(int, said(lab, result["run_id"], STEPS))) == 65
     # Floats as JSON has them are those of the ranks, to the last bit.
-    assert progress(lab, result["run_id"], 80)["steps"] == progress(lab, whole, 80)["steps"]
-    assert lab.call("show", first, "--json").expect(0).json["cause"] == "node-lost"
+    for run_id, saved in ((first, 40), (result["run_id"], 60)):
+        assert progress(lab, run_id, saved)["steps"] == progress(lab, whole, saved)["steps"]
+
+
+def interrupted(lab: Lab, step: str) -> str:
+    """The id of a run that saves no checkpoint by itself and that Ctrl-C ended there."""
+    with lab.start("run", *TINY, "--set", "save-every=1000", "--json") as running:
+        wait_until(lambda: step in running.err, LIMIT, step)
+        running.press()
+        return str(running.answer(LIMIT).expect(130).json["run_id"])
 
 
 def test_both_nodes_shards_are_in_the_last_two_checkpoints(lab: Lab, whole: str) -> None:
     folder = record(lab, whole) / "checkpoints"
-    assert sorted(path.name for path in folder.iterdir()) == ["step-60", "step-80"]
-    marker = json.loads((folder / "step-80/whole.json").read_text())
-    assert (marker["step"], marker["world_size"]) == (80, 2)
+    assert sorted(path.name for path in folder.iterdir()) == ["step-40", "step-60"]
+    marker = json.loads((folder / "step-60/whole.json").read_text())
+    assert (marker["step"], marker["world_size"]) == (60, 2)
     shards = [name for name in marker["files"] if "optim_states" in name]
     assert len(shards) == 2
     assert {"random-0.pt", "random-1.pt", "model/mp_rank_00_model_states.pt", *shards} <= set(marker["files"])
@@ -107,37 +128,19 @@ def test_both_nodes_shards_are_in_the_last_two_checkpoints(lab: Lab, whole: str)
 def test_a_checkpoint_that_was_cut_in_the_middle_is_not_taken(lab: Lab, whole: str) -> None:
     cut = record(lab, f"{whole}-cut")
     shutil.copytree(record(lab, whole), cut)
-    (shard,) = (cut / "checkpoints/step-80/model").glob("*zero_pp_rank_1*optim_states.pt")
+    (shard,) = (cut / "checkpoints/step-60/model").glob("*zero_pp_rank_1*optim_states.pt")
     shard.write_bytes(shard.read_bytes()[:100_000])
     plan = lab.call("run", "--resume", cut.name, "--dry-run").expect(0).out
-    assert f"--resume /workspace/runs/{cut.name}/checkpoints/step-60" in plan
-    shutil.rmtree(cut / "checkpoints/step-60")
+    assert f"--resume /workspace/runs/{cut.name}/checkpoints/step-40" in plan
+    shutil.rmtree(cut / "checkpoints/step-40")
     error = lab.call("run", "--resume", cut.name, "--json").expect(2).json["error"]
-    assert f"run {cut.name} has no whole checkpoint: checkpoints/step-80: 1 of " in error["message"]
+    assert f"run {cut.name} has no whole checkpoint: checkpoints/step-60: 1 of " in error["message"]
     shutil.rmtree(cut)
 
 
 def test_a_checkpoint_is_for_as_many_ranks_as_wrote_it(lab: Lab, whole: str) -> None:
     error = lab.call("run", "--resume", whole, "--include", "worker-0", "--json").expect(2).json["error"]
-    assert error["message"] == f"checkpoint {whole}/checkpoints/step-80 is of 2 ranks, and this run has 1"
-
-
-def interrupted(lab: Lab, words: tuple[str, ...], step: str) -> Answer:
-    """A run that Ctrl-C ended there."""
-    with lab.start("run", *words, "--json") as running:
-        wait_until(lambda: step in running.err, LIMIT, step)
-        running.press()
-        return running.answer(LIMIT).expect(130)
-
-
-def test_ranks_save_once_more_when_they_are_told_to_end(lab: Lab, whole: str) -> None:
-    run_id = interrupted(lab, (*TINY[:-1], "save-every=80"), "step 30/90 ").json["run_id"]
-    (place,) = (record(lab, run_id) / "checkpoints").iterdir()
-    step = int(place.name.removeprefix("step-"))
-    assert 30 <= step < 80
-    result = lab.call("run", "--resume", "latest", "--json", limit=LIMIT).expect(0).json
-    assert result["resumed"] == f"{run_id}/checkpoints/step-{step}"
-    same_as(lab, whole, result["run_id"], after=step)
+    assert error["message"] == f"checkpoint {whole}/checkpoints/step-60 is of 2 ranks, and this run has 1"
 
 
 @pytest.mark.slow
