@@ -47,7 +47,7 @@ docker ps --all --quiet --filter "label=labctl.lab=$lab" | xargs -r docker inspe
     --format '{{.Name}}: {{.State.Status}}, exit code {{.State.ExitCode}}, out of memory {{.State.OOMKilled}}'
 echo "# container events"
 code='{{with index .Actor.Attributes "exitCode"}}, exit code {{.}}{{end}}'
-docker events --since "$since" --until "$(date +%s)" --filter "label=labctl.lab=$lab" --filter event=die \
+docker events --since "$since" --until "$(date +%s.%N)" --filter "label=labctl.lab=$lab" --filter event=die \
     --filter event=oom --filter event=kill --filter event=stop --filter event=start --filter event=restart \
     --filter event=pause --filter event=unpause --filter event=health_status \
     --format "{{.Time}} {{.Actor.Attributes.name}}: {{.Action}}$code" | tail -n 200
@@ -210,7 +210,7 @@ def _of_hosts(lab: Lab, engine: Backend, since: float) -> dict[str, str]:
     tool: Sequence[str] = module.tool.argv if module and module.tool else ()
 
     def look(host: str) -> str:
-        words = (lab.name, f"{since:.0f}", pattern, *tool)
+        words = (lab.name, str(int(since)), pattern, *tool)
         try:
             return connection_to(engine, host).run(LOOK, *words, timeout=LIMIT, check=False).out
         except HostError as error:

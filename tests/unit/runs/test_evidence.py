@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 from support.builders import lab
+from support.fake_backend import FakeBackend
 
 from labctl.model import Lab, Rank, Result, Secret
 from labctl.runs import evidence, store
@@ -54,10 +58,10 @@ def of(tmp_path: Path) -> Lab:
     return made
 
 
-def unpacked(of: Lab, result: Result = FAILED) -> dict[str, str]:
+def unpacked(of: Lab, result: Result = FAILED, engine: FakeBackend | None = None) -> dict[str, str]:
     """The texts of the archive by name; nothing may go wrong."""
     warnings: list[str] = []
-    evidence.write(of, result, warnings.append)
+    evidence.write(of, result, warnings.append, engine)
     assert warnings == []
     path = store.directory(of.directory, RUN) / store.EVIDENCE
     if not path.exists():
@@ -97,6 +101,18 @@ def test_a_run_that_passed_has_none(of: Lab) -> None:
 def test_of_missed_criteria_the_last_lines_are_shown(of: Lab) -> None:
     missed = replace(FAILED, verdict="FAIL", cause="criteria", message="1 of 1 criterion not met: loss <= 1 (was 2).")
     assert "worker-0: step 1" in unpacked(of, missed)["evidence.txt"]
+
+
+def test_events_of_its_whole_time_are_asked_for(of: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run may fail within the second in which it began, and the archive is written in that second."""
+    docker = tmp_path / "bin/docker"
+    docker.parent.mkdir()
+    docker.write_text('#!/bin/sh\n[ "$1" != events ] || echo from "$3" to "$5"\n')
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", str(docker.parent), prepend=os.pathsep)
+    failed = time.time()
+    (span,) = re.findall(r"from (\S+) to (\S+)", unpacked(of, engine=FakeBackend())["hosts/local.txt"])
+    assert float(span[0]) <= failed <= float(span[1])
 
 
 def test_the_same_files_are_the_same_archive() -> None:
