@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -122,22 +123,22 @@ class Terminal:
     def __init__(self, argv: tuple[str, ...], cwd: Path, environ: dict[str, str]) -> None:
         self._master, self._slave = pty.openpty()
         self._process = subprocess.Popen(
-            argv,
+            ["setsid", "--ctty", *argv],
             cwd=cwd,
             env=environ,
             stdin=self._slave,
             stdout=self._slave,
             stderr=self._slave,
-            start_new_session=True,
         )
         self._seen = b""
+        self._closing = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError):
-            while piece := os.read(self._master, 4096):
-                self._seen += piece
+        while not self._closing.is_set():
+            if select.select([self._master], [], [], 0.1)[0]:
+                self._seen += os.read(self._master, 4096)
 
     @property
     def seen(self) -> str:
@@ -146,19 +147,28 @@ class Terminal:
 
     def type(self, line: str) -> None:
         """Type a line, and Enter."""
-        os.write(self._master, f"{line}\r".encode())
+        self.press(f"{line}\r")
+
+    def press(self, keys: str) -> None:
+        """Press keys: `\\x03` is Ctrl-C."""
+        os.write(self._master, keys.encode())
 
     def code(self, limit: float) -> int:
         """The program's exit code, which it has to have within so many seconds."""
         return self._process.wait(limit)
 
+    def hang_up(self) -> None:
+        """Close the terminal; what runs in it is sent SIGHUP."""
+        self._closing.set()
+        self._reader.join()
+        os.close(self._slave)
+        os.close(self._master)
+
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
-        # Its last reader sees the end.
-        os.close(self._slave)
-        self._reader.join()
-        os.close(self._master)
+        if not self._closing.is_set():
+            self.hang_up()
 
 
 @dataclass(frozen=True)
@@ -238,9 +248,9 @@ class Lab:
             process.wait()
 
     @contextlib.contextmanager
-    def in_terminal(self, *words: str) -> Iterator[Terminal]:
+    def in_terminal(self, *words: str, cwd: Path | None = None) -> Iterator[Terminal]:
         """labctl under way in a terminal of its own; killed if it still runs when the block ends."""
-        terminal = Terminal((*self.prefix, LABCTL, *words), self.path, {**self.environ, "TERM": "xterm"})
+        terminal = Terminal((*self.prefix, LABCTL, *words), cwd or self.path, {**self.environ, "TERM": "xterm"})
         try:
             yield terminal
         finally:
