@@ -3,15 +3,44 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import FreshLab
 from support.harness import Answer, Lab
 
 pytestmark = pytest.mark.docker
 
 COMPILING = "compiling cpu_adam for this node"
+
+
+def compiled_by(lab: Lab) -> Counter[str]:
+    """How often each node compiled the program of `hello-mpi`, by two ranks of it, for a run of four."""
+    answer = lab.call("run", "hello-mpi", "--json").expect(0)
+    assert answer.json["metrics"]["answers"]["value"] == 4
+    logs = (lab.path / "runs" / answer.json["run_id"] / "ranks").glob("rank-*.log")
+    said = {path.stem: path.read_text().count("compiling hello_mpi.c") for path in logs}
+    nodes = {f"rank-{rank['rank']}": rank["node"] for rank in answer.json["ranks"]}
+    return Counter(nodes[rank] for rank, count in said.items() for _ in range(count))
+
+
+def test_one_rank_of_each_node_compiles_what_its_node_does_not_have(lend: FreshLab) -> None:
+    lab = lend(LAB_SLOTS="2")
+    caches = {node: lab.path / ".lab/cache" / node for node in ("worker-0", "worker-1")}
+    for cache in caches.values():
+        shutil.rmtree(cache / "labctl/hello-mpi", ignore_errors=True)
+    assert compiled_by(lab) == {"worker-0": 1, "worker-1": 1}
+    lab.call("down").expect(0)
+    lab.call("up").expect(0)
+    shutil.rmtree(caches["worker-1"] / "labctl/hello-mpi")
+    # As a compilation by torch leaves it that was killed.
+    lock = caches["worker-0"] / "torch_extensions/py311_cpu/fused/lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    lock.touch()
+    assert compiled_by(lab) == {"worker-1": 1}
+    assert not lock.exists()
 
 
 def operators(lab: Lab) -> dict[str, tuple[int, int]]:
@@ -27,15 +56,6 @@ def rehearse(lab: Lab) -> Answer:
     """A rehearsal whose optimiser is DeepSpeed's own for the CPU, on two ranks of two nodes each."""
     offload = "deepspeed.zero_optimization.offload_optimizer.device=cpu"
     return lab.call("run", "opt-tiny", "--rehearse", "--set", offload, "--json", limit=400).expect(0)
-
-
-def test_each_node_has_a_cache_of_its_own(lab: Lab) -> None:
-    nodes = ("worker-0", "worker-1")
-    for node in nodes:
-        lab.inside(node, "sh", "-c", f"echo {node} > /home/lab/.cache/whose")
-    for node in nodes:
-        assert lab.inside(node, "cat", "/home/lab/.cache/whose") == f"{node}\n"
-        assert (lab.path / ".lab/cache" / node / "whose").read_text() == f"{node}\n"
 
 
 @pytest.mark.slow
