@@ -58,6 +58,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from conftest import FreshLab
 from support.doctoring import Environ, Found, doctor, the, type_in, wrong
 from support.harness import LABCTL, Lab, pause, wait_until
 
@@ -66,25 +67,6 @@ from labctl.system import procfs
 pytestmark = pytest.mark.docker
 
 Plant = Callable[[Lab], AbstractContextManager[Environ]]
-
-
-@pytest.fixture(scope="module")
-def patient(new_lab: Callable[[dict[str, str]], Lab], image: str) -> Iterator[Lab]:
-    """The lab that the faults are planted in, one after another."""
-    lab = new_lab({})
-    lab.call("up", limit=300).expect(0)
-    yield lab
-    lab.destroy()
-
-
-@pytest.fixture
-def healthy(patient: Lab) -> Iterator[Lab]:
-    """The lab, its .env as it was before and its nodes as that says."""
-    before = patient.path.joinpath(".env").read_text()
-    yield patient
-    if patient.path.joinpath(".env").read_text() != before:
-        patient.path.joinpath(".env").write_text(before)
-        patient.call("up").expect(0)
 
 
 # --- faults of a lab that is up ------------------------------------------------------------------------------
@@ -105,13 +87,13 @@ def removed(lab: Lab) -> Iterator[Environ]:
 
 @contextlib.contextmanager
 def paused(lab: Lab) -> Iterator[Environ]:
-    pause(lab.containers()["worker-1"])
+    pause(lab.containers()["worker-0"])
     yield {}
 
 
 @contextlib.contextmanager
 def sshd_hangs(lab: Lab) -> Iterator[Environ]:
-    lab.inside("worker-1", "sh", "-c", "kill -STOP $(pgrep -o -x sshd)", user="0")
+    lab.inside("worker-0", "sh", "-c", "kill -STOP $(pgrep -o -x sshd)", user="0")
     yield {}
 
 
@@ -119,7 +101,7 @@ def sshd_hangs(lab: Lab) -> Iterator[Environ]:
 def other_host_key(lab: Lab) -> Iterator[Environ]:
     key = "/run/lab/ssh_host_ed25519_key"
     made = f"rm {key} && ssh-keygen -q -t ed25519 -N '' -f {key} && kill -HUP $(pgrep -o -x sshd)"
-    lab.inside("worker-1", "sh", "-c", made, user="0")
+    lab.inside("worker-0", "sh", "-c", made, user="0")
     yield {}
 
 
@@ -138,6 +120,12 @@ def key_is_gone(lab: Lab) -> Iterator[Environ]:
 
 
 @contextlib.contextmanager
+def disconnected(lab: Lab) -> Iterator[Environ]:
+    lab.networks()[0].disconnect(lab.containers()["worker-1"])
+    yield {}
+
+
+@contextlib.contextmanager
 def key_for_all(lab: Lab) -> Iterator[Environ]:
     (lab.path / ".lab/nodes/worker-0/launcher/id_ed25519").chmod(0o644)
     yield {}
@@ -149,12 +137,6 @@ def master_port_taken(lab: Lab) -> Iterator[Environ]:
     user = f"{os.getuid()}:{os.getgid()}"
     lab.containers()["worker-0"].exec_run(["/usr/bin/python3", "-c", listen], user=user, detach=True)
     wait_until(lambda: ":29500" in lab.inside("worker-0", "ss", "-ltn"), 120, "something listens on the master port")
-    yield {}
-
-
-@contextlib.contextmanager
-def disconnected(lab: Lab) -> Iterator[Environ]:
-    lab.networks()[0].disconnect(lab.containers()["worker-1"])
     yield {}
 
 
@@ -254,15 +236,17 @@ UNTIDY = settings(
 
 Fault = tuple[str, str]
 """Code and node."""
+# Of several faults the last to be mended are those whose command, `labctl up`, could mend the others too.
 PLANTED: dict[str, tuple[tuple[Plant, ...], tuple[Fault, ...]]] = {
-    "killed": ((killed,), (("LAB-NODE-001", "worker-1"),)),
-    "removed": ((removed,), (("LAB-NODE-001", "worker-1"),)),
-    "paused": ((paused,), (("LAB-NODE-002", "worker-1"),)),
-    "sshd-hangs": ((sshd_hangs,), (("LAB-SSH-001", "worker-1"),)),
-    "other-host-key": ((other_host_key,), (("LAB-SSH-002", "worker-1"),)),
-    "other-known-hosts": ((other_known_hosts,), (("LAB-KEY-002", "worker-1"),)),
-    "key-is-gone": ((key_is_gone,), (("LAB-KEY-001", "worker-1"),)),
-    "disconnected": ((disconnected,), (("LAB-NET-001", "worker-1"),)),
+    "killed-and-paused": ((killed, paused), (("LAB-NODE-002", "worker-0"), ("LAB-NODE-001", "worker-1"))),
+    "removed-and-hanging": (
+        (removed, key_is_gone, sshd_hangs),
+        (("LAB-SSH-001", "worker-0"), ("LAB-NODE-001", "worker-1"), ("LAB-KEY-001", "worker-1")),
+    ),
+    "other-keys-and-disconnected": (
+        (other_host_key, other_known_hosts, disconnected),
+        (("LAB-SSH-002", "worker-0"), ("LAB-NET-001", "worker-1"), ("LAB-KEY-002", "worker-1")),
+    ),
     "quiet": (
         (key_for_all, edited_file, master_port_taken, no_cache_directory),
         (
@@ -295,20 +279,20 @@ PLANTED: dict[str, tuple[tuple[Plant, ...], tuple[Fault, ...]]] = {
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_faults_are_found_and_the_commands_that_are_printed_mend_them(healthy: Lab, name: str) -> None:
+def test_faults_are_found_and_the_commands_that_are_printed_mend_them(lab: Lab, name: str) -> None:
     plants, faults = PLANTED[name]
     with contextlib.ExitStack() as planted:
-        environ = {key: value for plant in plants for key, value in planted.enter_context(plant(healthy)).items()}
-        findings = doctor(healthy, environ)
+        environ = {key: value for plant in plants for key, value in planted.enter_context(plant(lab)).items()}
+        findings = doctor(lab, environ)
         found = [the(findings, code, node) for code, node in faults]
-        left = type_in(healthy, [one["fix"] for one in found], environ)
+        left = type_in(lab, [one["fix"] for one in found], environ)
     assert not {code for code, _ in faults} & {one["code"] for one in left}, left
 
 
-def test_a_name_that_another_directory_has_is_found_and_mended(healthy: Lab, tmp_path: Path) -> None:
-    other = Lab.make(tmp_path / "other", healthy.name, healthy.engine, {})
+def test_a_name_that_another_directory_has_is_found_and_mended(lab: Lab, tmp_path: Path) -> None:
+    other = Lab.make(tmp_path / "other", lab.name, lab.engine, {})
     found = the(doctor(other), "LAB-NAME-001", "local")
-    assert str(healthy.path) in found["seen"]
+    assert str(lab.path) in found["seen"]
     assert "LAB-NAME-001" not in {one["code"] for one in type_in(other, [found["fix"]], {})}
 
 
@@ -371,18 +355,18 @@ SLOW: dict[str, tuple[Plant, Fault]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
-def test_a_slower_fault_is_found_and_the_command_that_is_printed_mends_it(healthy: Lab, name: str) -> None:
+def test_a_slower_fault_is_found_and_the_command_that_is_printed_mends_it(lab: Lab, name: str) -> None:
     plant, (code, node) = SLOW[name]
-    with plant(healthy) as environ:
-        found = the(doctor(healthy, environ), code, node)
-        left = type_in(healthy, [found["fix"]], environ)
+    with plant(lab) as environ:
+        found = the(doctor(lab, environ), code, node)
+        left = type_in(lab, [found["fix"]], environ)
     assert code not in {one["code"] for one in left}, left
 
 
 # --- found, and not mended here ------------------------------------------------------------------------------
 
 
-def test_a_socket_that_a_person_may_not_open_is_told_of_with_the_group_to_join(healthy: Lab) -> None:
+def test_a_socket_that_a_person_may_not_open_is_told_of_with_the_group_to_join(lab: Lab) -> None:
     if os.geteuid() != 0 or not shutil.which("setpriv"):
         pytest.skip("to act as another person takes root and setpriv")
     stranger = ("setpriv", "--reuid=4321", "--regid=4321", "--clear-groups")
@@ -390,26 +374,26 @@ def test_a_socket_that_a_person_may_not_open_is_told_of_with_the_group_to_join(h
         pytest.skip("another person cannot start labctl here")
     with tempfile.TemporaryDirectory() as place:
         Path(place).chmod(0o755)
-        theirs = Lab(Path(place), healthy.name, healthy.engine, {**healthy.environ, "HOME": place}, stranger)
+        theirs = Lab(Path(place), lab.name, lab.engine, {**lab.environ, "HOME": place}, stranger)
         theirs.configure({})
         found = the(doctor(theirs), "LAB-ENGINE-004", "local")
     assert "4321" in found["fix"]
     assert "docker.sock" in found["fix"]
 
 
-def test_a_network_that_was_only_tried_is_not_taken_for_the_lab_s(healthy: Lab) -> None:
-    labels = {"labctl.lab": healthy.name, "labctl.role": "probe"}
-    stray = healthy.engine.networks.create(f"labctl-{healthy.name}-probe-1", labels=labels)
+def test_a_network_that_was_only_tried_is_not_taken_for_the_lab_s(lab: Lab) -> None:
+    labels = {"labctl.lab": lab.name, "labctl.role": "probe"}
+    stray = lab.engine.networks.create(f"labctl-{lab.name}-probe-1", labels=labels)
     try:
-        found = [one for one in doctor(healthy) if one["code"] in {"LAB-NET-001", "LAB-NET-003"}]
+        found = [one for one in doctor(lab) if one["code"] in {"LAB-NET-001", "LAB-NET-003"}]
         assert found == []
     finally:
         stray.remove()
 
 
-def test_an_image_that_is_not_there_is_told_of_with_how_to_get_it(healthy: Lab) -> None:
-    with settings(LAB_IMAGE="labctl-tests/no-such-image:1")(healthy):
-        found = the(doctor(healthy), "LAB-IMAGE-001", "local")
+def test_an_image_that_is_not_there_is_told_of_with_how_to_get_it(lab: Lab) -> None:
+    with settings(LAB_IMAGE="labctl-tests/no-such-image:1")(lab):
+        found = the(doctor(lab), "LAB-IMAGE-001", "local")
     assert found["level"] == "error"
     assert found["fix"] == "docker pull labctl-tests/no-such-image:1"
 
@@ -421,17 +405,15 @@ def codes(findings: list[Found]) -> set[str]:
     return {one["code"] for one in wrong(findings)}
 
 
-@pytest.mark.alone
-def test_a_new_lab_gives_no_alarm(fresh_lab: Callable[..., Lab]) -> None:
+def test_a_new_lab_gives_no_alarm(fresh_lab: FreshLab) -> None:
     lab = fresh_lab()
     assert doctor(lab) == []
     lab.call("up", limit=300).expect(0)
     assert doctor(lab) == []
 
 
-@pytest.mark.alone
 @pytest.mark.slow
-def test_a_healthy_lab_of_eight_nodes_is_examined_in_seconds_and_gives_no_alarm(fresh_lab: Callable[..., Lab]) -> None:
+def test_a_healthy_lab_of_eight_nodes_is_examined_in_seconds_and_gives_no_alarm(fresh_lab: FreshLab) -> None:
     lab = fresh_lab(LAB_NODES="8")
     lab.call("up", limit=300).expect(0)
     answers = [lab.call("doctor", "--json").expect(0) for _ in range(3)]
@@ -444,27 +426,27 @@ def test_a_healthy_lab_of_eight_nodes_is_examined_in_seconds_and_gives_no_alarm(
     assert min(one.seconds for one in answers) < 5
 
 
-def test_one_node_is_asked_about_without_the_others(healthy: Lab) -> None:
-    pause(healthy.containers()["worker-0"])
+def test_one_node_is_asked_about_without_the_others(lab: Lab) -> None:
+    pause(lab.containers()["worker-0"])
     try:
-        answer = healthy.call("doctor", "--node", "worker-1", "--json").expect(0)
+        answer = lab.call("doctor", "--node", "worker-1", "--json").expect(0)
         found = answer.json["findings"]
         assert {one["node"] for one in found} == {"local", "worker-1"}
         assert {"LAB-ENGINE-001", "LAB-NODE-001", "LAB-SSH-001"} <= {one["code"] for one in found}
-        healthy.call("doctor", "--node", "worker-0", "--json").expect(3)
+        lab.call("doctor", "--node", "worker-0", "--json").expect(3)
     finally:
-        healthy.containers()["worker-0"].unpause()
-    assert "worker-1" in healthy.call("doctor", "--node", "worker-7").expect(2).err
+        lab.containers()["worker-0"].unpause()
+    assert "worker-1" in lab.call("doctor", "--node", "worker-7").expect(2).err
 
 
-def test_fix_runs_what_mends_and_says_so(healthy: Lab) -> None:
+def test_fix_runs_what_mends_and_says_so(lab: Lab) -> None:
     with contextlib.ExitStack() as planted:
         for plant in (paused, key_for_all, edited_file):
-            planted.enter_context(plant(healthy))
-        asked = healthy.call("doctor", "--fix").expect(3)
+            planted.enter_context(plant(lab))
+        asked = lab.call("doctor", "--fix").expect(3)
         assert "--yes" in asked.err
-        assert healthy.containers()["worker-1"].status == "paused"
-        answer = healthy.call("doctor", "--fix", "--yes", "--json").expect(0)
+        assert lab.containers()["worker-0"].status == "paused"
+        answer = lab.call("doctor", "--fix", "--yes", "--json").expect(0)
     assert {"LAB-NODE-002", "LAB-KEY-003", "LAB-FILES-001"}.isdisjoint(codes(answer.json["findings"]))
     commands = [one["command"] for one in answer.json["mended"]]
     assert len(commands) == 3, answer.err
@@ -472,11 +454,14 @@ def test_fix_runs_what_mends_and_says_so(healthy: Lab) -> None:
     assert {one["code"] for one in answer.json["mended"]} == {0}
 
 
-def test_fix_leaves_the_nodes_of_a_run_alone(healthy: Lab) -> None:
-    with healthy.stubborn_run(), paused_worker(healthy):
-        refused = healthy.call("doctor", "--fix", "--yes").expect(3)
-        assert "is active" in refused.err
-        assert healthy.containers()["worker-1"].status == "paused"
+def test_fix_leaves_the_nodes_of_a_run_alone(lab: Lab) -> None:
+    with lab.stubborn_run() as (running, _):
+        with paused_worker(lab):
+            refused = lab.call("doctor", "--fix", "--yes").expect(3)
+            assert "is active" in refused.err
+            assert lab.containers()["worker-1"].status == "paused"
+        running.press()
+        running.answer(120)
 
 
 @contextlib.contextmanager

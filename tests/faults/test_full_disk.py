@@ -38,7 +38,7 @@ def fill(disk: Path) -> Path:
 
 
 def test_a_full_disk_is_named_and_loses_nothing(disk: Path, engine: DockerClient, image: str, family: str) -> None:
-    lab = Lab.make(disk / "lab", f"{family}-full", engine, {"LAB_IMAGE": image})
+    lab = Lab.make(disk / "lab", f"{family}-full", engine, {"LAB_IMAGE": image, "LAB_NODES": "1"})
     greedy = lab.path / "workloads/greedy"
     greedy.mkdir()
     (greedy / "workload.yml").write_text(

@@ -44,6 +44,12 @@ def attacked(
     lab.destroy()
 
 
+@pytest.fixture(scope="module")
+def earlier(attacked: Lab) -> Path:
+    """The record of a run of before."""
+    return attacked.path / "runs" / str(attacked.call("run", "hello", "--json").expect(0).json["run_id"])
+
+
 def tree(path: Path) -> str:
     """A hash of all that is below a directory: names, modes, links and contents."""
     digest = hashlib.sha256()
@@ -65,6 +71,7 @@ def tree(path: Path) -> str:
 def test_a_hostile_workload_changes_nothing_but_its_own_directory(
     attacked: Lab,
     home: Path,
+    earlier: Path,
     stranger: Callable[[], bool],
     workload: str,
     launcher: str,
@@ -72,16 +79,14 @@ def test_a_hostile_workload_changes_nothing_but_its_own_directory(
     verdict: str,
     line: int,
 ) -> None:
-    attacked.call("run", "hello").expect(0)
-    (earlier,) = attacked.run_ids()[-1:]
-    before, ran, nodes = tree(home), tree(attacked.path / "runs" / earlier), attacked.processes()
+    before, ran, nodes = tree(home), tree(earlier), attacked.processes()
     words = ("run", workload, "--launcher", launcher, "--json", "--set", f"home={home}", "--set", f"line={line}")
     answer = attacked.call(*words).expect(code)
     result = answer.json
     record = attacked.path / "runs" / result["run_id"]
     assert (result["verdict"], result["cause"]) == (verdict, "rank-crashed" if code else None)
     assert f"run {result['run_id']}: not moved, because it is no file of the run or its name is taken" in answer.err
-    assert (tree(home), tree(attacked.path / "runs" / earlier)) == (before, ran)
+    assert (tree(home), tree(earlier)) == (before, ran)
     assert attacked.left_since(nodes) == []
     assert stranger()
     assert int(answer.err.splitlines()[-1]) < 150 * 1024

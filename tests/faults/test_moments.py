@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import NewLab
+from conftest import FreshLab
 from support.harness import Lab, Running, wait_until
 
 pytestmark = pytest.mark.docker
 
 # Seconds that a run goes on without its labctl, and within which a run has ended that nothing holds up.
-PATIENCE, ENDING = 10, 45
+PATIENCE, ENDING = 10, 120
 # Writes its steps until it is told to end, and then takes its time, or ends by itself at the last one.
 STEPS = """
 import os, signal, sys, time
@@ -32,24 +32,18 @@ for step in range(int(sys.argv[1])):
 LONG = "6000"
 
 
-@pytest.fixture(scope="module")
-def module_lab(new_lab: NewLab, image: str) -> Lab:
-    made = new_lab({"LAB_RUN_PATIENCE": str(PATIENCE)})
-    (made.path / "steps.py").write_text(STEPS)
-    return made
-
-
 @pytest.fixture
-def lab(module_lab: Lab) -> Iterator[Lab]:
+def lab(lend: FreshLab) -> Iterator[Lab]:
     """A lab of two nodes that is up and in which nothing runs, and is so again afterwards."""
-    module_lab.ensure_up()
-    yield module_lab
-    for run_id, run in runs(module_lab).items():
+    lent = lend(LAB_RUN_PATIENCE=str(PATIENCE))
+    (lent.path / "steps.py").write_text(STEPS)
+    yield lent
+    for run_id, run in runs(lent).items():
         if run["state"] != "done":
-            module_lab.call("stop", run_id, "--grace", "0")
-    assert {run["state"] for run in runs(module_lab).values()} <= {"done"}
-    module_lab.call("up").expect(0)
-    assert looks(module_lab) == ("up", [])
+            lent.call("stop", run_id, "--grace", "0")
+    lent.ensure_up()
+    assert looks(lent) == ("up", [])
+    assert {run["state"] for run in runs(lent).values()} <= {"done"}
 
 
 def runs(lab: Lab) -> dict[str, dict[str, Any]]:
@@ -75,7 +69,7 @@ def under_way(lab: Lab, *flags: str, steps: str = LONG, said: str = "step 3 ") -
     """A run that labctl follows and that has printed this, with its id."""
     before = set(lab.run_ids())
     with lab.start("run", "--script", "steps.py", "--launcher", "mpirun", *flags, "--", steps) as running:
-        wait_until(lambda: said in running.err, 60, f"it prints `{said}`")
+        wait_until(lambda: said in running.err, 120, f"it prints `{said}`")
         (run_id,) = set(lab.run_ids()) - before
         yield running, run_id
 
@@ -101,7 +95,7 @@ def ended(lab: Lab, run_id: str, limit: float = ENDING) -> dict[str, Any]:
 def test_labctl_is_killed_before_the_launch(lab: Lab) -> None:
     before = set(lab.run_ids())
     with lab.start("run", "--script", "steps.py", "--launcher", "mpirun", "--", LONG) as running:
-        (run_id,) = wait_until(lambda: set(lab.run_ids()) - before, 60, "it has a record")
+        (run_id,) = wait_until(lambda: set(lab.run_ids()) - before, 120, "it has a record")
         running.press(signal.SIGKILL)
         running.process.wait()
     found = runs(lab)[run_id]
@@ -112,19 +106,25 @@ def test_labctl_is_killed_before_the_launch(lab: Lab) -> None:
     assert runs(lab)[run_id]["state"] == "done"
 
 
-def test_labctl_is_killed_while_the_ranks_run(lab: Lab) -> None:
-    with under_way(lab) as (running, run_id):
-        running.press(signal.SIGKILL)
-        running.process.wait()
-    assert runs(lab)[run_id]["state"] == "running"
+def test_labctl_is_killed_or_loses_its_terminal_while_the_ranks_run(lab: Lab) -> None:
+    begun = []
+    for node, number in (("worker-0", signal.SIGKILL), ("worker-1", signal.SIGHUP)):
+        with under_way(lab, "--include", node) as (running, run_id):
+            running.press(number)
+            running.process.wait()
+        assert runs(lab)[run_id]["state"] == "running"
+        begun.append(run_id)
     assert looks(lab) == ("up", [])
-    assert (ended(lab, run_id)["verdict"], runs(lab)[run_id]["cause"]) == ("ERROR", "interrupted")
+    for run_id in begun:
+        assert (ended(lab, run_id)["verdict"], runs(lab)[run_id]["cause"]) == ("ERROR", "interrupted")
+        shown = lab.call("show", run_id, "--json").expect(0).json
+        assert shown["message"] == f"labctl was away for {PATIENCE} s"
 
 
 def test_labctl_is_killed_while_it_ends_a_run(lab: Lab) -> None:
     with under_way(lab) as (running, run_id):
         running.press(signal.SIGTERM)
-        wait_until((lab.path / "runs/.outputs" / run_id / "told").exists, 30, "the ranks are told to end")
+        wait_until((lab.path / "runs/.outputs" / run_id / "told").exists, 120, "the ranks are told to end")
         running.press(signal.SIGKILL)
         running.process.wait()
     assert looks(lab) == ("up", [])
@@ -133,7 +133,7 @@ def test_labctl_is_killed_while_it_ends_a_run(lab: Lab) -> None:
 
 def test_labctl_is_killed_once_the_ranks_have_ended(lab: Lab) -> None:
     with under_way(lab, steps="30", said="step 29 of rank 1") as (running, run_id):
-        wait_until(lambda: not lab.processes_of(run_id), 30, "the ranks have ended")
+        wait_until(lambda: not lab.processes_of(run_id), 120, "the ranks have ended")
         running.press(signal.SIGKILL)
         running.process.wait()
     assert looks(lab) == ("up", [])
@@ -141,9 +141,9 @@ def test_labctl_is_killed_once_the_ranks_have_ended(lab: Lab) -> None:
 
 
 def test_who_follows_a_detached_run_is_killed(lab: Lab) -> None:
-    run_id = detached(lab, "100")
+    run_id = detached(lab, "60")
     with lab.start("attach", run_id) as attached:
-        wait_until(lambda: "step 3 " in attached.err, 30, "it is followed")
+        wait_until(lambda: "step 3 " in attached.err, 120, "it is followed")
         attached.press(signal.SIGKILL)
         attached.process.wait()
     assert runs(lab)[run_id]["state"] == "running"
@@ -158,7 +158,7 @@ def test_who_follows_a_run_is_killed_at_ten_moments_and_its_record_says_how_far_
     before = -1
     for moment in range(10):
         with lab.start("attach", run_id) as attached:
-            wait_until(lambda: f"step {20 * moment} of rank 0" in attached.err, 60, "it is followed so far")  # noqa: B023
+            wait_until(lambda: f"step {20 * moment} of rank 0" in attached.err, 120, "it is followed so far")  # noqa: B023
             attached.press(signal.SIGKILL)
             attached.process.wait()
         found = runs(lab)[run_id]
@@ -176,18 +176,9 @@ def test_who_follows_a_run_is_killed_at_ten_moments_and_its_record_says_how_far_
     assert all(said.count(f"step {step} of rank {rank}\n") == 1 for step in range(300) for rank in (0, 1))
 
 
-@pytest.mark.parametrize("node", ["worker-1", "launcher"])
-def test_a_node_is_killed_under_a_run_that_is_followed(lab: Lab, node: str) -> None:
-    with under_way(lab, "--json") as (running, run_id):
-        lab.containers()[node].kill("SIGKILL")
-        assert running.answer(60).expect(4).json["cause"] == "node-lost"
-    assert (runs(lab)[run_id]["state"], runs(lab)[run_id]["cause"]) == ("done", "node-lost")
-    assert looks(lab) == ("partial", ["LAB-NODE-001"])
-
-
 def test_a_worker_is_killed_under_a_detached_run(lab: Lab) -> None:
     run_id = detached(lab)
-    wait_until(lambda: runs(lab)[run_id]["step"], 30, "it makes steps")
+    wait_until(lambda: runs(lab)[run_id]["step"], 120, "it makes steps")
     lab.containers()["worker-1"].kill("SIGKILL")
     assert looks(lab) == ("partial", ["LAB-NODE-001"])
     assert ended(lab, run_id)["verdict"] == "ERROR"
@@ -195,7 +186,7 @@ def test_a_worker_is_killed_under_a_detached_run(lab: Lab) -> None:
 
 def test_the_launcher_is_killed_under_a_detached_run(lab: Lab) -> None:
     run_id = detached(lab)
-    wait_until(lambda: runs(lab)[run_id]["step"], 30, "it makes steps")
+    wait_until(lambda: runs(lab)[run_id]["step"], 120, "it makes steps")
     lab.containers()["launcher"].kill("SIGKILL")
     assert runs(lab)[run_id]["state"] == "orphaned"
     assert looks(lab) == ("partial", ["LAB-NODE-001"])

@@ -1,4 +1,4 @@
-"""A run that breaks, hangs or is stopped: what is said, how soon, and that nothing of it is left."""
+"""A run that breaks, hangs or is stopped: its verdict, and that nothing of it is left. Times: test_promptness.py."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import os
 import re
 import signal
 import tarfile
-import time
 from typing import Any
 
 import pytest
-from support.harness import Answer, Lab, Running, pause, wait_until
+from support.harness import Answer, Lab, pause, wait_until
 
 pytestmark = pytest.mark.docker
 
@@ -34,25 +33,14 @@ def states(lab: Lab) -> dict[str, str]:
     return {node["name"]: node["state"] for node in shown["nodes"]}
 
 
-def stopped(running: Running, number: signal.Signals, limit: float) -> tuple[Answer, float]:
-    """The answer after a signal to labctl's whole group, and the seconds from then on."""
-    pressed = time.monotonic()
-    running.press(number)
-    answer = running.answer(limit)
-    return answer, time.monotonic() - pressed
-
-
 @pytest.mark.smoke
 def test_a_worker_that_is_killed_ends_the_run_and_is_named(lab: Lab) -> None:
     with lab.stubborn_run("--launcher", "deepspeed", "--json") as (running, run_id):
         canary = lab.plant_canary("worker-0")
-        killed = time.monotonic()
         lab.containers()["worker-1"].kill("SIGKILL")
         answer = running.answer(120)
-        assert time.monotonic() - killed < 15
     document = result(answer, 4, "node-lost")
-    assert "worker-1" in document["message"]
-    assert "rank 1" in document["message"]
+    assert document["message"] == "worker-1 (rank 1): container died with exit code 137"
     with tarfile.open(lab.path / "runs" / run_id / "evidence.tar.gz") as archive:
         seen = archive.extractfile(f"evidence-{run_id}/hosts/local.txt")
         assert seen
@@ -62,16 +50,13 @@ def test_a_worker_that_is_killed_ends_the_run_and_is_named(lab: Lab) -> None:
     assert canary()
 
 
-@pytest.mark.alone
 def test_a_worker_that_is_cut_off_from_the_network_ends_the_run_and_is_named(lab: Lab) -> None:
     with lab.stubborn_run("--json") as (running, run_id):
         worker = lab.containers()["worker-1"]
         (network,) = worker.attrs["NetworkSettings"]["Networks"]
         lab.engine.networks.get(network).disconnect(worker)
-        cut = time.monotonic()
         try:
             answer = running.answer(120)
-            assert time.monotonic() - cut < 15
             assert lab.processes_of(run_id) == []
         finally:
             worker.remove(force=True)
@@ -79,14 +64,11 @@ def test_a_worker_that_is_cut_off_from_the_network_ends_the_run_and_is_named(lab
     assert document["message"] == f"worker-1 (rank 1): container was disconnected from network {network}"
 
 
-@pytest.mark.alone
 def test_a_worker_whose_sshd_is_killed_ends_the_run_and_up_mends_it(lab: Lab) -> None:
     with lab.stubborn_run("--json") as (running, run_id):
-        killed = time.monotonic()
         # Its container may end before the shell that kills it does.
         lab.containers()["worker-1"].exec_run(["sh", "-c", "kill -KILL $(pgrep -o -x sshd)"], user="0")
         answer = running.answer(120)
-        assert time.monotonic() - killed < 15
     document = result(answer, 4, "node-lost")
     assert document["message"] == "worker-1 (rank 1): container died with exit code 137"
     assert lab.processes_of(run_id) == []
@@ -94,18 +76,15 @@ def test_a_worker_whose_sshd_is_killed_ends_the_run_and_up_mends_it(lab: Lab) ->
     error = lab.call("run", "hello", "--json").expect(3).json["error"]
     assert ("worker-1: exited" in error["message"], error["hint"]) == (True, "labctl up")
     lab.call("up").expect(0)
-    lab.call("run", "hello").expect(0)
+    lab.call("run", "hello", "--dry-run").expect(0)
 
 
-@pytest.mark.alone
 def test_a_worker_that_is_paused_ends_the_run_and_the_next_one_ends_what_it_left(lab: Lab) -> None:
     with lab.stubborn_run("--json") as (running, run_id):
         worker = lab.containers()["worker-1"]
         pause(worker)
-        paused = time.monotonic()
         try:
             answer = running.answer(120)
-            assert time.monotonic() - paused < 30
             error = lab.call("run", "hello", "--json").expect(3).json["error"]
             assert ("worker-1: paused" in error["message"], error["hint"]) == (True, "labctl up")
         finally:
@@ -125,7 +104,7 @@ def test_a_rank_that_loops_without_end_stalls_the_run_and_says_where(lab: Lab, l
     document = answer.json
     assert (answer.code, document["verdict"], document["cause"]) == (124, "ERROR", "stalled")
     assert re.fullmatch(
-        r"no step and no line for \d+ s; steps took 0\.1\d* s; the last was step 5/50", document["message"]
+        r"no step and no line for \d+ s; steps took 0\.\d+ s; the last was step 5/50", document["message"]
     )
     record = lab.path / "runs" / document["run_id"]
     doing = {node: (record / f"stacks/{node}.txt").read_text() for node in ("worker-0", "worker-1")}
@@ -137,24 +116,23 @@ def test_a_rank_that_loops_without_end_stalls_the_run_and_says_where(lab: Lab, l
     assert lab.processes_of(document["run_id"]) == []
 
 
-@pytest.mark.alone
 def test_a_launcher_that_is_killed_ends_the_run_and_is_named(lab: Lab) -> None:
     with lab.stubborn_run("--json") as (running, run_id):
-        killed = time.monotonic()
         lab.containers()["launcher"].kill("SIGKILL")
         answer = running.answer(120)
-        assert time.monotonic() - killed < 15
     assert "launcher" in result(answer, 4, "node-lost")["message"]
     assert lab.processes_of(run_id) == []
     assert running_nodes(lab) == ["worker-0", "worker-1"]
+    assert state_of(lab, run_id) == "done"
+    assert lab.call("status", "--json").expect(0).json["state"] == "partial"
+    errors = [one for one in lab.call("doctor", "--json").expect(3).json["findings"] if one["level"] == "error"]
+    assert [(one["code"], one["node"]) for one in errors] == [("LAB-NODE-001", "launcher")]
 
 
-@pytest.mark.alone
 def test_a_rank_that_crashes_ends_the_run_and_is_named(lab: Lab) -> None:
     canary = lab.plant_canary("worker-1")
     document = result(lab.call("run", "crash", "--launcher", "deepspeed", "--json"), 4, "rank-crashed")
     assert re.search(r"rank 1\b.*worker-1.*code 7\b", document["message"])
-    assert document["seconds"] < 40
     assert lab.processes_of(document["run_id"]) == []
     assert running_nodes(lab) == NODES
     assert canary()
@@ -165,45 +143,31 @@ def test_ctrl_c_ends_the_run_and_leaves_nothing_of_it(lab: Lab) -> None:
     with lab.stubborn_run("--launcher", "deepspeed", "--json") as (running, run_id):
         canary = lab.plant_canary("worker-1")
         assert lab.processes_of(run_id)
-        answer, seconds = stopped(running, signal.SIGINT, 120)
+        running.press()
+        answer = running.answer(120)
     assert result(answer, 130, "interrupted")["run_id"] == run_id
-    assert seconds < 15
     assert lab.processes_of(run_id) == []
     assert running_nodes(lab) == NODES
     assert canary()
     assert lab.call("show", run_id, "--json").expect(0).json["cause"] == "interrupted"
 
 
-@pytest.mark.alone
-def test_a_second_ctrl_c_does_not_wait_for_the_grace(lab: Lab) -> None:
+def test_a_second_ctrl_c_ends_the_run_too(lab: Lab) -> None:
     with lab.stubborn_run() as (running, run_id):
         running.press()
         assert not running.ends_within(0.5)
-        answer, seconds = stopped(running, signal.SIGINT, 120)
-    answer.expect(130)
-    assert seconds < 4
+        running.press()
+        running.answer(120).expect(130)
     assert lab.processes_of(run_id) == []
 
 
-@pytest.mark.alone
-def test_term_to_labctl_alone_ends_the_run_the_same_way(lab: Lab) -> None:
-    with lab.stubborn_run("--json") as (running, run_id):
-        sent = time.monotonic()
-        running.process.send_signal(signal.SIGTERM)
-        answer = running.answer(120)
-        assert time.monotonic() - sent < 15
-    result(answer, 130, "interrupted")
-    assert lab.processes_of(run_id) == []
-
-
-@pytest.mark.alone
-@pytest.mark.parametrize("seconds", [5, 10])
-def test_the_time_limit_ends_even_what_does_not_listen(lab: Lab, seconds: int) -> None:
+def test_the_time_limit_ends_even_what_does_not_listen(lab: Lab) -> None:
     canary = lab.plant_canary("worker-1")
-    answer = lab.call("run", "stubborn", "--launcher", "deepspeed", "--timeout", str(seconds), "--json")
+    answer = lab.call("run", "stubborn", "--timeout", "10", "--json")
     document = result(answer, 124, "timeout")
-    assert f"{seconds} s" in document["message"]
-    assert seconds <= document["seconds"] < seconds + 15
+    assert "10 s" in document["message"]
+    assert answer.err.count("does not listen") == 2
+    assert document["seconds"] >= 10
     assert lab.processes_of(document["run_id"]) == []
     assert running_nodes(lab) == NODES
     assert canary()
@@ -234,22 +198,24 @@ def test_a_run_whose_labctl_was_killed_goes_on_and_keeps_its_nodes_until_it_is_s
     # Something of it left its rank, and its environment.
     leave = ["sh", "-c", "env -i setsid sleep 900 & until pgrep -x sleep; do :; done"]
     assert lab.containers()["worker-1"].exec_run(leave, user=f"{os.getuid()}:{os.getgid()}").exit_code == 0
-    stopped_run = result(lab.call("stop", run_id, "--json"), 0, "interrupted", 130)
+    stopped_run = result(lab.call("stop", run_id, "--grace", "1", "--json"), 0, "interrupted", 130)
     assert stopped_run["message"].startswith("stopped by ")
     assert lab.processes_of(run_id) == []
-    lab.call("run", "hello").expect(0)
+    lab.call("run", "hello", "--dry-run").expect(0)
 
 
 def test_a_second_run_is_refused_and_told_which_one_is_active(lab: Lab) -> None:
+    """The first is ended by TERM to labctl alone, unlike Ctrl-C, which its whole group gets."""
     before = set(lab.run_ids())
-    with lab.start("run", "stubborn") as first:
+    with lab.start("run", "stubborn", "--json") as first:
         (run_id,) = wait_until(lambda: set(lab.run_ids()) - before, 120, "the first run has begun")
-        wait_until(lambda: state_of(lab, run_id) == "running", 60, "the first run is launched")
-        error = wait_until(lambda: refusal(lab, run_id), 60, "the second run is refused")
+        wait_until(lambda: state_of(lab, run_id) == "running", 120, "the first run is launched")
+        error = wait_until(lambda: refusal(lab, run_id), 120, "the second run is refused")
         assert "in use by run" in error
         assert set(lab.run_ids()) - before == {run_id}
-        answer, _ = stopped(first, signal.SIGTERM, 120)
-    answer.expect(130)
+        first.process.send_signal(signal.SIGTERM)
+        answer = first.answer(120)
+    result(answer, 130, "interrupted")
     assert lab.processes_of(run_id) == []
 
 

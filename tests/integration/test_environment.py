@@ -101,21 +101,23 @@ def watching_arguments(words: tuple[str, ...]) -> Iterator[list[str]]:
 
 
 class Told:
-    """A lab with odd and secret values, a run that passed and one that crashed, and all that labctl said meanwhile."""
+    """A lab with odd and secret values that is up, and all that labctl said of it."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
         self.said: list[Answer] = []
-        with watching_arguments((TOKEN, API_KEY, DATABASE_URL, CONTROL)) as self.arguments:
+        self.arguments: list[str] = []
+        """Command lines seen on this machine meanwhile."""
+        with self.watched():
             self.call("up", "--dry-run")
             self.call("render")
             self.call("up")
-            self.runs = [self.crashed(), self.run("mpirun")]
-            for words in (
-                ("config",), ("config", "--json"), ("status",), ("status", "--json"), ("doctor",), ("doctor", "--json"),
-                ("runs",), ("show",), ("logs",), ("up",), ("workloads",), ("down", "--dry-run"),
-            ):  # fmt: skip
-                self.call(*words)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        with watching_arguments((TOKEN, API_KEY, DATABASE_URL, CONTROL)) as seen:
+            yield
+        self.arguments += seen
 
     def call(self, *words: str, code: int = 0) -> Answer:
         answer = self.lab.call(*words)
@@ -139,7 +141,7 @@ class Told:
 
     def timed_out(self) -> str:
         """The id of a run that reached its time limit, but not before the ranks spoke."""
-        return str(self.call(*RUN, "--json", "--set", "end=hang", "--timeout", "20s", code=124).json["run_id"])
+        return str(self.call(*RUN, "--json", "--set", "end=hang", "--timeout", "10s", code=124).json["run_id"])
 
     def stopped(self) -> str:
         """The id of a run whose labctl was killed, and which another one stopped."""
@@ -175,6 +177,19 @@ def told(new_lab: Callable[[dict[str, str]], Lab], image: str) -> Iterator[Told]
     lab.destroy()
 
 
+@pytest.fixture(scope="module")
+def runs(told: Told) -> list[str]:
+    """A run that crashed and one that passed, after which labctl was asked all that it may be asked."""
+    with told.watched():
+        made = [told.crashed(), told.run("mpirun")]
+        for words in (
+            ("config",), ("config", "--json"), ("status",), ("status", "--json"), ("doctor",), ("doctor", "--json"),
+            ("runs",), ("show",), ("logs",), ("up",), ("workloads",), ("down", "--dry-run"),
+        ):  # fmt: skip
+            told.call(*words)
+    return made
+
+
 @pytest.mark.parametrize("node", ["launcher", "worker-0"])
 def test_a_container_has_every_value_byte_for_byte(told: Told, node: str) -> None:
     configured = dict(entry.split("=", 1) for entry in told.lab.containers()[node].attrs["Config"]["Env"])
@@ -201,6 +216,7 @@ def secrets_in(*texts: str) -> list[str]:
 
 
 @pytest.mark.smoke
+@pytest.mark.usefixtures("runs")
 class TestNobodyElseSees:
     """A secret in every place where it might turn up."""
 
@@ -208,8 +224,8 @@ class TestNobodyElseSees:
         for answer in told.said:
             assert secrets_in(answer.out, answer.err) == [], answer.words
 
-    def test_the_records_of_runs(self, told: Told) -> None:
-        are_redacted(told, *told.runs)
+    def test_the_records_of_runs(self, told: Told, runs: list[str]) -> None:
+        are_redacted(told, *runs)
 
     def test_files_but_the_private_ones(self, told: Told) -> None:
         found = files_with_secrets(told.lab.path / ".lab", told.lab.path / "started")
@@ -244,10 +260,10 @@ class TestNobodyElseSees:
 
 
 def test_a_run_that_is_ended_records_no_secret(told: Told) -> None:
-    said = len(told.said)
-    with watching_arguments((TOKEN, API_KEY, DATABASE_URL, CONTROL)) as arguments:
+    said, seen = len(told.said), len(told.arguments)
+    with told.watched():
         are_redacted(told, told.timed_out(), told.stopped())
-    assert secrets_in(*arguments, *(answer.out + answer.err for answer in told.said[said:])) == []
+    assert secrets_in(*told.arguments[seen:], *(answer.out + answer.err for answer in told.said[said:])) == []
 
 
 def are_redacted(told: Told, *run_ids: str) -> None:

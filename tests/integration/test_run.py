@@ -74,6 +74,7 @@ def test_every_rank_has_its_own_log_and_all_of_them_are_in_the_output(record: Pa
         assert f"rank {rank} arguments" in (record / "output.log").read_text()
 
 
+@pytest.mark.smoke
 def test_the_record_belongs_to_the_caller(record: Path) -> None:
     owner = record.parent.stat().st_uid
     assert {path.stat().st_uid for path in record.rglob("*")} == {owner}

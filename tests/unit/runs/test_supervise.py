@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 from support.builders import devices, job, lab, node, observed, printed
 from support.fake_backend import Failed, FakeBackend, silent
+from support.harness import wait_until
 
 from labctl.engines import agent
 from labctl.engines.agent import Line
@@ -217,6 +218,23 @@ def test_a_signal_stops_the_run_and_the_handlers_come_back(number: signal.Signal
     assert (ended.cause, ended.message) == ("interrupted", f"stopped by {number.name}")
     assert engine.reaped() == EVERYWHERE
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize(("presses", "graces"), [(1, {"5", "1"}), (2, {"5", "1", "0"})])
+def test_a_second_ctrl_c_leaves_processes_no_grace(presses: int, graces: set[str]) -> None:
+    engine = printing("started", code=1, until=threading.Event())
+
+    def keep(lines: Sequence[Line]) -> Sequence[Line]:
+        for _ in range(presses):
+            signal.raise_signal(signal.SIGINT)
+        return lines
+
+    supervise.supervise(LAB, JOB, engine, keep, LAUNCH)
+
+    def given() -> set[str]:
+        return {argv[argv.index("reap") + 2] for _, argv in engine.started if "reap" in argv}
+
+    wait_until(lambda: given() == graces, LIMIT, f"graces {graces}")
 
 
 def fill_disk(path: Path) -> None:
