@@ -398,6 +398,8 @@ def test_time_in_a_queue_does_not_count(world: World) -> None:
 
 
 def test_a_job_that_is_suspended_without_a_word_is_said_to_be_so(world: World) -> None:
+    # A look later its pods would be missed.
+    world.patience(look=0.2)
     world.job(**condition("Suspended"))
     world.then(*[None] * 3, world.job, lambda: world.pods(**runs()))
     world.prints(f"{MARK}0")
@@ -821,7 +823,8 @@ def test_a_second_ctrl_c_does_not_wait_for_a_silent_server(world: World) -> None
 
 
 def test_silences_do_not_add_up(world: World) -> None:
-    world.patience(silent_for=0.1)
+    # Shorter than all silences together, and longer than any on a busy machine.
+    world.patience(silent_for=1, look=0.01)
     world.pods(**waits("ContainerCreating"))
     numbers = iter(range(200))
 

@@ -207,10 +207,12 @@ def test_a_program_that_is_not_to_be_read_is_left_over_as_any_other(run: Run, mo
 def test_reap_of_a_run_that_is_over_waits_for_nothing_and_is_silent(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr(labnode.time, "sleep", waits.append)
+    looks: list[str] = []
+    processes = labnode.processes
+    monkeypatch.setattr(labnode, "processes", lambda *given: looks.append(given[0]) or processes(*given))
     labnode.reap(run.id, "5")
-    assert waits == []
+    # For what to end, and for what is left of it.
+    assert looks == [run.id] * 2
     assert capsys.readouterr().out == ""
 
 
