@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -209,7 +210,13 @@ def test_reap_of_a_run_that_is_over_waits_for_nothing_and_is_silent(
 ) -> None:
     looks: list[str] = []
     processes = labnode.processes
-    monkeypatch.setattr(labnode, "processes", lambda *given: looks.append(given[0]) or processes(*given))
+
+    def counted(run_id: str, *rest: Any) -> dict[int, str]:
+        looks.append(run_id)
+        found: dict[int, str] = processes(run_id, *rest)
+        return found
+
+    monkeypatch.setattr(labnode, "processes", counted)
     labnode.reap(run.id, "5")
     # For what to end, and for what is left of it.
     assert looks == [run.id] * 2
