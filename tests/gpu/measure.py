@@ -12,6 +12,7 @@ Rows are appended to OUT/rows.jsonl as they come; figures.json and table.md are 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -104,7 +105,7 @@ class Ended:
 
 
 def run(argv: Sequence[str], place: Place, log: str, directory: Path, environment: Mapping[str, str] = {}) -> Ended:
-    """Run a program to its end, or to the deadline, when its process group is killed; its output is kept."""
+    """Run a program to its end, or to the deadline, when all that it started is killed; its output is kept."""
     lines: list[tuple[float, str]] = []
     with (
         (place.out / f"{log}.log").open("w", encoding="utf-8") as kept,
@@ -120,13 +121,23 @@ def run(argv: Sequence[str], place: Place, log: str, directory: Path, environmen
             start_new_session=True,
         ) as process,
     ):
-        signal.signal(signal.SIGALRM, lambda *_: os.killpg(process.pid, signal.SIGKILL))
+        signal.signal(signal.SIGALRM, lambda *_: kill(process.pid))
         signal.alarm(max(int(place.left()), 1))
         for line in process.stdout or ():
             lines.append((time.monotonic(), line.rstrip()))
             kept.write(line)
         signal.alarm(0)
     return Ended(process.returncode, tuple(lines))
+
+
+def kill(pid: int) -> None:
+    """Kill a process and all that it started: torchrun's ranks are in sessions of their own."""
+    import psutil
+
+    parent = psutil.Process(pid)
+    for process in (*parent.children(recursive=True), parent):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 # --- workloads -----------------------------------------------------------------------------------------------
@@ -319,6 +330,7 @@ def main() -> int:
     args = parser.parse_args()
     out = args.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
+    (out / "rows.jsonl").unlink(missing_ok=True)
     accelerator = "cpu" if args.toy else "nvidia"
     upstream = args.upstream.resolve() if args.upstream else None
     place = Place(out, accelerator, args.toy, upstream, time.monotonic() + ALL)
