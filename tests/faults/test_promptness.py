@@ -1,4 +1,4 @@
-"""How soon runs and labs end: the seconds that docs/failures.md promises, on a machine that does nothing else."""
+"""Time limits of ending runs and labs: the seconds that docs/failures.md promises, on a machine that does nothing else."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ VOCABULARY = 50265
 
 @dataclass(frozen=True)
 class Place:
-    """Where a measurement writes, what it runs on, and when it has to be done."""
+    """The folder, accelerator and deadline of a measurement."""
 
     out: Path
     accelerator: str
@@ -158,7 +158,7 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1",
 
 
 def ranks(launcher: str, program: Sequence[str]) -> tuple[tuple[str, ...], Mapping[str, str]]:
-    """What starts one rank here as the lab's launcher would on its node, and the variables that it needs."""
+    """The command that starts one rank here as the lab's launcher would on its node, and its variables."""
     if launcher == "deepspeed":
         return (*DEEPSPEED, "--no_python", "--no_local_rank", *program), {}
     if launcher == "torchrun":
@@ -209,7 +209,7 @@ PAIRS = {
     "opt-350m_bs24_zero0": ("--dropout", "0.0"),
     "opt-1.3b": ("--gradient_checkpointing",),
 }
-"""What of a workload's arguments DeepSpeed-Chat's script has names of its own for."""
+"""Arguments of each workload by the names that DeepSpeed-Chat's script has for them."""
 
 
 def measure_upstream(place: Place) -> None:
