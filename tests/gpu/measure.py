@@ -158,7 +158,7 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1",
 
 
 def ranks(launcher: str, program: Sequence[str]) -> tuple[tuple[str, ...], Mapping[str, str]]:
-    """The command that starts one rank here as the lab's launcher would on its node, and its variables."""
+    """The command that starts one rank here as on a node of a lab, and its variables."""
     if launcher == "deepspeed":
         return (*DEEPSPEED, "--no_python", "--no_local_rank", *program), {}
     if launcher == "torchrun":
