@@ -188,6 +188,12 @@ def within(seconds: int) -> tuple[str, ...]:
     return ("timeout", "--foreground", f"--kill-after={GRACE}", str(seconds))
 
 
+def without_repeats(printed: str) -> list[str]:
+    """Each line once. Compose 5 prints some twice, and its last error also before, behind the service's name."""
+    lines = list(dict.fromkeys(line.rstrip() for line in printed.splitlines() if line.strip()))
+    return [line for line in lines if line == lines[-1] or not line.endswith(f" {lines[-1]}")]
+
+
 class DockerEngine:
     """One daemon, at the end of a connection or by the usual DOCKER_HOST, with so many seconds for an answer.
 
@@ -269,7 +275,7 @@ class DockerEngine:
             there = f"on {self.host}: " if self._address else "sudo "
             hint = f"{there}systemctl restart docker, if it hangs; then re-run the command"
             return self._error(f"`{what}` timed out after {seconds} s", hint)
-        message = f"`{what}` failed:\n" + "\n".join(said.strip().splitlines()[-LAST_LINES:])
+        message = f"`{what}` failed:\n" + "\n".join(without_repeats(said)[-LAST_LINES:])
         if taken := TAKEN.search(said):
             hint = f"docker rename {taken[1]} {taken[1]}-other, or set another LAB_NAME in .env"
             return self._error(message, f"on {self.host}: {hint}" if self._address else hint)

@@ -233,6 +233,41 @@ def test_labels_that_a_stranger_wrote_are_read_as_far_as_they_make_sense(slots: 
     assert (container.slots, container.node, container.owner) == (0, "worker-0", "bob]0;title@desk")
 
 
+CONFLICT = (
+    'Error response from daemon: Conflict. The container name "/labctl-demo-worker-0-1" is already in use by container'
+    ' "5a14b7df". You have to remove (or rename) that container to be able to reuse that name.'
+)
+COMPOSE_2 = f"""\
+ Network labctl-demo  Creating
+ Network labctl-demo  Created
+ Container labctl-demo-worker-0-1  Creating
+{CONFLICT}
+"""
+COMPOSE_5 = f"""\
+ Network labctl-demo Creating\x20
+ Network labctl-demo Creating\x20
+ Network labctl-demo Created\x20
+ Network labctl-demo Created\x20
+ Container labctl-demo-worker-0-1 Creating\x20
+ service:worker-0:1 {CONFLICT}\x20
+{CONFLICT}
+"""
+
+
+@pytest.mark.parametrize("printed", [COMPOSE_2, COMPOSE_5], ids=["2.26", "5.6"])
+def test_a_name_in_use_is_said_once_with_what_to_type_by_old_and_new_compose(printed: str) -> None:
+    error = DockerEngine()._failed("docker compose up", 1, printed, 60)
+    assert len(error.message.splitlines()) == 5
+    assert error.message.endswith(f"Creating\n{CONFLICT}")
+    assert error.hint.startswith("docker rename labctl-demo-worker-0-1 labctl-demo-worker-0-1-other")
+
+
+def test_errors_of_several_services_are_all_shown() -> None:
+    printed = " service:worker-0:1 Error: a\n service:worker-1:1 Error: b\nError: b\n"
+    assert docker.without_repeats(printed) == [" service:worker-0:1 Error: a", "Error: b"]
+    assert docker.without_repeats("") == []
+
+
 @pytest.mark.parametrize(
     "said",
     [
