@@ -262,13 +262,16 @@ def rotate_keys(context: Context) -> LabStatus:
 
 def decide_up(context: Context, cluster: Cluster, observed: ObservedState, *, dry_run: bool) -> Decision:
     """What `up` would do now, and is stopped by."""
-    from labctl.deploy import decide
+    from labctl.deploy import decide, plan
     from labctl.doctor import run as doctor_run
 
     def check(lab: Lab, cluster: Cluster) -> Cluster:
         return doctor_run.preflight(context, lab, cluster, "up")
 
-    return decide.up(context, cluster, observed, check, dry_run=dry_run)
+    decided = decide.up(context, cluster, observed, check, dry_run=dry_run)
+    if any(isinstance(step, plan.ApplyProject) for step in decided.plan.steps):
+        doctor_run.require_compose(context, decided.lab, decided.cluster)
+    return decided
 
 
 def changing(context: Context, command: str, *, dry_run: bool) -> AbstractContextManager[None]:

@@ -85,7 +85,8 @@ CHECKS: tuple[Check, ...] = (
     Check("devices.permissions", engine=False, stops="up"),
     Check("devices.health", engine=False, seconds=VENDOR_TOOL_SECONDS),
     Check("devices.leases", engine=False),
-    Check("engine.plugins", "machine", engine=False, lab=False, seconds=2 * LIMIT),
+    Check("engine.compose", "machine", engine=False, lab=False, stops="compose up"),
+    Check("engine.buildx", "machine", engine=False, lab=False),
     Check("engine.version", lab=False, stops="up"),
     Check("hosts.ssh_port", stops="up"),
     Check("hosts.master_port", stops="up"),
@@ -201,6 +202,12 @@ def preflight(context: Context, lab: Lab, cluster: Cluster, command: str) -> Clu
     ctx = check_context(context, cluster, lab)
     answering = tuple(host for host in ctx.hosts if host.name in cluster.engine.hosts)
     return cluster.excluding(failing_hosts(replace(ctx, hosts=answering), command))
+
+
+def require_compose(context: Context, lab: Lab, cluster: Cluster) -> None:
+    """HostError unless this machine's docker compose can create a lab's containers."""
+    if cluster.daemons:
+        failing_hosts(check_context(context, cluster, lab), "compose up")
 
 
 def failing_hosts(whole: CheckContext, command: str) -> dict[str, HostError]:

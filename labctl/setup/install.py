@@ -12,7 +12,17 @@ from msgspec import Struct
 
 from labctl.errors import HostError
 from labctl.setup import apt
-from labctl.setup.requirements import OLDEST_ENGINE, PACKAGES, Facts, ask_docker, engine_version, major, observe
+from labctl.setup.requirements import (
+    OLDEST,
+    OLDEST_COMPOSE,
+    OLDEST_ENGINE,
+    PACKAGES,
+    Facts,
+    ask_docker,
+    engine_version,
+    is_older,
+    observe,
+)
 from labctl.system import process, procfs
 
 Emit = Callable[[str], None]
@@ -64,13 +74,7 @@ class SetupPlan(Struct, frozen=True):
 
 def plan(facts: Facts) -> SetupPlan:
     """What this host is missing and how to install it. HostError if it cannot be installed by labctl."""
-    has = {
-        "Docker Engine": major(facts.engine) >= OLDEST_ENGINE,
-        "docker command": facts.command,
-        "buildx": bool(facts.buildx),
-        "compose v2": major(facts.compose) >= 2,
-    }
-    missing = tuple(need for need, there in has.items() if not there)
+    missing = _missing(facts)
     present = f"Docker Engine {facts.engine}, buildx {facts.buildx}, compose {facts.compose}"
     if missing and facts.distribution not in {"debian", "ubuntu"}:
         raise _unknown_way(facts, missing)
@@ -94,12 +98,21 @@ def plan(facts: Facts) -> SetupPlan:
     return SetupPlan(steps, present, facts.prefix)
 
 
+def _missing(facts: Facts) -> tuple[str, ...]:
+    """The requirements that are not installed, or too old."""
+    found = {"Docker Engine": facts.engine, "buildx": facts.buildx, "compose": facts.compose}
+    unmet = {need for need, version in found.items() if is_older(version, OLDEST[need])}
+    if not facts.command:
+        unmet.add("docker command")
+    return tuple(need for need in OLDEST if need in unmet)
+
+
 def _packages(facts: Facts, missing: tuple[str, ...]) -> tuple[tuple[str, ...], bool]:
     """The packages to install, and whether they come from the next release because this one's are too old."""
     found = {}
     for need in missing:
-        known = [(name, oldest) for name, oldest in PACKAGES[need] if name in facts.candidates]
-        found[need] = next((name for name, oldest in known if major(facts.candidates[name]) >= oldest), "")
+        candidates = {name: facts.candidates[name] for name in PACKAGES[need] if name in facts.candidates}
+        found[need] = next((name for name in candidates if not is_older(candidates[name], OLDEST[need])), "")
     if found.get("Docker Engine") and found.get("docker command") == "":
         # Older packages of the engine bring the command with them.
         del found["docker command"]
@@ -107,7 +120,7 @@ def _packages(facts: Facts, missing: tuple[str, ...]) -> tuple[tuple[str, ...], 
         return tuple(found.values()), False
     if facts.distribution != "debian" or facts.codename not in NEXT:
         raise _unknown_way(facts, missing)
-    return tuple(PACKAGES[need][0][0] for need in missing), True
+    return tuple(PACKAGES[need][0] for need in missing), True
 
 
 def _next_release(facts: Facts) -> tuple[SetupStep, ...]:
@@ -120,7 +133,7 @@ def _next_release(facts: Facts) -> tuple[SetupStep, ...]:
     release = NEXT[facts.codename]
     signed = f"Signed-By: {own.signed_by}\n" if own.signed_by else ""
     source = f"Types: deb\nURIs: {' '.join(own.uris)}\nSuites: {release}\nComponents: main\n{signed}"
-    named = " ".join(names[0][0] for names in PACKAGES.values())
+    named = " ".join(names[0] for names in PACKAGES.values())
     pins = (
         f"Package: *\nPin: release n={release}\nPin-Priority: 1\n\n"
         f"Package: {named}\nPin: release n={release}\nPin-Priority: 990\n"
@@ -151,7 +164,8 @@ def _start(facts: Facts) -> tuple[SetupStep, ...]:
 def _unknown_way(facts: Facts, missing: tuple[str, ...]) -> HostError:
     where = f"{facts.distribution} {facts.codename}".strip() or "this distribution"
     message = f"missing: {', '.join(missing)}; {where} has no packages of it that labctl knows"
-    return HostError(message, hint=f"install Docker Engine {OLDEST_ENGINE} or newer with buildx and compose: {MANUAL}")
+    needed = f"Docker Engine {OLDEST_ENGINE} or newer with buildx and compose {OLDEST_COMPOSE} or newer"
+    return HostError(message, hint=f"install {needed}: {MANUAL}")
 
 
 # --- act -----------------------------------------------------------------------------------------------------
@@ -183,6 +197,8 @@ def setup(*, yes: bool, ask: Callable[[str], bool] | None, emit: Emit) -> bool:
         if not steps.unfinished:
             break
     facts = observe()
+    if acted and (unmet := _missing(facts)):
+        raise HostError(f"still missing or too old: {', '.join(unmet)}", hint="labctl doctor")
     if facts.denied and not acted:
         raise HostError("this session is older than your membership of group docker", hint=AGAIN)
     emit(f"ready: {plan(facts).present}" if acted else str(steps))
@@ -217,7 +233,7 @@ def _require_harmless(simulation: str, argv: tuple[str, ...]) -> None:
         message = f"not installed: {shlex.join(argv)} would {' and '.join(changes)}"
         raise HostError(message, hint="decide on these yourself first, then: labctl setup")
     engine = next((version for package, _, version in actions if package == "docker.io"), "")
-    if engine and major(engine) < OLDEST_ENGINE:
+    if engine and is_older(engine, OLDEST_ENGINE):
         message = f"not installed: that would be Docker Engine {engine}, and a lab needs {OLDEST_ENGINE} or newer"
         raise HostError(message, hint=MANUAL)
 
@@ -236,5 +252,5 @@ def _wait_until_it_answers(prefix: tuple[str, ...]) -> None:
             message = "\n".join((f"Docker does not answer: {reason}", *log))
             raise HostError(message, hint=f"less {LOG}" if log else "journalctl --unit docker")
         time.sleep(0.5)
-    if major(version) < OLDEST_ENGINE:
+    if is_older(version, OLDEST_ENGINE):
         raise HostError(f"Docker Engine {version} still runs", hint="restart it, then: labctl setup")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from labctl.errors import HostError
 from labctl.system import process, procfs
 
 if TYPE_CHECKING:
@@ -19,15 +21,28 @@ if TYPE_CHECKING:
 
     from labctl.setup import apt
 
-OLDEST_ENGINE = 24
+OLDEST_ENGINE = "24"
+"""Its BuildKit, 0.11, reads labctl's Dockerfiles without a frontend from a registry. Oldest tested: 26.1."""
+OLDEST_BUILDX = "0.10"
+"""The first with ``--provenance`` (github.com/docker/buildx/releases/tag/v0.10.0). Oldest tested: 0.13."""
+OLDEST_COMPOSE = "2.24.4"
+"""The first that reads ``!override`` in compose.override.yml (docs.docker.com/reference/compose-file/merge).
 
-PACKAGES: Mapping[str, tuple[tuple[str, int], ...]] = {
-    "Docker Engine": (("docker.io", OLDEST_ENGINE),),
-    "docker command": (("docker-cli", OLDEST_ENGINE),),
-    "buildx": (("docker-buildx", 0), ("docker-buildx-plugin", 0)),
-    "compose v2": (("docker-compose", 2), ("docker-compose-v2", 2), ("docker-compose-plugin", 2)),
+Its client has API 1.44, the oldest that Engine 29 answers. Oldest tested: 2.26.
+"""
+OLDEST: Mapping[str, str] = {
+    "Docker Engine": OLDEST_ENGINE,
+    "docker command": OLDEST_ENGINE,
+    "buildx": OLDEST_BUILDX,
+    "compose": OLDEST_COMPOSE,
 }
-"""Requirement -> packages that meet it and their oldest major version; the distribution's own name first."""
+PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "Docker Engine": ("docker.io",),
+    "docker command": ("docker-cli",),
+    "buildx": ("docker-buildx", "docker-buildx-plugin"),
+    "compose": ("docker-compose", "docker-compose-v2", "docker-compose-plugin"),
+}
+"""Requirement -> packages that may meet it; the distribution's own name first."""
 
 
 class Facts(Struct, frozen=True, kw_only=True):
@@ -61,20 +76,20 @@ def observe() -> Facts:
 
     release = procfs.os_release()
     engine, why = ask_docker(engine_version)
-    names = [name for alternatives in PACKAGES.values() for name, _ in alternatives]
+    names = [name for alternatives in PACKAGES.values() for name in alternatives]
     policy = process.run(["apt-cache", "policy", *names], check=False, env={"LC_ALL": "C"}).out
     return Facts(
         distribution=release.get("ID", ""),
         codename=release.get("VERSION_CODENAME", ""),
         sources=apt.read(),
         candidates=apt.candidates(policy),
-        engine=engine or _first_version(process.run(["dockerd", "--version"], check=False, timeout=20).out),
+        engine=engine or first_version(process.run(["dockerd", "--version"], check=False, timeout=20).out),
         running=bool(engine),
         denied="permission denied" in why.lower(),
         outsider=_outsider(),
         command=shutil.which("docker") is not None,
-        buildx=_first_version(plugin_version("buildx")[0]),
-        compose=_first_version(plugin_version("compose")[0]),
+        buildx=first_version(plugin_version("buildx")[0]),
+        compose=first_version(plugin_version("compose")[0]),
         systemd=procfs.has_systemd(),
         mtu=procfs.default_mtu(),
         daemon=shutil.which("dockerd") or "/usr/sbin/dockerd",
@@ -131,16 +146,24 @@ def engine_version(docker: DockerClient) -> str:
 
 def plugin_version(name: str, seconds: float = 20) -> tuple[str, str]:
     """What ``docker NAME version`` prints for compose or buildx, and why it fails; one of both is empty."""
-    return ask_docker(lambda docker: str(getattr(docker, name).version()), seconds)
+    try:
+        done = process.run(["docker", name, "version"], timeout=seconds, check=False)
+    except HostError as error:
+        return "", error.message
+    return (done.out.strip(), "") if done.code == 0 else ("", done.err.strip() or f"exit code {done.code}")
 
 
-def _first_version(text: str) -> str:
+def first_version(text: str) -> str:
     """The first word that looks like a version, such as ``2.26.1``; empty if there is none."""
     words = (word.lstrip("v") for word in text.replace(",", " ").split())
     return next((word for word in words if word[:1].isdigit()), "")
 
 
-def major(version: str) -> int:
-    """The leading number of a version, its epoch left out; 0 where there is none."""
-    digits = version.rpartition(":")[2].lstrip("v").split(".")[0]
-    return int(digits) if digits.isdigit() else 0
+def is_older(version: str, oldest: str) -> bool:
+    """Compare the numbers of two versions, as in ``5:27.0.1-1~debian``; one without a number is older than all."""
+    return _numbers(version) < _numbers(oldest)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    numbers = re.match(r"v?([0-9]+(?:\.[0-9]+)*)", version.rpartition(":")[2])
+    return tuple(map(int, numbers[1].split("."))) if numbers else ()

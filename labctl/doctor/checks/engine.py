@@ -78,10 +78,10 @@ def join_group() -> str:
 
 
 def version(ctx: CheckContext) -> Iterator[Finding]:
-    from labctl.setup.requirements import OLDEST_ENGINE, major
+    from labctl.setup.requirements import OLDEST_ENGINE, is_older
 
     found = str(ctx.info["ServerVersion"])
-    if major(found) >= OLDEST_ENGINE:
+    if not is_older(found, OLDEST_ENGINE):
         yield ok("LAB-ENGINE-001", f"Docker Engine {found}")
         return
     install = f"docker version  # and install Docker Engine {OLDEST_ENGINE} or newer there"
@@ -89,23 +89,35 @@ def version(ctx: CheckContext) -> Iterator[Finding]:
     yield error("LAB-ENGINE-001", f"Docker Engine {found}", f"labctl needs {OLDEST_ENGINE} or newer", fix)
 
 
-def plugins(ctx: CheckContext) -> Iterator[Finding]:
-    """The docker command's plugins; that which builds images is not needed where the lab has its image."""
-    from labctl.setup.requirements import plugin_version
+def compose(ctx: CheckContext) -> Iterator[Finding]:
+    """This machine's docker compose, which creates the containers of all hosts."""
+    from labctl.setup.requirements import OLDEST_COMPOSE
 
-    rows: tuple[tuple[str, str, Level, str], ...] = (
-        ("LAB-ENGINE-002", "compose", "error", "containers are created by it"),
-        ("LAB-ENGINE-003", "buildx", "error" if ctx.builds else "warn", "images are built by it"),
-    )
-    for code, name, level, impact in rows:
-        version, reason = plugin_version(name, LIMIT - 1)
-        if version:
-            yield ok(code, version.splitlines()[0])
-            continue
-        own = Path(ctx.environ.get("DOCKER_CONFIG") or f"{ctx.settings.home}/.docker") / f"cli-plugins/docker-{name}"
-        # A plugin of the person's own hides that of the system, also when it does not work.
-        fix = shlex.join(("mv", str(own), f"{own}.broken")) if os.path.lexists(own) else "labctl setup"
-        yield problem(level, code, f"docker {name} does not work: {reason.splitlines()[0]}", impact, fix)
+    yield plugin(ctx, "LAB-ENGINE-002", "compose", OLDEST_COMPOSE, "error", "containers are created by it")
+
+
+def buildx(ctx: CheckContext) -> Iterator[Finding]:
+    """This machine's docker buildx, which is not needed if the lab has its image."""
+    from labctl.setup.requirements import OLDEST_BUILDX
+
+    level: Level = "error" if ctx.builds else "warn"
+    yield plugin(ctx, "LAB-ENGINE-003", "buildx", OLDEST_BUILDX, level, "images are built by it")
+
+
+def plugin(ctx: CheckContext, code: str, name: str, oldest: str, level: Level, impact: str) -> Finding:
+    """A plugin of the docker command works and is not older than this. One that does not say its version is taken."""
+    from labctl.setup.requirements import first_version, is_older, plugin_version
+
+    printed, reason = plugin_version(name, LIMIT - 1)
+    version = first_version(printed)
+    if printed and not (version and is_older(version, oldest)):
+        return ok(code, printed.splitlines()[0])
+    own = Path(ctx.environ.get("DOCKER_CONFIG") or f"{ctx.settings.home}/.docker") / f"cli-plugins/docker-{name}"
+    # A plugin of the user's own hides the system's, also if it does not work.
+    fix = shlex.join(("mv", str(own), f"{own}.broken")) if os.path.lexists(own) else "labctl setup"
+    if printed:
+        return problem(level, code, f"docker {name} {version}", f"labctl needs {oldest} or newer", fix)
+    return problem(level, code, f"docker {name} does not work: {reason.splitlines()[0]}", impact, fix)
 
 
 def cgroups(ctx: CheckContext) -> Iterator[Finding]:

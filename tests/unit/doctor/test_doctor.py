@@ -437,6 +437,71 @@ def test_an_old_engine_is_told_of(examined: Callable[..., CheckContext]) -> None
     assert wrong(engine.version(examined(told=Engine(ServerVersion="20.10.24+dfsg1")))) == ["LAB-ENGINE-001"]
 
 
+@pytest.fixture
+def speaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Have the docker command's plugins print this, and end with this code."""
+
+    def make(printed: str, code: int = 0) -> None:
+        program = tmp_path / "bin/docker"
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/sh\necho '{printed}' >&{2 if code else 1}\nexit {code}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("printed", "old"),
+    [
+        ("Docker Compose version v2.17.3", "2.17.3"),
+        ("Docker Compose version 2.24.3+ds1-1", "2.24.3+ds1-1"),
+        ("Docker Compose version v2.24.4", ""),
+        ("Docker Compose version 2.26.1-4", ""),
+        ("Docker Compose version v5.6.1", ""),
+        ("Docker Compose version dev", ""),
+    ],
+)
+def test_compose_that_is_too_old_is_named_and_stops_up_before_it_is_used(
+    examined: Callable[..., CheckContext], speaks: Callable[..., None], printed: str, old: str
+) -> None:
+    speaks(printed)
+    if not old:
+        assert run.failing_hosts(examined(), "compose up") == {}
+        return
+    with pytest.raises(HostError) as caught:
+        run.failing_hosts(examined(), "compose up")
+    assert caught.value.message == f"docker compose {old} (LAB-ENGINE-002): labctl needs 2.24.4 or newer"
+    assert caught.value.hint == "labctl setup"
+
+
+def test_an_old_plugin_of_the_users_own_is_what_is_moved_away(
+    examined: Callable[..., CheckContext], speaks: Callable[..., None], tmp_path: Path
+) -> None:
+    own = tmp_path / ".docker/cli-plugins/docker-compose"
+    own.parent.mkdir(parents=True)
+    own.touch()
+    speaks("Docker Compose version v2.17.3")
+    (found,) = engine.compose(examined())
+    assert found.fix == f"mv {own} {own}.broken"
+
+
+@pytest.mark.parametrize(
+    ("printed", "code", "level"),
+    [
+        ("github.com/docker/buildx v0.9.1 ed00243", 0, "error"),
+        ("github.com/docker/buildx 0.13.1+ds1 0.13.1+ds1-3", 0, "ok"),
+        ("docker: unknown command: docker buildx", 1, "error"),
+    ],
+)
+def test_buildx_is_judged_by_its_version(
+    examined: Callable[..., CheckContext], speaks: Callable[..., None], printed: str, code: int, level: str
+) -> None:
+    speaks(printed, code)
+    (found,) = engine.buildx(examined())
+    assert (found.code, found.level) == ("LAB-ENGINE-003", level)
+
+
 def with_devices(accelerator: str, request: str = "reservation", **mapping: Any) -> Lab:
     """A lab of one node with two devices."""
     given = (Device(id="0", path="/dev/one"), Device(id="1", path="/dev/two"))

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from labctl.errors import HostError
 from labctl.setup import apt, install
-from labctl.setup.requirements import Facts, major
+from labctl.setup.requirements import Facts, is_older
 
 DEB822 = """\
 Types: deb deb-src
@@ -277,7 +277,34 @@ def test_candidates() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "number"), [("26.1.5+dfsg1", 26), ("5:27.0.1-1~debian", 27), ("v2.26", 2), ("", 0)]
+    ("version", "oldest", "older"),
+    [
+        ("26.1.5+dfsg1", "24", False),
+        ("5:27.0.1-1~debian", "24", False),
+        ("20.10.24+dfsg1-1", "24", True),
+        ("v2.24.4", "2.24.4", False),
+        ("2.24.3-1", "2.24.4", True),
+        ("2.9.0", "2.24.4", True),
+        ("5.6.1", "2.24.4", False),
+        ("2.25", "2.24.4", False),
+        ("", "24", True),
+        ("dev", "24", True),
+    ],
 )
-def test_major(version: str, number: int) -> None:
-    assert major(version) == number
+def test_versions_are_compared_by_their_numbers(version: str, oldest: str, older: bool) -> None:
+    assert is_older(version, oldest) == older
+
+
+@pytest.mark.parametrize(
+    "facts", [replace(READY, compose="2.24.3"), replace(READY, buildx="0.9.1"), replace(READY, engine="23.0.6")]
+)
+def test_what_is_too_old_is_replaced(facts: Facts) -> None:
+    assert install.plan(replace(facts, candidates=TRIXIE)).steps[1].argv[-1] in TRIXIE
+
+
+def test_what_stays_too_old_is_named(on: Callable[..., list[str]]) -> None:
+    old = replace(READY, compose="2.24.3", candidates=TRIXIE)
+    on(old, old)
+    with pytest.raises(HostError, match=r"^still missing or too old: compose$") as caught:
+        install.setup(yes=True, ask=None, emit=lambda _: None)
+    assert caught.value.hint == "labctl doctor"
