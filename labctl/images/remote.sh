@@ -7,13 +7,17 @@ folder=$HOME/.labctl/images
 
 engine() { docker --host "unix://$socket" "$@"; }
 
-# state SOCKET IMAGE: user, home and engine id; df of the home and of Docker's disk; the image; all images' layers.
+# state SOCKET IMAGE: user, home and engine id; df of the home and of the images' disk; the image; all images' layers.
 state() {
     set -e
     socket=$1
-    info=$(engine info --format '{{.ID}} {{.DockerRootDir}}')
+    type='{{range .DriverStatus}}{{if eq (index . 0) "driver-type"}}{{index . 1}}{{end}}{{end}}'
+    info=$(engine info --format "{{.ID}} $type {{.DockerRootDir}}")
+    type=${info#* } root=${info#* * }
+    # New Engines 29 store images in the host's containerd: docs.docker.com/engine/storage/containerd
+    [ "${type%% *}" != io.containerd.snapshotter.v1 ] || [ ! -S /run/containerd/containerd.sock ] || root=/var/lib/containerd
     image=$(engine image inspect --format '{{json .}}' "$2" 2>/dev/null) || image=
-    printf '%s\n' "$(id -u) $HOME ${info%% *}" "$(room "$HOME")" "$(room "${info#* }")" "$image"
+    printf '%s\n' "$(id -u) $HOME ${info%% *}" "$(room "$HOME")" "$(room "$root")" "$image"
     all=$(engine image ls --all --quiet --no-trunc)
     # shellcheck disable=SC2086 # one id a word
     [ -z "$all" ] || engine image inspect --format '{{json .RootFS.Layers}}' $all 2>/dev/null || true

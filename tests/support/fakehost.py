@@ -18,7 +18,7 @@ from labctl.hosts.ssh import Connection
 from labctl.system.process import CompletedProcess
 
 DOCKER = """#!{python} -IS
-import json, pathlib, sys
+import json, pathlib, re, sys
 root = pathlib.Path("{engine}")
 words = sys.argv[3:] if sys.argv[1] == "--host" else sys.argv[1:]
 images = lambda: [json.loads(path.read_text()) for path in sorted(root.glob("*.json"))]
@@ -52,7 +52,8 @@ def load(path):
 if (root / "down").exists():
     sys.exit("Cannot connect to the Docker daemon. Is the docker daemon running?")
 if words[0] == "info":
-    print(words[-1].replace("{{{{.ID}}}}", "{name}-0000").replace("{{{{.DockerRootDir}}}}", str(root)))
+    text = re.sub("{{{{range.*{{{{end}}}}", "", words[-1])
+    print(text.replace("{{{{.ID}}}}", "{name}-0000").replace("{{{{.DockerRootDir}}}}", str(root)))
 elif words[:2] == ["image", "ls"]:
     print("\\n".join(one["Id"] for one in images()))
 elif words[:2] == ["image", "inspect"]:

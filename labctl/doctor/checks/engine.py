@@ -167,7 +167,7 @@ def seconds_of(text: str) -> float:
 
 def space(ctx: CheckContext) -> Iterator[Finding]:
     """The disk that has the images, where it is one of this host's."""
-    folder = Path(str(ctx.info["DockerRootDir"]))
+    folder = image_folder(ctx.info)
     if ctx.name == HERE and not folder.is_dir():
         return
     free = ctx.free(folder)
@@ -177,6 +177,16 @@ def space(ctx: CheckContext) -> Iterator[Finding]:
         return
     impact = "containers write there" if image else "an image and its build cache take 8 GiB"
     yield warn("LAB-DISK-001", summary, impact, ctx.command("docker builder prune --force"))
+
+
+def image_folder(info: Mapping[str, Any]) -> Path:
+    """Folder that has an engine's images: containerd's, if the host's containerd stores them, as with new Engines 29.
+
+    Source: docs.docker.com/engine/storage/containerd.
+    """
+    in_containerd = ["driver-type", "io.containerd.snapshotter.v1"] in (info.get("DriverStatus") or ())
+    of_the_host = (info.get("Containerd") or {}).get("Address") == "/run/containerd/containerd.sock"
+    return Path("/var/lib/containerd" if in_containerd and of_the_host else str(info["DockerRootDir"]))
 
 
 def limits(ctx: CheckContext) -> Iterator[Finding]:

@@ -437,6 +437,21 @@ def test_an_old_engine_is_told_of(examined: Callable[..., CheckContext]) -> None
     assert wrong(engine.version(examined(told=Engine(ServerVersion="20.10.24+dfsg1")))) == ["LAB-ENGINE-001"]
 
 
+@pytest.mark.parametrize(
+    ("type_of_store", "socket", "folder"),
+    [
+        ("io.containerd.snapshotter.v1", "/run/containerd/containerd.sock", "/var/lib/containerd"),
+        ("io.containerd.snapshotter.v1", "/run/user/1000/docker/containerd/containerd.sock", "/srv/docker"),
+        ("", "/run/containerd/containerd.sock", "/srv/docker"),
+    ],
+)
+def test_the_disk_that_is_judged_has_the_images(type_of_store: str, socket: str, folder: str) -> None:
+    status = [["Backing Filesystem", "extfs"], *([["driver-type", type_of_store]] if type_of_store else [])]
+    info = {"DockerRootDir": "/srv/docker", "DriverStatus": status, "Containerd": {"Address": socket}}
+    assert engine.image_folder(info) == Path(folder)
+    assert engine.image_folder({"DockerRootDir": "/srv/docker", "DriverStatus": None}) == Path("/srv/docker")
+
+
 @pytest.fixture
 def speaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Have the docker command's plugins print this, and end with this code."""
