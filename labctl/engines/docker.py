@@ -1,7 +1,4 @@
-"""One Docker daemon, here or at the end of a forwarded socket: read by its HTTP API, changed with python-on-whales.
-
-Reading is what every command does: the docker SDK would take 0.15 s to load, and the docker program to start.
-"""
+"""One Docker daemon, here or at a forwarded socket: read with the docker SDK, changed with python-on-whales."""
 
 from __future__ import annotations
 
@@ -9,14 +6,10 @@ import contextlib
 import json
 import re
 import shlex
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
-from socket import AF_UNIX, SHUT_RDWR, socket
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import quote, urlencode
 
 from msgspec.structs import replace
 
@@ -33,6 +26,8 @@ from labctl.system.cached import once
 
 if TYPE_CHECKING:
     import signal
+
+    from labctl.engines.api import Client
 
 
 def container_of(found: dict[str, Any], host: str) -> Container:
@@ -67,78 +62,14 @@ def node_order(container: Container) -> tuple[bool, str, int]:
     return (container.role != "launcher", stem, int(number) if number.isdigit() else 0)
 
 
-class ApiError(Exception):
-    """What the daemon says instead of an answer."""
+def inspect(api: Client, kind: Kind, identity: str) -> dict[str, Any] | None:
+    """A container, network or image in full; None if it is not there."""
+    from docker.errors import NotFound
 
-
-LARGEST_ANSWER = 64 << 20
-"""Bytes of a daemon's answer, and of what a short program prints."""
-LONGEST_EVENT = 1 << 20
-
-Call = Callable[..., Any]
-
-
-def http_connection(address: str, seconds: float | None) -> HTTPConnection:
-    """A connection to a daemon, by an address as DOCKER_HOST has it. OSError where it is none."""
-    scheme, _, place = address.partition("://")
-    if scheme == "unix":
-        made = HTTPConnection("localhost", timeout=seconds)
-
-        def connect() -> None:
-            made.sock = socket(AF_UNIX)
-            made.sock.settimeout(seconds)
-            made.sock.connect(place)
-
-        made.connect = connect  # type: ignore[method-assign]
-        return made
-    if scheme not in ("tcp", "http", "https"):
-        raise OSError(f"DOCKER_HOST={address} is neither unix:// nor tcp://")
-    if not process.variable("DOCKER_TLS_VERIFY"):
-        return HTTPConnection(place.rstrip("/"), timeout=seconds)
-    import ssl
-
-    keys = Path(process.variable("DOCKER_CERT_PATH") or Path.home() / ".docker")
-    trusted = ssl.create_default_context(cafile=keys / "ca.pem")
-    trusted.load_cert_chain(keys / "cert.pem", keys / "key.pem")
-    return HTTPSConnection(place.rstrip("/"), timeout=seconds, context=trusted)
-
-
-def request(http: HTTPConnection, path: str, method: str = "GET", body: object = None, **query: Any) -> HTTPResponse:
-    """Docker Engine API. ApiError for what the daemon refuses; 404 is an answer of what only reads or removes."""
-    words = {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in query.items()}
-    headers = {"Content-Type": "application/json"}
-    http.request(method, f"{quote(path)}?{urlencode(words)}", json.dumps(body) if body else None, headers)
-    answer = http.getresponse()
-    # The daemon answers 404 to a network for which it has no addresses left, too.
-    if answer.status >= 400 and (answer.status != 404 or method == "POST"):
-        raise ApiError(json.loads(answer.read(LARGEST_ANSWER))["message"])
-    return answer
-
-
-def call(http: HTTPConnection, path: str, *words: Any, **query: Any) -> Any:
-    """What the daemon answers; None for what is not there."""
-    answer = request(http, path, *words, **query)
-    said = answer.read(LARGEST_ANSWER)
-    if answer.read(1):
-        raise ApiError(f"more than {LARGEST_ANSWER >> 20} MiB for an answer")
-    return None if answer.status == 404 or not said else json.loads(said)
-
-
-def read_streams(answer: HTTPResponse, sock: socket, seconds: float) -> tuple[str, str]:
-    """What a program printed on stdout and stderr. TimeoutError if it has not ended after so many seconds.
-
-    In frames, each after eight bytes: the stream's number, three of nothing, the length (Docker Engine API, attach).
-    """
-    printed = {1: bytearray(), 2: bytearray()}
-    deadline = time.monotonic() + seconds
-    sock.settimeout(seconds)
-    while head := answer.read(8):
-        size = int.from_bytes(head[4:], "big")
-        if size + sum(map(len, printed.values())) > LARGEST_ANSWER:
-            raise ApiError(f"a program printed more than {LARGEST_ANSWER >> 20} MiB")
-        printed[head[0]] += answer.read(size)
-        sock.settimeout(max(deadline - time.monotonic(), 0.001))
-    return printed[1].decode(errors="replace"), printed[2].decode(errors="replace")
+    try:
+        return dict(getattr(api, f"inspect_{kind}")(identity))
+    except NotFound:
+        return None
 
 
 def variables_of(inspected: dict[str, Any] | None) -> dict[str, str]:
@@ -220,37 +151,48 @@ class DockerEngine:
         return self
 
     @contextlib.contextmanager
-    def _http(self, seconds: float | None) -> Iterator[HTTPConnection]:
-        named = "" if self._address else process.variable("DOCKER_HOST")
-        address = self._address or named or "unix:///var/run/docker.sock"
+    def _api(self) -> Iterator[Client]:
+        """The SDK's client; HostError for what the daemon refuses, and if it does not answer."""
+        from docker.errors import APIError, DockerException
+        from urllib3.exceptions import HTTPError
+
+        from labctl.engines.api import first_cause
+
         try:
-            with contextlib.closing(http_connection(address, seconds)) as http:
-                http.connect()
-                try:
-                    yield http
-                finally:  # One who still reads events hears their end: to close what another thread reads waits for it.
-                    with contextlib.suppress(OSError, AttributeError):
-                        http.sock.shutdown(SHUT_RDWR)
-        except (ApiError, HTTPException, ValueError) as error:
-            raise self._error(f"Docker Engine: {error or type(error).__name__}") from error
-        except OSError as error:
-            why = error.strerror or str(error)
-            start = "restart" if "timed out" in why else "start"
-            hint = "labctl setup" if self.host == model.HERE else f"on {self.host}: systemctl {start} docker"
-            if named:
-                hint = "unset DOCKER_HOST"
-                why = why if named in why else f"{why} (DOCKER_HOST={named})"
-            raise self._error(f"Docker Engine does not answer: {why}", hint) from error
+            with parsing(self.host):
+                yield self._client
+        except APIError as error:
+            raise self._error(f"Docker Engine: {error.explanation}") from error
+        except (DockerException, HTTPError, OSError, ValueError) as error:
+            cause = first_cause(error)
+            if isinstance(cause, ValueError) or not isinstance(cause, OSError):
+                raise self._error(f"Docker Engine: {cause or type(cause).__name__}") from error
+            raise self._silent(cause) from error
 
-    @contextlib.contextmanager
-    def _api(self) -> Iterator[Call]:
-        """Calls over one connection."""
-        with parsing(self.host), self._http(self._seconds) as http:
-            yield partial(call, http)
+    def _silent(self, cause: OSError) -> HostError:
+        """Why the daemon does not answer, and what mends that."""
+        why = cause.strerror or str(cause)
+        start = "restart" if "timed out" in why else "start"
+        hint = "labctl setup" if self.host == model.HERE else f"on {self.host}: systemctl {start} docker"
+        named = "" if self._address else process.variable("DOCKER_HOST")
+        if named:
+            hint = "unset DOCKER_HOST"
+            why = why if named in why else f"{why} (DOCKER_HOST={named})"
+        return self._error(f"Docker Engine does not answer: {why}", hint)
 
-    def _get(self, path: str, **query: Any) -> Any:
-        with self._api() as get:
-            return get(path, **query)
+    @once
+    def _client(self) -> Client:
+        from labctl.engines.api import Client
+
+        address = self._address or process.variable("DOCKER_HOST") or "unix:///var/run/docker.sock"
+        if not address.startswith(("unix://", "tcp://", "http://", "https://")):
+            raise OSError(f"DOCKER_HOST={address} is neither unix:// nor tcp://")
+        return Client(address, self._seconds)
+
+    def _inspect(self, kind: Kind, identity: str) -> dict[str, Any] | None:
+        """In full; None if it is not there."""
+        with self._api() as api:
+            return inspect(api, kind, identity)
 
     def _error(self, message: str, hint: str = "labctl doctor") -> HostError:
         """A failure, and on which host where that is not this machine."""
@@ -285,12 +227,14 @@ class DockerEngine:
         return self._error(message)
 
     def versions(self) -> dict[str, str]:
-        version = self._get("/version")
+        with self._api() as api:
+            version = api.version(api_version=False)
         return {"engine": version["Version"], "api": version["ApiVersion"], "kernel": version.get("KernelVersion", "")}
 
     def information(self) -> dict[str, Any]:
         """What the daemon says of itself: ``docker info``."""
-        return dict(self._get("/info"))
+        with self._api() as api:
+            return dict(api.info())
 
     def identity(self) -> str:
         return self._identity
@@ -302,25 +246,25 @@ class DockerEngine:
     def port_users(self) -> tuple[HostPortUser, ...]:
         """The workers, of whatever lab, whose sshd listens on this host's own network; port 0 where it is not known."""
         found = []
-        with self._api() as get:
-            for one in get("/containers/json", filters={"label": ["labctl.lab", "labctl.role=worker"]}):
+        with self._api() as api:
+            for one in api.containers(filters={"label": ["labctl.lab", "labctl.role=worker"]}):
                 if one["HostConfig"]["NetworkMode"] == "host":
-                    port = variables_of(get(f"/containers/{one['Id']}/json")).get("LAB_SSH_PORT", "")
+                    port = variables_of(inspect(api, "container", one["Id"])).get("LAB_SSH_PORT", "")
                     number, lab = int(port) if port.isdecimal() else 0, one["Labels"]["labctl.lab"]
                     found.append(HostPortUser(port=number, lab=lab, container=container_of(one, self.host)))
         return tuple(found)
 
     def network(self, identity: str) -> dict[str, Any]:
         """A network in full: its options, addresses, and who is on it."""
-        if not (found := self._get(f"/networks/{identity}")):
+        if not (found := self._inspect("network", identity)):
             raise self._error(f"Docker Engine: network {identity} not found")
-        return dict(found)
+        return found
 
     def unused_networks(self) -> tuple[tuple[str, str], ...]:
         """Networks that no container refers to, not even a stopped one: name, and the lab it was made for, if any."""
-        with self._api() as get:
-            made = get("/networks", filters={"type": ["custom"]})
-            held = {name for one in get("/containers/json", all=1) for name in one["NetworkSettings"]["Networks"]}
+        with self._api() as api:
+            made = api.networks(filters={"type": "custom"})
+            held = {name for one in api.containers(all=True) for name in one["NetworkSettings"]["Networks"]}
         free = (one for one in made if held.isdisjoint((one["Name"], one["Id"])))
         return tuple(sorted((one["Name"], (one["Labels"] or {}).get("labctl.lab", "")) for one in free))
 
@@ -328,18 +272,20 @@ class DockerEngine:
         """Why the daemon cannot make another network for a lab; empty when it can. What was made for it is removed."""
         import secrets
 
+        from docker.errors import APIError, NotFound
+
         name = f"labctl-{lab}-{probe.ROLE}-{secrets.token_hex(4)}"
         labels = {"labctl.lab": lab, "labctl.role": probe.ROLE}
         try:
-            with self._api() as ask:
-                ask("/networks/create", "POST", {"Name": name, "CheckDuplicate": True, "Labels": labels})
+            with self._api() as api:
+                api.create_network(name, labels=labels)
         except HostError as error:
-            if not isinstance(error.__cause__, ApiError):
+            if not isinstance(error.__cause__, APIError):
                 raise
-            return str(error.__cause__)
+            return str(error.__cause__.explanation)
         finally:  # By name: one whose making took too long is there too.
-            with self._api() as ask:
-                ask(f"/networks/{name}", "DELETE")
+            with self._api() as api, contextlib.suppress(NotFound):
+                api.remove_network(name)
         return ""
 
     def observe(self, lab: str, image: str | None = None, *, node: str = "") -> ObservedState:
@@ -348,16 +294,16 @@ class DockerEngine:
         A list of containers says neither why one is unhealthy nor who runs in it.
         """
         mark = {"label": [f"labctl.lab={lab}"]}
-        with self._api() as get:
-            containers = [container_of(one, self.host) for one in get("/containers/json", all=1, filters=mark)]
-            networks = get("/networks", filters=mark)
+        with self._api() as api:
+            containers = [container_of(one, self.host) for one in api.containers(all=True, filters=mark)]
+            networks = api.networks(filters=mark)
             for number, one in enumerate(containers):
                 if one.health == "unhealthy" or one.node == node:
-                    inspected = get(f"/containers/{one.id}/json")
+                    inspected = inspect(api, "container", one.id)
                     reason = last_check(inspected) if one.health == "unhealthy" else ""
                     user = "{LAB_UID}:{LAB_GID}".format(**variables_of(inspected)) if inspected and node else ""
                     containers[number] = replace(one, reason=reason, user=user)
-            found_image = get(f"/images/{image}/json") if image else None
+            found_image = inspect(api, "image", image) if image else None
         tried = [one for one in networks if (one["Labels"] or {}).get("labctl.role") == probe.ROLE]
         found = sorted(containers, key=node_order)
         return ObservedState(
@@ -371,8 +317,7 @@ class DockerEngine:
 
     def image(self, image: str) -> dict[str, Any] | None:
         """``docker image inspect``; None if it is not there."""
-        found: dict[str, Any] | None = self._get(f"/images/{image}/json")
-        return found
+        return self._inspect("image", image)
 
     def image_id(self, image: str) -> str | None:
         found = self.image(image)
@@ -434,23 +379,17 @@ class DockerEngine:
         limit: float = EXECUTING,
     ) -> process.CompletedProcess:
         """As the protocol says. By the API: the docker program takes a third of such a call to start."""
-        wanted = {"Cmd": argv, "User": user, "WorkingDir": workdir or "", "AttachStdout": True, "AttachStderr": True}
-        with parsing(self.host), self._http(self._seconds) as http:
+        from docker.errors import APIError
+
+        with self._api() as api:
             try:
-                made = call(http, f"/containers/{container}/exec", "POST", wanted)["Id"]
-                if http.sock is None:  # A proxy may end each connection with its answer.
-                    http.connect()
-                sock = http.sock
-                with contextlib.closing(request(http, f"/exec/{made}/start", "POST", {"Tty": False})) as answer:
-                    try:
-                        out, err = read_streams(answer, sock, limit)
-                    except TimeoutError:
-                        raise process.ProcessTimeout(f"{shlex.join(argv)}: not done within {limit:g} s") from None
-            except ApiError as error:  # The container is gone, or not running.
-                return process.CompletedProcess(argv, 1, "", f"{error}\n")
-        ended = self._get(f"/exec/{made}/json")
-        with parsing(self.host):
-            code = ended and ended["ExitCode"]
+                made = api.exec_create(container, list(argv), user=user, workdir=workdir)["Id"]
+                out, err = api.exec_output(made, limit)
+                code = api.exec_inspect(made)["ExitCode"]
+            except APIError as error:  # The container is gone, or not running.
+                return process.CompletedProcess(argv, 1, "", f"{error.explanation}\n")
+            except TimeoutError:
+                raise process.ProcessTimeout(f"{shlex.join(argv)}: not done within {limit:g} s") from None
         if code is None:
             raise self._error(f"{container}: the connection to {argv[0]} was lost")
         return process.CompletedProcess(argv, int(code), out, err)
@@ -538,15 +477,23 @@ class DockerEngine:
         return probe.refusal(self.docker, lab, image, probe.device_options(mapping))
 
     def events(self, lab: str) -> Iterator[tuple[str, Cause, str]]:
+        from labctl.engines.api import lines
+
         # A filter for labels would leave out the events of networks, which have none.
         own = {"container": (lab,), "network": (None,)}
-        told = ["die", "oom", "health_status", "disconnect", "pause", "unpause"]
-        kinds = {"type": ["container", "network"], "event": told}
-        with self._http(None) as http:
-            answer = request(http, "/events", filters=kinds)
-            heard = map(json.loads, iter(lambda: answer.readline(LONGEST_EVENT), b""))
-            ours = (one for one in heard if one["Actor"]["Attributes"].get("labctl.lab") in own[one["Type"]])
-            yield from watch(ours, partial(self.observe, lab), self._last_check)
+        kinds = {
+            "type": ["container", "network"],
+            "event": ["die", "oom", "health_status", "disconnect", "pause", "unpause"],
+        }
+        with self._api() as api:
+            stream = api.events(filters=kinds)
+            try:
+                events = map(json.loads, lines(stream))  # type: ignore[arg-type]  # the stubs have str
+                ours = (one for one in events if one["Actor"]["Attributes"].get("labctl.lab") in own[one["Type"]])
+                yield from watch(ours, partial(self.observe, lab), self._last_check)
+            finally:  # Another thread reads them, unless they have ended.
+                with contextlib.suppress(OSError, AttributeError):
+                    stream.close()
 
     def _last_check(self, container: str) -> str:
-        return last_check(self._get(f"/containers/{container}/json"))
+        return last_check(self._inspect("container", container))

@@ -7,7 +7,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from http.client import HTTPException
 from typing import Any, Protocol
 
 from labctl.engines.state import Container, ObservedState, lost, paused
@@ -158,13 +157,24 @@ def _heard(events: Iterable[dict[str, Any]]) -> queue.SimpleQueue[dict[str, Any]
     heard: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
 
     def listen() -> None:
-        try:
+        from docker.errors import DockerException
+        from urllib3.exceptions import HTTPError
+
+        broken = (
+            OSError,
+            HTTPError,
+            DockerException,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        )
+        # The connection is lost, or an event is cut off or none: they end.
+        with contextlib.suppress(*broken):
             for event in events:
                 heard.put(event)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, HTTPException):
-            pass  # The connection is lost, or an event is cut off or none: they end.
-        finally:
-            heard.put(None)
+        heard.put(None)
 
     threading.Thread(target=listen, daemon=True).start()
     return heard

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from labctl.errors import HostError
 from labctl.system import process, procfs
 
 if TYPE_CHECKING:
@@ -146,11 +145,7 @@ def engine_version(docker: DockerClient) -> str:
 
 def plugin_version(name: str, seconds: float = 20) -> tuple[str, str]:
     """What ``docker NAME version`` prints for compose or buildx, and why it fails; one of both is empty."""
-    try:
-        done = process.run(["docker", name, "version"], timeout=seconds, check=False)
-    except HostError as error:
-        return "", error.message
-    return (done.out.strip(), "") if done.code == 0 else ("", done.err.strip() or f"exit code {done.code}")
+    return ask_docker(lambda docker: str(getattr(docker, name).version()), seconds)
 
 
 def first_version(text: str) -> str:

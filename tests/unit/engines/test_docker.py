@@ -6,7 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from labctl.engines import docker
+from labctl.engines import api, docker
 from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError
 from labctl.hosts.ssh import Connection
@@ -83,8 +83,12 @@ class Answers(BaseHTTPRequestHandler):
     """A daemon that knows its version, refuses to say what it is, and has neither an image nor addresses."""
 
     def do_GET(self) -> None:
-        answers = {"/version": (200, VERSION), "/info": (500, {"message": "layer store is locked"})}
-        self.answer(*answers.get(self.path.partition("?")[0], (404, {"message": "No such image"})))
+        if self.path == "/version":
+            self.answer(200, VERSION)
+        elif self.path == "/v1.45/info":
+            self.answer(500, {"message": "layer store is locked"})
+        else:
+            self.answer(404, {"message": "No such image"})
 
     def do_POST(self) -> None:
         self.answer(404, {"message": "no address pool"})
@@ -92,12 +96,12 @@ class Answers(BaseHTTPRequestHandler):
     def do_DELETE(self) -> None:
         self.answer(404, {"message": "No such network"})
 
-    def answer(self, code: int, said: Mapping[str, object]) -> None:
-        body = json.dumps(said).encode()
+    def answer(self, code: int, body: Mapping[str, object]) -> None:
+        text = json.dumps(body).encode()
         self.send_response(code)
-        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Length", str(len(text)))
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(text)
 
     def log_message(self, *_: object) -> None:
         """Nothing is logged."""
@@ -116,13 +120,13 @@ class Execs(Answers):
     ended: int | None = 7
 
     def do_GET(self) -> None:
-        self.answer(200, {"ExitCode": self.ended})
+        self.answer(200, VERSION if self.path == "/version" else {"ExitCode": self.ended})
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        if self.path.startswith("/containers/one/"):
+        if self.path == "/v1.45/containers/one/exec":
             self.answer(201, {"Id": "its"})
-        elif self.path.startswith("/containers/"):
+        elif self.path.startswith("/v1.45/containers/"):
             self.answer(409, {"message": "container two is not running"})
         else:
             self.send_response(200)
@@ -149,15 +153,17 @@ class Endless(Execs):
 
 
 @contextmanager
-def daemon(answers: type[Answers], monkeypatch: pytest.MonkeyPatch) -> Iterator[DockerEngine]:
+def daemon(answers: type[Answers], monkeypatch: pytest.MonkeyPatch, seconds: int = 30) -> Iterator[DockerEngine]:
     """This machine's engine, where DOCKER_HOST leads to a port."""
     with ThreadingHTTPServer(("127.0.0.1", 0), answers) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{server.server_port}")
-        yield DockerEngine()
-        server.shutdown()
-        thread.join()
+        try:
+            yield DockerEngine(seconds=seconds)
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.fixture
@@ -188,6 +194,31 @@ def test_a_program_whose_end_is_not_known_is_not_taken_for_one_that_succeeded(mo
         pytest.raises(HostError, match=r"^one: the connection to sleep was lost$"),
     ):
         engine.exec("one", ("sleep", "9"), user="lab")
+
+
+def test_an_answer_that_is_too_large_is_refused(over_tcp: DockerEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    over_tcp.versions()
+    monkeypatch.setattr(api, "LARGEST_ANSWER", 20)
+    with pytest.raises(HostError, match=r"^Docker Engine: an answer has more than 0 MiB$"):
+        over_tcp.versions()
+
+
+class Slow(Answers):
+    """A daemon whose answer goes on and on, each byte in time."""
+
+    def answer(self, code: int, body: Mapping[str, object]) -> None:  # noqa: ARG002
+        self.send_response(code)
+        self.end_headers()
+        with suppress(OSError):
+            while True:
+                self.wfile.write(b" ")
+                self.server.paused.wait(0.1)  # type: ignore[attr-defined]
+
+
+def test_an_answer_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ThreadingHTTPServer, "paused", threading.Event(), raising=False)
+    with daemon(Slow, monkeypatch, seconds=1) as engine, pytest.raises(HostError, match="does not answer: timed out"):
+        engine.versions()
 
 
 def test_an_engine_is_read_where_docker_host_leads(over_tcp: DockerEngine) -> None:

@@ -7,14 +7,14 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from http.client import IncompleteRead
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from support.builders import lab, observed
+from urllib3.exceptions import ProtocolError
 
-from labctl.engines import docker, events
+from labctl.engines import events
 from labctl.engines.docker import DockerEngine
 from labctl.engines.state import ObservedState
 from labctl.errors import HostError
@@ -26,14 +26,13 @@ LIMIT = 60.0
 
 
 class Daemon:
-    """As its API shows it: its events, and what the checks of worker-0 say, one after the other."""
+    """As the SDK's client shows it: its events, and what the checks of worker-0 say, one after the other."""
 
     def __init__(
         self, *events: tuple[str, str] | bytes, checks: tuple[str | Exception, ...] = (), status: str = "healthy"
     ):
         self._events, self._checks, self._status = events, deque(checks), status
         self._all_read = threading.Event()
-        self._lines = iter(self)
         self.asked = 0
         if not checks:
             self._all_read.set()
@@ -42,18 +41,11 @@ class Daemon:
     def api(self) -> Iterator[Daemon]:
         yield self
 
-    def __call__(self, path: str, **_: object) -> Any:
-        found = {"/containers/json": self.containers, "/networks": list}.get(path)
-        return found() if found else self.inspect_container()
-
-    def readline(self, limit: int) -> bytes:
-        return next(self._lines, b"")[:limit]
-
-    def __iter__(self) -> Iterator[bytes]:
+    def events(self, filters: object) -> Iterator[bytes]:  # noqa: ARG002
         """They end when the last check has been read."""
         for event in self._events:
             if isinstance(event, bytes):
-                yield event
+                yield event + b"\n"
                 continue
             node, action = event
             if action == "disconnect":
@@ -62,15 +54,18 @@ class Daemon:
                 of = "another" if node == "theirs" else "demo"
                 attributes = {"labctl.node": node, "labctl.lab": of, "exitCode": "137"}
                 about = {"Type": "container", "Actor": {"ID": node, "Attributes": attributes}}
-            yield json.dumps({"Action": action, **about}).encode()
+            yield json.dumps({"Action": action, **about}).encode() + b"\n"
         assert self._all_read.wait(LIMIT), "nobody asked for the checks"
 
-    def containers(self) -> list[dict[str, Any]]:
+    def networks(self, **_: object) -> list[dict[str, Any]]:
+        return []
+
+    def containers(self, **_: object) -> list[dict[str, Any]]:
         labels = {"labctl.node": "worker-0", "labctl.role": "worker"}
         status = f"Up 2 minutes ({self._status})"
         return [{"Id": "worker-0", "Labels": labels, "Status": status, "State": "running", "ImageID": "1"}]
 
-    def inspect_container(self) -> dict[str, Any]:
+    def inspect_container(self, _: str) -> dict[str, Any]:
         self.asked += 1
         said = self._checks.popleft()
         if not self._checks:
@@ -88,10 +83,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def heard(daemon: Daemon) -> list[tuple[str, str, str]]:
     engine: Any = DockerEngine()
-    engine._api, engine._http = daemon.api, nullcontext
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(docker, "request", lambda *_, **__: daemon)
-        return [(node, str(cause), what) for node, cause, what in engine.events("demo")]
+    engine._api = daemon.api
+    return [(node, str(cause), what) for node, cause, what in engine.events("demo")]
 
 
 UNHEALTHY = ("worker-0", "health_status: unhealthy")
@@ -158,7 +151,7 @@ def test_a_container_that_is_paused_for_a_moment_is_not_lost() -> None:
     assert paused("pause", "unpause") == [DIED]
 
 
-@pytest.mark.parametrize("lost", [ConnectionResetError(), IncompleteRead(b"")])
+@pytest.mark.parametrize("lost", [ConnectionResetError(), ProtocolError()])
 def test_events_end_where_the_connection_is_lost(lost: Exception) -> None:
     def broken() -> Iterator[dict[str, Any]]:
         yield {"Action": "die", "Actor": {"ID": "1", "Attributes": {"labctl.node": "worker-1", "exitCode": "137"}}}

@@ -1,0 +1,106 @@
+"""The docker SDK's client of one daemon, bounded in size and time. It takes 0.1 s to load."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from docker.constants import MINIMUM_DOCKER_API_VERSION
+from docker.errors import DockerException, create_api_error_from_http_exception
+from docker.utils import kwargs_from_env
+from requests import PreparedRequest, Response, exceptions
+from urllib3.exceptions import HTTPError, ReadTimeoutError
+
+from docker import APIClient
+from labctl.system import process
+
+LARGEST_ANSWER = 64 << 20
+"""Bytes of a daemon's answer, and of what a short program prints."""
+LONGEST_EVENT = 1 << 20
+CHUNK = 1 << 16
+HEADER = struct.Struct(">BxxxL")
+"""The stream's number and the length of what follows (Docker Engine API, attach)."""
+
+
+class Client(APIClient):
+    """A daemon by an address as DOCKER_HOST has it, in the newest version of its API; so many seconds for an answer."""
+
+    def __init__(self, address: str, seconds: int) -> None:
+        tls = not address.startswith("unix:") and process.variable("DOCKER_TLS_VERIFY")
+        options: dict[str, Any] = dict(kwargs_from_env()) if tls else {"base_url": address}
+        super().__init__(version=MINIMUM_DOCKER_API_VERSION, timeout=seconds, **options)
+        # The environment's proxies are not for a daemon.
+        self.trust_env = False
+        self._version = str(self.version(api_version=False)["ApiVersion"])
+
+    def send(self, request: PreparedRequest, **options: Any) -> Response:
+        """As a session of requests; that bounds only the time of each read."""
+        answer = super().send(request, **{**options, "stream": True})
+        if not options.get("stream"):
+            answer.raw.stream = lambda *_, **__: chunks(answer, self.timeout)  # type: ignore[method-assign]
+            _ = answer.content
+        return answer
+
+    def exec_output(self, exec_id: str, seconds: float) -> tuple[str, str]:
+        """Start a program; stdout and stderr once it has ended, TimeoutError if it has not after so many seconds.
+
+        Unlike exec_start, which loses what arrives together with the headers.
+        """
+        address = f"{self.base_url}/v{self.api_version}/exec/{exec_id}/start"
+        try:
+            answer = self.post(address, json={"Tty": False}, stream=True, timeout=seconds)
+        except exceptions.ReadTimeout as error:
+            raise TimeoutError("timed out") from error
+        with contextlib.closing(answer):
+            try:
+                answer.raise_for_status()
+            except exceptions.HTTPError as error:
+                create_api_error_from_http_exception(error)
+            frames = b"".join(chunks(answer, seconds))
+        printed = {1: bytearray(), 2: bytearray()}
+        place = 0
+        while place < len(frames):
+            stream, size = HEADER.unpack_from(frames, place)
+            place += HEADER.size
+            printed[stream] += frames[place : place + size]
+            place += size
+        return printed[1].decode(errors="replace"), printed[2].decode(errors="replace")
+
+
+def chunks(answer: Response, seconds: float) -> Iterator[bytes]:
+    """An answer as it arrives; TimeoutError unless it ends in time, DockerException if it is too large."""
+    deadline, size, whole = time.monotonic() + seconds, 0, False
+    try:
+        while chunk := answer.raw.read1(CHUNK, decode_content=True):
+            size += len(chunk)
+            if size > LARGEST_ANSWER:
+                raise DockerException(f"an answer has more than {LARGEST_ANSWER >> 20} MiB")
+            if time.monotonic() > deadline:
+                raise TimeoutError("timed out")
+            yield chunk
+        whole = True
+    except ReadTimeoutError as error:
+        raise TimeoutError("timed out") from error
+    finally:
+        # The next request takes the connection of one that was read to its end.
+        (answer.raw.release_conn if whole else answer.raw.close)()
+
+
+def lines(stream: Iterable[bytes]) -> Iterator[bytes]:
+    """Lines of a stream, which are events; DockerException for one that is too long."""
+    rest = b""
+    for chunk in stream:
+        *whole, rest = (rest + chunk).split(b"\n")
+        if len(rest) > LONGEST_EVENT:
+            raise DockerException(f"an event has more than {LONGEST_EVENT >> 20} MiB")
+        yield from whole
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """The error that requests and urllib3 have wrapped."""
+    while isinstance(cause := error.__cause__ or error.__context__, (HTTPError, OSError)):
+        error = cause
+    return error
