@@ -83,7 +83,7 @@ class Answers(BaseHTTPRequestHandler):
     """A daemon that knows its version, refuses to say what it is, and has neither an image nor addresses."""
 
     def do_GET(self) -> None:
-        if self.path == "/version":
+        if self.path in ("/_ping", "/version"):
             self.answer(200, VERSION)
         elif self.path == "/v1.45/info":
             self.answer(500, {"message": "layer store is locked"})
@@ -99,6 +99,7 @@ class Answers(BaseHTTPRequestHandler):
     def answer(self, code: int, body: Mapping[str, object]) -> None:
         text = json.dumps(body).encode()
         self.send_response(code)
+        self.send_header("Api-Version", "1.45")
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
         self.wfile.write(text)
@@ -120,7 +121,7 @@ class Execs(Answers):
     ended: int | None = 7
 
     def do_GET(self) -> None:
-        self.answer(200, VERSION if self.path == "/version" else {"ExitCode": self.ended})
+        self.answer(200, {} if self.path == "/_ping" else {"ExitCode": self.ended})
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
