@@ -122,6 +122,13 @@ def test_where_no_pair_works_nodes_that_fail_alone_are_still_found() -> None:
     assert diagnosis.note.startswith("No two nodes ran well together")
 
 
+def test_of_three_nodes_one_that_is_well_alone_is_not_called_good() -> None:
+    trio = names(3)
+    links = {(one, other): FAILS for one in trio for other in trio if one < other}
+    diagnosis = solve(Cluster(nodes=trio, links=links))
+    assert (diagnosis.good, diagnosis.unsure) == ((), trio)
+
+
 def of_bandwidth(count: int, together: float) -> Diagnosis:
     """What is found of nodes of one rank, of which several have this bandwidth, and one alone has none."""
     steps = diagnose(names(count), minimum=9)

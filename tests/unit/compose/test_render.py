@@ -213,6 +213,17 @@ def test_only_the_launcher_mounts_the_identity() -> None:
     assert all(mount["read_only"] for mount in keys.values())
 
 
+def test_the_launcher_may_write_to_workloads_and_to_no_other_mount_that_nodes_may_not() -> None:
+    of = lab()
+    read_only = {f"{of.project_path}/workloads": True, f"{of.project_path}/runs": False, "/data": True}
+    mounts = tuple(Mount(source=path, target=path, read_only=flag) for path, flag in read_only.items())
+    written = {}
+    for name, service in read(replace(of, mounts=mounts))["services"].items():
+        written[name] = {mount["target"] for mount in service["volumes"] if not mount.get("read_only")} & set(read_only)
+    assert written["worker-0"] == {f"{of.project_path}/runs"}
+    assert written["launcher"] == {f"{of.project_path}/runs", f"{of.project_path}/workloads"}
+
+
 def test_the_ssh_config_has_each_node_with_its_port_and_trusts_nobody_else() -> None:
     config = render.render(lab(2, ssh_port=3022))[-1].content
     for name in ("worker-0", "worker-1"):

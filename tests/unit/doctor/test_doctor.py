@@ -291,6 +291,18 @@ def test_fix_runs_nothing_once_a_run_has_begun(tmp_path: Path, monkeypatch: pyte
     assert typed == []
 
 
+def test_workers_of_a_lab_without_its_launcher_are_not_looked_at_from_there(
+    examined: Callable[..., CheckContext],
+) -> None:
+    of = builders.lab()
+    whole = builders.observed(of)
+    workers = tuple(one for one in whole.containers if one.role == "worker")
+    assert workers
+    ended = builders.observed(of, launcher={"state": "exited"})
+    for seen in (replace(whole, containers=workers), ended):
+        assert list(nodes.ssh(examined(of, told=Engine(observed=seen)))) == []
+
+
 def test_a_warning_is_no_reason_to_make_the_nodes_anew(examined: Callable[..., CheckContext]) -> None:
     slow = {"name": "worker-0", "seconds": 0.1, "rate": 1e5}
     (found,) = (one for one in nodes.link(examined(), builders.container("worker-0"), slow) if one.level == "warn")

@@ -9,17 +9,17 @@ from typing import cast
 import pytest
 from msgspec.structs import replace
 from support import builders
-from support.fake_backend import FakeBackend
+from support.fake_backend import FakeBackend, active
 from support.nearby import Nearby
 
 from labctl.config.context import Context
-from labctl.engines import Backend
+from labctl.engines import Backend, agent
 from labctl.engines.state import HostPortUser, ObservedState
 from labctl.errors import HostError
 from labctl.hosts import facts
 from labctl.hosts.ssh import Connection
 from labctl.model import Lab, Metric, Verdict
-from labctl.runs import run
+from labctl.runs import run, store
 
 PORT = builders.lab().master_port
 
@@ -104,3 +104,22 @@ def test_a_batch_needs_the_launcher_and_not_every_node(context: Context) -> None
 def test_a_script_that_starts_its_own_ranks_needs_no_program_in_the_image() -> None:
     lab = builders.lab(2)
     run.require_program(lab, builders.job(lab, launcher="script"), cast(Backend, None))
+
+
+def test_a_run_that_was_judged_is_ended_unless_nothing_is_to_be_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = tmp_path / "runs/20260101-000000-000000-hello"
+    record.mkdir(parents=True)
+    judged = replace(builders.lab(), directory=tmp_path)
+    monkeypatch.setattr(store, "unjudged", lambda _: (record.name,))
+    monkeypatch.setattr(store, "read_result", lambda _, run_id: run_id == record.name)
+    ended: list[str] = []
+    monkeypatch.setattr(agent, "stop", lambda _lab, _engine, run_id, *_: ended.append(run_id))
+    monkeypatch.setattr(run, "ENDING", 0)
+    engine = cast(Backend, FakeBackend(active(record.name, "worker-0")))
+    seen = builders.observed(judged)
+    assert run.under_way(judged, engine, seen, dry_run=True) == ()
+    assert ended == []
+    assert run.under_way(judged, engine, seen, dry_run=False) == ()
+    assert ended == [record.name]
