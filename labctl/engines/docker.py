@@ -182,12 +182,18 @@ class DockerEngine:
 
     @once
     def _client(self) -> Client:
+        from docker.errors import TLSParameterError
+
         from labctl.engines.api import Client
 
         address = self._address or process.variable("DOCKER_HOST") or "unix:///var/run/docker.sock"
         if not address.startswith(("unix://", "tcp://", "http://", "https://")):
             raise OSError(f"DOCKER_HOST={address} is neither unix:// nor tcp://")
-        return Client(address, self._seconds)
+        try:
+            return Client(address, self._seconds)
+        except TLSParameterError:
+            folder = process.variable("DOCKER_CERT_PATH") or "~/.docker"
+            raise OSError(f"no cert.pem, key.pem and ca.pem in {folder}, and DOCKER_TLS_VERIFY is set") from None
 
     def _inspect(self, kind: Kind, identity: str) -> dict[str, Any] | None:
         """In full; None if it is not there."""

@@ -255,6 +255,14 @@ def test_an_engine_that_is_not_there_is_said_with_the_reason(
     assert caught.value.hint == "unset DOCKER_HOST"
 
 
+def test_certificates_that_are_missing_are_named_by_their_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
+    monkeypatch.setenv("DOCKER_TLS_VERIFY", "1")
+    monkeypatch.setenv("DOCKER_CERT_PATH", "/nowhere")
+    with pytest.raises(HostError, match=r"no cert\.pem, key\.pem and ca\.pem in /nowhere"):
+        DockerEngine().versions()
+
+
 @pytest.mark.parametrize(
     "slots", ["many", "", "-1", "²", "9" * 5000], ids=["word", "none", "negative", "square", "huge"]
 )
