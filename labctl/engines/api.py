@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import struct
 import time
 from collections.abc import Iterable, Iterator
+from http.client import HTTPException
 from typing import Any
 
 from docker.constants import MINIMUM_DOCKER_API_VERSION
 from docker.errors import DockerException, create_api_error_from_http_exception
+from docker.transport.unixconn import UnixHTTPAdapter, UnixHTTPConnectionPool
 from docker.utils import kwargs_from_env
 from requests import PreparedRequest, Response, exceptions
 from urllib3.exceptions import HTTPError, ReadTimeoutError
@@ -25,17 +28,31 @@ HEADER = struct.Struct(">BxxxL")
 """The stream's number and the length of what follows (Docker Engine API, attach)."""
 
 
+class Adapter(UnixHTTPAdapter):
+    """One connection for all addresses of a daemon: the SDK's has one for each, which over ssh is a session."""
+
+    def get_connection(self, url: str | bytes, proxies: Any = None) -> UnixHTTPConnectionPool:  # noqa: ARG002
+        return super().get_connection(self.socket_path)
+
+
 class Client(APIClient):
     """A daemon by an address as DOCKER_HOST has it, in the newest version of its API; so many seconds for an answer."""
 
     def __init__(self, address: str, seconds: int) -> None:
-        tls = not address.startswith("unix:") and process.variable("DOCKER_TLS_VERIFY")
+        local = address.startswith("unix:")
+        tls = not local and process.variable("DOCKER_TLS_VERIFY")
         options: dict[str, Any] = dict(kwargs_from_env()) if tls else {"base_url": address}
         super().__init__(version=MINIMUM_DOCKER_API_VERSION, timeout=seconds, **options)
         # The environment's proxies are not for a daemon.
         self.trust_env = False
-        # In 1 ms; to tell all versions takes the daemon 10.
-        self._version = self.get(f"{self.base_url}/_ping", timeout=seconds).headers["Api-Version"]
+        if local:
+            self.mount("http+docker://", Adapter(address, seconds))
+        # It answers in 1 ms; to tell all versions takes the daemon 10.
+        ping = self.get(f"{self.base_url}/_ping", timeout=seconds)
+        ping.raise_for_status()
+        if "Api-Version" not in ping.headers:
+            raise DockerException(f"{address} is something else")
+        self._version = ping.headers["Api-Version"]
 
     def send(self, request: PreparedRequest, **options: Any) -> Response:
         """As a session of requests; that bounds only the time of each read."""
@@ -50,29 +67,42 @@ class Client(APIClient):
 
         Unlike exec_start, which loses what arrives together with the headers.
         """
-        address = f"{self.base_url}/v{self.api_version}/exec/{exec_id}/start"
         try:
-            answer = self.post(address, json={"Tty": False}, stream=True, timeout=seconds)
+            answer = self._streamed("POST", f"/exec/{exec_id}/start", json={"Tty": False}, timeout=seconds)
         except exceptions.ReadTimeout as error:
             raise TimeoutError("timed out") from error
-        with contextlib.closing(answer):
-            try:
-                answer.raise_for_status()
-            except exceptions.HTTPError as error:
-                create_api_error_from_http_exception(error)
-            frames = b"".join(chunks(answer, seconds))
+        frames = b"".join(chunks(answer, seconds))
         printed = {1: bytearray(), 2: bytearray()}
         place = 0
-        while place < len(frames):
+        while place + HEADER.size <= len(frames):
             stream, size = HEADER.unpack_from(frames, place)
             place += HEADER.size
             printed[stream] += frames[place : place + size]
             place += size
         return printed[1].decode(errors="replace"), printed[2].decode(errors="replace")
 
+    @contextlib.contextmanager
+    def event_lines(self, **filters: list[str]) -> Iterator[Iterator[bytes]]:
+        """Events as lines, for another thread to read: they end with the block."""
+        answer = self._streamed("GET", "/events", params={"filters": json.dumps(filters)}, timeout=None)
+        try:
+            yield lines(iter(lambda: answer.raw.read1(CHUNK, decode_content=True), b""))
+        finally:
+            # To close what another thread reads would wait for it.
+            with contextlib.suppress(OSError, RuntimeError):
+                answer.raw.shutdown()
+
+    def _streamed(self, method: str, path: str, **options: Any) -> Response:
+        answer = self.request(method, f"{self.base_url}/v{self.api_version}{path}", stream=True, **options)
+        try:
+            answer.raise_for_status()
+        except exceptions.HTTPError as error:
+            create_api_error_from_http_exception(error)
+        return answer
+
 
 def chunks(answer: Response, seconds: float) -> Iterator[bytes]:
-    """An answer as it arrives; TimeoutError unless it ends in time, DockerException if it is too large."""
+    """An answer as it arrives. TimeoutError after one or two times so many seconds, DockerException if it is too long."""
     deadline, size, whole = time.monotonic() + seconds, 0, False
     try:
         while chunk := answer.raw.read1(CHUNK, decode_content=True):
@@ -87,7 +117,10 @@ def chunks(answer: Response, seconds: float) -> Iterator[bytes]:
         raise TimeoutError("timed out") from error
     finally:
         # The next request takes the connection of one that was read to its end.
-        (answer.raw.release_conn if whole else answer.raw.close)()
+        if whole:
+            answer.raw.release_conn()
+        else:
+            answer.raw.close()
 
 
 def lines(stream: Iterable[bytes]) -> Iterator[bytes]:
@@ -102,6 +135,6 @@ def lines(stream: Iterable[bytes]) -> Iterator[bytes]:
 
 def first_cause(error: BaseException) -> BaseException:
     """The error that requests and urllib3 have wrapped."""
-    while isinstance(cause := error.__cause__ or error.__context__, (HTTPError, OSError)):
+    while isinstance(cause := error.__cause__ or error.__context__, (HTTPError, HTTPException, OSError)):
         error = cause
     return error

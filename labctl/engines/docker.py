@@ -159,10 +159,11 @@ class DockerEngine:
         from labctl.engines.api import first_cause
 
         try:
-            with parsing(self.host):
-                yield self._client
+            # A connection ends with the block: over ssh it may be a session.
+            with parsing(self.host), contextlib.closing(self._client()) as api:
+                yield api
         except APIError as error:
-            raise self._error(f"Docker Engine: {error.explanation}") from error
+            raise self._error(f"Docker Engine: {error.explanation or error}") from error
         except (DockerException, HTTPError, OSError, ValueError) as error:
             cause = first_cause(error)
             if isinstance(cause, ValueError) or not isinstance(cause, OSError):
@@ -180,9 +181,8 @@ class DockerEngine:
             why = why if named in why else f"{why} (DOCKER_HOST={named})"
         return self._error(f"Docker Engine does not answer: {why}", hint)
 
-    @once
     def _client(self) -> Client:
-        from docker.errors import TLSParameterError
+        from docker.errors import DockerException, TLSParameterError
 
         from labctl.engines.api import Client
 
@@ -194,6 +194,8 @@ class DockerEngine:
         except TLSParameterError:
             folder = process.variable("DOCKER_CERT_PATH") or "~/.docker"
             raise OSError(f"no cert.pem, key.pem and ca.pem in {folder}, and DOCKER_TLS_VERIFY is set") from None
+        except (AttributeError, TypeError) as error:
+            raise DockerException(f"the docker command's config.json is invalid: {error}") from error
 
     def _inspect(self, kind: Kind, identity: str) -> dict[str, Any] | None:
         """In full; None if it is not there."""
@@ -360,7 +362,7 @@ class DockerEngine:
     def apply(self, host: str, project: str, files: tuple[Path, ...]) -> None:  # noqa: ARG002
         """Bring up all services of these files as one project; nothing else of that project is touched.
 
-        By the docker program itself: python-on-whales takes 0.25 s to load, and the first `up` of a lab needs no more.
+        By the docker program itself, which the terminal's Ctrl-C reaches.
         """
         seconds = CHANGING + EACH * len(files)
         given = (word for file in files for word in ("--file", str(file)))
@@ -390,12 +392,15 @@ class DockerEngine:
         with self._api() as api:
             try:
                 made = api.exec_create(container, list(argv), user=user, workdir=workdir)["Id"]
-                out, err = api.exec_output(made, limit)
-                code = api.exec_inspect(made)["ExitCode"]
             except APIError as error:  # The container is gone, or not running.
+                return process.CompletedProcess(argv, 1, "", f"{error.explanation}\n")
+            try:
+                out, err = api.exec_output(made, limit)
+            except APIError as error:
                 return process.CompletedProcess(argv, 1, "", f"{error.explanation}\n")
             except TimeoutError:
                 raise process.ProcessTimeout(f"{shlex.join(argv)}: not done within {limit:g} s") from None
+            code = api.exec_inspect(made)["ExitCode"]
         if code is None:
             raise self._error(f"{container}: the connection to {argv[0]} was lost")
         return process.CompletedProcess(argv, int(code), out, err)
@@ -483,23 +488,13 @@ class DockerEngine:
         return probe.refusal(self.docker, lab, image, probe.device_options(mapping))
 
     def events(self, lab: str) -> Iterator[tuple[str, Cause, str]]:
-        from labctl.engines.api import lines
-
         # A filter for labels would leave out the events of networks, which have none.
         own = {"container": (lab,), "network": (None,)}
-        kinds = {
-            "type": ["container", "network"],
-            "event": ["die", "oom", "health_status", "disconnect", "pause", "unpause"],
-        }
-        with self._api() as api:
-            stream = api.events(filters=kinds)
-            try:
-                events = map(json.loads, lines(stream))  # type: ignore[arg-type]  # the stubs have str
-                ours = (one for one in events if one["Actor"]["Attributes"].get("labctl.lab") in own[one["Type"]])
-                yield from watch(ours, partial(self.observe, lab), self._last_check)
-            finally:  # Another thread reads them, unless they have ended.
-                with contextlib.suppress(OSError, AttributeError):
-                    stream.close()
+        told = ["die", "oom", "health_status", "disconnect", "pause", "unpause"]
+        with self._api() as api, api.event_lines(type=["container", "network"], event=told) as lines:
+            heard = map(json.loads, lines)
+            ours = (one for one in heard if one["Actor"]["Attributes"].get("labctl.lab") in own[one["Type"]])
+            yield from watch(ours, partial(self.observe, lab), self._last_check)
 
     def _last_check(self, container: str) -> str:
         return last_check(self._inspect("container", container))

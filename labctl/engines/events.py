@@ -157,24 +157,17 @@ def _heard(events: Iterable[dict[str, Any]]) -> queue.SimpleQueue[dict[str, Any]
     heard: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
 
     def listen() -> None:
-        from docker.errors import DockerException
-        from urllib3.exceptions import HTTPError
+        try:
+            from docker.errors import DockerException
+            from urllib3.exceptions import HTTPError
 
-        broken = (
-            OSError,
-            HTTPError,
-            DockerException,
-            ValueError,
-            LookupError,
-            TypeError,
-            AttributeError,
-            RecursionError,
-        )
-        # The connection is lost, or an event is cut off or none: they end.
-        with contextlib.suppress(*broken):
-            for event in events:
-                heard.put(event)
-        heard.put(None)
+            lost = (OSError, HTTPError, DockerException)
+            no_event = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+            with contextlib.suppress(*lost, *no_event):
+                for event in events:
+                    heard.put(event)
+        finally:
+            heard.put(None)
 
     threading.Thread(target=listen, daemon=True).start()
     return heard

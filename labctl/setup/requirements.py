@@ -76,13 +76,15 @@ def observe() -> Facts:
     release = procfs.os_release()
     engine, why = ask_docker(engine_version)
     names = [name for alternatives in PACKAGES.values() for name in alternatives]
+    # A user's PATH on Debian has no /usr/sbin.
+    daemon = shutil.which("dockerd") or "/usr/sbin/dockerd"
     policy = process.run(["apt-cache", "policy", *names], check=False, env={"LC_ALL": "C"}).out
     return Facts(
         distribution=release.get("ID", ""),
         codename=release.get("VERSION_CODENAME", ""),
         sources=apt.read(),
         candidates=apt.candidates(policy),
-        engine=engine or first_version(process.run(["dockerd", "--version"], check=False, timeout=20).out),
+        engine=engine or first_version(process.run([daemon, "--version"], check=False, timeout=20).out),
         running=bool(engine),
         denied="permission denied" in why.lower(),
         outsider=_outsider(),
@@ -91,7 +93,7 @@ def observe() -> Facts:
         compose=first_version(plugin_version("compose")[0]),
         systemd=procfs.has_systemd(),
         mtu=procfs.default_mtu(),
-        daemon=shutil.which("dockerd") or "/usr/sbin/dockerd",
+        daemon=daemon,
         prefix=root_prefix(),
     )
 

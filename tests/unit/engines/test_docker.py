@@ -82,6 +82,8 @@ def test_what_the_environment_says_of_another_daemon_is_kept_from_a_hosts(
 class Answers(BaseHTTPRequestHandler):
     """A daemon that knows its version, refuses to say what it is, and has neither an image nor addresses."""
 
+    version = "1.45"
+
     def do_GET(self) -> None:
         if self.path in ("/_ping", "/version"):
             self.answer(200, VERSION)
@@ -99,7 +101,8 @@ class Answers(BaseHTTPRequestHandler):
     def answer(self, code: int, body: Mapping[str, object]) -> None:
         text = json.dumps(body).encode()
         self.send_response(code)
-        self.send_header("Api-Version", "1.45")
+        if self.version:
+            self.send_header("Api-Version", self.version)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
         self.wfile.write(text)
@@ -204,11 +207,54 @@ def test_an_answer_that_is_too_large_is_refused(over_tcp: DockerEngine, monkeypa
         over_tcp.versions()
 
 
+class Cluttered(Execs):
+    """The same, but what it prints ends within a frame's header."""
+
+    ended = None
+
+    def rest(self) -> None:
+        self.wfile.write(frame(1, b"")[:5])
+
+
+def test_a_program_whose_output_is_cut_off_is_told_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    with daemon(Cluttered, monkeypatch) as engine, pytest.raises(HostError, match=r"the connection to sleep was lost$"):
+        engine.exec("one", ("sleep", "9"), user="lab")
+
+
+class Other(Answers):
+    """A web server that is no daemon."""
+
+    version = ""
+
+
+class Busy(Answers):
+    """A daemon, or what stands before it, that answers nothing now."""
+
+    def do_GET(self) -> None:
+        self.answer(503, {"message": "try later"})
+
+
+@pytest.mark.parametrize(
+    ("answers", "reason"), [(Other, "is something else"), (Busy, "503 Server Error: Service Unavailable")]
+)
+def test_what_is_no_daemon_is_an_error_of_the_engine(
+    answers: type[Answers], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with daemon(answers, monkeypatch) as engine, pytest.raises(HostError, match=f"^Docker Engine.*{reason}"):
+        engine.versions()
+
+
+def test_events_that_are_refused_are_an_error(over_tcp: DockerEngine) -> None:
+    with pytest.raises(HostError, match=r"^Docker Engine: No such image$"):
+        next(over_tcp.events("demo"))
+
+
 class Slow(Answers):
     """A daemon whose answer goes on and on, each byte in time."""
 
     def answer(self, code: int, body: Mapping[str, object]) -> None:  # noqa: ARG002
         self.send_response(code)
+        self.send_header("Api-Version", self.version)
         self.end_headers()
         with suppress(OSError):
             while True:
@@ -218,7 +264,7 @@ class Slow(Answers):
 
 def test_an_answer_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ThreadingHTTPServer, "paused", threading.Event(), raising=False)
-    with daemon(Slow, monkeypatch, seconds=1) as engine, pytest.raises(HostError, match="does not answer: timed out"):
+    with daemon(Slow, monkeypatch, seconds=1) as engine, pytest.raises(HostError, match=r"does not answer.*timed out"):
         engine.versions()
 
 

@@ -14,7 +14,7 @@ import pytest
 from support.builders import lab, observed
 from urllib3.exceptions import ProtocolError
 
-from labctl.engines import events
+from labctl.engines import api, events
 from labctl.engines.docker import DockerEngine
 from labctl.engines.state import ObservedState
 from labctl.errors import HostError
@@ -41,7 +41,11 @@ class Daemon:
     def api(self) -> Iterator[Daemon]:
         yield self
 
-    def events(self, filters: object) -> Iterator[bytes]:  # noqa: ARG002
+    @contextmanager
+    def event_lines(self, **_: object) -> Iterator[Iterator[bytes]]:
+        yield api.lines(self.stream())
+
+    def stream(self) -> Iterator[bytes]:
         """They end when the last check has been read."""
         for event in self._events:
             if isinstance(event, bytes):
