@@ -102,7 +102,7 @@ class Client(APIClient):
 
 
 def chunks(answer: Response, seconds: float) -> Iterator[bytes]:
-    """An answer as it arrives. TimeoutError after one or two times so many seconds, DockerException if it is too long."""
+    """An answer as it arrives. TimeoutError after once or twice the seconds, DockerException if it is too long."""
     deadline, size, whole = time.monotonic() + seconds, 0, False
     try:
         while chunk := answer.raw.read1(CHUNK, decode_content=True):
