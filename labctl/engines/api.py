@@ -46,7 +46,7 @@ class Client(APIClient):
         # The environment's proxies are not for a daemon.
         self.trust_env = False
         if local:
-            self.mount("http+docker://", Adapter(address, seconds))
+            self.mount("http+docker://", Adapter(address.removeprefix("unix://"), seconds))
         # It answers in 1 ms; to tell all versions takes the daemon 10.
         ping = self.get(f"{self.base_url}/_ping", timeout=seconds)
         ping.raise_for_status()

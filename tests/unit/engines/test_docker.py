@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import socketserver
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -205,6 +206,38 @@ def test_an_answer_that_is_too_large_is_refused(over_tcp: DockerEngine, monkeypa
     monkeypatch.setattr(api, "LARGEST_ANSWER", 20)
     with pytest.raises(HostError, match=r"^Docker Engine: an answer has more than 0 MiB$"):
         over_tcp.versions()
+
+
+class Local(Answers):
+    """A daemon that keeps connections open."""
+
+    protocol_version = "HTTP/1.1"
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.connections.append(self.client_address)  # type: ignore[attr-defined]
+
+
+def test_all_questions_of_a_block_take_one_connection_which_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+        connections: ClassVar[list[object]] = []
+
+    path = str(tmp_path / "docker.sock")
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
+    with Server(path, Local) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            with DockerEngine()._api() as client:
+                for image in ("a", "b", "c"):
+                    assert docker.inspect(client, "image", image) is None
+        finally:
+            server.shutdown()
+            thread.join()
+    # The threads that serve connections are waited for above: none is open.
+    assert len(Server.connections) == 1
 
 
 class Cluttered(Execs):
