@@ -32,7 +32,7 @@ quickstart: $(VENV)/.installed  ## set up this machine, bring a two-node lab up,
 test: $(VENV)/.developer  ## lint, types, unit tests, and smoke tests on a real engine
 	@bash tests/tier.sh lint+unit+image smoke
 
-test-all: $(VENV)/.developer  ## what else CI runs: every test on a real engine but the slow ones
+test-all: $(VENV)/.developer  ## what else CI runs; its parts: test-labs test-faults test-hosts test-devices test-cluster test-horovod
 	@bash tests/tier.sh image horovod-image docker
 
 test-nightly: $(VENV)/.developer  ## slow tests and timings, and Compose 5

@@ -135,6 +135,9 @@ def lines(stream: Iterable[bytes]) -> Iterator[bytes]:
 
 def first_cause(error: BaseException) -> BaseException:
     """The error that requests and urllib3 have wrapped."""
-    while isinstance(cause := error.__cause__ or error.__context__, (HTTPError, HTTPException, OSError)):
+    while not error.__suppress_context__ or error.__cause__:
+        cause = error.__cause__ or error.__context__
+        if not isinstance(cause, (HTTPError, HTTPException, OSError)):
+            break
         error = cause
     return error

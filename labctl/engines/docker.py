@@ -194,6 +194,8 @@ class DockerEngine:
         except TLSParameterError:
             folder = process.variable("DOCKER_CERT_PATH") or "~/.docker"
             raise OSError(f"no cert.pem, key.pem and ca.pem in {folder}, and DOCKER_TLS_VERIFY is set") from None
+        except (DockerException, ValueError) as error:
+            raise OSError(str(error)) from None
         except (AttributeError, TypeError) as error:
             raise DockerException(f"the docker command's config.json is invalid: {error}") from error
 

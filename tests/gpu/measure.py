@@ -322,11 +322,15 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def main() -> int:
     """Measure the parts that are named; the number of those that failed."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--upstream", type=Path)
+    parser = argparse.ArgumentParser(
+        "measure.sh",
+        description=(__doc__ or "").partition("\n")[0],
+        epilog="It needs Python with torch, transformers and accelerate; --wheels DIR adds what wheels.sh has made.",
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder of the rows and the table")
+    parser.add_argument("--upstream", type=Path, help="a clone of DeepSpeedExamples, to run its main.py beside ours")
     parser.add_argument("--toy", action="store_true", help="tiny models on the CPU: a test of this script")
-    parser.add_argument("parts", nargs="*")
+    parser.add_argument("parts", nargs="*", help=", ".join(("card", *WORKLOADS, "upstream; all unless named")))
     args = parser.parse_args()
     out = args.out.resolve()
     out.mkdir(parents=True, exist_ok=True)

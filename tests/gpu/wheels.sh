@@ -4,9 +4,13 @@
 #     wheels.sh DIR [PYTHON [GROUP...]]
 #
 # PYTHON is the version on the machine with the GPU (3.12). Groups: labctl, deepspeed, upstream (for the script of
-# DeepSpeed-Chat, which needs transformers before 5). Under 64 MiB in all.
+# DeepSpeed-Chat, which needs transformers before 5). Under 64 MiB in all. Python here needs pip, setuptools and wheel.
 set -euo pipefail
 
+if [[ ${1:--} == -* ]]; then
+    echo 'usage: wheels.sh DIR [PYTHON [GROUP...]]' >&2
+    exit 2
+fi
 folder=$1
 python=${2:-3.12}
 shift $(($# < 2 ? $# : 2))
