@@ -633,7 +633,7 @@ def test_what_a_script_that_starts_its_ranks_itself_left_does_not_keep_the_run_f
 def test_a_script_that_starts_its_ranks_itself_answers_its_time_limit(ranks: Ranks) -> None:
     of = job(lab(project_path=str(ranks.project)), run_id="r1", launcher="script", script="says")
     says = ranks.project / "outputs/r1/work/says"
-    says.write_text('#!/bin/bash\ntrap \'echo cleaned; exit 9\' TERM\nsleep 600 &\necho ready > "$GO"\nwait\n')
+    says.write_text("#!/bin/bash\ntrap 'echo cleaned; exit 9' TERM\nsleep 600 &\necho ready > \"$GO\"\nwait\n")
     says.chmod(0o755)
     script, go = ranks.root / "start.sh", ranks.root / "go"
     os.mkfifo(go)
