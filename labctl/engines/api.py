@@ -29,7 +29,7 @@ HEADER = struct.Struct(">BxxxL")
 
 
 class Adapter(UnixHTTPAdapter):
-    """One connection for all addresses of a daemon: the SDK's has one for each, which over ssh is a session."""
+    """Keep one connection to a daemon. The SDK keeps one for each path that it asks, and over ssh each is a session."""
 
     def get_connection(self, url: str | bytes, proxies: Any = None) -> UnixHTTPConnectionPool:  # noqa: ARG002
         return super().get_connection(self.socket_path)

@@ -1,4 +1,4 @@
-"""One Docker daemon, here or at a forwarded socket: read with the docker SDK, changed with python-on-whales."""
+"""Docker Engine of this machine or at a forwarded socket: read with the docker SDK, changed with python-on-whales."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class DockerEngine:
         except (DockerException, HTTPError, OSError, ValueError) as error:
             cause = first_cause(error)
             if isinstance(cause, ValueError) or not isinstance(cause, OSError):
-                raise self._error(f"Docker Engine: {cause or type(cause).__name__}") from error
+                raise self._error(f"Docker Engine: {str(cause) or type(cause).__name__}") from error
             raise self._silent(cause) from error
 
     def _silent(self, cause: OSError) -> HostError:
@@ -394,14 +394,12 @@ class DockerEngine:
         with self._api() as api:
             try:
                 made = api.exec_create(container, list(argv), user=user, workdir=workdir)["Id"]
+                try:
+                    out, err = api.exec_output(made, limit)
+                except TimeoutError:
+                    raise process.ProcessTimeout(f"{shlex.join(argv)}: not done within {limit:g} s") from None
             except APIError as error:  # The container is gone, or not running.
                 return process.CompletedProcess(argv, 1, "", f"{error.explanation}\n")
-            try:
-                out, err = api.exec_output(made, limit)
-            except APIError as error:
-                return process.CompletedProcess(argv, 1, "", f"{error.explanation}\n")
-            except TimeoutError:
-                raise process.ProcessTimeout(f"{shlex.join(argv)}: not done within {limit:g} s") from None
             code = api.exec_inspect(made)["ExitCode"]
         if code is None:
             raise self._error(f"{container}: the connection to {argv[0]} was lost")
@@ -492,8 +490,8 @@ class DockerEngine:
     def events(self, lab: str) -> Iterator[tuple[str, Cause, str]]:
         # A filter for labels would leave out the events of networks, which have none.
         own = {"container": (lab,), "network": (None,)}
-        told = ["die", "oom", "health_status", "disconnect", "pause", "unpause"]
-        with self._api() as api, api.event_lines(type=["container", "network"], event=told) as lines:
+        actions = ["die", "oom", "health_status", "disconnect", "pause", "unpause"]
+        with self._api() as api, api.event_lines(type=["container", "network"], event=actions) as lines:
             heard = map(json.loads, lines)
             ours = (one for one in heard if one["Actor"]["Attributes"].get("labctl.lab") in own[one["Type"]])
             yield from watch(ours, partial(self.observe, lab), self._last_check)

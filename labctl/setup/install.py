@@ -100,11 +100,14 @@ def plan(facts: Facts) -> SetupPlan:
 
 def _missing(facts: Facts) -> tuple[str, ...]:
     """The requirements that are not installed, or too old."""
-    found = {"Docker Engine": facts.engine, "buildx": facts.buildx, "compose": facts.compose}
-    unmet = {need for need, version in found.items() if is_older(version, OLDEST[need])}
-    if not facts.command:
-        unmet.add("docker command")
-    return tuple(need for need in OLDEST if need in unmet)
+    versions = {
+        "Docker Engine": facts.engine,
+        # Of whatever version.
+        "docker command": OLDEST["docker command"] if facts.command else "",
+        "buildx": facts.buildx,
+        "compose": facts.compose,
+    }
+    return tuple(need for need, version in versions.items() if is_older(version, OLDEST[need]))
 
 
 def _packages(facts: Facts, missing: tuple[str, ...]) -> tuple[tuple[str, ...], bool]:
