@@ -15,10 +15,25 @@ from msgspec.structs import replace
 from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError, Interrupted, raise_all
+from labctl.records.active import in_use
 
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from labctl.backends.docker.compose.devcontainer import DevcontainerFile
+    from labctl.backends.docker.compose.render import RenderedFiles
+    from labctl.backends.docker.deploy.decide import Decision
+    from labctl.backends.docker.deploy.images import Ask
+    from labctl.backends.docker.deploy.plan import Step
+    from labctl.backends.docker.lab.cluster import Cluster
+    from labctl.backends.docker.lab.devices import DeviceReport, EffectiveSettings
+    from labctl.backends.kubernetes.importing import ImportedJob
+    from labctl.backends.kubernetes.job import ClusterJob
+    from labctl.backends.kubernetes.lab import ClusterLab, Submitted
+    from labctl.backends.kubernetes.render import Kustomized, Manifests
+    from labctl.backends.kubernetes.target import Target
+    from labctl.backends.state import ObservedState
+    from labctl.backends.status import LabStatus
     from labctl.batches.baseline import BaselineReport, ValidationReport
     from labctl.batches.batch import BatchReport
     from labctl.batches.bisect import Diagnosis
@@ -31,34 +46,20 @@ if TYPE_CHECKING:
     from labctl.batches.validate import Suspicion
     from labctl.bundle.load import LoadedBundle
     from labctl.bundle.save import SavedBundle
-    from labctl.compose.devcontainer import DevcontainerFile
-    from labctl.compose.render import RenderedFiles
     from labctl.config.scaffold import InitializedLab
-    from labctl.deploy.decide import Decision
-    from labctl.deploy.images import Ask
-    from labctl.deploy.plan import Step
     from labctl.doctor.examination import DoctorReport
-    from labctl.engines.state import ObservedState
     from labctl.fit import FitReport
     from labctl.hub.prefetch import CacheReport
-    from labctl.k8s.importing import ImportedJob
-    from labctl.k8s.job import ClusterJob
-    from labctl.k8s.lab import ClusterLab, Submitted
-    from labctl.k8s.render import Kustomized, Manifests
-    from labctl.k8s.target import Target
-    from labctl.lab.cluster import Cluster
-    from labctl.lab.devices import DeviceReport, EffectiveSettings
-    from labctl.lab.status import LabStatus
     from labctl.model import Cache, Job, Lab, Result, Workload
+    from labctl.records.store import RunFilter, RunList, RunSummary
     from labctl.reports.runs import WrittenReport
     from labctl.runs.compare import Comparison, RecordedRun, RepeatedRuns
     from labctl.runs.export import ExportedRun
     from labctl.runs.freeze import FrozenLab, Verification
     from labctl.runs.prune import PrunedRuns
     from labctl.runs.request import RunOptions
-    from labctl.runs.store import RunFilter, RunList, RunSummary
     from labctl.runs.top import RunView
-    from labctl.setup.install import SetupResult
+    from labctl.system.setup.install import SetupResult
     from labctl.workloads.external import WorkloadList
 
 # Seconds to wait for another `up` or `down` of the same lab, and for another run that is staged.
@@ -75,7 +76,7 @@ def init(directory: Path) -> InitializedLab:
 
 def setup(emit: Callable[[str], None], ask: Ask | None, *, yes: bool) -> SetupResult:
     """Install and start what this host needs to run a lab."""
-    from labctl.setup import install
+    from labctl.system.setup import install
 
     return install.SetupResult(install.setup(yes=yes, ask=ask, emit=emit))
 
@@ -85,14 +86,14 @@ def doctor(context: Context, *, node: str = "", fix: bool = False, ask: Ask | No
 
     ``fix`` applies fixes that only change labctl's own resources, asking before each unless ``ask`` is None.
     """
+    from labctl.backends.docker.lab.cluster import require_docker
     from labctl.doctor import run as doctor_run
     from labctl.doctor.examination import DoctorReport
-    from labctl.lab.cluster import require_docker
 
     if fix or node:
         require_docker(context.declared(), "--fix" if fix else "--node")
     if there := in_cluster(context):
-        from labctl.k8s import checks
+        from labctl.backends.kubernetes import checks
 
         return DoctorReport(tuple(checks.examine(there)))
     if not fix:
@@ -104,13 +105,13 @@ def doctor(context: Context, *, node: str = "", fix: bool = False, ask: Ask | No
 
 def in_cluster(context: Context) -> ClusterLab | None:
     """The lab where it is on Kubernetes (LAB_ENGINE), else None. HostError where the kubeconfig names no cluster."""
-    from labctl.lab.cluster import DOCKER
+    from labctl.backends.docker.lab.cluster import DOCKER
 
     # Without their warnings: on Docker hosts the flow itself gives them.
     if context.declared().text("LAB_ENGINE") == DOCKER:
         return None
-    from labctl.deploy.preflight import require_named
-    from labctl.k8s import lab
+    from labctl.backends.docker.deploy.preflight import require_named
+    from labctl.backends.kubernetes import lab
 
     settings = context.settings()
     require_named(context, settings)
@@ -119,10 +120,10 @@ def in_cluster(context: Context) -> ClusterLab | None:
 
 def devices(context: Context) -> DeviceReport:
     """The devices of each host; needs neither an engine nor a lab."""
-    from labctl.lab import devices
+    from labctl.backends.docker.lab import devices
 
     if there := in_cluster(context):
-        from labctl.k8s import capacity
+        from labctl.backends.kubernetes import capacity
 
         return capacity.devices(there)
     return devices.devices(context)
@@ -130,16 +131,16 @@ def devices(context: Context) -> DeviceReport:
 
 def config(context: Context) -> EffectiveSettings:
     """The effective settings with their origins, and what they resolve to on the hosts."""
-    from labctl.lab import devices
+    from labctl.backends.docker.lab import devices
 
     return devices.effective_settings(context)
 
 
 def render_files(context: Context) -> RenderedFiles:
     """Write the files of every node."""
-    from labctl.compose import render
-    from labctl.deploy import preflight, provision
-    from labctl.lab.cluster import connect, preview_lab
+    from labctl.backends.docker.compose import render
+    from labctl.backends.docker.deploy import preflight, provision
+    from labctl.backends.docker.lab.cluster import connect, preview_lab
     from labctl.system.files import write_all
 
     with connect(context, context.settings()) as cluster:
@@ -154,9 +155,9 @@ def render_files(context: Context) -> RenderedFiles:
 
 def devcontainer(context: Context, program: str, *, force: bool = False) -> DevcontainerFile:
     """Write the devcontainer.json that attaches VS Code to this lab; ConfigError if it was edited, unless forced."""
-    from labctl.compose import devcontainer
-    from labctl.deploy.preflight import require_initialised
-    from labctl.lab.cluster import require_docker
+    from labctl.backends.docker.compose import devcontainer
+    from labctl.backends.docker.deploy.preflight import require_initialised
+    from labctl.backends.docker.lab.cluster import require_docker
     from labctl.system.files import write_all
 
     require_initialised(context)
@@ -178,9 +179,9 @@ def build(
     ``base``: anyone's image, to which only what a node needs is added.
     ``sbom``: a file to write the software bill of materials of the image to.
     """
-    from labctl.deploy.images import build_from, build_image
-    from labctl.images import sbom as bills
-    from labctl.lab.cluster import connect
+    from labctl.backends.docker.deploy.images import build_from, build_image
+    from labctl.backends.docker.images import sbom as bills
+    from labctl.backends.docker.lab.cluster import connect
 
     if sbom and not sbom.parent.is_dir():
         raise ConfigError(f"{sbom.parent}: no such directory", hint=f"mkdir -p {shlex.quote(str(sbom.parent))}")
@@ -201,7 +202,7 @@ def settings_for(context: Context, workload: str) -> Settings:
     settings = context.settings()
     if not workload:
         return settings
-    from labctl.deploy.images import for_workload
+    from labctl.backends.docker.deploy.images import for_workload
     from labctl.runs.request import RunOptions, choose_workload
 
     return for_workload(context, settings, choose_workload(context.directory, workload, RunOptions(), settings))
@@ -212,8 +213,8 @@ def up(context: Context, *, workload: str = "", dry_run: bool = False) -> LabSta
 
     With a workload, the nodes get the image that it needs. A host that fails is named once the others are done.
     """
-    from labctl.deploy.preflight import require_initialised
-    from labctl.lab.cluster import connect
+    from labctl.backends.docker.deploy.preflight import require_initialised
+    from labctl.backends.docker.lab.cluster import connect
 
     require_initialised(context)
     with connect(context, settings_for(context, workload)) as cluster:
@@ -222,14 +223,14 @@ def up(context: Context, *, workload: str = "", dry_run: bool = False) -> LabSta
 
 def bring_up(context: Context, cluster: Cluster, *, dry_run: bool = False) -> LabStatus | PlanPreview:
     """Decide and carry out what brings the lab up; the answer is its status, or the plan."""
-    from labctl.deploy import preflight
+    from labctl.backends.docker.deploy import preflight
 
     with changing(context, "labctl up", dry_run=dry_run):
         observed, cluster = preflight.observe(context, cluster)
         early = None if dry_run else cluster.begin_reach(observed)
         # The nodes are asked while these are loaded.
-        from labctl.deploy import executor
-        from labctl.lab.status import status_of
+        from labctl.backends.docker.deploy import executor
+        from labctl.backends.docker.lab.status import status_of
 
         decided = decide_up(context, cluster, observed, dry_run=dry_run)
         if dry_run:
@@ -242,10 +243,10 @@ def bring_up(context: Context, cluster: Cluster, *, dry_run: bool = False) -> La
 
 def rotate_keys(context: Context) -> LabStatus:
     """Replace the lab's ssh keys, and its containers if there are any. HostError during a run."""
-    from labctl.compose import ssh_keys
-    from labctl.deploy import preflight
-    from labctl.lab.cluster import connect, load_lab
-    from labctl.lab.status import status_of
+    from labctl.backends.docker.compose import ssh_keys
+    from labctl.backends.docker.deploy import preflight
+    from labctl.backends.docker.lab.cluster import connect, load_lab
+    from labctl.backends.docker.lab.status import status_of
 
     preflight.require_initialised(context)
     with connect(context, context.settings()) as cluster:
@@ -262,7 +263,7 @@ def rotate_keys(context: Context) -> LabStatus:
 
 def decide_up(context: Context, cluster: Cluster, observed: ObservedState, *, dry_run: bool) -> Decision:
     """What `up` would do now, and is stopped by."""
-    from labctl.deploy import decide, plan
+    from labctl.backends.docker.deploy import decide, plan
     from labctl.doctor import run as doctor_run
 
     def check(lab: Lab, cluster: Cluster) -> Cluster:
@@ -297,12 +298,12 @@ def answer(cluster: Cluster, plan: object) -> PlanPreview:
 
 def status(context: Context) -> LabStatus:
     """What Docker says of the lab, by its labels; hosts that do not answer are named in it."""
-    from labctl.deploy.preflight import require_named
-    from labctl.lab.cluster import connect
-    from labctl.lab.status import status_of
+    from labctl.backends.docker.deploy.preflight import require_named
+    from labctl.backends.docker.lab.cluster import connect
+    from labctl.backends.docker.lab.status import status_of
 
     if there := in_cluster(context):
-        from labctl.k8s import lab
+        from labctl.backends.kubernetes import lab
 
         return lab.status(there)
     settings = context.settings()
@@ -313,7 +314,7 @@ def status(context: Context) -> LabStatus:
 
 def with_runs(context: Context, cluster: Cluster, status: LabStatus) -> LabStatus:
     """The lab's status with its latest runs."""
-    from labctl.lab.status import RunState
+    from labctl.backends.status import RunState
     from labctl.runs import follow
 
     listed = follow.listing(context, cluster, 20)
@@ -325,7 +326,7 @@ def down(context: Context, *, images: bool = False, dry_run: bool = False, ask: 
 
     With ``images``, hosts lose the lab's image too. ``ask`` is asked whether runs that are under way may be ended.
     """
-    from labctl.lab.cluster import require_docker
+    from labctl.backends.docker.lab.cluster import require_docker
 
     if images:
         require_docker(context.declared(), "--images")
@@ -336,7 +337,7 @@ def down(context: Context, *, images: bool = False, dry_run: bool = False, ask: 
 
 def down_in_cluster(there: ClusterLab, *, dry_run: bool, ask: Ask | None) -> PlanPreview:
     """Remove what the lab has in the cluster, but its claim."""
-    from labctl.k8s import lab
+    from labctl.backends.kubernetes import lab
 
     plan, running = lab.plan_down(there), lab.running(there)
     if running:
@@ -363,8 +364,8 @@ def remove(
     ask: Ask | None = None,
 ) -> PlanPreview:
     """Decide and carry out what removes the lab, and ``state`` of its directory; the answer is the plan."""
-    from labctl.deploy.preflight import require_named
-    from labctl.lab.cluster import connect
+    from labctl.backends.docker.deploy.preflight import require_named
+    from labctl.backends.docker.lab.cluster import connect
 
     settings = context.settings()
     require_named(context, settings)
@@ -382,7 +383,7 @@ def take_down(
     ask: Ask | None = None,
 ) -> PlanPreview:
     """The same on connected hosts; the caller holds the lock."""
-    from labctl.deploy import decide, executor, preflight
+    from labctl.backends.docker.deploy import decide, executor, preflight
     from labctl.runs import artifacts, follow  # noqa: F401 - fetches what runs left on hosts
 
     plan, failed, runs = decide.down(context, cluster, images_too=images, state=state)
@@ -459,8 +460,8 @@ def repeat(
 
 def run_in_cluster(there: ClusterLab, name: str, options: RunOptions) -> Result | RunSummary | PlanPreview:
     """Submit a workload as a job, follow it and judge it."""
-    from labctl.k8s import checks, lab, render
-    from labctl.runs import store
+    from labctl.backends.kubernetes import checks, lab, render
+    from labctl.records import store
     from labctl.runs.request import choose_workload, unknown
 
     workload = choose_workload(there.directory, name, options, there.settings)
@@ -483,7 +484,7 @@ def retry(context: Context, name: str, options: RunOptions, ended: Result) -> Ru
 
     HostError where the lab does not come up, unless the workload is elastic and nodes are left.
     """
-    from labctl.lab.cluster import connect, load_lab
+    from labctl.backends.docker.lab.cluster import connect, load_lab
     from labctl.runs import run as runs
     from labctl.runs.request import choose_workload
 
@@ -514,10 +515,10 @@ def gather(context: Context, cluster: Cluster, lab: Lab, run_id: str) -> None:
 
 def run_once(context: Context, name: str, options: RunOptions, ask: Ask | None) -> Result | RunSummary | PlanPreview:
     """Run it and judge it, whatever comes of it."""
-    from labctl.deploy.images import for_workload
-    from labctl.deploy.images import remark as image_remark
-    from labctl.deploy.preflight import require_named
-    from labctl.lab.cluster import connect
+    from labctl.backends.docker.deploy.images import for_workload
+    from labctl.backends.docker.deploy.images import remark as image_remark
+    from labctl.backends.docker.deploy.preflight import require_named
+    from labctl.backends.docker.lab.cluster import connect
     from labctl.runs.request import choose_workload, unknown
     from labctl.workloads import external
 
@@ -545,11 +546,11 @@ def run_on(
     """Job, what must hold before it, plan, launch. ``replayed`` makes the job of a run once more."""
     from datetime import datetime
 
-    from labctl.deploy import images, preflight
-    from labctl.deploy.plan import Plan
+    from labctl.backends.docker import agent
+    from labctl.backends.docker.deploy import images, preflight
+    from labctl.backends.docker.deploy.plan import Plan
+    from labctl.backends.docker.lab.cluster import load_lab
     from labctl.doctor import run as doctor_run
-    from labctl.engines import agent
-    from labctl.lab.cluster import load_lab
     from labctl.runs import provenance
     from labctl.runs import run as runs
     from labctl.runs.request import build_job, renamed
@@ -577,7 +578,7 @@ def run_on(
     early = agent.begin_reach(cluster.engine, observed, nodes) if observed and not foreign and not dry_run else None
     if active := runs.under_way(lab, cluster.engine, observed, dry_run=dry_run) if observed else ():
         if replayed:
-            raise agent.in_use(active)
+            raise in_use(active)
         lab = runs.with_own_port(lab, active)
         job = build_job(lab, workload, options, now)
     if workload.has_own_image and observed and runs.not_up(lab, job.containers, observed):
@@ -603,11 +604,11 @@ def replay(context: Context, run: str, *, dry_run: bool = False) -> Result | Pla
 
     HostError that names what of it cannot be had.
     """
-    from labctl.deploy.images import for_workload
-    from labctl.lab.cluster import connect, load_lab, require_docker
+    from labctl.backends.docker.deploy.images import for_workload
+    from labctl.backends.docker.lab.cluster import connect, load_lab, require_docker
+    from labctl.records import store
     from labctl.runs import replay as replays
     from labctl.runs import run as runs
-    from labctl.runs import store
     from labctl.runs.request import RunOptions
 
     lab_name(context)
@@ -641,7 +642,7 @@ def verify(context: Context, file: Path) -> Verification:
 
 def frozen(context: Context) -> dict[str, Any]:
     """What the lab is now, as `freeze` writes it."""
-    from labctl.lab.cluster import connect, load_lab
+    from labctl.backends.docker.lab.cluster import connect, load_lab
     from labctl.runs import freeze as freezing
 
     lab_name(context)
@@ -654,7 +655,7 @@ def frozen(context: Context) -> dict[str, Any]:
 @contextmanager
 def running(context: Context, lab: Path, run_id: str) -> Iterator[None]:
     """Hold the lock of a run, which is not taken while another command changes the lab. HostError if one does."""
-    from labctl.runs import store
+    from labctl.records import store
     from labctl.system import filelock
 
     with ExitStack() as held:
@@ -665,7 +666,7 @@ def running(context: Context, lab: Path, run_id: str) -> Iterator[None]:
 
 def runs(context: Context, wanted: RunFilter | None = None) -> RunList:
     """The lab's runs, or those that are wanted, the latest first. A run that has ended meanwhile is judged."""
-    from labctl.runs.store import RunList
+    from labctl.records.store import RunList
 
     every = all_runs(context)
     workloads = sorted({run.workload or "" for run in every} - {""})
@@ -675,14 +676,15 @@ def runs(context: Context, wanted: RunFilter | None = None) -> RunList:
 
 
 def all_runs(context: Context) -> tuple[RunSummary, ...]:
-    from labctl.lab.cluster import connect
-    from labctl.runs import follow, store
+    from labctl.backends.docker.lab.cluster import connect
+    from labctl.records import store
+    from labctl.runs import follow
 
     lab_name(context)
     if not store.unjudged(context.directory):
         return store.listing(context.directory)
     if there := in_cluster(context):
-        from labctl.k8s import lab
+        from labctl.backends.kubernetes import lab
 
         return lab.listing(there)
     with connect(context, context.settings(), demand=False) as cluster:
@@ -703,16 +705,17 @@ def prune_runs(context: Context, keep: int, *, dry_run: bool = False) -> PrunedR
 
 def show(context: Context, run: str) -> Result | RunSummary:
     """The result of a run (its id, or ``latest``), or its summary without one. A run that has ended is judged first."""
-    from labctl.lab.cluster import connect
+    from labctl.backends.docker.lab.cluster import connect
     from labctl.model import Result
-    from labctl.runs import follow, store
+    from labctl.records import store
+    from labctl.runs import follow
 
     lab_name(context)
     found = store.read(context.directory, run)
     if isinstance(found, Result):
         return found
     if there := in_cluster(context):
-        from labctl.k8s import lab
+        from labctl.backends.kubernetes import lab
 
         (found,) = (one for one in lab.listing(there) if one.run_id == found.run_id)
         return store.read_result(context.directory, found.run_id) or found
@@ -774,7 +777,7 @@ def read_records(context: Context, runs: Iterable[str]) -> list[RecordedRun]:
 def ended(context: Context, runs: Iterable[str]) -> list[Result]:
     """The results of runs, each once. HostError for one that has none."""
     from labctl.model import Result
-    from labctl.runs import store
+    from labctl.records import store
 
     lab_name(context)
     found = [show(context, run_id) for run_id in dict.fromkeys(store.find(context.directory, run) for run in runs)]
@@ -786,10 +789,11 @@ def ended(context: Context, runs: Iterable[str]) -> list[Result]:
 
 def attach(context: Context, run: str) -> Result:
     """Print what a run has printed, and what it prints until it ends; judge it then, unless another does."""
-    from labctl.runs import follow, store
+    from labctl.records import store
+    from labctl.runs import follow
 
     if there := in_cluster(context):
-        from labctl.k8s import lab as cluster_lab
+        from labctl.backends.kubernetes import lab as cluster_lab
 
         return cluster_lab.attach(there, store.find(context.directory, run), context.line)
     with attached(context, run) as (cluster, lab, run_id):
@@ -801,7 +805,7 @@ def top(context: Context, run: str = "", show: Callable[[RunView], bool] | None 
 
     ``show`` is given one view after the other, about each second, until the run ends or it says that it is enough.
     """
-    from labctl.lab.cluster import connect, load_lab, require_docker
+    from labctl.backends.docker.lab.cluster import connect, load_lab, require_docker
     from labctl.runs import top as runs_top
 
     lab_name(context)
@@ -814,10 +818,11 @@ def top(context: Context, run: str = "", show: Callable[[RunView], bool] | None 
 
 def stop(context: Context, run: str, grace: float) -> Result:
     """End a run, with so many seconds between TERM and KILL, and judge it."""
-    from labctl.runs import follow, store
+    from labctl.records import store
+    from labctl.runs import follow
 
     if there := in_cluster(context):
-        from labctl.k8s import lab as cluster_lab
+        from labctl.backends.kubernetes import lab as cluster_lab
 
         return cluster_lab.stop(there, store.find(context.directory, run))
     with attached(context, run) as (cluster, lab, run_id):
@@ -834,11 +839,11 @@ def run_logs(
     timestamps: bool = False,
 ) -> None:
     """Pass on what a run, or one rank of it, has printed, and with ``follow`` what it prints until it ends."""
-    from labctl.runs import store
+    from labctl.records import store
     from labctl.runs.follow import logs
 
     if there := in_cluster(context):
-        from labctl.k8s import lab as cluster_lab
+        from labctl.backends.kubernetes import lab as cluster_lab
 
         run_id = store.find(context.directory, run)
         cluster_lab.print_log(there, run_id, on_line, follow=follow, rank=rank, timestamps=timestamps)
@@ -850,8 +855,8 @@ def run_logs(
 @contextmanager
 def attached(context: Context, run: str) -> Iterator[tuple[Cluster, Lab, str]]:
     """The connected hosts of the lab, and the id of one of its runs. ConfigError for one that there is not."""
-    from labctl.lab.cluster import connect, load_lab
-    from labctl.runs import store
+    from labctl.backends.docker.lab.cluster import connect, load_lab
+    from labctl.records import store
 
     lab_name(context)
     run_id = store.read(context.directory, run).run_id
@@ -896,9 +901,9 @@ def hostfiles(
 
 def slots_in_lab(context: Context, names: tuple[str, ...]) -> dict[str, int]:
     """The slots of the lab's nodes by the names that a list of machines gives them; as Lambda's 8 outside a lab."""
+    from labctl.backends.docker.lab.cluster import connect, load_lab
     from labctl.batches import hostfiles as sets
     from labctl.config.context import is_lab
-    from labctl.lab.cluster import connect, load_lab
     from labctl.runs import job
 
     if not is_lab(context.directory):
@@ -924,9 +929,9 @@ def batch(
 
     The record and the jobs' logs are written to ``out``. ``show`` gets the batch with each change of a job.
     """
+    from labctl.backends.docker.lab.cluster import connect, load_lab
     from labctl.batches import batch as batches
     from labctl.config import inventory
-    from labctl.lab.cluster import connect, load_lab
     from labctl.runs import run as runs
     from labctl.runs.request import bounded, choose_workload
     from labctl.system import filelock
@@ -963,8 +968,8 @@ def run_batch(
     """Run the jobs of a batch that are not done, each as a detached run that is followed."""
     import threading
 
+    from labctl.backends.docker.events import Losses
     from labctl.batches import batch as batches
-    from labctl.engines.events import Losses
     from labctl.runs import follow
 
     launching, stopped = threading.Semaphore(batches.LAUNCHED), threading.Event()
@@ -1009,10 +1014,10 @@ def bisect(
     """
     from datetime import datetime
 
+    from labctl.backends.docker.lab.cluster import connect, load_lab
     from labctl.batches import batch as batches
     from labctl.batches import search
     from labctl.config import inventory
-    from labctl.lab.cluster import connect, load_lab
     from labctl.runs import job
     from labctl.runs import run as runs
     from labctl.runs.request import choose_workload
@@ -1067,8 +1072,8 @@ def cache(context: Context, name: str, extra: Cache, *, hosts: bool = False, dry
     """
     import time
 
+    from labctl.backends.docker.lab.cluster import require_docker
     from labctl.hub import prefetch
-    from labctl.lab.cluster import require_docker
     from labctl.model import Cache
     from labctl.runs.request import RunOptions, choose_workload
 
@@ -1081,7 +1086,7 @@ def cache(context: Context, name: str, extra: Cache, *, hosts: bool = False, dry
     if hosts:
         require_docker(settings, "--hosts")
     if there := in_cluster(context):
-        from labctl.k8s import storage
+        from labctl.backends.kubernetes import storage
 
         repositories, endpoint = prefetch.names(wanted), prefetch.endpoint_of(context.environ)
         items = storage.fill(there, repositories, endpoint, dry_run=dry_run) if repositories else ()
@@ -1106,14 +1111,14 @@ def cache(context: Context, name: str, extra: Cache, *, hosts: bool = False, dry
 
 def proxies(context: Context) -> dict[str, str]:
     """The proxy variables that the settings give to programs."""
-    from labctl.lab import spec
+    from labctl.backends import spec
 
     return {key: value.reveal() for key, value in spec.proxies(context.settings())}
 
 
 def k8s_render(context: Context, name: str, options: RunOptions) -> Manifests:
     """The workload as a job for Kubernetes, with all that it needs there. ConfigError; nothing is sent."""
-    from labctl.k8s import render
+    from labctl.backends.kubernetes import render
 
     made = render.rendered(*k8s_job(context, name, options))
     if f"Secret/{made.name}" in made.objects:
@@ -1123,7 +1128,7 @@ def k8s_render(context: Context, name: str, options: RunOptions) -> Manifests:
 
 def k8s_export(context: Context, name: str, options: RunOptions, directory: Path) -> Kustomized:
     """Write the workload as a job for Kubernetes into a directory for kustomize, without its Secret."""
-    from labctl.k8s import render
+    from labctl.backends.kubernetes import render
     from labctl.system import files
 
     made, left_out = render.kustomization(render.manifests(*k8s_job(context, name, options)))
@@ -1134,9 +1139,9 @@ def k8s_export(context: Context, name: str, options: RunOptions, directory: Path
 
 def k8s_submit(context: Context, name: str, options: RunOptions) -> Submitted:
     """Create a workload's job, which nobody follows or records. ConfigError where it is there, HostError if refused."""
-    from labctl.deploy.preflight import require_initialised
-    from labctl.k8s import checks, lab, render
-    from labctl.k8s.run import submit
+    from labctl.backends.docker.deploy.preflight import require_initialised
+    from labctl.backends.kubernetes import checks, lab, render
+    from labctl.backends.kubernetes.run import submit
     from labctl.runs.request import choose_workload
 
     require_initialised(context)
@@ -1151,8 +1156,8 @@ def k8s_submit(context: Context, name: str, options: RunOptions) -> Submitted:
 
 def k8s_delete(context: Context, name: str, *, storage: bool) -> Submitted:
     """Delete the job that `k8s submit` made of a workload, and with ``storage`` the lab's claim with all data on it."""
-    from labctl.deploy.preflight import require_initialised
-    from labctl.k8s import lab
+    from labctl.backends.docker.deploy.preflight import require_initialised
+    from labctl.backends.kubernetes import lab
 
     require_initialised(context)
     return lab.delete(lab.open_lab(context, context.settings()), name, storage=storage)
@@ -1160,8 +1165,8 @@ def k8s_delete(context: Context, name: str, *, storage: bool) -> Submitted:
 
 def k8s_job(context: Context, name: str, options: RunOptions) -> tuple[Target, ClusterJob]:
     """Where the workload is to run in a cluster, and its job there. ConfigError."""
-    from labctl.deploy.preflight import require_initialised
-    from labctl.k8s import job, target
+    from labctl.backends.docker.deploy.preflight import require_initialised
+    from labctl.backends.kubernetes import job, target
     from labctl.runs.request import choose_workload
 
     require_initialised(context)
@@ -1173,8 +1178,8 @@ def k8s_job(context: Context, name: str, options: RunOptions) -> tuple[Target, C
 
 def k8s_import(context: Context, file: Path) -> ImportedJob:
     """Read an MPIJob into a workload of the lab, and settings. ConfigError where a workload of its name is there."""
-    from labctl.deploy.preflight import require_initialised
-    from labctl.k8s import importing
+    from labctl.backends.docker.deploy.preflight import require_initialised
+    from labctl.backends.kubernetes import importing
     from labctl.system import files
 
     require_initialised(context)
@@ -1191,7 +1196,7 @@ def fit(
     context: Context, name: str, options: RunOptions, *, nodes: int | None, slots: int | None, device: int | None
 ) -> FitReport:
     """Estimate the memory of a run of the workload, and whether it fits; ``device`` in bytes."""
-    from labctl.lab.cluster import connect, load_lab
+    from labctl.backends.docker.lab.cluster import connect, load_lab
     from labctl.runs import run as run_parts
     from labctl.runs.request import choose_workload
 
@@ -1241,11 +1246,11 @@ def validate(
     """
     from datetime import datetime
 
+    from labctl.backends.docker.deploy.preflight import require_initialised
+    from labctl.backends.docker.lab.cluster import require_docker
     from labctl.batches import baseline, on_hosts
     from labctl.batches import profile as profiles
     from labctl.batches import validate as validation
-    from labctl.deploy.preflight import require_initialised
-    from labctl.lab.cluster import require_docker
     from labctl.runs.request import choose_workload
 
     require_initialised(context)
@@ -1296,7 +1301,7 @@ def run_check(
     """Run the workload of a check on groups of nodes with these slots, as a batch whose record is in the directory."""
     from labctl.batches import figures
     from labctl.batches import hostfiles as sets
-    from labctl.runs import store
+    from labctl.records import store
 
     hostfiles = directory / "hostfiles"
     sets.write(hostfiles, sets.texts(groups, slots))
@@ -1360,10 +1365,10 @@ def baseline(context: Context, name: str = "", *, keep: bool = False, file: Path
 
 def shell(context: Context, node: str, *, terminal: bool) -> int:
     """Open a shell in a node, in the current directory if it is mounted there; returns its exit code."""
-    from labctl.attach import session, target
+    from labctl.backends.docker.attach import session, target
 
     if there := in_cluster(context):
-        from labctl.k8s import lab
+        from labctl.backends.kubernetes import lab
 
         if not terminal:
             raise ConfigError("a shell needs a terminal", hint=f"labctl exec -n {node} -- COMMAND")
@@ -1379,14 +1384,14 @@ def execute(context: Context, command: tuple[str, ...], node: str, *, everywhere
     """Run a command in a node, or from the launcher on several (``a,b``) or all workers; returns its exit code."""
     import shlex
 
-    from labctl.attach import session, target
+    from labctl.backends.docker.attach import session, target
     from labctl.model import LAUNCHER
 
     if everywhere and node != LAUNCHER:
         raise ConfigError("use either --all or -n", hint=f"labctl exec --all -- {shlex.join(command)}")
     several = everywhere or "," in node
     if there := in_cluster(context):
-        from labctl.k8s import lab
+        from labctl.backends.kubernetes import lab
 
         nodes = lab.workers(there) if everywhere else tuple(node.split(","))
         return lab.execute(there, nodes, command, stdin="terminal" if terminal else "pipe")
@@ -1403,7 +1408,7 @@ def execute(context: Context, command: tuple[str, ...], node: str, *, everywhere
 
 def jupyter(context: Context, node: str, port: int | None, emit_url: Callable[[str], None]) -> None:
     """Serve notebooks from a node on 127.0.0.1 until interrupted."""
-    from labctl.attach import jupyter, target
+    from labctl.backends.docker.attach import jupyter, target
 
     name = lab_name(context)
     if context.settings().text("LAB_HOSTS"):
@@ -1416,7 +1421,7 @@ def jupyter(context: Context, node: str, port: int | None, emit_url: Callable[[s
 def logs(context: Context, node: str | None, on_line: Callable[[str], None], *, follow: bool, colors: bool) -> None:
     """Pass on the logs of a node, or of all containers."""
     from labctl import naming
-    from labctl.attach import target
+    from labctl.backends.docker.attach import target
 
     name = lab_name(context)
     if there := in_cluster(context):
@@ -1428,7 +1433,7 @@ def logs(context: Context, node: str | None, on_line: Callable[[str], None], *, 
 
 def lab_name(context: Context) -> str:
     """The name of the lab in the context's directory. ConfigError if it is not a lab directory."""
-    from labctl.deploy.preflight import require_named
+    from labctl.backends.docker.deploy.preflight import require_named
 
     settings = context.settings()
     require_named(context, settings)

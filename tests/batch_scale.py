@@ -33,20 +33,21 @@ from support import builders
 from support.fake_backend import FakeBackend, healthy
 
 from labctl import flows
+from labctl.backends.docker.agent import AGENT
+from labctl.backends.docker.compose import render
+from labctl.backends.docker.lab import cluster as clusters
+from labctl.backends.state import ObservedState
 from labctl.batches import hostfiles, record
 from labctl.batches.batch import FOLLOWED
 from labctl.batches.record import Batch, BatchJob
 from labctl.batches.schedule import AHEAD, JobQueue
 from labctl.cli.batch import Display
 from labctl.cli.output import Output
-from labctl.compose import render
 from labctl.config.context import Context
 from labctl.doctor import run as doctor_run
-from labctl.engines.agent import AGENT, ActiveRun
-from labctl.engines.state import ObservedState
-from labctl.lab import cluster as clusters
 from labctl.model import Result
-from labctl.runs import store
+from labctl.records import store
+from labctl.records.active import ActiveRun
 from labctl.runs.request import RunOptions, choose_workload
 from labctl.system.files import write_all
 

@@ -135,7 +135,7 @@ def rendering(runs: int) -> dict[str, Any]:
     """Rendering 10,000 nodes / ten times rendering 1,000: linear is 1; the figures are seconds."""
     from support.builders import lab as build_lab
 
-    from labctl.compose import render
+    from labctl.backends.docker.compose import render
 
     def timed(count: int, times: int) -> float:
         labs = [build_lab(nodes=count) for _ in range(times)]
@@ -189,7 +189,7 @@ def rendering_hosts(runs: int) -> dict[str, Any]:
     from support.builders import host, node
     from support.builders import lab as build_lab
 
-    from labctl.compose import render
+    from labctl.backends.docker.compose import render
 
     names = [f"host-{number}" for number in range(1_000)]
     hosts = tuple(host(name=name, address=f"10.0.{number >> 8}.{number & 255}") for number, name in enumerate(names))

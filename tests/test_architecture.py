@@ -20,14 +20,18 @@ RINGS: tuple[tuple[str, ...], ...] = (
     ("system", "naming"),
     ("accelerators",),
     ("config",),
-    ("hosts",),
-    ("engines", "workloads", "compose", "setup"),
-    ("images",),
-    ("lab",),
-    ("attach", "hub", "deploy", "launchers", "fit"),
+    ("launchers", "workloads"),
+    ("fit", "records"),
+    ("backends",),
+    ("backends.docker.hosts",),
+    ("backends.docker", "backends.docker.compose"),
+    ("backends.docker.images",),
+    ("backends.docker.lab",),
+    ("backends.docker.attach", "backends.docker.deploy"),
+    ("hub",),
     ("runs",),
     ("bundle", "doctor", "reports"),
-    ("batches", "k8s"),
+    ("batches", "backends.kubernetes"),
     ("flows",),
     ("cli",),
 )
@@ -35,11 +39,30 @@ RING = {name: number for number, ring in enumerate(RINGS) for name in ring}
 AT_MOST_IN_ROOT = 5
 # Data in, data out: what stands left of the plan.
 PURE = {
-    "batches.bisect", "batches.evaluate", "batches.schedule", "errors", "model", "naming", "compose.render",
-    "compose.devcontainer", "config.hostfile", "config.inventory", "config.settings", "config.yaml_reader",
-    "deploy.plan", "fit", "lab.spec", "launchers", "reports", "runs.metrics", "runs.verdict", "system.routing",
-    "system.tar", "workloads.deepspeed_config", "workloads.schema",
-}  # fmt: skip
+    "backends.docker.compose.devcontainer",
+    "backends.docker.compose.render",
+    "backends.docker.deploy.plan",
+    "backends.spec",
+    "batches.bisect",
+    "batches.evaluate",
+    "batches.schedule",
+    "config.hostfile",
+    "config.inventory",
+    "config.settings",
+    "config.yaml_reader",
+    "errors",
+    "fit",
+    "launchers",
+    "model",
+    "naming",
+    "records.metrics",
+    "reports",
+    "runs.verdict",
+    "system.routing",
+    "system.tar",
+    "workloads.deepspeed_config",
+    "workloads.schema",
+}
 HEAVY = {
     "docker",
     "python_on_whales",
@@ -66,8 +89,10 @@ def module_name(path: Path) -> str:
 
 
 def part(name: str) -> str:
-    """``labctl.engines.docker`` -> ``engines``."""
-    return name.split(".")[1] if "." in name else ""
+    """The ring's package of a module: ``labctl.backends.docker.images.local`` -> ``backends.docker.images``."""
+    words = name.split(".")[1:]
+    prefixes = (".".join(words[:length]) for length in range(len(words), 0, -1))
+    return next((prefix for prefix in prefixes if prefix in RING), words[0] if words else "")
 
 
 @cache
@@ -236,7 +261,7 @@ def test_only_one_module_starts_processes() -> None:
     assert wrong == []
 
 
-STARTS_DOCKER = {"engines", "images"}
+STARTS_DOCKER = {"backends.docker", "backends.docker.images"}
 
 
 def test_only_engines_and_images_start_the_docker_program() -> None:
@@ -255,7 +280,7 @@ def test_only_engines_and_images_start_the_docker_program() -> None:
 def test_heavy_libraries_are_imported_where_they_are_needed() -> None:
     def allowed(name: str, library: str) -> bool:
         # The SDK's client is extended in a module of its own, which is imported where it is needed.
-        return name == "labctl.engines.api" or (library == "typer" and name.startswith("labctl.cli."))
+        return name == "labctl.backends.docker.api" or (library == "typer" and name.startswith("labctl.cli."))
 
     wrong = [
         where(path, line, target)

@@ -15,19 +15,20 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
+from labctl.backends.docker.events import Losses
+from labctl.backends.docker.lab.cluster import Cluster
 from labctl.batches import hostfiles, record
 from labctl.batches.record import Batch, BatchJob
 from labctl.batches.schedule import JobQueue
 from labctl.config import hostfile
 from labctl.config.context import Context
-from labctl.engines.events import Losses
 from labctl.errors import ConfigError, Interrupted, LabError
-from labctl.lab.cluster import Cluster
 from labctl.model import Cause, Event, Lab, Metric, Result, Workload
-from labctl.runs import follow, store
+from labctl.records import store
+from labctl.records.store import RunSummary
+from labctl.runs import follow
 from labctl.runs import job as jobs
 from labctl.runs.request import RunOptions, read_text, recorded
-from labctl.runs.store import RunSummary
 from labctl.runs.verdict import final
 from labctl.system import files, process
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
+from labctl.backends.docker.hosts.ssh import Connection
+from labctl.backends.docker.lab.cluster import connect
 from labctl.config import dotenv, inventory
 from labctl.config.context import Context
 from labctl.errors import ConfigError, Failures, HostError
-from labctl.hosts.ssh import Connection
-from labctl.lab.cluster import connect
 from labctl.model import HERE
-from labctl.runs import store
+from labctl.records import store
 from labctl.system import files
 from labctl.system.parallel import map_hosts
 from labctl.system.process import CompletedProcess

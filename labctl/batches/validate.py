@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
+from labctl.backends.status import LabStatus
 from labctl.batches import figures, interfaces
 from labctl.batches.baseline import INTERRUPTED, Baseline
 from labctl.batches.bisect import Diagnosis, Group
@@ -23,7 +24,6 @@ from labctl.batches.hostfiles import groups as grouped
 from labctl.batches.on_hosts import Operator
 from labctl.batches.profile import Check, Hook, Profile, digest
 from labctl.errors import ConfigError, Failures, HostError, LabError
-from labctl.lab.status import LabStatus
 from labctl.model import HERE, LAUNCHER
 from labctl.reports.page import number
 from labctl.reports.validation import HEALTH, Figure, Health, LinkVerdict, NodeVerdict, StepResult, Validation

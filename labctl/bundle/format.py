@@ -17,8 +17,8 @@ from typing import IO, Any
 
 from msgspec import Struct
 
+from labctl.backends.docker.images.archive import Range, report, sha256
 from labctl.errors import ConfigError, HostError
-from labctl.images.archive import Range, report, sha256
 from labctl.system.files import is_below, leads_out
 from labctl.system.progress import Progress
 from labctl.system.tar import BROKEN

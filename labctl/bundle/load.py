@@ -10,6 +10,12 @@ from pathlib import Path, PurePosixPath
 
 from msgspec import Struct
 
+from labctl.backends.docker.deploy import cache as host_caches
+from labctl.backends.docker.hosts.ssh import Connection
+from labctl.backends.docker.images import distribute, local
+from labctl.backends.docker.images.archive import Archive, ArchiveStream, Range, report
+from labctl.backends.docker.images.distribute import Failures, ImageTargets
+from labctl.backends.docker.lab import cluster
 from labctl.bundle.format import AGAIN, Bundle, BundleEntry
 from labctl.bundle.save import CACHED, FOLDERS, NODES, SKIPPED, ExcludedFile, folder_of_dockerfile, is_override
 from labctl.config import dotenv, mount_sources
@@ -17,13 +23,7 @@ from labctl.config import settings as config
 from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError
-from labctl.hosts.ssh import Connection
-from labctl.hub import hosts as host_caches
 from labctl.hub.prefetch import make_root
-from labctl.images import distribute, local
-from labctl.images.archive import Archive, ArchiveStream, Range, report
-from labctl.images.distribute import Failures, ImageTargets
-from labctl.lab import cluster
 from labctl.model import HostFailure
 from labctl.system import filelock
 from labctl.system.files import make_private, require_room, room_at

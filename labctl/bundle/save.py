@@ -14,18 +14,18 @@ from typing import Any
 
 from msgspec import Struct
 
+from labctl.backends.docker.deploy import images as prepare
+from labctl.backends.docker.deploy import preflight
+from labctl.backends.docker.deploy.cache import is_data
+from labctl.backends.docker.images import catalog, local, packages
+from labctl.backends.docker.lab import cluster
 from labctl.bundle.format import BundleWriter
 from labctl.config import dotenv
 from labctl.config import settings as config
 from labctl.config.context import OF_THE_IMAGE, Context
 from labctl.config.override import FILE as OVERRIDE
 from labctl.config.settings import Settings
-from labctl.deploy import images as prepare
-from labctl.deploy import preflight
 from labctl.errors import ConfigError, HostError
-from labctl.hub.hosts import is_data
-from labctl.images import catalog, local, packages
-from labctl.lab import cluster
 from labctl.naming import override_path
 from labctl.runs import request
 from labctl.system import process

@@ -14,7 +14,7 @@ from labctl.cli.output import Output, table
 from labctl.errors import ConfigError, HostError
 
 if TYPE_CHECKING:
-    from labctl.lab.status import LabStatus
+    from labctl.backends.status import LabStatus
 
 HEALTH = {"unhealthy": "UNHEALTHY", "starting": "not checked yet"}
 """What Docker says, for people: of a node that `up` has reached, `starting` until its first check sounds wrong."""

@@ -23,8 +23,8 @@ from labctl.errors import ConfigError, Interrupted
 from labctl.model import Result
 
 if TYPE_CHECKING:
+    from labctl.records.store import RunSummary
     from labctl.runs.compare import RepeatedRuns, Spread
-    from labctl.runs.store import RunSummary
 
 # Ranks that a result's text lists.
 SHOWN = 8
@@ -266,7 +266,7 @@ def list_runs(
         if any(getattr(ctx.get_parameter_source(option), "name", "") == "COMMANDLINE" for option in ctx.params):
             ctx.fail(f"options follow the subcommand: labctl runs {name} [OPTIONS]")
         return
-    from labctl.runs.store import RunFilter
+    from labctl.records.store import RunFilter
 
     with answering(as_json=json) as output:
         wanted = RunFilter(

@@ -12,17 +12,18 @@ from typing import Any, Literal, cast
 from msgspec import Struct, field
 
 from labctl import naming
-from labctl.compose import render
+from labctl.backends.docker import agent
+from labctl.backends.docker.compose import render
+from labctl.backends.docker.daemon import DockerEngine
+from labctl.backends.docker.engine import Backend
+from labctl.backends.docker.hosts import ssh_errors
+from labctl.backends.docker.hosts.facts import HostFacts
+from labctl.backends.docker.hosts.ssh import Connection, LocalConnection
+from labctl.backends.docker.images import packages
+from labctl.backends.state import Container, ObservedState
 from labctl.config import dotenv
 from labctl.config.settings import Settings
-from labctl.engines import Backend, agent
-from labctl.engines.docker import DockerEngine
-from labctl.engines.state import Container, ObservedState
 from labctl.errors import HostError
-from labctl.hosts import ssh_errors
-from labctl.hosts.facts import HostFacts
-from labctl.hosts.ssh import Connection, LocalConnection
-from labctl.images import packages
 from labctl.model import HERE, File, Host, Lab, Node
 from labctl.system import filelock, procfs
 from labctl.system.cached import once

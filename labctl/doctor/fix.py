@@ -8,11 +8,11 @@ from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 
+from labctl.backends.docker.deploy.preflight import runs_under_way
+from labctl.backends.docker.lab.cluster import connect
 from labctl.config.context import Context
-from labctl.deploy.preflight import runs_under_way
 from labctl.doctor.examination import AppliedFix, Finding
 from labctl.errors import HostError
-from labctl.lab.cluster import connect
 from labctl.system import process
 
 LONGEST = 900.0

@@ -16,8 +16,12 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from labctl.backends.docker.daemon import DockerEngine
+from labctl.backends.docker.deploy.preflight import require_named
+from labctl.backends.docker.images import catalog
+from labctl.backends.docker.lab.cluster import Cluster, connect, last_dump, load_lab, placement, read_inventory
+from labctl.backends.state import Container
 from labctl.config.context import Context
-from labctl.deploy.preflight import require_named
 from labctl.doctor.examination import (
     COUNT_SECONDS,
     LIMIT,
@@ -29,11 +33,7 @@ from labctl.doctor.examination import (
     ok,
     warn,
 )
-from labctl.engines.docker import DockerEngine
-from labctl.engines.state import Container
 from labctl.errors import ConfigError, HostError, LabError, parsing
-from labctl.images import catalog
-from labctl.lab.cluster import Cluster, connect, last_dump, load_lab, placement, read_inventory
 from labctl.model import HERE, Lab
 from labctl.system.parallel import map_hosts, run_with_deadlines
 

@@ -24,13 +24,14 @@ from typing import IO, Literal
 from msgspec import MsgspecError, Struct, json
 from msgspec.structs import replace
 
+from labctl.backends.docker.deploy import cache as hosts
+from labctl.backends.docker.deploy.cache import HostCache
+from labctl.backends.docker.lab import cluster
 from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError
-from labctl.hub import client, hosts
+from labctl.hub import client
 from labctl.hub.client import HUB, Hub, Kind, RemoteFile, Repository, Unreachable, look_up
-from labctl.hub.hosts import HostCache
-from labctl.lab import cluster
 from labctl.model import Cache, HostFailure
 from labctl.system import filelock
 from labctl.system.files import make_private, opened, read_limited, require_room, room_at

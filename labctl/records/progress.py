@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Literal
 
-from labctl.engines.agent import Line
 from labctl.model import Metric, Progress
-from labctl.runs.metrics import NUMBER, Sample, Sampler, finite, searched
+from labctl.records.lines import Line
+from labctl.records.metrics import NUMBER, Sample, Sampler, finite, searched
 
 # ` 30%|███       | 30/100 [00:10<00:23,  2.93it/s]`, as the Trainer of transformers has it; bars with a name, such as
 # those of downloads, count something else.

@@ -25,12 +25,12 @@ from msgspec.structs import replace
 
 from labctl import naming
 from labctl.config.settings import Settings
-from labctl.engines import Backend
-from labctl.engines.agent import ActiveRun, Line
 from labctl.errors import ConfigError, HostError, nearest
 from labctl.model import Copy, File, Job, Lab, Metric, Progress, Rank, Result, Secret, Workload
-from labctl.runs.metrics import searched
-from labctl.runs.progress import Tracker
+from labctl.records.active import ActiveRun
+from labctl.records.lines import Line
+from labctl.records.metrics import searched
+from labctl.records.progress import Tracker
 from labctl.system import filelock, files
 
 
@@ -99,15 +99,15 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def versions(lab: Lab, engine: Backend, image_id: str | None) -> dict[str, Any]:
-    """Versions of all that a run depends on."""
+def versions(lab: Lab, engine: Mapping[str, str], image_id: str | None) -> dict[str, Any]:
+    """Versions of all that a run depends on; ``engine``: those that the engine of its first node reports."""
     import platform
     from importlib import metadata
 
     return {
         "labctl": metadata.version("labctl"),
         "python": platform.python_version(),
-        **engine.capabilities(lab.hosts[0].name).versions(),
+        **engine,
         "image": lab.image,
         "image_id": image_id,
     }

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from labctl.errors import ConfigError
-from labctl.runs import store
+from labctl.records import store
 from labctl.runs.samples import COLUMN
 from labctl.system import files
 

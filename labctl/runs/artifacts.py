@@ -10,16 +10,17 @@ from threading import Event
 from typing import Any
 
 from labctl import naming
-from labctl.deploy import plan, provision
-from labctl.deploy.executor import Deployment, do
-from labctl.engines import Backend, connection_to
+from labctl.backends.docker.deploy import plan, provision
+from labctl.backends.docker.deploy.executor import Deployment, do
+from labctl.backends.docker.engine import Backend, connection_to
+from labctl.backends.docker.hosts import pull, push, ssh_errors
+from labctl.backends.docker.hosts.manifest import Manifest, scan
+from labctl.backends.docker.hosts.ssh import Connection
+from labctl.backends.spec import hidden as hidden_values
 from labctl.errors import HostError
-from labctl.hosts import pull, push, ssh_errors
-from labctl.hosts.manifest import Manifest, scan
-from labctl.hosts.ssh import Connection
-from labctl.lab.spec import hidden as hidden_values
 from labctl.model import Host, Job, Lab, Secret
-from labctl.runs import outputs, store
+from labctl.records import store
+from labctl.runs import outputs
 from labctl.system import filelock
 from labctl.system.parallel import pool
 

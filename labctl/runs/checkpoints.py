@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from labctl.errors import ConfigError
 from labctl.model import Lab, Resume, Workload
-from labctl.runs import store
+from labctl.records import store
 
 
 class Checkpoint(Struct, frozen=True, kw_only=True):

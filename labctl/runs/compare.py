@@ -16,8 +16,9 @@ from msgspec.structs import replace
 
 from labctl.config.settings import sounds_secret
 from labctl.model import Metric, Result
-from labctl.runs import series, store
-from labctl.runs.metrics import Sample
+from labctl.records import store
+from labctl.records.metrics import Sample
+from labctl.runs import series
 from labctl.runs.verdict import final
 from labctl.system import files
 

@@ -16,7 +16,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from msgspec import Struct
 
 from labctl.model import Result
-from labctl.runs.metrics import Sample
+from labctl.records.metrics import Sample
 from labctl.runs.verdict import final
 from labctl.system import files
 

@@ -7,17 +7,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import datetime
 
+from labctl.backends.docker import agent
+from labctl.backends.docker.events import Losses
+from labctl.backends.docker.lab.cluster import Cluster, load_lab
+from labctl.backends.spec import hidden
 from labctl.config.context import Context
-from labctl.engines import agent
-from labctl.engines.events import Losses
 from labctl.errors import ConfigError, HostError
-from labctl.lab.cluster import Cluster, load_lab
-from labctl.lab.spec import hidden
 from labctl.model import LAUNCHER, Lab, Result
+from labctl.records import store
+from labctl.records.active import ActiveRun
+from labctl.records.lines import Line
+from labctl.records.progress import Tracker
 from labctl.runs import run as runs
-from labctl.runs import store
 from labctl.runs.job import GRACE
-from labctl.runs.progress import Tracker
 from labctl.runs.supervise import supervise
 from labctl.system import filelock
 
@@ -42,7 +44,7 @@ def listing(context: Context, cluster: Cluster, limit: int | None = None) -> tup
     return store.listing(directory, limit, known)
 
 
-def known_runs(cluster: Cluster) -> dict[str, agent.ActiveRun]:
+def known_runs(cluster: Cluster) -> dict[str, ActiveRun]:
     """What the launcher knows of runs; that the state of those without a result is unknown where it does not answer."""
     with suppress(HostError):
         observed = cluster.engine.observe(cluster.settings.text("LAB_NAME"))
@@ -50,7 +52,7 @@ def known_runs(cluster: Cluster) -> dict[str, agent.ActiveRun]:
             return agent.runs(cluster.engine, observed)
     here = {path.stem for path in filelock.held_below(cluster.directory / filelock.RUNS)}
     unknown = [run_id for run_id in store.unjudged(cluster.directory) if run_id not in here]
-    return {run_id: agent.ActiveRun(id=run_id, nodes=(), state="unknown") for run_id in unknown}
+    return {run_id: ActiveRun(id=run_id, nodes=(), state="unknown") for run_id in unknown}
 
 
 def attach(context: Context, cluster: Cluster, lab: Lab, run_id: str, losses: Losses | None = None) -> Result:
@@ -67,7 +69,7 @@ def attach(context: Context, cluster: Cluster, lab: Lab, run_id: str, losses: Lo
     job = store.load_job(lab.directory, run_id)
     tracker = Tracker(job.workload.metrics)
 
-    def show(lines: Sequence[agent.Line]) -> None:
+    def show(lines: Sequence[Line]) -> None:
         tracker.read(lines)
         context.lines(line.text for line in store.redact_lines(lines, lab.hidden))
 
@@ -105,7 +107,7 @@ def judge(
         return site.result  # type: ignore[return-value]
 
 
-def settle(context: Context, cluster: Cluster, lab: Lab, run_id: str, known: Mapping[str, agent.ActiveRun]) -> None:
+def settle(context: Context, cluster: Cluster, lab: Lab, run_id: str, known: Mapping[str, ActiveRun]) -> None:
     """Judge a run that has ended, if that was not done. ConfigError for one that is under way, HostError if unknown."""
     state = store.state(lab.directory, run_id, known)
     if state == "unknown":
@@ -175,7 +177,7 @@ def logs(
     def show(when: float | None, text: str) -> None:
         on_line(store.redact(timed(when, text) if timestamps else text, hides))
 
-    def show_live(lines: Sequence[agent.Line]) -> None:
+    def show_live(lines: Sequence[Line]) -> None:
         for line in lines:
             if rank in (None, line.rank):
                 show(line.when, line.text if rank is None else line.said)

@@ -18,16 +18,17 @@ from typing import Any
 from msgspec import Struct
 
 from labctl import launchers, naming
+from labctl.backends.docker.daemon import DockerEngine
+from labctl.backends.docker.hosts import manifest
+from labctl.backends.docker.hosts.sources import Kind
+from labctl.backends.docker.images import catalog, package_sources
+from labctl.backends.docker.lab.cluster import Cluster
+from labctl.backends.state import ObservedState
 from labctl.config.context import Context
-from labctl.engines.docker import DockerEngine
-from labctl.engines.state import ObservedState
 from labctl.errors import ConfigError, HostError, raise_all
-from labctl.hosts import manifest
-from labctl.hosts.sources import Kind
-from labctl.images import catalog, package_sources
-from labctl.lab.cluster import Cluster
 from labctl.model import HERE, LAUNCHER, Cache, Host, Lab, Workload
-from labctl.runs import inputs, provenance, store
+from labctl.records import store
+from labctl.runs import inputs, provenance
 from labctl.system import files
 from labctl.system.parallel import map_hosts
 from labctl.workloads import external, loader

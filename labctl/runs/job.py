@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from labctl import accelerators, launchers
-from labctl.compose.render import template
+from labctl.backends.docker.compose.render import template
 from labctl.config import hostfile
 from labctl.errors import ConfigError
 from labctl.launchers import LaunchSpec

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from labctl.hosts.pull import ASIDE
+from labctl.backends.docker.hosts.pull import ASIDE
 from labctl.model import HERE
-from labctl.runs.store import KEPT
+from labctl.records.store import KEPT
 from labctl.system import files
 
 MOST_FILES = 200_000

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from labctl import naming
-from labctl.engines import connection_to
-from labctl.engines.state import ObservedState
+from labctl.backends.docker.engine import connection_to
+from labctl.backends.docker.hosts import sources
+from labctl.backends.docker.hosts.sources import Kind, Sources
+from labctl.backends.docker.hosts.ssh import LocalConnection
+from labctl.backends.docker.images import sbom
+from labctl.backends.docker.lab.cluster import Cluster
+from labctl.backends.spec import own_mounts
+from labctl.backends.state import ObservedState
 from labctl.errors import HostError
-from labctl.hosts import sources
-from labctl.hosts.sources import Kind, Sources
-from labctl.hosts.ssh import LocalConnection
 from labctl.hub.client import HUB, Hub
-from labctl.images import sbom
-from labctl.lab.cluster import Cluster
-from labctl.lab.spec import own_mounts
 from labctl.model import HERE, Cache, Host, Job, Lab, Node
 from labctl.runs import inputs
 from labctl.system import parallel

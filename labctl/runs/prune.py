@@ -6,8 +6,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from labctl.deploy import executor
-from labctl.runs import store
+from labctl.backends.docker.deploy import executor
+from labctl.records import store
 from labctl.system import filelock
 
 

@@ -12,13 +12,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from labctl import naming
+from labctl.backends.docker.lab.cluster import Cluster
+from labctl.backends.state import ObservedState
 from labctl.config.context import Context
 from labctl.config.settings import Settings
-from labctl.engines.state import ObservedState
 from labctl.errors import ConfigError, HostError
-from labctl.lab.cluster import Cluster
 from labctl.model import Copy, File, Job, Lab
-from labctl.runs import inputs, provenance, store
+from labctl.records import store
+from labctl.runs import inputs, provenance
 from labctl.runs.job import WORK
 
 SHORT = 19

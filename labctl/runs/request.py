@@ -17,7 +17,8 @@ from labctl.config import hostfile
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, nearest
 from labctl.model import BOUNDS, Criterion, Job, Lab, Relative, Workload
-from labctl.runs import checkpoints, code, inputs, job, store
+from labctl.records import store
+from labctl.runs import checkpoints, code, inputs, job
 from labctl.runs.verdict import final
 from labctl.system.files import read_limited
 from labctl.workloads import deepspeed_config, external

@@ -16,21 +16,24 @@ from typing import Any
 from msgspec.structs import replace
 
 from labctl import accelerators, fit, model, naming
-from labctl.compose import render
+from labctl.backends.docker import agent
+from labctl.backends.docker.compose import render
+from labctl.backends.docker.deploy import executor, images, plan, preflight
+from labctl.backends.docker.deploy.executor import LabDeployment, do
+from labctl.backends.docker.engine import Backend, connection_to
+from labctl.backends.docker.hosts import facts as survey
+from labctl.backends.docker.hosts.manifest import Manifest
+from labctl.backends.docker.images import catalog
+from labctl.backends.docker.lab.cluster import Cluster
+from labctl.backends.state import ObservedState, lost
 from labctl.config.context import Context
 from labctl.config.settings import sounds_secret
-from labctl.deploy import executor, images, plan, preflight
-from labctl.deploy.executor import LabDeployment, do
-from labctl.engines import Backend, agent, connection_to
-from labctl.engines.state import ObservedState, lost
 from labctl.errors import ConfigError, HostError, raise_all
 from labctl.fit import training_script
-from labctl.hosts import facts as survey
-from labctl.hosts.manifest import Manifest
-from labctl.images import catalog
-from labctl.lab.cluster import Cluster
 from labctl.model import HERE, Job, Lab, Metric, Result, Verdict, Workload
-from labctl.runs import artifacts, checkpoints, evidence, inputs, metrics, request, store
+from labctl.records import metrics, store
+from labctl.records.active import ActiveRun, in_use
+from labctl.runs import artifacts, checkpoints, evidence, inputs, request
 from labctl.runs.request import RunOptions
 from labctl.runs.supervise import launch_of, supervise
 from labctl.runs.verdict import RunOutcome, error, judge
@@ -227,7 +230,7 @@ def require_inputs(lab: Lab, job: Job, engine: Backend) -> None:
         )
 
 
-def with_own_port(lab: Lab, active: tuple[agent.ActiveRun, ...]) -> Lab:
+def with_own_port(lab: Lab, active: tuple[ActiveRun, ...]) -> Lab:
     """The lab with a port at which the ranks of no other run meet."""
     taken = {run.port for run in active} | {lab.ssh_port}
     return replace(lab, master_port=next(port for port in itertools.count(lab.master_port) if port not in taken))
@@ -237,7 +240,7 @@ def with_own_port(lab: Lab, active: tuple[agent.ActiveRun, ...]) -> Lab:
 ENDING = 30
 
 
-def under_way(lab: Lab, engine: Backend, observed: ObservedState, *, dry_run: bool) -> tuple[agent.ActiveRun, ...]:
+def under_way(lab: Lab, engine: Backend, observed: ObservedState, *, dry_run: bool) -> tuple[ActiveRun, ...]:
     """The runs that are under way, less those that were judged while their launcher could not be reached: these end.
 
     The launcher is not asked where the records tell that none is, as before most runs.
@@ -258,14 +261,14 @@ def under_way(lab: Lab, engine: Backend, observed: ObservedState, *, dry_run: bo
     return tuple(run for run in active if run.id not in judged)
 
 
-def require_free(job: Job, active: tuple[agent.ActiveRun, ...], options: RunOptions) -> None:
+def require_free(job: Job, active: tuple[ActiveRun, ...], options: RunOptions) -> None:
     """InUse where other runs have nodes of the run, unless it is to wait for them."""
     nodes = {node.name for node in job.nodes}
     if not options.wait and (others := [run for run in active if nodes & {*run.nodes}]):
-        raise agent.in_use(replace(run, nodes=tuple(name for name in run.nodes if name in nodes)) for run in others)
+        raise in_use(replace(run, nodes=tuple(name for name in run.nodes if name in nodes)) for run in others)
 
 
-def unfinished(lab: Path, active: Mapping[str, agent.ActiveRun], among: Iterable[str]) -> dict[str, str]:
+def unfinished(lab: Path, active: Mapping[str, ActiveRun], among: Iterable[str]) -> dict[str, str]:
     """The runs to end before another one, with the reason: those that nobody can follow any more, ``among`` some.
 
     And one that was out of reach when it was judged. The launcher was asked for ``active`` after ``among`` were known:
@@ -287,7 +290,7 @@ def out_of_reach(lab: Path) -> tuple[str, ...]:
 LOST: tuple[model.Cause, ...] = ("node-lost", "device-lost")
 
 
-def gather(context: Context, cluster: Cluster, lab: Lab, run_id: str, known: Mapping[str, agent.ActiveRun]) -> None:
+def gather(context: Context, cluster: Cluster, lab: Lab, run_id: str, known: Mapping[str, ActiveRun]) -> None:
     """Bring here what an earlier run has left in its containers' directories, once it is ended in all of them."""
     site = LabDeployment(context=context, cluster=cluster, lab=lab)
     if why := unfinished(lab.directory, known, (run_id,)).get(run_id):
@@ -342,7 +345,8 @@ def plan_run(
     if dry_run and observed and not ended:
         require_port(lab, job, cluster.engine, cluster.facts)
     image_id = observed.on(lab.hosts[0].name).image if observed else None
-    versions = {} if dry_run else store.versions(lab, cluster.engine, image_id)
+    engine = {} if dry_run else cluster.engine.capabilities(lab.hosts[0].name).versions()
+    versions = {} if dry_run else store.versions(lab, engine, image_id)
     versions |= origin.result() if origin else {}
     return plan.run(
         job,

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from labctl import naming
-from labctl.engines import Backend, agent
+from labctl.backends.docker import agent
+from labctl.backends.docker.engine import Backend
 from labctl.errors import HostError
 from labctl.model import Job, Lab
-from labctl.runs.metrics import finite
+from labctl.records.metrics import finite
 from labctl.system.parallel import pool
 
 # ``device 0 memory (MiB)``

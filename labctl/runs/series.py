@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from labctl.errors import HostError
-from labctl.runs import store
-from labctl.runs.metrics import Sample, Sampler, searched
+from labctl.records import store
+from labctl.records.metrics import Sample, Sampler, searched
 from labctl.system import files
 
 MOST = 1 << 14

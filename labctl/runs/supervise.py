@@ -18,12 +18,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from labctl import accelerators, launchers
-from labctl.engines import Backend, agent
-from labctl.engines.events import Losses
-from labctl.engines.state import lost, paused
+from labctl.backends.docker import agent
+from labctl.backends.docker.engine import Backend
+from labctl.backends.docker.events import Losses
+from labctl.backends.state import lost, paused
 from labctl.errors import HostError
 from labctl.model import LAUNCHER, Cause, Job, Lab
-from labctl.runs import last_words, metrics, store
+from labctl.records import metrics, store
+from labctl.records.active import Ended, LaunchError
+from labctl.records.lines import Line
+from labctl.runs import last_words
 from labctl.runs.job import GRACE, limited
 from labctl.runs.verdict import RunOutcome
 from labctl.system import filelock
@@ -180,7 +184,7 @@ def supervise(
     lab: Lab,
     job: Job,
     engine: Backend,
-    keep: Callable[[Sequence[agent.Line]], Sequence[agent.Line]],
+    keep: Callable[[Sequence[Line]], Sequence[Line]],
     launch: agent.Launch | None = None,
     *,
     losses: Losses | None = None,
@@ -203,8 +207,8 @@ def supervise(
             watchers.enter_context(interrupts(stop))
         try:
             ended = follow(lab, job, engine, stop, keep, launch, notice)
-        except agent.LaunchError as error:
-            ended = agent.Ended(code=1)
+        except LaunchError as error:
+            ended = Ended(code=1)
             stop.because("launcher-failed", error.message)
         except (store.RecordError, KeyboardInterrupt):
             if launch:
@@ -261,17 +265,17 @@ def follow(
     job: Job,
     engine: Backend,
     stop: RunStopper,
-    keep: Callable[[Sequence[agent.Line]], Sequence[agent.Line]],
+    keep: Callable[[Sequence[Line]], Sequence[Line]],
     launch: agent.Launch | None,
     notice: Callable[[str], object],
-) -> agent.Ended:
+) -> Ended:
     """Follow the run to its end, over another connection where one breaks. HostError where that does not come back."""
     launcher = job.workload.launcher
     watch = CrashWatch(stop, starts_itself=launcher == "script", elastic=launchers.is_elastic(launcher))
     with contextlib.closing(watch) as crash:
         stop.silence = crash.silence
 
-        def look(lines: Sequence[agent.Line]) -> None:
+        def look(lines: Sequence[Line]) -> None:
             for line in lines:
                 if line.rank is None and (stalled := STALLED.match(line.text)):
                     # The agent ends it; ranks that are ended report a failure, too.
@@ -318,11 +322,11 @@ class CrashWatch:
         self._ended: list[RankFailure] = []
         self.reason: RankFailure | None = None
 
-    def look_at(self, lines: Sequence[agent.Line]) -> None:
+    def look_at(self, lines: Sequence[Line]) -> None:
         for line in lines:
             self._look_at(line)
 
-    def _look_at(self, line: agent.Line) -> None:
+    def _look_at(self, line: Line) -> None:
         text, self.now = metrics.searched(line.text), line.when
         reports = "labctl: " in text or "[launch.py:" in text
         if reports and self._hear_report(text):
@@ -402,7 +406,7 @@ class CrashWatch:
         self._tell()
 
 
-def _speaker(line: agent.Line, text: str) -> tuple[str, str]:
+def _speaker(line: Line, text: str) -> tuple[str, str]:
     """The rank or node that a line is of, with what it says; of a progress bar what is drawn last. Empty for others."""
     if line.rank is not None:
         return f"rank {line.rank}", line.said.rpartition("\r")[2]
@@ -411,7 +415,7 @@ def _speaker(line: agent.Line, text: str) -> tuple[str, str]:
     return "", ""
 
 
-def explain(ended: agent.Ended, lab: Lab, job: Job, engine: Backend) -> tuple[Cause | None, str]:
+def explain(ended: Ended, lab: Lab, job: Job, engine: Backend) -> tuple[Cause | None, str]:
     """The cause of a failure that was not detected while it ran: a stopped container, or the timeout."""
     observed = engine.observe(lab.name)
     for name in job.containers:

@@ -8,12 +8,15 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from labctl.engines import Backend, agent
+from labctl.backends.docker import agent
+from labctl.backends.docker.engine import Backend
+from labctl.backends.docker.lab.cluster import Cluster
 from labctl.errors import HostError
-from labctl.lab.cluster import Cluster
 from labctl.model import Job, Lab, Progress
-from labctl.runs import follow, samples, store
-from labctl.runs.progress import Tracker
+from labctl.records import store
+from labctl.records.active import ActiveRun
+from labctl.records.progress import Tracker
+from labctl.runs import follow, samples
 from labctl.runs.samples import NodeSamples
 from labctl.system.parallel import begin
 
@@ -35,7 +38,7 @@ class RunView(Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeSamples, ...]
 
 
-def under_way(cluster: Cluster, run: str) -> agent.ActiveRun:
+def under_way(cluster: Cluster, run: str) -> ActiveRun:
     """A run that is under way, without a name the latest one. HostError where it is not, or none is."""
     wanted = store.find(cluster.directory, run) if run else ""
     known = [one for one in follow.known_runs(cluster).values() if wanted in ("", one.id)]
@@ -53,7 +56,7 @@ def under_way(cluster: Cluster, run: str) -> agent.ActiveRun:
 class Observer:
     """Follows a run and records nothing of it."""
 
-    def __init__(self, lab: Lab, engine: Backend, run: agent.ActiveRun) -> None:
+    def __init__(self, lab: Lab, engine: Backend, run: ActiveRun) -> None:
         self._lab, self._engine, self._run = lab, engine, run
         self._job: Job = store.load_job(lab.directory, run.id)
         self._tracker = Tracker(self._job.workload.metrics)

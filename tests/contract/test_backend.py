@@ -19,11 +19,11 @@ from support.harness import WORKLOADS, Lab, wait_until
 from support.sites import NODES, ClusterInMemory, ClusterSite, DockerSite, Site, name_of, node_of, nodes_of
 
 from labctl import flows, naming
+from labctl.backends.docker.lab import cluster
+from labctl.backends.state import ObservedState
+from labctl.backends.status import LabStatus
 from labctl.config.context import Context
-from labctl.engines.state import ObservedState
 from labctl.errors import HostError
-from labctl.lab import cluster
-from labctl.lab.status import LabStatus
 from labctl.model import Result
 from labctl.runs.request import RunOptions
 
@@ -69,7 +69,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={})
     if in_memory:
         api = ClusterInMemory(programs)
-        monkeypatch.setattr("labctl.k8s.lab.Api", lambda *_: api)
+        monkeypatch.setattr("labctl.backends.kubernetes.lab.Api", lambda *_: api)
         return ClusterSite(context)
     fake = FakeBackend(answer=programs, seen=ObservedState(image="sha256:fake"))
     monkeypatch.setattr(cluster, "backend_here", lambda _: fake)

@@ -74,7 +74,10 @@ def test_a_gpu_of_which_its_tool_says_that_it_is_lost_is_told_of(machine: Machin
 @pytest.mark.dockerd(Dockerd({"default-address-pools": [{"base": "10.201.0.0/28", "size": 29}]}))
 @pytest.mark.parametrize(
     ("label", "fix"),
-    [("labctl.lab=gone", "docker network rm left-over"), ("other=1", "docker network inspect left-over  # and remove")],
+    [
+        ("labctl.lab=gone", "docker network rm left-over"),
+        ("other=1", "docker network inspect left-over  # and remove"),
+    ],
     ids=["labctls-own-go", "others-are-named"],
 )
 def test_address_pools_that_are_used_up_are_told_of_and_room_is_made_of_labctls_own(

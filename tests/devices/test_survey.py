@@ -11,8 +11,8 @@ from support.machine import hardware
 from support.machine.machine import Machine
 
 from docker import DockerClient
-from labctl.hosts import facts as survey
-from labctl.lab import cluster
+from labctl.backends.docker.hosts import facts as survey
+from labctl.backends.docker.lab import cluster
 from labctl.system import routing
 
 pytestmark = pytest.mark.docker

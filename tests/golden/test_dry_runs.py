@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from support.builders import host
 
+from labctl.backends import spec
+from labctl.backends.docker.deploy import plan
 from labctl.config import settings
-from labctl.deploy import plan
-from labctl.lab import spec
 from labctl.model import Limits
 from labctl.runs import request as run_request
 

@@ -17,11 +17,12 @@ import pytest
 import yaml
 
 from labctl import accelerators, launchers
-from labctl.compose import render, ssh_keys
+from labctl.backends import spec
+from labctl.backends.docker.compose import render, ssh_keys
+from labctl.backends.docker.deploy import plan
+from labctl.backends.docker.lab import capabilities
+from labctl.backends.state import ObservedState
 from labctl.config import hostfile, settings
-from labctl.deploy import plan
-from labctl.engines.state import ObservedState
-from labctl.lab import capabilities, spec
 from labctl.model import Device, Host, Job, Lab, Network
 from labctl.runs import job
 from labctl.workloads import loader

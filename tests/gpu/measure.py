@@ -30,7 +30,7 @@ from typing import Any
 
 from labctl import fit, launchers
 from labctl.model import Workload
-from labctl.runs import metrics
+from labctl.records import metrics
 from labctl.workloads import deepspeed_config, loader
 
 ROOT = Path(__file__).resolve().parents[2]

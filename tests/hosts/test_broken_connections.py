@@ -13,7 +13,7 @@ import pytest
 from support.harness import Running, wait_until
 from support.rack.rack import Rack, RackLab
 
-from labctl.engines.agent import PATIENCE
+from labctl.backends.docker.agent import PATIENCE
 
 pytestmark = pytest.mark.docker
 

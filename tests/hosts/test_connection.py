@@ -25,9 +25,9 @@ from support.harness import wait_until
 
 import docker
 from docker import DockerClient
+from labctl.backends.docker.hosts.ssh import SshConnection, connected
 from labctl.config.inventory import InventoryHost
 from labctl.errors import HostError
-from labctl.hosts.ssh import SshConnection, connected
 from labctl.system import process
 
 pytestmark = pytest.mark.docker

@@ -15,7 +15,7 @@ from support.rack.host import Host
 from support.rack.rack import Rack, RackLab
 
 from docker import DockerClient
-from labctl.lab import cluster
+from labctl.backends.docker.lab import cluster
 
 pytestmark = pytest.mark.docker
 

@@ -16,10 +16,10 @@ from support.rack.host import Host
 from support.rack.rack import Rack
 
 from docker import DockerClient
+from labctl.backends.docker.hosts.ssh import connected
+from labctl.backends.docker.images import distribute, local
+from labctl.backends.docker.images.distribute import ImageTargets
 from labctl.config.inventory import InventoryHost
-from labctl.hosts.ssh import connected
-from labctl.images import distribute, local
-from labctl.images.distribute import ImageTargets
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 

@@ -13,10 +13,10 @@ from support.rack.host import Host
 from support.rack.rack import Rack
 
 from docker import DockerClient
+from labctl.backends.docker.hosts.ssh import connected
+from labctl.backends.docker.images import distribute
+from labctl.backends.docker.images.distribute import Failures, ImageTargets
 from labctl.config.inventory import InventoryHost
-from labctl.hosts.ssh import connected
-from labctl.images import distribute
-from labctl.images.distribute import Failures, ImageTargets
 
 pytestmark = pytest.mark.docker
 

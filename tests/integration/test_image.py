@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from docker import DockerClient
-from labctl.images import sbom
-from labctl.images.package_sources import pins
+from labctl.backends.docker.images import sbom
+from labctl.backends.docker.images.package_sources import pins
 from labctl.system import files
 
 pytestmark = pytest.mark.docker

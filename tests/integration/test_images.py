@@ -11,7 +11,7 @@ import pytest
 from support.harness import Lab
 
 from docker import DockerClient
-from labctl.images import catalog
+from labctl.backends.docker.images import catalog
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 

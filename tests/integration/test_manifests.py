@@ -10,11 +10,11 @@ import pytest
 from support.operator import fresh_namespace
 
 from labctl import accelerators, launchers
+from labctl.backends.kubernetes import job, render, target
+from labctl.backends.kubernetes.api import Api, Refused
+from labctl.backends.kubernetes.run import definitions
 from labctl.config import settings
-from labctl.engines.kubernetes import Api, Refused
 from labctl.errors import ConfigError
-from labctl.k8s import job, render, target
-from labctl.k8s.run import definitions
 from labctl.runs.request import RunOptions, choose_workload
 from labctl.workloads import external
 

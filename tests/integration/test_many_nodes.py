@@ -10,7 +10,7 @@ import pytest
 from conftest import FreshLab
 from support.harness import Lab
 
-from labctl.lab import capabilities
+from labctl.backends.docker.lab import capabilities
 
 pytestmark = pytest.mark.docker
 

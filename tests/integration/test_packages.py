@@ -10,7 +10,7 @@ from conftest import FreshLab
 from support.harness import Lab
 
 from docker import DockerClient
-from labctl.images import packages
+from labctl.backends.docker.images import packages
 
 pytestmark = pytest.mark.docker
 

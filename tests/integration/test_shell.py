@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from support.harness import Lab, Terminal, wait_until
 
-from labctl.engines import docker
+from labctl.backends.docker import daemon as docker
 
 pytestmark = pytest.mark.docker
 

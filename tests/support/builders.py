@@ -10,14 +10,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from labctl import model, naming
-from labctl.compose import render
+from labctl.backends.docker.compose import render
+from labctl.backends.docker.deploy import plan
+from labctl.backends.docker.deploy.executor import LabDeployment
+from labctl.backends.docker.hosts import facts as survey
+from labctl.backends.docker.lab.cluster import Cluster
+from labctl.backends.state import Container, ObservedState
 from labctl.config.context import Context
-from labctl.deploy import plan
-from labctl.deploy.executor import LabDeployment
-from labctl.engines.agent import Line
-from labctl.engines.state import Container, ObservedState
-from labctl.hosts import facts as survey
-from labctl.lab.cluster import Cluster
 from labctl.model import (
     Copy,
     Device,
@@ -33,8 +32,9 @@ from labctl.model import (
     Node,
     Workload,
 )  # fmt: skip
+from labctl.records.lines import Line
+from labctl.records.metrics import Sampler
 from labctl.runs import job as jobs
-from labctl.runs.metrics import Sampler
 from support.fake_backend import FakeBackend
 
 DIRECTORY = Path("/srv/lab")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from labctl.backends.kubernetes.api import Manifest
+from labctl.backends.kubernetes.lab import ClusterLab
+from labctl.backends.kubernetes.target import Target, read
 from labctl.config.context import Context
-from labctl.engines.kubernetes import Manifest
-from labctl.k8s.lab import ClusterLab
-from labctl.k8s.target import Target, read
 from support.fake_api import FakeApi
 
 GPU = "nvidia.com/gpu"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
-from labctl.engines.kubernetes import COLLECTIONS, Api, Manifest, Unreachable, asked_for
+from labctl.backends.kubernetes.api import COLLECTIONS, Api, Manifest, Unreachable, asked_for
 
 MPIJOBS, TRAINJOBS, OLD = "kubeflow.org/v2beta1", "trainer.kubeflow.org/v1alpha1", "kubeflow.org/v1"
 """The versions that operators' definitions add to a server."""

@@ -13,11 +13,12 @@ import msgspec
 import yaml
 from msgspec.structs import replace
 
-from labctl.engines import Kind, OnLine, OnLines
-from labctl.engines.agent import AGENT, ActiveRun, Launch
-from labctl.engines.state import Container, HostPortUser, ObservedState
-from labctl.hosts.ssh import Connection, LocalConnection
+from labctl.backends.docker.agent import AGENT, Launch
+from labctl.backends.docker.engine import Kind, OnLine, OnLines
+from labctl.backends.docker.hosts.ssh import Connection, LocalConnection
+from labctl.backends.state import Container, HostPortUser, ObservedState
 from labctl.model import Cause, Pairs
+from labctl.records.active import ActiveRun
 from labctl.system.process import CompletedProcess
 
 Answer = Callable[[str, tuple[str, ...]], Iterator[str]]

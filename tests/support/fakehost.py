@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from labctl.backends.docker.hosts.ssh import Connection
 from labctl.config.inventory import InventoryHost
-from labctl.hosts.ssh import Connection
 from labctl.system.process import CompletedProcess
 
 DOCKER = """#!{python} -IS

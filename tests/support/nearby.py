@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from tempfile import TemporaryFile
 from typing import IO
 
+from labctl.backends.docker.hosts.ssh import Connection
 from labctl.config.inventory import InventoryHost
 from labctl.errors import HostError
-from labctl.hosts.ssh import Connection
 from labctl.system.process import CompletedProcess
 
 PIECE = 1 << 16

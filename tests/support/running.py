@@ -7,8 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from labctl.engines.kubernetes import OUT, Manifest
-from labctl.k8s.run import ClusterRun
+from labctl.backends.kubernetes.api import OUT, Manifest
+from labctl.backends.kubernetes.run import ClusterRun
 from support.api_server import SUCCESS, web_socket
 from support.fake_api import FakeApi
 

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 import yaml
 
 from labctl import flows, naming
+from labctl.backends.docker.engine import Backend
+from labctl.backends.docker.lab import cluster
+from labctl.backends.kubernetes import lab as cluster_lab
+from labctl.backends.kubernetes.api import ENGINE, MARKED, OUT, KubernetesEngine, Manifest
+from labctl.backends.state import Container
 from labctl.config.context import Context
-from labctl.engines import Backend
-from labctl.engines.kubernetes import ENGINE, MARKED, OUT, KubernetesEngine, Manifest
-from labctl.engines.state import Container
-from labctl.k8s import lab as cluster_lab
-from labctl.lab import cluster
 from labctl.model import HERE
 from labctl.runs.request import RunOptions
 from support.api_server import SUCCESS, failure

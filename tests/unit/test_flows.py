@@ -20,18 +20,18 @@ from support.fake_backend import Failed, FakeBackend, active, silent
 
 from labctl import flows, model, naming
 from labctl.accelerators import leases
+from labctl.backends.docker.agent import AGENT
+from labctl.backends.docker.deploy import images
+from labctl.backends.docker.engine import Kind
+from labctl.backends.docker.images import foreign
+from labctl.backends.docker.lab import cluster as clusters
+from labctl.backends.state import ObservedState
 from labctl.cli.output import to_json
 from labctl.config.context import Context
-from labctl.deploy import images
 from labctl.doctor import run as doctor_run
-from labctl.engines import Kind
-from labctl.engines.agent import AGENT
-from labctl.engines.state import ObservedState
 from labctl.errors import ConfigError, HostError
-from labctl.images import foreign
-from labctl.lab import cluster as clusters
 from labctl.model import Event, Relative, Result
-from labctl.runs import store
+from labctl.records import store
 from labctl.runs.request import RunOptions
 from labctl.system import filelock
 from labctl.workloads.schema import parse_expectation

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -15,11 +14,13 @@ import msgspec
 from msgspec import Struct
 
 from labctl import model, naming
-from labctl.engines import Backend
-from labctl.engines.state import ObservedState
+from labctl.backends.docker.engine import Backend
+from labctl.backends.docker.hosts.ssh_errors import ssh_reason
+from labctl.backends.state import ObservedState
 from labctl.errors import HostError, parsing
-from labctl.hosts.ssh_errors import ssh_reason
-from labctl.model import Cause, Lab
+from labctl.model import Lab
+from labctl.records.active import ActiveRun, Ended, LaunchError, in_use
+from labctl.records.lines import Line, line_of
 from labctl.system.parallel import begin, pool
 
 # Runs in any container: has_command NAME; runs VARIABLE=VALUE; answers NODE...
@@ -35,8 +36,6 @@ FRESH = 5
 PATIENCE = 120
 # Seconds for one try to do so.
 RECONNECTING = 5
-# Seconds without a follower after which a run counts as not followed.
-AWAY = 5
 ENDLESS = 1e8
 # Seconds for a node's health check, which has shorter limits inside.
 CHECKING = 20
@@ -114,67 +113,6 @@ class Launch(Struct, frozen=True, kw_only=True):
     wait: bool = False
     """Whether it waits for other runs that have its nodes."""
     follow: bool = True
-
-
-class Ended(Struct, frozen=True, kw_only=True):
-    """How a run ended, as the agent says; ``cause`` where the agent ended it."""
-
-    code: int
-    cause: Cause | None = None
-    message: str = ""
-    seconds: float = 0
-    at: float = 0
-    """When, in seconds since 1970."""
-    lost: bool = False
-    """Whether the agent was ended before the run was."""
-
-
-class ActiveRun(Struct, frozen=True, kw_only=True):
-    """A run that the agent knows: ``state`` is running, ended or lost."""
-
-    id: str
-    nodes: tuple[str, ...]
-    state: str
-    order: float = 0
-    """When it was launched, in seconds since 1970."""
-    port: int = 0
-    owner: str = ""
-    patience: float = 0
-    waits: bool = False
-    step: str = ""
-    """The last that it has printed of where it is, such as ``step 12/100``."""
-    followed: float | None = None
-    """Seconds since it was last followed; None where it never was."""
-
-
-class LaunchError(HostError):
-    """A run did not start."""
-
-
-class InUse(LaunchError):
-    """Nodes are those of other runs."""
-
-
-class Line(Struct, frozen=True, gc=False):
-    """What a run printed: ``said`` by a rank, behind what launchers put before it, where that is known."""
-
-    text: str
-    when: float
-    """In seconds since 1970."""
-    rank: int | None = None
-    said: str = ""
-
-
-def line_of(text: str, when: float) -> Line:
-    """A line as it was printed, and when, without the mark of its rank.
-
-    That is what rank.sh puts before each line, behind what launchers put there.
-    """
-    before, mark, said = text.partition("\x02")
-    before, begins, rank = before.rpartition("\x01")
-    if mark and begins and rank.isdecimal() and len(rank) < 8:
-        return Line(before + said, when, int(rank), said)
-    return Line(text, when)
 
 
 class Follower:
@@ -330,21 +268,6 @@ def is_running(lab: Lab, engine: Backend) -> bool:
     launcher = observed.container(model.LAUNCHER)
     silent = lab.host_of(model.LAUNCHER).name in dict(observed.silent)
     return silent or bool(launcher and launcher.state in ("running", "paused"))
-
-
-def in_use(runs: Iterable[ActiveRun]) -> InUse:
-    """What is raised where other runs have a run's nodes."""
-    first, *_ = found = tuple(runs)
-    words = "; ".join(f"{', '.join(run.nodes)}: in use by run {run.id} ({run.owner}, {since(run)})" for run in found)
-    return InUse(words, hint=f"--wait waits for it; `labctl stop {first.id}` ends it")
-
-
-def since(run: ActiveRun) -> str:
-    """When a run was launched, and that nobody follows it where that is so."""
-    words = f"since {datetime.fromtimestamp(run.order).astimezone():%Y-%m-%d %H:%M:%S}"
-    if run.patience and run.followed is not None and run.followed > AWAY:
-        words += f", its labctl is gone and it ends in {max(0, run.patience - run.followed):.0f} s"
-    return words
 
 
 def runs(engine: Backend, observed: ObservedState) -> dict[str, ActiveRun]:

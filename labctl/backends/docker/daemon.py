@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec.structs import replace
 
 from labctl import model
-from labctl.engines import Kind, OnLine, OnLines, probe
-from labctl.engines.agent import AGENT, IN_NODE
-from labctl.engines.events import watch
-from labctl.engines.state import Container, HostPortUser, ObservedState
+from labctl.backends.docker import probe
+from labctl.backends.docker.agent import AGENT, IN_NODE
+from labctl.backends.docker.engine import Kind, OnLine, OnLines
+from labctl.backends.docker.events import watch
+from labctl.backends.docker.hosts.ssh import Connection, LocalConnection
+from labctl.backends.state import Container, HostPortUser, ObservedState
 from labctl.errors import HostError, parsing
-from labctl.hosts.ssh import Connection, LocalConnection
 from labctl.model import Cause, DeviceMapping, Pairs
 from labctl.system import process
 from labctl.system.cached import once
@@ -27,7 +28,7 @@ from labctl.system.cached import once
 if TYPE_CHECKING:
     import signal
 
-    from labctl.engines.api import Client
+    from labctl.backends.docker.api import Client
 
 
 def container_of(found: dict[str, Any], host: str) -> Container:
@@ -156,7 +157,7 @@ class DockerEngine:
         from docker.errors import APIError, DockerException
         from urllib3.exceptions import HTTPError
 
-        from labctl.engines.api import first_cause
+        from labctl.backends.docker.api import first_cause
 
         try:
             # A connection ends with the block: over ssh it may be a session.
@@ -184,7 +185,7 @@ class DockerEngine:
     def _client(self) -> Client:
         from docker.errors import DockerException, TLSParameterError
 
-        from labctl.engines.api import Client
+        from labctl.backends.docker.api import Client
 
         address = self._address or process.variable("DOCKER_HOST") or "unix:///var/run/docker.sock"
         if not address.startswith(("unix://", "tcp://", "http://", "https://")):

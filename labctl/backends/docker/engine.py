@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from labctl.engines.state import HostPortUser, ObservedState
+from labctl.backends.docker.hosts.ssh import Connection
+from labctl.backends.state import HostPortUser, ObservedState
 from labctl.errors import HostError
-from labctl.hosts.ssh import Connection
 from labctl.model import Cause, Pairs
 from labctl.system.process import CompletedProcess
 

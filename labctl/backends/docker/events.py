@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
-from labctl.engines.state import Container, ObservedState, lost, paused
+from labctl.backends.state import Container, ObservedState, lost, paused
 from labctl.errors import HostError
 from labctl.model import Cause
 

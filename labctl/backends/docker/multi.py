@@ -12,12 +12,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from labctl.engines import Backend, Capabilities, Kind, OnLine, OnLines, unanswered
-from labctl.engines.agent import IN_NODE, RECONNECTING
-from labctl.engines.events import Loss
-from labctl.engines.state import ObservedState
+from labctl.backends.docker.agent import IN_NODE, RECONNECTING
+from labctl.backends.docker.engine import Backend, Capabilities, Kind, OnLine, OnLines, unanswered
+from labctl.backends.docker.events import Loss
+from labctl.backends.docker.hosts.ssh import Connection
+from labctl.backends.state import ObservedState
 from labctl.errors import HostError, on_host, raise_all
-from labctl.hosts.ssh import Connection
 from labctl.system.parallel import map_hosts, pool
 from labctl.system.process import CompletedProcess
 

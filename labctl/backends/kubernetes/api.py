@@ -19,13 +19,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from labctl.engines import Kind, OnLine, OnLines
-from labctl.engines.agent import line_of
-from labctl.engines.pods import loss, own_container, trouble
-from labctl.engines.state import Container, HostPortUser, ObservedState
+from labctl.backends.docker.engine import Kind, OnLine, OnLines
+from labctl.backends.docker.hosts.ssh import Connection
+from labctl.backends.kubernetes.pods import loss, own_container, trouble
+from labctl.backends.state import Container, HostPortUser, ObservedState
 from labctl.errors import ConfigError, HostError
-from labctl.hosts.ssh import Connection
 from labctl.model import LAUNCHER, Cause, Pairs
+from labctl.records.lines import line_of
 from labctl.system import process
 from labctl.system.process import CompletedProcess
 
@@ -544,7 +544,7 @@ class KubernetesEngine:
                 for line in _lines(outputs_of(socket, None, argv)):
                     on_line(line)
                 return exit_code(socket, argv)
-            from labctl.engines import terminal as terminals
+            from labctl.backends import terminal as terminals
 
             def signal(number: int) -> None:
                 self.exec(container, ("sh", "-c", SIGNAL, mark, str(number)), user="")

@@ -9,11 +9,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from labctl import accelerators
-from labctl.engines.kubernetes import Api, Manifest, Refused
-from labctl.k8s.lab import ClusterLab
-from labctl.k8s.render import LAUNCHER_REQUESTS, asked
-from labctl.k8s.target import Target, Toleration, read
-from labctl.lab.devices import DeviceReport, HostDevices
+from labctl.backends.docker.lab.devices import DeviceReport, HostDevices
+from labctl.backends.kubernetes.api import Api, Manifest, Refused
+from labctl.backends.kubernetes.lab import ClusterLab
+from labctl.backends.kubernetes.render import LAUNCHER_REQUESTS, asked
+from labctl.backends.kubernetes.target import Target, Toleration, read
 from labctl.system.parallel import pool
 
 Amounts = Mapping[str, float]

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from labctl.backends.kubernetes import capacity, pods
+from labctl.backends.kubernetes.api import Manifest, Refused, Unreachable, is_ready, node_of
+from labctl.backends.kubernetes.capacity import TAINTED, amount, hindrances, number, workers_held
+from labctl.backends.kubernetes.examination import View, error, found_ok, warn
+from labctl.backends.kubernetes.job import ClusterJob, lab_of_pods
+from labctl.backends.kubernetes.lab import ClusterLab
+from labctl.backends.kubernetes.quota import quotas
+from labctl.backends.kubernetes.rights import rights, rights_to_run
+from labctl.backends.kubernetes.run import KINDS, definitions, kind_of
+from labctl.backends.kubernetes.target import Target, read
 from labctl.config import dotenv
 from labctl.doctor.examination import LIMIT, Finding
-from labctl.engines import pods
-from labctl.engines.kubernetes import Manifest, Refused, Unreachable, is_ready, node_of
 from labctl.errors import HostError
-from labctl.k8s import capacity
-from labctl.k8s.capacity import TAINTED, amount, hindrances, number, workers_held
-from labctl.k8s.examination import View, error, found_ok, warn
-from labctl.k8s.job import ClusterJob, lab_of_pods
-from labctl.k8s.lab import ClusterLab
-from labctl.k8s.quota import quotas
-from labctl.k8s.rights import rights, rights_to_run
-from labctl.k8s.run import KINDS, definitions, kind_of
-from labctl.k8s.target import Target, read
 from labctl.system.parallel import pool
 
 FEW = 5

@@ -13,13 +13,13 @@ from typing import Any
 from msgspec import Struct
 
 from labctl import accelerators
+from labctl.backends.kubernetes import manifest
+from labctl.backends.kubernetes.capacity import number
+from labctl.backends.kubernetes.target import quantity
 from labctl.config import dotenv
 from labctl.config.settings import EXTRA, LOGIN, SETTINGS, sounds_secret
 from labctl.config.yaml_reader import documents
 from labctl.errors import ConfigError
-from labctl.k8s import manifest
-from labctl.k8s.capacity import number
-from labctl.k8s.target import quantity
 from labctl.model import File, Pairs
 
 Manifest = Mapping[str, Any]

@@ -9,11 +9,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from labctl import accelerators
-from labctl.compose.render import OPEN_MPI_NETWORK
+from labctl.backends import spec
+from labctl.backends.docker.compose.render import OPEN_MPI_NETWORK
+from labctl.backends.kubernetes.target import USUAL_SLOTS, Target
 from labctl.config.settings import USUAL_NODES, Settings
 from labctl.errors import ConfigError
-from labctl.k8s.target import USUAL_SLOTS, Target
-from labctl.lab import spec
 from labctl.model import Host, Job, Lab, Limits, Node, Pairs, Workload
 from labctl.runs import code, inputs, job
 from labctl.runs.request import RunOptions, config_source

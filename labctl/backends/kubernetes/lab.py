@@ -14,16 +14,13 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from labctl.config.context import Context
-from labctl.config.settings import Settings
-from labctl.engines import agent, pods, terminal
-from labctl.engines.agent import ActiveRun
-from labctl.engines.kubernetes import Api, KubernetesEngine, Manifest, Refused, node_of
-from labctl.errors import ConfigError, HostError
-from labctl.k8s import render
-from labctl.k8s.job import ClusterJob, build, job_name, lab_of_pods
-from labctl.k8s.render import OWNER
-from labctl.k8s.run import (
+from labctl.backends import terminal
+from labctl.backends.docker.lab.cluster import owner
+from labctl.backends.kubernetes import pods, render
+from labctl.backends.kubernetes.api import Api, KubernetesEngine, Manifest, Refused, node_of
+from labctl.backends.kubernetes.job import ClusterJob, build, job_name, lab_of_pods
+from labctl.backends.kubernetes.render import OWNER
+from labctl.backends.kubernetes.run import (
     ENDED,
     KINDS,
     LOOK,
@@ -36,11 +33,15 @@ from labctl.k8s.run import (
     seconds_of,
     submit,
 )
-from labctl.k8s.target import USUAL_KIND, Target, read
-from labctl.lab.cluster import owner
-from labctl.lab.status import LabStatus, NodeStatus, RunState
+from labctl.backends.kubernetes.target import USUAL_KIND, Target, read
+from labctl.backends.status import LabStatus, NodeStatus, RunState
+from labctl.config.context import Context
+from labctl.config.settings import Settings
+from labctl.errors import ConfigError, HostError
 from labctl.model import LAUNCHER, File, Result, Workload
-from labctl.runs import store
+from labctl.records import store
+from labctl.records.active import ActiveRun
+from labctl.records.lines import line_of
 from labctl.runs.follow import timed
 from labctl.runs.request import RunOptions, bounded
 from labctl.system import filelock
@@ -204,7 +205,7 @@ def delete(lab: ClusterLab, workload: str, *, storage: bool) -> Submitted:
 
 def record(lab: ClusterLab, target: Target, built: ClusterJob) -> None:
     """Make the run's directories, with what it was asked to do and what was sent."""
-    kept = store.record(built.lab, lab.settings, built.job, store.versions(built.lab, lab.engine, None))
+    kept = store.record(built.lab, lab.settings, built.job, store.versions(built.lab, lab.engine.versions(), None))
     where = Place(server=lab.api.server, namespace=lab.api.namespace, name=built.name, kind=KINDS[target.kind])
     place = File(path=PLACE, content=msgspec.json.encode(where).decode())
     store.create(built.lab, built.run_id, built.job.files, (*kept, place, render.record(target, built)))
@@ -276,7 +277,7 @@ def print_log(
     for when, text in lab.api.lines(launcher, follow=follow):
         ended = ENDED.fullmatch(text)
         if not ended or ended[1]:
-            line = agent.line_of(ended[1] if ended else text, seconds_of(when))
+            line = line_of(ended[1] if ended else text, seconds_of(when))
             if rank in (None, line.rank):
                 show(line.when, store.redact(line.text if rank is None else line.said, run.lab.hidden))
         if ended:

@@ -11,10 +11,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from labctl.engines.kubernetes import CACHE
-from labctl.engines.pods import DEFAULT_CONTAINER
-from labctl.k8s.job import HOME, KEYS, PORT, STORAGE, UID, ClusterJob, ClusterPods
-from labctl.k8s.target import Target, Toleration
+from labctl.backends.kubernetes.api import CACHE
+from labctl.backends.kubernetes.job import HOME, KEYS, PORT, STORAGE, UID, ClusterJob, ClusterPods
+from labctl.backends.kubernetes.pods import DEFAULT_CONTAINER
+from labctl.backends.kubernetes.target import Target, Toleration
 from labctl.model import File
 from labctl.runs.job import limited
 

@@ -17,10 +17,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from labctl import launchers
-from labctl.config.context import Context
-from labctl.config.settings import Settings
-from labctl.engines import agent, pods
-from labctl.engines.kubernetes import (
+from labctl.backends.docker.hosts.pull import Merge
+from labctl.backends.kubernetes import pods, render
+from labctl.backends.kubernetes.api import (
     COLLECTIONS,
     OUT,
     Api,
@@ -33,14 +32,17 @@ from labctl.engines.kubernetes import (
     node_of,
     outputs_of,
 )
+from labctl.backends.kubernetes.job import KEPT, STORAGE, ClusterJob
+from labctl.backends.kubernetes.target import Kind, Target
+from labctl.backends.kubernetes.waiting import Waiting
+from labctl.config.context import Context
+from labctl.config.settings import Settings
 from labctl.errors import HostError
-from labctl.hosts.pull import Merge
-from labctl.k8s import render
-from labctl.k8s.job import KEPT, STORAGE, ClusterJob
-from labctl.k8s.target import Kind, Target
-from labctl.k8s.waiting import Waiting
 from labctl.model import LAUNCHER, Cause, Job, Lab, Rank, Result
-from labctl.runs import evidence, outputs, store
+from labctl.records import store
+from labctl.records.active import Ended
+from labctl.records.lines import Line, line_of
+from labctl.runs import evidence, outputs
 from labctl.runs import run as runs
 from labctl.runs.job import GRACE
 from labctl.runs.supervise import SILENT, TIMED_OUT, CrashWatch, RunStopper, interrupts
@@ -246,7 +248,7 @@ class Follower:
         self.first = self.last = 0.0
         """When the launcher started, or the first line was printed, and the last was, in seconds since 1970."""
 
-    def follow(self, look: Callable[[agent.Line], None]) -> agent.Ended:
+    def follow(self, look: Callable[[Line], None]) -> Ended:
         """Hand on each line and notice what keeps pods from starting; how the run ended.
 
         What is found to be wrong stops the run. HostError where the API server is silent for too long, or refuses.
@@ -286,10 +288,10 @@ class Follower:
         if self.launcher and code:
             self._stop.note("node-lost", f"{LAUNCHER}: its pod was deleted")
 
-    def _ended(self, code: int) -> agent.Ended:
-        return agent.Ended(code=code, seconds=max(self.last - self.first, 0.0), at=self.last)
+    def _ended(self, code: int) -> Ended:
+        return Ended(code=code, seconds=max(self.last - self.first, 0.0), at=self.last)
 
-    def _read_lines(self, look: Callable[[agent.Line], None], *, to_the_end: bool = False) -> int | None:
+    def _read_lines(self, look: Callable[[Line], None], *, to_the_end: bool = False) -> int | None:
         """Hand on the lines of a moment; the launch command's exit code, if it has ended."""
         if to_the_end and not self._reader:
             return None
@@ -306,14 +308,14 @@ class Follower:
             self.first = self.first or self.last
             ended = ENDED.fullmatch(text)
             if not ended or ended[1]:
-                look(agent.line_of(ended[1] if ended else text, self.last))
+                look(line_of(ended[1] if ended else text, self.last))
             if ended:
                 if ended[3]:
                     self._stop.note("interrupted", ended[3])
                 return int(ended[2])
         return None
 
-    def _look_at_pods(self) -> agent.Ended | None:
+    def _look_at_pods(self) -> Ended | None:
         """What the cluster says of the run: None while it goes on."""
         try:
             job, found = self._ask()
@@ -340,12 +342,12 @@ class Follower:
         again = f"labctl attach {self._run.run_id}"
         return HostError(f"{error.message}; run {self._run.run_id} is left to itself", hint=mend + again)
 
-    def _judge_pods(self, job: Manifest | None, found: list[Manifest]) -> agent.Ended | None:
+    def _judge_pods(self, job: Manifest | None, found: list[Manifest]) -> Ended | None:
         if self._stop.killed or (self._stop.told and time.monotonic() > self._stop.told + ENDING):
-            return agent.Ended(code=137)
+            return Ended(code=137)
         if job is None:
             self._stop.note("interrupted", f"{self._run.kind} {self._run.name} was deleted")
-            return agent.Ended(code=137, lost=True)
+            return Ended(code=137, lost=True)
         # One that was deleted may have a successor, which is none of this run's.
         launcher = next((pod for pod in found if node_of(pod) == LAUNCHER and self.launcher in ("", _name(pod))), None)
         if launcher and pods.has_started(launcher):
@@ -356,10 +358,10 @@ class Follower:
                     self._tell(node_of(pod), why)
             return self._judge_launcher(job, launcher, found)
         if self.launcher or self._stop.cause:
-            return agent.Ended(code=137)
+            return Ended(code=137)
         return self._not_started(job, found)
 
-    def _judge_launcher(self, job: Manifest, launcher: Manifest, found: list[Manifest]) -> agent.Ended | None:
+    def _judge_launcher(self, job: Manifest, launcher: Manifest, found: list[Manifest]) -> Ended | None:
         state, ended = pods.state_of(job).name, pods.has_ended(launcher)
         if ended or state != "active":
             self._note_end(job, launcher)
@@ -371,14 +373,14 @@ class Follower:
             return self._ended(pods.code_of(launcher))
         return self._out_of_reach(launcher) if _is_deleted(launcher) else None
 
-    def _out_of_reach(self, launcher: Manifest) -> agent.Ended | None:
+    def _out_of_reach(self, launcher: Manifest) -> Ended | None:
         """How a run ended whose launcher was told to go, and of which nobody says for too long that it has."""
         self._deleted = self._deleted or time.monotonic()
         grace = launcher["metadata"].get("deletionGracePeriodSeconds", 0)
         if time.monotonic() < self._deleted + grace + REPORTING:
             return None
         self._stop.note("node-lost", f"{LAUNCHER}: its node does not answer")
-        return agent.Ended(code=137, lost=True)
+        return Ended(code=137, lost=True)
 
     def _wait_for_server(self, error: Unreachable) -> None:
         if not self._silent:
@@ -429,13 +431,13 @@ class Follower:
         self._seen |= now
         return [*_lost(found), *(("node-lost", f"{node_of(pod)}: its pod is gone") for pod in gone)]
 
-    def _not_started(self, job: Manifest, found: list[Manifest]) -> agent.Ended | None:
+    def _not_started(self, job: Manifest, found: list[Manifest]) -> Ended | None:
         """Notice what the run waits for; how it ended that will not begin."""
         now = time.monotonic()
         wrong = _over_without_launcher(self._run, job) or self._waiting.look(job, found, self._against(found, now), now)
         if wrong:
             self._stop.note(*wrong)
-            return agent.Ended(code=1)
+            return Ended(code=1)
         for who, what in self._waiting.reasons.items():
             self._tell(who, what)
         return None
@@ -496,7 +498,7 @@ def seconds_of(when: str) -> float:
 def supervise(
     api: Api,
     run: ClusterRun,
-    keep: Callable[[Sequence[agent.Line]], Sequence[agent.Line]],
+    keep: Callable[[Sequence[Line]], Sequence[Line]],
     *,
     patience: float,
     notice: Callable[[str], object],
@@ -514,7 +516,7 @@ def supervise(
     watch = CrashWatch(stop, starts_itself=launcher == "script", elastic=launchers.is_elastic(launcher))
     stop.silence = watch.silence
 
-    def look(line: agent.Line) -> None:
+    def look(line: Line) -> None:
         watch.look_at(keep((line,)))
 
     with interrupts(stop) if ends else nullcontext():

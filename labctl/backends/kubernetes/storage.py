@@ -9,17 +9,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from labctl.engines import pods
-from labctl.engines.kubernetes import Manifest, Unreachable
+from labctl.backends.docker.lab.cluster import owner
+from labctl.backends.kubernetes import pods, render
+from labctl.backends.kubernetes.api import Manifest, Unreachable
+from labctl.backends.kubernetes.job import PROGRAM, one_pod
+from labctl.backends.kubernetes.lab import ClusterLab
+from labctl.backends.kubernetes.run import LOOK, SILENT_FOR, prepare
+from labctl.backends.kubernetes.waiting import IMAGE_PATIENCE
 from labctl.errors import ConfigError, HostError
 from labctl.hub.client import Kind
 from labctl.hub.prefetch import Item
-from labctl.k8s import render
-from labctl.k8s.job import PROGRAM, one_pod
-from labctl.k8s.lab import ClusterLab
-from labctl.k8s.run import LOOK, SILENT_FOR, prepare
-from labctl.k8s.waiting import IMAGE_PATIENCE
-from labctl.lab.cluster import owner
 from labctl.system import files
 
 START = '[[ ! -r /run/secrets/environment ]] || . /run/secrets/environment; exec python -u "/etc/labctl/files/$0" "$@"'

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from labctl.engines import pods
-from labctl.engines.kubernetes import Manifest, node_of
+from labctl.backends.kubernetes import pods
+from labctl.backends.kubernetes.api import Manifest, node_of
 from labctl.model import Cause
 
 # Seconds that an image may be refused, as registries have bad minutes.

@@ -14,6 +14,9 @@ from labctl import accelerators
 from labctl.accelerators import leases as device_leases
 from labctl.accelerators.leases import Lease
 from labctl.accelerators.vendor_tools import describe
+from labctl.backends import spec
+from labctl.backends.docker import agent
+from labctl.backends.state import Container
 from labctl.doctor.checks import engine
 from labctl.doctor.examination import (
     COUNT_SECONDS,
@@ -26,10 +29,7 @@ from labctl.doctor.examination import (
     ok,
     warn,
 )
-from labctl.engines import agent
-from labctl.engines.state import Container
 from labctl.errors import ConfigError, HostError, LabError
-from labctl.lab import spec
 from labctl.model import Host
 from labctl.naming import lease_path
 from labctl.system import filelock

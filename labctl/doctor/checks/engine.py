@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from labctl import accelerators
-from labctl.compose import render
-from labctl.deploy import images
+from labctl.backends.docker.compose import render
+from labctl.backends.docker.deploy import images
+from labctl.backends.docker.images import catalog, packages
+from labctl.backends.docker.lab import capabilities as kernel_limits
 from labctl.doctor.examination import GIB, LIMIT, UP, CheckContext, Finding, Level, error, gib, ok, problem, warn
 from labctl.errors import HostError
-from labctl.images import catalog, packages
-from labctl.lab import capabilities as kernel_limits
 from labctl.model import HERE
 
 DAEMON = "/etc/docker/daemon.json"
@@ -78,7 +78,7 @@ def join_group() -> str:
 
 
 def version(ctx: CheckContext) -> Iterator[Finding]:
-    from labctl.setup.requirements import OLDEST_ENGINE, is_older
+    from labctl.system.setup.requirements import OLDEST_ENGINE, is_older
 
     found = str(ctx.info["ServerVersion"])
     if not is_older(found, OLDEST_ENGINE):
@@ -91,14 +91,14 @@ def version(ctx: CheckContext) -> Iterator[Finding]:
 
 def compose(ctx: CheckContext) -> Iterator[Finding]:
     """This machine's docker compose, which creates the containers of all hosts."""
-    from labctl.setup.requirements import OLDEST_COMPOSE
+    from labctl.system.setup.requirements import OLDEST_COMPOSE
 
     yield plugin(ctx, "LAB-ENGINE-002", "compose", OLDEST_COMPOSE, "error", "containers are created by it")
 
 
 def buildx(ctx: CheckContext) -> Iterator[Finding]:
     """This machine's docker buildx, which is not needed if the lab has its image."""
-    from labctl.setup.requirements import OLDEST_BUILDX
+    from labctl.system.setup.requirements import OLDEST_BUILDX
 
     level: Level = "error" if ctx.builds else "warn"
     yield plugin(ctx, "LAB-ENGINE-003", "buildx", OLDEST_BUILDX, level, "images are built by it")
@@ -106,7 +106,7 @@ def buildx(ctx: CheckContext) -> Iterator[Finding]:
 
 def plugin(ctx: CheckContext, code: str, name: str, oldest: str, level: Level, impact: str) -> Finding:
     """A plugin of the docker command works and is not older than this. One that does not say its version is taken."""
-    from labctl.setup.requirements import first_version, is_older, plugin_version
+    from labctl.system.setup.requirements import first_version, is_older, plugin_version
 
     printed, reason = plugin_version(name, LIMIT - 1)
     version = first_version(printed)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from labctl import naming
-from labctl.compose import ssh_keys
-from labctl.deploy import plan
+from labctl.backends.docker.compose import ssh_keys
+from labctl.backends.docker.deploy import plan
 from labctl.doctor.examination import UP, CheckContext, Finding, error, ok, warn
 from labctl.system.files import outdated
 

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from tempfile import NamedTemporaryFile
 
+from labctl.backends.docker.hosts import ssh_errors
+from labctl.backends.state import HostPortUser, elsewhere
 from labctl.config.inventory import InventoryHost
 from labctl.doctor.checks.host import largest
 from labctl.doctor.examination import GIB, UP, CheckContext, Finding, error, gib, ok, warn
-from labctl.engines.state import HostPortUser, elsewhere
 from labctl.errors import HostError
-from labctl.hosts import ssh_errors
 from labctl.model import HERE
 from labctl.system import routing
 

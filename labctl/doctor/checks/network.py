@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from labctl import naming
+from labctl.backends.docker import agent
+from labctl.backends.docker.lab import capabilities
+from labctl.backends.state import Container
 from labctl.doctor.checks import engine
 from labctl.doctor.checks.nodes import ask, look_around
 from labctl.doctor.examination import RECREATE, TRAFFIC_SECONDS, CheckContext, Finding, error, ok, warn
-from labctl.engines import agent
-from labctl.engines.state import Container
 from labctl.errors import HostError
-from labctl.lab import capabilities
 from labctl.system.parallel import pool
 
 MTU = "com.docker.network.driver.mtu"

@@ -13,14 +13,14 @@ from msgspec.structs import replace
 
 from labctl import naming
 from labctl.accelerators import leases
+from labctl.backends.docker import agent
+from labctl.backends.docker.deploy import plan
+from labctl.backends.docker.hosts import ssh_errors
+from labctl.backends.state import Container, lost
 from labctl.config.settings import EXTRA
-from labctl.deploy import plan
 from labctl.doctor.checks.engine import judge_skew, skew
 from labctl.doctor.examination import LIMIT, RECREATE, SSH_SECONDS, UP, CheckContext, Finding, error, ok, warn
-from labctl.engines import agent
-from labctl.engines.state import Container, lost
 from labctl.errors import HostError
-from labctl.hosts import ssh_errors
 from labctl.model import LAUNCHER
 from labctl.system import files
 from labctl.system.process import ProcessTimeout

@@ -11,8 +11,9 @@ from pathlib import Path
 from msgspec import Struct
 
 from labctl.errors import HostError
-from labctl.setup import apt
-from labctl.setup.requirements import (
+from labctl.system import process, procfs
+from labctl.system.setup import apt
+from labctl.system.setup.requirements import (
     OLDEST,
     OLDEST_COMPOSE,
     OLDEST_ENGINE,
@@ -23,7 +24,6 @@ from labctl.setup.requirements import (
     is_older,
     observe,
 )
-from labctl.system import process, procfs
 
 Emit = Callable[[str], None]
 

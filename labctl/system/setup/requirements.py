@@ -18,7 +18,7 @@ from labctl.system import process, procfs
 if TYPE_CHECKING:
     from python_on_whales import DockerClient
 
-    from labctl.setup import apt
+    from labctl.system.setup import apt
 
 OLDEST_ENGINE = "24"
 """Its BuildKit, 0.11, reads labctl's Dockerfiles without a frontend from a registry. Oldest tested: 26.1."""
@@ -71,7 +71,7 @@ class Facts(Struct, frozen=True, kw_only=True):
 
 def observe() -> Facts:
     """This host as it is."""
-    from labctl.setup import apt
+    from labctl.system.setup import apt
 
     release = procfs.os_release()
     engine, why = ask_docker(engine_version)

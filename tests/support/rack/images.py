@@ -13,8 +13,8 @@ from docker.models.images import Image
 from msgspec.structs import replace
 
 from docker import DockerClient
+from labctl.backends.docker.images import build, package_sources
 from labctl.config import settings
-from labctl.images import build, package_sources
 
 HERE = Path(__file__).parent
 NAME = "stand-in/host"

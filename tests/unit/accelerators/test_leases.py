@@ -18,7 +18,7 @@ from support.harness import wait_until
 
 from labctl import naming
 from labctl.accelerators import leases
-from labctl.compose import render
+from labctl.backends.docker.compose import render
 from labctl.errors import HostError
 from labctl.model import Device, DeviceMapping, Lab
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from support.builders import DIRECTORY, devices, host
 from support.builders import lab as small
 
+from labctl.backends import spec
+from labctl.backends.docker.lab import capabilities
 from labctl.config import settings
 from labctl.errors import ConfigError, HostError
-from labctl.lab import capabilities, spec
 from labctl.model import Device, Host, Lab, Secret
 
 

@@ -16,16 +16,16 @@ from msgspec.structs import replace
 from support import builders
 from support.fake_backend import FakeBackend
 
+from labctl.backends.docker.events import Losses
 from labctl.batches import batch as batches
 from labctl.batches import record
 from labctl.batches.record import Batch, BatchJob
 from labctl.config.context import Context
-from labctl.engines.events import Losses
 from labctl.errors import ConfigError, HostError, Interrupted, LabError
 from labctl.model import Criterion, Event, Lab, Metric, Result
+from labctl.records.store import RunSummary
 from labctl.runs import follow
 from labctl.runs.request import RunOptions
-from labctl.runs.store import RunSummary
 
 # Seconds that a test waits for what must happen.
 LIMIT = 60

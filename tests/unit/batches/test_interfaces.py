@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from labctl.backends.docker.hosts.ssh import LocalConnection
 from labctl.batches import interfaces
-from labctl.hosts.ssh import LocalConnection
 
 BEFORE = interfaces.read("eth0 mlx5_core up 1 100000\neth1 habanalabs up 1 100000\neth2 habanalabs down 0 -1\n")
 

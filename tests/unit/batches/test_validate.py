@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from labctl.backends.status import LabStatus, NodeStatus
 from labctl.batches.baseline import Baseline, ValidationReport
 from labctl.batches.bisect import BadLink, BadNode, Diagnosis, Group
 from labctl.batches.figures import JobOutcome
@@ -16,7 +17,6 @@ from labctl.batches.profile import Check, Hook, Limit, Network, Profile, digest
 from labctl.batches.validate import Actions, Suspicion, validate
 from labctl.doctor.examination import DoctorReport, Finding, error, ok
 from labctl.errors import ConfigError, HostError
-from labctl.lab.status import LabStatus, NodeStatus
 from labctl.model import HostFailure
 from labctl.reports.validation import Figure, StepResult, Validation
 from labctl.system.process import CompletedProcess

@@ -17,15 +17,15 @@ from support.builders import workload
 from support.fakehost import FakeHost
 from support.imagefile import image_archive
 
+from labctl.backends.docker.deploy import images
+from labctl.backends.docker.images import catalog, local, packages
+from labctl.backends.docker.images.archive import Archive
 from labctl.bundle import load, save
 from labctl.bundle.format import Bundle, BundleWriter
 from labctl.cli.bundle import loaded_text
 from labctl.config import dotenv, settings
 from labctl.config.context import Context
-from labctl.deploy import images
 from labctl.errors import ConfigError, HostError
-from labctl.images import catalog, local, packages
-from labctl.images.archive import Archive
 from labctl.model import Event, HostFailure
 from labctl.system import filelock, process
 from labctl.system.process import CompletedProcess

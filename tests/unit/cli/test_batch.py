@@ -11,12 +11,12 @@ from msgspec.structs import replace
 from support.commandline import Labctl
 
 from labctl import flows
+from labctl.backends.docker.daemon import DockerEngine
 from labctl.batches import batch as batches
 from labctl.batches import record
 from labctl.batches.batch import BatchReport
 from labctl.batches.record import Batch, BatchJob
 from labctl.cli import batch as commands
-from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError
 
 METRICS = """\

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from support.commandline import Labctl
 
+from labctl.backends.docker.deploy.cache import HostCache
 from labctl.cli.cache import cache_text
-from labctl.hub.hosts import HostCache
 from labctl.hub.prefetch import CacheReport, Item
 from labctl.model import HostFailure
 

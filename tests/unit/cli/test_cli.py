@@ -22,12 +22,12 @@ from support.builders import container
 from support.commandline import Labctl, Said
 
 from labctl import cli, naming
-from labctl.attach import jupyter, session, target
-from labctl.engines.docker import DockerEngine
-from labctl.engines.multi import MultiHostEngine
-from labctl.engines.state import ObservedState
+from labctl.backends.docker.attach import jupyter, session, target
+from labctl.backends.docker.daemon import DockerEngine
+from labctl.backends.docker.multi import MultiHostEngine
+from labctl.backends.state import ObservedState
 from labctl.errors import HostError
-from labctl.runs import store
+from labctl.records import store
 from labctl.system import process
 from labctl.system.parallel import WIDTH
 

@@ -62,7 +62,7 @@ def test_a_command_of_both_says_that_no_cluster_is_configured(command: str, lab:
     "option", ["--hostfile all", "--include worker-0", "--exclude worker-0", "--wait", "--retries 2"]
 )
 def test_an_option_of_docker_hosts_is_refused(option: str, lab: Labctl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("labctl.engines.kubernetes.Api.__init__", lambda *_: None)
+    monkeypatch.setattr("labctl.backends.kubernetes.api.Api.__init__", lambda *_: None)
     said = lab("run", "hello", *option.split())
     assert said.code == 2, said
     assert f"{option.split(maxsplit=1)[0]} is for Docker hosts" in said.err

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from labctl.backends.docker.lab.devices import ResolvedSetting
 from labctl.cli.output import Output, quantity, say, table, to_json
 from labctl.cli.run import run_text
 from labctl.errors import HostError
-from labctl.lab.devices import ResolvedSetting
 from labctl.model import Event, Rank, Result
 
 ERROR = HostError("no engine", hint="labctl setup", node="worker-1")

@@ -22,18 +22,18 @@ from support import builders
 
 from labctl import accelerators
 from labctl.accelerators import nvidia
+from labctl.backends.docker.compose import ssh_keys
+from labctl.backends.docker.daemon import DockerEngine
+from labctl.backends.docker.images import catalog
+from labctl.backends.state import ObservedState
 from labctl.cli.output import to_json
-from labctl.compose import ssh_keys
 from labctl.config import settings
 from labctl.config.context import Context
 from labctl.doctor import fix, run
 from labctl.doctor.checks import devices, engine, files, host, network, nodes
 from labctl.doctor.examination import CheckContext, Finding, Level, ok, problem
 from labctl.doctor.run import CHECKS, NODE_CHECKS, Check
-from labctl.engines.docker import DockerEngine
-from labctl.engines.state import ObservedState
 from labctl.errors import ConfigError, HostError
-from labctl.images import catalog
 from labctl.model import Device, DeviceMapping, Lab, Mount
 from labctl.system import filelock
 from labctl.system.parallel import run_with_deadlines

@@ -8,7 +8,7 @@ import pytest
 from support.builders import read_values
 
 from labctl.model import Metric, Reduce
-from labctl.runs.metrics import Sampler, read_notes, reduce_values
+from labctl.records.metrics import Sampler, read_notes, reduce_values
 
 NUMBER = r"(\S+)"
 THROUGHPUT = Metric(name="throughput", pattern=rf"Throughput: {NUMBER} samples/sec", unit="samples/s", reduce="mean")

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from labctl.engines.agent import Line
 from labctl.model import Metric, Progress
-from labctl.runs.metrics import LONGEST_LINE
-from labctl.runs.progress import RECENT, Tracker
+from labctl.records.lines import Line
+from labctl.records.metrics import LONGEST_LINE
+from labctl.records.progress import RECENT, Tracker
 
 LOSS = Metric(name="loss", pattern=r"loss (\S+)")
 THROUGHPUT = Metric(name="throughput", pattern=r"Throughput: (\S+)", unit="samples/s")

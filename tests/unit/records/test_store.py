@@ -16,13 +16,13 @@ import pytest
 from msgspec.structs import replace
 from support.builders import lab, printed, workload
 
+from labctl.backends import spec as labs
 from labctl.cli.output import to_json
 from labctl.config import dotenv, settings
 from labctl.errors import ConfigError, HostError
-from labctl.lab import spec as labs
 from labctl.model import CriterionResult, File, Lab, Metric, Rank, Result, Secret
-from labctl.runs import store
-from labctl.runs.store import RunSummary
+from labctl.records import store
+from labctl.records.store import RunSummary
 from labctl.system import filelock
 
 NOW = datetime(2026, 1, 2, 15, 4, 5, tzinfo=timezone.utc)

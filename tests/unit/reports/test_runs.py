@@ -10,9 +10,10 @@ import pytest
 from support import records
 
 from labctl.errors import ConfigError
+from labctl.records import store
 from labctl.reports import runs, samples
 from labctl.reports.runs import Report
-from labctl.runs import compare, store
+from labctl.runs import compare
 
 FIRST, SECOND = "20261125-203600-opt-tiny-0d07", "20261125-203700-opt-tiny-1e18"
 LOSSES = [8 - step / 25 for step in range(40)]

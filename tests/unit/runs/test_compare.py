@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support import records
 
-from labctl.runs import store
+from labctl.records import store
 from labctl.runs.compare import Comparison, Effect, RecordedRun, compare, in_words, read, source_of_noise, spreads
 
 

@@ -16,7 +16,8 @@ from support.builders import lab
 from support.fake_backend import FakeBackend
 
 from labctl.model import Lab, Rank, Result, Secret
-from labctl.runs import evidence, store
+from labctl.records import store
+from labctl.runs import evidence
 
 RUN = "20260102-150405-ask-3fa2"
 FAILED = Result(

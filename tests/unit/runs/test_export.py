@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 import pytest
 
 from labctl.model import CriterionResult, Result
+from labctl.records.metrics import Sample
 from labctl.runs import export
-from labctl.runs.metrics import Sample
 
 RESULT = Result(
     run_id="20261125-203600-opt-tiny-0d07",

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from support.builders import lab, workload
 
+from labctl.backends.docker import agent
 from labctl.config import settings
-from labctl.engines import agent
 from labctl.errors import ConfigError
 from labctl.model import Lab
-from labctl.runs import follow, store
+from labctl.records import store
+from labctl.records.lines import Line
+from labctl.runs import follow
 
 
 @pytest.fixture
@@ -74,7 +76,7 @@ def test_each_line_of_a_run_and_of_a_rank_has_its_time(of: Lab) -> None:
     said = ((1000.0, None, "launcher"), (1000.25, 1, "one\rtwo"), (1000.5, 0, "zero"), (1001.0, 1, "three"))
     with closing(store.RunLog(path, of, workload())) as log:
         for when, rank, text in said:
-            log.keep((agent.Line(text, when, rank),))
+            log.keep((Line(text, when, rank),))
     wrote(of, "r1/ranks/rank-1.log", "one\rtwo\nthree\nnever arrived\n")
     at = [datetime.fromtimestamp(when).astimezone().isoformat(timespec="milliseconds") for when, *_ in said]
     assert logs(of, None, timestamps=True) == [

@@ -10,8 +10,9 @@ import pytest
 
 from labctl.errors import HostError
 from labctl.model import Result
+from labctl.records import store
 from labctl.reports import runs as reports
-from labctl.runs import compare, export, replay, series, store
+from labctl.runs import compare, export, replay, series
 
 RUN = "20261125-205844-opt-tiny-4c0a"
 

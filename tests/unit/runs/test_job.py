@@ -16,9 +16,9 @@ import pytest
 from msgspec.structs import replace
 from support.builders import host, job, lab, node, workload
 
-from labctl.engines.agent import line_of
 from labctl.errors import ConfigError
 from labctl.model import Copy, Job, Lab, Pairs
+from labctl.records.lines import line_of
 from labctl.runs import job as jobs
 from labctl.runs.job import choose
 

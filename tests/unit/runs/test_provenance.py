@@ -9,8 +9,8 @@ from support import builders
 from support.builders import host, job, lab, node
 from support.fake_backend import FakeBackend
 
+from labctl.backends.state import ObservedState
 from labctl.config.context import Context
-from labctl.engines.state import ObservedState
 from labctl.model import Cache, Device, DeviceMapping, Mount
 from labctl.runs import provenance
 

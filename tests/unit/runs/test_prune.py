@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from labctl.deploy import executor
+from labctl.backends.docker.deploy import executor
 from labctl.errors import HostError
-from labctl.runs import prune, store
+from labctl.records import store
+from labctl.runs import prune
 from labctl.system import filelock
 
 

@@ -13,7 +13,8 @@ from support.builders import workload
 
 from labctl.errors import ConfigError
 from labctl.model import Criterion, Relative, Workload
-from labctl.runs import request, store
+from labctl.records import store
+from labctl.runs import request
 from labctl.system import filelock
 
 

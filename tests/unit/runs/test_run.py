@@ -12,14 +12,16 @@ from support import builders
 from support.fake_backend import FakeBackend, active
 from support.nearby import Nearby
 
+from labctl.backends.docker import agent
+from labctl.backends.docker.engine import Backend
+from labctl.backends.docker.hosts import facts
+from labctl.backends.docker.hosts.ssh import Connection
+from labctl.backends.state import HostPortUser, ObservedState
 from labctl.config.context import Context
-from labctl.engines import Backend, agent
-from labctl.engines.state import HostPortUser, ObservedState
 from labctl.errors import HostError
-from labctl.hosts import facts
-from labctl.hosts.ssh import Connection
 from labctl.model import Lab, Metric, Verdict
-from labctl.runs import run, store
+from labctl.records import store
+from labctl.runs import run
 
 PORT = builders.lab().master_port
 

@@ -8,10 +8,11 @@ import msgspec
 import pytest
 from support.builders import job, lab
 
-from labctl.engines.agent import Line
 from labctl.model import File, Metric
-from labctl.runs import series, store
-from labctl.runs.metrics import Sample
+from labctl.records import store
+from labctl.records.lines import Line
+from labctl.records.metrics import Sample
+from labctl.runs import series
 
 LOSS = Metric(name="loss", pattern=r"loss (\S+)", reduce="first-last", skip=1)
 SAID = [

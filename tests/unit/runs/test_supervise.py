@@ -15,12 +15,14 @@ from support.builders import devices, job, lab, node, observed, printed
 from support.fake_backend import Failed, FakeBackend, silent
 from support.harness import wait_until
 
-from labctl.engines import agent
-from labctl.engines.agent import Line
-from labctl.engines.state import ObservedState
+from labctl.backends.docker import agent
+from labctl.backends.state import ObservedState
 from labctl.errors import HostError
 from labctl.model import DeviceMapping, Secret
-from labctl.runs import store, supervise
+from labctl.records import store
+from labctl.records.active import Ended
+from labctl.records.lines import Line
+from labctl.runs import supervise
 from labctl.runs.verdict import RunOutcome
 
 LAB = lab()
@@ -658,12 +660,12 @@ def test_words_alone_stop_nothing(stop: supervise.RunStopper) -> None:
 
 def test_a_container_that_does_not_run_explains_a_failure() -> None:
     engine = FakeBackend(seen=observed(LAB, worker_1={"state": "exited"}))
-    assert supervise.explain(agent.Ended(code=255, seconds=1), LAB, JOB, engine) == (
+    assert supervise.explain(Ended(code=255, seconds=1), LAB, JOB, engine) == (
         "node-lost",
         "worker-1 (rank 1): container exited",
     )
     gone = FakeBackend(seen=observed(lab(1)))
-    assert supervise.explain(agent.Ended(code=255, seconds=1), LAB, JOB, gone) == (
+    assert supervise.explain(Ended(code=255, seconds=1), LAB, JOB, gone) == (
         "node-lost",
         "worker-1 (rank 1): container gone",
     )
@@ -673,10 +675,7 @@ def test_a_container_that_does_not_run_explains_a_failure() -> None:
     ("code", "seconds", "cause"), [(124, 61, "timeout"), (137, 61, "timeout"), (124, 3, None), (1, 61, None)]
 )
 def test_the_inner_limit_explains_only_what_took_that_long(code: int, seconds: float, cause: str | None) -> None:
-    assert (
-        supervise.explain(agent.Ended(code=code, seconds=seconds), LAB, JOB, FakeBackend(seen=observed(LAB)))[0]
-        == cause
-    )
+    assert supervise.explain(Ended(code=code, seconds=seconds), LAB, JOB, FakeBackend(seen=observed(LAB)))[0] == cause
 
 
 def test_a_node_is_described_with_its_ranks() -> None:

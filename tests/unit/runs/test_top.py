@@ -13,10 +13,12 @@ from msgspec.structs import replace
 from support.builders import job, lab
 from support.fake_backend import FakeBackend
 
-from labctl.engines.agent import AGENT, ActiveRun
+from labctl.backends.docker.agent import AGENT
 from labctl.errors import ConfigError, HostError
 from labctl.model import File, Lab, Metric
-from labctl.runs import follow, store, top
+from labctl.records import store
+from labctl.records.active import ActiveRun
+from labctl.runs import follow, top
 from labctl.runs.top import Observer, RunView
 
 RUN = "20260102-150405-hello-3fa2"
@@ -76,7 +78,7 @@ def test_it_is_watched_until_somebody_has_enough(
     of: Lab, monkeypatch: pytest.MonkeyPatch, waits: bool, state: str
 ) -> None:
     enough = threading.Event()
-    monkeypatch.setattr("labctl.engines.agent.follow", lambda *_: enough.wait(10))
+    monkeypatch.setattr("labctl.backends.docker.agent.follow", lambda *_: enough.wait(10))
     view = observer(of, run=replace(ACTIVE, waits=waits)).watch(lambda _: False)
     enough.set()
     assert view.state == state
@@ -86,7 +88,7 @@ def test_a_connection_that_is_lost_is_an_error(of: Lab, monkeypatch: pytest.Monk
     def lost(*_: object) -> None:
         raise HostError("the launcher does not answer")
 
-    monkeypatch.setattr("labctl.engines.agent.follow", lost)
+    monkeypatch.setattr("labctl.backends.docker.agent.follow", lost)
     with pytest.raises(HostError, match="does not answer"):
         observer(of).watch(lambda _: True)
 

@@ -12,8 +12,8 @@ from typing import BinaryIO
 import pytest
 from support.harness import wait_until
 
+from labctl.backends.docker.hosts.ssh import EngineRelay
 from labctl.errors import HostError
-from labctl.hosts.ssh import EngineRelay
 from labctl.system import process
 
 

@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from labctl.attach import session
+from labctl.backends.docker.attach import session
+from labctl.backends.spec import KEPT
 from labctl.config.context import Context
 from labctl.errors import ConfigError, HostError
-from labctl.lab.spec import KEPT
 from labctl.naming import NOTEBOOKS
 from labctl.system.files import make_private
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from labctl.engines import Backend
-from labctl.engines.agent import IN_NODE
-from labctl.engines.state import Container
+from labctl.backends.docker.agent import IN_NODE
+from labctl.backends.docker.engine import Backend
+from labctl.backends.state import Container
 from labctl.errors import ConfigError
 from labctl.model import HERE
 from labctl.system import files, process

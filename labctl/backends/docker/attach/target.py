@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from labctl import model, naming
-from labctl.attach import session
+from labctl.backends.docker.attach import session
+from labctl.backends.docker.engine import Backend
+from labctl.backends.docker.lab import cluster
+from labctl.backends.state import Container, elsewhere
 from labctl.config.context import Context
-from labctl.engines import Backend
-from labctl.engines.state import Container, elsewhere
 from labctl.errors import ConfigError, HostError, raise_all
-from labctl.lab import cluster
 
 
 @contextmanager

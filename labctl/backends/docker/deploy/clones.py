@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from labctl.backends.docker.hosts import manifest
+from labctl.backends.docker.hosts.manifest import Manifest
 from labctl.errors import ConfigError
-from labctl.hosts import manifest
-from labctl.hosts.manifest import Manifest
 from labctl.model import Lab
 from labctl.system import git
 from labctl.system.files import walk

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from labctl.accelerators import leases
-from labctl.compose import render
+from labctl.backends.docker.compose import render
+from labctl.backends.docker.deploy import drift, images, ledger, plan, preflight, provision
+from labctl.backends.docker.lab import capabilities
+from labctl.backends.docker.lab.cluster import Cluster, load_lab, preview_lab
+from labctl.backends.state import ObservedState
 from labctl.config.context import Context
-from labctl.deploy import drift, images, ledger, plan, preflight, provision
-from labctl.engines.state import ObservedState
 from labctl.errors import Failures
-from labctl.lab import capabilities
-from labctl.lab.cluster import Cluster, load_lab, preview_lab
 from labctl.model import HERE, Lab
 
 

@@ -8,13 +8,13 @@ from pathlib import PurePosixPath
 from msgspec import Struct
 
 from labctl import naming
-from labctl.compose import ssh_keys
-from labctl.deploy import provision
-from labctl.deploy.provision import WORKLOADS
+from labctl.backends.docker.compose import ssh_keys
+from labctl.backends.docker.deploy import provision
+from labctl.backends.docker.deploy.provision import WORKLOADS
+from labctl.backends.docker.hosts import push
+from labctl.backends.docker.hosts.push import SyncState
+from labctl.backends.docker.hosts.ssh import Connection
 from labctl.errors import HostError
-from labctl.hosts import push
-from labctl.hosts.push import SyncState
-from labctl.hosts.ssh import Connection
 from labctl.model import LAUNCHER, File, Host, Lab
 from labctl.system.parallel import map_hosts
 

@@ -14,17 +14,17 @@ from msgspec.structs import replace
 
 from labctl import model, naming
 from labctl.accelerators import leases
-from labctl.compose import render
+from labctl.backends.docker.agent import EarlyReach, reach
+from labctl.backends.docker.compose import render
+from labctl.backends.docker.deploy import decide, images, ledger, plan, preflight, provision
+from labctl.backends.docker.deploy.decide import Decision
+from labctl.backends.docker.engine import connection_to
+from labctl.backends.docker.hosts import push
+from labctl.backends.docker.lab import cluster
+from labctl.backends.docker.lab.cluster import Cluster
+from labctl.backends.state import ObservedState
 from labctl.config.context import Context
-from labctl.deploy import decide, images, ledger, plan, preflight, provision
-from labctl.deploy.decide import Decision
-from labctl.engines import connection_to
-from labctl.engines.agent import EarlyReach, reach
-from labctl.engines.state import ObservedState
 from labctl.errors import Failures, HostError, raise_all
-from labctl.hosts import push
-from labctl.lab import cluster
-from labctl.lab.cluster import Cluster
 from labctl.model import HERE, Event, Lab
 from labctl.system import files
 from labctl.system.parallel import map_hosts
@@ -176,7 +176,7 @@ def _(step: plan.MakeDirectories, site: Deployment) -> None:
 
 @do.register
 def _(step: plan.WriteKeys, site: LabDeployment) -> None:  # noqa: ARG001
-    from labctl.compose import ssh_keys
+    from labctl.backends.docker.compose import ssh_keys
 
     ssh_keys.ensure(site.lab)
 

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from labctl import accelerators
+from labctl.backends.docker.daemon import DockerEngine
+from labctl.backends.docker.deploy.plan import EnsureImage
+from labctl.backends.docker.images import catalog, foreign, packages
+from labctl.backends.docker.lab import device_requests
+from labctl.backends.docker.lab.cluster import Cluster
+from labctl.backends.state import ObservedState
 from labctl.config.context import BY_WORKLOAD, OF_THE_IMAGE, Context
 from labctl.config.settings import Settings
-from labctl.deploy.plan import EnsureImage
-from labctl.engines.docker import DockerEngine
-from labctl.engines.state import ObservedState
 from labctl.errors import ConfigError, HostError, on_host
-from labctl.images import catalog, foreign, packages
-from labctl.lab import device_requests
-from labctl.lab.cluster import Cluster
 from labctl.model import HERE, Workload
 from labctl.system.parallel import map_hosts
 
 if TYPE_CHECKING:
-    from labctl.images.distribute import ImageTargets
+    from labctl.backends.docker.images.distribute import ImageTargets
 
 
 Ask = Callable[[str], bool]
@@ -62,7 +62,7 @@ def plan_images(
         require_buildable(cluster)
         words = f"build image {image}{base_first(cluster, cluster.daemons[HERE])}"
         return (EnsureImage(image=image, words=words, cause="not found; takes minutes, once"),), {}
-    from labctl.images import distribute, local
+    from labctl.backends.docker.images import distribute, local
 
     targets = image_targets(context, cluster)
     words = distribute.preview(image, how, targets)
@@ -93,7 +93,7 @@ def base_first(cluster: Cluster, engine: DockerEngine | None) -> str:
 
 def require_obtainable(cluster: Cluster, how: str) -> None:
     """ConfigError or HostError if hosts cannot get the image in the way of LAB_IMAGE_FROM."""
-    from labctl.images import local
+    from labctl.backends.docker.images import local
 
     image = cluster.image
     if how == "build" and image == cluster.base_image and not catalog.name_of(image):
@@ -110,7 +110,7 @@ def require_buildable(cluster: Cluster) -> None:
     """HostError if the image is not labctl's own, or the engine has no runtime for it: before minutes of building."""
     base = cluster.base_image
     if cluster.settings.text("LAB_IMAGE") and not catalog.name_of(base):
-        from labctl.images import local
+        from labctl.backends.docker.images import local
 
         if base == cluster.image or local.described(base) is None:
             raise HostError(f"image {base} not found", hint=catalog.how_to_get(base))
@@ -124,7 +124,7 @@ def ensure(context: Context, cluster: Cluster, image: str) -> dict[str, HostErro
         build_image(context, cluster)
         check_image(context, cluster)
         return {}
-    from labctl.images import distribute, local
+    from labctl.backends.docker.images import distribute, local
 
     targets, how = image_targets(context, cluster), cluster.settings.text("LAB_IMAGE_FROM")
     if how == "pull":
@@ -196,7 +196,7 @@ def build_image(
     with its own. With ``refresh`` labctl's own image below the packages is built too where it is there and current, as
     the settings of its base and package sources may have changed: seconds if they have not.
     """
-    from labctl.images import build
+    from labctl.backends.docker.images import build
 
     base, additions = cluster.base_image, packages.of(cluster.settings)
     own = catalog.name_of(base)
@@ -219,7 +219,7 @@ def build_image(
 
 def build_from(context: Context, cluster: Cluster, base: str) -> dict[str, Any]:
     """Add what a node needs to anyone's image, with this machine's engine."""
-    from labctl.images import build
+    from labctl.backends.docker.images import build
 
     request = build.request(cluster.settings, cluster.accelerator, base, context.directory, context.environ)
     return foreign.make(request, base, context.notice)
@@ -243,7 +243,7 @@ def image_of_hosts(cluster: Cluster) -> str:
 
 def image_targets(context: Context, cluster: Cluster) -> ImageTargets:
     """The hosts that answer, as those who get an image."""
-    from labctl.images.distribute import ImageTargets
+    from labctl.backends.docker.images.distribute import ImageTargets
 
     addresses = {host.name: host.address for host in cluster.hosts}
     return ImageTargets(hosts=cluster.remote_hosts, notice=context.notice, addresses=addresses)

@@ -12,10 +12,10 @@ from urllib.parse import quote, unquote
 
 from msgspec import Struct
 
+from labctl.backends.docker.lab.cluster import ANSWERING, THIS_MACHINE, Cluster, backend_here, read_inventory
 from labctl.config import inventory
 from labctl.config.context import Context
 from labctl.errors import HostError
-from labctl.lab.cluster import ANSWERING, THIS_MACHINE, Cluster, backend_here, read_inventory
 from labctl.system.files import write
 
 FILES = ".lab/hosts"

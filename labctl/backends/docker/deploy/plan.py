@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from labctl import model, naming
-from labctl.engines.state import Container, ObservedState, lost
+from labctl.backends.state import Container, ObservedState, lost
 from labctl.model import HERE, Copy, File, Host, Job, Lab
 
 

@@ -7,17 +7,19 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from labctl import model
+from labctl.backends.docker import agent
+from labctl.backends.docker.engine import Backend
 from labctl.config.context import Context
 from labctl.config.settings import Settings
-from labctl.engines import Backend, agent
 from labctl.errors import ConfigError, HostError
 from labctl.model import HERE, Lab
+from labctl.records.active import since
 from labctl.system import filelock
 
 if TYPE_CHECKING:
-    from labctl.deploy.plan import Step
-    from labctl.engines.state import ObservedState
-    from labctl.lab.cluster import Cluster
+    from labctl.backends.docker.deploy.plan import Step
+    from labctl.backends.docker.lab.cluster import Cluster
+    from labctl.backends.state import ObservedState
 
 
 def warn_excluded_hosts(context: Context, failed: Mapping[str, HostError]) -> None:
@@ -29,7 +31,7 @@ def warn_excluded_hosts(context: Context, failed: Mapping[str, HostError]) -> No
 def report_accelerator(context: Context, cluster: Cluster, lab: Lab) -> None:
     """What `auto` chose, and what it ignored."""
     from labctl import accelerators
-    from labctl.lab import spec
+    from labctl.backends import spec
 
     if cluster.settings.text("LAB_ACCELERATOR") != "auto":
         return
@@ -44,7 +46,7 @@ def report_accelerator(context: Context, cluster: Cluster, lab: Lab) -> None:
 
 def warn_small_arp_table(context: Context, cluster: Cluster, lab: Lab) -> None:
     """Warn if the host's ARP table is too small for all nodes to talk to each other."""
-    from labctl.lab import capabilities
+    from labctl.backends.docker.lab import capabilities
 
     root = cluster.root(lab.hosts[0].name)
     if lab.network == "bridge" and (short := capabilities.neighbours_lacking(lab, root)):
@@ -70,7 +72,7 @@ def require_named(context: Context, settings: Settings) -> None:
 
 def require_no_run(context: Context, engine: Backend, observed: ObservedState, steps: Iterable[Step]) -> None:
     """HostError if a plan would take containers from under a run."""
-    from labctl.deploy.plan import ApplyProject, RemoveContainers
+    from labctl.backends.docker.deploy.plan import ApplyProject, RemoveContainers
 
     touched: set[str] = set()
     for step in steps:
@@ -100,12 +102,12 @@ def runs_under_way(
     held = {path.stem: filelock.holder(path) for path in filelock.held_below(context.directory / filelock.RUNS)}
     here = [words for run_id, words in held.items() if run_id not in {run.id for run in active}]
     there = [run for run in active if not nodes or {model.LAUNCHER, *run.nodes} & {*nodes}]
-    return (*(f"run {run.id} ({run.owner}, {agent.since(run)})" for run in there), *here)
+    return (*(f"run {run.id} ({run.owner}, {since(run)})" for run in there), *here)
 
 
 def require_lab_owner(context: Context, name: str, observed: ObservedState) -> None:
     """HostError if these containers belong to a lab of the same name that another person or directory has."""
-    from labctl.lab.cluster import owner as caller
+    from labctl.backends.docker.lab.cluster import owner as caller
 
     owner = observed.owner_elsewhere(context.directory, caller())
     if owner:

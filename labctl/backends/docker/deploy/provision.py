@@ -8,14 +8,22 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from labctl import accelerators, naming
-from labctl.compose import ssh_keys
-from labctl.deploy import clones
-from labctl.deploy.plan import EmptyDirectories, MakeDirectories, ProbeEngines, RemoveState, Step, WriteFiles, WriteKeys
-from labctl.hosts import manifest, push
-from labctl.hosts.ssh import Connection
-from labctl.lab import capabilities, device_requests
-from labctl.lab.cluster import Cluster
-from labctl.lab.spec import own_mounts
+from labctl.backends.docker.compose import ssh_keys
+from labctl.backends.docker.deploy import clones
+from labctl.backends.docker.deploy.plan import (
+    EmptyDirectories,
+    MakeDirectories,
+    ProbeEngines,
+    RemoveState,
+    Step,
+    WriteFiles,
+    WriteKeys,
+)
+from labctl.backends.docker.hosts import manifest, push
+from labctl.backends.docker.hosts.ssh import Connection
+from labctl.backends.docker.lab import capabilities, device_requests
+from labctl.backends.docker.lab.cluster import Cluster
+from labctl.backends.spec import own_mounts
 from labctl.model import HERE, File, Host, Lab
 from labctl.system.files import outdated
 

@@ -21,11 +21,11 @@ from typing import IO, Any
 
 from msgspec import Struct, field
 
+from labctl.backends.docker.hosts import ssh_errors
+from labctl.backends.docker.hosts.manifest import PIECE, Manifest
+from labctl.backends.docker.hosts.push import SCRIPT, reason
+from labctl.backends.docker.hosts.ssh import Connection
 from labctl.errors import HostError
-from labctl.hosts import ssh_errors
-from labctl.hosts.manifest import PIECE, Manifest
-from labctl.hosts.push import SCRIPT, reason
-from labctl.hosts.ssh import Connection
 from labctl.system.files import is_below, leads_out, make_private
 from labctl.system.tar import BROKEN
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
-from labctl.hosts.ssh import Connection
+from labctl.backends.docker.hosts.ssh import Connection
 
 Kind = Literal["code", "data", "snapshot"]
 Sources = Mapping[tuple[Kind, str], str]

@@ -23,9 +23,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from labctl.backends.docker.hosts import ssh_errors
 from labctl.config.inventory import InventoryHost
 from labctl.errors import HostError
-from labctl.hosts import ssh_errors
 from labctl.model import HERE
 from labctl.system import process
 from labctl.system.parallel import WIDTH, pool

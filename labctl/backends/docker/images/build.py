@@ -19,16 +19,16 @@ from msgspec import Struct, field
 from msgspec.structs import asdict, replace
 
 from labctl import accelerators
+from labctl.backends.docker.daemon import DockerEngine
+from labctl.backends.docker.images import catalog, package_sources
+from labctl.backends.docker.images.package_sources import PipSources
 from labctl.config.settings import Settings
-from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError
-from labctl.images import catalog, package_sources
-from labctl.images.package_sources import PipSources
 from labctl.model import HERE, Pairs
-from labctl.setup import apt
-from labctl.setup.requirements import root_prefix
 from labctl.system import process, procfs
 from labctl.system.files import make_private
+from labctl.system.setup import apt
+from labctl.system.setup.requirements import root_prefix
 
 Emit = Callable[[str], None]
 

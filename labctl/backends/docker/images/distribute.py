@@ -15,11 +15,11 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from labctl.backends.docker.hosts.ssh import Connection
+from labctl.backends.docker.images import catalog, local, packages, remote
+from labctl.backends.docker.images.archive import Archive, ArchiveStream, Image, report, tagged
+from labctl.backends.docker.images.remote import HostImageState
 from labctl.errors import HostError
-from labctl.hosts.ssh import Connection
-from labctl.images import catalog, local, packages, remote
-from labctl.images.archive import Archive, ArchiveStream, Image, report, tagged
-from labctl.images.remote import HostImageState
 from labctl.system.files import require_room
 from labctl.system.parallel import map_hosts
 from labctl.system.process import ProcessTimeout

@@ -9,10 +9,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from labctl.engines.docker import DockerEngine
+from labctl.backends.docker.daemon import DockerEngine
+from labctl.backends.docker.images import build, catalog
+from labctl.backends.docker.images.build import BuildRequest, Emit
 from labctl.errors import HostError
-from labctl.images import build, catalog
-from labctl.images.build import BuildRequest, Emit
 from labctl.system import files
 
 DOCKERFILE = "Dockerfile.from"

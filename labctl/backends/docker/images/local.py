@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from labctl.engines.docker import DockerEngine
+from labctl.backends.docker.daemon import DockerEngine
+from labctl.backends.docker.images.archive import Archive, report
+from labctl.backends.docker.images.remote import ASKING, STORING
 from labctl.errors import HostError
-from labctl.images.archive import Archive, report
-from labctl.images.remote import ASKING, STORING
 from labctl.system import process
 from labctl.system.files import make_private
 from labctl.system.progress import Progress, amount, waiting

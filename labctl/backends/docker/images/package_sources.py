@@ -17,7 +17,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 from msgspec import Struct
 
-from labctl.images.archive import Range, sha256
+from labctl.backends.docker.images.archive import Range, sha256
 from labctl.system import process
 
 CA_BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")

@@ -15,10 +15,10 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from labctl.backends.docker.images import build, catalog, foreign, package_sources
+from labctl.backends.docker.images.build import BuildRequest, Emit
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError
-from labctl.images import build, catalog, foreign, package_sources
-from labctl.images.build import BuildRequest, Emit
 from labctl.model import Pairs
 from labctl.system import files
 from labctl.system.files import PASSWORDS, make_private, write

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from labctl.backends.docker.hosts.ssh import Connection, remote
+from labctl.backends.docker.images.archive import ArchiveStream, Image, common, sha256
 from labctl.errors import HostError, parsing
-from labctl.hosts.ssh import Connection, remote
-from labctl.images.archive import ArchiveStream, Image, common, sha256
 from labctl.system.files import Room
 from labctl.system.progress import Progress
 

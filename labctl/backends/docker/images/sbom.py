@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from labctl.engines.docker import DockerEngine
+from labctl.backends.docker.daemon import DockerEngine
 from labctl.errors import HostError
 from labctl.system import files, process
 

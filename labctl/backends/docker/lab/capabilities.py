@@ -9,9 +9,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from labctl.compose import render
+from labctl.backends.docker.compose import render
+from labctl.backends.docker.engine import Capabilities
 from labctl.config.settings import Settings
-from labctl.engines import Capabilities
 from labctl.errors import HostError
 from labctl.model import Lab, Limits
 from labctl.system.files import write

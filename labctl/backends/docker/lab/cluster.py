@@ -14,17 +14,17 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from labctl import accelerators, naming
+from labctl.backends.docker.agent import EarlyReach, begin_reach
+from labctl.backends.docker.daemon import DockerEngine
+from labctl.backends.docker.engine import Backend, Capabilities
+from labctl.backends.docker.hosts.ssh import Connection, LocalConnection, SshConnection, connected
+from labctl.backends.docker.multi import MultiHostEngine
+from labctl.backends.state import ObservedState
 from labctl.config import inventory
 from labctl.config.context import BY_WORKLOAD, Context
 from labctl.config.inventory import InventoryHost
 from labctl.config.settings import USUAL_NODES, Settings
-from labctl.engines import Backend, Capabilities
-from labctl.engines.agent import EarlyReach, begin_reach
-from labctl.engines.docker import DockerEngine
-from labctl.engines.multi import MultiHostEngine
-from labctl.engines.state import ObservedState
 from labctl.errors import ConfigError, HostError, LabError, on_host, raise_all
-from labctl.hosts.ssh import Connection, LocalConnection, SshConnection, connected
 from labctl.model import HERE, LAUNCHER, Host, Lab, Network
 from labctl.system import files
 from labctl.system.cached import once
@@ -32,7 +32,7 @@ from labctl.system.hostpath import HostPath
 from labctl.system.parallel import map_hosts
 
 if TYPE_CHECKING:
-    from labctl.hosts import facts
+    from labctl.backends.docker.hosts import facts
     from labctl.system import routing
 
 # Seconds in which a host, and then its daemon, answers.
@@ -142,7 +142,7 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
     @once
     def image(self) -> str:
         """The image of the lab's nodes: the base image, or the one with what the settings add to it."""
-        from labctl.images import packages
+        from labctl.backends.docker.images import packages
 
         return packages.tag(self.base_image, packages.of(self.settings))
 
@@ -181,8 +181,9 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
 
     def lab(self, hosts: tuple[Host, ...]) -> Lab:
         """The lab on these hosts, with the limits that they are known to grant."""
+        from labctl.backends import spec
+        from labctl.backends.docker.lab import capabilities
         from labctl.config import override
-        from labctl.lab import capabilities, spec
 
         lab = spec.build(
             self.settings,
@@ -229,7 +230,7 @@ def connect(
         docker = {HERE: engine} if isinstance(engine, DockerEngine) else {}
         yield Cluster(settings=settings, directory=context.directory, engine=engine, daemons=docker)
         return
-    from labctl.hosts import facts
+    from labctl.backends.docker.hosts import facts
 
     chosen = tuple(target for target in every if not only or target.name in only)
     with connected(chosen, facts.script(), seconds=REACHING, waits=context.waits) as (reached, unreached):
@@ -281,7 +282,7 @@ def base_image(settings: Settings, detect: Callable[[], str]) -> str:
 
     ``detect`` is asked where the settings do not say which accelerator the hosts have.
     """
-    from labctl.images import catalog
+    from labctl.backends.docker.images import catalog
 
     named, wanted = settings.text("LAB_IMAGE"), settings.text("LAB_ACCELERATOR")
     if named and not settings.origin("LAB_IMAGE").startswith(BY_WORKLOAD):
@@ -309,7 +310,7 @@ def engine_of(settings: Settings, hosts: tuple[InventoryHost, ...], daemons: Map
 
 def last_dump(directory: Path, host: str) -> facts.HostDump | None:
     """What a host reported when it was last reached; None where it never was."""
-    from labctl.hosts import facts
+    from labctl.backends.docker.hosts import facts
 
     try:
         return facts.read((directory / FACTS / host).read_text(encoding="utf-8"), host)
@@ -324,7 +325,7 @@ def detect_hardware(cluster: Cluster) -> DetectedHardware:
     all of them lack the devices that the settings ask for, the settings are wrong: the error is that of the first.
     """
     from labctl import accelerators
-    from labctl.lab import spec
+    from labctl.backends import spec
 
     accelerator = cluster.settings.text("LAB_ACCELERATOR")
     require_shared(cluster)
@@ -368,7 +369,7 @@ def observe(wanted: str, dump: facts.HostDump | None) -> tuple[str, Host]:
     HostError where it has no device of the wanted kind.
     """
     from labctl import accelerators
-    from labctl.hosts import facts
+    from labctl.backends.docker.hosts import facts
 
     if dump is None:
         return accelerators.observe(wanted)
@@ -419,7 +420,7 @@ def load_lab(context: Context, cluster: Cluster, *, ask: bool = True, refresh: b
     The engines are asked what they can do, all at once, unless what was found out before is enough (``ask``); what an
     earlier probe said of devices is probed again (``refresh``) for doctor.
     """
-    from labctl.lab import capabilities, device_requests
+    from labctl.backends.docker.lab import capabilities, device_requests
 
     cluster = cluster.with_usable_hosts()
     settings, directory = cluster.settings, cluster.directory
@@ -451,7 +452,7 @@ def preview_lab(cluster: Cluster) -> tuple[Lab, Cluster]:
     No engine needs to answer.
     """
     from labctl import accelerators
-    from labctl.lab import capabilities, device_requests
+    from labctl.backends.docker.lab import capabilities, device_requests
 
     cluster = cluster.with_usable_hosts()
     hosts = cluster.hosts

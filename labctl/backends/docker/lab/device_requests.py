@@ -15,11 +15,11 @@ from msgspec.structs import replace
 
 from labctl import accelerators
 from labctl.accelerators import EngineAccess
+from labctl.backends.docker.engine import Capabilities
+from labctl.backends.docker.lab import capabilities
+from labctl.backends.spec import chosen_devices
 from labctl.config.settings import Settings
-from labctl.engines import Capabilities
 from labctl.errors import HostError, LabError
-from labctl.lab import capabilities
-from labctl.lab.spec import chosen_devices
 from labctl.model import Device, Host, Request
 from labctl.system import procfs
 from labctl.system.hostpath import HostPath

@@ -12,13 +12,14 @@ from msgspec.structs import asdict
 from labctl import accelerators, errors
 from labctl.accelerators import groups, leases, observe
 from labctl.accelerators.vendor_tools import Run, describe, run_here
+from labctl.backends import spec
+from labctl.backends.docker.hosts.ssh import Connection
+from labctl.backends.docker.lab import device_requests
+from labctl.backends.docker.lab.cluster import ANSWERING, Cluster, backend_here, connect, preview_lab
 from labctl.config import override
 from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.errors import HostError, LabError
-from labctl.hosts.ssh import Connection
-from labctl.lab import device_requests, spec
-from labctl.lab.cluster import ANSWERING, Cluster, backend_here, connect, preview_lab
 from labctl.model import HERE, Device, Fabric, Node
 from labctl.system import procfs
 from labctl.system.hostpath import HostPath

@@ -9,9 +9,12 @@ import pytest
 from support.builders import job, lab, observed
 from support.fake_backend import Failed, FakeBackend
 
-from labctl.engines import OnLines, agent
-from labctl.engines.agent import AGENT, ActiveRun, Follower, InUse, LaunchError, Line
+from labctl.backends.docker import agent
+from labctl.backends.docker.agent import AGENT, Follower
+from labctl.backends.docker.engine import OnLines
 from labctl.errors import HostError
+from labctl.records.active import ActiveRun, InUse, LaunchError, since
+from labctl.records.lines import Line
 from labctl.runs import supervise
 
 LAB = lab()
@@ -36,7 +39,7 @@ class Breaking(FakeBackend):
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("labctl.engines.agent.time.sleep", lambda _: None)
+    monkeypatch.setattr("labctl.backends.docker.agent.time.sleep", lambda _: None)
 
 
 def test_each_line_comes_once_however_often_the_connection_breaks() -> None:
@@ -94,7 +97,7 @@ def test_nodes_that_are_in_use_are_named_with_their_run() -> None:
 @pytest.mark.parametrize(("followed", "said"), [(1.0, False), (30.0, True)])
 def test_a_run_whose_labctl_is_gone_says_when_it_ends(followed: float, said: bool) -> None:
     run = ActiveRun(id="r0", nodes=("worker-0",), state="running", order=1.0, patience=120, followed=followed)
-    assert ("its labctl is gone and it ends in 90 s" in agent.since(run)) == said
+    assert ("its labctl is gone and it ends in 90 s" in since(run)) == said
 
 
 def test_an_error_of_who_is_handed_the_lines_is_not_taken_for_a_broken_connection() -> None:

@@ -15,10 +15,11 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from labctl.engines import api, docker
-from labctl.engines.docker import DockerEngine
+from labctl.backends.docker import api
+from labctl.backends.docker import daemon as docker
+from labctl.backends.docker.daemon import DockerEngine
+from labctl.backends.docker.hosts.ssh import Connection
 from labctl.errors import HostError
-from labctl.hosts.ssh import Connection
 from labctl.system.process import ProcessTimeout
 
 ENDLESS = "#!/bin/sh\nexec sleep 60\n"

@@ -14,9 +14,9 @@ import pytest
 from support.builders import lab, observed
 from urllib3.exceptions import ProtocolError
 
-from labctl.engines import api, events
-from labctl.engines.docker import DockerEngine
-from labctl.engines.state import ObservedState
+from labctl.backends.docker import api, events
+from labctl.backends.docker.daemon import DockerEngine
+from labctl.backends.state import ObservedState
 from labctl.errors import HostError
 
 SLOW = "Health check exceeded timeout (15s)"

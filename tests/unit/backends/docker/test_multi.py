@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from support.builders import container
 from support.fake_backend import FakeBackend
 
-from labctl.engines.multi import MultiHostEngine
-from labctl.engines.state import ObservedState
+from labctl.backends.docker.hosts.ssh import Connection
+from labctl.backends.docker.multi import MultiHostEngine
+from labctl.backends.state import ObservedState
 from labctl.errors import HostError
-from labctl.hosts.ssh import Connection
 from labctl.model import Cause
 
 
@@ -69,7 +69,7 @@ def other(*said: str, host: str = "h2", state: str = "running") -> FakeBackend:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("labctl.engines.multi.time.sleep", lambda _: None)
+    monkeypatch.setattr("labctl.backends.docker.multi.time.sleep", lambda _: None)
 
 
 def first_told(*daemons: FakeBackend) -> tuple[str, Cause, str]:

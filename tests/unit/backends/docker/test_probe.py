@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.builders import devices
 
-from labctl.engines import probe
+from labctl.backends.docker import probe
 from labctl.errors import HostError
 from labctl.model import DeviceMapping
 

@@ -17,8 +17,8 @@ from support.api_server import CUT, ERR, SILENT, SUCCESS, Answer, Frames, failur
 from support.fake_api import FakeApi
 from websocket import WebSocketBadStatusException
 
-from labctl.engines import kubernetes
-from labctl.engines.kubernetes import (
+from labctl.backends.kubernetes import api as kubernetes
+from labctl.backends.kubernetes.api import (
     OUT,
     Api,
     KubernetesEngine,

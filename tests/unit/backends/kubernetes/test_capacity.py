@@ -6,9 +6,9 @@ import pytest
 from support.clusters import GPU, lab, node, pod, target
 from support.fake_api import FakeApi
 
-from labctl.engines.kubernetes import Refused
-from labctl.k8s import capacity
-from labctl.k8s.capacity import ClusterNode
+from labctl.backends.kubernetes import capacity
+from labctl.backends.kubernetes.api import Refused
+from labctl.backends.kubernetes.capacity import ClusterNode
 
 
 def only(api: FakeApi, **given: str) -> ClusterNode:

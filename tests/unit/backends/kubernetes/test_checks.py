@@ -8,15 +8,15 @@ import pytest
 from support.clusters import GPU, lab, node, pod, target
 from support.fake_api import MPIJOBS, OLD, TRAINJOBS, FakeApi
 
+from labctl.backends.kubernetes import checks, job
+from labctl.backends.kubernetes.api import KubernetesEngine, Manifest, Refused
+from labctl.backends.kubernetes.examination import View
 from labctl.doctor.examination import Finding
-from labctl.engines.kubernetes import KubernetesEngine, Manifest, Refused
 from labctl.errors import HostError
-from labctl.k8s import checks, job
-from labctl.k8s.examination import View
 from labctl.runs.request import RunOptions, choose_workload
 from labctl.system.process import CompletedProcess
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 NAMESPACE: Manifest = {"kind": "Namespace", "metadata": {"name": "demo"}}
 STORED = {"LAB_K8S_STORAGE_SIZE": "10g"}
 REGISTRY = {"LAB_K8S_PULL_SECRET": "registry"}

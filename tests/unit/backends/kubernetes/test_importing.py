@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from labctl import launchers
+from labctl.backends.kubernetes import importing
 from labctl.config import dotenv, settings
 from labctl.errors import ConfigError
-from labctl.k8s import importing
 from labctl.workloads import loader
 
 MANIFEST = Path(__file__).with_name("mpijob.yaml")

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from labctl.backends.kubernetes import job, render, target
+from labctl.backends.kubernetes.job import ClusterJob
+from labctl.backends.kubernetes.target import Target
 from labctl.config import settings
 from labctl.errors import ConfigError
-from labctl.k8s import job, render, target
-from labctl.k8s.job import ClusterJob
-from labctl.k8s.target import Target
 from labctl.runs.request import RunOptions, choose_workload
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 ENVIRON = {"LAB_NAME": "demo", "HOME": "/home/someone", "LAB_ACCELERATOR": "cpu"}
 NOTHING = RunOptions()
 TOKENS = {"HF_TOKEN": "hf_canary", "LAB_ENV_API_TOKEN": "also_canary"}

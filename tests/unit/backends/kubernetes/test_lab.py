@@ -13,19 +13,22 @@ from support.api_server import SUCCESS, failure
 from support.fake_api import MPIJOBS, TRAINJOBS
 from support.running import RunningApi, condition, ended, pod_of, runs, unplaced, waits
 
-from labctl.engines.kubernetes import OUT, Manifest, Refused
+from labctl.backends.kubernetes import lab as labs
+from labctl.backends.kubernetes import run as cluster_runs
+from labctl.backends.kubernetes.api import OUT, Manifest, Refused
+from labctl.backends.kubernetes.lab import ClusterLab
+from labctl.backends.kubernetes.run import ClusterRun
 from labctl.errors import ConfigError, HostError
-from labctl.k8s import lab as labs
-from labctl.k8s import run as cluster_runs
-from labctl.k8s.lab import ClusterLab
-from labctl.k8s.run import ClusterRun
 from labctl.model import Event
-from labctl.runs import store
+from labctl.records import store
 from labctl.runs.request import RunOptions, choose_workload
 from labctl.system import filelock
 
 MARK = "labctl: the launcher ended with exit code "
-NAMESPACE: Manifest = {"kind": "Namespace", "metadata": {"name": "demo", "labels": {"labctl.lab": "demo"}}}
+NAMESPACE: Manifest = {
+    "kind": "Namespace",
+    "metadata": {"name": "demo", "labels": {"labctl.lab": "demo"}},
+}
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[3] / "labctl/k8s/pod.sh"
+SCRIPT = Path(__file__).parents[4] / "labctl/backends/kubernetes/pod.sh"
 LIMIT = 30.0
 PROGRAMS = {
     "ssh-keyscan": "sed 's/$/ ssh-ed25519 AAAA/'",

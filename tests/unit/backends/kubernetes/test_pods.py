@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from labctl.engines import pods
-from labctl.engines.kubernetes import Manifest
-from labctl.engines.pods import JobState
+from labctl.backends.kubernetes import pods
+from labctl.backends.kubernetes.api import Manifest
+from labctl.backends.kubernetes.pods import JobState
 
 PULL = (
     'failed to pull and unpack image "docker.io/labctl/cpu:latest": failed to resolve reference '

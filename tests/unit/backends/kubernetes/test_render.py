@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from labctl import accelerators
+from labctl.backends.kubernetes import job, render, target
 from labctl.config import settings
-from labctl.k8s import job, render, target
 from labctl.runs.request import RunOptions, choose_workload
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 FOLDER = Path(__file__).parent / "expected"
 ASKED = {
     "LAB_NAME": "demo",

@@ -21,17 +21,27 @@ from support.fake_api import MPIJOBS, OLD, TRAINJOBS, FakeApi
 from support.running import RunningApi, condition, ended, pod_of, runs, unplaced, waits
 
 from labctl import launchers
-from labctl.engines import agent
-from labctl.engines.kubernetes import OUT, Manifest, Refused
+from labctl.backends.kubernetes import lab, render, waiting
+from labctl.backends.kubernetes import run as cluster_runs
+from labctl.backends.kubernetes.api import OUT, Manifest, Refused
+from labctl.backends.kubernetes.job import ClusterJob
+from labctl.backends.kubernetes.lab import ClusterLab
+from labctl.backends.kubernetes.run import (
+    ClusterRun,
+    Follower,
+    JobStopper,
+    definitions,
+    kind_of,
+    prepare,
+    submit,
+    supervise,
+)
+from labctl.backends.kubernetes.target import Target
 from labctl.errors import HostError
-from labctl.k8s import lab, render, waiting
-from labctl.k8s import run as cluster_runs
-from labctl.k8s.job import ClusterJob
-from labctl.k8s.lab import ClusterLab
-from labctl.k8s.run import ClusterRun, Follower, JobStopper, definitions, kind_of, prepare, submit, supervise
-from labctl.k8s.target import Target
 from labctl.model import Event, Result
-from labctl.runs import store
+from labctl.records import store
+from labctl.records.active import Ended
+from labctl.records.lines import Line
 from labctl.runs.request import RunOptions, choose_workload
 from labctl.runs.verdict import RunOutcome
 
@@ -240,14 +250,14 @@ class World:
         for name, value in seconds.items():
             self.monkeypatch.setattr(cluster_runs, name.upper(), value)
 
-    def follow(self, patience: float = LIMIT) -> agent.Ended:
+    def follow(self, patience: float = LIMIT) -> Ended:
         follower = Follower(self.api, self.run, self.stop, patience, self.said.append)
         return follower.follow(lambda line: self.lines.append(line.text))
 
     def supervise(
         self, *, patience: float = LIMIT, ends: bool = False, gathered: list[str] | None = None
     ) -> RunOutcome:
-        def keep(lines: Sequence[agent.Line]) -> Sequence[agent.Line]:
+        def keep(lines: Sequence[Line]) -> Sequence[Line]:
             self.lines += (line.text for line in lines)
             return lines
 

@@ -12,11 +12,11 @@ from support import clusters, running
 from support.fake_api import FakeApi
 from support.running import RunningApi
 
-from labctl.engines.kubernetes import KubernetesEngine, Manifest, Unreachable
+from labctl.backends.kubernetes import storage
+from labctl.backends.kubernetes.api import KubernetesEngine, Manifest, Unreachable
+from labctl.backends.kubernetes.lab import ClusterLab
 from labctl.errors import ConfigError, HostError
 from labctl.hub.client import Kind
-from labctl.k8s import storage
-from labctl.k8s.lab import ClusterLab
 from labctl.model import Event
 
 WANTED: list[tuple[Kind, str]] = [("model", "acme/tiny"), ("dataset", "acme/words")]
@@ -168,7 +168,12 @@ def test_while_it_downloads_the_lab_has_no_pod_of_a_run(tmp_path: Path, said: li
     def look(manifest: Manifest) -> Manifest:
         made = put({**manifest, "metadata": {"creationTimestamp": "", **manifest["metadata"]}})
         if manifest["kind"] == "Pod":
-            seen.append((len(KubernetesEngine(api, "demo").pods("demo")), len(api.list("Pod", "labctl.lab=demo"))))
+            seen.append(
+                (
+                    len(KubernetesEngine(api, "demo").pods("demo")),
+                    len(api.list("Pod", "labctl.lab=demo")),
+                )
+            )
         return made
 
     api.put = look  # type: ignore[method-assign]

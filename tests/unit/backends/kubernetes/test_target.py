@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from labctl.backends.kubernetes import target
+from labctl.backends.kubernetes.target import Target, Toleration
 from labctl.config import settings
 from labctl.errors import ConfigError
-from labctl.k8s import target
-from labctl.k8s.target import Target, Toleration
 
 
 def read(accelerator: str = "cpu", **given: str) -> Target:

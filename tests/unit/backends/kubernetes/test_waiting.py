@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from support.running import condition, runs, unplaced, waits
 
-from labctl.engines.kubernetes import Manifest
-from labctl.k8s.waiting import IMAGE_PATIENCE, Waiting
+from labctl.backends.kubernetes.api import Manifest
+from labctl.backends.kubernetes.waiting import IMAGE_PATIENCE, Waiting
 
 BEGAN, PATIENCE = 1000.0, 300.0
 NO_ROOM = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."

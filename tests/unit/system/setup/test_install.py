@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from labctl.errors import HostError
-from labctl.setup import apt, install
-from labctl.setup.requirements import Facts, is_older
+from labctl.system.setup import apt, install
+from labctl.system.setup.requirements import Facts, is_older
 
 DEB822 = """\
 Types: deb deb-src

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.fake_backend import Failed, FakeBackend
 
-from labctl.attach import jupyter, session
+from labctl.backends.docker.attach import jupyter, session
 from labctl.config.context import Context
 from labctl.errors import HostError
 from labctl.model import Event

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from labctl.attach import jupyter
+from labctl.backends import spec
+from labctl.backends.docker.attach import jupyter
 from labctl.errors import HostError
-from labctl.lab import spec
 
 LIMIT = 60.0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.builders import container
 
-from labctl.attach import session
+from labctl.backends.docker.attach import session
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from labctl.attach import target
+from labctl.backends.docker.attach import target
 from labctl.config.context import Context
 from labctl.errors import ConfigError
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from labctl import flows
-from labctl.compose import devcontainer
+from labctl.backends.docker.compose import devcontainer
 from labctl.config.context import Context
 from labctl.errors import ConfigError
 

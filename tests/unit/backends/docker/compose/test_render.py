@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from support.builders import devices, host, lab, node
 
 from labctl import naming
-from labctl.compose import render
+from labctl.backends.docker.compose import render
 from labctl.model import DeviceMapping, Lab, Limits, Mount, Secret
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))

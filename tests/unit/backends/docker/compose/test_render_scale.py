@@ -11,10 +11,10 @@ import yaml
 from msgspec.structs import replace
 from support import builders
 
-from labctl.compose import render
-from labctl.engines import Capabilities
+from labctl.backends.docker.compose import render
+from labctl.backends.docker.engine import Capabilities
+from labctl.backends.docker.lab import capabilities
 from labctl.errors import HostError
-from labctl.lab import capabilities
 from labctl.model import HERE, Lab
 
 

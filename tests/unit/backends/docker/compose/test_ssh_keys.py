@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.builders import lab
 
-from labctl.compose import ssh_keys
+from labctl.backends.docker.compose import ssh_keys
 from labctl.model import Lab
 
 # Makes keys in one directory after the other, each time killed one system call later, until it is not any more.

@@ -11,9 +11,9 @@ from support import builders
 from support.nearby import Nearby
 
 from labctl import naming
-from labctl.deploy import clones
+from labctl.backends.docker.deploy import clones
+from labctl.backends.docker.hosts import push
 from labctl.errors import ConfigError
-from labctl.hosts import push
 from labctl.model import Lab, Mount
 
 

@@ -11,9 +11,9 @@ from support import builders
 from support.nearby import Nearby
 
 from labctl import naming
-from labctl.compose import render, ssh_keys
-from labctl.deploy import drift, provision
-from labctl.deploy.drift import Drift
+from labctl.backends.docker.compose import render, ssh_keys
+from labctl.backends.docker.deploy import drift, provision
+from labctl.backends.docker.deploy.drift import Drift
 from labctl.model import Lab
 from labctl.system.files import outdated, write_all
 

@@ -11,16 +11,16 @@ from support.builders import site
 from support.fake_backend import FakeBackend
 
 from labctl.accelerators import habana
+from labctl.backends.docker.daemon import DockerEngine
+from labctl.backends.docker.deploy import images
+from labctl.backends.docker.hosts.ssh import LocalConnection
+from labctl.backends.docker.images import build, catalog, distribute, foreign, local, packages
+from labctl.backends.docker.lab.cluster import Cluster
+from labctl.backends.docker.multi import MultiHostEngine
+from labctl.backends.state import ObservedState
 from labctl.config.context import Context
 from labctl.config.inventory import InventoryHost
-from labctl.deploy import images
-from labctl.engines.docker import DockerEngine
-from labctl.engines.multi import MultiHostEngine
-from labctl.engines.state import ObservedState
 from labctl.errors import ConfigError, HostError
-from labctl.hosts.ssh import LocalConnection
-from labctl.images import build, catalog, distribute, foreign, local, packages
-from labctl.lab.cluster import Cluster
 from labctl.model import HERE
 
 MADE_OF_ANOTHER = "labctl/from:0123456789ab"

@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 from support.builders import IMAGE_ID, container, host, job, lab, node, observed, up
 
-from labctl.compose import render
-from labctl.deploy import plan
-from labctl.engines.state import ObservedState
+from labctl.backends.docker.compose import render
+from labctl.backends.docker.deploy import plan
+from labctl.backends.state import ObservedState
 from labctl.model import File, Lab
 
 REACH = "reach worker-0, worker-1 over ssh within 60 s  [wait for SSH]"

@@ -17,11 +17,11 @@ from support import sysfs
 
 from labctl import accelerators
 from labctl.accelerators import observe
+from labctl.backends.docker.hosts import facts as survey
+from labctl.backends.docker.lab import cluster
+from labctl.backends.docker.lab.device_requests import has_cdi
 from labctl.config.inventory import parse
 from labctl.errors import ConfigError, HostError
-from labctl.hosts import facts as survey
-from labctl.lab import cluster
-from labctl.lab.device_requests import has_cdi
 from labctl.model import Device
 from labctl.system import procfs
 

@@ -10,11 +10,11 @@ import pytest
 from support.answers import ANSWERS, RUN
 from support.nearby import Nearby
 
+from labctl.backends.docker.hosts import facts, manifest, pull, push
+from labctl.backends.docker.hosts.ssh import Connection
+from labctl.backends.docker.images import remote
+from labctl.backends.docker.lab import cluster
 from labctl.errors import HostError
-from labctl.hosts import facts, manifest, pull, push
-from labctl.hosts.ssh import Connection
-from labctl.images import remote
-from labctl.lab import cluster
 from labctl.model import Secret
 from labctl.naming import OUTPUTS
 from labctl.runs import artifacts
@@ -108,7 +108,7 @@ def test_a_malformed_answer_is_an_error_of_that_host_alone(
 
 
 def test_an_answer_without_end_is_an_error_of_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    from labctl.hosts import ssh
+    from labctl.backends.docker.hosts import ssh
 
     monkeypatch.setattr(ssh, "LARGEST_ANSWER", 1 << 20)
     with pytest.raises(HostError, match="answered with more than 1 MiB"):

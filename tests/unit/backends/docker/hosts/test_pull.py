@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from support.nearby import Nearby
 
+from labctl.backends.docker.hosts import manifest, pull
 from labctl.errors import HostError
-from labctl.hosts import manifest, pull
 from labctl.system.process import CompletedProcess
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from support.nearby import Nearby
 
+from labctl.backends.docker.hosts import manifest, push
 from labctl.errors import ConfigError, HostError
-from labctl.hosts import manifest, push
 from labctl.system.process import CompletedProcess
 from labctl.system.tar import END
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from labctl.hosts import sources
-from labctl.hosts.sources import Kind
-from labctl.hosts.ssh import LocalConnection
+from labctl.backends.docker.hosts import sources
+from labctl.backends.docker.hosts.sources import Kind
+from labctl.backends.docker.hosts.ssh import LocalConnection
 
 
 def git(clone: Path, *words: str) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from labctl.backends.docker.hosts.ssh import SshConnection
 from labctl.config.inventory import InventoryHost
 from labctl.errors import HostError
-from labctl.hosts.ssh import SshConnection
 from labctl.system.parallel import begin
 
 SSH = """#!/bin/sh

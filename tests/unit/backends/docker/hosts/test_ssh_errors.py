@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from labctl.backends.docker.hosts import ssh_errors
+from labctl.backends.docker.hosts.ssh import remote
 from labctl.config.inventory import InventoryHost
-from labctl.hosts import ssh_errors
-from labctl.hosts.ssh import remote
 
 HOST = InventoryHost(name="gpu-1", address="10.0.0.5", user="lab", port=2222, key="/k/lab", where="hosts.txt:3")
 CHANGED = """@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from support.builders import site
 
+from labctl.backends.docker.daemon import DockerEngine
+from labctl.backends.docker.deploy import images as prepare
+from labctl.backends.docker.images import build, catalog, package_sources
+from labctl.backends.docker.images.build import BuildRequest
+from labctl.backends.docker.images.package_sources import PipSources
 from labctl.config.context import Context
-from labctl.deploy import images as prepare
-from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError
-from labctl.images import build, catalog, package_sources
-from labctl.images.build import BuildRequest
-from labctl.images.package_sources import PipSources
-from labctl.setup import apt
 from labctl.system import files as resources
 from labctl.system import process
+from labctl.system.setup import apt
 
 CANARY = "s3cr3t-canary"
 APT_SOURCES = """\

@@ -23,11 +23,11 @@ from support.fakehost import FakeHost
 from support.harness import wait_until
 from support.imagefile import image_archive
 
+from labctl.backends.docker.hosts.ssh import Connection
+from labctl.backends.docker.images import catalog, distribute, local, remote
+from labctl.backends.docker.images.archive import Archive, common, tagged
+from labctl.backends.docker.images.distribute import Failures, ImageTargets, alike
 from labctl.errors import HostError
-from labctl.hosts.ssh import Connection
-from labctl.images import catalog, distribute, local, remote
-from labctl.images.archive import Archive, common, tagged
-from labctl.images.distribute import Failures, ImageTargets, alike
 from labctl.system import process, progress
 from labctl.system.files import Room
 from labctl.system.parallel import map_hosts

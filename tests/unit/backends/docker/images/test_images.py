@@ -13,17 +13,17 @@ from support.builders import site
 
 from labctl import accelerators
 from labctl.accelerators import habana
+from labctl.backends.docker.daemon import DockerEngine
+from labctl.backends.docker.deploy import images as prepare
+from labctl.backends.docker.images import build, catalog, package_sources
+from labctl.backends.docker.images.build import BuildRequest
 from labctl.config.context import Context
 from labctl.config.settings import accelerators_known
-from labctl.deploy import images as prepare
-from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError
-from labctl.images import build, catalog, package_sources
-from labctl.images.build import BuildRequest
 from labctl.system import process
 
 GAUDI = "vault.habana.ai/gaudi-docker/{}/ubuntu22.04/habanalabs/pytorch-installer-{}:latest"
-DOCKER = Path(__file__).parents[3] / "docker"
+DOCKER = Path(__file__).parents[5] / "docker"
 COMMON = ("system.sh", "install.sh")
 LAST = """\
 RUN mkdir -p /workspace /run/sshd

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from support.builders import workload
 
+from labctl.backends.docker.daemon import DockerEngine
+from labctl.backends.docker.deploy import images
+from labctl.backends.docker.images import build, catalog, foreign, package_sources, packages
+from labctl.backends.docker.images.build import BuildRequest
+from labctl.backends.docker.images.package_sources import PipSources
+from labctl.backends.docker.images.packages import Additions
 from labctl.config.context import Context
-from labctl.deploy import images
-from labctl.engines.docker import DockerEngine
 from labctl.errors import ConfigError, HostError
-from labctl.images import build, catalog, foreign, package_sources, packages
-from labctl.images.build import BuildRequest
-from labctl.images.package_sources import PipSources
-from labctl.images.packages import Additions
 
 
 def at(directory: Path, **flags: str) -> Context:

@@ -7,9 +7,9 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from labctl.engines.docker import DockerEngine
+from labctl.backends.docker.daemon import DockerEngine
+from labctl.backends.docker.images import sbom
 from labctl.errors import HostError
-from labctl.images import sbom
 from labctl.system import process
 from labctl.system.process import CompletedProcess
 

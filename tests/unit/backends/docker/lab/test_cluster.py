@@ -12,17 +12,17 @@ from support import builders
 from support.fake_backend import FakeBackend
 
 from labctl import flows
-from labctl.compose import render
+from labctl.backends.docker.compose import render
+from labctl.backends.docker.daemon import DockerEngine
+from labctl.backends.docker.deploy import ledger
+from labctl.backends.docker.hosts import facts
+from labctl.backends.docker.lab import cluster
+from labctl.backends.docker.lab.cluster import Cluster
+from labctl.backends.docker.multi import MultiHostEngine
+from labctl.backends.state import ObservedState
 from labctl.config.context import Context
 from labctl.config.inventory import InventoryHost
-from labctl.deploy import ledger
-from labctl.engines.docker import DockerEngine
-from labctl.engines.multi import MultiHostEngine
-from labctl.engines.state import ObservedState
 from labctl.errors import ConfigError, HostError
-from labctl.hosts import facts
-from labctl.lab import cluster
-from labctl.lab.cluster import Cluster
 from labctl.model import Lab
 
 ROUTES = """\

@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 from support.builders import host
 
+from labctl.backends.docker.daemon import DockerEngine
+from labctl.backends.docker.lab.device_requests import foreseen, has_cdi, resolve_device_request
 from labctl.config import settings
-from labctl.engines.docker import DockerEngine
 from labctl.errors import HostError
-from labctl.lab.device_requests import foreseen, has_cdi, resolve_device_request
 from labctl.model import Device
 
 KIND = "nvidia.com/gpu"

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from support import sysfs
 
+from labctl.backends import spec
+from labctl.backends.docker.lab import devices
 from labctl.cli.devices import host_text, ranges
 from labctl.cli.output import to_json
 from labctl.config import settings
-from labctl.lab import devices, spec
 from labctl.system import procfs
 
 

@@ -5,14 +5,15 @@ from pathlib import Path
 from support.builders import container
 from support.fake_backend import FakeBackend
 
+from labctl.backends.docker.lab.cluster import Cluster
+from labctl.backends.docker.lab.status import status_of
+from labctl.backends.docker.multi import MultiHostEngine
+from labctl.backends.state import ObservedState
+from labctl.backends.status import LabStatus, NodeStatus
 from labctl.cli.lab import status_text
 from labctl.config.context import Context
 from labctl.config.inventory import InventoryHost
-from labctl.engines.multi import MultiHostEngine
-from labctl.engines.state import ObservedState
 from labctl.errors import HostError
-from labctl.lab.cluster import Cluster
-from labctl.lab.status import LabStatus, NodeStatus, status_of
 from labctl.model import Event
 
 

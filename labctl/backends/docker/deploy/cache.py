@@ -13,17 +13,17 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from labctl.backends.docker.hosts.ssh import Connection
+from labctl.backends.docker.images.archive import ArchiveStream, Range, report
+from labctl.backends.docker.images.remote import ASKING, MOVING, failed, room
 from labctl.config.settings import Settings
 from labctl.errors import Failures
-from labctl.hosts.ssh import Connection
-from labctl.images.archive import ArchiveStream, Range, report
-from labctl.images.remote import ASKING, MOVING, failed, room
 from labctl.system.files import Room, leads_out, require_room, walk
 from labctl.system.parallel import map_hosts
 from labctl.system.progress import Progress
 from labctl.system.tar import END, header, padding
 
-SCRIPT = Path(__file__).with_name("hosts.sh").read_text(encoding="utf-8")
+SCRIPT = Path(__file__).with_name("cache.sh").read_text(encoding="utf-8")
 LARGE = 64 << 20
 """Bytes of a file that is sent by itself, and of an archive of smaller ones: what a broken connection costs."""
 BLOCK = 1 << 20

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from support.fakehost import FakeHost
 
+from labctl.backends.docker.deploy import cache as hosts
+from labctl.backends.docker.deploy.cache import CachedFile, HostCache
 from labctl.config import settings
-from labctl.hub import hosts
-from labctl.hub.hosts import CachedFile, HostCache
 from labctl.system import files
 from labctl.system.process import CompletedProcess
 
