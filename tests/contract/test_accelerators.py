@@ -337,7 +337,7 @@ PACKAGE = Path(accelerators.__file__).parents[1]
 VENDORS = re.compile(r"nvidia|nvml|cuda|habana|gaudi|hl-smi|\bhpu|\bintel|xpu-smi|\bxpu|amdgpu|rocm", re.IGNORECASE)
 OTHERS_PRODUCTS = re.compile(r"Intel MPI|optimum.habana|CUDA_CACHE_PATH|\.cache/cuda", re.IGNORECASE)
 """A launcher, somebody's repository, and a directory that torch uses on every accelerator."""
-VENDORS_PLACES = ("accelerators/", "images/", "workloads/external.py")
+VENDORS_PLACES = ("accelerators/", "backends/docker/images/", "workloads/external.py")
 """The last one runs the scripts of optimum-habana."""
 
 

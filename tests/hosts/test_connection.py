@@ -412,7 +412,7 @@ def test_nothing_is_left_of_a_connection_when_its_block_ends(site: Site) -> None
 
 OWNER = """
 import sys
-from labctl.hosts.ssh import connected
+from labctl.backends.docker.hosts.ssh import connected
 from labctl.config.inventory import InventoryHost as Target
 target = Target(name="a", address="127.0.0.1", port=int(sys.argv[1]), user="root")
 with connected([target], ":", seconds=60) as (connections, errors):
@@ -433,7 +433,7 @@ def test_a_killed_owner_takes_its_connection_along(site: Site) -> None:
 
 DIALLING = """
 import sys
-from labctl.hosts.ssh import connected
+from labctl.backends.docker.hosts.ssh import connected
 from labctl.config.inventory import InventoryHost as Target
 with connected([Target(name="a", address="127.0.0.1", port=int(sys.argv[1]), user=sys.argv[2])], ":", seconds=60):
     pass
@@ -465,7 +465,7 @@ def noted(command: str) -> bool:
 GUARDED = """
 import sys
 from labctl.system import process
-from labctl.hosts.ssh import connected
+from labctl.backends.docker.hosts.ssh import connected
 from labctl.config.inventory import InventoryHost as Target
 target = Target(name="a", address="127.0.0.1", port=int(sys.argv[1]), user="root")
 with connected([target], ":", seconds=60) as (connections, errors):
@@ -487,7 +487,7 @@ def test_what_a_killed_owner_still_has_to_do_on_a_host_is_done_before_its_connec
 
 SLOW = """
 import sys
-from labctl.hosts.ssh import connected
+from labctl.backends.docker.hosts.ssh import connected
 from labctl.config.inventory import InventoryHost as Target
 from labctl.system.parallel import pool
 targets = [Target(name=name, address="127.0.0.1", port=int(sys.argv[1]), user="root") for name in "ab"]

@@ -899,7 +899,7 @@ def test_a_login_is_judged_by_what_the_launcher_says_of_it(
 def test_the_list_of_codes_is_that_of_the_checks() -> None:
     used = {
         code
-        for package in ("doctor", "accelerators", "k8s")
+        for package in ("doctor", "accelerators", "backends")
         for path in (ROOT / "labctl" / package).rglob("*.py")
         for code in re.findall(r"LAB-[A-Z0-9]+-\d{3}", path.read_text(encoding="utf-8"))
     }

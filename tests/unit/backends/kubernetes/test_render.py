@@ -1,6 +1,6 @@
 """The objects of a job for Kubernetes, for each accelerator and kind of job; of files that are the run's, the names.
 
-``pytest tests/unit/k8s --update-golden`` rewrites ``expected/``; read the difference before keeping it.
+``pytest tests/unit/backends/kubernetes --update-golden`` rewrites ``expected/``; read the difference before keeping it.
 """
 
 from __future__ import annotations

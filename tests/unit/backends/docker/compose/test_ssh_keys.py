@@ -18,7 +18,7 @@ import os, signal, sys
 from itertools import count
 from pathlib import Path
 from support.builders import lab
-from labctl.compose import ssh_keys
+from labctl.backends.docker.compose import ssh_keys
 
 def work(moment):
     calls = count()
