@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from labctl.bundle.load import LoadedBundle
     from labctl.bundle.save import SavedBundle
     from labctl.config.scaffold import InitializedLab
-    from labctl.doctor.examination import DoctorReport
+    from labctl.doctor.report import DoctorReport
     from labctl.fit import FitReport
     from labctl.hub.prefetch import CacheReport
     from labctl.model import Cache, Job, Lab, Result, Workload
@@ -86,9 +86,9 @@ def doctor(context: Context, *, node: str = "", fix: bool = False, ask: Ask | No
 
     ``fix`` applies fixes that only change labctl's own resources, asking before each unless ``ask`` is None.
     """
+    from labctl.backends.docker.checks import run as doctor_run
     from labctl.backends.docker.lab.cluster import require_docker
-    from labctl.doctor import run as doctor_run
-    from labctl.doctor.examination import DoctorReport
+    from labctl.doctor.report import DoctorReport
 
     if fix or node:
         require_docker(context.declared(), "--fix" if fix else "--node")
@@ -229,7 +229,7 @@ def bring_up(context: Context, cluster: Cluster, *, dry_run: bool = False) -> La
         observed, cluster = preflight.observe(context, cluster)
         early = None if dry_run else cluster.begin_reach(observed)
         # The nodes are asked while these are loaded.
-        from labctl.backends.docker.deploy import executor
+        from labctl.backends.docker.deploy import steps as executor
         from labctl.backends.docker.lab.status import status_of
 
         decided = decide_up(context, cluster, observed, dry_run=dry_run)
@@ -263,8 +263,8 @@ def rotate_keys(context: Context) -> LabStatus:
 
 def decide_up(context: Context, cluster: Cluster, observed: ObservedState, *, dry_run: bool) -> Decision:
     """What `up` would do now, and is stopped by."""
+    from labctl.backends.docker.checks import run as doctor_run
     from labctl.backends.docker.deploy import decide, plan
-    from labctl.doctor import run as doctor_run
 
     def check(lab: Lab, cluster: Cluster) -> Cluster:
         return doctor_run.preflight(context, lab, cluster, "up")
@@ -383,8 +383,9 @@ def take_down(
     ask: Ask | None = None,
 ) -> PlanPreview:
     """The same on connected hosts; the caller holds the lock."""
-    from labctl.backends.docker.deploy import decide, executor, preflight
-    from labctl.runs import artifacts, follow  # noqa: F401 - fetches what runs left on hosts
+    from labctl.backends.docker.deploy import decide, preflight
+    from labctl.backends.docker.deploy import steps as executor
+    from labctl.runs import follow
 
     plan, failed, runs = decide.down(context, cluster, images_too=images, state=state)
     if runs:
@@ -547,10 +548,10 @@ def run_on(
     from datetime import datetime
 
     from labctl.backends.docker import agent
+    from labctl.backends.docker.checks import run as doctor_run
     from labctl.backends.docker.deploy import images, preflight
     from labctl.backends.docker.deploy.plan import Plan
     from labctl.backends.docker.lab.cluster import load_lab
-    from labctl.doctor import run as doctor_run
     from labctl.runs import provenance
     from labctl.runs import run as runs
     from labctl.runs.request import build_job, renamed

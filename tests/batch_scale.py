@@ -34,6 +34,7 @@ from support.fake_backend import FakeBackend, healthy
 
 from labctl import flows
 from labctl.backends.docker.agent import AGENT
+from labctl.backends.docker.checks import run as doctor_run
 from labctl.backends.docker.compose import render
 from labctl.backends.docker.lab import cluster as clusters
 from labctl.backends.state import ObservedState
@@ -44,7 +45,6 @@ from labctl.batches.schedule import AHEAD, JobQueue
 from labctl.cli.batch import Display
 from labctl.cli.output import Output
 from labctl.config.context import Context
-from labctl.doctor import run as doctor_run
 from labctl.model import Result
 from labctl.records import store
 from labctl.records.active import ActiveRun

@@ -28,6 +28,7 @@ RINGS: tuple[tuple[str, ...], ...] = (
     ("backends.docker.images",),
     ("backends.docker.lab",),
     ("backends.docker.attach", "backends.docker.deploy"),
+    ("backends.docker.checks",),
     ("hub",),
     ("runs",),
     ("bundle", "doctor", "reports"),

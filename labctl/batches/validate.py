@@ -30,7 +30,7 @@ from labctl.reports.validation import HEALTH, Figure, Health, LinkVerdict, NodeV
 from labctl.system.process import CompletedProcess
 
 if TYPE_CHECKING:
-    from labctl.doctor.examination import DoctorReport
+    from labctl.doctor.report import DoctorReport
 
 NO_LAB = "the lab did not come up"
 TIMED_OUT = 124

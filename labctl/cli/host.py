@@ -16,7 +16,7 @@ from labctl.cli.output import table
 from labctl.errors import ConfigError, HostError
 
 if TYPE_CHECKING:
-    from labctl.doctor.examination import Finding
+    from labctl.backends.finding import Finding
 
 
 def init_command(

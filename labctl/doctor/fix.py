@@ -10,8 +10,9 @@ from pathlib import Path
 
 from labctl.backends.docker.deploy.preflight import runs_under_way
 from labctl.backends.docker.lab.cluster import connect
+from labctl.backends.finding import Finding
 from labctl.config.context import Context
-from labctl.doctor.examination import AppliedFix, Finding
+from labctl.doctor.report import AppliedFix
 from labctl.errors import HostError
 from labctl.system import process
 

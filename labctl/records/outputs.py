@@ -11,8 +11,8 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from labctl.backends.docker.hosts.pull import ASIDE
 from labctl.model import HERE
+from labctl.records.merge import ASIDE
 from labctl.records.store import KEPT
 from labctl.system import files
 

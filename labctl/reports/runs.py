@@ -13,12 +13,12 @@ from msgspec import Struct
 
 from labctl.errors import ConfigError
 from labctl.model import Result
-from labctl.records import metrics, store
+from labctl.records import last_words, metrics, store
 from labctl.records.metrics import STEP
 from labctl.reports import chart, samples
 from labctl.reports.chart import Bar, Drawing, Line
 from labctl.reports.page import number, render
-from labctl.runs import compare, last_words
+from labctl.runs import compare
 from labctl.runs.compare import Comparison, RecordedRun, redact_fact
 from labctl.system import files
 

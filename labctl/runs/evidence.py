@@ -19,9 +19,8 @@ from labctl.backends.docker.engine import Backend, connection_to
 from labctl.config.settings import sounds_secret
 from labctl.errors import HostError
 from labctl.model import Lab, Result, Secret
-from labctl.records import store
+from labctl.records import last_words, store
 from labctl.records.store import EVIDENCE
-from labctl.runs import last_words
 from labctl.system import files
 from labctl.system.parallel import pool
 

@@ -19,7 +19,6 @@ from msgspec import Struct
 
 from labctl import launchers, naming
 from labctl.backends.docker.daemon import DockerEngine
-from labctl.backends.docker.hosts import manifest
 from labctl.backends.docker.hosts.sources import Kind
 from labctl.backends.docker.images import catalog, package_sources
 from labctl.backends.docker.lab.cluster import Cluster
@@ -27,7 +26,7 @@ from labctl.backends.state import ObservedState
 from labctl.config.context import Context
 from labctl.errors import ConfigError, HostError, raise_all
 from labctl.model import HERE, LAUNCHER, Cache, Host, Lab, Workload
-from labctl.records import store
+from labctl.records import manifest, store
 from labctl.runs import inputs, provenance
 from labctl.system import files
 from labctl.system.parallel import map_hosts

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from labctl.backends.docker.deploy import executor
+from labctl.backends.docker.deploy import steps as executor
 from labctl.records import store
 from labctl.system import filelock
 

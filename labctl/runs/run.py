@@ -18,11 +18,11 @@ from msgspec.structs import replace
 from labctl import accelerators, fit, model, naming
 from labctl.backends.docker import agent
 from labctl.backends.docker.compose import render
-from labctl.backends.docker.deploy import executor, images, plan, preflight
-from labctl.backends.docker.deploy.executor import LabDeployment, do
+from labctl.backends.docker.deploy import artifacts, images, plan, preflight
+from labctl.backends.docker.deploy import steps as executor
+from labctl.backends.docker.deploy.steps import LabDeployment, do
 from labctl.backends.docker.engine import Backend, connection_to
 from labctl.backends.docker.hosts import facts as survey
-from labctl.backends.docker.hosts.manifest import Manifest
 from labctl.backends.docker.images import catalog
 from labctl.backends.docker.lab.cluster import Cluster
 from labctl.backends.state import ObservedState, lost
@@ -33,7 +33,8 @@ from labctl.fit import training_script
 from labctl.model import HERE, Job, Lab, Metric, Result, Verdict, Workload
 from labctl.records import metrics, store
 from labctl.records.active import ActiveRun, in_use
-from labctl.runs import artifacts, checkpoints, evidence, inputs, request
+from labctl.records.manifest import Manifest
+from labctl.runs import checkpoints, evidence, inputs, request
 from labctl.runs.request import RunOptions
 from labctl.runs.supervise import launch_of, supervise
 from labctl.runs.verdict import RunOutcome, error, judge

@@ -24,10 +24,9 @@ from labctl.backends.docker.events import Losses
 from labctl.backends.state import lost, paused
 from labctl.errors import HostError
 from labctl.model import LAUNCHER, Cause, Job, Lab
-from labctl.records import metrics, store
+from labctl.records import last_words, metrics, store
 from labctl.records.active import Ended, LaunchError
 from labctl.records.lines import Line
-from labctl.runs import last_words
 from labctl.runs.job import GRACE, limited
 from labctl.runs.verdict import RunOutcome
 from labctl.system import filelock

@@ -20,14 +20,14 @@ from support.builders import host
 from labctl import accelerators, naming
 from labctl.accelerators import observe
 from labctl.backends import spec
+from labctl.backends.docker.checks import devices as checks
+from labctl.backends.docker.checks.examination import CheckContext
 from labctl.backends.docker.compose import render
 from labctl.backends.docker.engine import Backend
 from labctl.backends.docker.hosts import facts
 from labctl.backends.docker.lab import capabilities, cluster
 from labctl.backends.docker.lab import devices as device_listing
 from labctl.config import settings
-from labctl.doctor.checks import devices as checks
-from labctl.doctor.examination import CheckContext
 from labctl.errors import ConfigError
 from labctl.model import Device, DeviceMapping, Host, Lab
 from labctl.system import files, procfs

@@ -11,10 +11,11 @@ import pytest
 from support.rack.host import Host
 from support.rack.rack import Rack
 
-from labctl.backends.docker.hosts import manifest, pull, push
+from labctl.backends.docker.hosts import pull, push
 from labctl.backends.docker.hosts.ssh import SshConnection, connected
 from labctl.config.inventory import InventoryHost
 from labctl.errors import HostError
+from labctl.records import manifest
 
 pytestmark = pytest.mark.docker
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from labctl import model, naming
 from labctl.backends.docker.compose import render
 from labctl.backends.docker.deploy import plan
-from labctl.backends.docker.deploy.executor import LabDeployment
+from labctl.backends.docker.deploy.steps import LabDeployment
 from labctl.backends.docker.hosts import facts as survey
 from labctl.backends.docker.lab.cluster import Cluster
 from labctl.backends.state import Container, ObservedState

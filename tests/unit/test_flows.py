@@ -21,6 +21,7 @@ from support.fake_backend import Failed, FakeBackend, active, silent
 from labctl import flows, model, naming
 from labctl.accelerators import leases
 from labctl.backends.docker.agent import AGENT
+from labctl.backends.docker.checks import run as doctor_run
 from labctl.backends.docker.deploy import images
 from labctl.backends.docker.engine import Kind
 from labctl.backends.docker.images import foreign
@@ -28,7 +29,6 @@ from labctl.backends.docker.lab import cluster as clusters
 from labctl.backends.state import ObservedState
 from labctl.cli.output import to_json
 from labctl.config.context import Context
-from labctl.doctor import run as doctor_run
 from labctl.errors import ConfigError, HostError
 from labctl.model import Event, Relative, Result
 from labctl.records import store

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from labctl.backends.docker.checks.examination import LIMIT
+from labctl.backends.finding import Finding
 from labctl.backends.kubernetes import capacity, pods
 from labctl.backends.kubernetes.api import Manifest, Refused, Unreachable, is_ready, node_of
 from labctl.backends.kubernetes.capacity import TAINTED, amount, hindrances, number, workers_held
@@ -15,7 +17,6 @@ from labctl.backends.kubernetes.rights import rights, rights_to_run
 from labctl.backends.kubernetes.run import KINDS, definitions, kind_of
 from labctl.backends.kubernetes.target import Target, read
 from labctl.config import dotenv
-from labctl.doctor.examination import LIMIT, Finding
 from labctl.errors import HostError
 from labctl.system.parallel import pool
 

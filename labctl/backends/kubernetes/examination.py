@@ -6,12 +6,12 @@ from functools import partial
 
 from msgspec import Struct
 
+from labctl.backends.finding import ok, problem
 from labctl.backends.kubernetes import capacity
 from labctl.backends.kubernetes.api import ENGINE, Manifest
 from labctl.backends.kubernetes.capacity import ClusterNode, request_of
 from labctl.backends.kubernetes.lab import ClusterLab
 from labctl.backends.kubernetes.target import Target
-from labctl.doctor.examination import ok, problem
 from labctl.system.cached import once
 
 found_ok = partial(ok, node=ENGINE)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from labctl.backends.finding import Finding
 from labctl.backends.kubernetes.api import Manifest
 from labctl.backends.kubernetes.capacity import Amounts, amount, number, numbers
 from labctl.backends.kubernetes.examination import View, error, found_ok
 from labctl.backends.kubernetes.render import LAUNCHER_REQUESTS, asked
-from labctl.doctor.examination import Finding
 
 PODS = ("pods", "count/pods")
 # Where a quota has one of these, pods that do not say it are refused.

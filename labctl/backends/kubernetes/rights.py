@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
+from labctl.backends.finding import Finding
 from labctl.backends.kubernetes.api import Refused, grant
 from labctl.backends.kubernetes.examination import View, error, found_ok
 from labctl.backends.kubernetes.target import Target
-from labctl.doctor.examination import Finding
 from labctl.system.parallel import pool
 
 Rights = tuple[tuple[str, str], ...]

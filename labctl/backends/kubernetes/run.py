@@ -17,7 +17,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from labctl import launchers
-from labctl.backends.docker.hosts.pull import Merge
 from labctl.backends.kubernetes import pods, render
 from labctl.backends.kubernetes.api import (
     COLLECTIONS,
@@ -39,10 +38,11 @@ from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.errors import HostError
 from labctl.model import LAUNCHER, Cause, Job, Lab, Rank, Result
-from labctl.records import store
+from labctl.records import outputs, store
 from labctl.records.active import Ended
 from labctl.records.lines import Line, line_of
-from labctl.runs import evidence, outputs
+from labctl.records.merge import Merge
+from labctl.runs import evidence
 from labctl.runs import run as runs
 from labctl.runs.job import GRACE
 from labctl.runs.supervise import SILENT, TIMED_OUT, CrashWatch, RunStopper, interrupts

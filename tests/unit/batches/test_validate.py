@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from labctl.backends.finding import Finding, error, ok
 from labctl.backends.status import LabStatus, NodeStatus
 from labctl.batches.baseline import Baseline, ValidationReport
 from labctl.batches.bisect import BadLink, BadNode, Diagnosis, Group
@@ -15,7 +16,7 @@ from labctl.batches.figures import JobOutcome
 from labctl.batches.on_hosts import Operator
 from labctl.batches.profile import Check, Hook, Limit, Network, Profile, digest
 from labctl.batches.validate import Actions, Suspicion, validate
-from labctl.doctor.examination import DoctorReport, Finding, error, ok
+from labctl.doctor.report import DoctorReport
 from labctl.errors import ConfigError, HostError
 from labctl.model import HostFailure
 from labctl.reports.validation import Figure, StepResult, Validation

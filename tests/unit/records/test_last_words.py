@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from labctl.runs import last_words
+from labctl.records import last_words
 
 TRACEBACK = """\
 step 1

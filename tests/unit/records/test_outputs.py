@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from labctl.runs import outputs
+from labctl.records import outputs
 
 
 @pytest.fixture

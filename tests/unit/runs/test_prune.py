@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from labctl.backends.docker.deploy import executor
+from labctl.backends.docker.deploy import steps as executor
 from labctl.errors import HostError
 from labctl.records import store
 from labctl.runs import prune

@@ -25,8 +25,9 @@ from msgspec.structs import asdict
 from support.nearby import Nearby
 
 from labctl import accelerators
-from labctl.backends.docker.hosts import manifest, push
+from labctl.backends.docker.hosts import push
 from labctl.backends.state import lost
+from labctl.records import manifest
 
 SOURCE = Path(__file__).resolve().parents[3] / "docker/labnode.py"
 LIMIT = 30.0

@@ -16,19 +16,10 @@ from labctl.accelerators.leases import Lease
 from labctl.accelerators.vendor_tools import describe
 from labctl.backends import spec
 from labctl.backends.docker import agent
+from labctl.backends.docker.checks import engine
+from labctl.backends.docker.checks.examination import COUNT_SECONDS, ON_HOST, RECREATE, CheckContext, FileStatus
+from labctl.backends.finding import Finding, error, ok, warn
 from labctl.backends.state import Container
-from labctl.doctor.checks import engine
-from labctl.doctor.examination import (
-    COUNT_SECONDS,
-    ON_HOST,
-    RECREATE,
-    CheckContext,
-    FileStatus,
-    Finding,
-    error,
-    ok,
-    warn,
-)
 from labctl.errors import ConfigError, HostError, LabError
 from labctl.model import Host
 from labctl.naming import lease_path

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from msgspec import Struct, field
 
@@ -41,51 +40,6 @@ RECREATE = "labctl down && labctl up"
 GIB = 1 << 30
 # Runs on any host: status PATH...; free PATH; locks BYTES PATH...
 ON_HOST = Path(__file__).with_name("host.sh").read_text(encoding="utf-8")
-Level = Literal["ok", "warn", "error"]
-
-
-class Finding(Struct, frozen=True):
-    """The result of a check. ``node`` is a container or a host; ``local`` is this machine.
-
-    ``fix`` is typed in the lab's directory. An ``auto_fixable`` one is simple commands with ``&&`` between, which
-    change only labctl's own resources: ``--fix`` may run it.
-    """
-
-    code: str
-    level: Level
-    node: str
-    summary: str
-    impact: str = ""
-    fix: str = ""
-    auto_fixable: bool = False
-
-
-class AppliedFix(Struct, frozen=True):
-    """A command that was run, and its exit code."""
-
-    command: str
-    code: int
-
-
-class DoctorReport(Struct, frozen=True):
-    """The findings of all checks, and the fixes that were applied before."""
-
-    findings: tuple[Finding, ...]
-    fixed: tuple[AppliedFix, ...] = ()
-
-
-def ok(code: str, summary: str, node: str = HERE) -> Finding:
-    return Finding(code, "ok", node, summary)
-
-
-def problem(
-    level: Level, code: str, summary: str, impact: str, fix: str, *, node: str = HERE, auto_fixable: bool = False
-) -> Finding:
-    """A warning, or an error, which stops a run."""
-    return Finding(code, level, node, summary, impact, fix, auto_fixable)
-
-
-warn, error = partial(problem, "warn"), partial(problem, "error")
 
 
 class FileStatus(Struct, frozen=True):

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from labctl import naming
+from labctl.backends.docker.checks.examination import UP, CheckContext
 from labctl.backends.docker.compose import ssh_keys
 from labctl.backends.docker.deploy import plan
-from labctl.doctor.examination import UP, CheckContext, Finding, error, ok, warn
+from labctl.backends.finding import Finding, error, ok, warn
 from labctl.system.files import outdated
 
 

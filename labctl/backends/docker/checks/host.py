@@ -8,10 +8,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from labctl import naming
+from labctl.backends.docker.checks.examination import GIB, CheckContext, gib
 from labctl.backends.docker.compose import render
+from labctl.backends.finding import Finding, Level, error, ok, problem, warn
 from labctl.backends.spec import own_mounts
 from labctl.config.settings import in_bytes
-from labctl.doctor.examination import GIB, CheckContext, Finding, Level, error, gib, ok, problem, warn
 from labctl.model import HERE
 
 MIB = 1 << 20

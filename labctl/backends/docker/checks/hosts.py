@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from tempfile import NamedTemporaryFile
 
+from labctl.backends.docker.checks.examination import GIB, UP, CheckContext, gib
+from labctl.backends.docker.checks.host import largest
 from labctl.backends.docker.hosts import ssh_errors
+from labctl.backends.finding import Finding, error, ok, warn
 from labctl.backends.state import HostPortUser, elsewhere
 from labctl.config.inventory import InventoryHost
-from labctl.doctor.checks.host import largest
-from labctl.doctor.examination import GIB, UP, CheckContext, Finding, error, gib, ok, warn
 from labctl.errors import HostError
 from labctl.model import HERE
 from labctl.system import routing

@@ -10,11 +10,12 @@ from typing import Any
 
 from labctl import naming
 from labctl.backends.docker import agent
+from labctl.backends.docker.checks import engine
+from labctl.backends.docker.checks.examination import RECREATE, TRAFFIC_SECONDS, CheckContext
+from labctl.backends.docker.checks.nodes import ask, look_around
 from labctl.backends.docker.lab import capabilities
+from labctl.backends.finding import Finding, error, ok, warn
 from labctl.backends.state import Container
-from labctl.doctor.checks import engine
-from labctl.doctor.checks.nodes import ask, look_around
-from labctl.doctor.examination import RECREATE, TRAFFIC_SECONDS, CheckContext, Finding, error, ok, warn
 from labctl.errors import HostError
 from labctl.system.parallel import pool
 

@@ -14,12 +14,13 @@ from msgspec.structs import replace
 from labctl import naming
 from labctl.accelerators import leases
 from labctl.backends.docker import agent
+from labctl.backends.docker.checks.engine import judge_skew, skew
+from labctl.backends.docker.checks.examination import LIMIT, RECREATE, SSH_SECONDS, UP, CheckContext
 from labctl.backends.docker.deploy import plan
 from labctl.backends.docker.hosts import ssh_errors
+from labctl.backends.finding import Finding, error, ok, warn
 from labctl.backends.state import Container, lost
 from labctl.config.settings import EXTRA
-from labctl.doctor.checks.engine import judge_skew, skew
-from labctl.doctor.examination import LIMIT, RECREATE, SSH_SECONDS, UP, CheckContext, Finding, error, ok, warn
 from labctl.errors import HostError
 from labctl.model import LAUNCHER
 from labctl.system import files

@@ -16,23 +16,14 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from labctl.backends.docker.checks.examination import COUNT_SECONDS, LIMIT, SSH_SECONDS, TRAFFIC_SECONDS, CheckContext
 from labctl.backends.docker.daemon import DockerEngine
 from labctl.backends.docker.deploy.preflight import require_named
 from labctl.backends.docker.images import catalog
 from labctl.backends.docker.lab.cluster import Cluster, connect, last_dump, load_lab, placement, read_inventory
+from labctl.backends.finding import Finding, error, ok, warn
 from labctl.backends.state import Container
 from labctl.config.context import Context
-from labctl.doctor.examination import (
-    COUNT_SECONDS,
-    LIMIT,
-    SSH_SECONDS,
-    TRAFFIC_SECONDS,
-    CheckContext,
-    Finding,
-    error,
-    ok,
-    warn,
-)
 from labctl.errors import ConfigError, HostError, LabError, parsing
 from labctl.model import HERE, Lab
 from labctl.system.parallel import map_hosts, run_with_deadlines
@@ -50,7 +41,7 @@ class Check(Struct, frozen=True):
     """A check, and where it applies."""
 
     function: str
-    """Module and function below ``labctl.doctor.checks``."""
+    """Module and function below ``labctl.backends.docker.checks``."""
     scope: Literal["machine", "host", "lab", "node"] = "host"
     """What it is called for: this machine, each host, all hosts as a whole, or each running container."""
     engine: bool = True
@@ -67,7 +58,9 @@ class Check(Struct, frozen=True):
 
     def run(self, ctx: CheckContext, *container: Container) -> Iterator[Finding]:
         module, _, name = self.function.partition(".")
-        findings: Iterator[Finding] = getattr(import_module(f"labctl.doctor.checks.{module}"), name)(ctx, *container)
+        findings: Iterator[Finding] = getattr(import_module(f"labctl.backends.docker.checks.{module}"), name)(
+            ctx, *container
+        )
         return findings
 
 
@@ -118,7 +111,7 @@ NODE_CHECKS = (
 
 def findings(context: Context, *, node: str = "") -> tuple[Finding, ...]:
     """Examine the hosts and the lab, or one node and its host."""
-    from labctl.doctor.checks.hosts import unreachable
+    from labctl.backends.docker.checks.hosts import unreachable
 
     settings = context.settings()
     require_named(context, settings)
@@ -249,7 +242,7 @@ def examine(whole: CheckContext, lacking: Mapping[str, LabError] | None = None) 
     On hosts ``lacking`` the lab's devices only checks that do not need them are run. ConfigError where the one node to
     examine is not part of the lab.
     """
-    from labctl.doctor.checks import devices, engine
+    from labctl.backends.docker.checks import devices, engine
 
     if whole.only and not whole.names:
         known = ", ".join(node.name for node in whole.lab.nodes)

@@ -11,16 +11,15 @@ from typing import Any
 
 from labctl import naming
 from labctl.backends.docker.deploy import plan, provision
-from labctl.backends.docker.deploy.executor import Deployment, do
+from labctl.backends.docker.deploy.steps import Deployment, do
 from labctl.backends.docker.engine import Backend, connection_to
 from labctl.backends.docker.hosts import pull, push, ssh_errors
-from labctl.backends.docker.hosts.manifest import Manifest, scan
 from labctl.backends.docker.hosts.ssh import Connection
 from labctl.backends.spec import hidden as hidden_values
 from labctl.errors import HostError
 from labctl.model import Host, Job, Lab, Secret
-from labctl.records import store
-from labctl.runs import outputs
+from labctl.records import outputs, store
+from labctl.records.manifest import Manifest, scan
 from labctl.system import filelock
 from labctl.system.parallel import pool
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from labctl.backends.docker.hosts import manifest
-from labctl.backends.docker.hosts.manifest import Manifest
 from labctl.errors import ConfigError
 from labctl.model import Lab
+from labctl.records import manifest
+from labctl.records.manifest import Manifest
 from labctl.system import git
 from labctl.system.files import walk
 from labctl.system.progress import amount

@@ -19,12 +19,13 @@ from labctl.backends.docker.deploy.plan import (
     WriteFiles,
     WriteKeys,
 )
-from labctl.backends.docker.hosts import manifest, push
+from labctl.backends.docker.hosts import push
 from labctl.backends.docker.hosts.ssh import Connection
 from labctl.backends.docker.lab import capabilities, device_requests
 from labctl.backends.docker.lab.cluster import Cluster
 from labctl.backends.spec import own_mounts
 from labctl.model import HERE, File, Host, Lab
+from labctl.records import manifest
 from labctl.system.files import outdated
 
 WORKLOADS = "workloads"

@@ -15,9 +15,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from labctl.backends.docker.hosts import ssh_errors
-from labctl.backends.docker.hosts.manifest import PIECE, Entry, Manifest, parse
 from labctl.backends.docker.hosts.ssh import Answer, Connection
 from labctl.errors import HostError
+from labctl.records.manifest import PIECE, Entry, Manifest, parse
 from labctl.system.files import is_below
 from labctl.system.process import CompletedProcess
 from labctl.system.tar import END, header, padding

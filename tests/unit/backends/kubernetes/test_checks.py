@@ -8,10 +8,10 @@ import pytest
 from support.clusters import GPU, lab, node, pod, target
 from support.fake_api import MPIJOBS, OLD, TRAINJOBS, FakeApi
 
+from labctl.backends.finding import Finding
 from labctl.backends.kubernetes import checks, job
 from labctl.backends.kubernetes.api import KubernetesEngine, Manifest, Refused
 from labctl.backends.kubernetes.examination import View
-from labctl.doctor.examination import Finding
 from labctl.errors import HostError
 from labctl.runs.request import RunOptions, choose_workload
 from labctl.system.process import CompletedProcess

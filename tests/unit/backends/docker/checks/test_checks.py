@@ -22,24 +22,25 @@ from support import builders
 
 from labctl import accelerators
 from labctl.accelerators import nvidia
+from labctl.backends.docker.checks import devices, engine, files, host, network, nodes, run
+from labctl.backends.docker.checks.examination import CheckContext
+from labctl.backends.docker.checks.run import CHECKS, NODE_CHECKS, Check
 from labctl.backends.docker.compose import ssh_keys
 from labctl.backends.docker.daemon import DockerEngine
 from labctl.backends.docker.images import catalog
+from labctl.backends.finding import Finding, Level, ok, problem
 from labctl.backends.state import ObservedState
 from labctl.cli.output import to_json
 from labctl.config import settings
 from labctl.config.context import Context
-from labctl.doctor import fix, run
-from labctl.doctor.checks import devices, engine, files, host, network, nodes
-from labctl.doctor.examination import CheckContext, Finding, Level, ok, problem
-from labctl.doctor.run import CHECKS, NODE_CHECKS, Check
+from labctl.doctor import fix
 from labctl.errors import ConfigError, HostError
 from labctl.model import Device, DeviceMapping, Lab, Mount
 from labctl.system import filelock
 from labctl.system.parallel import run_with_deadlines
 from labctl.system.process import CompletedProcess
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[5]
 
 
 class Engine:
@@ -921,12 +922,16 @@ def test_a_finding_is_what_scripts_rely_on() -> None:
 
 @pytest.mark.parametrize("check", [*CHECKS, *NODE_CHECKS], ids=lambda check: check.function)
 def test_every_check_that_is_listed_is_a_function(check: Check) -> None:
-    module = import_module(f"labctl.doctor.checks.{check.function.partition('.')[0]}")
+    module = import_module(f"labctl.backends.docker.checks.{check.function.partition('.')[0]}")
     assert callable(getattr(module, check.name))
 
 
 def test_a_preflight_loads_only_the_checks_that_can_stop_its_command() -> None:
-    program = "import sys, labctl.flows, labctl.doctor.run; print(*(m for m in sys.modules if 'doctor.checks.' in m))"
+    program = (
+        "import sys, labctl.flows, labctl.backends.docker.checks.run as run;"
+        "print(*{check.function.partition('.')[0] for check in run.CHECKS}"
+        " & {m.rpartition('docker.checks.')[2] for m in sys.modules if 'docker.checks.' in m})"
+    )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
     assert {check.function.partition(".")[0] for check in CHECKS if check.stops == "run"} == {"host"}

@@ -15,15 +15,15 @@ import pytest
 from msgspec.structs import replace
 from support import builders
 
+from labctl.backends.docker.checks import devices, host, hosts, network, run
+from labctl.backends.docker.checks.examination import CheckContext
+from labctl.backends.docker.checks.run import Check
 from labctl.backends.docker.daemon import DockerEngine
 from labctl.backends.docker.hosts.ssh import Connection, LocalConnection
+from labctl.backends.finding import Finding, error, ok
 from labctl.backends.state import HostPortUser, ObservedState
 from labctl.config import settings
 from labctl.config.inventory import InventoryHost
-from labctl.doctor import run
-from labctl.doctor.checks import devices, host, hosts, network
-from labctl.doctor.examination import CheckContext, Finding, error, ok
-from labctl.doctor.run import Check
 from labctl.errors import HostError
 from labctl.model import Device, DeviceMapping
 from labctl.naming import lease_path

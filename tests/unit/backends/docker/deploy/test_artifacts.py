@@ -13,13 +13,13 @@ from support import builders
 from support.fake_backend import FakeBackend
 from support.nearby import Nearby
 
+from labctl.backends.docker.deploy import artifacts
 from labctl.backends.docker.hosts.ssh import Connection
 from labctl.errors import HostError
 from labctl.model import Lab, Secret
 from labctl.naming import OUTPUTS
 from labctl.records import store
 from labctl.reports import samples
-from labctl.runs import artifacts
 from labctl.system.process import CompletedProcess
 
 RUN = "20260102-150405-hello-3fa2"

@@ -12,13 +12,14 @@ from support.builders import deployment, lab, observed, site, workload
 from support.fake_backend import FakeBackend, active
 
 from labctl import flows, naming
+from labctl.backends.docker.checks import run as doctor_run
 from labctl.backends.docker.compose import render, ssh_keys
-from labctl.backends.docker.deploy import executor, images, ledger, plan, preflight, provision
+from labctl.backends.docker.deploy import images, ledger, plan, preflight, provision
+from labctl.backends.docker.deploy import steps as executor
 from labctl.backends.docker.lab import cluster as clusters
 from labctl.backends.state import elsewhere
 from labctl.config import settings
 from labctl.config.context import Context
-from labctl.doctor import run as doctor_run
 from labctl.errors import ConfigError, HostError
 from labctl.model import HERE, Lab, Secret
 from labctl.system import filelock

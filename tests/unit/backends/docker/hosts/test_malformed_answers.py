@@ -10,14 +10,15 @@ import pytest
 from support.answers import ANSWERS, RUN
 from support.nearby import Nearby
 
-from labctl.backends.docker.hosts import facts, manifest, pull, push
+from labctl.backends.docker.deploy import artifacts
+from labctl.backends.docker.hosts import facts, pull, push
 from labctl.backends.docker.hosts.ssh import Connection
 from labctl.backends.docker.images import remote
 from labctl.backends.docker.lab import cluster
 from labctl.errors import HostError
 from labctl.model import Secret
 from labctl.naming import OUTPUTS
-from labctl.runs import artifacts
+from labctl.records import manifest, merge
 from labctl.system.parallel import map_hosts
 from labctl.system.process import CompletedProcess
 from labctl.system.progress import Progress
@@ -89,7 +90,7 @@ QUESTIONS = (
 def test_a_malformed_answer_is_an_error_of_that_host_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, question: Callable[[Connection, Path], object], answer: bytes
 ) -> None:
-    monkeypatch.setattr(pull, "MOST_MEMBERS", 1000)
+    monkeypatch.setattr(merge, "MOST_MEMBERS", 1000)
     (tmp_path / "runs" / RUN).mkdir(parents=True)
     (tmp_path / "runs" / RUN / "hostfile").write_text("worker-0 slots=1\n")
     (tmp_path / ".labctl/blue" / OUTPUTS / RUN).mkdir(parents=True)

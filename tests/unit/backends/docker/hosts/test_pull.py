@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 from support.nearby import Nearby
 
-from labctl.backends.docker.hosts import manifest, pull
+from labctl.backends.docker.hosts import pull
 from labctl.errors import HostError
+from labctl.records import manifest
+from labctl.records.merge import Merge
 from labctl.system.process import CompletedProcess
 
 
@@ -73,7 +75,7 @@ def test_what_was_sent_is_left_out_unless_it_was_changed_there(run: Path, tmp_pa
 
 
 def test_a_hard_link_to_what_was_sent_brings_its_content(run: Path) -> None:
-    merge = pull.Merge(run, "h1", manifest.scan(run))
+    merge = Merge(run, "h1", manifest.scan(run))
     write(run, rank="changed here")
     merge.unpack(packed(("job", FILE, "{}"), ("kept", HARD, "job"), ("rank", FILE, "#!/bin/bash"), ("r", HARD, "rank")))
     assert texts(run) == {
@@ -225,7 +227,7 @@ def test_nothing_gets_out_of_the_directory(tmp_path: Path, members: list[tuple[s
     write(into, taken="here")
     (outside / "secret").write_text("theirs")
     before = {str(path) for path in outside.iterdir()}
-    merge = pull.Merge(into, "h1")
+    merge = Merge(into, "h1")
     merge.unpack(
         packed(*((name.format(outside=outside), kind, text.format(outside=outside)) for name, kind, text in members))
     )
@@ -243,7 +245,7 @@ def test_a_link_that_is_there_already_is_never_written_through(tmp_path: Path) -
     outside.mkdir()
     into.mkdir()
     (into / "folder").symlink_to(outside)
-    merge = pull.Merge(into, "h1")
+    merge = Merge(into, "h1")
     merge.unpack(packed(("folder/file", FILE, "x")))
     assert list(outside.iterdir()) == []
     assert (into / "hosts/h1/folder/file").read_text() == "x"
@@ -252,7 +254,7 @@ def test_a_link_that_is_there_already_is_never_written_through(tmp_path: Path) -
 def test_a_link_within_comes_into_a_directory_that_is_reached_by_a_link(tmp_path: Path) -> None:
     (tmp_path / "into").mkdir()
     (tmp_path / "alias").symlink_to("into")
-    merge = pull.Merge(tmp_path / "alias", "h1")
+    merge = Merge(tmp_path / "alias", "h1")
     merge.unpack(packed(("first", FILE, "1"), ("near", LINK, "first")))
     assert merge.found.refused == []
     assert (tmp_path / "into/near").read_text() == "1"
@@ -262,7 +264,7 @@ def test_links_of_two_hosts_do_not_lead_out_together(tmp_path: Path) -> None:
     into = tmp_path / "outside/into"
     into.mkdir(parents=True)
     (into.parent / "secret").write_text("theirs")
-    one, two = pull.Merge(into, "h1"), pull.Merge(into, "h2")
+    one, two = Merge(into, "h1"), Merge(into, "h2")
     one.unpack(packed(("a", LINK, "d/../secret")))
     two.unpack(packed(("d", LINK, ".")))
     assert one.found.refused == ["a"]
@@ -312,7 +314,7 @@ def test_headers_that_make_no_sense_are_a_broken_stream(run: Path, tmp_path: Pat
     "stream", [odd(path="a\0b"), odd(LINK, linkpath="a\0b"), odd(LINK), odd(HARD, linkpath="a\0b")]
 )
 def test_what_no_file_can_be_called_is_refused(tmp_path: Path, stream: bytes) -> None:
-    merge = pull.Merge(tmp_path, "h1")
+    merge = Merge(tmp_path, "h1")
     assert merge.unpack(io.BytesIO(stream)) == ""
     assert (len(merge.found.refused), merge.found.files) == (1, 1)
 
@@ -325,7 +327,7 @@ def test_a_date_that_no_file_can_have_is_none(tmp_path: Path, when: str) -> None
         member.mtime = 7
         archive.addfile(member)
     stream.seek(0)
-    pull.Merge(tmp_path, "h1").unpack(stream)
+    Merge(tmp_path, "h1").unpack(stream)
     assert (tmp_path / "file").stat().st_mtime == 0
 
 
@@ -333,7 +335,7 @@ def test_a_link_that_leads_out_through_one_that_is_here_is_refused(tmp_path: Pat
     into = tmp_path / "into"
     into.mkdir()
     (into / "folder").symlink_to(tmp_path)
-    merge = pull.Merge(into, "h1")
+    merge = Merge(into, "h1")
     merge.unpack(packed(("link", LINK, "folder/secret")))
     assert merge.found.refused == ["link"]
     assert [path.name for path in into.iterdir()] == ["folder"]

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from support.nearby import Nearby
 
-from labctl.backends.docker.hosts import manifest, push
+from labctl.backends.docker.hosts import push
 from labctl.errors import ConfigError, HostError
+from labctl.records import manifest
 from labctl.system.process import CompletedProcess
 from labctl.system.tar import END
 

@@ -15,14 +15,14 @@ from support.nearby import Nearby
 from labctl import errors, naming
 from labctl.backends.docker import agent
 from labctl.backends.docker.compose import render
-from labctl.backends.docker.deploy import executor, plan
+from labctl.backends.docker.deploy import plan
+from labctl.backends.docker.deploy import steps as executor
 from labctl.backends.docker.engine import Kind
 from labctl.backends.docker.hosts import ssh_errors
 from labctl.backends.docker.multi import MultiHostEngine
 from labctl.backends.state import ObservedState
 from labctl.errors import HostError
 from labctl.model import Event
-from labctl.runs import artifacts  # noqa: F401 - how results are fetched
 
 CHANGED_KEY = """\
 @@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@

@@ -1,0 +1,42 @@
+"""The result of a check of `labctl doctor`, and of those that stop a command."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+from msgspec import Struct
+
+from labctl.model import HERE
+
+Level = Literal["ok", "warn", "error"]
+
+
+class Finding(Struct, frozen=True):
+    """The result of a check. ``node`` is a container or a host; ``local`` is this machine.
+
+    ``fix`` is typed in the lab's directory. An ``auto_fixable`` one is simple commands with ``&&`` between, which
+    change only labctl's own resources: ``--fix`` may run it.
+    """
+
+    code: str
+    level: Level
+    node: str
+    summary: str
+    impact: str = ""
+    fix: str = ""
+    auto_fixable: bool = False
+
+
+def ok(code: str, summary: str, node: str = HERE) -> Finding:
+    return Finding(code, "ok", node, summary)
+
+
+def problem(
+    level: Level, code: str, summary: str, impact: str, fix: str, *, node: str = HERE, auto_fixable: bool = False
+) -> Finding:
+    """A warning, or an error, which stops a run."""
+    return Finding(code, level, node, summary, impact, fix, auto_fixable)
+
+
+warn, error = partial(problem, "warn"), partial(problem, "error")

@@ -1,0 +1,1 @@
+"""The record of a run: its directory, its lines, its metrics."""
