@@ -470,7 +470,7 @@ class Progress(Struct, frozen=True, kw_only=True):
 
 Cause = Literal[
     "timeout", "stalled", "node-lost", "device-lost", "rank-crashed", "out-of-memory",
-    "launcher-failed", "no-metric", "criteria", "does-not-fit", "interrupted", "no-image",
+    "launcher-failed", "no-metric", "criteria", "does-not-fit", "interrupted", "no-image", "lab-lost",
 ]  # fmt: skip
 
 

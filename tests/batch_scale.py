@@ -45,10 +45,10 @@ from labctl.batches.schedule import AHEAD, JobQueue
 from labctl.cli.batch import Display
 from labctl.cli.output import Output
 from labctl.config.context import Context
+from labctl.jobs.request import RunOptions, choose_workload
 from labctl.model import Result
 from labctl.records import store
 from labctl.records.active import ActiveRun
-from labctl.runs.request import RunOptions, choose_workload
 from labctl.system.files import write_all
 
 Jobs = Sequence[tuple[str, ...]]

@@ -1,0 +1,238 @@
+"""Where a lab lives: the protocol of a backend, and the backends by their value of LAB_ENGINE."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from msgspec import Struct
+
+from labctl.config.context import Context
+from labctl.config.settings import BACKENDS, Settings
+from labctl.errors import ConfigError, HostError
+
+if TYPE_CHECKING:
+    from labctl.backends.devices import DeviceReport
+    from labctl.backends.finding import Finding
+    from labctl.backends.plan import Plan, Step
+    from labctl.backends.status import LabStatus
+    from labctl.errors import Failures
+    from labctl.hub.report import CacheReport
+    from labctl.jobs.replay import ReplayedRun
+    from labctl.jobs.request import RunOptions
+    from labctl.model import Cache, File, Job, Lab, Result, Workload
+    from labctl.records.active import ActiveRun, Run
+    from labctl.records.lines import Line
+    from labctl.records.verdict import RunOutcome
+    from labctl.system.process import CompletedProcess
+
+OnLines = Callable[[Sequence["Line"]], object]
+Replay = Callable[[datetime], "Job"]
+
+
+class RunPlan(Struct, frozen=True, kw_only=True):
+    """The parts of a run's plan that are a backend's: its own steps, what the record keeps, and two texts."""
+
+    before: tuple[Step, ...] = ()
+    record: tuple[File, ...] = ()
+    send: tuple[Step, ...] = ()
+    launch: str
+    collect: str
+
+
+class Backend(Protocol):
+    """Runs the lab of a directory and its runs. Methods raise HostError with what came back, ConfigError for settings.
+
+    A ``preview`` plans for ``--dry-run``: it changes nothing, and knows only what needs no change.
+    """
+
+    name: str
+    context: Context
+    settings: Settings
+
+    # --- the lab ---
+
+    def lab(self) -> Lab:
+        """Return the lab with its nodes and slots, placed or to be placed."""
+
+    def status(self) -> LabStatus:
+        """Return the state of the nodes, without runs; hosts that do not answer are named in it."""
+
+    def devices(self) -> DeviceReport:
+        """Return the devices of each host or node; needs no lab that is up."""
+
+    def findings(self, node: str = "") -> tuple[Finding, ...]:
+        """Run the checks of `labctl doctor` on the lab, or on one node and its host."""
+
+    def plan_prepare(self, *, preview: bool = False) -> Plan:
+        """Plan the first part of `up`: images and probes, on whose results the rest depends."""
+
+    def plan_up(self, *, preview: bool = False) -> Plan:
+        """Plan the rest of `up`, from what the nodes are now."""
+
+    def plan_down(self, *, images: bool = False, state: str = "") -> Plan:
+        """Plan the removal of the lab's objects; also of its ``images``, or of its ``state`` directory."""
+
+    def carry_out(self, plan: Plan) -> None:
+        """Carry out a plan of this backend; HostError names what failed on each host."""
+
+    def under_way(self) -> tuple[str, ...]:
+        """Describe the runs that are under way, as text, which `down` ends."""
+
+    def require_idle(self) -> None:
+        """HostError if a run is under way."""
+
+    def fill(self, workload: str, wanted: Cache, *, hosts: bool, preview: bool) -> CacheReport:
+        """Download models and datasets into the cache of the lab, and with ``hosts`` send them to its hosts."""
+
+    def on_hosts(
+        self, script: str, arguments: tuple[str, ...], seconds: float
+    ) -> tuple[Mapping[str, CompletedProcess], Failures]:
+        """Run a script on each host of the lab; also the hosts on which it did not end."""
+
+    def remains(self) -> tuple[tuple[str, ...], Failures]:
+        """Describe what hosts have of the lab and its runs, and the hosts that do not answer."""
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of labctl, of the image, and of the engine and kernel of each host."""
+
+    def freeze(self) -> dict[str, Any]:
+        """Describe what the lab is now: images, packages, files, data, devices. HostError if a host does not answer."""
+
+    def not_replayable(self, recorded: ReplayedRun) -> Iterator[str]:
+        """Yield what a recorded run had and that cannot be had now; warnings go to the context."""
+
+    # --- nodes ---
+
+    def exec(self, run: Run, node: str, argv: tuple[str, ...], *, limit: float) -> CompletedProcess:
+        """Run a short program in a node of a run to its end, whatever its exit code."""
+
+    def attach(
+        self, nodes: tuple[str, ...], command: tuple[str, ...], *, stdin: Literal["terminal", "pipe"], prompt: bool
+    ) -> int:
+        """Run a command in one node on this process's input and output, or in several (all workers if none is named).
+
+        Return its exit code; of several nodes the largest. ``prompt`` opens a shell.
+        """
+
+    def logs(self, node: str | None, on_line: Callable[[str], None], *, follow: bool, colors: bool) -> None:
+        """Pass on what the containers of a node, or of all nodes, printed."""
+
+    # --- runs ---
+
+    def begin(self, workload: Workload, options: RunOptions, now: datetime, replayed: Replay | None = None) -> Run:
+        """Build the job of a new run, or of a replayed one, without asking the nodes."""
+
+    def observe(self, run: Run, *, preview: bool = False) -> Run:
+        """Observe the nodes that a new run is to have; the run returned carries what is known of them."""
+
+    def needs_up(self, run: Run) -> bool:
+        """Tell if the lab has to be brought up for the image of the run's workload."""
+
+    def confirm_image(self, run: Run, ask: Callable[[str], bool] | None, *, preview: bool = False) -> None:
+        """Ask if the lab may be brought up with the image of the run's workload. HostError if not."""
+
+    def require_launcher(self, workload: Workload) -> None:
+        """HostError if no run of a workload could begin, whatever its nodes."""
+
+    def require_ready(self, run: Run, options: RunOptions, *, preview: bool = False) -> None:
+        """HostError or ConfigError for what stops the run."""
+
+    def plan_run(self, run: Run, *, preview: bool = False) -> RunPlan:
+        """Plan a run that is ready."""
+
+    def carry_out_steps(self, run: Run, steps: tuple[Step, ...], *, before: int, after: int) -> None:
+        """Carry out steps of a run's plan, of which others come before and after."""
+
+    def start(self, run: Run, options: RunOptions) -> None:
+        """Launch a run and leave it."""
+
+    def supervise(
+        self,
+        run: Run,
+        keep: Callable[[Sequence[Line]], Sequence[Line]],
+        options: RunOptions | None = None,
+        *,
+        age: float = 0,
+    ) -> RunOutcome:
+        """Launch a run with ``options``, or follow one that was launched ``age`` seconds ago, to its end.
+
+        A run that is launched here ends with Ctrl-C. ``keep`` gets lines as they come and returns them redacted.
+        RecordError if a line cannot be written, HostError if the connection is lost; the run then goes on.
+        """
+
+    def output(self, run: Run, on_lines: OnLines, given_up: Callable[[], bool] = bool) -> None:
+        """Hand on the lines of a run from its beginning to its end; an empty batch about each second of silence."""
+
+    def log(self, run: Run, on_lines: OnLines) -> bool:
+        """Hand on the lines that a run without a result has printed so far; False if its record has them."""
+
+    def recorded(self, run_id: str) -> Run:
+        """Load a run of the record."""
+
+    def active(self) -> Mapping[str, ActiveRun]:
+        """Return the runs that the nodes know; the state of those without a result is unknown if none answers."""
+
+    def sharing_losses(self) -> AbstractContextManager[object]:
+        """Have all runs within the block share one subscription to losses of nodes."""
+
+    def with_context(self, context: Context) -> Backend:
+        """Return a backend on the same connections that reports to another context."""
+
+    def stop(self, run: Run, grace: float, message: str) -> None:
+        """End a run: TERM, and KILL after ``grace`` seconds. HostError if it is not running."""
+
+    def end(self, run_id: str) -> None:
+        """End what is left of an earlier run that nothing supervises any more."""
+
+    def collect(self, run_id: str) -> None:
+        """Move what the ranks of a run wrote into its record; what cannot be moved is a warning."""
+
+    def evidence(self, run: Run, since: float) -> dict[str, str]:
+        """Return what hosts and engine saw since a time, as files of text."""
+
+    def forget(self, run: Run) -> None:
+        """Remove what the nodes keep of a run that was judged."""
+
+    def without_lost(self, options: RunOptions, ended: Result, error: HostError) -> RunOptions:
+        """Return the options without the nodes that did not come up again; raise ``error`` if none are left."""
+
+
+def settings_for(context: Context, settings: Settings, workload: Workload) -> Settings:
+    """Return the settings with the image and the packages that a workload needs, as the backend provides them."""
+    module = import_module(BACKENDS[settings.text("LAB_ENGINE")])
+    changed: Settings = module.settings_for(context, settings, workload)
+    return changed
+
+
+def require_options(settings: Settings, options: RunOptions) -> None:
+    """ConfigError for an option of `run` that the lab's backend does not have."""
+    for name in options.__struct_fields__:
+        if getattr(options, name):
+            require(settings, f"--{name.replace('_', '-')}")
+
+
+def unsupported(settings: Settings) -> Mapping[str, str]:
+    """Return what a lab's backend does not do, by command or option, and what to do instead."""
+    module = import_module(BACKENDS[settings.text("LAB_ENGINE")])
+    commands: Mapping[str, str] = module.UNSUPPORTED
+    return commands
+
+
+def require(settings: Settings, command: str) -> None:
+    """ConfigError if the lab's backend does not have a command or option."""
+    if (hint := unsupported(settings).get(command)) is not None:
+        engine = settings.text("LAB_ENGINE")
+        raise ConfigError(f"{command} is not supported with LAB_ENGINE={engine}", hint=hint)
+
+
+@contextmanager
+def connect(context: Context, settings: Settings | None = None, **options: Any) -> Iterator[Backend]:
+    """Open the backend that the settings name, for the time of one command; its hosts are connected when needed."""
+    settings = settings or context.settings()
+    module = import_module(BACKENDS[settings.text("LAB_ENGINE")])
+    with module.connect(context, settings, **options) as backend:
+        yield backend

@@ -15,22 +15,20 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from labctl.backends.docker.events import Losses
-from labctl.backends.docker.lab.cluster import Cluster
+from labctl.backends import Backend
 from labctl.batches import hostfiles, record
 from labctl.batches.record import Batch, BatchJob
 from labctl.batches.schedule import JobQueue
-from labctl.config import hostfile
-from labctl.config.context import Context
+from labctl.config import hostfile, inventory
 from labctl.errors import ConfigError, Interrupted, LabError
+from labctl.jobs import job as jobs
+from labctl.jobs.request import RunOptions, bounded, read_text, recorded
 from labctl.model import Cause, Event, Lab, Metric, Result, Workload
 from labctl.records import store
 from labctl.records.store import RunSummary
-from labctl.runs import follow
-from labctl.runs import job as jobs
-from labctl.runs.request import RunOptions, read_text, recorded
-from labctl.runs.verdict import final
-from labctl.system import files, process
+from labctl.records.verdict import final
+from labctl.runs import judge, start
+from labctl.system import filelock, files, process
 
 # Jobs that run at once at most, each followed by a thread, and those that are launched at once.
 FOLLOWED, LAUNCHED = 1024, 8
@@ -50,6 +48,70 @@ class BatchReport(Struct, frozen=True, kw_only=True):
     def exit_code(self) -> int:
         """5 where a job failed."""
         return 5 if self.failed else 0
+
+
+def run(
+    backend: Backend,
+    name: str,
+    workload: Workload,
+    directories: tuple[Path, ...],
+    options: RunOptions,
+    show: Callable[[Batch], None],
+    *,
+    out: Path | None = None,
+    parallel: int = 0,
+    repeat: int = 1,
+    resume: bool = False,
+) -> BatchReport:
+    """Run a workload on the nodes of each hostfile of these directories; its record and logs are written to ``out``."""
+    context = backend.context
+    workload = bounded(context.directory, workload)
+    directory = out or context.directory / default_directory(directories, name)
+    lab = backend.lab()
+    batch = plan(lab, workload, directories, options, repeat=repeat)
+    if text := renamed(batch):
+        context.notice(f"the hostfiles' machines: {text}")
+    nodes = {node for job in batch.jobs for node in job.nodes}
+    if drained := inventory.drained(context.directory).keys() & nodes:
+        context.warn(f"{', '.join(sorted(drained))} is used, though drained.txt lists it")
+    backend.require_launcher(workload)
+    with filelock.held(directory / ".lock", f"labctl batch {name}"):
+        batch = begin(directory, batch, lab, resume=resume)
+        done = run_jobs(backend, workload, options, directory, batch, show, parallel=parallel)
+    return report(directory, done)
+
+
+def run_jobs(
+    backend: Backend,
+    workload: Workload,
+    options: RunOptions,
+    directory: Path,
+    batch: Batch,
+    show: Callable[[Batch], None],
+    *,
+    parallel: int = 0,
+) -> Batch:
+    """Run the jobs of a batch that are not done, each as a detached run that is followed."""
+    launching, stopped = threading.Semaphore(LAUNCHED), threading.Event()
+
+    def run_one(job: BatchJob, note: Callable[[BatchJob], None]) -> Result:
+        own = replace(options, hostfile=Path(job.hostfile), detach=True, wait=True, batch=f"{batch.id} {job.log}")
+
+        def launch(quiet: Backend) -> RunSummary:
+            with launching:
+                if stopped.is_set():
+                    raise Interrupted("the batch was stopped before")
+                return start.launch(quiet, start.Request(workload=workload, options=own))
+
+        return run_job(backend, directory, launch, job, note)
+
+    def stop(run_ids: list[str]) -> None:
+        stopped.set()
+        backend.context.notice(f"ending {len(run_ids)} run{'s' * (len(run_ids) != 1)}")
+        judge.stop_all(backend, run_ids, f"{backend.lab().owner} stopped the batch")
+
+    with backend.sharing_losses():
+        return carry_out(directory, batch, run_one, stop, show, parallel=parallel)
 
 
 def plan(lab: Lab, workload: Workload, directories: Iterable[Path], options: RunOptions, *, repeat: int = 1) -> Batch:
@@ -230,19 +292,16 @@ def carry_out(
 
 
 def run_job(
-    context: Context,
-    cluster: Cluster,
-    lab: Lab,
+    backend: Backend,
     directory: Path,
-    losses: Losses | None,
-    launch: Callable[[Context], Result | RunSummary],
+    launch: Callable[[Backend], RunSummary],
     job: BatchJob,
     note: Callable[[BatchJob], None],
 ) -> Result:
     """Run a job and write its log: the hostfile, an empty line, then what the run prints.
 
-    Its run is followed if it was launched before. What keeps it from running is its result, too. ``losses`` are those
-    of the lab's nodes. HostError where the log cannot be written.
+    A run that was launched before is followed. An error that keeps the job from running is its result, too. HostError
+    if the log cannot be written.
     """
     path = directory / job.log
     # By the line, for who looks on.
@@ -259,40 +318,38 @@ def run_job(
             if event.kind == "line":
                 write(f"{event.text}\n")
             elif event.kind == "warning":
-                context.warn(f"{job.job}: {event.text}")
+                backend.context.warn(f"{job.job}: {event.text}")
 
-        quiet = replace(context, emit=emit)
+        quiet = backend.with_context(replace(backend.context, emit=emit))
+        head = f"{read_text(Path(job.hostfile)).rstrip()}\n\n"
         try:
-            head = f"{read_text(Path(job.hostfile)).rstrip()}\n\n"
             write(head)
             if job.run_id:
-                found = follow.attach(quiet, cluster, lab, job.run_id, losses)
-                if found.cause != "interrupted":
-                    return found
-                job = replace(job, run_id="")
+                result = judge.attach(quiet, job.run_id)
+                if result.cause != "interrupted":
+                    return result
                 log.seek(0)
                 log.truncate()
                 write(head)
-            begun = launch(quiet)
-            if isinstance(begun, Result):
-                return begun
-            job = replace(job, run_id=begun.run_id)
+            job = replace(job, run_id=launch(quiet).run_id)
             note(job)
-            return follow.attach(quiet, cluster, lab, job.run_id, losses)
+            return judge.attach(quiet, job.run_id)
+        except start.DoesNotFit as error:
+            return error.result
         except LabError as error:
             with suppress(OSError):
                 log.write(f"labctl: {error.message}\n")
-            return refused(lab, job, error)
+            return refused(backend.settings.text("LAB_NAME"), job, error)
 
 
-def refused(lab: Lab, job: BatchJob, error: LabError) -> Result:
+def refused(lab: str, job: BatchJob, error: LabError) -> Result:
     """The result of a job that could not run, or whose run cannot be followed to its end: that one may go on."""
     cause: Cause = "node-lost" if error.node in job.nodes else "launcher-failed"
     return Result(
         run_id=job.run_id,
         workload="",
         launcher="",
-        lab=lab.name,
+        lab=lab,
         verdict="ERROR",
         cause="interrupted" if job.run_id or isinstance(error, Interrupted) else cause,
         message=error.message,

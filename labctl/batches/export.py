@@ -2,19 +2,48 @@
 
 from __future__ import annotations
 
-import csv
+import csv as tables
 import io
 from collections.abc import Iterable
+from pathlib import Path
 from xml.etree.ElementTree import Element, SubElement
 
 from labctl.batches import logs
-from labctl.batches.evaluate import Evaluation, JobResult, Limits
+from labctl.batches.evaluate import Evaluation, JobResult, Limits, judge
 from labctl.runs.export import xml_document, xml_text
+from labctl.system import files
 
 COLUMNS = (
     "job", "set", "workload", "hostnames", "nodes", "value", "unit", "per_node", "vs_median", "repeats", "spread",
     "status", "cause", "message",
 )  # fmt: skip
+
+
+def evaluate(
+    directories: Iterable[Path],
+    limits: Limits,
+    *,
+    pattern: str = "",
+    csv: Path | None = None,
+    lambda_csv: Path | None = None,
+    junit: Path | None = None,
+) -> Evaluation:
+    """Judge the logs or the batch in each directory, all together, and write the files that are asked for."""
+    named = tuple(dict.fromkeys(directories))
+    evaluation = judge([run for directory in named for run in logs.read(directory, pattern)], limits)
+    if csv:
+        _write(csv, results_csv(evaluation))
+    if junit:
+        _write(junit, junit_xml(evaluation))
+    if lambda_csv:
+        _write(lambda_csv, lambda_results([log for directory in named for log in logs.paths(directory)], limits))
+    return evaluation
+
+
+def _write(path: Path, text: str) -> None:
+    with files.writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", newline="")
 
 
 def results_csv(evaluation: Evaluation) -> str:
@@ -27,7 +56,7 @@ def _row(job: JobResult, unit: str) -> tuple[object, ...]:
     return job.job, job.set, job.workload, ", ".join(job.nodes), *numbers, job.status, job.cause, job.message
 
 
-def lambda_csv(paths: Iterable[str], limits: Limits) -> str:
+def lambda_results(paths: Iterable[str], limits: Limits) -> str:
     """What Lambda's eval_batch.py writes of these logs, with ``limits.min`` as its threshold, byte for byte."""
     rows = []
     for path in paths:
@@ -40,13 +69,13 @@ def lambda_csv(paths: Iterable[str], limits: Limits) -> str:
 
 def _csv(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     text = io.StringIO()
-    writer = csv.writer(text)
+    writer = tables.writer(text)
     writer.writerow(head)
     writer.writerows(rows)
     return text.getvalue()
 
 
-def junit(evaluation: Evaluation) -> str:
+def junit_xml(evaluation: Evaluation) -> str:
     """JUnit XML with a suite of jobs and a suite of nodes, as Jenkins and GitLab read it."""
     root = Element("testsuites", name="labctl eval")
     jobs = [(job.set, job.job, job.status, job.cause or "", job.message) for job in evaluation.jobs]

@@ -9,9 +9,9 @@ from msgspec import Struct
 
 from labctl.batches.baseline import Baseline
 from labctl.batches.profile import Check, Limit, digest
+from labctl.records.verdict import final
 from labctl.reports.page import number
 from labctl.reports.validation import Figure
-from labctl.runs.verdict import final
 
 
 class JobOutcome(Struct, frozen=True, kw_only=True):

@@ -13,9 +13,12 @@ from typing import Literal, cast, get_args
 
 from msgspec import Struct
 
-from labctl.config import hostfile
+from labctl import backends
+from labctl.config import hostfile, inventory
+from labctl.config.context import Context, is_lab
 from labctl.config.hostfile import PREFIX
 from labctl.errors import ConfigError, did_you_mean
+from labctl.jobs import job
 from labctl.system import files
 
 Pattern = Literal["sequential", "pairs", "ring", "all-pairs", "random"]
@@ -85,6 +88,43 @@ def round_robin(names: tuple[str, ...]) -> Iterator[tuple[Group, ...]]:
         half = len(others) // 2
         met = ((first, others[0]), *zip(others[1 : half + 1], reversed(others[half + 1 :]), strict=True))
         yield tuple(pair for pair in met if all(pair))
+
+
+def make(
+    context: Context, file: Path, *, size: int, pattern: Pattern, slots: int, out: Path | None, seed: int
+) -> HostfileSet:
+    """Write a set of hostfiles of the machines that a file lists. ConfigError if there is no such file."""
+    if not file.is_file():
+        raise ConfigError(
+            f"{file}: no such file", hint="write a machine per line: its name, its IP address or worker-N"
+        )
+    machines, drained = inventory.in_use(context.directory, inventory.read(file))
+    names = tuple(host.name for host in machines)
+    chosen = groups(names, size, pattern, seed)
+    slots_of = {host.name: slots or host.slots for host in machines}
+    if not all(slots_of.values()):
+        slots_of = {name: slots_of[name] or usual for name, usual in slots_in_lab(context, names).items()}
+    directory = out or context.directory / default_directory(len(names), size, pattern)
+    written = texts(chosen, slots_of)
+    write(directory, written)
+    used = {name for group in chosen for name in group}
+    return HostfileSet(
+        directory=str(directory),
+        pattern=pattern,
+        size=size,
+        hostfiles=tuple(written),
+        left_over=tuple(name for name in names if name not in used),
+        drained=tuple(name for name, _ in drained),
+    )
+
+
+def slots_in_lab(context: Context, names: tuple[str, ...]) -> dict[str, int]:
+    """Return the slots of the lab's nodes by the names of a list of machines; 8 each, as Lambda's, outside a lab."""
+    if not is_lab(context.directory):
+        return dict.fromkeys(names, SLOTS)
+    with backends.connect(context) as backend:
+        lab = backend.lab()
+    return {name: job.nodes_of(lab, (name,), "the list")[0].slots for name in names}
 
 
 def default_directory(count: int, size: int, pattern: Pattern) -> Path:

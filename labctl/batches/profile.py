@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from labctl.config.yaml_reader import Schema, Value, compose
 from labctl.errors import ConfigError, did_you_mean
+from labctl.jobs.request import RunOptions
 from labctl.model import Metric
-from labctl.runs.request import RunOptions
 from labctl.workloads.schema import NAME, parse_duration
 
 PACKAGED = Path(__file__).with_name("profiles")

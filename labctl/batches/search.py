@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import date
+from datetime import date, datetime
 from pathlib import Path
 
 from msgspec import Struct
 
-from labctl.batches import bisect, hostfiles
-from labctl.batches.bisect import Diagnosis, Group, Outcome
+from labctl.backends import Backend
+from labctl.batches import batch as batches
+from labctl.batches import bisect as tree
+from labctl.batches import hostfiles
+from labctl.batches.bisect import BadLink, BadNode, Diagnosis, Group, Outcome
 from labctl.batches.record import Batch, BatchJob
 from labctl.config import inventory
-from labctl.model import Lab, Metric
+from labctl.errors import ConfigError
+from labctl.jobs import job
+from labctl.jobs.request import RunOptions
+from labctl.model import Lab, Metric, Workload
 from labctl.system import files
 
 TOTALS = ("throughput", "tokens")
@@ -50,6 +56,59 @@ class BisectReport(Struct, frozen=True, kw_only=True):
         return 5 if self.diagnosis.bad or self.diagnosis.links or not self.diagnosis.good else 0
 
 
+def bisect(
+    backend: Backend,
+    name: str,
+    workload: Workload,
+    options: RunOptions,
+    show: Callable[[Batch], None],
+    *,
+    nodes: tuple[str, ...] = (),
+    within: float = 0.1,
+    minimum: float | None = None,
+    out: Path | None = None,
+    drain: bool = False,
+) -> BisectReport:
+    """Find the bad nodes and links by runs of a workload on groups of these nodes (default: all), round after round.
+
+    A run is bad that fails, or whose metric per node is below ``minimum``, or more than ``within`` below the median.
+    With ``drain`` bad nodes are added to the lab's list of machines to leave out.
+    """
+    now, context = datetime.now(), backend.context
+    directory = out or context.directory / f"output/bisect_{name.replace('/', '-')}_{now:%Y%m%d-%H%M%S}"
+    if directory.is_dir() and any(directory.iterdir()):
+        raise ConfigError(f"{directory} is not empty", hint="another directory: --out DIR")
+    lab = backend.lab()
+    chosen = _usable(backend, lab, nodes)
+    backend.require_launcher(workload)
+
+    def run(folder: Path) -> Batch:
+        context.notice(folder.name)
+        batch = batches.begin(folder, batches.plan(lab, workload, (folder,), options), lab, resume=False)
+        return batches.run_jobs(backend, workload, options, folder, batch, show)
+
+    diagnosis = search(lab, chosen, directory, run, within=within, minimum=minimum)
+    metric = batches.metric_of(workload)
+    return BisectReport(
+        directory=str(directory),
+        workload=workload.name,
+        metric=metric.name if metric else "",
+        unit=metric.unit if metric else "",
+        diagnosis=diagnosis,
+        drained=drained_by(lab, diagnosis, now.date()) if drain and diagnosis.bad else (),
+    )
+
+
+def _usable(backend: Backend, lab: Lab, nodes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the nodes to search, each once: those that are named, else all that are not drained."""
+    drained = {} if nodes else inventory.drained(backend.context.directory)
+    asked = job.nodes_of(lab, nodes, "--nodes") or lab.nodes
+    for node in asked:
+        if node.name in drained:
+            backend.context.notice(f"{node.name} is left out: {inventory.DRAINED} lists it")
+    return tuple(dict.fromkeys(node.name for node in asked if node.name not in drained))
+
+
 def search(
     lab: Lab,
     nodes: tuple[str, ...],
@@ -61,7 +120,7 @@ def search(
 ) -> Diagnosis:
     """Run round after round; ``run`` runs the hostfiles of a directory, and returns the batch that they were."""
     slots = {node.name: node.slots for node in lab.nodes}
-    steps = bisect.diagnose(nodes, within=within, minimum=minimum)
+    steps = tree.diagnose(nodes, within=within, minimum=minimum)
     number = 0
     try:
         groups = next(steps)
@@ -76,8 +135,8 @@ def search(
 
 
 def outcomes(groups: tuple[Group, ...], batch: Batch) -> dict[Group, Outcome]:
-    """What came of each group."""
-    jobs = {frozenset(job.nodes): job for job in batch.jobs}
+    """Return the outcome of each group."""
+    jobs = {frozenset(ended.nodes): ended for ended in batch.jobs}
     return {group: outcome(jobs[frozenset(group)], batch.metric) for group in groups}
 
 
@@ -93,7 +152,7 @@ def outcome(job: BatchJob, metric: str) -> Outcome:
     return Outcome(job.value / len(job.nodes) if metric in TOTALS else job.value)
 
 
-def drain(lab: Lab, diagnosis: Diagnosis, today: date) -> tuple[str, ...]:
+def drained_by(lab: Lab, diagnosis: Diagnosis, today: date) -> tuple[str, ...]:
     """Add the bad nodes to the lab's list of drained ones, by their hosts' names on several hosts; returns these."""
     path = lab.directory / inventory.DRAINED
     before = path.read_text(encoding="utf-8") if path.exists() else ""
@@ -106,6 +165,6 @@ def drain(lab: Lab, diagnosis: Diagnosis, today: date) -> tuple[str, ...]:
     return tuple(found)
 
 
-def described(bad: bisect.BadNode | bisect.BadLink) -> str:
+def described(bad: BadNode | BadLink) -> str:
     """How bad it is: ``slow, 0.52 of the median``."""
     return bad.kind if bad.figure is None else f"{bad.kind}, {bad.figure:.2f} of the median"

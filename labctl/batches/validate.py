@@ -1,6 +1,6 @@
 """Validate a cluster: examine it, bring the lab up, run checks, find what is bad, remove the lab, and prove it.
 
-A step that fails stops no other that can still say something. Nothing here knows the lab or its hosts: ``Actions`` do.
+A step that fails stops no other that can still say something. Nothing here connects to hosts: a ``ValidatedLab`` does.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from labctl.backends.status import LabStatus
@@ -21,7 +20,7 @@ from labctl.batches.baseline import INTERRUPTED, Baseline
 from labctl.batches.bisect import Diagnosis, Group
 from labctl.batches.figures import Bound, JobOutcome
 from labctl.batches.hostfiles import groups as grouped
-from labctl.batches.on_hosts import Operator
+from labctl.batches.operator import Operator
 from labctl.batches.profile import Check, Hook, Profile, digest
 from labctl.errors import ConfigError, Failures, HostError, LabError
 from labctl.model import HERE, LAUNCHER
@@ -44,22 +43,37 @@ class Suspicion(NamedTuple):
     bound: Bound | None = None
 
 
-class Actions(Struct, frozen=True, kw_only=True):
-    """What a validation does to the lab and its hosts. LabError where one of them fails."""
+class ValidatedLab(Protocol):
+    """The lab that is validated, and its hosts. Methods raise LabError if they fail."""
 
-    doctor: Callable[[], DoctorReport]
-    on_hosts: Callable[[str, tuple[str, ...], float], tuple[Mapping[str, CompletedProcess], Failures]]
-    """Run a script on every host, with these arguments, for so many seconds: what came of it, and which failed."""
-    up: Callable[[], LabStatus]
-    status: Callable[[], LabStatus]
-    run: Callable[[Check, tuple[Group, ...], str, Mapping[str, int]], list[JobOutcome]]
-    """Run a check on groups of nodes with these slots, those that are disjoint at once; the text names the record."""
-    bisect: Callable[[Check, tuple[str, ...], Suspicion, float], Diagnosis]
-    """Find what is bad among these nodes by runs of a check, with the share that a value may be below the median."""
-    down: Callable[[], object]
-    remains: Callable[[], tuple[tuple[str, ...], Failures]]
-    """What hosts have of the lab and of its runs, in words, and which hosts do not answer."""
-    versions: Callable[[], Mapping[str, str]]
+    def doctor(self) -> DoctorReport:
+        """Run the checks of `labctl doctor`."""
+
+    def on_hosts(
+        self, script: str, arguments: tuple[str, ...], seconds: float
+    ) -> tuple[Mapping[str, CompletedProcess], Failures]:
+        """Run a script on every host; also the hosts that failed."""
+
+    def up(self) -> LabStatus:
+        """Bring the lab up."""
+
+    def status(self) -> LabStatus:
+        """Read the state of the lab."""
+
+    def run(self, check: Check, groups: tuple[Group, ...], record: str, slots: Mapping[str, int]) -> list[JobOutcome]:
+        """Run a check on groups of nodes with these slots, disjoint ones at once; ``record`` names its directory."""
+
+    def bisect(self, check: Check, nodes: tuple[str, ...], why: Suspicion, within: float) -> Diagnosis:
+        """Find what is bad among nodes by runs of a check; a value may be ``within`` this share below the median."""
+
+    def down(self) -> object:
+        """Remove the lab."""
+
+    def remains(self) -> tuple[tuple[str, ...], Failures]:
+        """Describe what hosts have of the lab and of its runs; also the hosts that do not answer."""
+
+    def versions(self) -> Mapping[str, str]:
+        """Return the versions of labctl, image, engines and kernels."""
 
 
 class Outcome(NamedTuple):
@@ -82,7 +96,7 @@ class Evidence(NamedTuple):
 def validate(
     lab: str,
     profile: Profile,
-    actions: Actions,
+    subject: ValidatedLab,
     notice: Callable[[str], None],
     *,
     operator: Operator = Operator(),  # noqa: B008 - frozen
@@ -94,7 +108,7 @@ def validate(
 
     ``drained`` are machines that are left out, and why. ConfigError where the lab cannot be brought up as it is set.
     """
-    course = _Course(profile, actions, notice, operator, baseline)
+    course = _Course(profile, subject, notice, operator, baseline)
     started, began = datetime.now(timezone.utc), time.monotonic()
     try:
         course.examine()
@@ -123,12 +137,12 @@ class _Course:
     def __init__(
         self,
         profile: Profile,
-        actions: Actions,
+        subject: ValidatedLab,
         notice: Callable[[str], None],
         operator: Operator,
         baseline: Baseline | None,
     ) -> None:
-        self.profile, self.actions, self.notice = profile, actions, notice
+        self.profile, self.subject, self.notice = profile, subject, notice
         self.operator, self.baseline = operator, baseline
         self.steps: list[StepResult] = []
         self.figures: list[Figure] = []
@@ -193,7 +207,7 @@ class _Course:
 
     def doctor(self) -> Outcome:
         """Errors are evidence against their node or host; whether they keep the lab from coming up, `up` knows."""
-        findings = self.actions.doctor().findings
+        findings = self.subject.doctor().findings
         errors = [one for one in findings if one.level == "error"]
         for node, evidence in self.errors:
             self.evidence[node].remove(evidence)
@@ -217,7 +231,7 @@ class _Course:
                 continue
             # The first line is what errors call it.
             text = f'# {hook.name}: {what}\nexport L3_ENABLED="$1" SKIP_NETWORK_SETUP="$2"\n{script}'
-            done, lost = self.actions.on_hosts(text, environment, hook.timeout)
+            done, lost = self.subject.on_hosts(text, environment, hook.timeout)
             hosts = len(done) + len(lost)
             failed |= {host: error.message for host, error in lost.items() if host not in failed}
             for host, result in done.items():
@@ -264,7 +278,7 @@ class _Course:
         return self.judge_network({host: ", ".join(texts) for host, texts in worse.items() if texts}, lost)
 
     def count(self) -> tuple[dict[str, dict[str, interfaces.Interface]], Failures]:
-        done, lost = self.actions.on_hosts(interfaces.SCRIPT, (), 30)
+        done, lost = self.subject.on_hosts(interfaces.SCRIPT, (), 30)
         wanted = self.profile.network
         read = partial(interfaces.read, interfaces=wanted.interfaces, driver=wanted.driver)
         return {host: read(result.out) for host, result in done.items()}, lost
@@ -286,13 +300,13 @@ class _Course:
 
     def up(self) -> Outcome:
         """Keys, files, image and containers; the nodes of hosts that fail are left out."""
-        self.before, _ = self.actions.remains()
+        self.before, _ = self.subject.remains()
         try:
-            self.take(self.actions.up())
+            self.take(self.subject.up())
         except HostError as error:
-            self.take(self.actions.status())
+            self.take(self.subject.status())
             return Outcome("failed", error.message, error.hint)
-        self.versions = self.actions.versions()
+        self.versions = self.subject.versions()
         hosts = _count(len(set(self.placement.values())), "host")
         return Outcome("passed", f"keys, files, image and {_count(len(self.slots), 'node')} on {hosts}")
 
@@ -365,11 +379,11 @@ class _Course:
         return Outcome("passed", f"{_summary(found) or _count(len(jobs), 'run')}{note}", run_id=run_id)
 
     def run(self, check: Check, groups: tuple[Group, ...], record: str) -> list[JobOutcome]:
-        return self.actions.run(check, groups, record, self.slots)
+        return self.subject.run(check, groups, record, self.slots)
 
     def bisect(self, check: Check, suspicion: Suspicion) -> Outcome:
         """Find the node or link with the workload of a check that failed on several nodes together."""
-        found = self.actions.bisect(check, self.usable(), suspicion, self.profile.within)
+        found = self.subject.bisect(check, self.usable(), suspicion, self.profile.within)
         for node in found.bad:
             text = f"{check.name}: {_measure(node.kind, node.figure)} in {len(node.runs)} runs with good partners"
             self.accuse(node.node, node.kind, text, self.advice(node.node))
@@ -401,8 +415,8 @@ class _Course:
             return Outcome("skipped", "the lab was up before, and stays up")
         if keep:
             return Outcome("skipped", "--keep: `labctl down` removes the lab")
-        self.actions.down()
-        left, silent = self.actions.remains()
+        self.subject.down()
+        left, silent = self.subject.remains()
         if left or silent:
             texts = [*left, *(error.message for error in silent.values())]
             return Outcome("failed", f"left: {', '.join(texts)}", "labctl down")

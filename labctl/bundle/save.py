@@ -15,19 +15,18 @@ from typing import Any
 from msgspec import Struct
 
 from labctl.backends.docker.deploy import images as prepare
-from labctl.backends.docker.deploy import preflight
 from labctl.backends.docker.deploy.cache import is_data
 from labctl.backends.docker.images import catalog, local, packages
 from labctl.backends.docker.lab import cluster
 from labctl.bundle.format import BundleWriter
 from labctl.config import dotenv
 from labctl.config import settings as config
-from labctl.config.context import OF_THE_IMAGE, Context
+from labctl.config.context import OF_THE_IMAGE, Context, require_initialised
 from labctl.config.override import FILE as OVERRIDE
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError
+from labctl.jobs import request
 from labctl.naming import override_path
-from labctl.runs import request
 from labctl.system import process
 from labctl.system.files import PASSWORDS, is_below, leads_out
 from labctl.system.progress import Progress, amount
@@ -87,7 +86,7 @@ def save_bundle(
     HostError if an image is not found or the disk is full. An existing file is replaced atomically.
     """
     settings = context.settings()
-    preflight.require_initialised(context)
+    require_initialised(context)
     asked = [request.choose_workload(context.directory, name, request.RunOptions(), settings) for name in workloads]
     # Of a lab that is up for a workload the image that its settings name, too: `labctl down` has it expected again.
     every = (context.declared(), settings, *(prepare.for_workload(context, settings, task) for task in asked))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from labctl.batches.bisect import Run
     from labctl.batches.record import Batch, BatchJob
     from labctl.batches.search import BisectReport
-    from labctl.runs.request import RunOptions
+    from labctl.jobs.request import RunOptions
 
 __all__ = ["WithArguments", "batch_command", "bisect_command", "hostfiles_command"]
 
@@ -158,7 +158,7 @@ def options_of(
     expect: list[str] | None = None,
 ) -> RunOptions:
     """The options of each run."""
-    from labctl.runs.request import RunOptions
+    from labctl.jobs.request import RunOptions
     from labctl.workloads.schema import parse_duration, parse_expectation
 
     return RunOptions(

@@ -18,8 +18,7 @@ from labctl.model import Cache
 from labctl.system.progress import amount
 
 if TYPE_CHECKING:
-    from labctl.backends.docker.deploy.cache import HostCache
-    from labctl.hub.prefetch import CacheReport
+    from labctl.hub.report import CacheReport, HostCache
 
 
 def cache_command(

@@ -7,13 +7,16 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from labctl.cli.output import Output
 from labctl.config.context import Context, find_lab
 from labctl.errors import ConfigError, Interrupted, LabError, OutputClosed
+
+if TYPE_CHECKING:
+    from labctl.backends.plan import PlanPreview
 
 Directory = Annotated[
     Path,
@@ -73,6 +76,11 @@ def answering(*, as_json: bool = False, stopped: str = "", quiet: bool = False) 
     except KeyboardInterrupt:
         output.error(Interrupted("stopped by Ctrl-C", hint=stopped))
         sys.exit(Interrupted.exit_code)
+
+
+def answer_plan(output: Output, preview: PlanPreview) -> None:
+    """Print the plan of a dry run."""
+    output.answer(preview, "\n".join(preview.plan))
 
 
 def confirmation(as_json: bool = False) -> Callable[[str], bool] | None:

@@ -10,7 +10,7 @@ from labctl.cli.common import HERE, Directory, Json, Setting, answering, context
 from labctl.cli.output import table
 
 if TYPE_CHECKING:
-    from labctl.backends.docker.lab.devices import DetectedDevice, HostDevices
+    from labctl.backends.devices import DetectedDevice, HostDevices
 
 # A column is shown if it is filled for any device.
 COLUMNS: dict[str, Callable[[DetectedDevice], str]] = {

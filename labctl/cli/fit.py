@@ -35,7 +35,7 @@ def fit_command(
     setting: Setting = None,
     json: Json = False,
 ) -> None:
-    from labctl.runs.request import RunOptions
+    from labctl.jobs.request import RunOptions
 
     with answering(as_json=json) as output:
         options = RunOptions(arguments=tuple(pairs(set_ or [], "--set").items()), deepspeed_config=deepspeed_config)

@@ -56,7 +56,8 @@ def doctor_command(
         if yes and not fix:
             raise ConfigError("--yes is for the commands of --fix", hint="labctl doctor --fix --yes")
         ask = None if yes else asking()
-        report = flows.doctor(context(directory, output, setting), node=node, fix=fix, ask=ask)
+        lab = context(directory, output, setting)
+        report = flows.fix(lab, ask, node=node) if fix else flows.doctor(lab, node=node)
         output.answer(report, findings_text(report.findings))
         if any(one.level == "error" for one in report.findings):
             sys.exit(HostError.exit_code)

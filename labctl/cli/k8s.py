@@ -12,7 +12,7 @@ from labctl.cli.common import HERE, Directory, Json, Setting, answering, context
 from labctl.cli.run import Rehearse, SetArgument, complete_workload, settings_of_script
 
 if TYPE_CHECKING:
-    from labctl.runs.request import RunOptions
+    from labctl.jobs.request import RunOptions
 
 k8s_command = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 Name = Annotated[str, typer.Argument(metavar="WORKLOAD", autocompletion=complete_workload)]
@@ -23,7 +23,7 @@ Launcher = Annotated[
 
 
 def options_of(set_: list[str] | None, timeout: str, launcher: str, *, rehearse: bool) -> RunOptions:
-    from labctl.runs.request import RunOptions
+    from labctl.jobs.request import RunOptions
     from labctl.workloads.schema import parse_duration
 
     return RunOptions(

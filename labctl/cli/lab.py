@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from labctl import flows, model
-from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, confirmation, context
+from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answer_plan, answering, confirmation, context
 from labctl.cli.output import Output, table
 from labctl.errors import ConfigError, HostError
 
@@ -75,11 +75,11 @@ def up_command(
     json: Json = False,
 ) -> None:
     with answering(as_json=json, stopped="re-run `labctl up` to resume, or `labctl down` to remove the lab") as output:
-        answer = flows.up(context(directory, output, setting), workload=workload, dry_run=dry_run)
-        if isinstance(answer, flows.PlanPreview):
-            output.answer(answer, "\n".join(answer.plan))
+        lab = context(directory, output, setting)
+        if dry_run:
+            answer_plan(output, flows.plan_up(lab, workload=workload))
         else:
-            answer_status(output, answer)
+            answer_status(output, flows.up(lab, workload=workload))
 
 
 keys_command = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -112,8 +112,11 @@ def down_command(
 ) -> None:
     with answering(as_json=json, stopped="re-run to finish") as output:
         lab = context(directory, output, setting)
-        answer = flows.down(lab, images=images, dry_run=dry_run, ask=confirmation(json))
-        output.answer(answer, "\n".join(answer.plan) if dry_run else f"lab {answer.lab} is down")
+        if dry_run:
+            answer_plan(output, flows.plan_down(lab, images=images))
+            return
+        answer = flows.down(lab, images=images, ask=confirmation(json))
+        output.answer(answer, f"lab {answer.lab} is down")
 
 
 def clean_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:

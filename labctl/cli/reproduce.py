@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from labctl import flows
-from labctl.cli.common import HERE, Directory, DryRun, Json, answering, context
+from labctl.cli.common import HERE, Directory, DryRun, Json, answer_plan, answering, context
 from labctl.cli.output import table
 from labctl.cli.results import shortened
 from labctl.cli.run import Run, run_text
@@ -52,10 +52,10 @@ def replay_command(
 ) -> None:
     with answering(as_json=json) as output:
         lab = context(directory, output)
-        answer = flows.replay(lab, run, dry_run=dry_run)
-        if isinstance(answer, flows.PlanPreview):
-            output.answer(answer, "\n".join(answer.plan))
+        if dry_run:
+            answer_plan(output, flows.plan_replay(lab, run))
             return
+        answer = flows.replay(lab, run)
         output.answer(
             answer, f"{run_text(answer, lab.directory)}\nnext: labctl compare {answer.replays} {answer.run_id}"
         )

@@ -16,7 +16,18 @@ from msgspec.structs import replace
 from typer.core import TyperCommand
 
 from labctl import flows
-from labctl.cli.common import HERE, Directory, DryRun, Json, Quiet, Setting, answering, confirmation, context
+from labctl.cli.common import (
+    HERE,
+    Directory,
+    DryRun,
+    Json,
+    Quiet,
+    Setting,
+    answer_plan,
+    answering,
+    confirmation,
+    context,
+)
 from labctl.cli.output import figure, quantity, table
 from labctl.config.context import Context
 from labctl.errors import ConfigError, Interrupted
@@ -156,8 +167,7 @@ def run_command(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    from labctl.runs.compare import RepeatedRuns
-    from labctl.runs.request import RunOptions
+    from labctl.jobs.request import RunOptions
     from labctl.workloads.schema import parse_duration, parse_expectation
 
     stopped = "re-run to start over, or `labctl down` to remove the lab"
@@ -180,24 +190,25 @@ def run_command(
             exclude=exclude,
             detach=detach,
             wait=wait,
-            dry_run=dry_run,
             resume=resume or "",
             retries=retries,
         )
         lab = replace(context(directory, output, setting), showing=output.showing)
         ask = confirmation(json)
-        answer = flows.repeat(lab, name, options, repeat, ask) if repeat > 1 else flows.run(lab, name, options, ask)
-        if isinstance(answer, RepeatedRuns):
-            output.answer(answer, repeated_text(answer))
-            sys.exit(answer.worst.exit_code)
-        if isinstance(answer, Result):
+        if dry_run:
+            answer_plan(output, flows.plan_run(lab, name, options, ask))
+        elif repeat > 1:
+            repeated = flows.repeat(lab, name, options, repeat, ask)
+            output.answer(repeated, repeated_text(repeated))
+            sys.exit(repeated.worst.exit_code)
+        elif detach:
+            launched = flows.launch(lab, name, options, ask)
+            next_steps = f"next: labctl attach {launched.run_id}, or labctl stop {launched.run_id}"
+            output.answer(launched, f"{run_text(launched, lab.directory)}\n{next_steps}")
+        else:
+            answer = flows.run(lab, name, options, ask)
             output.answer(answer, run_text(answer, lab.directory))
             sys.exit(answer.exit_code)
-        if isinstance(answer, flows.PlanPreview):
-            output.answer(answer, "\n".join(answer.plan))
-            return
-        next_steps = f"next: labctl attach {answer.run_id}, or labctl stop {answer.run_id}"
-        output.answer(answer, f"{run_text(answer, lab.directory)}\n{next_steps}")
 
 
 def settings_of_script(words: list[str]) -> tuple[tuple[str, str | None], ...]:
@@ -297,9 +308,13 @@ def prune_command(
     json: Json = False,
 ) -> None:
     with answering(as_json=json, stopped="re-run to finish") as output:
-        pruned = flows.prune_runs(context(directory, output), keep, dry_run=dry_run)
-        count = f"{len(pruned.removed)} removed, {pruned.kept} kept"
-        output.answer(pruned, "\n".join(f"remove runs/{run_id}" for run_id in pruned.removed) if dry_run else count)
+        lab = context(directory, output)
+        if dry_run:
+            chosen = flows.plan_prune(lab, keep)
+            output.answer(chosen, "\n".join(f"remove runs/{run_id}" for run_id in chosen.removed))
+            return
+        pruned = flows.prune_runs(lab, keep)
+        output.answer(pruned, f"{len(pruned.removed)} removed, {pruned.kept} kept")
 
 
 def parse_since(text: str) -> datetime:

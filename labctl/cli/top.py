@@ -18,7 +18,7 @@ from labctl.cli.output import can_redraw, printable, quantity, table
 from labctl.errors import Interrupted
 
 if TYPE_CHECKING:
-    from labctl.runs.samples import NodeSamples, Reading
+    from labctl.records.samples import NodeSamples, Reading
     from labctl.runs.top import RunView
 
 # Seconds between two pictures.

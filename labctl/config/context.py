@@ -151,3 +151,16 @@ def _user(uid: int) -> str:
         return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
     except KeyError:
         return f"uid {uid}"
+
+
+def require_initialised(context: Context) -> None:
+    """ConfigError if a directory has no .env: `up` there would create folders that the user did not ask for."""
+    if not (context.directory / ".env").exists():
+        raise ConfigError(f"{context.directory} has no .env", hint=f"labctl init {shlex.quote(str(context.directory))}")
+
+
+def require_named(context: Context, settings: Settings) -> None:
+    """ConfigError if neither a .env nor a setting names the lab: the default name would be another lab's."""
+    if settings.origin("LAB_NAME") == "default" and not (context.directory / ".env").exists():
+        hint = "cd into the lab's directory, or name it: -C DIRECTORY; `labctl init DIRECTORY` creates one"
+        raise ConfigError(f"{context.directory} is not a lab directory (no .env)", hint=hint)

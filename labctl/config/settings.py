@@ -194,6 +194,18 @@ _SENSITIVE = r"TOKEN(?![A-Z])|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_KEY|_KEY\Z"
 # --- the table -----------------------------------------------------------------------------------------------
 
 
+BACKENDS: dict[str, str] = {
+    "docker": "labctl.backends.docker.backend",
+    "kubernetes": "labctl.backends.kubernetes.backend",
+}
+"""The module of each backend, by its value of LAB_ENGINE."""
+
+
+def engine(value: str) -> None:
+    """Validate the name of a backend."""
+    one_of(*BACKENDS)(value)
+
+
 class Setting(NamedTuple):
     """A key and its default; env.example says what it is for."""
 
@@ -207,7 +219,7 @@ class Setting(NamedTuple):
 SETTINGS = (
     Setting("LAB_NAME", "lab", label),
     Setting("LAB_ACCELERATOR", "auto", accelerator),
-    Setting("LAB_ENGINE", "docker", one_of("docker", "kubernetes")),
+    Setting("LAB_ENGINE", "docker", engine),
     Setting("LAB_HOSTS", "", anything),
     Setting("LAB_SHARED_DIR", "", host_path),
     Setting("LAB_NODES", "", whole(1, 1000)),

@@ -8,50 +8,43 @@ from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 
-from labctl.backends.docker.deploy.preflight import runs_under_way
-from labctl.backends.docker.lab.cluster import connect
+from labctl.backends import Backend
 from labctl.backends.finding import Finding
 from labctl.config.context import Context
-from labctl.doctor.report import AppliedFix
-from labctl.errors import HostError
+from labctl.doctor.report import AppliedFix, DoctorReport
 from labctl.system import process
 
 LONGEST = 900.0
 """Seconds for a command; the longest brings a large lab up."""
 
 
-def apply_fixes(
-    context: Context, examine: Callable[[], tuple[Finding, ...]], ask: Callable[[str], bool] | None
-) -> tuple[tuple[Finding, ...], tuple[AppliedFix, ...]]:
-    """Run fixes, asking before each unless ``ask`` is None; returns the findings that are left, and what was run.
+def apply(backend: Backend, ask: Callable[[str], bool] | None, *, node: str = "") -> DoctorReport:
+    """Run fixes, asking before each unless ``ask`` is None; report the findings that are left, and what was run.
 
     HostError while a run is active: its nodes would change.
     """
-    require_no_run(context)
+    context = backend.context
+    backend.require_idle()
     applied: list[AppliedFix] = []
     tried: set[str] = set()
     while True:
-        findings = examine()
-        problems = (one for level in ("error", "warn") for one in findings if one.level == level)
-        finding = next((one for one in problems if one.auto_fixable and one.fix not in tried), None)
+        findings = backend.findings(node)
+        finding = next_fix(findings, tried)
         if finding is None:
-            return findings, tuple(applied)
+            return DoctorReport(findings, tuple(applied))
         tried.add(finding.fix)
         context.notice(f"{finding.code} {finding.node}: {finding.summary}")
         if ask is not None and not ask(f"run `{finding.fix}`?"):
             continue
-        require_no_run(context)  # One may have begun before the person answered.
+        backend.require_idle()  # One may have begun before the person answered.
         context.notice(f"$ {finding.fix}")
         applied.append(AppliedFix(command=finding.fix, code=run(context, finding.fix)))
 
 
-def require_no_run(context: Context) -> None:
-    settings = context.settings()
-    with connect(context, settings, demand=False) as cluster:
-        observed = cluster.engine.observe(settings.text("LAB_NAME"))
-        if words := runs_under_way(context, cluster.engine, observed):
-            message = f"{'; '.join(words)} is active, and fixes would change its nodes"
-            raise HostError(message, hint="wait for it, or end it with `labctl stop`")
+def next_fix(findings: tuple[Finding, ...], tried: set[str]) -> Finding | None:
+    """Return the first finding, errors first, with a fix that may be run and was not tried."""
+    problems = [finding for level in ("error", "warn") for finding in findings if finding.level == level]
+    return next((finding for finding in problems if finding.auto_fixable and finding.fix not in tried), None)
 
 
 def run(context: Context, command: str) -> int:

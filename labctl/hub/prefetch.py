@@ -19,20 +19,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO
 
 from msgspec import MsgspecError, Struct, json
 from msgspec.structs import replace
 
-from labctl.backends.docker.deploy import cache as hosts
-from labctl.backends.docker.deploy.cache import HostCache
-from labctl.backends.docker.lab import cluster
 from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError
 from labctl.hub import client
 from labctl.hub.client import HUB, Hub, Kind, RemoteFile, Repository, Unreachable, look_up
-from labctl.model import Cache, HostFailure
+from labctl.hub.report import Item, State
+from labctl.model import Cache
 from labctl.system import filelock
 from labctl.system.files import make_private, opened, read_limited, require_room, room_at
 from labctl.system.progress import Progress, amount
@@ -49,37 +47,11 @@ WEIGHTS = {"*.safetensors.index.json": "*.safetensors", "*.bin.index.json": "*mo
 TEXTS = (".json", ".txt", ".model", ".jinja")
 """Configuration and tokenisers."""
 
-State = Literal["present", "to fetch", "fetched", "unchecked"]
-
-
-class Item(Struct, frozen=True, kw_only=True):
-    """A repository in the cache. ``unchecked``: complete, but not compared with the hub."""
-
-    kind: Kind
-    name: str
-    revision: str
-    bytes: int
-    fetched_bytes: int
-    state: State
-
 
 class WeightIndex(Struct, frozen=True):
     """The index of a model's weights: the file of each tensor."""
 
     weight_map: dict[str, str] = {}
-
-
-class CacheReport(Struct, frozen=True, kw_only=True):
-    """The repositories that were asked for, in the shared cache; ``workload`` is empty where none was named."""
-
-    workload: str
-    cache: str
-    items: tuple[Item, ...]
-    seconds: float
-    hosts: tuple[HostCache, ...] = ()
-    """What each host was sent of it, or with a dry run is to be sent."""
-    failed: tuple[HostFailure, ...] = ()
-    """Hosts that did not get it."""
 
 
 def connect(settings: Settings, environ: Mapping[str, str]) -> Hub:
@@ -111,26 +83,6 @@ def fetch(context: Context, hub: Hub, wanted: Cache, *, dry_run: bool) -> tuple[
     make_root(root)
     with filelock.held(root / LOCK, "labctl cache", wait=PATIENCE, notice=context.notice):
         return tuple(download(context, hub, one, item) for one, item in survey(context, hub, repositories))
-
-
-def fill_hosts(
-    context: Context, hub: Hub, wanted: Cache, *, dry_run: bool
-) -> tuple[tuple[HostCache, ...], tuple[HostFailure, ...]]:
-    """Send the lab's hosts what is wanted of this machine's cache, or all of it where nothing is named.
-
-    HostError where no host answers; the failure of one does not affect the others.
-    """
-    settings, root = context.settings(), hub.cache.parents[1]
-    folders = [hub.folder(kind, name).relative_to(root).as_posix() for kind, name in names(wanted)]
-    files = hosts.read_here(root, folders or ("",))
-    if not files and not folders:
-        raise HostError(f"HOST_CACHE_PATH {root} has nothing to send", hint="labctl cache --model NAME --hosts")
-    context.notice(f"{root}: {amount(sum(file.size for file in files.values()))} in {len(files)} files")
-    folder = hosts.folder_on_hosts(settings)
-    with cluster.connect(context, settings) as lab:
-        filled, failures = hosts.fill(root, files, lab.remote_hosts, folder, context.notice, dry_run=dry_run)
-    failed = {**lab.failed, **failures}.items()
-    return filled, tuple(HostFailure(host=host, message=error.message, hint=error.hint) for host, error in failed)
 
 
 def names(wanted: Cache) -> tuple[tuple[Kind, str], ...]:

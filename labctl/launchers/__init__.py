@@ -26,6 +26,9 @@ ELASTIC = "elastic"
 """The way of a launcher that goes on by itself when it loses ranks."""
 PLAIN = re.compile(r"[A-Za-z0-9._/:,=+@%^-]+")
 
+# These select the network of Open MPI; an accelerator adds variables for its own libraries.
+OPEN_MPI_NETWORK = ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include")
+
 
 class LaunchSpec(Struct, frozen=True, kw_only=True):
     """What a launcher needs to know of a run."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
+from pathlib import Path
 
 from msgspec import Struct
 
 from labctl.errors import HostError
-from labctl.model import Cause
+from labctl.model import Cause, Job, Lab
 
 # Seconds without a follower after which a run counts as not followed.
 AWAY = 5
@@ -66,3 +67,23 @@ def since(run: ActiveRun) -> str:
     if run.patience and run.followed is not None and run.followed > AWAY:
         words += f", its labctl is gone and it ends in {max(0, run.patience - run.followed):.0f} s"
     return words
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """A run: the job, and the lab whose nodes it has."""
+
+    lab: Lab
+    job: Job
+
+    @property
+    def run_id(self) -> str:
+        return self.job.run_id
+
+    def short(self, text: str) -> str:
+        """Return a text with nodes by the names that the lab has for them."""
+        return text
+
+    @property
+    def directory(self) -> Path:
+        """The directory of its record."""
+        return self.lab.directory / "runs" / self.run_id

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from labctl import naming
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError, nearest
-from labctl.model import Copy, File, Job, Lab, Metric, Progress, Rank, Result, Secret, Workload
+from labctl.model import Cause, Copy, File, Job, Lab, Metric, Progress, Rank, Result, Secret, Workload
 from labctl.records.active import ActiveRun
 from labctl.records.lines import Line
 from labctl.records.metrics import searched
@@ -111,6 +111,11 @@ def versions(lab: Lab, engine: Mapping[str, str], image_id: str | None) -> dict[
         "image": lab.image,
         "image_id": image_id,
     }
+
+
+def plan_file(text: str) -> File:
+    """The file of a run's record that holds the text of its plan."""
+    return File(path="plan.txt", content=text)
 
 
 def _json(path: str, content: object) -> File:
@@ -475,8 +480,10 @@ def job(path: Path) -> JobSummary:
     return decode(path / "job.json", JobSummary) or JobSummary()
 
 
-def abandon(lab: Lab, run_id: str) -> Result:
-    """Close the record of a run whose labctl process was killed. HostError where it cannot be written."""
+def abandon(
+    lab: Lab, run_id: str, cause: Cause = "interrupted", message: str = "labctl ended before the run did"
+) -> Result:
+    """Close the record of a run that nothing supervises any more. HostError if it cannot be written."""
     path = directory(lab.directory, run_id)
     redact_ranks(path, lab.hidden)
     known = job(path)
@@ -486,9 +493,9 @@ def abandon(lab: Lab, run_id: str) -> Result:
         launcher=known.launcher,
         lab=lab.name,
         verdict="ERROR",
-        cause="interrupted",
-        message="labctl ended before the run did",
-        exit_code=130,
+        cause=cause,
+        message=message,
+        exit_code=130 if cause == "interrupted" else 4,
     )
     return finish(lab, result)
 
@@ -618,6 +625,13 @@ def unjudged(lab: Path) -> list[str]:
     runs = f"{lab}/runs"
     found = (name for name in _directories(lab) if not os.path.lexists(f"{runs}/{name}/{RESULT}"))
     return sorted((name for name in found if _has_any(f"{runs}/{name}", MARK, FORMER_MARK)), reverse=True)
+
+
+def unknown(lab: Path) -> dict[str, ActiveRun]:
+    """Return the runs without a result as of unknown state, but for those that a labctl on this machine records."""
+    here = {path.stem for path in filelock.held_below(lab / filelock.RUNS)}
+    waiting = [run_id for run_id in unjudged(lab) if run_id not in here]
+    return {run_id: ActiveRun(id=run_id, nodes=(), state="unknown") for run_id in waiting}
 
 
 def listing(

@@ -78,6 +78,19 @@ def write(directory: Path, report: Report) -> WrittenReport:
     return WrittenReport(page=str(directory / PAGE), pictures=tuple(str(directory / name) for name in report.pictures))
 
 
+def write_csv(file: Path, directory: Path) -> WrittenReport:
+    """Write the report of a metrics.csv. ConfigError if there is no such file."""
+    if not file.is_file():
+        raise ConfigError(f"{file}: no such file", hint="labctl report RUN, or its id")
+    return write(directory.absolute(), of_csv(file))
+
+
+def name_of(runs: Sequence[RecordedRun]) -> str:
+    """Name the directory of a report of these runs."""
+    first, others = runs[0].result.run_id, len(runs) - 1
+    return f"{first}-and-{others}-more" if others else first
+
+
 def of_runs(lab: Path, runs: Sequence[RecordedRun]) -> Report:
     """The report of runs, however they ended; of several with what differs between them and what that did."""
     compared = compare.compare(runs)

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from labctl.errors import ConfigError
 from labctl.records import store
-from labctl.runs.samples import COLUMN
+from labctl.records.samples import COLUMN
 from labctl.system import files
 
 

@@ -18,8 +18,8 @@ from labctl.config.settings import sounds_secret
 from labctl.model import Metric, Result
 from labctl.records import store
 from labctl.records.metrics import Sample
+from labctl.records.verdict import final
 from labctl.runs import series
-from labctl.runs.verdict import final
 from labctl.system import files
 
 CODE = (".py", ".sh")

@@ -8,21 +8,18 @@ import json
 import re
 import tarfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from labctl import accelerators
-from labctl.backends.docker.engine import Backend, connection_to
 from labctl.config.settings import sounds_secret
 from labctl.errors import HostError
 from labctl.model import Lab, Result, Secret
 from labctl.records import last_words, store
 from labctl.records.store import EVIDENCE
 from labctl.system import files
-from labctl.system.parallel import pool
 
 LAST = 200
 """Lines of each rank, and of what else is long."""
@@ -37,53 +34,37 @@ LONGEST = 2000
 LIMIT = 3
 """Seconds for the hosts to say what they saw."""
 REPORTED = re.compile(r"labctl: (?:(rank \d+) on (\S+) exited with code|(\S+) ran out of memory|stalled)")
-# On a host, as `sh -c LOOK sh LAB SINCE PATTERN [TOOL...]`. What a command of the lab was given is in no event here.
-LOOK = r"""
-lab=$1 since=$2 pattern=$3
-shift 3
-echo "# containers"
-docker ps --all --filter "label=labctl.lab=$lab" --format '{{.Names}}: {{.Status}}'
-docker ps --all --quiet --filter "label=labctl.lab=$lab" | xargs -r docker inspect \
-    --format '{{.Name}}: {{.State.Status}}, exit code {{.State.ExitCode}}, out of memory {{.State.OOMKilled}}'
-echo "# container events"
-code='{{with index .Actor.Attributes "exitCode"}}, exit code {{.}}{{end}}'
-docker events --since "$since" --until "$(date +%s.%N)" --filter "label=labctl.lab=$lab" --filter event=die \
-    --filter event=oom --filter event=kill --filter event=stop --filter event=start --filter event=restart \
-    --filter event=pause --filter event=unpause --filter event=health_status \
-    --format "{{.Time}} {{.Actor.Attributes.name}}: {{.Action}}$code" | tail -n 200
-echo "# kernel messages"
-{ dmesg --time-format iso 2>&1 || dmesg 2>&1; } | grep -E "$pattern" | tail -n 200
-[ $# = 0 ] || { echo "# devices: $*"; command -v "$1" > /dev/null && timeout 3 "$@" 2>&1; }
-:
-"""
-# Of what the kernel says, what ends or slows programs; and that it may not be read.
-KERNEL = (
-    "[Oo]ut of memory|oom[-_]kill|[Kk]illed process|hung_task|blocked for more|segfault|I/O error"
-    "|Operation not permitted"
-)
 
 
-def write(lab: Lab, result: Result, warn: Callable[[str], object], engine: Backend | None = None) -> None:
-    """Write the archive of a run that did not pass; without an engine what the record has. A failure is a warning."""
+def write(
+    lab: Lab,
+    result: Result,
+    warn: Callable[[str], object],
+    witnesses: Callable[[float], Mapping[str, str]] | None = None,
+) -> None:
+    """Write the archive of a run that did not pass. A failure is a warning.
+
+    ``witnesses`` returns what hosts and engine saw since a time; without it the archive has the record alone.
+    """
     if result.verdict == "PASS":
         return
     path = store.directory(lab.directory, result.run_id)
     try:
-        content = _collected(lab, result, path, engine)
+        content = _collected(lab, result, path, witnesses)
         with files.writing(path / EVIDENCE), files.opened(path) as folder:
             files.replace_in(folder, EVIDENCE, [content], 0o644)
     except HostError as error:
         warn(f"no {EVIDENCE}: {error.message}")
 
 
-def _collected(lab: Lab, result: Result, path: Path, engine: Backend | None) -> bytes:
+def _collected(lab: Lab, result: Result, path: Path, witnesses: Callable[[float], Mapping[str, str]] | None) -> bytes:
     found = {
         "evidence.txt": summary(path, result),
         **_of_record(path),
         **_of_ranks(path),
     }
-    if engine:
-        found |= _of_hosts(lab, engine, time.time() - store.age(path))
+    if witnesses:
+        found |= witnesses(time.time() - store.age(path))
     # What the workload was given as a secret it may have printed, too.
     given = (*lab.hidden, *map(Secret, sorted(_secrets(store.decode(path / "job.json", Any)), key=len, reverse=True)))
     return archive(result.run_id, {name: store.redact(text, given) for name, text in found.items()})
@@ -201,21 +182,3 @@ def _of_ranks(path: Path) -> dict[str, str]:
 def _tail(path: Path, size: int = PIECE) -> list[str]:
     """The last lines of a file; of a large one those in so many bytes of its end."""
     return [line[-LONGEST:] for line in store.last_lines(path, size)]
-
-
-def _of_hosts(lab: Lab, engine: Backend, since: float) -> dict[str, str]:
-    """What each host and its engine saw meanwhile."""
-    module = accelerators.modules().get(lab.accelerator)
-    pattern = "|".join(filter(None, (KERNEL, module.kernel if module else "")))
-    tool: Sequence[str] = module.tool.argv if module and module.tool else ()
-
-    def look(host: str) -> str:
-        words = (lab.name, str(int(since)), pattern, *tool)
-        try:
-            return connection_to(engine, host).run(LOOK, *words, timeout=LIMIT, check=False).out
-        except HostError as error:
-            return f"{error.message}\n"
-
-    names = [host.name for host in lab.hosts]
-    with pool(len(names)) as threads:
-        return {f"hosts/{name}.txt": said for name, said in zip(names, threads.map(look, names), strict=True)}

@@ -17,7 +17,8 @@ from msgspec import Struct
 
 from labctl.model import Result
 from labctl.records.metrics import Sample
-from labctl.runs.verdict import final
+from labctl.records.verdict import final
+from labctl.runs import series
 from labctl.system import files
 
 
@@ -36,7 +37,18 @@ _CRC32C = 0x82F63B78
 _VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5
 
 
-def tensorboard(directory: Path, result: Result, samples: Iterable[Sample]) -> Path:
+def write(lab: Path, result: Result, *, tensorboard: Path | None, junit: Path | None) -> ExportedRun:
+    """Write the event file and the XML document that are asked for."""
+    written = []
+    if tensorboard:
+        written.append(event_file(tensorboard, result, series.read(lab, result.run_id)))
+    if junit:
+        files.write(junit.absolute(), junit_xml(result), mode=0o644)
+        written.append(junit)
+    return ExportedRun(run_id=result.run_id, files=tuple(str(path.absolute()) for path in written))
+
+
+def event_file(directory: Path, result: Result, samples: Iterable[Sample]) -> Path:
     """Write a run's samples below a log directory, which may have other runs; nan stands for what is no number.
 
     A TFRecord of ``tensorflow.Event`` messages. HostError where it cannot be written.
@@ -127,7 +139,7 @@ def _bytes(field: int, value: bytes) -> bytes:
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def junit(result: Result) -> str:
+def junit_xml(result: Result) -> str:
     """JUnit XML: a suite with a case for the run itself and one for each criterion; metrics are properties."""
     missed = sum(not check.passed for check in result.checks)
     broke = result.verdict == "ERROR"

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from labctl.backends.docker.deploy import steps as executor
 from labctl.records import store
-from labctl.system import filelock
+from labctl.system import filelock, files
 
 
 class PrunedRuns(Struct, frozen=True):
@@ -31,8 +30,8 @@ def remove(lab: Path, run_id: str) -> None:
     path = store.directory(lab, run_id)
     with store.recording(lab, run_id):
         if store.outputs(lab, run_id).is_dir():
-            executor.remove(store.outputs(lab, run_id))
+            files.remove(store.outputs(lab, run_id))
         # The result last: with it, what is left where this is cut short is a run that has ended, for the next time.
         for entry in sorted(path.iterdir(), key=lambda entry: entry.name == store.RESULT):
-            executor.remove(entry)
+            files.remove(entry)
         path.rmdir()

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from labctl.backends.docker import agent
-from labctl.backends.docker.engine import Backend
-from labctl.backends.docker.lab.cluster import Cluster
+from labctl.backends import Backend
 from labctl.errors import HostError
-from labctl.model import Job, Lab, Progress
-from labctl.records import store
+from labctl.model import Progress
+from labctl.records import samples, store
 from labctl.records.active import ActiveRun
+from labctl.records.lines import Line
 from labctl.records.progress import Tracker
-from labctl.runs import follow, samples
-from labctl.runs.samples import NodeSamples
-from labctl.system.parallel import begin
+from labctl.records.samples import NodeSamples
+from labctl.system.parallel import begin, pool
 
 # Seconds between two looks at the samples of the nodes.
 PACE = 2
@@ -38,14 +36,14 @@ class RunView(Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeSamples, ...]
 
 
-def under_way(cluster: Cluster, run: str) -> ActiveRun:
+def under_way(backend: Backend, run: str) -> ActiveRun:
     """A run that is under way, without a name the latest one. HostError where it is not, or none is."""
-    wanted = store.find(cluster.directory, run) if run else ""
-    known = [one for one in follow.known_runs(cluster).values() if wanted in ("", one.id)]
+    wanted = store.find(backend.context.directory, run) if run else ""
+    known = [one for one in backend.active().values() if wanted in ("", one.id)]
     if unknown := [one.id for one in known if one.state == "unknown"]:
         message = f"the launcher does not answer: whether run {unknown[0]} is under way is unknown"
         raise HostError(message, hint="labctl status")
-    here = [one for one in known if one.state == "running" and store.is_run(cluster.directory, one.id)]
+    here = [one for one in known if one.state == "running" and store.is_run(backend.context.directory, one.id)]
     if not here and wanted:
         raise HostError(f"run {wanted} is not under way", hint=f"labctl show {wanted}")
     if not here:
@@ -56,42 +54,50 @@ def under_way(cluster: Cluster, run: str) -> ActiveRun:
 class Observer:
     """Follows a run and records nothing of it."""
 
-    def __init__(self, lab: Lab, engine: Backend, run: ActiveRun) -> None:
-        self._lab, self._engine, self._run = lab, engine, run
-        self._job: Job = store.load_job(lab.directory, run.id)
-        self._tracker = Tracker(self._job.workload.metrics)
+    def __init__(self, backend: Backend, run: ActiveRun) -> None:
+        self._backend, self._active = backend, run
+        self._run = backend.recorded(run.id)
+        self._tracker = Tracker(self._run.job.workload.metrics)
         self._over = threading.Event()
-        self._follower = agent.Follower(self._tracker.read, given_up=self._over.is_set)
-        self._nodes = tuple(NodeSamples(node=node.name) for node in self._job.nodes)
-        self._following = begin(lambda: agent.follow(lab, engine, run.id, self._follower))
+        self._heard = 0
+        """Batches of lines; an empty one is a sign that all was told."""
+        self._nodes = tuple(NodeSamples(node=node.name) for node in self._run.job.nodes)
+        self._following = begin(lambda: backend.output(self._run, self._hear, self._over.is_set))
+
+    def _hear(self, lines: Sequence[Line]) -> None:
+        self._tracker.read(lines)
+        self._heard += 1
 
     @property
     def ended(self) -> bool:
-        """HostError where the connection to the run is lost."""
-        return self._following.done() and bool(self._following.result())
+        """Tell if the run has ended. HostError if the connection to it is lost."""
+        if not self._following.done():
+            return False
+        self._following.result()
+        return True
 
     def view(self) -> RunView:
         progress = self._tracker.progress()
-        waits = self._run.waits and progress.last_line is None
+        waits = self._active.waits and progress.last_line is None
         return RunView(
-            run_id=self._run.id,
-            workload=self._job.workload.name,
+            run_id=self._run.run_id,
+            workload=self._run.job.workload.name,
             state="ended" if self.ended else "waiting" if waits else "running",
-            seconds=round(store.age(store.directory(self._lab.directory, self._run.id)), 1),
-            timeout=self._job.timeout,
+            seconds=round(store.age(self._run.directory), 1),
+            timeout=self._run.job.timeout,
             progress=progress,
             nodes=self._nodes,
         )
 
     def look(self) -> RunView:
         """One view, once what was printed before is known."""
-        began, place, since = time.time(), -1, 0.0
+        began, heard, since = time.time(), -1, 0.0
         deadline = time.monotonic() + CATCHING_UP
         self._ask_nodes()
         while not self.ended and time.monotonic() < deadline:
-            if self._follower.place != place:
-                place, since = self._follower.place, time.monotonic()
-            silent = self._follower.heard and time.monotonic() - since > SILENT
+            if self._heard != heard:
+                heard, since = self._heard, time.monotonic()
+            silent = heard and time.monotonic() - since > SILENT
             if silent or (self._tracker.progress().last_line or 0) >= began:
                 break
             time.sleep(0.05)
@@ -116,8 +122,22 @@ class Observer:
             self._over.wait(PACE)
 
     def _ask_nodes(self) -> None:
-        found = samples.last(self._lab, self._engine, self._job)
-        # What ends with the run goes on being shown.
+        # The samples of a node that has ended go on being shown.
         self._nodes = tuple(
-            new if new.values or new.devices else old for new, old in zip(found, self._nodes, strict=True)
+            new if new.values or new.devices else old for new, old in zip(self._sampled(), self._nodes, strict=True)
         )
+
+    def _sampled(self) -> tuple[NodeSamples, ...]:
+        """Read the last samples of all nodes at once; none of a node that does not answer."""
+
+        def read(node: str) -> NodeSamples:
+            look = samples.look(self._run.job, node)
+            try:
+                output = self._backend.exec(self._run, node, look, limit=samples.LIMIT).out
+            except HostError:
+                output = ""
+            return samples.parse(node, output)
+
+        nodes = [node.name for node in self._run.job.nodes]
+        with pool(len(nodes)) as threads:
+            return tuple(threads.map(read, nodes))

@@ -286,3 +286,11 @@ def leads_out(name: str, target: str) -> bool:
 def climbs_late(target: str) -> bool:
     """Whether a link goes up after it went down: where that leads depends on other links."""
     return ".." in dropwhile(lambda part: part == "..", PurePosixPath(target).parts)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or directory. HostError."""
+    try:
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    except OSError as error:
+        raise HostError(f"cannot remove {error.filename}: {error.strerror}", hint=f"rm -r {path}") from error

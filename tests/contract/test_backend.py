@@ -24,8 +24,8 @@ from labctl.backends.state import ObservedState
 from labctl.backends.status import LabStatus
 from labctl.config.context import Context
 from labctl.errors import HostError
+from labctl.jobs.request import RunOptions
 from labctl.model import Result
-from labctl.runs.request import RunOptions
 
 DOCKER = pytest.param("docker", marks=pytest.mark.docker)
 CLUSTER = pytest.param(

@@ -15,8 +15,8 @@ from support.builders import host
 from labctl.backends import spec
 from labctl.backends.docker.deploy import plan
 from labctl.config import settings
+from labctl.jobs import request as run_request
 from labctl.model import Limits
-from labctl.runs import request as run_request
 
 ROOT = Path(__file__).parents[2]
 CLONES = ROOT / "tests/clones"

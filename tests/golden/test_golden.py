@@ -23,8 +23,8 @@ from labctl.backends.docker.deploy import plan
 from labctl.backends.docker.lab import capabilities
 from labctl.backends.state import ObservedState
 from labctl.config import hostfile, settings
+from labctl.jobs import job
 from labctl.model import Device, Host, Job, Lab, Network
-from labctl.runs import job
 from labctl.workloads import loader
 
 HERE = Path(__file__).parent

@@ -15,7 +15,7 @@ from labctl.backends.kubernetes.api import Api, Refused
 from labctl.backends.kubernetes.run import definitions
 from labctl.config import settings
 from labctl.errors import ConfigError
-from labctl.runs.request import RunOptions, choose_workload
+from labctl.jobs.request import RunOptions, choose_workload
 from labctl.workloads import external
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.xdist_group("kubernetes")]

@@ -17,6 +17,7 @@ from labctl.backends.docker.hosts import facts as survey
 from labctl.backends.docker.lab.cluster import Cluster
 from labctl.backends.state import Container, ObservedState
 from labctl.config.context import Context
+from labctl.jobs import job as jobs
 from labctl.model import (
     Copy,
     Device,
@@ -34,7 +35,6 @@ from labctl.model import (
 )  # fmt: skip
 from labctl.records.lines import Line
 from labctl.records.metrics import Sampler
-from labctl.runs import job as jobs
 from support.fake_backend import FakeBackend
 
 DIRECTORY = Path("/srv/lab")

@@ -14,8 +14,8 @@ from labctl.backends.kubernetes import lab as cluster_lab
 from labctl.backends.kubernetes.api import ENGINE, MARKED, OUT, KubernetesEngine, Manifest
 from labctl.backends.state import Container
 from labctl.config.context import Context
+from labctl.jobs.request import RunOptions
 from labctl.model import HERE
-from labctl.runs.request import RunOptions
 from support.api_server import SUCCESS, failure
 from support.clusters import node
 from support.fake_backend import Answer, Failed

@@ -30,9 +30,9 @@ from labctl.backends.state import ObservedState
 from labctl.cli.output import to_json
 from labctl.config.context import Context
 from labctl.errors import ConfigError, HostError
+from labctl.jobs.request import RunOptions
 from labctl.model import Event, Relative, Result
 from labctl.records import store
-from labctl.runs.request import RunOptions
 from labctl.system import filelock
 from labctl.workloads.schema import parse_expectation
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from labctl import accelerators
-from labctl.backends.docker.lab.devices import DeviceReport, HostDevices
+from labctl.backends.devices import DeviceReport, HostDevices
 from labctl.backends.kubernetes.api import Api, Manifest, Refused
 from labctl.backends.kubernetes.lab import ClusterLab
 from labctl.backends.kubernetes.render import LAUNCHER_REQUESTS, asked

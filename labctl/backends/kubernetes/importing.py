@@ -21,6 +21,7 @@ from labctl.config.settings import EXTRA, LOGIN, SETTINGS, sounds_secret
 from labctl.config.yaml_reader import documents
 from labctl.errors import ConfigError
 from labctl.model import File, Pairs
+from labctl.system import files
 
 Manifest = Mapping[str, Any]
 KNOWN = {name: setting for setting in SETTINGS for name in (setting.key, *setting.aliases)}
@@ -48,6 +49,16 @@ class ImportedJob(Struct, frozen=True, kw_only=True):
     def env(self) -> str:
         """The settings as lines of .env."""
         return "".join(f"{key}={dotenv.quote(value)}\n" for key, value in self.settings)
+
+
+def write(directory: Path, job: ImportedJob) -> ImportedJob:
+    """Write the files of an imported job. ConfigError if a workload of its name exists."""
+    folder = directory / "workloads" / job.name
+    if folder.exists():
+        raise ConfigError(f"{folder} is there", hint="remove it, or rename the MPIJob")
+    for file in job.files:
+        files.write(directory / file.path, file.content, mode=file.mode)
+    return job
 
 
 def read(path: Path) -> ImportedJob:

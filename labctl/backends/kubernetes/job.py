@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from labctl import accelerators
 from labctl.backends import spec
-from labctl.backends.docker.compose.render import OPEN_MPI_NETWORK
 from labctl.backends.kubernetes.target import USUAL_SLOTS, Target
 from labctl.config.settings import USUAL_NODES, Settings
 from labctl.errors import ConfigError
+from labctl.jobs import code, inputs, job
+from labctl.jobs.request import RunOptions, config_source
+from labctl.launchers import OPEN_MPI_NETWORK
 from labctl.model import Host, Job, Lab, Limits, Node, Pairs, Workload
-from labctl.runs import code, inputs, job
-from labctl.runs.request import RunOptions, config_source
 from labctl.system.files import walk
 from labctl.workloads import external
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from labctl.backends import terminal
-from labctl.backends.docker.lab.cluster import owner
 from labctl.backends.kubernetes import pods, render
 from labctl.backends.kubernetes.api import Api, KubernetesEngine, Manifest, Refused, node_of
 from labctl.backends.kubernetes.job import ClusterJob, build, job_name, lab_of_pods
@@ -23,10 +19,8 @@ from labctl.backends.kubernetes.render import OWNER
 from labctl.backends.kubernetes.run import (
     ENDED,
     KINDS,
-    LOOK,
     OWNED,
     ClusterRun,
-    judge,
     kind_of,
     remove,
     run_pods,
@@ -34,21 +28,18 @@ from labctl.backends.kubernetes.run import (
     submit,
 )
 from labctl.backends.kubernetes.target import USUAL_KIND, Target, read
-from labctl.backends.status import LabStatus, NodeStatus, RunState
+from labctl.backends.owner import owner
+from labctl.backends.status import LabStatus, NodeStatus
 from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError
-from labctl.model import LAUNCHER, File, Result, Workload
+from labctl.jobs.request import RunOptions
+from labctl.model import LAUNCHER, Workload
 from labctl.records import store
 from labctl.records.active import ActiveRun
-from labctl.records.lines import line_of
-from labctl.runs.follow import timed
-from labctl.runs.request import RunOptions, bounded
-from labctl.system import filelock
+from labctl.records.lines import Line, line_of
 from labctl.system.parallel import pool
 
-# Options that name nodes of Docker hosts, or go on with what such a run has left.
-OF_HOSTS = ("hostfile", "include", "exclude", "resume", "retries", "wait")
 # Lines of a log in which a run says where it is.
 RECENT = 50
 PLACE = "cluster.json"
@@ -137,23 +128,6 @@ def open_lab(context: Context, settings: Settings) -> ClusterLab:
 # --- run -----------------------------------------------------------------------------------------------------
 
 
-def require_options(options: RunOptions) -> None:
-    """ConfigError for options that a job of a cluster cannot have."""
-    for name in OF_HOSTS:
-        if getattr(options, name):
-            raise ConfigError(f"--{name} is for Docker hosts", hint="leave it out: the cluster places a run's pods")
-
-
-def begin(lab: ClusterLab, workload: Workload, options: RunOptions) -> tuple[Target, ClusterJob]:
-    """A new run, and where it is to run. ConfigError, HostError; nothing is sent."""
-    require_options(options)
-    require_own(lab)
-    target = lab.target
-    run_id = store.new_id(workload.name, datetime.now())
-    workload = bounded(lab.directory, workload)
-    return target, build(lab.settings, lab.directory, target, workload, options, run_id, owner())
-
-
 def require_own(lab: ClusterLab) -> None:
     """HostError where somebody else has a lab of this name in the namespace: its jobs and pods are theirs."""
     for job in jobs(lab):
@@ -189,6 +163,17 @@ def job_of(lab: ClusterLab, workload: Workload, options: RunOptions) -> tuple[Ta
     return target, built
 
 
+def submit_by_hand(lab: ClusterLab, workload: Workload, options: RunOptions) -> Submitted:
+    """Create a workload's job that labctl does not record. ConfigError if it exists, HostError if refused."""
+    from labctl.backends.kubernetes import checks
+
+    target, built = job_of(lab, workload, options)
+    checks.preflight(lab, target, built)
+    submit(lab.api, target, built)
+    made = render.rendered(target, built)
+    return Submitted(name=made.name, namespace=made.namespace, objects=made.objects)
+
+
 def delete(lab: ClusterLab, workload: str, *, storage: bool) -> Submitted:
     """Delete a workload's job that was submitted by hand, and with ``storage`` the lab's claim."""
     name = job_name(lab.name, workload)
@@ -203,103 +188,32 @@ def delete(lab: ClusterLab, workload: str, *, storage: bool) -> Submitted:
     return Submitted(name=name, namespace=lab.api.namespace, objects=tuple(f"{kind}/{it}" for kind, it in found))
 
 
-def record(lab: ClusterLab, target: Target, built: ClusterJob) -> None:
-    """Make the run's directories, with what it was asked to do and what was sent."""
-    kept = store.record(built.lab, lab.settings, built.job, store.versions(built.lab, lab.engine.versions(), None))
-    where = Place(server=lab.api.server, namespace=lab.api.namespace, name=built.name, kind=KINDS[target.kind])
-    place = File(path=PLACE, content=msgspec.json.encode(where).decode())
-    store.create(built.lab, built.run_id, built.job.files, (*kept, place, render.record(target, built)))
-
-
-def launch(lab: ClusterLab, target: Target, built: ClusterJob) -> ClusterRun:
-    """Submit a recorded run. HostError, with the record closed, where the cluster does not take it."""
-    lab.context.notice(f"run {built.run_id}: {built.job.workload.description}")
-    try:
-        submit(lab.api, target, built)
-    except BaseException:
-        store.abandon(built.lab, built.run_id)
-        raise
-    lab.context.notice(f"{KINDS[target.kind]} {built.name} in namespace {target.namespace} of {lab.api.server}")
-    return ClusterRun(name=built.name, kind=KINDS[target.kind], lab=built.lab, job=built.job)
-
-
-def follow(lab: ClusterLab, run: ClusterRun, on_line: Callable[[str], None], *, ends: bool) -> Result:
-    """Follow a run to its end and judge it; the caller holds its lock."""
-    patience = lab.settings.number("LAB_K8S_PATIENCE")
-    return judge(lab.context, lab.api, run, on_line, patience=patience, ends=ends)
-
-
-def attach(lab: ClusterLab, run_id: str, on_line: Callable[[str], None]) -> Result:
-    """Follow a run from its beginning to its end; judge it, unless another labctl does."""
-    if found := store.read_result(lab.directory, run_id):
-        for _, text in store.output(lab.directory, run_id):
-            on_line(text)
-        return found
-    try:
-        with store.recording(lab.directory, run_id):
-            return follow(lab, lab.run(run_id), on_line, ends=False)
-    except filelock.LockHeld:
-        print_log(lab, run_id, on_line, follow=True)
-        return judged(lab, run_id)
-
-
-def judged(lab: ClusterLab, run_id: str) -> Result:
-    """The result of a run that another labctl records. HostError where that does not write one."""
-    while filelock.is_held(store.lock(lab.directory, run_id)):
-        time.sleep(LOOK)
-    if found := store.read_result(lab.directory, run_id):
-        return found
-    raise HostError(f"run {run_id} has no result yet", hint=f"labctl attach {run_id}")
-
-
-def print_log(
-    lab: ClusterLab,
-    run_id: str,
-    on_line: Callable[[str], None],
-    *,
-    follow: bool,
-    rank: int | None = None,
-    timestamps: bool = False,
-) -> None:
-    """What a run, or one rank of it, has printed, and with ``follow`` what it prints until it ends."""
-
-    def show(when: float | None, text: str) -> None:
-        on_line(timed(when, text) if timestamps else text)
-
-    if store.read_result(lab.directory, run_id):
-        for at, text in store.output(lab.directory, run_id, rank):
-            show(at, text)
-        return
-    run = lab.run(run_id)
-    launcher = _launcher(lab.api, run)
+def lines(lab: ClusterLab, run: ClusterRun, *, follow: bool) -> Iterator[Line]:
+    """Yield the lines of a run, with ``follow`` to its end. HostError if its launcher has not started."""
+    launcher = launcher_of(lab.api, run)
     if not launcher:
-        raise HostError(f"run {run_id} has not begun", hint="labctl status says what its pods wait for")
+        raise HostError(f"run {run.run_id} has not begun", hint="labctl status says what its pods wait for")
     for when, text in lab.api.lines(launcher, follow=follow):
         ended = ENDED.fullmatch(text)
         if not ended or ended[1]:
-            line = line_of(ended[1] if ended else text, seconds_of(when))
-            if rank in (None, line.rank):
-                show(line.when, store.redact(line.text if rank is None else line.said, run.lab.hidden))
+            yield line_of(ended[1] if ended else text, seconds_of(when))
         if ended:
             return
 
 
-def _launcher(api: Api, run: ClusterRun) -> Manifest | None:
+def launcher_of(api: Api, run: ClusterRun) -> Manifest | None:
     """The launcher's pod, once it has started."""
     found = run_pods(api, run)
     return next((pod for pod in found if pods.has_started(pod) and node_of(pod) == LAUNCHER), None)
 
 
-def stop(lab: ClusterLab, run_id: str) -> Result:
-    """End a run and judge it. HostError for one that is not running."""
-    if found := store.read_result(lab.directory, run_id):
-        raise HostError(f"run {run_id} has ended: {found.verdict}", hint=f"labctl show {run_id}")
-    run = lab.run(run_id)
-    if launcher := _launcher(lab.api, run):
-        told = lab.engine.exec(launcher["metadata"]["name"], ("sh", "-c", STOP, f"stopped by {owner()}"), user="").code
-    if not launcher or told == NO_COMMAND:
+def stop(lab: ClusterLab, run: ClusterRun, message: str) -> None:
+    """Have a run's launcher end its command; a run that has not begun is removed."""
+    launcher, code = launcher_of(lab.api, run), 0
+    if launcher:
+        code = lab.engine.exec(launcher["metadata"]["name"], ("sh", "-c", STOP, message), user="").code
+    if not launcher or code == NO_COMMAND:
         remove(lab.api, run.kind, run.name)
-    return attach(lab, run_id, lambda _: None)
 
 
 # --- what there is -------------------------------------------------------------------------------------------
@@ -328,20 +242,18 @@ def active(lab: ClusterLab) -> dict[str, ActiveRun]:
         return {}
     try:
         there = {one["metadata"]["name"]: one for one in jobs(lab)}
-        found = {run_id: _active(lab, run_id, there) for run_id in waiting}
-        return {run_id: one for run_id, one in found.items() if one}
+        return {run_id: _active(lab, run_id, there) for run_id in waiting}
     except HostError:
-        here = {path.stem for path in filelock.held_below(lab.directory / filelock.RUNS)}
-        unknown = (run_id for run_id in waiting if run_id not in here)
-        return {run_id: ActiveRun(id=run_id, nodes=(), state="unknown") for run_id in unknown}
+        return store.unknown(lab.directory)
 
 
-def _active(lab: ClusterLab, run_id: str, there: Mapping[str, Manifest]) -> ActiveRun | None:
+def _active(lab: ClusterLab, run_id: str, there: Mapping[str, Manifest]) -> ActiveRun:
     if not lab.is_here(run_id):
         return ActiveRun(id=run_id, nodes=(), state="unknown")
     job = there.get(lab.place_of(run_id).name)
     if not job:
-        return None
+        # How it ended, its judge finds out.
+        return ActiveRun(id=run_id, nodes=(), state="ended")
     found = lab.api.list("Pod", f"labctl.run={render.label(run_id)}")
     launcher = next((pod for pod in found if node_of(pod) == LAUNCHER and pods.has_started(pod)), None)
     printed = [text for _, text in lab.api.lines(launcher, last=RECENT)] if launcher else []
@@ -354,19 +266,6 @@ def _active(lab: ClusterLab, run_id: str, there: Mapping[str, Manifest]) -> Acti
         waits=not launcher and not over,
         step=steps[-1] if steps else "",
     )
-
-
-def listing(lab: ClusterLab, limit: int | None = None) -> tuple[store.RunSummary, ...]:
-    """The lab's runs, the latest first; those that have ended meanwhile are judged."""
-    # Before the cluster is asked: what nobody holds now was submitted by then, or never will be.
-    left = [one for one in store.unjudged(lab.directory) if not filelock.is_held(store.lock(lab.directory, one))]
-    known = active(lab)
-    for run_id in left:
-        found = known.get(run_id)
-        if found is None or found.state == "ended":
-            with suppress(HostError):
-                attach(lab, run_id, lambda _: None)
-    return store.listing(lab.directory, limit, known)
 
 
 def status(lab: ClusterLab) -> LabStatus:
@@ -390,7 +289,6 @@ def status(lab: ClusterLab) -> LabStatus:
         state="down" if not nodes else "up" if len(running) == len(nodes) else "partial",
         nodes=nodes,
         unreachable=(),
-        runs=tuple(RunState(run.run_id, run.state) for run in listing(lab, 20)),
     )
 
 
@@ -443,13 +341,7 @@ def running(lab: ClusterLab) -> list[str]:
     return [run_id for run_id, found in active(lab).items() if found.state == "running"]
 
 
-def plan_down(lab: ClusterLab) -> tuple[str, ...]:
-    """What `down` removes and keeps, as text. HostError where the lab is another person's."""
-    require_own(lab)
-    return tuple(f"delete {one['kind']} {one['metadata']['name']}" for one in _owned(lab)) + tuple(_kept(lab))
-
-
-def _owned(lab: ClusterLab) -> Iterator[Manifest]:
+def owned(lab: ClusterLab) -> Iterator[Manifest]:
     yield from jobs(lab)
     for kind in ("ConfigMap", "Secret", "Pod"):
         yield from lab.api.list(kind, lab.selector)
@@ -461,7 +353,7 @@ def _claims(lab: ClusterLab) -> list[Manifest]:
     return lab.api.list("PersistentVolumeClaim", lab.selector)
 
 
-def _kept(lab: ClusterLab) -> list[str]:
+def kept(lab: ClusterLab) -> list[str]:
     """The claim, and the namespace if it was made for the lab: others may be in it by now."""
     where = f"kubectl -n {lab.api.namespace} delete pvc"
     found = [f"keep claim {one['metadata']['name']}: {where} {one['metadata']['name']}" for one in _claims(lab)]
@@ -470,22 +362,3 @@ def _kept(lab: ClusterLab) -> list[str]:
         if namespace and namespace["metadata"].get("labels", {}).get("labctl.lab") == lab.name:
             found.append(f"keep namespace {lab.api.namespace}: kubectl delete namespace {lab.api.namespace}")
     return found
-
-
-def down(lab: ClusterLab) -> None:
-    """End the lab's runs, judge them, and remove all that it has in the cluster but claim and namespace. HostError."""
-    for run_id in running(lab):
-        with suppress(HostError):
-            stop(lab, run_id)
-    for one in [*_owned(lab)]:
-        lab.api.delete(one["kind"], one["metadata"]["name"])
-    deadline = time.monotonic() + GOING
-    while left := lab.api.list("Pod", lab.selector):
-        if time.monotonic() > deadline:
-            names = ", ".join(one["metadata"]["name"] for one in left)
-            raise HostError(
-                f"pods are still there after {GOING:g} s: {names}", hint="re-run the command; kubectl get pods"
-            )
-        time.sleep(LOOK)
-    for kept in _kept(lab):
-        lab.context.notice(kept)

@@ -15,8 +15,9 @@ from labctl.backends.kubernetes.api import CACHE
 from labctl.backends.kubernetes.job import HOME, KEYS, PORT, STORAGE, UID, ClusterJob, ClusterPods
 from labctl.backends.kubernetes.pods import DEFAULT_CONTAINER
 from labctl.backends.kubernetes.target import Target, Toleration
+from labctl.jobs.job import limited
 from labctl.model import File
-from labctl.runs.job import limited
+from labctl.system import files
 
 Manifest = dict[str, Any]
 
@@ -100,6 +101,14 @@ def text(objects: list[Manifest]) -> str:
     Dumper.add_representer(str, string)
     Dumper.ignore_aliases = lambda *_: True  # type: ignore[method-assign]
     return str(yaml.dump_all(objects, Dumper=Dumper, sort_keys=False, width=1000, explicit_start=True))
+
+
+def export(target: Target, built: ClusterJob, directory: Path) -> Kustomized:
+    """Write a job into a directory for kustomize, without its Secret."""
+    made, left_out = kustomization(manifests(target, built))
+    for file in made:
+        files.write(directory / file.path, file.content, mode=file.mode)
+    return Kustomized(directory=str(directory), files=tuple(file.path for file in made), left_out=left_out)
 
 
 def kustomization(objects: list[Manifest]) -> tuple[tuple[File, ...], tuple[str, ...]]:

@@ -13,10 +13,10 @@ from contextlib import closing, nullcontext, suppress
 from datetime import datetime
 from typing import IO
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from labctl import launchers
+from labctl.backends.docker.supervise import SILENT, TIMED_OUT, CrashWatch, RunStopper, interrupts
 from labctl.backends.kubernetes import pods, render
 from labctl.backends.kubernetes.api import (
     COLLECTIONS,
@@ -34,19 +34,15 @@ from labctl.backends.kubernetes.api import (
 from labctl.backends.kubernetes.job import KEPT, STORAGE, ClusterJob
 from labctl.backends.kubernetes.target import Kind, Target
 from labctl.backends.kubernetes.waiting import Waiting
-from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.errors import HostError
-from labctl.model import LAUNCHER, Cause, Job, Lab, Rank, Result
-from labctl.records import outputs, store
-from labctl.records.active import Ended
+from labctl.jobs.job import GRACE
+from labctl.model import LAUNCHER, Cause
+from labctl.records import store
+from labctl.records.active import Ended, Run
 from labctl.records.lines import Line, line_of
 from labctl.records.merge import Merge
-from labctl.runs import evidence
-from labctl.runs import run as runs
-from labctl.runs.job import GRACE
-from labctl.runs.supervise import SILENT, TIMED_OUT, CrashWatch, RunStopper, interrupts
-from labctl.runs.verdict import RunOutcome
+from labctl.records.verdict import RunOutcome
 
 KINDS: dict[Kind, str] = {"mpijob": "MPIJob", "trainjob": "TrainJob"}
 OWNED = {"MPIJob": ("ConfigMap", "Secret"), "TrainJob": ("ConfigMap", "Secret", "TrainingRuntime")}
@@ -68,17 +64,11 @@ CHANGED = 1
 SHOWN = 4
 
 
-class ClusterRun(Struct, frozen=True, kw_only=True):
+class ClusterRun(Run, frozen=True, kw_only=True):
     """A run, and the job that it is in the cluster."""
 
     name: str
     kind: str
-    lab: Lab
-    job: Job
-
-    @property
-    def run_id(self) -> str:
-        return self.job.run_id
 
     def short(self, text: str) -> str:
         """Names of pods as a lab calls its nodes."""
@@ -503,12 +493,11 @@ def supervise(
     patience: float,
     notice: Callable[[str], object],
     ends: bool,
-    gather: Callable[[str], None],
-) -> RunOutcome:
-    """Follow a run to its end, fetch its results and remove it from the cluster.
+) -> tuple[RunOutcome, str]:
+    """Follow a run to its end; also the launcher's pod if its results can be fetched, empty if not.
 
-    ``ends``: it ends with Ctrl-C. ``keep`` gets lines as they come and returns them redacted; ``gather`` the launcher's
-    pod, when its results can be fetched. HostError where the API server is silent for too long, or refuses.
+    ``ends``: it ends with Ctrl-C. ``keep`` gets lines as they come and returns them redacted. HostError if the API
+    server is silent for too long, or refuses.
     """
     stop = JobStopper(run, api)
     follower = Follower(api, run, stop, patience, notice)
@@ -526,59 +515,20 @@ def supervise(
             watch.now = ended.at or watch.now
             if ended.code == 0 or (ended.code in TIMED_OUT and ended.seconds >= run.job.timeout):
                 watch.forgive()
-        if follower.launcher and not ended.lost and not stop.killed:
-            gather(follower.launcher)
         stop.over = True
     if ended.code in TIMED_OUT and stop.cause is None and ended.seconds >= run.job.timeout:
         stop.cause, stop.message = "timeout", f"timed out after {run.job.timeout:g} s"
     silence = stop.silence()
     if stop.cause == "timeout" and silence:
         stop.message += f"; {silence}"
-    return RunOutcome(
+    outcome = RunOutcome(
         exit_code=ended.code,
         cause=stop.cause,
         message=run.short(store.redact(stop.message, run.lab.hidden)),
         silent=silence == SILENT,
         seconds=ended.seconds,
     )
-
-
-def judge(
-    context: Context, api: Api, run: ClusterRun, on_line: Callable[[str], None], *, patience: float, ends: bool
-) -> Result:
-    """Follow a run to its end, and write its record and result; the caller holds its lock. HostError."""
-    path, lab = store.directory(run.lab.directory, run.run_id), run.lab
-    age = store.age(path)
-    log = store.RunLog(path, lab, run.job.workload, over=True)
-    fetched = True
-
-    def gather(launcher: str) -> None:
-        nonlocal fetched
-        fetched = fetch(api, run, launcher, context.warn)
-
-    with closing(log), context.showing(log.progress, age, run.job.timeout):
-        began = time.monotonic() - age
-        outcome = supervise(
-            api,
-            run,
-            log.keep_and_show(lambda texts: on_line("\n".join(texts))),
-            patience=patience,
-            notice=context.notice,
-            ends=ends,
-            gather=gather,
-        )
-        seconds = outcome.seconds or time.monotonic() - began
-    outputs.move(store.outputs(lab.directory, run.run_id), path)
-    store.redact_ranks(path, lab.hidden)
-    result = runs.conclude(lab, run.job, outcome, log, seconds, datetime.fromtimestamp(time.time() - age).astimezone())
-    ranks = tuple(Rank(rank=one.rank, node=run.short(one.node)) for one in result.ranks)
-    result = store.finish(lab, replace(result, ranks=ranks))
-    evidence.write(lab, result, context.warn)
-    for metric in runs.unmatched(run.job.workload, result):
-        context.warn(f"metric `{metric.name}`: no line of the output matches `{metric.pattern}`")
-    if fetched:
-        clear(api, run, context.warn)
-    return result
+    return outcome, "" if ended.lost or stop.killed else follower.launcher
 
 
 def fetch(api: Api, run: ClusterRun, launcher: str, warn: Callable[[str], None]) -> bool:

@@ -9,16 +9,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from labctl.backends.docker.lab.cluster import owner
 from labctl.backends.kubernetes import pods, render
 from labctl.backends.kubernetes.api import Manifest, Unreachable
 from labctl.backends.kubernetes.job import PROGRAM, one_pod
 from labctl.backends.kubernetes.lab import ClusterLab
 from labctl.backends.kubernetes.run import LOOK, SILENT_FOR, prepare
 from labctl.backends.kubernetes.waiting import IMAGE_PATIENCE
+from labctl.backends.owner import owner
 from labctl.errors import ConfigError, HostError
 from labctl.hub.client import Kind
-from labctl.hub.prefetch import Item
+from labctl.hub.report import Item
 from labctl.system import files
 
 START = '[[ ! -r /run/secrets/environment ]] || . /run/secrets/environment; exec python -u "/etc/labctl/files/$0" "$@"'

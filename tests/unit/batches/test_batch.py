@@ -22,10 +22,10 @@ from labctl.batches import record
 from labctl.batches.record import Batch, BatchJob
 from labctl.config.context import Context
 from labctl.errors import ConfigError, HostError, Interrupted, LabError
+from labctl.jobs.request import RunOptions
 from labctl.model import Criterion, Event, Lab, Metric, Result
 from labctl.records.store import RunSummary
 from labctl.runs import follow
-from labctl.runs.request import RunOptions
 
 # Seconds that a test waits for what must happen.
 LIMIT = 60

@@ -18,7 +18,7 @@ from labctl.cli import top
 from labctl.cli.output import to_json
 from labctl.cli.top import Screen, view_text
 from labctl.model import Progress
-from labctl.runs.samples import NodeSamples, Reading
+from labctl.records.samples import NodeSamples, Reading
 from labctl.runs.top import RunView
 
 METRICS = {

@@ -15,8 +15,8 @@ from support.builders import read_values
 from labctl import launchers
 from labctl.config import settings
 from labctl.errors import ConfigError, HostError
+from labctl.jobs import request
 from labctl.model import Workload
-from labctl.runs import request
 from labctl.workloads import external
 
 ROOT = Path(__file__).parents[3]

@@ -15,6 +15,7 @@ from pathlib import Path
 from labctl.backends.docker.attach import session
 from labctl.backends.spec import KEPT
 from labctl.config.context import Context
+from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError
 from labctl.naming import NOTEBOOKS
 from labctl.system.files import make_private
@@ -189,3 +190,14 @@ def arguments(path: Path, project: str, here: str | None) -> tuple[str, ...]:
         f"--ServerApp.root_dir={project}",
         f"--FileContentsManager.preferred_dir={here or f'{project}/{NOTEBOOKS}'}",
     )
+
+
+def run(context: Context, settings: Settings, node: str, port: int | None, emit_url: Callable[[str], None]) -> None:
+    """Serve notebooks from a node on this machine until interrupted. ConfigError if the lab is on other hosts."""
+    from labctl.backends.docker.attach import target
+
+    if settings.text("LAB_HOSTS"):
+        hint = f"labctl exec -n {node} -- jupyter lab, and `ssh -L` to its port"
+        raise ConfigError("labctl jupyter serves from nodes on this machine, and LAB_HOSTS lists others", hint=hint)
+    with target.entered(context, settings.text("LAB_NAME"), node) as inside:
+        serve(context, inside, node, port, emit_url)

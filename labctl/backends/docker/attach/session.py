@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -14,6 +13,7 @@ from labctl.backends.state import Container
 from labctl.errors import ConfigError
 from labctl.model import HERE
 from labctl.system import files, process
+from labctl.system.mounts import mounted_at
 
 # What docker and shells end with where a command cannot be run: it is not there, or may not be.
 NOT_RUN = (126, 127)
@@ -45,19 +45,6 @@ def here_in(container: Container, moved: tuple[Path, str] | None = None) -> str 
     if moved and here.is_relative_to(moved[0]):
         here = moved[1] / here.relative_to(moved[0])
     return mounted_at(here, container.mounts, apart=container.host != HERE)
-
-
-def mounted_at(directory: Path, mounts: Iterable[tuple[str, str]], *, apart: bool = False) -> str | None:
-    """Where a directory of the host is in a container that has these mounts (source and target), None if nowhere.
-
-    Links on the way to a source are this machine's, unless the host stands ``apart``.
-    """
-    sources = ((Path(source) if apart else Path(source).resolve(), target) for source, target in mounts)
-    holding = [(source, target) for source, target in sources if directory.is_relative_to(source)]
-    if not holding:
-        return None
-    source, target = max(holding, key=lambda mount: len(mount[0].parts))
-    return str(PurePosixPath(target, directory.relative_to(source)))
 
 
 def run(inside: ExecTarget, argv: tuple[str, ...], **options: Any) -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 from labctl import model, naming
 from labctl.backends.docker.attach import session
 from labctl.backends.docker.engine import Backend
 from labctl.backends.docker.lab import cluster
+from labctl.backends.owner import owner
 from labctl.backends.state import Container, elsewhere
 from labctl.config.context import Context
 from labctl.errors import ConfigError, HostError, raise_all
@@ -80,10 +82,10 @@ def container_of(where: Context, name: str, node: str, engine: Backend) -> Conta
     if not container:
         raise HostError(f"lab {name} is down", hint="labctl up", node=node)
     directory = container.directory
-    if owner := elsewhere(directory, where.directory, container.owner, cluster.owner(), container.host):
-        way = f"to go into that one: -C {shlex.quote(directory)}" if owner.name == directory else "it is theirs"
+    if other := elsewhere(directory, where.directory, container.owner, owner(), container.host):
+        way = f"to go into that one: -C {shlex.quote(directory)}" if other.name == directory else "it is theirs"
         hint = f"{way}; for a lab here, set another LAB_NAME in .env"
-        raise HostError(f"lab `{name}` belongs to {owner.name}", hint=hint)
+        raise HostError(f"lab `{name}` belongs to {other.name}", hint=hint)
     return container
 
 
@@ -93,3 +95,32 @@ def unknown(name: str, node: str, known: tuple[str, ...]) -> ConfigError:
         hint=f"it has {', '.join(known)}; `labctl up` creates missing nodes",
         node=node,
     )
+
+
+def attach(
+    where: Context,
+    nodes: tuple[str, ...],
+    command: tuple[str, ...],
+    *,
+    stdin: Literal["terminal", "pipe"],
+    prompt: bool,
+) -> int:
+    """Run a command in one node, or from the launcher on several (all workers if none is named).
+
+    Return its exit code. CommandNotFound, with what to type instead, if the node has no such command.
+    """
+    name = where.settings().text("LAB_NAME")
+    if len(nodes) != 1:
+        with entered(where, name, model.LAUNCHER) as inside:
+            return session.run_on_nodes(inside, nodes, command)
+    (node,) = nodes
+    with entered(where, name, node) as inside:
+        if prompt:
+            resume = () if inside.directory else ("LABCTL_RESUME=1",)
+            return session.run(inside, command, stdin=stdin, environment=resume)
+        code = session.run(inside, command, stdin=stdin)
+        if code in session.NOT_RUN and session.lacks(inside, command[0]):
+            add = "LAB_APT adds packages of the image's distribution, LAB_PACKAGES Python's: in .env, then `labctl up`"
+            hint = meant(where, *command) or add
+            raise session.CommandNotFound(f"{node}: command not found: `{command[0]}`", hint=hint, node=node)
+        return code

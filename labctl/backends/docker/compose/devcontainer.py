@@ -9,12 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
+from labctl.config.settings import Settings
+from labctl.errors import ConfigError
 from labctl.model import LAUNCHER, File
 from labctl.naming import compose_path, container_of
+from labctl.system.files import write_all
 
 PATH = ".devcontainer/devcontainer.json"
 
@@ -25,6 +29,16 @@ class DevcontainerFile(Struct, frozen=True):
     file: str
     folder: str
     changed: bool
+
+
+def write(directory: Path, settings: Settings, program: str, *, force: bool) -> DevcontainerFile:
+    """Write the file of a lab directory. ConfigError if it was edited, unless ``force``."""
+    path = directory / PATH
+    if path.exists() and not force and not is_ours(path.read_text(encoding="utf-8", errors="replace")):
+        raise ConfigError(f"{path} was not written by labctl, or was changed since", hint="labctl devcontainer --force")
+    file = render(settings.text("LAB_NAME"), settings.text("PROJECT_PATH"), program)
+    changed = write_all(directory, (file,))
+    return DevcontainerFile(str(path), str(directory), bool(changed))
 
 
 def render(lab: str, project: str, program: str) -> File:

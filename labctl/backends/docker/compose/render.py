@@ -5,11 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import shlex
 from collections.abc import Mapping
-from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +13,7 @@ from msgspec import Struct, to_builtins
 
 from labctl import accelerators
 from labctl.config import override
+from labctl.launchers import OPEN_MPI_NETWORK
 from labctl.model import LAUNCHER, DeviceMapping, File, Host, Lab, Mount, Node, Pairs
 from labctl.naming import (
     cache_directory,
@@ -31,6 +28,7 @@ from labctl.naming import (
     sent,
 )
 from labctl.system import files
+from labctl.system.templates import template, yaml_string
 
 CHECK_INTERVAL = 15
 """Seconds between two health checks of a node."""
@@ -62,49 +60,6 @@ def neighbours_needed(lab: Lab) -> int:
     return nodes_on_a_host(lab) * (len(lab.nodes) + 1)
 
 
-def template(path: Path) -> Any:
-    """A template file; ``render`` it with what it names."""
-    return _environment().get_template(str(path))
-
-
-@lru_cache(maxsize=4096)
-def yaml_string(value: str) -> str:
-    """A value as a double-quoted YAML string that compose reads back byte for byte: compose's ``$`` is doubled."""
-    value = value.replace("$", "$$")
-    if value.isascii() and value.isprintable():
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
-    import yaml
-
-    return str(yaml.safe_dump(value, default_style='"', width=float("inf"), allow_unicode=False)).rstrip("\n")
-
-
-@lru_cache(maxsize=1)
-def _environment() -> Any:
-    from jinja2 import Environment, FileSystemBytecodeCache, FunctionLoader, StrictUndefined
-    from jinja2.bccache import Bucket
-
-    class Kept(FileSystemBytecodeCache):
-        def dump_bytecode(self, bucket: Bucket) -> None:
-            with suppress(OSError):  # The disk is full, or the quota.
-                super().dump_bytecode(bucket)
-
-    def read(name: str) -> str:
-        path = Path(name)
-        return (path if path.is_absolute() else files.path("compose", name)).read_text(encoding="utf-8")
-
-    # Compiled templates are kept beside compiled modules, where only those write who may change labctl itself.
-    kept = Path(__file__).with_name("__pycache__")
-    cache = Kept(str(kept)) if os.access(kept, os.W_OK) else None
-    # Autoescaping is for HTML; every value here goes through `q` (YAML) or `sh` (bash) instead.
-    environment = Environment(  # noqa: S701
-        undefined=StrictUndefined, keep_trailing_newline=True, loader=FunctionLoader(read), bytecode_cache=cache
-    )
-    environment.filters["q"] = yaml_string
-    environment.filters["sh"] = shlex.quote
-    return environment
-
-
 # Root may not do in a container what no capability allows; these are what sshd and the node's start cannot do without.
 SSHD_CAPABILITIES = (
     ("AUDIT_WRITE", "sshd records logins where the kernel audits, and ends the session if it may not"),
@@ -120,8 +75,6 @@ LAUNCHER_CAPABILITIES = (
 BESIDE = "127.0.0.2"
 # What the template says in place of the digest of its own text; a value with these quotes would have them escaped.
 UNSEALED = 'labctl.config-hash: ""'
-# These select the network of Open MPI; an accelerator adds variables for its own libraries.
-OPEN_MPI_NETWORK = ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include")
 
 
 class RenderedFiles(Struct, frozen=True, kw_only=True):

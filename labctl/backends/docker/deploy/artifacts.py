@@ -10,12 +10,10 @@ from threading import Event
 from typing import Any
 
 from labctl import naming
-from labctl.backends.docker.deploy import plan, provision
-from labctl.backends.docker.deploy.steps import Deployment, do
+from labctl.backends.docker.deploy import provision
 from labctl.backends.docker.engine import Backend, connection_to
 from labctl.backends.docker.hosts import pull, push, ssh_errors
 from labctl.backends.docker.hosts.ssh import Connection
-from labctl.backends.spec import hidden as hidden_values
 from labctl.errors import HostError
 from labctl.model import Host, Job, Lab, Secret
 from labctl.records import outputs, store
@@ -162,12 +160,6 @@ def fetch_left(
         finally:
             store.redact_ranks(path, hidden)
         notice(f"{name}: fetched what it still had of run {run}")
-
-
-@do.register
-def _(step: plan.FetchLeftRuns, site: Deployment) -> None:
-    connection, context = connection_to(site.cluster.engine, step.host), site.context
-    fetch_left(connection, step.directory, context.directory, hidden_values(site.cluster.settings), context.notice)
 
 
 def runs_on(connection: Connection, directory: str) -> list[str]:

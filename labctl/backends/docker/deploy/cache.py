@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import stat
 import tarfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -16,11 +17,17 @@ from msgspec import Struct
 from labctl.backends.docker.hosts.ssh import Connection
 from labctl.backends.docker.images.archive import ArchiveStream, Range, report
 from labctl.backends.docker.images.remote import ASKING, MOVING, failed, room
+from labctl.backends.docker.lab.cluster import Cluster
+from labctl.config.context import Context
 from labctl.config.settings import Settings
-from labctl.errors import Failures
+from labctl.errors import ConfigError, Failures, HostError
+from labctl.hub import prefetch
+from labctl.hub.client import Hub
+from labctl.hub.report import CacheReport, HostCache
+from labctl.model import Cache, HostFailure
 from labctl.system.files import Room, leads_out, require_room, walk
 from labctl.system.parallel import map_hosts
-from labctl.system.progress import Progress
+from labctl.system.progress import Progress, amount
 from labctl.system.tar import END, header, padding
 
 SCRIPT = Path(__file__).with_name("cache.sh").read_text(encoding="utf-8")
@@ -40,14 +47,6 @@ class CachedFile(Struct, frozen=True):
     size: int
     time: int = 0
     target: str = ""
-
-
-class HostCache(Struct, frozen=True, kw_only=True):
-    """What a host was sent of the cache, or is to be sent: nothing where it had all."""
-
-    host: str
-    files: int
-    bytes: int
 
 
 def is_data(name: str) -> bool:
@@ -195,3 +194,48 @@ def pack(root: Path, files: Mapping[str, CachedFile]) -> ArchiveStream:
         parts.append(header(name, kind, 0o644, size=file.size, link=file.target, time=file.time))
         parts += [Range(root / name, 0, file.size), padding(file.size)] if file.size else []
     return ArchiveStream(parts=(*parts, END))
+
+
+def fill_lab(
+    context: Context, settings: Settings, hosts_of: Callable[[], Cluster], workload: str, wanted: Cache, **how: bool
+) -> CacheReport:
+    """Download what is wanted into the cache of this machine, and with ``hosts`` send it to those of ``hosts_of``.
+
+    All of the cache is sent if nothing is named. A ``preview`` changes nothing.
+    """
+    began = time.monotonic()
+    if how["hosts"] and not settings.text("LAB_HOSTS"):
+        raise ConfigError("--hosts: LAB_HOSTS is not set", hint="LAB_HOSTS=hosts.txt in .env names the file of hosts")
+    hub = prefetch.connect(settings, context.environ)
+    items = prefetch.fetch(context, hub, wanted, dry_run=how["preview"])
+    # A workload that declares nothing has nothing to send either.
+    sends = how["hosts"] and (items or not workload)
+    filled, failures = _fill_hosts(context, hub, wanted, hosts_of, preview=how["preview"]) if sends else ((), ())
+    return CacheReport(
+        workload=workload,
+        cache=settings.text("HOST_CACHE_PATH"),
+        items=items,
+        seconds=round(time.monotonic() - began, 3),
+        hosts=filled,
+        failed=failures,
+    )
+
+
+def _fill_hosts(
+    context: Context, hub: Hub, wanted: Cache, hosts_of: Callable[[], Cluster], *, preview: bool
+) -> tuple[tuple[HostCache, ...], tuple[HostFailure, ...]]:
+    """Send the lab's hosts what is wanted of this machine's cache, or all of it if nothing is named.
+
+    HostError if no host answers; the failure of one does not affect the others.
+    """
+    root = hub.cache.parents[1]
+    folders = [hub.folder(kind, name).relative_to(root).as_posix() for kind, name in prefetch.names(wanted)]
+    files = read_here(root, folders or ("",))
+    if not files and not folders:
+        raise HostError(f"HOST_CACHE_PATH {root} has nothing to send", hint="labctl cache --model NAME --hosts")
+    context.notice(f"{root}: {amount(sum(file.size for file in files.values()))} in {len(files)} files")
+    cluster = hosts_of()
+    folder = folder_on_hosts(cluster.settings)
+    filled, failures = fill(root, files, cluster.remote_hosts, folder, context.notice, dry_run=preview)
+    failed = {**cluster.failed, **failures}.items()
+    return filled, tuple(HostFailure(host=host, message=error.message, hint=error.hint) for host, error in failed)

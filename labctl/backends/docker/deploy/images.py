@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from labctl import accelerators
 from labctl.backends.docker.daemon import DockerEngine
-from labctl.backends.docker.deploy.plan import EnsureImage
+from labctl.backends.docker.deploy.steps import EnsureImage
 from labctl.backends.docker.images import catalog, foreign, packages
 from labctl.backends.docker.lab import device_requests
 from labctl.backends.docker.lab.cluster import Cluster
@@ -223,6 +225,21 @@ def build_from(context: Context, cluster: Cluster, base: str) -> dict[str, Any]:
 
     request = build.request(cluster.settings, cluster.accelerator, base, context.directory, context.environ)
     return foreign.make(request, base, context.notice)
+
+
+def require_directory(file: Path | None) -> None:
+    """ConfigError if a file cannot be written as its directory does not exist."""
+    if file and not file.parent.is_dir():
+        raise ConfigError(f"{file.parent}: no such directory", hint=f"mkdir -p {shlex.quote(str(file.parent))}")
+
+
+def with_sbom(built: dict[str, Any], file: Path | None) -> dict[str, Any]:
+    """Write the software bill of materials of a built image to a file, if one is named, and add it to the answer."""
+    if not file:
+        return built
+    from labctl.backends.docker.images import sbom
+
+    return {**built, "sbom": str(file), "packages": sbom.write(built["image"], file)}
 
 
 def remark(settings: Settings, workload: Workload) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -10,15 +9,14 @@ from labctl import model
 from labctl.backends.docker import agent
 from labctl.backends.docker.engine import Backend
 from labctl.config.context import Context
-from labctl.config.settings import Settings
-from labctl.errors import ConfigError, HostError
+from labctl.errors import HostError
 from labctl.model import HERE, Lab
 from labctl.records.active import since
 from labctl.system import filelock
 
 if TYPE_CHECKING:
-    from labctl.backends.docker.deploy.plan import Step
     from labctl.backends.docker.lab.cluster import Cluster
+    from labctl.backends.plan import Step
     from labctl.backends.state import ObservedState
 
 
@@ -57,22 +55,9 @@ def warn_small_arp_table(context: Context, cluster: Cluster, lab: Lab) -> None:
         )
 
 
-def require_initialised(context: Context) -> None:
-    """ConfigError in a directory that is no lab's: `up` there would make folders that nobody asked for."""
-    if not (context.directory / ".env").exists():
-        raise ConfigError(f"{context.directory} has no .env", hint=f"labctl init {shlex.quote(str(context.directory))}")
-
-
-def require_named(context: Context, settings: Settings) -> None:
-    """ConfigError if nothing says which lab is meant: the default name would be another lab's."""
-    if settings.origin("LAB_NAME") == "default" and not (context.directory / ".env").exists():
-        hint = "cd into the lab's directory, or name it: -C DIRECTORY; `labctl init DIRECTORY` creates one"
-        raise ConfigError(f"{context.directory} is not a lab directory (no .env)", hint=hint)
-
-
 def require_no_run(context: Context, engine: Backend, observed: ObservedState, steps: Iterable[Step]) -> None:
     """HostError if a plan would take containers from under a run."""
-    from labctl.backends.docker.deploy.plan import ApplyProject, RemoveContainers
+    from labctl.backends.docker.deploy.steps import ApplyProject, RemoveContainers
 
     touched: set[str] = set()
     for step in steps:
@@ -107,7 +92,7 @@ def runs_under_way(
 
 def require_lab_owner(context: Context, name: str, observed: ObservedState) -> None:
     """HostError if these containers belong to a lab of the same name that another person or directory has."""
-    from labctl.backends.docker.lab.cluster import owner as caller
+    from labctl.backends.owner import owner as caller
 
     owner = observed.owner_elsewhere(context.directory, caller())
     if owner:

@@ -10,12 +10,11 @@ from msgspec.structs import replace
 from labctl import accelerators, naming
 from labctl.backends.docker.compose import ssh_keys
 from labctl.backends.docker.deploy import clones
-from labctl.backends.docker.deploy.plan import (
+from labctl.backends.docker.deploy.steps import (
     EmptyDirectories,
     MakeDirectories,
     ProbeEngines,
     RemoveState,
-    Step,
     WriteFiles,
     WriteKeys,
 )
@@ -23,6 +22,7 @@ from labctl.backends.docker.hosts import push
 from labctl.backends.docker.hosts.ssh import Connection
 from labctl.backends.docker.lab import capabilities, device_requests
 from labctl.backends.docker.lab.cluster import Cluster
+from labctl.backends.plan import Step
 from labctl.backends.spec import own_mounts
 from labctl.model import HERE, File, Host, Lab
 from labctl.records import manifest

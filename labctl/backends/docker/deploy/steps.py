@@ -1,262 +1,334 @@
-"""Carries out each step of a plan and announces it; decides nothing."""
+"""The steps of plans on Docker hosts, each with its text and what carries it out."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import singledispatch
-from itertools import groupby
-from pathlib import Path
-from types import MappingProxyType
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 from msgspec.structs import replace
 
-from labctl import model, naming
-from labctl.accelerators import leases
-from labctl.backends.docker.agent import EarlyReach, reach
-from labctl.backends.docker.compose import render
-from labctl.backends.docker.deploy import decide, images, ledger, plan, preflight, provision
-from labctl.backends.docker.deploy.decide import Decision
+from labctl import naming
+from labctl.backends import spec
 from labctl.backends.docker.engine import connection_to
-from labctl.backends.docker.hosts import push
-from labctl.backends.docker.lab import cluster
-from labctl.backends.docker.lab.cluster import Cluster
-from labctl.backends.state import ObservedState
+from labctl.backends.plan import HostStep, Step
+from labctl.backends.state import Container
 from labctl.config.context import Context
-from labctl.errors import Failures, HostError, raise_all
-from labctl.model import HERE, Event, Lab
+from labctl.errors import Failures, HostError
+from labctl.model import HERE, LAUNCHER, File, Job, Lab
+from labctl.records.active import Run
 from labctl.system import files
-from labctl.system.parallel import map_hosts
-from labctl.system.progress import waiting_for
+
+if TYPE_CHECKING:
+    from labctl.backends.docker.agent import EarlyReach
+    from labctl.backends.docker.lab.cluster import Cluster
+    from labctl.records.manifest import Manifest
 
 
 @dataclass(kw_only=True)
 class Deployment:
-    """What steps act on: the hosts of a lab, less those that fail meanwhile."""
+    """The hosts of a lab that steps act on, less those that fail meanwhile."""
 
     context: Context
     cluster: Cluster
 
+    def host_of(self, error: HostError) -> str:
+        """Return the host on which a step failed."""
+        return error.node or HERE
+
 
 @dataclass(kw_only=True)
 class LabDeployment(Deployment):
-    """The same, with the lab that they are to have."""
+    """A deployment with the lab that its hosts are to have."""
 
     lab: Lab
     early: EarlyReach | None = None
     """The check over ssh, if it was begun before and nothing has changed containers since."""
+    pushed: dict[str, Manifest] = field(default_factory=dict)
+    """Files that runs were sent, by run."""
+
+    def host_of(self, error: HostError) -> str:
+        """Return the host on which a step failed, also if the error names a node of it."""
+        if error.node in self.lab.containers:
+            return self.lab.host_of(error.node).name
+        return super().host_of(error)
 
 
-def bring_up(
-    context: Context, decided: Decision, early: EarlyReach | None, *, wait: float
-) -> tuple[Cluster, ObservedState | None]:
-    """Carry out what `up` decided; returns the hosts left, and what was observed if nothing was changed since.
-
-    Once images and engines are ready, the rest is decided again. HostError names what failed on each host.
-    """
-    first, steps = decided.first, decided.plan.steps
-    if first:
-        site = Deployment(context=context, cluster=decided.cluster)
-        carry_out(steps[:first], site, decided.failed, after=len(steps) - first)
-        observed, able = preflight.observe(context, site.cluster)
-        lab, able = cluster.load_lab(context, able)
-        decided = decide.rest_of_up(context, able, lab, observed)
-        steps = decided.plan.steps
-    with leases.granting(decided.lab, wait=wait, notice=context.notice):
-        leases.require_free(decided.lab)
-        # One may have begun while this waited.
-        preflight.require_no_run(context, decided.cluster.engine, decided.observed, steps)
-        unchanged = early if len(steps) == 1 else None
-        site = LabDeployment(context=context, cluster=decided.cluster, lab=decided.lab, early=unchanged)
-        raise_all(carry_out(steps, site, decided.failed, before=first))
-    return decided.cluster, None if first or len(steps) > 1 else decided.observed
+def on(host: str) -> str:
+    return "" if host == HERE else f" on {host}"
 
 
-def carry_out(
-    steps: Sequence[plan.Step],
-    site: Deployment,
-    failed: Failures = MappingProxyType({}),
-    *,
-    before: int = 0,
-    after: int = 0,
-) -> dict[str, HostError]:
-    """Every step in order, those of different hosts concurrently; returns what failed on which host, with ``failed``.
+class PathStep(Step, frozen=True, kw_only=True):
+    """Something that is done to these paths, which are relative to the lab directory unless they lie elsewhere."""
 
-    A host that fails gets no further steps; HostError for another step that fails. ``before`` and ``after``: further
-    steps of the same plan.
-    """
-    lost = dict(failed)
-    of = before + len(steps) + after
-    numbered = [(f"[{number}/{of}]", step) for number, step in enumerate(steps, before + 1)]
-    for on_hosts, group in groupby(numbered, key=lambda one: isinstance(one[1], plan.HostStep)):
-        if on_hosts:
-            lost |= concurrently(group, site, lost)
-            continue
-        for number, whole in group:
-            if step := skip_failed_hosts(whole, site, lost):
-                announce(site, number, step)
-                try:
-                    lost |= do(step, site) or {}
-                except HostError as error:
-                    raise_all({**lost, host_of(site, error): error})
-    return lost
+    verb: ClassVar[str] = "write"
+    paths: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.verb} {', '.join(self.paths)}"
 
 
-def host_of(site: Deployment, error: HostError) -> str:
-    """The host on which a step failed, also where the error names a node of it."""
-    if isinstance(site, LabDeployment) and error.node in site.lab.containers:
-        return site.lab.host_of(error.node).name
-    return error.node or HERE
+class ProbeEngines(PathStep, frozen=True):
+    """Try limits, and how to request devices, with throw-away containers; the results are kept in these files."""
+
+    verb = "probe limits and devices, write"
+
+    def do(self, deployment: Deployment) -> Failures:
+        from labctl.backends.docker.lab.cluster import load_lab
+
+        before = deployment.cluster.failed
+        _, deployment.cluster = load_lab(deployment.context, deployment.cluster)
+        return {host: error for host, error in deployment.cluster.failed.items() if host not in before}
 
 
-def concurrently(group: Iterable[tuple[str, plan.Step]], site: Deployment, lost: Failures) -> dict[str, HostError]:
-    """The steps of each host in order, all hosts at once; returns what failed where. Lost hosts are skipped."""
-    queues: dict[str, list[tuple[str, plan.HostStep]]] = {}
-    for number, step in group:
-        if isinstance(step, plan.HostStep) and step.host not in lost:
-            queues.setdefault(step.host, []).append((number, step))
+class MakeDirectories(PathStep, frozen=True):
+    """Make these directories of this machine, for their owner alone."""
 
-    def work(host: str) -> None:
-        for number, step in queues[host]:
-            announce(site, number, step)
-            with busy(host):
-                do(step, site)
+    verb = "make"
 
-    with waiting_for("still running", site.context.notice) as busy:
-        return map_hosts(work, {host: host for host in queues})[1]
+    def do(self, deployment: Deployment) -> None:
+        for path in self.paths:
+            files.make_private(deployment.context.directory / path)
 
 
-def announce(site: Deployment, number: str, step: plan.Step) -> None:
-    site.context.emit(Event(kind="step", text=f"{number} {shorten(str(step))}"))
+class WriteKeys(PathStep, frozen=True):
+    """Generate missing ssh keys and write the files that follow from them."""
+
+    def do(self, deployment: LabDeployment) -> None:
+        from labctl.backends.docker.compose import ssh_keys
+
+        ssh_keys.ensure(deployment.lab)
 
 
-def shorten(text: str, width: int = 110) -> str:
-    return text if len(text) <= width else text[: width - 3] + "..."
+class RemoveState(PathStep, frozen=True):
+    """Remove these files and directories below the lab directory."""
+
+    verb = "remove"
+
+    def do(self, deployment: Deployment) -> None:
+        for name in self.paths:
+            files.remove(deployment.context.directory / name)
+
+    def without(self, deployment: Deployment, lost: Failures) -> RemoveState | None:  # noqa: ARG002
+        """Return None if the state is that of a lab which the lost hosts still have, as for `labctl clean`."""
+        return self if isinstance(deployment, LabDeployment) else None
 
 
-def skip_failed_hosts(step: plan.Step, site: Deployment, lost: Failures) -> plan.Step | None:
-    """The step as far as it concerns other hosts than the lost ones; None if nothing of it is left."""
-    if not lost or not isinstance(step, plan.WaitForSsh | plan.RemoveState):
-        return step
-    if not isinstance(site, LabDeployment):
-        # What `clean` removes is that of a lab which the lost hosts still have.
-        return None
-    if isinstance(step, plan.RemoveState):
-        return step
-    nodes = tuple(node.name for node in site.lab.nodes if node.name in step.nodes and node.host not in lost)
-    return replace(step, nodes=nodes) if nodes and site.lab.host_of(model.LAUNCHER).name not in lost else None
+class EmptyDirectories(PathStep, frozen=True):
+    """Remove all that is in these directories, which containers mount, below the lab directory."""
+
+    verb = "empty"
+
+    def do(self, deployment: Deployment) -> None:
+        for name in self.paths:
+            for path in (deployment.context.directory / name).iterdir():
+                files.remove(path)
 
 
-@singledispatch
-def do(step: object, site: Deployment) -> Failures | None:  # noqa: ARG001
-    """Carry out one step; returns the hosts on which it failed, if it goes on without them."""
-    raise TypeError(f"no way to carry out {type(step).__name__}")
+class EnsureImage(Step, frozen=True, kw_only=True):
+    """Build, pull or send the lab's image wherever it is not found."""
+
+    image: str
+    words: str
+
+    def __str__(self) -> str:
+        return self.words
+
+    def do(self, deployment: Deployment) -> Failures:
+        from labctl.backends.docker.deploy import images
+
+        failed = images.ensure(deployment.context, deployment.cluster, self.image)
+        deployment.cluster = deployment.cluster.excluding(failed)
+        return failed
 
 
-@do.register
-def _(step: plan.EnsureImage, site: Deployment) -> Failures:
-    failed = images.ensure(site.context, site.cluster, step.image)
-    site.cluster = site.cluster.excluding(failed)
-    return failed
+class WriteFiles(Step, frozen=True, kw_only=True):
+    """Write these files below the lab directory."""
+
+    files: tuple[File, ...]
+
+    def __str__(self) -> str:
+        return "write " + ", ".join(file.path for file in self.files)
+
+    def do(self, deployment: Deployment) -> None:
+        files.write_all(deployment.context.directory, self.files)
 
 
-@do.register
-def _(step: plan.ProbeEngines, site: Deployment) -> Failures:  # noqa: ARG001
-    before = site.cluster.failed
-    _, site.cluster = cluster.load_lab(site.context, site.cluster)
-    return {host: error for host, error in site.cluster.failed.items() if host not in before}
+class PushFiles(HostStep, frozen=True, kw_only=True):
+    """Make a host's folders and push the files of its nodes and the workloads; only ``folders`` if all is current."""
+
+    nodes: tuple[str, ...]
+    image: str
+    """Id of the image that they run."""
+    folders: bool = False
+
+    def __str__(self) -> str:
+        nodes = ", ".join(self.nodes)
+        return f"make folders of {nodes} on {self.host}" if self.folders else f"push files of {nodes} to {self.host}"
+
+    def do(self, deployment: LabDeployment) -> None:
+        from labctl.backends.docker.deploy import ledger, provision
+
+        engine = deployment.cluster.engine
+        ledger.note(deployment.lab.directory, self.host, engine.capabilities(self.host).identity())
+        provision.send(deployment.lab, deployment.lab.host(self.host), connection_to(engine, self.host), self.image)
 
 
-@do.register
-def _(step: plan.MakeDirectories, site: Deployment) -> None:
-    for path in step.paths:
-        files.make_private(site.context.directory / path)
+class RemoveContainers(HostStep, frozen=True, kw_only=True):
+    """Kill and remove these containers of the lab."""
+
+    containers: tuple[Container, ...]
+
+    def __str__(self) -> str:
+        return "remove " + ", ".join(container.node for container in self.containers) + on(self.host)
+
+    def do(self, deployment: Deployment) -> None:
+        deployment.cluster.engine.remove(self.host, "container", tuple(container.id for container in self.containers))
 
 
-@do.register
-def _(step: plan.WriteKeys, site: LabDeployment) -> None:  # noqa: ARG001
-    from labctl.backends.docker.compose import ssh_keys
+class ApplyProject(HostStep, frozen=True, kw_only=True):
+    """Create or start these nodes from their compose files, as one project."""
 
-    ssh_keys.ensure(site.lab)
+    project: str
+    nodes: tuple[str, ...]
+    changed: tuple[str, ...] = ()
+    """The containers that are not as they are to be; the others stay."""
 
+    def __str__(self) -> str:
+        return f"compose up {', '.join(self.nodes)} (project {self.project}){on(self.host)}"
 
-@do.register
-def _(step: plan.WriteFiles, site: Deployment) -> None:
-    files.write_all(site.context.directory, step.files)
+    def do(self, deployment: LabDeployment) -> None:
+        from labctl.backends.docker.compose import render
 
-
-@do.register
-def _(step: plan.RemoveState, site: Deployment) -> None:
-    for name in step.paths:
-        remove(site.context.directory / name)
-
-
-@do.register
-def _(step: plan.EmptyDirectories, site: Deployment) -> None:
-    for name in step.paths:
-        for path in (site.context.directory / name).iterdir():
-            remove(path)
+        composed = [naming.compose_path(node) for node in self.nodes]
+        for node in deployment.lab.nodes:
+            if node.name in self.nodes:
+                composed += [file.path for file in render.overrides(deployment.lab, node)]
+        paths = tuple(deployment.context.directory / path for path in composed)
+        deployment.cluster.engine.apply(self.host, self.project, paths)
 
 
-def remove(path: Path) -> None:
-    """Remove a file or directory. HostError."""
-    try:
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    except OSError as error:
-        raise HostError(f"cannot remove {error.filename}: {error.strerror}", hint=f"rm -r {path}") from error
+class WaitForSsh(Step, frozen=True, kw_only=True):
+    """Log in from the launcher to each of these workers over ssh, or say which could not be reached and why."""
+
+    nodes: tuple[str, ...]
+    seconds: int
+
+    def __str__(self) -> str:
+        return f"reach {', '.join(self.nodes)} over ssh within {self.seconds} s"
+
+    def do(self, deployment: LabDeployment) -> None:
+        from labctl.backends.docker.agent import reach
+
+        if not (deployment.early and deployment.early.passed(self.nodes)):
+            reach(deployment.lab, deployment.cluster.engine, self.nodes, self.seconds)
+
+    def without(self, deployment: LabDeployment, lost: Failures) -> WaitForSsh | None:
+        """Return the check of the nodes on other hosts; None if the launcher's host is lost or no node is left."""
+        lab = deployment.lab
+        nodes = tuple(node.name for node in lab.nodes if node.name in self.nodes and node.host not in lost)
+        return replace(self, nodes=nodes) if nodes and lab.host_of(LAUNCHER).name not in lost else None
 
 
-@do.register
-def _(step: plan.PushFiles, site: LabDeployment) -> None:
-    engine = site.cluster.engine
-    ledger.note(site.lab.directory, step.host, engine.capabilities(step.host).identity())
-    provision.send(site.lab, site.lab.host(step.host), connection_to(engine, step.host), step.image)
+class RemoveNetworks(HostStep, frozen=True, kw_only=True):
+    """Remove these networks of the lab."""
+
+    networks: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        return "remove network " + ", ".join(name for _, name in self.networks) + on(self.host)
+
+    def do(self, deployment: Deployment) -> None:
+        deployment.cluster.engine.remove(self.host, "network", tuple(identity for identity, _ in self.networks))
 
 
-@do.register
-def _(step: plan.RemoveContainers, site: Deployment) -> None:
-    site.cluster.engine.remove(step.host, "container", tuple(container.id for container in step.containers))
+class FetchLeftRuns(HostStep, frozen=True, kw_only=True):
+    """Fetch what runs left in the lab's directory on a host."""
+
+    directory: str
+
+    def __str__(self) -> str:
+        return f"fetch results left in {self.directory}/runs on {self.host}"
+
+    def do(self, deployment: Deployment) -> None:
+        from labctl.backends.docker.deploy import artifacts
+
+        connection, context = connection_to(deployment.cluster.engine, self.host), deployment.context
+        hidden = spec.hidden(deployment.cluster.settings)
+        artifacts.fetch_left(connection, self.directory, context.directory, hidden, context.notice)
 
 
-@do.register
-def _(step: plan.ApplyProject, site: LabDeployment) -> None:
-    files = [naming.compose_path(node) for node in step.nodes]
-    nodes = [node for node in site.lab.nodes if node.name in step.nodes]
-    files += [file.path for node in nodes for file in render.overrides(site.lab, node)]
-    paths = tuple(site.context.directory / file for file in files)
-    site.cluster.engine.apply(step.host, step.project, paths)
+class RemoveFiles(HostStep, frozen=True, kw_only=True):
+    """Remove what was pushed to a host."""
+
+    directory: str
+
+    def __str__(self) -> str:
+        return f"remove {self.directory} on {self.host}"
+
+    def do(self, deployment: Deployment) -> None:
+        from labctl.backends.docker.hosts import push
+
+        push.remove(connection_to(deployment.cluster.engine, self.host), self.directory)
 
 
-@do.register
-def _(step: plan.WaitForSsh, site: LabDeployment) -> None:
-    if not (site.early and site.early.passed(step.nodes)):
-        reach(site.lab, site.cluster.engine, step.nodes, step.seconds)
+class RemoveImage(HostStep, frozen=True, kw_only=True):
+    """Remove the lab's image from a host, unless a container there that is not the lab's still uses it."""
+
+    image: str
+
+    def __str__(self) -> str:
+        return f"remove image {self.image} on {self.host}"
+
+    def do(self, deployment: Deployment) -> None:
+        try:
+            deployment.cluster.engine.remove(self.host, "image", (self.image,))
+        except HostError as error:
+            # Docker's word for an image that a container uses.
+            _, conflict, why = error.message.partition("conflict: ")
+            if not conflict:
+                raise
+            deployment.context.warn(f"{self.host}: image {self.image} stays: {why}")
 
 
-@do.register
-def _(step: plan.RemoveNetworks, site: Deployment) -> None:
-    site.cluster.engine.remove(step.host, "network", tuple(identity for identity, _ in step.networks))
+class ForgetHost(HostStep, frozen=True, kw_only=True):
+    """Remove the records that a host has nodes of this lab."""
+
+    paths: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"remove {', '.join(self.paths)}"
+
+    def do(self, deployment: Deployment) -> None:
+        for path in self.paths:
+            (deployment.context.directory / path).unlink(missing_ok=True)
 
 
-@do.register
-def _(step: plan.RemoveFiles, site: Deployment) -> None:
-    push.remove(connection_to(site.cluster.engine, step.host), step.directory)
+class CheckNodes(WaitForSsh, frozen=True, kw_only=True):
+    """Log in to each node of a run, and see that the port at which its ranks meet is free on hosts' own networks."""
+
+    job: Job
+
+    def do(self, deployment: LabDeployment) -> None:
+        from labctl.backends.docker.deploy import readiness
+
+        super().do(deployment)
+        cluster = deployment.cluster
+        readiness.require_port(deployment.lab, self.job, cluster.engine, cluster.facts)
 
 
-@do.register
-def _(step: plan.RemoveImage, site: Deployment) -> None:
-    try:
-        site.cluster.engine.remove(step.host, "image", (step.image,))
-    except HostError as error:
-        # Docker's word for an image that a container uses.
-        _, conflict, why = error.message.partition("conflict: ")
-        if not conflict:
-            raise
-        site.context.warn(f"{step.host}: image {step.image} stays: {why}")
+class PushRun(Step, frozen=True, kw_only=True):
+    """Push the workloads, and the directories of this run and of those that it reads, to hosts."""
 
+    run: Run
+    reads: tuple[str, ...]
+    hosts: tuple[str, ...]
 
-@do.register
-def _(step: plan.ForgetHost, site: Deployment) -> None:
-    for path in step.paths:
-        (site.context.directory / path).unlink(missing_ok=True)
+    def __str__(self) -> str:
+        runs = ", ".join((f"{naming.OUTPUTS}/{self.run.run_id}", *(f"runs/{run}" for run in self.reads)))
+        return f"push workloads, {runs} to {', '.join(self.hosts)}"
+
+    def do(self, deployment: LabDeployment) -> None:
+        from labctl.backends.docker.deploy import artifacts
+
+        engine, run = deployment.cluster.engine, self.run
+        deployment.pushed[run.run_id] = artifacts.send(run.lab, run.job, engine, self.reads)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import os
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +16,7 @@ from labctl.backends.docker.daemon import DockerEngine
 from labctl.backends.docker.engine import Backend, Capabilities
 from labctl.backends.docker.hosts.ssh import Connection, LocalConnection, SshConnection, connected
 from labctl.backends.docker.multi import MultiHostEngine
+from labctl.backends.owner import owner
 from labctl.backends.state import ObservedState
 from labctl.config import inventory
 from labctl.config.context import BY_WORKLOAD, Context
@@ -43,8 +41,6 @@ THIS_MACHINE = (InventoryHost(name=HERE),)
 FACTS = ".lab/facts"
 """What hosts reported when they were last reached, in the lab directory: used for those that do not answer, so that
 nothing changes for the others."""
-DOCKER = "docker"
-"""The value of LAB_ENGINE for hosts with a Docker daemon."""
 FILES = ".labctl"
 """Where a lab's files are on a host, in the user's home directory there."""
 
@@ -199,15 +195,6 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
         return replace(lab, override=override.read(self.directory, lab.containers))
 
 
-def require_docker(settings: Settings, command: str = "this command") -> None:
-    """ConfigError where the lab is in a cluster."""
-    if settings.text("LAB_ENGINE") != DOCKER:
-        raise ConfigError(
-            f"{command} is for Docker hosts, and the lab is on Kubernetes (LAB_ENGINE)",
-            hint="there pods are started by each `labctl run`; -s LAB_ENGINE=docker is for hosts",
-        )
-
-
 @contextmanager
 def connect(
     context: Context,
@@ -223,7 +210,6 @@ def connect(
     Those that are drained are left out unless they are asked for, too. HostError where no host answers, if one has to
     (``demand``); ConfigError where two of them are one machine.
     """
-    require_docker(settings)
     every = read_inventory(context.directory, settings, drained=drained)
     if every == THIS_MACHINE:
         engine = backend_here(seconds)
@@ -403,15 +389,6 @@ def require_shared(cluster: Cluster) -> None:
             f"LAB_SHARED_DIR is {shared}, and the lab is in {cluster.directory}, which the hosts do not see",
             hint=f"move the lab below {shared}, or unset LAB_SHARED_DIR in .env: then its files are sent",
         )
-
-
-def owner() -> str:
-    """Who calls, and on which machine."""
-    try:
-        person = getpass.getuser()
-    except (KeyError, OSError):
-        person = str(os.getuid())
-    return f"{person}@{socket.gethostname()}"
 
 
 def load_lab(context: Context, cluster: Cluster, *, ask: bool = True, refresh: bool = False) -> tuple[Lab, Cluster]:

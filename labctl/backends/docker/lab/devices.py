@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from labctl import accelerators, errors
 from labctl.accelerators import groups, leases, observe
 from labctl.accelerators.vendor_tools import Run, describe, run_here
 from labctl.backends import spec
+from labctl.backends.devices import DetectedDevice, DeviceReport, HostDevices, NodeShare
 from labctl.backends.docker.hosts.ssh import Connection
 from labctl.backends.docker.lab import device_requests
 from labctl.backends.docker.lab.cluster import ANSWERING, Cluster, backend_here, connect, preview_lab
@@ -20,52 +21,11 @@ from labctl.config import override
 from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.errors import HostError, LabError
-from labctl.model import HERE, Device, Fabric, Node
+from labctl.model import HERE, Node
 from labctl.system import procfs
 from labctl.system.hostpath import HostPath
 from labctl.system.process import CompletedProcess
 from labctl.system.procfs import ROOT
-
-
-class DetectedDevice(Device, frozen=True, kw_only=True):
-    """A device of a host, its accelerator, the lab's node that gets it, and who holds its lease on this machine."""
-
-    kind: str
-    node: str | None
-    leased_by: str
-
-
-class NodeShare(Struct, frozen=True, kw_only=True):
-    """What a node of the lab gets of its host; ``devices`` by id."""
-
-    name: str
-    slots: int
-    cpus: tuple[int, ...]
-    devices: tuple[str, ...]
-
-
-class HostDevices(Struct, frozen=True, kw_only=True):
-    """What a host has for a lab, ``memory`` in bytes; ``accelerator`` is None if the wanted kind was not found."""
-
-    name: str
-    accelerator: str | None
-    reason: str
-    cpus: tuple[int, ...]
-    numa: tuple[tuple[int, ...], ...]
-    memory: int
-    devices: tuple[DetectedDevice, ...]
-    drivers: Mapping[str, str]
-    groups: tuple[int, ...]
-    infiniband: tuple[str, ...]
-    fabrics: tuple[Fabric, ...]
-    nodes: tuple[NodeShare, ...]
-    warnings: tuple[str, ...]
-
-
-class DeviceReport(Struct, frozen=True):
-    """The devices of each host."""
-
-    hosts: tuple[HostDevices, ...]
 
 
 class EffectiveSetting(Struct, frozen=True):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from labctl import model
-from labctl.backends.docker.lab.cluster import Cluster, owner
+from labctl.backends.docker.lab.cluster import Cluster
+from labctl.backends.owner import owner
 from labctl.backends.state import ObservedState, elsewhere
 from labctl.backends.status import LabStatus, NodeStatus
 from labctl.config.context import Context

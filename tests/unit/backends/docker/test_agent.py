@@ -9,13 +9,12 @@ import pytest
 from support.builders import job, lab, observed
 from support.fake_backend import Failed, FakeBackend
 
-from labctl.backends.docker import agent
+from labctl.backends.docker import agent, supervise
 from labctl.backends.docker.agent import AGENT, Follower
 from labctl.backends.docker.engine import OnLines
 from labctl.errors import HostError
 from labctl.records.active import ActiveRun, InUse, LaunchError, since
 from labctl.records.lines import Line
-from labctl.runs import supervise
 
 LAB = lab()
 JOB = job(LAB)

@@ -13,7 +13,7 @@ from labctl.backends.kubernetes import checks, job
 from labctl.backends.kubernetes.api import KubernetesEngine, Manifest, Refused
 from labctl.backends.kubernetes.examination import View
 from labctl.errors import HostError
-from labctl.runs.request import RunOptions, choose_workload
+from labctl.jobs.request import RunOptions, choose_workload
 from labctl.system.process import CompletedProcess
 
 ROOT = Path(__file__).parents[4]

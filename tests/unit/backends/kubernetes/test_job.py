@@ -10,7 +10,7 @@ from labctl.backends.kubernetes.job import ClusterJob
 from labctl.backends.kubernetes.target import Target
 from labctl.config import settings
 from labctl.errors import ConfigError
-from labctl.runs.request import RunOptions, choose_workload
+from labctl.jobs.request import RunOptions, choose_workload
 
 ROOT = Path(__file__).parents[4]
 ENVIRON = {"LAB_NAME": "demo", "HOME": "/home/someone", "LAB_ACCELERATOR": "cpu"}

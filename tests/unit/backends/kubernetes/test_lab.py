@@ -19,9 +19,9 @@ from labctl.backends.kubernetes.api import OUT, Manifest, Refused
 from labctl.backends.kubernetes.lab import ClusterLab
 from labctl.backends.kubernetes.run import ClusterRun
 from labctl.errors import ConfigError, HostError
+from labctl.jobs.request import RunOptions, choose_workload
 from labctl.model import Event
 from labctl.records import store
-from labctl.runs.request import RunOptions, choose_workload
 from labctl.system import filelock
 
 MARK = "labctl: the launcher ended with exit code "

@@ -12,7 +12,7 @@ import pytest
 from labctl import accelerators
 from labctl.backends.kubernetes import job, render, target
 from labctl.config import settings
-from labctl.runs.request import RunOptions, choose_workload
+from labctl.jobs.request import RunOptions, choose_workload
 
 ROOT = Path(__file__).parents[4]
 FOLDER = Path(__file__).parent / "expected"

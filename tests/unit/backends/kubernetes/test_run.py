@@ -38,12 +38,12 @@ from labctl.backends.kubernetes.run import (
 )
 from labctl.backends.kubernetes.target import Target
 from labctl.errors import HostError
+from labctl.jobs.request import RunOptions, choose_workload
 from labctl.model import Event, Result
 from labctl.records import store
 from labctl.records.active import Ended
 from labctl.records.lines import Line
-from labctl.runs.request import RunOptions, choose_workload
-from labctl.runs.verdict import RunOutcome
+from labctl.records.verdict import RunOutcome
 
 LIMIT = 30.0
 TOKEN = "hf_canary"  # noqa: S105 - to be found nowhere

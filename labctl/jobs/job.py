@@ -10,11 +10,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from labctl import accelerators, launchers
-from labctl.backends.docker.compose.render import template
 from labctl.config import hostfile
 from labctl.errors import ConfigError
 from labctl.launchers import LaunchSpec
 from labctl.model import HERE, Copy, File, Host, Job, Lab, Node, Workload
+from labctl.system.templates import template
 from labctl.workloads import deepspeed_config
 
 

@@ -8,13 +8,8 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from labctl import naming
-from labctl.backends.docker import agent
-from labctl.backends.docker.engine import Backend
-from labctl.errors import HostError
-from labctl.model import Job, Lab
+from labctl.model import Job
 from labctl.records.metrics import finite
-from labctl.system.parallel import pool
 
 # ``device 0 memory (MiB)``
 COLUMN = re.compile(r"(?P<device>device \d+ )?(?P<what>.+) \((?P<unit>[^)]*)\)")
@@ -40,19 +35,9 @@ class NodeSamples(Struct, frozen=True, kw_only=True):
     """By number."""
 
 
-def last(lab: Lab, engine: Backend, job: Job) -> tuple[NodeSamples, ...]:
-    """What was last sampled in each node of a run, which are asked at once; nothing of one that does not answer."""
-
-    def read(node: str) -> NodeSamples:
-        look = ("sh", "-c", 'head -n 1 "$1"; tail -n 1 "$1"', "sh", f"{job.directory}/samples/{node}.csv")
-        try:
-            said = engine.exec(naming.container_name(lab, node), look, user=agent.user(lab, node), limit=LIMIT).out
-        except HostError:
-            said = ""
-        return parse(node, said)
-
-    with pool(len(job.nodes)) as threads:
-        return tuple(threads.map(read, (node.name for node in job.nodes)))
+def look(job: Job, node: str) -> tuple[str, ...]:
+    """The command that prints the head and the last row of a node's samples."""
+    return ("sh", "-c", 'head -n 1 "$1"; tail -n 1 "$1"', "sh", f"{job.directory}/samples/{node}.csv")
 
 
 def parse(node: str, text: str) -> NodeSamples:

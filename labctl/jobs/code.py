@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from labctl.config import context
 from labctl.errors import ConfigError
+from labctl.jobs import inputs
+from labctl.jobs.job import WORK
 from labctl.model import Copy, Lab, Workload
-from labctl.runs import inputs
-from labctl.runs.job import WORK
 from labctl.system import git
 from labctl.system.files import PASSWORDS, SKIPPED, leads_out, walk
 from labctl.system.progress import amount

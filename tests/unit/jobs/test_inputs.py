@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from support.builders import host, lab, workload
 
 from labctl.errors import ConfigError
+from labctl.jobs import inputs
 from labctl.model import Lab, Mount
-from labctl.runs import inputs
 
 RUN = "/workspace/runs/r1"
 

@@ -122,14 +122,14 @@ def cache_of(lab: Lab) -> str:
 
 def in_container(lab: Lab, path: Path) -> str | None:
     """The path in the containers of a path on the host; None if it is not mounted."""
-    from labctl.backends.docker.attach.session import mounted_at
+    from labctl.system.mounts import mounted_at
 
     return mounted_at(path.resolve(), ((mount.source, mount.target) for mount in lab.mounts))
 
 
 def _lies_in_mount(lab: Lab, path: Path) -> bool:
     """Whether the path itself, wherever it leads, is in a folder that is mounted."""
-    from labctl.backends.docker.attach.session import mounted_at
+    from labctl.system.mounts import mounted_at
 
     named = Path(os.path.normpath(path))
     mounts = [(mount.source, mount.target) for mount in lab.mounts]

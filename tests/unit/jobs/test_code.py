@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from support.builders import lab, workload
 
 from labctl.errors import ConfigError, HostError
+from labctl.jobs import code, inputs
+from labctl.jobs.code import Code
 from labctl.model import Lab, Mount
-from labctl.runs import code, inputs
-from labctl.runs.code import Code
 from labctl.system import files, process
 from labctl.system.process import CompletedProcess
 from labctl.workloads import loader

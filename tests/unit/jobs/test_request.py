@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from support.builders import workload
 
 from labctl.errors import ConfigError
+from labctl.jobs import request
 from labctl.model import Criterion, Relative, Workload
 from labctl.records import store
-from labctl.runs import request
 from labctl.system import filelock
 
 

@@ -15,15 +15,14 @@ from support.builders import devices, job, lab, node, observed, printed
 from support.fake_backend import Failed, FakeBackend, silent
 from support.harness import wait_until
 
-from labctl.backends.docker import agent
+from labctl.backends.docker import agent, supervise
 from labctl.backends.state import ObservedState
 from labctl.errors import HostError
 from labctl.model import DeviceMapping, Secret
 from labctl.records import store
 from labctl.records.active import Ended
 from labctl.records.lines import Line
-from labctl.runs import supervise
-from labctl.runs.verdict import RunOutcome
+from labctl.records.verdict import RunOutcome
 
 LAB = lab()
 JOB = job(LAB)

@@ -23,12 +23,12 @@ from labctl.backends.docker.engine import Backend
 from labctl.backends.docker.events import Losses
 from labctl.backends.state import lost, paused
 from labctl.errors import HostError
+from labctl.jobs.job import GRACE, limited
 from labctl.model import LAUNCHER, Cause, Job, Lab
 from labctl.records import last_words, metrics, store
 from labctl.records.active import Ended, LaunchError
 from labctl.records.lines import Line
-from labctl.runs.job import GRACE, limited
-from labctl.runs.verdict import RunOutcome
+from labctl.records.verdict import RunOutcome
 from labctl.system import filelock
 
 REPORTED = re.compile(r"labctl: (rank \d+) on (\S+) exited with code (\d+)")

@@ -6,7 +6,7 @@ import pytest
 from support.builders import job, lab, printed
 from support.fake_backend import FakeBackend
 
-from labctl.runs.supervise import CrashWatch, RunStopper, signal_name
+from labctl.backends.docker.supervise import CrashWatch, RunStopper, signal_name
 
 
 @pytest.fixture

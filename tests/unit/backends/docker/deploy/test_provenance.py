@@ -9,10 +9,10 @@ from support import builders
 from support.builders import host, job, lab, node
 from support.fake_backend import FakeBackend
 
+from labctl.backends.docker.deploy import provenance
 from labctl.backends.state import ObservedState
 from labctl.config.context import Context
 from labctl.model import Cache, Device, DeviceMapping, Mount
-from labctl.runs import provenance
 
 CARD = Device(id="0", path="/dev/x0", pci="0000:3b:00.0", name="H100", uuid="GPU-1", firmware="96.00.61")
 CACHE = Mount(source="/srv/cache", target="/workspace/.cache")

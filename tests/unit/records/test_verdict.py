@@ -6,7 +6,7 @@ import pytest
 from support.builders import job, lab
 
 from labctl.model import Cause, Criterion, Metric, Relative, Verdict
-from labctl.runs.verdict import RunOutcome, judge, number
+from labctl.records.verdict import RunOutcome, judge, number
 
 THROUGHPUT = Criterion(metric="throughput", min=600)
 LOSS = Criterion(metric="loss", decrease=0.2)

@@ -8,8 +8,8 @@ from support.builders import job, lab
 from support.fake_backend import FakeBackend
 
 from labctl.errors import HostError
-from labctl.runs import samples
-from labctl.runs.samples import NodeSamples, Reading
+from labctl.records import samples
+from labctl.records.samples import NodeSamples, Reading
 
 HEAD = "seconds (s),cpu (%),memory (MiB),device 0 utilisation (%),device 10 utilisation (%)"
 

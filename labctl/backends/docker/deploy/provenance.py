@@ -18,8 +18,8 @@ from labctl.backends.spec import own_mounts
 from labctl.backends.state import ObservedState
 from labctl.errors import HostError
 from labctl.hub.client import HUB, Hub
+from labctl.jobs import inputs
 from labctl.model import HERE, Cache, Host, Job, Lab, Node
-from labctl.runs import inputs
 from labctl.system import parallel
 
 PACKAGES = ".lab/packages-of"

@@ -17,10 +17,10 @@ from msgspec.structs import replace
 from support.builders import host, job, lab, node, workload
 
 from labctl.errors import ConfigError
+from labctl.jobs import job as jobs
+from labctl.jobs.job import choose
 from labctl.model import Copy, Job, Lab, Pairs
 from labctl.records.lines import line_of
-from labctl.runs import job as jobs
-from labctl.runs.job import choose
 
 ODD = ["a;b", "$(touch x)", "`touch x`", "it's", 'say "x"', "two\nlines", "", "*", "~", "-n", "\\", "$HOME", "ü", "a b"]
 ARGUMENTS = ("--words", *ODD)

@@ -10,8 +10,8 @@ import pytest
 from support.builders import lab, workload
 
 from labctl.errors import ConfigError
+from labctl.jobs import checkpoints
 from labctl.model import Lab, Mount, Resume
-from labctl.runs import checkpoints
 
 OWN = Resume("--resume", "checkpoints/step-*", "whole.json")
 FILES = Resume("--load", "work/ckpt/*.pt")

@@ -16,10 +16,10 @@ from labctl import launchers
 from labctl.config import hostfile
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, nearest
+from labctl.jobs import checkpoints, code, inputs, job
 from labctl.model import BOUNDS, Criterion, Job, Lab, Relative, Workload
 from labctl.records import store
-from labctl.runs import checkpoints, code, inputs, job
-from labctl.runs.verdict import final
+from labctl.records.verdict import final
 from labctl.system.files import read_limited
 from labctl.workloads import deepspeed_config, external
 from labctl.workloads.schema import launcher_name
@@ -53,7 +53,6 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """Whether it is left once it is launched."""
     wait: bool = False
     """Whether it waits for other runs that have its nodes."""
-    dry_run: bool = False
     resume: str = ""
     """The run that it goes on from, or ``latest``."""
     retries: int = 0
@@ -64,7 +63,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
 
 
 # Options of one run alone, which no other takes from its record.
-OWN = ("detach", "wait", "dry_run", "resume", "retries", "retried", "batch")
+OWN = ("detach", "wait", "resume", "retries", "retried", "batch")
 
 
 def recorded(workload: Workload, options: RunOptions) -> dict[str, Any]:

@@ -1,0 +1,563 @@
+"""The backend of Docker hosts: this machine's daemon, or those of several hosts over ssh."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from msgspec.structs import replace
+
+from labctl import naming
+from labctl.backends import OnLines, Replay, RunPlan
+from labctl.backends.docker.deploy import preflight
+from labctl.backends.docker.lab.cluster import Cluster, load_lab, preview_lab
+from labctl.backends.docker.lab.cluster import connect as connect_hosts
+from labctl.backends.plan import Plan, carry_out
+from labctl.backends.state import ObservedState
+from labctl.config.context import Context
+from labctl.config.settings import Settings
+from labctl.errors import Failures, HostError, raise_all
+from labctl.model import LAUNCHER, Cache, Job, Lab, Result, Workload
+from labctl.records import store
+from labctl.records.active import ActiveRun, Run
+from labctl.records.lines import Line
+from labctl.system import filelock
+
+if TYPE_CHECKING:
+    from labctl.backends.devices import DeviceReport
+    from labctl.backends.docker.agent import EarlyReach
+    from labctl.backends.docker.events import Losses
+    from labctl.backends.finding import Finding
+    from labctl.backends.plan import Step
+    from labctl.backends.status import LabStatus
+    from labctl.hub.report import CacheReport
+    from labctl.jobs.replay import ReplayedRun
+    from labctl.jobs.request import RunOptions
+    from labctl.records.manifest import Manifest
+    from labctl.records.verdict import RunOutcome
+    from labctl.system.process import CompletedProcess
+
+UNSUPPORTED: Mapping[str, str] = {}
+"""Commands and options that this backend does not have: none."""
+PATIENCE = 300
+"""Seconds to wait for another `up` or `down` of the same lab, and for devices that another lab holds."""
+
+
+class UpPlan(Plan, frozen=True):
+    """The rest of `up`: with the lab that the hosts are to have, and the hosts that it skips."""
+
+    lab: Lab | None = None
+    failed: Failures = {}  # noqa: RUF012 - msgspec copies it
+
+
+class DownPlan(Plan, frozen=True):
+    """The removal of a lab, and the hosts that it skips."""
+
+    failed: Failures = {}  # noqa: RUF012
+
+
+class NewRun(Run, frozen=True, kw_only=True):
+    """A run that is about to begin, with what was observed of its nodes; ``observed`` is None in a preview only."""
+
+    rebuild: Callable[[Lab], Job] | None = None
+    """Builds the job for the lab with another port; None for a replay, whose job is fixed."""
+    observed: ObservedState | None = None
+    origin: Future[dict[str, Any]] | None = None
+    """The facts of the run's record that are being found out."""
+    early: EarlyReach | None = None
+    active: tuple[ActiveRun, ...] = ()
+    foreign: Failures = {}  # noqa: RUF012
+    """Hosts that have another user's lab of this name."""
+
+
+def settings_for(context: Context, settings: Settings, workload: Workload) -> Settings:
+    """Return the settings with the image and the packages that a workload needs, unless they name an image."""
+    from labctl.backends.docker.deploy import images
+
+    changed = images.for_workload(context, settings, workload)
+    if remark := images.remark(changed, workload):
+        context.warn(remark)
+    return changed
+
+
+@contextmanager
+def connect(context: Context, settings: Settings, **options: Any) -> Iterator[DockerBackend]:
+    """Open the backend for one command; hosts are connected when they are first needed, with these ``options``."""
+    with ExitStack() as held:
+        yield DockerBackend(context, settings, held, options)
+
+
+class DockerBackend:
+    """The lab of a directory on Docker hosts."""
+
+    name = "docker"
+
+    def __init__(self, context: Context, settings: Settings, held: ExitStack, options: Mapping[str, Any]) -> None:
+        self.context, self.settings = context, settings
+        self._held, self._options = held, options
+        self._cluster: Cluster | None = None
+        self._lab: Lab | None = None
+        self._observed: ObservedState | None = None
+        """State of the containers, if nothing was changed since."""
+        self._early: EarlyReach | None = None
+        self._losses: Losses | None = None
+        self._pushed: dict[str, Manifest] = {}
+        """Files that runs were sent, by run."""
+
+    @property
+    def cluster(self) -> Cluster:
+        """The hosts that are usable. HostError if none answers."""
+        if self._cluster is None:
+            self._cluster = self._held.enter_context(connect_hosts(self.context, self.settings, **self._options))
+        return self._cluster
+
+    @cluster.setter
+    def cluster(self, cluster: Cluster) -> None:
+        self._cluster, self._lab = cluster, None
+
+    def with_context(self, context: Context) -> DockerBackend:
+        """Return a backend on the same connections that reports to another context."""
+        _ = self.cluster
+        other = copy.copy(self)
+        other.context = context
+        return other
+
+    # --- the lab ---
+
+    def lab(self) -> Lab:
+        """Return the lab on its hosts as they are; hosts without its devices are left out from now on."""
+        if self._lab is None:
+            self._lab, self._cluster = load_lab(self.context, self.cluster, ask=False)
+        return self._lab
+
+    def status(self) -> LabStatus:
+        """Return the state of the containers; hosts that do not answer are named in it."""
+        from labctl.backends.docker.lab.status import status_of
+
+        return status_of(self.context, self.cluster, self._observed)
+
+    def devices(self) -> DeviceReport:
+        """Return the devices of each host; needs neither an engine nor a lab."""
+        from labctl.backends.docker.lab import devices
+
+        return devices.devices(self.context)
+
+    def findings(self, node: str = "") -> tuple[Finding, ...]:
+        """Run the checks of hosts, engines, lab and nodes."""
+        from labctl.backends.docker.checks import run
+
+        return run.findings(self.context, node=node)
+
+    def plan_prepare(self, *, preview: bool = False) -> Plan:
+        """Plan what makes the image available and probes engines. HostError for what stops `up` everywhere."""
+        from labctl.backends.docker.checks import run as checks
+        from labctl.backends.docker.deploy import images, ledger, provision
+
+        self._observed, cluster = preflight.observe(self.context, self.cluster)
+        # The nodes are asked while the rest is decided.
+        self._early = None if preview else cluster.begin_reach(self._observed)
+        ledger.warn_orphaned_hosts(self.context, cluster)
+        lab, cluster = preview_lab(cluster)
+        cluster = checks.preflight(self.context, lab, cluster, "up")
+        steps, failed = images.plan_images(self.context, cluster, self._observed)
+        self.cluster = cluster.excluding(failed)
+        preflight.report_accelerator(self.context, self.cluster, lab)
+        preflight.warn_small_arp_table(self.context, self.cluster, lab)
+        return Plan((*steps, *provision.plan_probe(self.cluster)))
+
+    def plan_up(self, *, preview: bool = False) -> Plan:
+        """Plan the lab directory and the containers, once the image is everywhere and engines were probed."""
+        from labctl.backends.docker.checks import run as checks
+        from labctl.backends.docker.deploy import decide
+        from labctl.backends.docker.deploy.steps import ApplyProject
+
+        if self._observed is None:
+            self._observed, self.cluster = preflight.observe(self.context, self.cluster)
+        lab, self.cluster = preview_lab(self.cluster) if preview else load_lab(self.context, self.cluster)
+        plan, failed = decide.up(self.context, self.cluster, lab, self._observed)
+        if any(isinstance(step, ApplyProject) for step in plan.steps):
+            checks.require_compose(self.context, lab, self.cluster)
+        if preview:
+            preflight.warn_excluded_hosts(self.context, failed)
+        return UpPlan(plan.steps, lab=lab, failed=failed)
+
+    def plan_down(self, *, images: bool = False, state: str = "") -> Plan:
+        """Plan the removal of all with the lab's label, of what hosts were sent, and of image or state if asked for."""
+        from labctl.backends.docker.deploy import decide
+
+        self._observed, plan, failed = decide.down(self.context, self.cluster, images_too=images, state=state)
+        return DownPlan(plan.steps, failed=failed)
+
+    def carry_out(self, plan: Plan) -> None:
+        """Carry out a plan of this backend. HostError names what failed on each host."""
+        if isinstance(plan, UpPlan) and plan.lab:
+            self._bring_up(plan, plan.lab)
+        elif isinstance(plan, DownPlan):
+            raise_all(carry_out(plan.steps, self._deployment(), plan.failed))
+            self.context.forget_image()
+        elif plan.steps:
+            deployment = self._deployment()
+            carry_out(plan.steps, deployment, self.cluster.failed)
+            self.cluster, self._observed, self._early = deployment.cluster, None, None
+
+    def _deployment(self) -> Any:
+        from labctl.backends.docker.deploy.steps import Deployment
+
+        return Deployment(context=self.context, cluster=self.cluster)
+
+    def _bring_up(self, plan: UpPlan, lab: Lab) -> None:
+        from labctl.accelerators import leases
+        from labctl.backends.docker.deploy.steps import LabDeployment
+
+        with leases.granting(lab, wait=PATIENCE, notice=self.context.notice):
+            leases.require_free(lab)
+            # One may have begun while this waited.
+            preflight.require_no_run(self.context, self.cluster.engine, self._seen(), plan.steps)
+            changes = len(plan.steps) > 1
+            early = None if changes else self._early
+            deployment = LabDeployment(context=self.context, cluster=self.cluster, lab=lab, early=early)
+            failed = carry_out(plan.steps, deployment, plan.failed)
+            self._observed = None if changes else self._observed
+            raise_all(failed)
+        self.context.keep_image(self.settings)
+
+    def _seen(self) -> ObservedState:
+        return self._observed or self.cluster.engine.observe(self.settings.text("LAB_NAME"))
+
+    def under_way(self) -> tuple[str, ...]:
+        """Describe the runs that are under way in the launcher, or recorded by this machine."""
+        return preflight.runs_under_way(self.context, self.cluster.engine, self._seen())
+
+    def require_idle(self) -> None:
+        """HostError if a run is under way."""
+        preflight.require_idle(self.context, self.cluster.engine, self._seen())
+
+    def fill(self, workload: str, wanted: Cache, *, hosts: bool, preview: bool) -> CacheReport:
+        """Download models and datasets into this machine's cache, and with ``hosts`` send them to the lab's hosts."""
+        from labctl.backends.docker.deploy import cache
+
+        return cache.fill_lab(
+            self.context, self.settings, lambda: self.cluster, workload, wanted, hosts=hosts, preview=preview
+        )
+
+    def on_hosts(
+        self, script: str, arguments: tuple[str, ...], seconds: float
+    ) -> tuple[Mapping[str, CompletedProcess], Failures]:
+        """Run a script on each host, which ends it after so many seconds; also the hosts on which it did not end."""
+        from labctl.backends.docker.deploy import on_hosts
+
+        return on_hosts.run(self.cluster, script, arguments, seconds)
+
+    def remains(self) -> tuple[tuple[str, ...], Failures]:
+        """Describe what hosts have of the lab and its runs, and the hosts that do not answer."""
+        from labctl.backends.docker.deploy import on_hosts
+
+        return on_hosts.remains(self.cluster)
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of labctl, of the image, and of the engine and kernel of each host."""
+        from labctl.backends.docker.deploy import on_hosts
+
+        return on_hosts.versions(self.cluster)
+
+    def freeze(self) -> dict[str, Any]:
+        """Describe images, packages, files, data and devices of the lab. HostError if a host does not answer."""
+        from labctl.backends.docker.deploy import frozen
+
+        lab = self.lab()
+        raise_all(self.cluster.failed)
+        return frozen.of(self.context, self.cluster, lab)
+
+    def not_replayable(self, recorded: ReplayedRun) -> Iterator[str]:
+        """Yield what a recorded run had and that cannot be had now; uncommitted changes are only warned of."""
+        from labctl.backends.docker.deploy import readiness, replayable
+
+        lab = self.lab()
+        readiness.require_hosts(lab, recorded.job, self.cluster.failed)
+        observed = self.cluster.engine.observe(lab.name, self.cluster.image)
+        yield from replayable.missing(self.cluster, lab, observed, recorded)
+        for remark in replayable.uncommitted(lab, recorded):
+            self.context.warn(remark)
+
+    def remove_keys(self) -> bool:
+        """Remove the lab's private keys, which the next `up` makes; tell if it has containers. HostError in a run."""
+        from labctl.backends.docker.compose import ssh_keys
+
+        self._observed, self.cluster = preflight.observe(self.context, self.cluster)
+        lab = self.lab()
+        preflight.require_idle(self.context, self.cluster.engine, self._observed)
+        for path in ssh_keys.private(lab):
+            path.unlink()
+        return bool(self._observed.containers)
+
+    # --- nodes ---
+
+    def exec(self, run: Run, node: str, argv: tuple[str, ...], *, limit: float) -> CompletedProcess:
+        """Run a short program in a node as the lab's user, whatever its exit code."""
+        from labctl.backends.docker import agent
+
+        container, user = naming.container_name(run.lab, node), agent.user(run.lab, node)
+        return self.cluster.engine.exec(container, argv, user=user, limit=limit)
+
+    def attach(
+        self, nodes: tuple[str, ...], command: tuple[str, ...], *, stdin: Literal["terminal", "pipe"], prompt: bool
+    ) -> int:
+        """Run a command in one node, or from the launcher on several; return its exit code."""
+        from labctl.backends.docker.attach import target
+
+        return target.attach(self.context, nodes, command, stdin=stdin, prompt=prompt)
+
+    def logs(self, node: str | None, on_line: Callable[[str], None], *, follow: bool, colors: bool) -> None:
+        """Pass on the logs of a node's container, or of all containers."""
+        from labctl.backends.docker.attach import target
+
+        name = self.settings.text("LAB_NAME")
+        with target.reached(self.context, name, node) as engine:
+            engine.logs(naming.project_name(name), on_line, node=node or "", follow=follow, color=colors)
+
+    # --- runs ---
+
+    def begin(self, workload: Workload, options: RunOptions, now: datetime, replayed: Replay | None = None) -> Run:
+        """Build the job of a new run on the lab's nodes; checks the workload's inputs on this host."""
+        from labctl.jobs.request import build_job, renamed
+
+        lab = self.lab()
+        if replayed:
+            return NewRun(lab=lab, job=replayed(now))
+        job = build_job(lab, workload, options, now, self.context.warn)
+        if text := renamed(lab, options):
+            self.context.notice(f"{options.hostfile}: {text}")
+        return NewRun(lab=lab, job=job, rebuild=lambda moved: build_job(moved, workload, options, now))
+
+    def observe(self, run: Run, *, preview: bool = False) -> Run:
+        """Observe the containers, begin what can be found out meanwhile, and give the run a port of its own."""
+        from labctl.backends.docker import agent
+        from labctl.backends.docker.deploy import provenance, readiness
+        from labctl.records.active import in_use
+
+        new = cast("NewRun", run)
+        lab, job, engine = new.lab, new.job, self.cluster.engine
+        lock = self.context.directory / filelock.LAB
+        if not preview and filelock.is_held(lock):
+            # What is observed next is not in the middle of a change.
+            with filelock.held(lock, "labctl run", wait=PATIENCE, notice=self.context.notice):
+                pass
+        observed = readiness.observe(self.context, self.cluster, preview=preview)
+        if observed is None:
+            return new
+        origin = None if preview else provenance.begin(lab, job, self.cluster, observed)
+        foreign = preflight.find_foreign_labs(self.context, lab.name, observed)
+        nodes = tuple(node.name for node in job.nodes)
+        early = None if foreign or preview else agent.begin_reach(engine, observed, nodes)
+        active = readiness.under_way(lab, engine, observed, preview=preview)
+        if active and new.rebuild is None:
+            raise in_use(active)
+        if active and new.rebuild:
+            lab = readiness.with_own_port(lab, active)
+            job = new.rebuild(lab)
+        return replace(
+            new, lab=lab, job=job, observed=observed, origin=origin, early=early, active=active, foreign=foreign
+        )
+
+    def needs_up(self, run: Run) -> bool:
+        """Tell if the lab is not up as the run's workload, which has an image of its own, needs it."""
+        from labctl.backends.docker.deploy import readiness
+
+        new = cast("NewRun", run)
+        own_image = new.observed and new.job.workload.has_own_image
+        return bool(own_image and readiness.not_up(new.lab, new.job.containers, cast("ObservedState", new.observed)))
+
+    def require_ready(self, run: Run, options: RunOptions, *, preview: bool = False) -> None:
+        """HostError or ConfigError for what stops the run; a preview only warns of a lab that is not up yet."""
+        from labctl.backends.docker.checks import run as checks
+        from labctl.backends.docker.deploy import readiness
+
+        new = cast("NewRun", run)
+        readiness.require_hosts(new.lab, new.job, {**self.cluster.failed, **new.foreign})
+        checks.preflight(self.context, new.lab, self.cluster, "run")
+        observed, launcher = new.observed, bool(options.launcher)
+        readiness.require_ready(
+            self.context, self.cluster, new.lab, new.job, observed, launcher=launcher, preview=preview
+        )
+        readiness.require_free(new.job, new.active, options)
+
+    def confirm_image(self, run: Run, ask: Callable[[str], bool] | None, *, preview: bool = False) -> None:
+        """Ask if the image of the run's workload may be built and the lab brought up with it. HostError if not."""
+        from labctl.backends.docker.deploy import images
+
+        new = cast("NewRun", run)
+        image_id = new.observed.on(new.lab.hosts[0].name).image if new.observed else None
+        images.confirm_image(new.job.workload, new.lab.image, bool(image_id), ask, dry_run=preview)
+
+    def require_launcher(self, workload: Workload) -> None:
+        """HostError unless the launcher is up as the settings and the workload have it."""
+        from labctl.backends.docker.deploy import readiness
+
+        readiness.require_launcher(self.context, self.cluster, self.lab(), workload)
+
+    def plan_run(self, run: Run, *, preview: bool = False) -> RunPlan:
+        """Plan a run that is ready: its nodes are checked, and hosts are sent its files."""
+        from labctl.backends.docker.deploy import artifacts, readiness
+        from labctl.backends.docker.deploy.steps import CheckNodes, PushRun
+        from labctl.jobs import inputs
+
+        new = cast("NewRun", run)
+        lab, job, cause = new.lab, new.job, f"run {new.run_id}"
+        if preview and new.observed:
+            readiness.require_port(lab, job, self.cluster.engine, self.cluster.facts)
+        nodes = tuple(node.name for node in job.nodes)
+        hosts = tuple(host.name for host in artifacts.hosts_apart(lab, job))
+        earlier = inputs.earlier(lab, job.workload)
+        push = PushRun(run=new, reads=earlier, hosts=hosts, cause=cause)
+        elsewhere = f", and fetch it from {', '.join(hosts)}" if hosts else ""
+        return RunPlan(
+            before=(CheckNodes(nodes=nodes, seconds=15, job=job, cause="a run needs every node"),),
+            record=store.record(lab, self.settings, job, {} if preview else self._versions(new), preview=preview),
+            send=(push,) if hosts else (),
+            launch=_launch_text(job),
+            collect=f"move {naming.OUTPUTS}/{job.run_id} to runs{elsewhere}",
+        )
+
+    def _versions(self, new: NewRun) -> dict[str, Any]:
+        """Return the versions of a run's record, and what was found out about it meanwhile."""
+        first = new.lab.hosts[0].name
+        image_id = new.observed.on(first).image if new.observed else None
+        engine = self.cluster.engine.capabilities(first).versions()
+        return {**store.versions(new.lab, engine, image_id), **(new.origin.result() if new.origin else {})}
+
+    def carry_out_steps(self, run: Run, steps: tuple[Step, ...], *, before: int, after: int) -> None:
+        """Carry out steps of a run's plan, of which others come before and after."""
+        from labctl.backends.docker.deploy.steps import LabDeployment
+
+        early = cast("NewRun", run).early
+        deployment = LabDeployment(
+            context=self.context, cluster=self.cluster, lab=run.lab, early=early, pushed=self._pushed
+        )
+        raise_all(carry_out(steps, deployment, before=before, after=after))
+
+    def start(self, run: Run, options: RunOptions) -> None:
+        """Have the agent in the launcher launch a run that is not followed."""
+        from labctl.backends.docker import agent
+
+        agent.start(run.lab, self.cluster.engine, self._launch(run, options))
+
+    def _launch(self, run: Run, options: RunOptions) -> Any:
+        from labctl.backends.docker.supervise import launch_of
+
+        patience = 0 if options.detach else self.settings.number("LAB_RUN_PATIENCE")
+        stall = self.settings.number("LAB_STALL_SECONDS")
+        return launch_of(run.lab, run.job, patience=patience, stall=stall, detach=options.detach, wait=options.wait)
+
+    def supervise(
+        self,
+        run: Run,
+        keep: Callable[[Sequence[Line]], Sequence[Line]],
+        options: RunOptions | None = None,
+        *,
+        age: float = 0,
+    ) -> RunOutcome:
+        """Launch a run, or follow one that was launched before, to its end."""
+        from labctl.backends.docker.supervise import supervise
+
+        return supervise(
+            run.lab,
+            run.job,
+            self.cluster.engine,
+            keep,
+            self._launch(run, options) if options else None,
+            losses=self._losses,
+            age=age,
+            notice=self.context.notice,
+        )
+
+    def output(self, run: Run, on_lines: OnLines, given_up: Callable[[], bool] = bool) -> None:
+        """Hand on the lines of a run from its beginning to its end, over one connection after another."""
+        from labctl.backends.docker import agent
+
+        follower = agent.Follower(on_lines, self.context.notice, given_up)
+        agent.follow(run.lab, self.cluster.engine, run.run_id, follower)
+
+    def log(self, run: Run, on_lines: OnLines) -> bool:  # noqa: ARG002
+        """Return False: who follows a run keeps its lines in the record."""
+        return False
+
+    def recorded(self, run_id: str) -> Run:
+        """Load a run of the record, on the lab as it is now."""
+        return Run(lab=self.lab(), job=store.load_job(self.context.directory, run_id))
+
+    def active(self) -> Mapping[str, ActiveRun]:
+        """Ask the agent in the launcher for runs; the state of unjudged ones is unknown if it does not answer."""
+        from labctl.backends.docker import agent
+
+        with suppress(HostError):
+            observed = self.cluster.engine.observe(self.settings.text("LAB_NAME"))
+            if observed.container(LAUNCHER) or not (observed.silent or self.cluster.failed):
+                return agent.runs(self.cluster.engine, observed)
+        return store.unknown(self.context.directory)
+
+    @contextmanager
+    def sharing_losses(self) -> Iterator[None]:
+        """Have all runs within the block share one subscription; on several hosts each run listens by itself.
+
+        A host that was lost and is there again is listened to by the next run alone.
+        """
+        from labctl.backends.docker.events import Losses
+
+        lab = self.lab()
+        self._losses = Losses(self.cluster.engine, lab.name) if len(lab.hosts) == 1 else None
+        try:
+            yield
+        finally:
+            self._losses = None
+
+    def stop(self, run: Run, grace: float, message: str) -> None:
+        """Have the agent end a run: TERM, and KILL after ``grace`` seconds."""
+        from labctl.backends.docker import agent
+
+        agent.stop(run.lab, self.cluster.engine, run.run_id, grace, message)
+
+    def end(self, run_id: str) -> None:
+        """Kill what is left of a run in the launcher and in its nodes, whose agent is gone."""
+        from labctl.backends.docker import agent
+
+        lab, path = self.lab(), store.directory(self.context.directory, run_id)
+        job = store.job(path)
+        nodes = tuple(node.name for node in job.nodes if node.name in lab.containers)
+        engine, age = self.cluster.engine, store.age(path)
+        agent.reap(lab, engine, run_id, 0, nodes=nodes, lasted=age, launcher=job.launcher)
+
+    def collect(self, run_id: str) -> None:
+        """Move what ranks wrote here into the run's record; fetch what they wrote on hosts, and remove it there."""
+        from labctl.backends.docker.deploy import artifacts
+
+        pushed = self._pushed.pop(run_id, None)
+        artifacts.collect(self.lab(), run_id, self.cluster.engine, self.context.warn, pushed)
+
+    def evidence(self, run: Run, since: float) -> dict[str, str]:
+        """Return what each host and its engine saw since a time."""
+        from labctl.backends.docker.deploy import evidence
+
+        return evidence.of_hosts(run.lab, self.cluster.engine, since)
+
+    def forget(self, run: Run) -> None:
+        """Have the agent remove what it keeps of a run that has ended."""
+        from labctl.backends.docker import agent
+
+        agent.forget(run.lab, self.cluster.engine, run.run_id)
+
+    def without_lost(self, options: RunOptions, ended: Result, error: HostError) -> RunOptions:
+        """Return the options without the nodes that did not come up again; raise ``error`` if none are left."""
+        from labctl.backends.docker.deploy import readiness
+
+        return readiness.without_lost(self.context, self.cluster, options, ended, error)
+
+
+def _launch_text(job: Job) -> str:
+    import shlex
+
+    started = shlex.join((job.workload.script, *job.workload.arguments))
+    return f"in launcher, at most {job.timeout:g} s: {shlex.join(job.argv)}, which starts {started}"

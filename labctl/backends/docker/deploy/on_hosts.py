@@ -1,0 +1,70 @@
+"""Scripts on the hosts of a lab, what is left there, and versions."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+
+from labctl.backends.docker.hosts.ssh import Connection
+from labctl.backends.docker.lab.cluster import Cluster
+from labctl.errors import Failures, HostError
+from labctl.model import HERE
+from labctl.records import store
+from labctl.system.parallel import map_hosts
+from labctl.system.process import CompletedProcess
+
+# Every process of a run has its id in the environment.
+PROCESSES = r"""# processes of runs
+for path in $(grep -slaF LABCTL_RUN_ID= /proc/[0-9]*/environ); do
+    id=$(tr '\0' '\n' <"$path" | sed -n 's/^LABCTL_RUN_ID=//p')
+    printf '%s %s\n' "$id" "$(tr '\0' ' ' <"${path%environ}cmdline" | head -c 100)"
+done
+"""
+
+
+def run(
+    cluster: Cluster, script: str, words: tuple[str, ...], seconds: float
+) -> tuple[Mapping[str, CompletedProcess], Failures]:
+    """Run a script on each host of the lab: what came of it, by host, and the hosts where it did not end."""
+
+    # Ended there, as it would go on behind a connection that is closed. The first line is what errors call it.
+    name, limited = script.partition("\n")[0], f'timeout -k 10 {seconds:g} sh -c {shlex.quote(script)} sh "$@"'
+
+    def on_one(connection: Connection) -> CompletedProcess:
+        return connection.run(f"{name}\n{limited}", *words, timeout=seconds + 15, check=False)
+
+    if here := cluster.connections.get(HERE):
+        # In this thread, where Ctrl-C ends it.
+        try:
+            return {HERE: on_one(here)}, {}
+        except HostError as error:
+            return {}, {HERE: error}
+    done, lost = map_hosts(on_one, cluster.connections)
+    unreached = {host: error for host, error in cluster.failed.items() if host not in cluster.connections}
+    return done, {**unreached, **lost}
+
+
+def remains(cluster: Cluster) -> tuple[tuple[str, ...], Failures]:
+    """Describe what the hosts have of the lab and of its runs; also the hosts that do not answer."""
+    runs = set(store.ids(cluster.directory))
+    observed = cluster.engine.observe(cluster.settings.text("LAB_NAME"))
+    silent: dict[str, HostError] = {**cluster.failed, **dict(observed.silent)}
+    left = [f"container {container.name} on {container.host}" for container in (*observed.containers, *observed.probes)]
+    left += [f"network {name}" for _, name in (*observed.networks, *observed.probe_networks)]
+    done, lost = map_hosts(lambda connection: connection.run(PROCESSES, check=False), cluster.connections)
+    for host, answer in done.items():
+        lines = (line for line in answer.out.splitlines() if line.partition(" ")[0] in runs)
+        left += [f"process on {host}: {line}" for line in lines]
+    return tuple(left), {**silent, **lost}
+
+
+def versions(cluster: Cluster) -> dict[str, str]:
+    """Return the versions of labctl, of the image, and of engine and kernel of each host that answers."""
+    from importlib import metadata
+
+    engine = cluster.engine
+    asked, _ = map_hosts(lambda host: engine.capabilities(host).versions(), {host: host for host in engine.hosts})
+    known = {"labctl": metadata.version("labctl"), "image": cluster.image}
+    for host, versions in asked.items():
+        known |= {f"{part} of {host}": versions[part] for part in ("engine", "kernel")}
+    return known

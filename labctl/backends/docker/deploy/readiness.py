@@ -1,0 +1,237 @@
+"""What must hold on Docker hosts before a run begins."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+
+from msgspec.structs import replace
+
+from labctl import accelerators, model, naming
+from labctl.backends.docker import agent
+from labctl.backends.docker.compose import render
+from labctl.backends.docker.deploy import images, plan, preflight
+from labctl.backends.docker.engine import Backend, connection_to
+from labctl.backends.docker.hosts import facts as survey
+from labctl.backends.docker.images import catalog
+from labctl.backends.docker.lab.cluster import Cluster
+from labctl.backends.state import ObservedState, lost
+from labctl.config.context import Context
+from labctl.config.settings import sounds_secret
+from labctl.errors import ConfigError, HostError
+from labctl.jobs import inputs
+from labctl.jobs.request import RunOptions, without
+from labctl.model import Job, Lab, Result, Workload
+from labctl.records import store
+from labctl.records.active import ActiveRun, in_use
+from labctl.records.left import out_of_reach
+from labctl.system import routing
+
+
+def not_up(lab: Lab, containers: tuple[str, ...], observed: ObservedState) -> list[tuple[str, str]]:
+    """Those of these containers that are not as the settings and the image now say, with the reason."""
+    # Of a large lab no more is rendered than is looked at: a batch does so for each of its jobs.
+    names = render.extra_hosts(lab)
+    owners = {lab.nodes[0].name if name == model.LAUNCHER else name for name in containers}
+    files = tuple(render.render_node(lab, node, names) for node in lab.nodes if node.name in owners)
+    places = {name: lab.host_of(name).name for name in containers}
+    return [
+        one
+        for host in dict.fromkeys(places.values())
+        for one in plan.not_current(
+            lab, files, observed.on(host), tuple(name for name in places if places[name] == host)
+        )
+    ]
+
+
+def observe(context: Context, cluster: Cluster, *, preview: bool) -> ObservedState | None:
+    """What the daemons hold of the lab; None if they do not answer, which is only a warning to a dry run."""
+    try:
+        return cluster.engine.observe(cluster.settings.text("LAB_NAME"), cluster.image)
+    except HostError as error:
+        if not preview:
+            raise
+        context.warn(error.message)
+        return None
+
+
+def require_hosts(lab: Lab, job: Job, failed: Mapping[str, HostError]) -> None:
+    """HostError of the first host of the run that has failed."""
+    for name in job.containers:
+        if error := failed.get(lab.host_of(name).name):
+            raise error
+
+
+def require_ready(
+    context: Context,
+    cluster: Cluster,
+    lab: Lab,
+    job: Job,
+    observed: ObservedState | None,
+    *,
+    launcher: bool,
+    preview: bool,
+) -> None:
+    """HostError or ConfigError for what stops the run; a preview only warns of a lab that is not up yet.
+
+    ``launcher``: the program was asked for, so it has to be in the image.
+    """
+    if observed is None:
+        return
+    lacking = not_up(lab, job.containers, observed)
+    if preview and lacking:
+        if not observed.on(lab.hosts[0].name).image:
+            images.require_buildable(cluster)
+        context.warn(f"lab {lab.name} {_state(lacking)}, so its launcher was not asked for programs and inputs")
+        return
+    require_up(lab, job, observed, lacking, context.flags)
+    require_inputs(lab, job, cluster.engine)
+    if launcher:
+        require_program(lab, job, cluster.engine)
+
+
+def _state(lacking: list[tuple[str, str]]) -> str:
+    """What keeps a lab from being used, by the first of what ``not_up`` names."""
+    return "is out of date" if lacking[0][1].endswith(" changed") else "is not up"
+
+
+def require_up(
+    lab: Lab, job: Job, observed: ObservedState, lacking: list[tuple[str, str]], flags: Mapping[str, str]
+) -> None:
+    """HostError unless the launcher and every node of the run are there, as the settings with ``flags`` have them."""
+    require_current(lab, lacking, flags)
+    for node in job.nodes:
+        container = observed.container(node.name)
+        if container and lost(container.reason):
+            raise HostError(f"{node.name} is unhealthy: {container.reason}", hint="labctl up", node=node.name)
+
+
+def require_current(lab: Lab, lacking: list[tuple[str, str]], flags: Mapping[str, str]) -> None:
+    """HostError of the first container that is not up as the settings with ``flags`` have it."""
+    if lacking:
+        name, why = lacking[0]
+        wanted = f" (wanted: {lab.image})" if why == "image changed" else ""
+        message = f"lab {lab.name} {_state(lacking)}: {name}: {why}{wanted}"
+        # Without these overrides `up` would leave the lab as it is.
+        overrides = (f"-s {key}={'...' if sounds_secret(key) else shlex.quote(value)}" for key, value in flags.items())
+        raise HostError(message, hint=" ".join(("labctl up", *overrides)), node=name)
+
+
+def require_launcher(context: Context, cluster: Cluster, lab: Lab, workload: Workload) -> None:
+    """HostError unless the launcher is there, as the settings and the workload have it: else no run could begin."""
+    observed = cluster.engine.observe(lab.name, cluster.image)
+    lacking = not_up(lab, (model.LAUNCHER,), observed)
+    if lacking and workload.has_own_image:
+        images.confirm_image(workload, lab.image, bool(observed.on(lab.hosts[0].name).image), None)
+    require_current(lab, lacking, context.flags)
+
+
+def require_program(lab: Lab, job: Job, engine: Backend) -> None:
+    """HostError if the launcher program that a person asked for is not in the lab's image."""
+    if job.workload.launcher == "script":
+        return
+    program = job.argv[0]
+    found = engine.exec(naming.container_name(lab, model.LAUNCHER), ("which", program), user=agent.user(lab))
+    if found.code:
+        hint = f"set LAB_IMAGE in .env to one that has {program}, then `labctl up`"
+        if program == "horovodrun":
+            own = dict(accelerators.get(lab.accelerator).images).get("horovod", "horovod")
+            hint = f"LAB_IMAGE={catalog.tag(own)} in .env, then `labctl up`"
+        raise HostError(f"launcher `{program}` not found in image {lab.image}", hint=hint)
+
+
+def require_port(lab: Lab, job: Job, engine: Backend, facts: Mapping[str, survey.HostFacts]) -> None:
+    """HostError if the port at which the ranks meet is in use, if that is one of a host's own.
+
+    ``facts`` are what the hosts reported before; what runs of this lab had left behind may have been ended since.
+    """
+    host, port = lab.host_of(job.nodes[0].name).name, lab.master_port
+    if lab.network != "host" or port not in facts[host].ports:
+        return
+    now = survey.read(connection_to(engine, host).run(survey.script()).out, host)
+    user = now.facts_at(time.time()).ports.get(port)
+    if user is None:
+        return
+    others = sorted({f"`{one.lab}`" for one in engine.capabilities(host).port_users() if one.lab != lab.name})
+    whose = f"; this host has lab {', '.join(others)}, too" if others else ""
+    free = routing.free_port(port, {port, lab.ssh_port}.union(*(one.ports for one in facts.values())))
+    raise HostError(
+        f"{host}: port {port} (LAB_MASTER_PORT) is in use (user {user}){whose}",
+        hint=f"wait for it to end, or LAB_MASTER_PORT={free} in .env: two labs on the same hosts need a port each",
+        node=host,
+    )
+
+
+def require_inputs(lab: Lab, job: Job, engine: Backend) -> None:
+    """ConfigError where a path that was named for the run is not on the launcher's host."""
+    host = lab.host_of(model.LAUNCHER)
+    runs = lab.directory / inputs.RUNS
+    named = inputs.given(job.workload) if naming.sent(host) else ()
+    paths = tuple(path for path in named if not inputs.locate(lab, path).is_relative_to(runs))
+    if not paths:
+        return
+    look = ("sh", "-c", 'for path; do [ -e "$path" ] || echo "$path"; done', "sh", *paths)
+    absent = engine.exec(naming.container_name(lab, model.LAUNCHER), look, user=agent.user(lab)).out.splitlines()
+    if absent:
+        raise ConfigError(
+            f"{job.workload.name}: {host.name} has no {absent[0]} in its containers",
+            hint="HOST_CACHE_PATH is a directory of each host: put it below that here, then `labctl cache --hosts`; of "
+            "a clone, hosts get what git tracks",
+            node=host.name,
+        )
+
+
+def with_own_port(lab: Lab, active: tuple[ActiveRun, ...]) -> Lab:
+    """The lab with a port at which the ranks of no other run meet."""
+    taken = {run.port for run in active} | {lab.ssh_port}
+    return replace(lab, master_port=next(port for port in itertools.count(lab.master_port) if port not in taken))
+
+
+# Seconds in which a run that is stopped has ended.
+ENDING = 30
+
+
+def under_way(lab: Lab, engine: Backend, observed: ObservedState, *, preview: bool) -> tuple[ActiveRun, ...]:
+    """The runs that are under way, less those that were judged while their launcher could not be reached: these end.
+
+    The launcher is not asked where the records tell that none is, as before most runs.
+    """
+    if not store.unjudged(lab.directory) and not out_of_reach(lab.directory):
+        return ()
+    active = agent.active(engine, observed)
+    judged = {run.id for run in active if store.read_result(lab.directory, run.id)}
+    if judged and not preview:
+        for run_id in judged:
+            with suppress(HostError):
+                agent.stop(lab, engine, run_id, 1, "it was judged already")
+        deadline = time.monotonic() + ENDING
+        while time.monotonic() < deadline and judged & {
+            run.id for run in agent.active(engine, engine.observe(lab.name))
+        }:
+            time.sleep(0.2)
+    return tuple(run for run in active if run.id not in judged)
+
+
+def require_free(job: Job, active: tuple[ActiveRun, ...], options: RunOptions) -> None:
+    """InUse where other runs have nodes of the run, unless it is to wait for them."""
+    nodes = {node.name for node in job.nodes}
+    if not options.wait and (others := [run for run in active if nodes & {*run.nodes}]):
+        raise in_use(replace(run, nodes=tuple(name for name in run.nodes if name in nodes)) for run in others)
+
+
+def without_lost(
+    context: Context, cluster: Cluster, options: RunOptions, ended: Result, error: HostError
+) -> RunOptions:
+    """The options without the nodes that did not come up again; ``error``, which says why, where none are left."""
+    observed, able = preflight.observe(context, cluster)
+    usable = {one.node for one in observed.containers if one.state == "running" and not lost(one.reason)}
+    usable = {node for node in usable if able.placement.get(node) not in able.failed}
+    nodes = [node.name for node in store.job(store.directory(context.directory, ended.run_id)).nodes]
+    gone = tuple(node for node in nodes if node not in usable)
+    if not gone or len(gone) == len(nodes) or model.LAUNCHER not in usable:
+        raise error
+    context.warn(f"{error.message}; going on without {', '.join(gone)}")
+    return without(options, gone)

@@ -1,0 +1,129 @@
+"""Finds what a recorded run had on Docker hosts and that cannot be had now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from labctl import naming
+from labctl.backends.docker.deploy import provenance
+from labctl.backends.docker.lab.cluster import Cluster
+from labctl.backends.state import ObservedState
+from labctl.config.settings import Settings
+from labctl.errors import ConfigError
+from labctl.jobs import inputs
+from labctl.jobs.job import WORK
+from labctl.jobs.replay import ReplayedRun
+from labctl.model import Lab
+from labctl.records import store
+
+SHORT = 19
+"""Characters of an image's id that tell it from others."""
+
+
+def uncommitted(lab: Lab, run: ReplayedRun) -> Iterator[str]:
+    """Yield the clones of a run that had uncommitted changes, which may differ now."""
+    mounted = {place for host in lab.hosts for place in provenance.code(lab, host)}
+    for clone in run.origin.code:
+        if clone["dirty"] and ("code", clone["path"]) in mounted:
+            yield f"{clone['path']} had changes that were not committed, which may be others now"
+
+
+def missing(cluster: Cluster, lab: Lab, observed: ObservedState, run: ReplayedRun) -> Iterator[str]:
+    """What cannot be had, a line each."""
+    yield from _images(lab, observed, run)
+    there = {node.name: node for node in lab.nodes}
+    for node in run.job.nodes:
+        now = there.get(node.name)
+        if now is None or now.slots < node.slots:
+            has = "the lab has no such node" if now is None else f"it has {now.slots} of {node.slots} slots"
+            yield f"{node.name}: {has}"
+        elif now.host != node.host or now.cpuset != node.cpuset:
+            yield f"{node.name}: it was on {_place(node.host, node.cpuset)}, and is on {_place(now.host, now.cpuset)}"
+        elif (devices := provenance.devices(lab, now)) != run.origin.devices.get(node.name, []):
+            yield f"{node.name}: its devices or their driver were {_devices(run, node.name)}, and are {_text(devices)}"
+    yield from _settings(cluster.settings, lab, run)
+    yield from _files(lab.directory, run)
+    yield from _sources(cluster, lab, run)
+    try:
+        inputs.resolve(lab, run.job.workload)
+    except ConfigError as error:
+        yield error.message
+    if run.job.resumed and not (lab.directory / "runs" / run.job.resumed).exists():
+        yield f"runs/{run.job.resumed}, from which it went on, is gone"
+
+
+def _images(lab: Lab, observed: ObservedState, run: ReplayedRun) -> Iterator[str]:
+    if lab.image != run.origin.image:
+        yield f"image: the lab has {lab.image}, and it ran {run.origin.image}"
+        return
+    names = {host.name for host in lab.hosts}
+    for host, image in run.origin.images.items():
+        now = observed.on(host).image
+        if host in names and image and now != image:
+            is_now = f"is {now[:SHORT]} there" if now else "is not there"
+            back = f"docker tag {image[:SHORT]} {lab.image}, if it has that still"
+            yield f"{host}: image {lab.image} was {image[:SHORT]}, and {is_now} ({back})"
+
+
+def _place(host: str, cpuset: tuple[int, ...]) -> str:
+    return f"{host}, cores {','.join(map(str, cpuset))}" if cpuset else host
+
+
+def _devices(run: ReplayedRun, node: str) -> str:
+    return _text(run.origin.devices.get(node, []))
+
+
+def _text(devices: list[dict[str, str]]) -> str:
+    return "; ".join(" ".join(filter(None, one.values())) for one in devices) or "none"
+
+
+def _settings(settings: Settings, lab: Lab, run: ReplayedRun) -> Iterator[str]:
+    """The nodes' compose files as they are now against those of then, and the settings that made them others."""
+    if not any(_rendered_anew(lab, run.path, node.name) for node in run.job.nodes):
+        return
+    now = {key: value for key, value, _ in settings.rows()}
+    changed = [key for key in dict.fromkeys((*run.settings, *now)) if run.settings.get(key) != now.get(key)]
+    said = (f"{key} was {run.settings.get(key) or 'unset'}, and is {now.get(key) or 'unset'}" for key in changed)
+    yield f"settings: {'; '.join(said) or 'its containers are made otherwise than then, by another labctl'}"
+
+
+def _rendered_anew(lab: Lab, path: Path, node: str) -> bool:
+    now = lab.directory / naming.compose_path(node)
+    then = store.read_record(path / "rendered" / naming.compose_path(node).removeprefix(".lab/"))
+    return now.exists() and then is not None and now.read_bytes() != then
+
+
+def _files(lab: Path, run: ReplayedRun) -> Iterator[str]:
+    """What of its files is not as it began with it: nothing of the record itself, unless a rank wrote into its code."""
+    recorded = store.digests((name, run.path / name) for name in (*run.files, *run.code))
+    for name, digest in {**run.files, **run.code}.items():
+        if recorded.get(name) != digest:
+            what = "was changed by the run" if name in recorded else "is gone"
+            yield f"{name.removeprefix(f'{WORK}/')}: its copy in {run.path} {what}"
+    shared = store.digests(store.shared_code(lab))
+    for name in sorted({*shared, *run.shared}):
+        if shared.get(name) != run.shared.get(name):
+            yield f"{name}: changed since, and ranks import it from there"
+
+
+def _sources(cluster: Cluster, lab: Lab, run: ReplayedRun) -> Iterator[str]:
+    """The commits of clones, and the cached models, on each host."""
+    hosts = {host.name: host for host in lab.hosts if host.name in run.origin.images}
+    cached = provenance.repositories(run.job.workload.cache)
+    asked = {name: provenance.code(lab, host) + provenance.snapshots(lab, host, cached) for name, host in hosts.items()}
+    found, failed = provenance.read(cluster, asked)
+    yield from (error.message for error in failed.values())
+    for name, host in hosts.items():
+        if name in failed:
+            continue
+        for one in run.origin.code:
+            kept = ("code", one["path"])
+            now = provenance.commit_of(found[name].get(("code", one["path"]), ""))
+            if one["host"] == name and kept in asked[name] and now != one["commit"]:
+                yield f"{name}: {one['path']} was at commit {one['commit'][:12]}, and is at {now[:12] or 'none'}"
+        revisions = provenance.revisions(lab, host, cached, found[name])
+        for repository, revision in run.origin.cache.get(name, {}).items():
+            if revisions.get(repository) != revision:
+                now = revisions.get(repository) or ""
+                yield f"{name}: {repository} was {revision or 'not cached'}, and is {now or 'not cached'}"

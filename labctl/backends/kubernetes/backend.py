@@ -1,0 +1,376 @@
+"""The backend of a Kubernetes cluster: runs are jobs, and nodes are their pods."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import msgspec
+from msgspec.structs import replace
+
+from labctl.backends import OnLines, Replay, RunPlan
+from labctl.backends.kubernetes import lab as labs
+from labctl.backends.kubernetes import render
+from labctl.backends.kubernetes import run as jobs
+from labctl.backends.kubernetes.job import ClusterJob, build, lab_of_pods
+from labctl.backends.kubernetes.lab import PLACE, ClusterLab, Place, open_lab
+from labctl.backends.kubernetes.run import KINDS, ClusterRun
+from labctl.backends.kubernetes.target import Target, read
+from labctl.backends.owner import owner
+from labctl.backends.plan import Plan, carry_out
+from labctl.config.context import Context
+from labctl.config.settings import Settings
+from labctl.errors import ConfigError, HostError, raise_all
+from labctl.jobs.request import bounded
+from labctl.model import File, Lab, Result, Workload
+from labctl.records import outputs, store
+from labctl.records.active import ActiveRun, Run
+from labctl.records.lines import Line
+
+if TYPE_CHECKING:
+    from labctl.backends.devices import DeviceReport
+    from labctl.backends.finding import Finding
+    from labctl.backends.plan import Step
+    from labctl.backends.status import LabStatus
+    from labctl.errors import Failures
+    from labctl.hub.report import CacheReport
+    from labctl.jobs.replay import ReplayedRun
+    from labctl.jobs.request import RunOptions
+    from labctl.model import Cache
+    from labctl.records.verdict import RunOutcome
+    from labctl.system.process import CompletedProcess
+
+PODS = "there pods are started by each `labctl run`; -s LAB_ENGINE=docker is for hosts"
+PLACED = "leave it out: the cluster places a run's pods"
+UNSUPPORTED: Mapping[str, str] = {
+    "up": PODS,
+    "render": "labctl k8s render WORKLOAD",
+    "devcontainer": PODS,
+    "build": "docker build and push an image, and name it: LAB_IMAGE in .env",
+    "clean": "labctl down",
+    "keys rotate": "each run has keys of its own",
+    "down --images": "nodes remove images themselves",
+    "jupyter": "kubectl port-forward, and labctl exec -- jupyter lab",
+    "bundle save": "labctl k8s export WORKLOAD --kustomize DIR",
+    "cache --hosts": "labctl cache fills the claim, which all pods have",
+    "doctor --fix": "labctl doctor",
+    "doctor --node": "labctl doctor",
+    "replay": "labctl run WORKLOAD",
+    "top": "labctl logs --run latest --follow",
+    "freeze": "kubectl get -o yaml; the record of a run has its manifests",
+    "verify": "kubectl diff",
+    "batch": "labctl run --repeat N",
+    "bisect": PODS,
+    "validate": "labctl doctor",
+    "fit": "labctl fit WORKLOAD -s LAB_ENGINE=docker",
+    "--hostfile": PLACED,
+    "--include": PLACED,
+    "--exclude": PLACED,
+    "--resume": PLACED,
+    "--retries": PLACED,
+    "--wait": PLACED,
+}
+
+
+class NewClusterRun(ClusterRun, frozen=True, kw_only=True):
+    """A run that is about to be submitted: its target, and its job with all files."""
+
+    target: Target
+    built: ClusterJob
+
+
+def settings_for(context: Context, settings: Settings, workload: Workload) -> Settings:  # noqa: ARG001
+    """Return the settings: pods have the image that LAB_IMAGE names, whatever the workload."""
+    return settings
+
+
+@contextmanager
+def connect(context: Context, settings: Settings, **options: Any) -> Iterator[KubernetesBackend]:  # noqa: ARG001
+    """Open the backend of the kubeconfig's cluster. HostError if the kubeconfig names none."""
+    yield KubernetesBackend(open_lab(context, settings))
+
+
+class KubernetesBackend:
+    """The lab of a directory in a namespace of a cluster."""
+
+    name = "kubernetes"
+
+    def __init__(self, cluster: ClusterLab) -> None:
+        self._cluster = cluster
+        self.context, self.settings = cluster.context, cluster.settings
+        self._launchers: dict[str, str] = {}
+        """The pods that have the results of runs which have ended, by run."""
+        self._kept: set[str] = set()
+        """Runs whose results were not fetched: their pods stay."""
+
+    def with_context(self, context: Context) -> KubernetesBackend:
+        """Return a backend that reports to another context."""
+        return KubernetesBackend(replace(self._cluster, context=context))
+
+    # --- the lab ---
+
+    def lab(self) -> Lab:
+        """Return the lab of pods that a run would have."""
+        accelerator = self.settings.text("LAB_ACCELERATOR")
+        target = read(self.settings, accelerator)
+        return lab_of_pods(self.settings, self.context.directory, accelerator, target, self._cluster.name)
+
+    def status(self) -> LabStatus:
+        """Return the lab's pods, with what keeps them from running."""
+        return labs.status(self._cluster)
+
+    def devices(self) -> DeviceReport:
+        """Return the devices of the cluster's nodes."""
+        from labctl.backends.kubernetes import capacity
+
+        return capacity.devices(self._cluster)
+
+    def findings(self, node: str = "") -> tuple[Finding, ...]:  # noqa: ARG002 - refused before
+        """Run the checks of cluster, namespace, rights, nodes and pods."""
+        from labctl.backends.kubernetes import checks
+
+        return tuple(checks.examine(self._cluster))
+
+    def plan_prepare(self, *, preview: bool = False) -> Plan:  # noqa: ARG002
+        """Plan nothing: a run makes the namespace and the claim."""
+        return Plan()
+
+    def plan_up(self, *, preview: bool = False) -> Plan:  # noqa: ARG002
+        """Plan nothing: pods are started by a run."""
+        return Plan()
+
+    def plan_down(self, *, images: bool = False, state: str = "") -> Plan:  # noqa: ARG002
+        """Plan the removal of all that the lab has in the cluster but its claim and namespace."""
+        from labctl.backends.kubernetes.steps import AwaitPodsGone, DeleteObject, KeepObject
+
+        labs.require_own(self._cluster)
+        cause = "labctl down"
+        steps: list[Step] = [
+            DeleteObject(kind=item["kind"], name=item["metadata"]["name"], cause=cause)
+            for item in labs.owned(self._cluster)
+        ]
+        steps += [AwaitPodsGone(cause=cause)] if steps else []
+        steps += [KeepObject(text=text, cause=cause) for text in labs.kept(self._cluster)]
+        return Plan(tuple(steps))
+
+    def carry_out(self, plan: Plan) -> None:
+        """Carry out a plan of this backend."""
+        from labctl.backends.kubernetes.steps import ClusterDeployment
+
+        raise_all(carry_out(plan.steps, ClusterDeployment(self._cluster)))
+
+    def under_way(self) -> tuple[str, ...]:
+        """Describe the runs that are under way."""
+        return tuple(f"run {run_id}" for run_id in labs.running(self._cluster))
+
+    def require_idle(self) -> None:
+        """HostError if a run is under way."""
+        if running := self.under_way():
+            raise HostError(f"{'; '.join(running)} is active", hint="wait for it, or end it with `labctl stop`")
+
+    def fill(self, workload: str, wanted: Cache, *, hosts: bool, preview: bool) -> CacheReport:  # noqa: ARG002
+        """Download models and datasets onto the lab's claim by a pod."""
+        from labctl.backends.kubernetes import storage
+        from labctl.hub import prefetch
+        from labctl.hub.report import CacheReport
+
+        began = time.monotonic()
+        repositories, endpoint = prefetch.names(wanted), prefetch.endpoint_of(self.context.environ)
+        items = storage.fill(self._cluster, repositories, endpoint, dry_run=preview) if repositories else ()
+        claim, seconds = f"claim {self._cluster.name}-storage", round(time.monotonic() - began, 3)
+        return CacheReport(workload=workload, cache=claim, items=items, seconds=seconds)
+
+    def on_hosts(
+        self,
+        script: str,  # noqa: ARG002
+        arguments: tuple[str, ...],  # noqa: ARG002
+        seconds: float,  # noqa: ARG002
+    ) -> tuple[Mapping[str, CompletedProcess], Failures]:
+        """Run nothing: the hosts of a cluster's nodes are not labctl's."""
+        return {}, {}
+
+    def remains(self) -> tuple[tuple[str, ...], Failures]:
+        """Describe the objects of the lab in the cluster."""
+        return tuple(f"{item['kind']} {item['metadata']['name']}" for item in labs.owned(self._cluster)), {}
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of labctl and of the cluster, and the image."""
+        from importlib import metadata
+
+        cluster = self._cluster.engine.versions()
+        return {"labctl": metadata.version("labctl"), "image": self.lab().image, "engine": cluster["engine"]}
+
+    def freeze(self) -> dict[str, Any]:
+        """Refuse: what nodes have is the cluster's."""
+        raise ConfigError("freeze is not supported in a cluster", hint=UNSUPPORTED["freeze"])
+
+    def not_replayable(self, recorded: ReplayedRun) -> Iterator[str]:  # noqa: ARG002
+        """Yield that a run of a cluster is not replayed."""
+        yield "runs of a cluster are not replayed"
+
+    # --- nodes ---
+
+    def exec(self, run: Run, node: str, argv: tuple[str, ...], *, limit: float) -> CompletedProcess:  # noqa: ARG002
+        """Run a short program in a node's pod, whatever its exit code."""
+        return self._cluster.engine.exec(labs.pod_of(self._cluster, node), argv, user="", limit=limit)
+
+    def attach(
+        self,
+        nodes: tuple[str, ...],
+        command: tuple[str, ...],
+        *,
+        stdin: Literal["terminal", "pipe"],
+        prompt: bool,  # noqa: ARG002
+    ) -> int:
+        """Run a command in the pods of nodes, all workers if none is named; return the largest exit code."""
+        return labs.execute(self._cluster, nodes or labs.workers(self._cluster), command, stdin=stdin)
+
+    def logs(self, node: str | None, on_line: Callable[[str], None], *, follow: bool, colors: bool) -> None:  # noqa: ARG002
+        """Pass on what the pods of the latest run have printed."""
+        self._cluster.engine.logs(self._cluster.name, on_line, node=node or "", follow=follow)
+
+    # --- runs ---
+
+    def begin(self, workload: Workload, options: RunOptions, now: datetime, replayed: Replay | None = None) -> Run:  # noqa: ARG002
+        """Build the job of a new run, and its objects. ConfigError, HostError; nothing is sent."""
+        cluster = self._cluster
+        labs.require_own(cluster)
+        target = cluster.target
+        run_id = store.new_id(workload.name, now)
+        workload = bounded(cluster.directory, workload)
+        built = build(self.settings, cluster.directory, target, workload, options, run_id, owner())
+        # Its code is in the objects that are sent.
+        job = replace(built.job, code=())
+        kind = KINDS[target.kind]
+        return NewClusterRun(lab=built.lab, job=job, name=built.name, kind=kind, target=target, built=built)
+
+    def observe(self, run: Run, *, preview: bool = False) -> Run:  # noqa: ARG002
+        """Return the run: its pods are yet to be made."""
+        return run
+
+    def needs_up(self, run: Run) -> bool:  # noqa: ARG002
+        """Return False: a run brings its pods itself."""
+        return False
+
+    def confirm_image(self, run: Run, ask: Callable[[str], bool] | None, *, preview: bool = False) -> None:
+        """Ask nothing: nodes pull images themselves."""
+
+    def require_launcher(self, workload: Workload) -> None:
+        """Require nothing: a run brings its launcher itself."""
+
+    def require_ready(self, run: Run, options: RunOptions, *, preview: bool = False) -> None:  # noqa: ARG002
+        """HostError for what would stop the run, as far as a few requests at once can tell."""
+        from labctl.backends.kubernetes import checks
+
+        new = cast("NewClusterRun", run)
+        checks.preflight(self._cluster, new.target, new.built)
+
+    def plan_run(self, run: Run, *, preview: bool = False) -> RunPlan:
+        """Plan a run that is ready: its objects are applied, and its results fetched from the launcher's pod."""
+        new, cluster = cast("NewClusterRun", run), self._cluster
+        versions = {} if preview else store.versions(new.lab, cluster.engine.versions(), None)
+        kept = store.record(new.lab, self.settings, new.built.job, versions, preview=preview)
+        place = Place(server=cluster.api.server, namespace=cluster.api.namespace, name=new.name, kind=new.kind)
+        where = File(path=PLACE, content=msgspec.json.encode(place).decode())
+        objects = ", ".join(render.rendered(new.target, new.built).objects)
+        return RunPlan(
+            record=(*kept, where, render.record(new.target, new.built)),
+            launch=f"apply {objects} in namespace {new.target.namespace} of {cluster.api.server}",
+            collect=f"fetch {new.job.directory} from the launcher's pod, and remove {new.kind} {new.name}",
+        )
+
+    def carry_out_steps(self, run: Run, steps: tuple[Step, ...], *, before: int, after: int) -> None:  # noqa: ARG002
+        """Carry out steps of a run's plan, of which others come before and after."""
+        from labctl.backends.kubernetes.steps import ClusterDeployment
+
+        raise_all(carry_out(steps, ClusterDeployment(self._cluster), before=before, after=after))
+
+    def start(self, run: Run, options: RunOptions) -> None:  # noqa: ARG002
+        """Submit a run's job. HostError, with the record closed, if the cluster refuses it."""
+        new, cluster = cast("NewClusterRun", run), self._cluster
+        try:
+            jobs.submit(cluster.api, new.target, new.built)
+        except BaseException:
+            store.abandon(new.lab, new.run_id)
+            raise
+        namespace = f"namespace {new.target.namespace} of {cluster.api.server}"
+        self.context.notice(f"{new.kind} {new.name} in {namespace}")
+
+    def supervise(
+        self,
+        run: Run,
+        keep: Callable[[Sequence[Line]], Sequence[Line]],
+        options: RunOptions | None = None,
+        *,
+        age: float = 0,  # noqa: ARG002
+    ) -> RunOutcome:
+        """Submit a run, or follow one that was submitted before, to its end."""
+        if options:
+            self.start(run, options)
+        outcome, launcher = jobs.supervise(
+            self._cluster.api,
+            cast("ClusterRun", run),
+            keep,
+            patience=self.settings.number("LAB_K8S_PATIENCE"),
+            notice=self.context.notice,
+            ends=options is not None,
+        )
+        if launcher:
+            self._launchers[run.run_id] = launcher
+        return outcome
+
+    def output(self, run: Run, on_lines: OnLines, given_up: Callable[[], bool] = bool) -> None:  # noqa: ARG002
+        """Hand on the lines of a run to its end. HostError if its launcher has not started."""
+        for line in labs.lines(self._cluster, cast("ClusterRun", run), follow=True):
+            on_lines((line,))
+
+    def log(self, run: Run, on_lines: OnLines) -> bool:
+        """Hand on the lines that the launcher's pod has printed so far. HostError if it has not started."""
+        for line in labs.lines(self._cluster, cast("ClusterRun", run), follow=False):
+            on_lines((line,))
+        return True
+
+    def recorded(self, run_id: str) -> Run:
+        """Load a run of the record. HostError if it is of another cluster or namespace, or on Docker hosts."""
+        return self._cluster.run(run_id)
+
+    def active(self) -> Mapping[str, ActiveRun]:
+        """Ask the cluster for the runs without a result; their state is unknown if it does not answer."""
+        return labs.active(self._cluster)
+
+    def sharing_losses(self) -> AbstractContextManager[None]:
+        """Share nothing: the pods of each run are looked at."""
+        return nullcontext()
+
+    def stop(self, run: Run, grace: float, message: str) -> None:  # noqa: ARG002
+        """Have a run's launcher end its command; a run that has not begun is removed."""
+        labs.stop(self._cluster, cast("ClusterRun", run), message)
+
+    def end(self, run_id: str) -> None:
+        """Remove the job of a run that nothing follows any more."""
+        recorded = self._cluster.run(run_id)
+        jobs.remove(self._cluster.api, recorded.kind, recorded.name)
+
+    def collect(self, run_id: str) -> None:
+        """Fetch what ranks wrote, which the launcher has gathered, into the run's record."""
+        directory = self.context.directory
+        launcher = self._launchers.pop(run_id, "")
+        if launcher and not jobs.fetch(self._cluster.api, self._cluster.run(run_id), launcher, self.context.warn):
+            self._kept.add(run_id)
+        outputs.move(store.outputs(directory, run_id), store.directory(directory, run_id))
+
+    def evidence(self, run: Run, since: float) -> dict[str, str]:  # noqa: ARG002
+        """Return nothing: nodes are the cluster's."""
+        return {}
+
+    def forget(self, run: Run) -> None:
+        """Remove a run's job and its pods, unless they still have its results."""
+        if run.run_id not in self._kept:
+            jobs.clear(self._cluster.api, cast("ClusterRun", run), self.context.warn)
+
+    def without_lost(self, options: RunOptions, ended: Result, error: HostError) -> RunOptions:  # noqa: ARG002
+        """Raise the error: the cluster replaces nodes."""
+        raise error

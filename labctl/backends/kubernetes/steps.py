@@ -1,0 +1,71 @@
+"""The steps of plans in a cluster, each with its text and what carries it out."""
+
+from __future__ import annotations
+
+import time
+
+from labctl.backends.kubernetes.lab import ClusterLab
+from labctl.backends.plan import Step
+from labctl.config.context import Context
+from labctl.errors import HostError
+from labctl.model import HERE
+
+GOING, LOOK = 120, 1.0
+"""Seconds for pods that were deleted to be gone, and between two looks at them."""
+
+
+class ClusterDeployment:
+    """The namespace that steps act on."""
+
+    def __init__(self, lab: ClusterLab) -> None:
+        self.lab = lab
+
+    @property
+    def context(self) -> Context:
+        return self.lab.context
+
+    def host_of(self, error: HostError) -> str:
+        """Return the node that an error names."""
+        return error.node or HERE
+
+
+class DeleteObject(Step, frozen=True, kw_only=True):
+    """Delete an object of the lab with all that it owns."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"delete {self.kind} {self.name}"
+
+    def do(self, deployment: ClusterDeployment) -> None:
+        deployment.lab.api.delete(self.kind, self.name)
+
+
+class AwaitPodsGone(Step, frozen=True, kw_only=True):
+    """Wait until the lab's pods have ended. HostError with their names if that takes too long."""
+
+    def __str__(self) -> str:
+        return f"wait until its pods are gone, at most {GOING} s"
+
+    def do(self, deployment: ClusterDeployment) -> None:
+        lab, deadline = deployment.lab, time.monotonic() + GOING
+        while left := lab.api.list("Pod", lab.selector):
+            if time.monotonic() > deadline:
+                names = ", ".join(pod["metadata"]["name"] for pod in left)
+                raise HostError(
+                    f"pods are still there after {GOING:g} s: {names}", hint="re-run the command; kubectl get pods"
+                )
+            time.sleep(LOOK)
+
+
+class KeepObject(Step, frozen=True, kw_only=True):
+    """Leave an object in the cluster, and say what removes it."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    def do(self, deployment: ClusterDeployment) -> None:
+        deployment.context.notice(self.text)

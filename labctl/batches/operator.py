@@ -1,0 +1,72 @@
+"""The words of a cluster's operator besides its hosts, from the environment or the file of hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from labctl.config import dotenv, inventory
+from labctl.config.context import Context
+from labctl.errors import ConfigError
+from labctl.system import files
+
+
+class Operator(Struct, frozen=True, kw_only=True):
+    """What the operator of a cluster says besides its hosts: TEST_CONFIGURATION, SKIP_NETWORK_SETUP, L3_ENABLED."""
+
+    test_configuration: str = ""
+    skip_network_setup: bool = False
+    l3_enabled: bool = False
+
+
+HOSTS = ".lab/hosts.env"
+"""The file of hosts that is made of the environment's words, in the lab directory."""
+
+
+def with_hosts(context: Context) -> Context:
+    """The context with the hosts of MASTER_IP and MEMBER_IPS in the environment, where LAB_HOSTS names none.
+
+    They are in a file, which later commands can be given. HostError where it cannot be written.
+    """
+    said = {key: context.environ[key] for key in inventory.HOST_WORDS if context.environ.get(key)}
+    if not said or context.settings().text("LAB_HOSTS"):
+        return context
+    text = "".join(f"{key}={dotenv.quote(value)}\n" for key, value in said.items())
+    files.write(context.directory / HOSTS, text, mode=0o644)
+    context.notice(
+        f"{' and '.join(said)} of the environment are in {HOSTS}: LAB_HOSTS={HOSTS} gives them to other commands"
+    )
+    return replace(context, environ={**context.environ, "LAB_HOSTS": HOSTS})
+
+
+def drained(context: Context) -> tuple[str, ...]:
+    """The hosts that are left out, and why. ConfigError for a list of hosts that cannot be read."""
+    name = context.settings().text("LAB_HOSTS")
+    listed = inventory.read(context.directory / Path(name).expanduser(), name) if name else ()
+    _, left_out = inventory.in_use(context.directory, listed)
+    return tuple(f"{host} ({why})" for host, why in left_out)
+
+
+def read(context: Context) -> Operator:
+    """What the environment, or the file of hosts, says besides the hosts' addresses. ConfigError for another word."""
+    name = context.settings().text("LAB_HOSTS")
+    said = inventory.operator_words(context.directory / Path(name).expanduser(), name) if name else {}
+    said |= {key: context.environ[key] for key in inventory.OPERATOR_WORDS if key in context.environ}
+    return Operator(
+        test_configuration=said.get("TEST_CONFIGURATION", ""),
+        skip_network_setup=_flag(said, "SKIP_NETWORK_SETUP"),
+        l3_enabled=_flag(said, "L3_ENABLED"),
+    )
+
+
+def _flag(said: Mapping[str, str], key: str) -> bool:
+    word = said.get(key, "").strip().lower()
+    if word not in ("", *YES, *NO):
+        raise ConfigError(f"{key}={said[key]} is neither true nor false", hint=f"{key}=true or {key}=false")
+    return word in YES
+
+
+YES, NO = ("true", "1", "yes", "on"), ("false", "0", "no", "off")

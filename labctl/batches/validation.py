@@ -1,0 +1,182 @@
+"""``labctl validate``: a profile is read, the lab is validated by it, and the report is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+
+from msgspec import Struct
+
+from labctl import backends
+from labctl.backends.status import LabStatus
+from labctl.batches import baseline, operator, search
+from labctl.batches import batch as batches
+from labctl.batches import hostfiles as sets
+from labctl.batches import profile as profiles
+from labctl.batches.baseline import Baseline, ValidationReport
+from labctl.batches.bisect import Diagnosis, Group
+from labctl.batches.figures import JobOutcome
+from labctl.batches.profile import Check, Profile
+from labctl.batches.validate import Suspicion, validate
+from labctl.config.context import Context, require_initialised
+from labctl.doctor.report import DoctorReport
+from labctl.errors import ConfigError, Failures
+from labctl.jobs.request import choose_workload
+from labctl.model import Workload
+from labctl.records import store
+from labctl.runs import labs
+from labctl.system.process import CompletedProcess
+
+
+def run(context: Context, name: str, *, keep: bool, out: Path | None, compare: bool) -> ValidationReport:
+    """Validate the cluster of the lab by a profile's name or file, and write the report.
+
+    Without a name it is the profile of the operator's TEST_CONFIGURATION, else ``quick``.
+    """
+    require_initialised(context)
+    context = operator.with_hosts(context)
+    settings, words_of_operator = context.settings(), operator.read(context)
+    backends.require(settings, "validate")
+    profile = profiles.read(
+        profiles.find(name or profiles.configured(words_of_operator.test_configuration, context.warn))
+    )
+    for check in profile.checks:
+        workload = choose_workload(context.directory, check.workload, check.options, settings)
+        profiles.require_metrics(check, workload.metrics)
+    usual = context.directory / "reports" / f"{datetime.now():%Y%m%d-%H%M%S}-{profile.name}"
+    directory = baseline.new_directory(out or usual, numbered=not out).absolute()
+    validation = validate(
+        settings.text("LAB_NAME"),
+        profile,
+        Subject(context=context, directory=directory / "checks"),
+        context.notice,
+        operator=words_of_operator,
+        baseline=_baseline(context, profile) if compare else None,
+        drained=operator.drained(context),
+        keep=keep,
+    )
+    return baseline.write(directory, validation)
+
+
+def _baseline(context: Context, profile: Profile) -> Baseline | None:
+    """Read the lab's baseline; None if it has none of this profile."""
+    recorded = baseline.read(context.directory / baseline.FILE)
+    if recorded and recorded.profile != profile.name:
+        context.notice(f"{baseline.FILE} is one of profile {recorded.profile}: not compared with")
+        return None
+    return recorded
+
+
+class Subject(Struct, frozen=True, kw_only=True):
+    """The lab that is validated; the records of its checks are below ``directory``."""
+
+    context: Context
+    directory: Path
+
+    def doctor(self) -> DoctorReport:
+        """Run the checks of `labctl doctor`."""
+        with backends.connect(self.context, demand=False) as backend:
+            return DoctorReport(backend.findings())
+
+    def on_hosts(
+        self, script: str, arguments: tuple[str, ...], seconds: float
+    ) -> tuple[Mapping[str, CompletedProcess], Failures]:
+        """Run a script on every host; also the hosts that failed."""
+        with backends.connect(self.context, demand=False) as backend:
+            return backend.on_hosts(script, arguments, seconds)
+
+    def up(self) -> LabStatus:
+        """Bring the lab up."""
+        with backends.connect(self.context) as backend:
+            return labs.bring_up(backend)
+
+    def status(self) -> LabStatus:
+        """Read the state of the lab."""
+        with backends.connect(self.context, demand=False) as backend:
+            return labs.status(backend)
+
+    def down(self) -> object:
+        """Remove the lab."""
+        with backends.connect(self.context, drained=True) as backend:
+            return labs.take_down(backend, "labctl validate")
+
+    def remains(self) -> tuple[tuple[str, ...], Failures]:
+        """Describe what hosts have of the lab and of its runs; also the hosts that do not answer."""
+        with backends.connect(self.context, demand=False) as backend:
+            return backend.remains()
+
+    def versions(self) -> Mapping[str, str]:
+        """Return the versions of labctl, image, engines and kernels."""
+        with backends.connect(self.context) as backend:
+            return backend.versions()
+
+    def run(self, check: Check, groups: tuple[Group, ...], record: str, slots: Mapping[str, int]) -> list[JobOutcome]:
+        """Run the workload of a check on groups of nodes, as a batch whose record is in the check's directory."""
+        hostfiles = self.directory / record / "hostfiles"
+        sets.write(hostfiles, sets.texts(groups, slots))
+        context, workload = self.context, self._workload(check)
+        settings = backends.settings_for(context, context.settings(), workload)
+        with backends.connect(context, settings) as backend:
+            report = batches.run(
+                backend,
+                check.workload,
+                workload,
+                (hostfiles,),
+                check.options,
+                lambda _: None,
+                out=self.directory / record,
+            )
+        results = {job.run_id: store.read_result(context.directory, job.run_id) for job in report.batch.jobs}
+        outcomes = []
+        for job in report.batch.jobs:
+            result = results[job.run_id]
+            metrics = result.metrics if result else {}
+            outcomes.append(
+                JobOutcome(
+                    nodes=job.nodes,
+                    passed=job.verdict == "PASS",
+                    message=job.message,
+                    run_id=job.run_id,
+                    metrics=metrics,
+                )
+            )
+        return outcomes
+
+    def bisect(self, check: Check, nodes: tuple[str, ...], why: Suspicion, within: float) -> Diagnosis:
+        """Find the bad nodes and links that explain why a check failed, or missed a bound.
+
+        ConfigError for a metric that no search compares runs by.
+        """
+        workload, minimum = self._workload(check), None
+        if why.bound is None:
+            within = search.RUNS_ALONE
+        else:
+            _require_searched(workload, check, why.metric, why.bound.sign)
+            minimum = search.least(why.metric, why.bound.value, 2 if check.nodes == "pairs" else len(nodes))
+        context = self.context
+        settings = backends.settings_for(context, context.settings(), workload)
+        with backends.connect(context, settings) as backend:
+            return search.bisect(
+                backend,
+                check.workload,
+                workload,
+                check.options,
+                lambda _: None,
+                nodes=nodes,
+                within=within,
+                minimum=minimum,
+                out=self.directory / f"{check.name}-bisect",
+            ).diagnosis
+
+    def _workload(self, check: Check) -> Workload:
+        context = self.context
+        return choose_workload(context.directory, check.workload, check.options, context.settings())
+
+
+def _require_searched(workload: Workload, check: Check, metric: str, sign: str) -> None:
+    """ConfigError unless a search compares the runs of a workload by a metric."""
+    compared = batches.metric_of(workload)
+    if not search.is_searched_by(compared, metric, sign):
+        name = compared.name if compared else "none"
+        raise ConfigError(f"runs are compared by `{name}`, not by `{metric}`", hint=f"labctl bisect {check.workload}")

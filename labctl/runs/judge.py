@@ -1,0 +1,329 @@
+"""Follows runs to their end, judges them and writes their results; nothing else does.
+
+`run` judges the run that it follows; `attach`, `stop`, `runs`, `show` and `down` judge a run that has ended meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from msgspec.structs import replace
+
+from labctl.backends import Backend
+from labctl.backends.spec import hidden
+from labctl.errors import ConfigError, HostError
+from labctl.jobs.job import GRACE
+from labctl.model import Job, Lab, Metric, Result, Verdict, Workload
+from labctl.records import left, metrics, store
+from labctl.records.active import ActiveRun, Run
+from labctl.records.lines import Line
+from labctl.records.progress import Tracker
+from labctl.records.verdict import RunOutcome, error
+from labctl.records.verdict import judge as verdict_of
+from labctl.runs import evidence
+from labctl.system import filelock
+
+# Seconds that another labctl, which has followed a run to its end, has to judge it.
+JUDGING = 300
+# Seconds between two looks at a run that ends.
+LOOK = 0.2
+LOST_LAB = "the lab's containers are gone: its engine was restarted, or they were removed"
+
+
+# --- judge ---------------------------------------------------------------------------------------------------
+
+
+def judge(backend: Backend, run_id: str, on_lines: Callable[[Iterable[str]], object]) -> Result:
+    """Follow a run from its beginning to its end, and write its record and result. LockHeld if another labctl does."""
+    directory = backend.context.directory
+    with ExitStack() as held:
+        held.enter_context(store.recording(directory, run_id))
+        if result := store.read_result(directory, run_id):
+            return result
+        run = backend.recorded(run_id)
+        age = store.age(run.directory)
+        now, began = datetime.fromtimestamp(time.time() - age).astimezone(), time.monotonic() - age
+        log = store.RunLog(run.directory, run.lab, run.job.workload, over=True)
+        held.callback(log.close)
+        with backend.context.showing(log.progress, age, run.job.timeout):
+            outcome = backend.supervise(run, log.keep_and_show(on_lines), age=age)
+        backend.collect(run_id)
+        log.close()
+        return conclude(backend, run, outcome, log, outcome.seconds or time.monotonic() - began, now)
+
+
+def conclude(
+    backend: Backend, run: Run, outcome: RunOutcome, log: store.RunLog, seconds: float, now: datetime
+) -> Result:
+    """Judge a run that has ended and was collected, and write its result and evidence."""
+    warn = backend.context.warn
+    result = store.finish(run.lab, result_of(run, outcome, log, seconds, now))
+    evidence.write(run.lab, result, warn, partial(backend.evidence, run))
+    with suppress(HostError):
+        backend.forget(run)
+    for metric in unmatched(run.job.workload, result):
+        warn(f"metric `{metric.name}`: no line of the output matches `{metric.pattern}`")
+    return result
+
+
+def result_of(run: Run, outcome: RunOutcome, log: store.RunLog, seconds: float, now: datetime) -> Result:
+    """Return the result of a run from what it printed and how it ended."""
+    job = run.job
+    ranks = tuple(replace(rank, node=run.short(rank.node)) for rank in store.ranks_of(log.lines))
+    reduced = metrics.reduce_values(job.workload.metrics, log.values)
+    notes = metrics.read_notes(job.workload.notes, log.lines)
+    verdict, progress = verdict_of(job, reduced, outcome, len(ranks)), log.progress()
+    if verdict.status != "PASS" and progress.step is not None:
+        of_all = f" of {progress.steps}" if progress.steps else ""
+        notes[store.REACHED] = f"{progress.counts} {progress.step}{of_all}"
+    measured = {"metrics": reduced, "notes": notes, "ranks": ranks, "world_size": len(ranks)}
+    return _result(run.lab, job, verdict, now, seconds=seconds, **measured)
+
+
+def unmatched(workload: Workload, result: Result) -> list[Metric]:
+    """Return the metrics that a run which passed has no number for; of another one the message says enough."""
+    if result.verdict != "PASS":
+        return []
+    return [metric for metric in workload.metrics if metric.name not in result.metrics and not metric.optional]
+
+
+def refuse(run: Run, reason: str, now: datetime) -> Result:
+    """Record a run that cannot fit, like any other."""
+    store.create(run.lab, run.run_id, run.job.files)
+    return store.finish(run.lab, _result(run.lab, run.job, error("does-not-fit", reason), now))
+
+
+def _result(lab: Lab, job: Job, verdict: Verdict, now: datetime, **measured: Any) -> Result:
+    return Result(
+        run_id=job.run_id,
+        workload=job.workload.name,
+        launcher=job.workload.launcher,
+        lab=lab.name,
+        verdict=verdict.status,
+        cause=verdict.cause,
+        message=verdict.message,
+        exit_code=verdict.exit_code,
+        checks=verdict.checks,
+        started=now.isoformat(timespec="seconds"),
+        resumed=job.resumed,
+        retried=job.retried,
+        replays=job.replays,
+        **measured,
+    )
+
+
+def judged(backend: Backend, run_id: str) -> Result:
+    """Wait for the result of a run that another labctl records. HostError if it does not write one."""
+    directory = backend.context.directory
+    deadline = time.monotonic() + JUDGING
+    while time.monotonic() < deadline and filelock.is_held(store.lock(directory, run_id)):
+        time.sleep(LOOK)
+    if result := store.read_result(directory, run_id):
+        return result
+    raise HostError(f"run {run_id} has no result yet", hint=f"labctl attach {run_id}")
+
+
+# --- runs that nothing supervises any more -------------------------------------------------------------------
+
+
+def close(backend: Backend, run_id: str) -> None:
+    """End what is left of an earlier run, fetch its results, and close its record if it has no result."""
+    context = backend.context
+    # Asked first: what comes from the run and its hosts cannot end it.
+    orphaned = store.state(context.directory, run_id) != "done"
+    backend.end(run_id)
+    try:
+        backend.collect(run_id)
+        lab = backend.lab()
+        if orphaned:
+            evidence.write(lab, store.abandon(lab, run_id, "lab-lost", LOST_LAB), context.warn)
+        else:
+            store.redact_ranks(store.directory(context.directory, run_id), lab.hidden)
+    except HostError as failure:
+        # Whatever a workload made of its directory: other runs go on.
+        context.warn(f"run {run_id}: {failure.message}")
+
+
+def settle(backend: Backend, run_id: str) -> None:
+    """Judge a run that has ended, if that was not done. ConfigError if it is under way, HostError if unknown."""
+    directory = backend.context.directory
+    state = store.state(directory, run_id, backend.active())
+    if state == "unknown":
+        raise HostError(
+            f"the launcher does not answer: whether run {run_id} has ended is unknown", hint="labctl status"
+        )
+    if state not in ("done", "ended", "orphaned"):
+        raise ConfigError(f"run {run_id} is still {state}", hint=f"labctl attach {run_id}, or labctl stop {run_id}")
+    if state == "ended":
+        judge(backend, run_id, _drop)
+
+
+def gather(backend: Backend, run_id: str) -> None:
+    """Bring here all that an earlier run has written; it is judged if it was not. ConfigError if it is running."""
+    settle(backend, run_id)
+    directory = backend.context.directory
+    if left.unfinished(directory, backend.active(), (run_id,)).get(run_id):
+        close(backend, run_id)
+    else:
+        backend.collect(run_id)
+
+
+def listing(backend: Backend, limit: int | None = None) -> tuple[store.RunSummary, ...]:
+    """List the lab's runs, the latest first; those that have ended meanwhile are judged.
+
+    A run whose containers are gone, which nothing can follow any more, is closed.
+    """
+    directory = backend.context.directory
+    # Before the nodes are asked: a run that is launched meanwhile is not taken for a lost one.
+    unjudged = [run_id for run_id in store.unjudged(directory) if not filelock.is_held(store.lock(directory, run_id))]
+    if not store.unjudged(directory):
+        return store.listing(directory, limit)
+    active = backend.active()
+    for run_id in unjudged:
+        with suppress(HostError):
+            _judge_ended(backend, run_id, store.state(directory, run_id, active))
+    return store.listing(directory, limit, active)
+
+
+def _judge_ended(backend: Backend, run_id: str, state: str) -> None:
+    """Judge a run that has ended, or close it if nothing supervises it any more."""
+    if state == "ended":
+        judge(backend, run_id, _drop)
+    elif state == "orphaned":
+        with store.recording(backend.context.directory, run_id):
+            close(backend, run_id)
+
+
+def find(backend: Backend, run_id: str) -> Result | store.RunSummary:
+    """Return the result of a run, which is judged if it has ended, or its summary."""
+    summaries = {run.run_id: run for run in listing(backend)}
+    return store.read_result(backend.context.directory, run_id) or summaries[run_id]
+
+
+def states(backend: Backend, limit: int) -> tuple[store.RunSummary, ...]:
+    """List the lab's latest runs as they are; nothing is written."""
+    directory = backend.context.directory
+    active: Mapping[str, ActiveRun] = backend.active() if store.unjudged(directory) else {}
+    return store.listing(directory, limit, active)
+
+
+# --- commands on runs ----------------------------------------------------------------------------------------
+
+
+def attach(backend: Backend, run_id: str) -> Result:
+    """Print all that a run prints to its end; judge it then, unless another labctl does.
+
+    HostError if it cannot be followed any more.
+    """
+    context = backend.context
+    if result := store.read_result(context.directory, run_id):
+        logs(backend, run_id, context.line, follow=False)
+        return result
+    _require_supervised(backend, run_id)
+    if result := store.read_result(context.directory, run_id):
+        return result
+    with suppress(filelock.LockHeld):
+        return judge(backend, run_id, context.lines)
+    context.notice(f"{filelock.holder(store.lock(context.directory, run_id))} records it")
+    run = backend.recorded(run_id)
+    tracker = Tracker(run.job.workload.metrics)
+
+    def show(lines: Sequence[Line]) -> None:
+        tracker.read(lines)
+        if lines:
+            context.lines(line.text for line in store.redact_lines(lines, run.lab.hidden))
+
+    with context.showing(tracker.progress, store.age(run.directory), run.job.timeout):
+        backend.output(run, show)
+    return judged(backend, run_id)
+
+
+def _require_supervised(backend: Backend, run_id: str) -> None:
+    """Close a run that nothing supervises any more; its result says why."""
+    directory = backend.context.directory
+    if filelock.is_held(store.lock(directory, run_id)):
+        return
+    if store.state(directory, run_id, backend.active()) == "orphaned":
+        with suppress(filelock.LockHeld), store.recording(directory, run_id):
+            close(backend, run_id)
+
+
+def stop(backend: Backend, run_id: str, grace: float) -> Result:
+    """End a run and judge it. HostError if it is not running."""
+    directory = backend.context.directory
+    _require_supervised(backend, run_id)
+    if result := store.read_result(directory, run_id):
+        raise HostError(f"run {run_id} has ended: {result.verdict}", hint=f"labctl show {run_id}")
+    run = backend.recorded(run_id)
+    backend.stop(run, grace, f"stopped by {run.lab.owner}")
+    with suppress(filelock.LockHeld):
+        return judge(backend, run_id, _drop)
+    return judged(backend, run_id)
+
+
+def stop_all(backend: Backend, run_ids: Iterable[str], message: str) -> None:
+    """Have runs end; those that have ended, or cannot be reached, are skipped."""
+    for run_id in run_ids:
+        with suppress(HostError):
+            backend.stop(backend.recorded(run_id), GRACE, message)
+
+
+def end_all(backend: Backend) -> None:
+    """End the runs of a lab that goes down, and judge them while their output is there; failures are skipped."""
+    with suppress(HostError):
+        owner = backend.lab().owner
+        running = [run.id for run in backend.active().values() if run.state == "running"]
+        stop_all(backend, running, f"{owner} took the lab down")
+        for run_id in running:
+            with suppress(HostError):
+                try:
+                    judge(backend, run_id, _drop)
+                except filelock.LockHeld:
+                    judged(backend, run_id)
+
+
+def logs(
+    backend: Backend,
+    run_id: str,
+    on_line: Callable[[str], None],
+    *,
+    follow: bool,
+    rank: int | None = None,
+    timestamps: bool = False,
+) -> None:
+    """Pass on what a run, or one rank of it, has printed; with ``follow`` also what it prints until it ends."""
+    hides = hidden(backend.settings)
+    directory = backend.context.directory
+
+    def show(when: float | None, text: str) -> None:
+        on_line(store.redact(timed(when, text) if timestamps else text, hides))
+
+    def show_lines(lines: Sequence[Line]) -> None:
+        for line in lines:
+            if rank in (None, line.rank):
+                show(line.when, line.text if rank is None else line.said)
+
+    if not store.read_result(directory, run_id):
+        run = backend.recorded(run_id)
+        if follow:
+            backend.output(run, show_lines)
+            return
+        if backend.log(run, show_lines):
+            return
+    for when, text in store.output(directory, run_id, rank):
+        show(when, text)
+
+
+def timed(when: float | None, text: str) -> str:
+    """Put a line behind its time, or behind ``-`` if that is not known."""
+    shown = datetime.fromtimestamp(when).astimezone().isoformat(timespec="milliseconds") if when else "-"
+    return f"{shown} {text}"
+
+
+def _drop(_: object) -> None:
+    """Show nothing of what a run prints."""

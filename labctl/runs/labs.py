@@ -1,0 +1,72 @@
+"""Brings a lab up and takes it down, with the runs that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from msgspec.structs import replace
+
+from labctl.backends import Backend
+from labctl.backends.plan import Plan, PlanPreview, preview
+from labctl.backends.status import LabStatus, RunState
+from labctl.config.context import Context
+from labctl.errors import HostError
+from labctl.runs import judge
+from labctl.system import filelock
+
+PATIENCE = 300
+"""Seconds to wait for another `up` or `down` of the same lab."""
+LISTED = 20
+"""Runs that `status` lists."""
+
+
+def changing(context: Context, command: str) -> AbstractContextManager[None]:
+    """Be the only command that changes the lab."""
+    return filelock.held(context.directory / filelock.LAB, command, wait=PATIENCE, notice=context.notice)
+
+
+def preview_up(backend: Backend) -> tuple[Plan, Plan]:
+    """Plan what would bring the lab up: the second plan as far as it is known without the first."""
+    return backend.plan_prepare(preview=True), backend.plan_up(preview=True)
+
+
+def bring_up(backend: Backend) -> LabStatus:
+    """Bring the lab up; return its state. HostError names what failed on each host."""
+    with changing(backend.context, "labctl up"):
+        backend.carry_out(backend.plan_prepare())
+        backend.carry_out(backend.plan_up())
+    return status(backend)
+
+
+def status(backend: Backend) -> LabStatus:
+    """Return the state of the lab with its latest runs."""
+    runs = judge.states(backend, LISTED)
+    return replace(backend.status(), runs=tuple(RunState(run.run_id, run.state) for run in runs))
+
+
+def take_down(
+    backend: Backend,
+    command: str,
+    *,
+    images: bool = False,
+    state: str = "",
+    ask: Callable[[str], bool] | None = None,
+) -> PlanPreview:
+    """End the lab's runs and remove it; ``ask`` confirms that runs are ended. Return the plan as text."""
+    with changing(backend.context, command):
+        plan = backend.plan_down(images=images, state=state)
+        if runs := warn_of_runs(backend):
+            if ask and not ask("end it?" if len(runs) == 1 else "end them?"):
+                raise HostError("aborted: the lab stays as it is", hint="labctl runs")
+            judge.end_all(backend)
+        backend.carry_out(plan)
+    return preview(backend.settings.text("LAB_NAME"), plan)
+
+
+def warn_of_runs(backend: Backend) -> tuple[str, ...]:
+    """Warn of the runs that are under way, and return them as text."""
+    runs = backend.under_way()
+    if runs:
+        backend.context.warn(f"this ends {'; '.join(runs)}")
+    return runs

@@ -1,0 +1,235 @@
+"""Starts a run: its job, what must hold before it, its plan, and its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from itertools import groupby
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from labctl.backends import Backend, Replay
+from labctl.backends.plan import Plan, PlanPreview, Step, carry_out
+from labctl.backends.plan import preview as preview_of
+from labctl.config.context import Context
+from labctl.config.settings import Settings
+from labctl.errors import HostError
+from labctl.jobs import checkpoints
+from labctl.jobs.request import RunOptions, unknown
+from labctl.model import Cause, Result, Workload
+from labctl.records import left, store
+from labctl.records.active import Run
+from labctl.records.store import RunSummary
+from labctl.runs import fitting, judge, labs
+from labctl.runs.steps import CollectResults, EndRun, LaunchRun, RunDeployment, StageRun, WriteResult
+from labctl.system import filelock
+from labctl.workloads import external
+
+Ask = Callable[[str], bool]
+# Seconds to wait for another run that is staged.
+STAGING = 10
+LOST: tuple[Cause, ...] = ("node-lost", "device-lost", "lab-lost")
+"""Causes of a run's end after which it may succeed when it is started again."""
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """A run that is asked for; ``replayed`` makes the job of a recorded run once more."""
+
+    workload: Workload
+    options: RunOptions
+    replayed: Replay | None = None
+    ask: Ask | None = None
+    """Confirms that the image of the workload is built and the lab brought up with it."""
+
+
+class DoesNotFit(HostError):
+    """The workload of a run that was to be launched does not fit; ``result`` is what was recorded."""
+
+    def __init__(self, result: Result) -> None:
+        super().__init__(result.message, hint=f"labctl fit {result.workload}")
+        self.result = result
+
+
+def warn_of_unknown(context: Context, settings: Settings, workload: Workload, options: RunOptions) -> None:
+    """Warn of options that neither the workload's script nor its launcher knows."""
+    for remark in (*external.remarks(workload, external.roots(settings)), *unknown(workload, options)):
+        context.warn(remark)
+
+
+def run(backend: Backend, request: Request) -> Result:
+    """Run a workload, follow it and judge it. HostError or ConfigError for what stops it before it begins."""
+    now = datetime.now().astimezone()
+    new = begin(backend, request, now)
+    if reason := why_not_fit(backend, new):
+        return judge.refuse(new, reason, now)
+    new = ready(backend, request, new)
+    return _carry_out(backend, request, new, now).result
+
+
+def launch(backend: Backend, request: Request) -> RunSummary:
+    """Launch a run that is detached. HostError or ConfigError for what stops it before it begins."""
+    now = datetime.now().astimezone()
+    new = begin(backend, request, now)
+    if reason := why_not_fit(backend, new):
+        raise DoesNotFit(judge.refuse(new, reason, now))
+    new = ready(backend, request, new)
+    _carry_out(backend, request, new, now)
+    return store.summary(new.lab.directory, new.run_id, backend.active())
+
+
+def preview_run(backend: Backend, request: Request) -> PlanPreview:
+    """Plan a run and change nothing; if the lab is to be brought up for it, that comes first."""
+    new = begin(backend, request, datetime.now().astimezone(), rehearsal=True)
+    if reason := why_not_fit(backend, new):
+        raise HostError(reason, hint=f"labctl fit {new.job.workload.name}")
+    new = backend.observe(new, preview=True)
+    before: tuple[Plan, ...] = ()
+    if backend.needs_up(new):
+        backend.confirm_image(new, request.ask, preview=True)
+        before = labs.preview_up(backend)
+    backend.require_ready(new, request.options, preview=True)
+    return preview_of(new.lab.name, *before, plan(backend, new, request.options, preview=True))
+
+
+def begin(backend: Backend, request: Request, now: datetime, *, rehearsal: bool = False) -> Run:
+    """Build the job of a run. A run that goes on from an earlier one has its results here first."""
+    options = request.options
+    if options.resume and not options.retried and not rehearsal:
+        judge.gather(backend, options.resume)
+    new = backend.begin(request.workload, options, now, request.replayed)
+    external.require_device(request.workload, new.lab.accelerator, external.roots(backend.settings))
+    return new
+
+
+def why_not_fit(backend: Backend, run: Run) -> str | None:
+    """Return why a run cannot fit in the memory of its nodes; None if it may."""
+    return fitting.why_not_fit(run.lab, run.job, backend.settings.number("LAB_MEMORY"))
+
+
+def ready(backend: Backend, request: Request, run: Run) -> Run:
+    """Observe a run's nodes, bring the lab up if its workload has an image of its own, and check what could stop it."""
+    observed = backend.observe(run)
+    if backend.needs_up(observed):
+        backend.confirm_image(observed, request.ask)
+        labs.bring_up(backend)
+        run = backend.begin(request.workload, request.options, datetime.now().astimezone(), request.replayed)
+        observed = backend.observe(run)
+    backend.require_ready(observed, request.options)
+    return observed
+
+
+def plan(backend: Backend, run: Run, options: RunOptions, *, preview: bool = False) -> Plan:
+    """Plan a run that is ready: what earlier runs left is ended, nodes are checked, then it is launched and judged."""
+    own = backend.plan_run(run, preview=preview)
+    run_id, cause = run.run_id, f"run {run.run_id}"
+    nodes = ", ".join(node.name for node in run.job.nodes)
+    ended = tuple(EndRun(run_id=earlier, cause=why) for earlier, why in _unfinished(backend).items())
+    end = (
+        CollectResults(text=own.collect, cause=cause),
+        WriteResult(run_id=run_id, cause=cause),
+    )
+
+    def with_record(text: str) -> Plan:
+        record = (store.plan_file(text), *own.record)
+        stage = StageRun(run_id=run_id, job=run.job.files, record=record, code=run.job.code, cause=cause)
+        launched = LaunchRun(text=own.launch, cause=f"{run.job.workload.name} on {nodes}")
+        steps = (*ended, *own.before, stage, *own.send, launched)
+        return Plan(steps if options.detach else (*steps, *end))
+
+    # The record holds the text of the plan itself.
+    return with_record(f"{with_record('')}\n")
+
+
+def _unfinished(backend: Backend) -> dict[str, str]:
+    """Return the earlier runs to end first, with the reason."""
+    directory = backend.context.directory
+    orphaned = [run_id for run_id in store.unjudged(directory) if store.state(directory, run_id) == "orphaned"]
+    active = backend.active() if orphaned else {}
+    return left.unfinished(directory, active, orphaned)
+
+
+def _carry_out(backend: Backend, request: Request, run: Run, now: datetime) -> RunDeployment:
+    """Carry out the plan of a run, which is recorded meanwhile. HostError for a step that fails."""
+    options = request.options
+    with running(backend.context, run.run_id), ExitStack() as held:
+        steps = plan(backend, run, options).steps
+        deployment = RunDeployment(backend=backend, run=run, options=options, now=now, held=held)
+        done = 0
+        for is_own, section in _sections(steps):
+            after = len(steps) - done - len(section)
+            if is_own:
+                carry_out(section, deployment, before=done, after=after)
+            else:
+                backend.carry_out_steps(run, section, before=done, after=after)
+            done += len(section)
+        return deployment
+
+
+def _sections(steps: tuple[Step, ...]) -> Iterator[tuple[bool, tuple[Step, ...]]]:
+    """Split a run's plan into its own steps and those of the backend, in order."""
+    own = (EndRun, StageRun, LaunchRun, CollectResults, WriteResult)
+    for is_own, section in groupby(steps, key=lambda step: isinstance(step, own)):
+        yield is_own, tuple(section)
+
+
+@contextmanager
+def running(context: Context, run_id: str) -> Iterator[None]:
+    """Hold the lock of a run, which is not taken while another command changes the lab. HostError if one does."""
+    lab = context.directory
+    with ExitStack() as held:
+        with filelock.held(lab / filelock.LAB, store.purpose(run_id), wait=STAGING):
+            held.enter_context(store.recording(lab, run_id))
+        yield
+
+
+# --- once more -----------------------------------------------------------------------------------------------
+
+
+def is_retried(ended: Result, options: RunOptions) -> bool:
+    """Tell if a run that has ended is started again."""
+    return ended.cause in LOST and len(options.retried) < options.retries
+
+
+def run_again(backend: Backend, request: Request, ended: Result) -> tuple[Request, Result]:
+    """Bring the lab up after a run that lost a node or a device, and start the run again.
+
+    If the lab does not come up, that is a warning and the last retry.
+    """
+    try:
+        options = _recover(backend, request, ended)
+    except HostError as error:
+        text = f"run {ended.run_id} is not started again, because the lab does not come up: {error.message}"
+        backend.context.warn(text)
+        return replace(request, options=replace(request.options, retries=0)), ended
+    request = replace(request, options=options)
+    return request, run(backend, request)
+
+
+def _recover(backend: Backend, request: Request, ended: Result) -> RunOptions:
+    """Bring the lab up again, without the lost nodes if the workload is elastic; return the options to start with.
+
+    HostError if the lab does not come up.
+    """
+    context, workload, options = backend.context, request.workload, request.options
+    context.notice(f"run {ended.run_id} has ended: {ended.cause}: {ended.message}; the lab is brought up again")
+    try:
+        labs.bring_up(backend)
+    except HostError as error:
+        if not workload.elastic:
+            raise
+        options = backend.without_lost(options, ended, error)
+    judge.gather(backend, ended.run_id)
+    return again(context, workload, options, ended)
+
+
+def again(context: Context, workload: Workload, options: RunOptions, ended: Result) -> RunOptions:
+    """Return the options to start a run again with, from its last whole checkpoint or from the beginning."""
+    checkpoint, why = None, f"`{workload.name}` does not say how it resumes"
+    if workload.resume:
+        checkpoint, why = checkpoints.last(context.directory, ended.run_id, workload.resume)
+    retried = (*options.retried, f"{ended.run_id}: {ended.cause}: {ended.message}")
+    place = f"goes on from {checkpoint}" if checkpoint else f"begins from the start: {why}"
+    context.notice(f"retry {len(retried)} of {options.retries} {place}")
+    return replace(options, resume=ended.run_id if checkpoint else "", retried=retried)

@@ -1,0 +1,136 @@
+"""The steps of a run's plan, besides those of its backend."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from labctl import naming
+from labctl.backends import Backend
+from labctl.backends.plan import Step
+from labctl.config.context import Context
+from labctl.errors import HostError
+from labctl.jobs.request import RunOptions
+from labctl.model import HERE, Copy, File, Result
+from labctl.records import store
+from labctl.records.active import Run
+from labctl.records.verdict import RunOutcome
+from labctl.runs import judge
+
+
+@dataclass(kw_only=True)
+class RunDeployment:
+    """A run under way: what its steps hand on to each other."""
+
+    backend: Backend
+    run: Run
+    options: RunOptions
+    now: datetime
+    held: ExitStack
+    """Closed at the end of the run, however that comes."""
+    began: float = field(init=False)
+    log: store.RunLog = field(init=False)
+    outcome: RunOutcome = field(init=False)
+    result: Result = field(init=False)
+
+    @property
+    def context(self) -> Context:
+        return self.backend.context
+
+    def host_of(self, error: HostError) -> str:
+        """Return the host on which a step failed."""
+        return error.node or HERE
+
+
+class EndRun(Step, frozen=True, kw_only=True):
+    """End what is left of an earlier run, fetch its results and close its record."""
+
+    run_id: str
+
+    def __str__(self) -> str:
+        return f"end, fetch and close runs/{self.run_id}"
+
+    def do(self, deployment: RunDeployment) -> None:
+        judge.close(deployment.backend, self.run_id)
+
+
+class StageRun(Step, frozen=True, kw_only=True):
+    """Make the run's directories: with its record, whose lock is held, and with what its ranks need and write."""
+
+    run_id: str
+    job: tuple[File, ...]
+    record: tuple[File, ...]
+    code: tuple[Copy, ...]
+
+    def __str__(self) -> str:
+        printed = ("output.log", "output.times", "metrics.jsonl")
+        record = ", ".join((*(file.path for file in (*self.job, *self.record)), "started", *printed))
+        copied = f"work/ (files of {self.code[0].root.name}: {len(self.code)})" if self.code else "work/"
+        needed = ", ".join(("ranks/", copied, *(file.path for file in self.job)))
+        return f"write {record} to runs/{self.run_id}, and {needed} to {naming.OUTPUTS}/{self.run_id}"
+
+    def do(self, deployment: RunDeployment) -> None:
+        run = deployment.run
+        deployment.began = time.monotonic()
+        store.create(run.lab, self.run_id, self.job, self.record, self.code)
+        deployment.log = store.RunLog(run.directory, run.lab, run.job.workload)
+        deployment.held.callback(deployment.log.close)
+        deployment.context.notice(f"run {self.run_id}: {run.job.workload.description}")
+
+
+class LaunchRun(Step, frozen=True, kw_only=True):
+    """Launch the run, and follow it to its end unless it is detached."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    def do(self, deployment: RunDeployment) -> None:
+        backend, run = deployment.backend, deployment.run
+        if deployment.options.detach:
+            backend.start(run, deployment.options)
+            return
+        keep = deployment.log.keep_and_show(deployment.context.lines)
+        try:
+            with deployment.context.showing(
+                deployment.log.progress, time.monotonic() - deployment.began, run.job.timeout
+            ):
+                deployment.outcome = backend.supervise(run, keep, deployment.options)
+        except BaseException:
+            backend.collect(run.run_id)
+            raise
+
+
+class CollectResults(Step, frozen=True, kw_only=True):
+    """Move what ranks wrote into the run's record."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    def do(self, deployment: RunDeployment) -> None:
+        deployment.backend.collect(deployment.run.run_id)
+
+
+class WriteResult(Step, frozen=True, kw_only=True):
+    """Judge the run and write its result; of a run that did not pass, what is known of it besides."""
+
+    run_id: str
+
+    def __str__(self) -> str:
+        return f"write runs/{self.run_id}/result.json"
+
+    def do(self, deployment: RunDeployment) -> None:
+        deployment.log.close()
+        deployment.result = judge.conclude(
+            deployment.backend,
+            deployment.run,
+            deployment.outcome,
+            deployment.log,
+            deployment.outcome.seconds or time.monotonic() - deployment.began,
+            deployment.now,
+        )

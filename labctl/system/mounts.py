@@ -1,0 +1,19 @@
+"""Paths of a host as containers see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+
+def mounted_at(directory: Path, mounts: Iterable[tuple[str, str]], *, apart: bool = False) -> str | None:
+    """Where a directory of the host is in a container that has these mounts (source and target), None if nowhere.
+
+    Links on the way to a source are this machine's, unless the host stands ``apart``.
+    """
+    sources = ((Path(source) if apart else Path(source).resolve(), target) for source, target in mounts)
+    holding = [(source, target) for source, target in sources if directory.is_relative_to(source)]
+    if not holding:
+        return None
+    source, target = max(holding, key=lambda mount: len(mount[0].parts))
+    return str(PurePosixPath(target, directory.relative_to(source)))
