@@ -21,6 +21,8 @@ MOST_FOLDERS = 64
 """Folders within each other."""
 SAME = 1 << 20
 """Bytes up to which a file whose place is taken is compared with what has it."""
+MODE = 0o775
+"""Permissions that a file may keep in the record: no setuid, setgid or sticky bit, and no write by others."""
 
 
 class Move(Struct):
@@ -113,10 +115,23 @@ def _file(name: str, path: str, source: int, into: int) -> bool:
     if not _fits(moving, into, path):
         os.unlink(moving, dir_fd=into)
         return False
+    try:
+        _restrict(moving, into)
+    except OSError:
+        os.unlink(moving, dir_fd=into)
+        raise
     os.rename(moving, name, src_dir_fd=into, dst_dir_fd=into)
     with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=source)
     return True
+
+
+def _restrict(name: str, folder: int) -> None:
+    """Take the permissions from a file that the record does not have. OSError for a file of another user."""
+    mode = os.lstat(name, dir_fd=folder).st_mode
+    if stat.S_ISREG(mode) and stat.S_IMODE(mode) & ~MODE:
+        # Follows links, but no container can put one here.
+        os.chmod(name, stat.S_IMODE(mode) & MODE, dir_fd=folder)
 
 
 def _fits(name: str, folder: int, path: str) -> bool:

@@ -52,6 +52,31 @@ def test_files_folders_and_inner_links_are_moved(written: Path) -> None:
     assert outputs.move(written, record(written)).stayed == []
 
 
+@pytest.mark.parametrize(
+    ("mode", "kept"),
+    [(0o4755, 0o755), (0o6775, 0o775), (0o1644, 0o644), (0o666, 0o664), (0o7777, 0o775), (0o600, 0o600), (0, 0)],
+)
+def test_a_file_in_the_record_is_neither_setuid_nor_writable_by_others(written: Path, mode: int, kept: int) -> None:
+    (written / "model").mkdir()
+    (written / "model").chmod(0o2777)
+    (written / "model/tool").touch()
+    (written / "model/tool").chmod(mode)
+    assert outputs.move(written, record(written)).stayed == []
+    assert (record(written) / "model/tool").stat().st_mode & 0o7777 == kept
+    assert (record(written) / "model").stat().st_mode & 0o7777 == 0o700
+
+
+def test_a_setuid_file_of_another_user_stays(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str, mode: int, *, dir_fd: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    (written / "tool").touch()
+    (written / "tool").chmod(0o4755)
+    monkeypatch.setattr(os, "chmod", refuse)
+    assert outputs.move(written, record(written)).stayed == ["tool: Operation not permitted"]
+    assert tree(record(written)) == {}
+
+
 def test_what_the_record_has_is_kept(written: Path) -> None:
     large = "x" * 2 * outputs.SAME
     for name, ours, theirs in (("hostfile", "a", "a"), ("result.json", "FAIL", "PASS"), ("plan.txt", large, large)):
