@@ -9,7 +9,7 @@ import typer
 
 from labctl import flows
 from labctl.cli.common import HERE, Directory, Setting, answering, context
-from labctl.cli.output import say
+from labctl.cli.output import say, say_printed
 from labctl.errors import ConfigError, Interrupted
 from labctl.model import LAUNCHER
 
@@ -77,9 +77,9 @@ def logs_command(
                 asked = f"--rank {rank}" if rank is not None else "--timestamps"
                 raise ConfigError(f"{asked} is of a run", hint=f"labctl logs --run latest {asked}")
             if run:
-                flows.run_logs(lab, run, say, follow=follow, rank=rank, timestamps=timestamps)
+                flows.run_logs(lab, run, say_printed, follow=follow, rank=rank, timestamps=timestamps)
             else:
-                flows.logs(lab, node, say, follow=follow, colors=sys.stdout.isatty())
+                flows.logs(lab, node, say_printed, follow=follow, colors=sys.stdout.isatty())
         except KeyboardInterrupt:
             sys.exit(Interrupted.exit_code)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,6 +39,8 @@ DEPRECATED = {
 
 
 BOLD, DIM, RED, YELLOW, PLAIN = "\033[1m", "\033[2m", "\033[31m", "\033[33m", "\033[0m"
+STYLE = re.compile(r"(\033\[[0-9;:]*m)")
+"""Colors and the like (SGR): the escape sequences of a program that a terminal gets."""
 
 
 class Output:
@@ -55,8 +58,7 @@ class Output:
         if event.kind == "line" and self.quiet:
             return
         if event.kind == "line":
-            mark = f"{DIM}  | {PLAIN}" if sys.stderr.isatty() else ""
-            self.note(mark + event.text.replace("\n", f"\n{mark}"))
+            self.note(program_text(event.text, sys.stderr, mark=f"{DIM}  | {PLAIN}"))
         elif event.kind == "warning":
             self.note(f"{color('warning:', YELLOW)} {printable(event.text)}")
         elif event.kind != "waiting" or not self.as_json:
@@ -123,6 +125,11 @@ def say(text: str) -> None:
     write(text, sys.stdout)
 
 
+def say_printed(text: str) -> None:
+    """Print on stdout what a program has printed. OutputClosed as ``write``."""
+    say(program_text(text, sys.stdout))
+
+
 def write(text: str, stream: TextIO, end: str = "\n") -> None:
     """Print a line in a single write, as hosts are worked on in parallel. OutputClosed if the reader is gone."""
     try:
@@ -143,13 +150,29 @@ def color(text: str, code: str) -> str:
     return f"{code}{text}{PLAIN}" if sys.stderr.isatty() else text
 
 
-def printable(text: str) -> str:
-    """Text for the terminal: what a host or a workload wrote in it moves no cursor."""
+def printable(text: str, kept: str = "\n\t") -> str:
+    """Text for the terminal: what a host or a workload wrote in it moves no cursor, but for what is ``kept``."""
     if text.isascii() and text.isprintable():
         return text
     # Python takes blanks of other scripts for unprintable.
-    safe = (one.isprintable() or one in "\n\t" or (one.isspace() and one > "\x9f") for one in text)
+    safe = (one.isprintable() or one in kept or (one.isspace() and one > "\x9f") for one in text)
     return "".join(one if fine else "?" for one, fine in zip(text, safe, strict=True))
+
+
+def program_text(text: str, stream: TextIO, mark: str = "") -> str:
+    """Lines of a program, each behind a mark if they go to a terminal, which keeps colors alone; else as they are."""
+    if not stream.isatty():
+        return text
+    return "\n".join(mark + shown_line(line, mark) for line in text.split("\n"))
+
+
+def shown_line(line: str, mark: str = "") -> str:
+    """A line of a program for the terminal: its colors end with it, and no carriage return overwrites the mark."""
+    if line.isascii() and line.isprintable():
+        return line
+    parts = STYLE.split(line)
+    parts[::2] = (printable(part, "\t\r").replace("\r", f"\r{mark}") for part in parts[::2])
+    return "".join(parts) + (PLAIN if len(parts) > 1 else "")
 
 
 def failure_lines(failed: Iterable[HostFailure]) -> list[str]:

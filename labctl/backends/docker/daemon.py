@@ -471,7 +471,7 @@ class DockerEngine:
     def logs(self, project: str, on_line: OnLine, *, node: str = "", follow: bool = False, color: bool = False) -> None:
         options = (*(("--follow",) if follow else ()), *((node,) if node else ()))
         words = ("compose", "--ansi", "always" if color else "never", "-p", project, "logs", *options)
-        process.stream((*self.docker, *words), on_line if color else lambda line: on_line(line.removeprefix(ERASE)))
+        process.stream((*self.docker, *words), lambda line: on_line(line.removeprefix(ERASE)))
 
     def grants(self, lab: str, image: str, limits: tuple[tuple[str, int], ...]) -> bool:
         options = tuple(word for name, value in limits for word in ("--ulimit", f"{name}={value}:{value}"))

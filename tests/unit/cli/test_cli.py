@@ -21,7 +21,7 @@ import pytest
 from support.builders import container
 from support.commandline import Labctl, Said
 
-from labctl import cli, naming
+from labctl import cli, flows, naming
 from labctl.backends.docker.attach import jupyter, session, target
 from labctl.backends.docker.daemon import DockerEngine
 from labctl.backends.docker.multi import MultiHostEngine
@@ -620,6 +620,19 @@ def test_the_logs_of_every_host_are_followed_at_once(
 def test_logs_that_go_into_a_file_have_no_control_characters(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "stream", lambda _, on_line: on_line("\033[2Kworker-0  | listening"))
     assert set(labctl("logs").out.splitlines()) == {"worker-0  | listening"}
+
+
+@pytest.mark.usefixtures("followed")
+def test_logs_in_a_terminal_have_colors_and_no_other_escape_sequence(
+    labctl: Labctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "\033[36mworker-0  | \033[0m\033]0;title\007"
+    monkeypatch.setattr(process, "stream", lambda _, on_line: on_line(f"\033[2K{line}"))
+    monkeypatch.setattr(flows, "run_logs", lambda _lab, _run, on_line, **_: on_line(line))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    shown = {"\033[36mworker-0  | \033[0m?]0;title?\033[0m"}
+    assert set(labctl("logs").out.splitlines()) == shown
+    assert set(labctl("logs", "--run", "latest").out.splitlines()) == shown
 
 
 def test_a_host_whose_logs_cannot_be_had_is_named_once_those_of_the_others_are_here(

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from labctl.backends.docker.lab.devices import ResolvedSetting
-from labctl.cli.output import Output, quantity, say, table, to_json
+from labctl.cli.output import Output, quantity, say, say_printed, table, to_json
 from labctl.cli.run import run_text
 from labctl.errors import HostError
 from labctl.model import Event, Rank, Result
@@ -77,6 +77,50 @@ def test_no_colors_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]
     for kind in ("step", "line", "notice", "warning"):
         output.event(Event(kind=kind, text="x"))
     assert "\033" not in capsys.readouterr().err
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown"),
+    [
+        ("loss 1\tok 漢字", "loss 1\tok 漢字"),
+        ("\x1b]52;c;cm0gLXJm\x07", "?]52;c;cm0gLXJm?"),
+        ("\x1b]0;title\x1b\\", "?]0;title?\\"),
+        ("\x1b[2J\x1b[3A\x1bc\x9b2J\b\u202e", "?[2J?[3A?c?2J??"),
+        ("\x1b[1;31mred\x1b[38;5;8m grey", "\x1b[1;31mred\x1b[38;5;8m grey\x1b[0m"),
+        ("\x1b[31\x1b[2Jm", "?[31?[2Jm"),
+    ],
+)
+def test_a_terminal_gets_only_the_colors_of_what_a_run_prints(
+    monkeypatch: pytest.MonkeyPatch, printed: str, shown: str
+) -> None:
+    out, err = Terminal(), Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    say_printed(printed)
+    Output().event(Event(kind="line", text=f"{printed}\nverdict PASS"))
+    assert out.getvalue() == f"{shown}\n"
+    mark = "\x1b[2m  | \x1b[0m"
+    assert err.getvalue() == f"{mark}{shown}\n{mark}verdict PASS\n"
+
+
+def test_a_carriage_return_takes_no_mark_from_a_line_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    err = Terminal()
+    monkeypatch.setattr(sys, "stderr", err)
+    Output().event(Event(kind="line", text="50%|#\rverdict    PASS"))
+    mark = "\x1b[2m  | \x1b[0m"
+    assert err.getvalue() == f"{mark}50%|#\r{mark}verdict    PASS\n"
+
+
+def test_a_pipe_gets_what_a_run_prints_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = "\x1b]52;c;cm0gLXJm\x07\x1b[31mred\x9b2J\b\r50%|#"
+    say_printed(printed)
+    Output().event(Event(kind="line", text=f"{printed}\n{printed}"))
+    assert capsys.readouterr() == (f"{printed}\n", f"{printed}\n{printed}\n")
 
 
 def test_better_keys_have_the_deprecated_ones_beside_them() -> None:
