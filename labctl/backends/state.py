@@ -9,7 +9,7 @@ from stat import S_ISDIR
 from msgspec import Struct
 
 from labctl.errors import HostError
-from labctl.model import HERE, Cause
+from labctl.model import HERE, Cause, Pairs
 
 # What a node's own agent says first when no run can use the node, and the word for it. A check that was only too slow
 # says nothing of the kind: a busy machine is no reason to end anything.
@@ -19,6 +19,17 @@ LOST: dict[str, Cause] = {"device lost": "device-lost", "sshd does not listen": 
 def paused(container: str) -> str:
     """What is said of a container that is paused, by its name."""
     return f"container is paused; to resume it: docker unpause {container}"
+
+
+def altered(container: Container) -> str:
+    """Return what was changed of a container since it was made, such as by ``docker update``; empty if nothing was."""
+    if container.network and container.network not in container.networks:
+        return f"not on network {container.network}"
+    if not container.rendered_limits:
+        return ""
+    rendered = dict(word.partition("=")[::2] for word in container.rendered_limits.split())
+    names = [name for name, value in container.limits if rendered.get(name) != value]
+    return f"{', '.join(f'{name} limit' for name in names)} changed (docker update)" if names else ""
 
 
 def lost(reason: str) -> Cause | None:
@@ -83,6 +94,14 @@ class Container(Struct, frozen=True, kw_only=True):
     """Why it is unhealthy: what its last health check said."""
     mounts: tuple[tuple[str, str], ...] = ()
     """Directories of the host and where they are in it."""
+    network: str = ""
+    """The network that it was made for; empty for the host's."""
+    networks: tuple[str, ...] = ()
+    """The networks it is on, under the name of its node."""
+    limits: Pairs = ()
+    """The limits that are set now."""
+    rendered_limits: str = ""
+    """The limits it was made with, as ``memory=8589934592 pids=8192``; empty if unknown."""
     user: str = ""
     """Numeric user and group of the lab's processes in it, where it is asked for."""
 

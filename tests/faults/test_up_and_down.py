@@ -10,7 +10,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.harness import Answer, Lab, wait_until
+from docker.models.containers import Container
+from support.harness import Answer, Lab, pause, wait_until
 
 from docker import DockerClient
 
@@ -121,6 +122,25 @@ def test_up_and_down_wait_for_the_up_that_is_under_way_and_say_for_whom(fresh_la
                 second.answer(180).expect(0)
         assert is_complete(lab) == (command == "up")
     assert lab.labelled() == []
+
+
+CHANGES: dict[str, tuple[str, Callable[[Lab, Container], object]]] = {
+    "disconnect": ("not on network", lambda lab, worker: lab.networks()[0].disconnect(worker)),
+    "docker update": ("memory limit changed", lambda _, worker: worker.update(mem_limit="1g", memswap_limit="1g")),
+    "pause": ("paused", lambda _, worker: pause(worker)),
+}
+
+
+@pytest.mark.docker
+def test_up_recreates_the_container_that_was_changed_by_hand_and_no_other(lab: Lab) -> None:
+    for reason, change in CHANGES.values():
+        before = lab.identities()
+        change(lab, lab.containers()["worker-1"])
+        assert f"worker-1: {reason}" in lab.call("run", "hello").expect(3).err
+        lab.call("up").expect(0)
+        after = lab.identities()
+        assert {node for node in before if before[node] != after[node]} == {"worker-1"}
+        assert is_complete(lab)
 
 
 @pytest.mark.docker

@@ -22,7 +22,7 @@ NETWORK = {
 }
 # Nodes of one machine share its cores and devices; a host has its own, and a person may have other ids there.
 MACHINE = {
-    *("services.*.cpuset", "services.*.environment.OMP_NUM_THREADS"),
+    *("services.*.cpuset", "services.*.labels.labctl.limits", "services.*.environment.OMP_NUM_THREADS"),
     *("services.*.environment.LAB_UID", "services.*.environment.LAB_GID", "services.*.tmpfs"),
     *("services.*.labels.labctl.devices", "services.*.deploy.resources.reservations.devices"),
     "services.*.volumes./etc/lab/leases",

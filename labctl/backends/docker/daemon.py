@@ -39,6 +39,7 @@ def container_of(found: dict[str, Any], host: str) -> Container:
     health = next(
         (word for word in ("unhealthy", "healthy", "starting") if f"({word}" in status or f": {word}" in status), None
     )
+    mode = found.get("HostConfig", {}).get("NetworkMode", "")
     return Container(
         id=found["Id"],
         name=found["Names"][0].lstrip("/") if found.get("Names") else found["Id"][:12],
@@ -54,7 +55,44 @@ def container_of(found: dict[str, Any], host: str) -> Container:
         owner=labels.get("labctl.owner", ""),
         devices=tuple(filter(None, labels.get("labctl.devices", "").split(","))),
         mounts=tuple((one["Source"], one["Destination"]) for one in found.get("Mounts", ()) if one["Type"] == "bind"),
+        network="" if mode in BUILT_IN or ":" in mode else mode,
+        networks=tuple((found.get("NetworkSettings") or {}).get("Networks") or ()),
+        rendered_limits=labels.get("labctl.limits", ""),
     )
+
+
+def completed(container: Container, inspected: dict[str, Any], *, user: bool) -> Container:
+    """A container with what a list of containers does not say of it."""
+    return replace(
+        container,
+        reason=last_check(inspected) if container.health == "unhealthy" else "",
+        user="{LAB_UID}:{LAB_GID}".format(**variables_of(inspected)) if user else "",
+        networks=tuple(named_networks(container, inspected)),
+        limits=limits_of(inspected),
+    )
+
+
+def named_networks(container: Container, inspected: dict[str, Any]) -> Iterator[str]:
+    """The networks on which other containers find this one by the name of its node.
+
+    That name is lost when the container is disconnected and connected again by hand.
+    """
+    for name, endpoint in (inspected["NetworkSettings"]["Networks"] or {}).items():
+        if name != container.network or container.node in (endpoint.get("Aliases") or ()):
+            yield name
+
+
+def limits_of(inspected: dict[str, Any]) -> Pairs:
+    """The limits of a container, without those that the kernel lacks: the engine leaves these out."""
+    config = inspected["HostConfig"]
+    pids, cpus = config["PidsLimit"], [config[key] for key in ("NanoCpus", "CpuQuota", "CpuShares")]
+    limits = {
+        "memory": str(config["Memory"] or ""),
+        "pids": "" if pids is None else str(pids),
+        "cpuset": config["CpusetCpus"],
+        "cpus": " ".join(map(str, cpus)) if any(cpus) else "",
+    }
+    return tuple((name, value) for name, value in limits.items() if value)
 
 
 def node_order(container: Container) -> tuple[bool, str, int]:
@@ -85,6 +123,8 @@ def last_check(inspected: dict[str, Any] | None) -> str:
     return str(log[-1]["Output"]).strip() if log else ""
 
 
+# Networks that no compose file makes.
+BUILT_IN = ("", "host", "none", "default", "bridge")
 LAST_LINES = 20
 # In the daemon's words.
 PORT_TAKEN = re.compile(
@@ -302,18 +342,16 @@ class DockerEngine:
     def observe(self, lab: str, image: str | None = None, *, node: str = "") -> ObservedState:
         """The lab's containers and networks, by label, and the id of an image; the user of this one node.
 
-        A list of containers says neither why one is unhealthy nor who runs in it.
+        A list of containers says neither why one is unhealthy, nor its limits, nor who runs in it.
         """
         mark = {"label": [f"labctl.lab={lab}"]}
         with self._api() as api:
             containers = [container_of(one, self.host) for one in api.containers(all=True, filters=mark)]
             networks = api.networks(filters=mark)
-            for number, one in enumerate(containers):
-                if one.health == "unhealthy" or one.node == node:
-                    inspected = inspect(api, "container", one.id)
-                    reason = last_check(inspected) if one.health == "unhealthy" else ""
-                    user = "{LAB_UID}:{LAB_GID}".format(**variables_of(inspected)) if inspected and node else ""
-                    containers[number] = replace(one, reason=reason, user=user)
+            for number, container in enumerate(containers):
+                unknown = container.health == "unhealthy" or container.rendered_limits or container.node == node
+                if unknown and (inspected := inspect(api, "container", container.id)):
+                    containers[number] = completed(container, inspected, user=bool(node))
             found_image = inspect(api, "image", image) if image else None
         tried = [one for one in networks if (one["Labels"] or {}).get("labctl.role") == probe.ROLE]
         found = sorted(containers, key=node_order)

@@ -98,6 +98,10 @@ def test_a_batch_needs_the_launcher_and_not_every_node(context: Context) -> None
     with pytest.raises(HostError, match=r"lab demo is out of date: launcher: image changed") as caught:
         run.require_launcher(context, builders.site(context, engine), lab, builders.workload())
     assert caught.value.hint == "labctl up"
+    updated = {"limits": (("memory", "1"),), "rendered_limits": "pids=8192"}
+    engine.seen = builders.observed(lab, launcher=updated)
+    with pytest.raises(HostError, match=r"is out of date: launcher: memory limit changed \(docker update\)$"):
+        run.require_launcher(context, builders.site(context, engine), lab, builders.workload())
     engine.seen = ObservedState()
     with pytest.raises(HostError, match=r"lab demo is not up: launcher: missing"):
         run.require_launcher(context, builders.site(context, engine), lab, builders.workload())

@@ -13,6 +13,7 @@ from msgspec import Struct, to_builtins
 
 from labctl import accelerators
 from labctl.config import override
+from labctl.config.settings import in_bytes
 from labctl.launchers import OPEN_MPI_NETWORK
 from labctl.model import LAUNCHER, DeviceMapping, File, Host, Lab, Mount, Node, Pairs
 from labctl.naming import (
@@ -75,6 +76,8 @@ LAUNCHER_CAPABILITIES = (
 BESIDE = "127.0.0.2"
 # What the template says in place of the digest of its own text; a value with these quotes would have them escaped.
 UNSEALED = 'labctl.config-hash: ""'
+# Keys of a service in compose.override.yml that may set limits: then these are not compared.
+LIMITING = {"mem_limit", "cpus", "cpu_shares", "cpu_quota", "cpuset", "pids_limit", "deploy", "extends", "<<"}
 
 
 class RenderedFiles(Struct, frozen=True, kw_only=True):
@@ -183,7 +186,7 @@ def shared_mounts(lab: Lab, host: Host) -> tuple[Mount, ...]:
 
 def worker(lab: Lab, node: Node, host: Host) -> dict[str, Any]:
     """The service of a node, as the template needs it."""
-    directory = node_directory(node.name)
+    directory, cpuset = node_directory(node.name), ",".join(map(str, node.cpuset))
     variables = dict(node.devices.environment)
     variables["OMP_NUM_THREADS"] = str(max(1, len(node.cpuset or host.cpus) // node.slots))
     mounts = [*shared_mounts(lab, host), *node.devices.mounts]
@@ -202,7 +205,8 @@ def worker(lab: Lab, node: Node, host: Host) -> dict[str, Any]:
         "name": node.name,
         "role": "worker",
         "slots": node.slots,
-        "cpuset": ",".join(map(str, node.cpuset)),
+        "cpuset": cpuset,
+        "limits": limits(lab, node.name, cpuset),
         "environment": environment(lab, host, variables),
         "capabilities": (*SSHD_CAPABILITIES, *node.devices.cap_add),
         "devices": node.devices,
@@ -223,12 +227,22 @@ def launcher(lab: Lab, host: Host) -> dict[str, Any]:
         "role": LAUNCHER,
         "slots": 0,
         "cpuset": "",
+        "limits": limits(lab, LAUNCHER, ""),
         "environment": environment(lab, host, dict(first.devices.launcher_environment)),
         "capabilities": LAUNCHER_CAPABILITIES,
         "devices": DeviceMapping(),
         "mounts": (*mounts, ssh_mount(lab, host, f"{node_directory(first.name)}/launcher")),
         "secrets": secret_paths(lab, host, first.name),
     }
+
+
+def limits(lab: Lab, service: str, cpuset: str) -> str:
+    """The limits of a service as its label has them; empty if compose.override.yml may set others."""
+    added = json.loads(dict(lab.override).get(service, "{}"))
+    if not LIMITING.isdisjoint(added):
+        return ""
+    values = {"memory": str(in_bytes(lab.memory)) if lab.memory else "", "pids": str(lab.limits.pids), "cpuset": cpuset}
+    return " ".join(f"{name}={value}" for name, value in values.items() if value)
 
 
 def environment(lab: Lab, host: Host, more: Mapping[str, str]) -> Pairs:

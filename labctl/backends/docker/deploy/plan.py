@@ -21,7 +21,7 @@ from labctl.backends.docker.deploy.steps import (
     WaitForSsh,
 )
 from labctl.backends.plan import HostStep, Plan, Step
-from labctl.backends.state import Container, ObservedState, lost
+from labctl.backends.state import Container, ObservedState, altered, lost
 from labctl.model import HERE, File, Host, Lab
 
 
@@ -56,13 +56,19 @@ def up_on(
     wanted = lab.containers_on(host.name)
     surplus = tuple(container for container in observed.containers if container.node not in wanted)
     stuck = tuple(one for one in observed.containers if one.node in wanted and why_stuck(lab, one, unusable))
-    kept = replace(observed, containers=tuple(one for one in observed.containers if one not in stuck))
+    usable = (one for one in observed.containers if one.node in wanted and one not in stuck)
+    modified = tuple(filter(altered, usable))
+    removed = (*stuck, *modified)
+    kept = replace(observed, containers=tuple(one for one in observed.containers if one not in removed))
     pending = not_current(lab, files, kept, wanted)
     if surplus:
         yield RemoveContainers(containers=surplus, host=host.name, cause="removed from .env")
     if stuck:
         reasons = sorted({why_stuck(lab, one, unusable) or "" for one in stuck})
         yield RemoveContainers(containers=stuck, host=host.name, cause="cannot be used: " + ", ".join(reasons))
+    if modified:
+        cause = "; ".join(f"{container.node}: {altered(container)}" for container in modified)
+        yield RemoveContainers(containers=modified, host=host.name, cause=cause)
     if host.name != HERE and (push or surplus or pending):
         image, cause = observed.image or "", "files missing on host"
         yield PushFiles(nodes=workers, image=image, folders=not push, host=host.name, cause=cause)
@@ -106,7 +112,9 @@ def why_not_current(container: Container | None, fingerprint: str, image: str | 
         return container.state
     if container.image != image:
         return "image changed"
-    return "configuration changed" if container.fingerprint != fingerprint else None
+    if container.fingerprint != fingerprint:
+        return "configuration changed"
+    return altered(container) or None
 
 
 def down(

@@ -95,7 +95,7 @@ def require_ready(
 
 def _state(lacking: list[tuple[str, str]]) -> str:
     """What keeps a lab from being used, by the first of what ``not_up`` names."""
-    return "is out of date" if lacking[0][1].endswith(" changed") else "is not up"
+    return "is out of date" if " changed" in lacking[0][1] else "is not up"
 
 
 def require_up(

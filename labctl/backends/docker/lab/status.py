@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from labctl import model
 from labctl.backends.docker.lab.cluster import Cluster
 from labctl.backends.owner import owner
-from labctl.backends.state import ObservedState, elsewhere
+from labctl.backends.state import ObservedState, altered, elsewhere
 from labctl.backends.status import LabStatus, NodeStatus
 from labctl.config.context import Context
 from labctl.model import HostFailure
@@ -19,7 +19,8 @@ def status_of(context: Context, cluster: Cluster, observed: ObservedState | None
     observed = observed or cluster.engine.observe(name)
     observed = own_containers(context, observed, owner())
     silent = {**cluster.failed, **dict(observed.silent)}
-    running = {container.node for container in observed.containers if container.state == "running"}
+    usable = (one for one in observed.containers if one.state == "running" and not altered(one))
+    running = {container.node for container in usable}
     found = {container.node for container in observed.containers}
     missing = "unknown" if silent else "down"
     nodes = [
@@ -29,7 +30,7 @@ def status_of(context: Context, cluster: Cluster, observed: ObservedState | None
             host=container.host,
             state=container.state,
             health=container.health,
-            reason=container.reason,
+            reason=container.reason or altered(container),
             slots=container.slots,
             devices=tuple(container.devices),
         )

@@ -19,6 +19,7 @@ from labctl.backends.docker import api
 from labctl.backends.docker import daemon as docker
 from labctl.backends.docker.daemon import DockerEngine
 from labctl.backends.docker.hosts.ssh import Connection
+from labctl.backends.state import Container
 from labctl.errors import HostError
 from labctl.system.process import ProcessTimeout
 
@@ -100,7 +101,7 @@ class Answers(BaseHTTPRequestHandler):
     def do_DELETE(self) -> None:
         self.answer(404, {"message": "No such network"})
 
-    def answer(self, code: int, body: Mapping[str, object]) -> None:
+    def answer(self, code: int, body: Mapping[str, object] | list[Any]) -> None:
         text = json.dumps(body).encode()
         self.send_response(code)
         if self.version:
@@ -286,7 +287,7 @@ def test_events_that_are_refused_are_an_error(over_tcp: DockerEngine) -> None:
 class Slow(Answers):
     """A daemon whose answer goes on and on, each byte in time."""
 
-    def answer(self, code: int, body: Mapping[str, object]) -> None:  # noqa: ARG002
+    def answer(self, code: int, body: Mapping[str, object] | list[Any]) -> None:  # noqa: ARG002
         self.send_response(code)
         self.send_header("Api-Version", self.version)
         self.end_headers()
@@ -352,6 +353,69 @@ def test_labels_that_a_stranger_wrote_are_read_as_far_as_they_make_sense(slots: 
     found = {"Id": "1" * 64, "Names": ["/x"], "Labels": labels, "State": "running", "ImageID": "2"}
     container = docker.container_of(found, "local")
     assert (container.slots, container.node, container.owner) == (0, "worker-0", "bob]0;title@desk")
+
+
+LIMITS = {"Memory": 0, "NanoCpus": 0, "CpuQuota": 0, "CpuShares": 0, "PidsLimit": None, "CpusetCpus": ""}
+ENDPOINT = {"Aliases": ["labctl-demo-worker-0-1", "worker-0"]}
+
+
+class Labelled(Answers):
+    """A daemon with a worker of a lab."""
+
+    mode = "labctl-demo"
+    networks: ClassVar[dict[str, Any]] = {"labctl-demo": ENDPOINT}
+    limits: ClassVar[dict[str, Any]] = LIMITS
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        labels = {"labctl.node": "worker-0", "labctl.role": "worker", "labctl.limits": "pids=8192"}
+        listed = {"Id": "1", "Labels": labels, "State": "running", "ImageID": "2"}
+        listed |= {"HostConfig": {"NetworkMode": self.mode}, "NetworkSettings": {"Networks": self.networks}}
+        if self.path.startswith("/v1.45/containers/json"):
+            self.answer(200, [listed])
+        elif self.path.startswith("/v1.45/networks"):
+            self.answer(200, [])
+        else:
+            self.answer(200, {"NetworkSettings": {"Networks": self.networks}, "HostConfig": self.limits})
+
+
+def observed_container(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> Container:
+    """The container as the engine reads it, in no more requests than it has to."""
+    monkeypatch.setattr(Labelled, "asked", [])
+    for name, value in answers.items():
+        monkeypatch.setattr(Labelled, name, value)
+    with daemon(Labelled, monkeypatch) as engine:
+        (container,) = engine.observe("demo").containers
+    assert len([path for path in Labelled.asked if path != "/_ping"]) == 3
+    return container
+
+
+@pytest.mark.parametrize(
+    ("mode", "networks", "made_for", "on"),
+    [
+        ("labctl-demo", {"labctl-demo": ENDPOINT}, "labctl-demo", ("labctl-demo",)),
+        ("labctl-demo", {"labctl-demo": ENDPOINT, "mine": {}}, "labctl-demo", ("labctl-demo", "mine")),
+        ("labctl-demo", {"labctl-demo": {"Aliases": None}}, "labctl-demo", ()),
+        ("labctl-demo", {}, "labctl-demo", ()),
+        ("host", {"host": {"Aliases": None}}, "", ("host",)),
+        ("container:1", {}, "", ()),
+    ],
+    ids=["its own", "another too", "connected by hand", "disconnected", "host", "a container's"],
+)
+def test_a_container_is_on_the_networks_that_know_its_node(
+    monkeypatch: pytest.MonkeyPatch, mode: str, networks: dict[str, Any], made_for: str, on: tuple[str, ...]
+) -> None:
+    container = observed_container(monkeypatch, mode=mode, networks=networks)
+    assert (container.network, container.networks) == (made_for, on)
+
+
+def test_the_limits_of_a_container_are_those_that_are_set_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert observed_container(monkeypatch).limits == ()
+    limits = {**LIMITS, "Memory": 1 << 30, "NanoCpus": 5, "PidsLimit": 0, "CpusetCpus": "0,1"}
+    container = observed_container(monkeypatch, limits=limits)
+    assert container.limits == (("memory", "1073741824"), ("pids", "0"), ("cpuset", "0,1"), ("cpus", "5 0 0"))
+    assert container.rendered_limits == "pids=8192"
 
 
 CONFLICT = (

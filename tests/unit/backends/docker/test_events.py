@@ -77,7 +77,12 @@ class Daemon:
             self._all_read.set()
         if isinstance(said, Exception):
             raise said
-        return {"State": {"Health": {"Log": [{"Output": f"{said}\n"}]}}}
+        limits = dict.fromkeys(("Memory", "NanoCpus", "CpuQuota", "CpuShares"), 0)
+        return {
+            "State": {"Health": {"Log": [{"Output": f"{said}\n"}]}},
+            "HostConfig": {**limits, "PidsLimit": None, "CpusetCpus": ""},
+            "NetworkSettings": {"Networks": {}},
+        }
 
 
 @pytest.fixture(autouse=True)

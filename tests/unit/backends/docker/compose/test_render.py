@@ -155,6 +155,25 @@ def test_limits_that_the_engine_refused_are_left_out() -> None:
     assert "ulimits" not in none
 
 
+@pytest.mark.parametrize(
+    ("override", "limits"),
+    [
+        ("{}", "memory=1610612736 pids=100 cpuset=0,2"),
+        ('{"tmpfs": ["/scratch"]}', "memory=1610612736 pids=100 cpuset=0,2"),
+        ('{"mem_limit": "1g"}', ""),
+        ('{"deploy": {"resources": {}}}', ""),
+        ('{"<<": {"cpus": 2}}', ""),
+    ],
+)
+def test_the_limits_of_a_container_are_its_label_unless_an_override_may_set_others(override: str, limits: str) -> None:
+    of = lab(
+        (node(0, cpuset=(0, 2)),), memory="1536m", limits=Limits(pids=100), override=(("worker-0", override),)
+    )  # fmt: skip
+    services = read(of)["services"]
+    assert services["worker-0"]["labels"]["labctl.limits"] == limits
+    assert services["launcher"]["labels"]["labctl.limits"] == "memory=1610612736 pids=100"
+
+
 def test_threads_are_the_nodes_cores_shared_by_its_ranks() -> None:
     def threads(**changes: Any) -> str:
         of = lab((node(0, **changes),))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 from support.builders import IMAGE_ID, container, host, job, lab, node, observed, up
@@ -61,6 +63,50 @@ def test_a_node_that_no_run_can_use_is_made_anew(reason: str, word: str) -> None
 def test_a_node_that_was_too_busy_to_be_checked_is_left_alone() -> None:
     busy = {"health": "unhealthy", "reason": "Health check exceeded timeout (5s)"}
     assert up(lab(), observed(lab(), worker_1=busy)) == f"#1 {REACH}"
+
+
+LIMITS = {"rendered_limits": "memory=1073741824 pids=8192 cpuset=0,1"}
+ALTERED = {
+    "not on network labctl-demo": {"network": "labctl-demo", "networks": ("bridge",)},
+    "memory limit changed (docker update)": {"limits": (("memory", "536870912"), ("pids", "8192")), **LIMITS},
+    "cpus limit changed (docker update)": {"limits": (("cpus", "1500000000 0 0"),), **LIMITS},
+    "pids limit, cpuset limit changed (docker update)": {"limits": (("pids", "0"), ("cpuset", "0")), **LIMITS},
+}
+
+
+@pytest.mark.parametrize(("reason", "change"), ALTERED.items(), ids=ALTERED)
+@pytest.mark.parametrize("state", ["running", "exited"])
+def test_a_container_that_was_changed_behind_the_back_of_compose_is_recreated(
+    reason: str, change: dict[str, Any], state: str
+) -> None:
+    seen = observed(lab(), worker_1={"state": state, **change})
+    assert up(lab(), seen) == (
+        f"#1 remove worker-1  [worker-1: {reason}]\n"
+        f"#2 compose up worker-0, worker-1 (project labctl-demo)  [worker-1 missing]\n"
+        f"#3 {REACH}"
+    )
+    if state == "running":
+        assert plan.not_current(lab(), render.render(lab()), seen, ("worker-0", "worker-1")) == [("worker-1", reason)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"network": "labctl-demo", "networks": ("other", "labctl-demo")},
+        {"limits": (("memory", "1073741824"), ("pids", "8192"), ("cpuset", "0,1")), **LIMITS},
+        {"limits": (("pids", "8192"),), **LIMITS},
+        {"limits": (("memory", "536870912"),)},
+    ],
+    ids=["another network", "as rendered", "the kernel lacks some", "unknown"],
+)
+def test_a_container_that_is_as_it_was_made_stays(change: dict[str, Any]) -> None:
+    assert up(lab(), observed(lab(), worker_1=change)) == f"#1 {REACH}"
+
+
+def test_a_paused_container_is_removed_for_that_alone() -> None:
+    text = up(lab(), observed(lab(), worker_1={"state": "paused", "network": "labctl-demo"}))
+    assert text.splitlines()[0] == "#1 remove worker-1  [cannot be used: paused]"
+    assert len(text.splitlines()) == 3
 
 
 @pytest.mark.parametrize("state", ["exited", "created"])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from msgspec.structs import replace
 from support.builders import container
 from support.fake_backend import FakeBackend
 
@@ -49,6 +50,19 @@ def test_a_lab_of_this_name_in_another_directory_is_shown_with_a_warning(tmp_pat
     where = Cluster(settings=context.settings(), directory=tmp_path, engine=FakeBackend(seen=seen))
     assert [node.name for node in status_of(context, where).nodes] == ["launcher", "worker-0"]
     assert [event.text for event in said] == [f"this machine has a lab of this name that is not yours: {there}"]
+
+
+def test_a_node_that_up_would_recreate_is_named_with_the_reason(tmp_path: Path) -> None:
+    context = Context(directory=tmp_path, environ={"LAB_NAME": "demo"}, emit=lambda _: None, flags={})
+    cut_off = container("worker-1", network="labctl-demo", directory=str(tmp_path))
+    containers = (*(container(node, directory=str(tmp_path)) for node in ("launcher", "worker-0")), cut_off)
+    engine = FakeBackend(seen=ObservedState(containers=containers))
+    status = status_of(context, Cluster(settings=context.settings(), directory=tmp_path, engine=engine))
+    assert status.state == "partial"
+    assert [node.reason for node in status.nodes] == ["", "", "not on network labctl-demo"]
+    assert status_text(status).splitlines()[-1] == "worker-1: not on network labctl-demo"
+    engine.seen = ObservedState(containers=(*containers[:2], replace(cut_off, networks=("labctl-demo",))))
+    assert status_of(context, Cluster(settings=context.settings(), directory=tmp_path, engine=engine)).state == "up"
 
 
 def test_a_node_that_docker_has_not_checked_yet_is_not_said_to_start() -> None:
