@@ -42,13 +42,7 @@ UsePAM no
 UseDNS no
 DisableForwarding yes
 LogLevel ${LAB_SSHD_LOG_LEVEL:-ERROR}
-PrintMotd no
-PrintLastLog no
-MaxStartups 256
-MaxSessions 64
-ClientAliveInterval 15
-ClientAliveCountMax 4
-AcceptEnv LABCTL_* MASTER_* NCCL_* GLOO_* HCCL_* PT_HPU_* CCL_* FI_* I_MPI_* OMPI_* PMIX_* PRTE_* UCX_* HOROVOD_* OMP_* DS_* HF_* TORCH_*
+$(grep -E '^(AcceptEnv|ClientAlive|Max(Sessions|Startups)|Print)' /etc/labctl/start/sshd_config)
 SetEnv BASH_ENV=$HOME/.lab-env
 CONFIG
     exec "$(command -v sshd || echo /usr/sbin/sshd)" -D -e -f ~/.ssh/sshd_config

@@ -116,11 +116,11 @@ def kustomization(objects: list[Manifest]) -> tuple[tuple[File, ...], tuple[str,
     import yaml
 
     kept = [one for one in objects if one["kind"] != "Secret"]
-    files = [File(path=f"{one['kind'].lower()}.yaml", content=text([one]), mode=0o644) for one in kept]
+    written = [File(path=f"{one['kind'].lower()}.yaml", content=text([one]), mode=0o644) for one in kept]
     head = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
-    index = yaml.safe_dump({**head, "resources": [file.path for file in files]}, sort_keys=False)
+    index = yaml.safe_dump({**head, "resources": [file.path for file in written]}, sort_keys=False)
     left_out = tuple(f"Secret {one['metadata']['name']}" for one in objects if one["kind"] == "Secret")
-    return (*files, File(path="kustomization.yaml", content=index, mode=0o644)), left_out
+    return (*written, File(path="kustomization.yaml", content=index, mode=0o644)), left_out
 
 
 def _object(
@@ -164,6 +164,8 @@ def _config_map(target: Target, built: ClusterPods) -> Manifest:
     """The files of the job; a pod has them in their folders. And the names of its users."""
     texts: dict[str, str] = {
         "pod.sh": Path(__file__).with_name("pod.sh").read_text(encoding="utf-8"),
+        # An image that was not made by labctl has none.
+        "sshd_config": files.path("docker", "sshd_config").read_text(encoding="utf-8"),
         # ssh and sshd ask for the name of their user, whatever the image.
         "passwd": f"root:x:0:0:root:/root:/bin/bash\nsshd:x:100:65534::/run/sshd:/usr/sbin/nologin\n"
         f"lab:x:{UID}:{UID}:labctl:{HOME}:/bin/bash\n",
@@ -279,7 +281,7 @@ def _volumes(target: Target, built: ClusterPods) -> list[Manifest]:
     items = [
         {"key": _key(path), "path": path, **({"mode": 0o555} if program else {})} for path, _, program in built.files
     ]
-    start = [{"key": "pod.sh", "path": "pod.sh"}, {"key": "passwd", "path": "passwd"}]
+    start = [{"key": name, "path": name} for name in ("pod.sh", "sshd_config", "passwd")]
     found: list[Manifest] = [
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": target.shared_memory}},
         {"name": "work", "emptyDir": {}},

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[4] / "labctl/backends/kubernetes/pod.sh"
+CHECKOUT = Path(__file__).parents[4]
+SCRIPT = CHECKOUT / "labctl/backends/kubernetes/pod.sh"
+SSHD_CONFIG = CHECKOUT / "docker/sshd_config"
 LIMIT = 30.0
 PROGRAMS = {
     "ssh-keyscan": "sed 's/$/ ssh-ed25519 AAAA/'",
@@ -48,6 +50,7 @@ class Launcher:
             ("/etc/labctl/files", f"{root}/etc/files"),
             ("/etc/mpi/hostfile", f"{root}/etc/hostfile"),
             ("/run/secrets", f"{root}/secrets"),
+            ("/etc/labctl/start/sshd_config", str(SSHD_CONFIG)),
         ):
             assert path in text
             text = text.replace(path, here)
@@ -261,3 +264,21 @@ def test_a_workers_sshd_tells_of_no_probe_unless_it_is_asked_to(
     launcher.program("sshd", 'grep ^LogLevel "${@: -1}"')
     launcher.start(role="worker")
     assert launcher.line() == f"LogLevel {level}"
+
+
+def test_a_workers_sshd_takes_the_variables_that_a_labs_nodes_take(launcher: Launcher) -> None:
+    (launcher.root / "keys/authorized_keys").write_text("key\n")
+    launcher.program("ssh-keygen", ":")
+    launcher.program("sshd", 'grep ^AcceptEnv "${@: -1}"')
+    launcher.start(role="worker")
+    accepted = launcher.line()
+    assert accepted.startswith("AcceptEnv LABCTL_*")
+    assert accepted in SSHD_CONFIG.read_text().splitlines()
+
+
+def test_settings_that_are_the_pods_own_do_not_come_from_the_nodes_file(launcher: Launcher) -> None:
+    (launcher.root / "keys/authorized_keys").write_text("key\n")
+    launcher.program("ssh-keygen", ":")
+    launcher.program("sshd", 'cut -d " " -f 1 "${@: -1}" | sort | uniq -d; echo end')
+    launcher.start(role="worker")
+    assert launcher.line() == "end"
