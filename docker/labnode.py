@@ -639,12 +639,8 @@ LONGEST_LINE = 1_000_000
 LOOK, BEAT = 0.02, 2
 # Seconds between two looks at the workers of a run that nobody follows, and how many of them fail before one is lost.
 NODE_LOOK, REFUSED, UNANSWERED = 5, 2, 12
-# How runs say where they are, such as `step 12/100`, `Epoch: 3` or `'epoch': 0.5`; the bytes of output and of a line in
-# which that is looked for.
-STEP = re.compile(
-    rb"(?i)\b(?:global[_ ]?)?(epoch|iter(?:ation)?|step)\b['\"]?[ =:#]{0,3}\[?"
-    rb"(\d{1,12}(?:\.\d{1,6})?)(?: ?(?:/|of) ?(\d{1,12}))?"
-)
+# How runs say where they are, such as `step 12/100`; the bytes of output and of a line in which that is looked for.
+STEP = re.compile(Path(__file__).with_name("step.regex").read_bytes())
 RECENT, SHORT = 1 << 16, 1 << 12
 # A run is stalled after so many times the median of its last steps; it needs that many to have a median.
 STALL_STEPS, KNOWN_STEPS = 20, 3

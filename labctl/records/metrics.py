@@ -12,11 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from labctl.model import Metric, Pairs, Reduce
-
-# How a line says at which step it is, and of how many, in lower case: `step 12/40`, `{'step': 12`, `micro_step=24/
-# global_step=12` as of DeepSpeed, `iteration       12/      40` as of Megatron; `time per step: 3.2` does not.
-NUMBER = r"[ =:#]{0,12}[\[(]?(\d{1,12})(?!\.?\d)(?: {0,8}(?:/|of) {0,8}(\d{1,12})(?!\.?\d))?"
-STEP = re.compile(rf"""\b(?:global[_ ]?)?(?:step|iter(?:ation)?)\b['"]?{NUMBER}""")
+from labctl.records import places
 
 LONGEST_LINE = 1 << 14
 """Characters of a line that is searched for metrics and ranks: longer ones would take seconds."""
@@ -40,7 +36,7 @@ class Sampler:
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._patterns = {metric.name: re.compile(metric.pattern) for metric in metrics}
         self._steps: dict[int | None, int] = {}
-        self.step: tuple[int, int | None] | None = None
+        self.step: places.Count | None = None
         """The step that the last line names, and of how many."""
         self.values: dict[str, array[float]] = {name: array("d") for name in self._patterns}
         """All numbers of each metric, in order."""
@@ -50,12 +46,8 @@ class Sampler:
 
         Patterns match anywhere in a line, also after a ``worker-1: `` prefix; text that float() rejects is skipped.
         """
-        words = line.lower()
-        # Most lines have neither; to search them all would take as long as all the rest.
-        self.step = None
-        if ("step" in words or "iter" in words) and (step := STEP.search(words)):
-            done, of = step.groups()
-            self.step = int(done), int(of) if of else None
+        self.step = places.step(line.lower())
+        if self.step:
             self._steps[rank] = self.step[0]
         found = []
         for name, pattern in self._patterns.items():

@@ -9,13 +9,13 @@ from statistics import median
 from typing import Literal
 
 from labctl.model import Metric, Progress
+from labctl.records import places
 from labctl.records.lines import Line
-from labctl.records.metrics import NUMBER, Sample, Sampler, finite, searched
+from labctl.records.metrics import Sample, Sampler, finite, searched
 
 # ` 30%|███       | 30/100 [00:10<00:23,  2.93it/s]`, as the Trainer of transformers has it; bars with a name, such as
 # those of downloads, count something else.
 BAR = re.compile(r"\r *\d{1,3}%\|[^|\r]*\| *(\d{1,12})/(\d{1,12}) \[")
-EPOCH = re.compile(rf"""\bepoch\b['"]?{NUMBER}""")
 RECENT = 256
 """Intervals between steps of which the median is taken."""
 
@@ -58,8 +58,8 @@ class Tracker:
                 self._count(0, step[0], step[1] or (bar[1] if bar and bar[0] == step[0] else None), line.when)
             elif bar and self._source:
                 self._count(1, *bar, line.when)
-            elif self._source > 1 and "poch" in text and (epoch := EPOCH.search(text.lower())):
-                self._count(2, int(epoch[1]), int(epoch[2]) if epoch[2] else None, line.when)
+            elif self._source > 1 and (epoch := places.epoch(text.lower())):
+                self._count(2, *epoch, line.when)
         return samples
 
     def _count(self, source: int, step: int, steps: int | None, when: float) -> None:

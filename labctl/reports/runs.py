@@ -13,8 +13,7 @@ from msgspec import Struct
 
 from labctl.errors import ConfigError
 from labctl.model import Result
-from labctl.records import last_words, metrics, store
-from labctl.records.metrics import STEP
+from labctl.records import last_words, metrics, places, store
 from labctl.reports import chart, samples
 from labctl.reports.chart import Bar, Drawing, Line
 from labctl.reports.page import number, render
@@ -280,8 +279,8 @@ def _step_times(lines: Iterable[tuple[float | None, str]]) -> tuple[array[float]
             continue
         if match := STEP_TIME.search(line):
             said.append(float(match[1]) / (1000 if (match[2] or "").lower() == "ms" else 1))
-        if when is not None and (match := STEP.search(line.lower())):
-            last = (int(match[1]), when)
+        if when is not None and (count := places.step(line.lower())):
+            last = (count[0], when)
             first = first or last
     # Steps that came at once have no time that is known.
     if not first or last[0] <= first[0] or last[1] <= first[1]:

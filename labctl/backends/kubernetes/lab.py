@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -35,7 +34,7 @@ from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError
 from labctl.jobs.request import RunOptions
 from labctl.model import LAUNCHER, Workload
-from labctl.records import store
+from labctl.records import places, store
 from labctl.records.active import ActiveRun
 from labctl.records.lines import Line, line_of
 from labctl.system.parallel import pool
@@ -50,7 +49,6 @@ NO_COMMAND = 9
 STOP = f'[ -s ~/.command ] || exit {NO_COMMAND}; echo "$0" > ~/.stopped; kill -TERM "$(cat ~/.command)"'
 # Seconds for pods that were deleted to be gone.
 GOING = 120
-STEP = re.compile(r"\bstep \d+(?:/\d+)?")
 
 
 class ClusterLab(Struct, frozen=True, kw_only=True):
@@ -258,13 +256,12 @@ def _active(lab: ClusterLab, run_id: str, there: Mapping[str, Manifest]) -> Acti
     launcher = next((pod for pod in found if node_of(pod) == LAUNCHER and pods.has_started(pod)), None)
     printed = [text for _, text in lab.api.lines(launcher, last=RECENT)] if launcher else []
     over = pods.state_of(job).name in ("succeeded", "failed") or any(map(ENDED.fullmatch, printed))
-    steps = [step[0] for text in printed if (step := STEP.search(text))]
     return ActiveRun(
         id=run_id,
         nodes=tuple(sorted(node_of(pod) for pod in found if node_of(pod) != LAUNCHER)),
         state="ended" if over else "running",
         waits=not launcher and not over,
-        step=steps[-1] if steps else "",
+        step=places.last(printed),
     )
 
 

@@ -80,12 +80,17 @@ def base_of(name: str) -> str | None:
 
 
 def inputs(name: str) -> tuple[Path, ...]:
-    """The files that the image comes from: its Dockerfile, and what that mounts or copies of the folder it is in."""
-    path = dockerfile(name)
+    """The files that the image comes from: see ``sources``."""
+    return sources(dockerfile(name))
+
+
+def sources(path: Path) -> tuple[Path, ...]:
+    """Return a Dockerfile, and the files that it mounts or copies from its folder."""
     text = path.read_text(encoding="utf-8")
     mounted = re.findall(r"--mount=type=bind,source=([^,\s]+)", text)
-    copied = re.findall(r"^COPY (?:--chmod=\S+ )?(?!-)(\S+)", text, re.MULTILINE)
-    return (path, *(path.with_name(file) for file in sorted({*mounted, *copied})))
+    copied = re.findall(r"^COPY (?:--chmod=\S+ )?(?!-)(.+) \S+$", text, re.MULTILINE)
+    patterns = {*mounted, *" ".join(copied).split()}
+    return (path, *sorted({file for pattern in patterns for file in path.parent.glob(pattern)}))
 
 
 def inputs_hash(name: str) -> str:

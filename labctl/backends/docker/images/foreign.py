@@ -82,6 +82,6 @@ def is_stale(image: str, labels: Mapping[str, str]) -> bool:
 def _added() -> str:
     """A hash over what is added."""
     digest = hashlib.sha256()
-    for name in (DOCKERFILE, "from.sh", "labnode.py", "sampler.py", "ssh_config", "sshd_config"):
-        digest.update(name.encode() + b"\0" + files.path("docker", name).read_bytes() + b"\0")
+    for path in catalog.sources(files.path("docker", DOCKERFILE)):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()

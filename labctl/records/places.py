@@ -1,0 +1,46 @@
+"""The step or epoch that lines of a run name, by the pattern that nodes use, too."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+
+from labctl.system import files
+
+Count = tuple[int, int | None]
+"""A number, and of how many."""
+
+
+@lru_cache
+def pattern() -> re.Pattern[str]:
+    """Return the pattern of three groups: ``epoch``, ``iter``, ``iteration`` or ``step``; its number; of how many."""
+    return re.compile(files.path("docker", "step.regex").read_text(encoding="utf-8"))
+
+
+def step(lowered: str) -> Count | None:
+    """Return the first step that a line, in lower case, names in a whole number."""
+    # Most lines have neither word; to search them all would take as long as all the rest.
+    return _count(lowered, epochs=False) if "step" in lowered or "iter" in lowered else None
+
+
+def epoch(lowered: str) -> Count | None:
+    """Return the first epoch that a line, in lower case, names in a whole number."""
+    return _count(lowered, epochs=True) if "epoch" in lowered else None
+
+
+def last(lines: Iterable[str]) -> str:
+    """Return the last step or epoch that lines name, such as ``step 12/100``; empty if they name none."""
+    places = pattern().findall("\n".join(lines))
+    if not places:
+        return ""
+    kind, number, of = places[-1]
+    return f"{kind.lower()} {number}/{of}" if of else f"{kind.lower()} {number}"
+
+
+def _count(lowered: str, *, epochs: bool) -> Count | None:
+    for match in pattern().finditer(lowered):
+        kind, number, of = match.groups()
+        if (kind == "epoch") == epochs and "." not in number:
+            return int(number), int(of) if of else None
+    return None
