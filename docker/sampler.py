@@ -3,18 +3,20 @@
 
     sampler.py DIRECTORY BEGAN     write DIRECTORY/samples/NODE.csv; BEGAN: its second 0, in seconds since 1970
 
-Standard library only, Python >= 3.8; NVIDIA's devices are read where pynvml is there. A cell is empty where a value
-cannot be read. Where a sample takes more than a hundredth of the time of a core, the next one comes later.
+Standard library only, Python >= 3.8. A cell is empty where a value cannot be read. Where a sample takes more than a
+hundredth of the time of a core, the next one comes later.
+
+Devices are read by the files ``NAME_sampler.py`` beside this one, one for each accelerator: ``devices()`` returns a
+function that reads the index and the values of each device, or None if the node has none of these devices.
 """
 
 from __future__ import annotations
 
-import itertools
+import functools
+import importlib
 import os
 import resource
 import select
-import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -23,21 +25,19 @@ from pathlib import Path
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from typing import Any
 
     # What is read at once, by column.
     Values = dict[str, float | None]
     Source = Callable[[], Values]
+    # The index of each device, and what is read of it.
+    Devices = Callable[[], Iterable[tuple[object, Values]]]
 
 # Seconds from sample to sample, and the share of a core that they may take.
 PERIOD, SHARE = 1.0, 0.01
-# Seconds for the first answer of a vendor's tool, which says what devices there are; it may have to load the driver.
-TOOL_LIMIT = 15
 # Bytes above which a limit of memory is none: so cgroup 1 says that there is none.
 UNLIMITED = 1 << 60
 MIB = 1 << 20
 PROC, SYS, DEV = Path("/proc"), Path("/sys"), Path("/dev")
-INTEL = "0x8086"
 
 
 class Total(float):
@@ -45,7 +45,7 @@ class Total(float):
 
 
 def main(directory: str, began: str) -> None:
-    sources = [host, *filter(None, (nvidia(), gaudi(), intel()))]
+    sources = [host, *accelerators()]
     folder = Path(directory, "samples")
     # The directory of a run that has ended meanwhile is another's.
     if over(0):
@@ -54,6 +54,25 @@ def main(directory: str, began: str) -> None:
     with (folder / f"{os.uname().nodename}.csv").open("wb", buffering=0) as out:
         for row in rows(sources, float(began)):
             out.write(",".join(map(str, row)).encode() + b"\n")
+
+
+def accelerators() -> Iterator[Source]:
+    """The devices of each accelerator that this node has some of."""
+    folder = Path(__file__).parent
+    sys.path.append(str(folder))
+    # Their files import this module, which runs under another name.
+    sys.modules["sampler"] = sys.modules[__name__]
+    for path in sorted(folder.glob("*_sampler.py")):
+        devices: Devices | None = importlib.import_module(path.stem).devices()
+        if devices:
+            yield functools.partial(columns, devices)
+
+
+def columns(devices: Devices) -> Values:
+    values: Values = {}
+    for index, readings in devices():
+        values.update({f"device {index} {name}": value for name, value in readings.items()})
+    return values
 
 
 def over(seconds: float) -> bool:
@@ -201,126 +220,6 @@ def network() -> tuple[float | None, float | None]:
     if not adapters:
         return None, None
     return sum(int(counts[name][0]) for name in adapters), sum(int(counts[name][8]) for name in adapters)
-
-
-# --- devices -------------------------------------------------------------------------------------------------
-
-
-def nvidia() -> Source | None:
-    """NVIDIA's devices by their management library."""
-    try:
-        import pynvml as nvml
-    except ImportError:
-        return None
-    try:
-        nvml.nvmlInit()
-        devices = [nvml.nvmlDeviceGetHandleByIndex(one) for one in range(nvml.nvmlDeviceGetCount())]
-    except nvml.NVMLError:
-        return None
-    uncorrected, since_boot = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-    readings: dict[str, Callable[[Any], float]] = {
-        "utilisation (%)": lambda device: nvml.nvmlDeviceGetUtilizationRates(device).gpu,
-        # As nvidia-smi has it: the first version counts what the driver keeps for itself as used.
-        "memory (MiB)": lambda device: nvml.nvmlDeviceGetMemoryInfo(device, version=nvml.nvmlMemory_v2).used / MIB,
-        "temperature (°C)": lambda device: nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU),
-        "power (W)": lambda device: nvml.nvmlDeviceGetPowerUsage(device) / 1000,
-        "SM clock (MHz)": lambda device: nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM),
-        "uncorrected ECC errors (count)": lambda device: nvml.nvmlDeviceGetTotalEccErrors(
-            device, uncorrected, since_boot
-        ),
-        # One that is idle has lower clocks, too.
-        "throttle reasons (bit mask)": lambda device: (
-            nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device) & ~nvml.nvmlClocksThrottleReasonGpuIdle
-        ),
-    }
-
-    def known(reading: Callable[[Any], float], device: object) -> float | None:
-        try:
-            return reading(device)
-        except nvml.NVMLError:
-            return None
-
-    return lambda: {
-        f"device {at} {name}": known(reading, device)
-        for at, device in enumerate(devices)
-        for name, reading in readings.items()
-    }
-
-
-# Source: docs.habana.ai, "System Management Interface Tool (hl-smi)".
-GAUDI = {
-    "utilisation (%)": "utilization.aip",
-    "memory (MiB)": "memory.used",
-    "temperature (°C)": "temperature.aip",
-    "power (W)": "power.draw",
-    "SoC clock (MHz)": "clocks.current.soc",
-    "uncorrected ECC errors (count)": "ecc.errors.uncorrected.volatile.total",
-    "power violations (as hl-smi has them)": "stats.violation.power",
-    "thermal violations (as hl-smi has them)": "stats.violation.thermal",
-}
-
-
-def gaudi() -> Source | None:
-    """Gaudi's devices by its tool, which says what devices there are; after that no sample waits for it.
-
-    It may take longer than a second, and one that its driver holds outlives SIGKILL: there is one at a time.
-    """
-    tool = ["hl-smi", "-Q", ",".join(["index", *GAUDI.values()]), "-f", "csv,noheader,nounits"]
-    if not shutil.which(tool[0]):
-        return None
-
-    def ask() -> subprocess.Popen[str]:
-        quiet = subprocess.DEVNULL
-        return subprocess.Popen(tool, stdin=quiet, stdout=subprocess.PIPE, stderr=quiet, text=True)
-
-    asked = ask()
-    try:
-        asked.wait(TOOL_LIMIT)
-    except subprocess.TimeoutExpired:
-        return None
-
-    def source() -> Values:
-        nonlocal asked
-        if asked.poll() is None:
-            return {}
-        said, asked = asked.communicate()[0], ask()
-        devices = ([word.strip() for word in line.split(",")] for line in said.splitlines())
-        return {
-            f"device {index} {name}": number(word)
-            for index, *words in devices
-            if len(words) == len(GAUDI)
-            # `strict` came with Python 3.10.
-            for name, word in zip(GAUDI, words)  # noqa: B905
-        }
-
-    return source
-
-
-def intel() -> Source | None:
-    """Intel's GPUs by what the drivers i915 and xe have in sysfs."""
-    nodes = sorted(DEV.glob("dri/renderD*"))
-    devices = [SYS / "class/drm" / node.name / "device" for node in nodes]
-    devices = [device for device in devices if text(device / "vendor").strip() == INTEL]
-    # The first of each is that of the whole card, or of its first tile.
-    found = {
-        f"device {at} {name}": (next(itertools.chain(*(sorted(device.glob(one)) for one in patterns)), None), make)
-        for at, device in enumerate(devices)
-        for name, (patterns, make) in SYSFS.items()
-    }
-    if not devices:
-        return None
-    return lambda: {name: make(number(text(path))) if path else None for name, (path, make) in found.items()}
-
-
-SYSFS: dict[str, tuple[tuple[str, ...], Callable[[float | None], float | None]]] = {
-    "temperature (°C)": (("hwmon/hwmon*/temp*_input",), lambda value: scaled(value, 1e3)),
-    "power (W)": (("hwmon/hwmon*/energy*_input",), lambda value: total(value, 1e6)),
-    "GT clock (MHz)": (("drm/card*/gt/gt0/rps_act_freq_mhz", "tile0/gt0/freq0/act_freq"), lambda value: value),
-    "throttled (0 or 1)": (
-        ("drm/card*/gt/gt0/throttle_reason_status", "tile0/gt0/freq0/throttle/status"),
-        lambda value: value,
-    ),
-}
 
 
 if __name__ == "__main__":

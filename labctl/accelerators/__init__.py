@@ -1,7 +1,8 @@
 """Accelerators: one module per vendor, which owns all that labctl knows of it; a new file is a new accelerator.
 
 A module of this package is an accelerator if it has ``MODULE``. What it adds to a compose file is in
-``compose/<name>.yml.j2``, its image in ``docker/<name>.Dockerfile``.
+``compose/<name>.yml.j2``, its image in ``docker/<name>.Dockerfile``. ``docker/<name>_sampler.py`` samples its devices,
+as ``docker/sampler.py`` describes.
 """
 
 from __future__ import annotations
@@ -163,6 +164,8 @@ class AcceleratorModule(Struct, frozen=True, kw_only=True):
     base_image: Callable[[], str] = lambda: ""
     """What its image is built on, where this host decides that."""
 
+    torch_index: str = ""
+    """Where its image's torch comes from, if not from the package index."""
     images: tuple[tuple[str, str], ...] = ()
     """Which of labctl's images it has in the place of one that a workload asks for."""
     resources: tuple[str, ...] = ()

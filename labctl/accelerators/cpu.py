@@ -12,6 +12,7 @@ _ENVIRONMENT = (("ACCELERATE_USE_CPU", "true"), ("DS_ACCELERATOR", "cpu"))
 MODULE = AcceleratorModule(
     sought="processor",
     order=100,
+    torch_index="https://download.pytorch.org/whl/cpu",
     find=lambda root: (),  # noqa: ARG005 - called by name
     container=lambda *_: DeviceMapping(environment=_ENVIRONMENT, launcher_environment=_ENVIRONMENT),
 )

@@ -92,6 +92,7 @@ MODULE = AcceleratorModule(
     attributes=MEMORY,
     texts=("sys/module/i915/version", "sys/module/xe/version"),
     count=COUNT.format(kind="XPU", module="xpu"),
+    torch_index="https://download.pytorch.org/whl/xpu",
     images=(("horovod", "intel-tensorflow"),),
     # Source: horovod_gloo_built() of intel-optimization-for-horovod 0.28.1.6 is false.
     launchers=(("horovod", "horovod:mpi"),),

@@ -33,13 +33,13 @@ from labctl.model import Device, DeviceMapping, Host, Lab
 from labctl.system import files, procfs
 
 NAMES = tuple(sorted(accelerators.modules()))
-DEVICES = {"cpu": (), "intel": ("/dev/dri/renderD128", "/dev/dri/renderD129")}
+VENDORS = tuple(name for name in NAMES if name != accelerators.CPU)
 UVERBS = "/dev/infiniband/uverbs0"
 FULL = host(devices=made("0", "1"), groups=(44, 109), infiniband=(UVERBS,), files=("/etc/gaudinet.json",))
 
 
 def devices(name: str) -> tuple[Device, ...]:
-    return made(*DEVICES.get(name, ("0", "1")))
+    return () if name == accelerators.CPU else made("0", "1")
 
 
 def detect(root: Path) -> tuple[str, tuple[str, ...]]:
@@ -54,8 +54,8 @@ def put(path: Path, text: str = "") -> None:
 
 
 def test_names_are_the_ones_that_settings_know() -> None:
-    assert {"cpu", "nvidia", "habana", "intel"} == set(NAMES) == set(settings.accelerators_known()) - {"auto"}
-    assert list(accelerators.modules()) == ["nvidia", "habana", "intel", "cpu"]
+    assert {*NAMES, "auto"} == {*settings.accelerators_known()}
+    assert [*accelerators.modules()][-1] == accelerators.CPU
 
 
 @pytest.mark.parametrize("name", ["tpu", "", "../cpu", "__init__", "CPU"])
@@ -97,7 +97,7 @@ def test_without_infiniband_nothing_is_asked_for_it(name: str) -> None:
     assert "IPC_LOCK" not in dict(mapping.cap_add)
 
 
-@pytest.mark.parametrize("name", ["nvidia", "habana", "intel"])
+@pytest.mark.parametrize("name", VENDORS)
 def test_with_infiniband_the_node_gets_it_and_may_pin_memory(name: str) -> None:
     mapping = accelerators.get(name).mapping(FULL, devices(name))
     assert UVERBS in mapping.paths
@@ -107,6 +107,16 @@ def test_with_infiniband_the_node_gets_it_and_may_pin_memory(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_bare_machine_has_no_devices(name: str, tmp_path: Path) -> None:
     assert accelerators.get(name).find(tmp_path) == ()
+
+
+@pytest.mark.parametrize("name", VENDORS)
+def test_what_counts_devices_is_python(name: str) -> None:
+    compile(accelerators.get(name).count, "count", "exec")
+
+
+def test_every_sampler_is_an_accelerators() -> None:
+    samplers = {path.stem.removesuffix("_sampler") for path in files.path("docker").glob("*_sampler.py")}
+    assert samplers <= {*VENDORS}
 
 
 def test_a_bare_machine_is_a_cpu_lab(tmp_path: Path) -> None:
@@ -334,15 +344,26 @@ def test_a_made_up_accelerator_is_examined_by_doctor(zeta: Path, tmp_path: Path)
 # --- a vendor's name is in its module, its fragment and its image --------------------------------------------
 
 PACKAGE = Path(accelerators.__file__).parents[1]
-VENDORS = re.compile(r"nvidia|nvml|cuda|habana|gaudi|hl-smi|\bhpu|\bintel|xpu-smi|\bxpu|amdgpu|rocm", re.IGNORECASE)
+LIBRARIES = ("nvml", "hl-smi", "amdgpu", "rocm")
 OTHERS_PRODUCTS = re.compile(r"Intel MPI|optimum.habana|CUDA_CACHE_PATH|\.cache/cuda", re.IGNORECASE)
 """A launcher, somebody's repository, and a directory that torch uses on every accelerator."""
-VENDORS_PLACES = ("accelerators/", "backends/docker/images/", "workloads/external.py")
+VENDORS_PLACES = ("accelerators/", "workloads/external.py")
 """The last one runs the scripts of optimum-habana."""
 
 
+def vendors_words() -> re.Pattern[str]:
+    """The names of all accelerators but those that say nothing of a vendor."""
+    aliases = (alias for name in VENDORS for alias in accelerators.get(name).aliases)
+    words = {*VENDORS, *aliases, *LIBRARIES} - {"gpu"}
+    return re.compile(rf"(?<![a-z])({'|'.join(sorted(words))})", re.IGNORECASE)
+
+
 def test_no_vendor_is_named_elsewhere() -> None:
-    agent = (files.path("docker", "labnode.py"), files.path("compose", "node.yml.j2"))
+    programs = [
+        files.path("docker", name) for name in ("labnode.py", "sampler.py", "system.sh", "install.sh", "from.sh")
+    ]
+    agent = (*programs, files.path("compose", "node.yml.j2"))
+    vendors = vendors_words()
     sources = (path for path in PACKAGE.rglob("*") if path.suffix in {".py", ".sh", ".j2"})
     own = {path: path.relative_to(PACKAGE).as_posix() for path in sources if "_data" not in path.parts}
     elsewhere = [path for path, name in own.items() if not name.startswith(VENDORS_PLACES)]
@@ -350,6 +371,6 @@ def test_no_vendor_is_named_elsewhere() -> None:
         f"{path}:{number}: {line}"
         for path in (*elsewhere, *agent)
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-        if VENDORS.search(OTHERS_PRODUCTS.sub("", line))
+        if vendors.search(OTHERS_PRODUCTS.sub("", line))
     ]
     assert named == []

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import runpy
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -47,11 +47,15 @@ def compare(row: Callable[..., None], what: str, labctl: object, machine: object
 
 def _compare_sampler(fixtures: Path, row: Callable[..., None], nvml: Any, handles: list[Any]) -> None:
     """The sampler's values of an idle card beside NVML's own, which change from one look to the next."""
-    source = runpy.run_path(str(ROOT / "docker/sampler.py"), run_name="sampler")["nvidia"]()
-    assert source, "the sampler finds no NVML"
+    sys.path.append(str(ROOT / "docker"))
+    import nvidia_sampler
+    from sampler import columns
+
+    devices = nvidia_sampler.devices()
+    assert devices, "the sampler finds no NVML"
     # A card that another process has just left still runs at its high clocks.
     time.sleep(3)
-    sampled = source()
+    sampled = columns(devices)
     (fixtures / "sampler.json").write_text(json.dumps(sampled, indent=1, ensure_ascii=False), encoding="utf-8")
     for number, handle in enumerate(handles):
         reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from support.harness import Lab
 
+from labctl import accelerators
+
 pytestmark = pytest.mark.docker
 
-KINDS = {"nvidia": "dev/nvidia[0-9]*", "habana": "dev/accel/accel[0-9]*", "intel": "dev/dri/renderD*"}
+KINDS = {name: f"dev/{module.watch.files[0]}" for name, module in accelerators.modules().items() if module.watch}
 
 
 @pytest.mark.skipif(
@@ -18,7 +20,7 @@ KINDS = {"nvidia": "dev/nvidia[0-9]*", "habana": "dev/accel/accel[0-9]*", "intel
 def test_a_machine_without_accelerators_is_a_cpu_lab_and_says_why(lab: Lab) -> None:
     (here,) = lab.call("devices", "-s", "LAB_ACCELERATOR=auto", "--json").expect(0).json["hosts"]
     assert here["accelerator"] == "cpu"
-    sought = "no /dev/nvidia<N>, no /dev/accel/accel<N> served by habanalabs, no Intel GPU under /dev/dri"
+    sought = ", ".join(f"no {accelerators.get(name).sought}" for name in KINDS)
     assert here["why"] == f"auto: {sought}"
     assert sought in lab.call("config", "-s", "LAB_ACCELERATOR=auto").expect(0).out
     containers = lab.engine.containers.list(filters={"label": f"labctl.lab={lab.name}"})

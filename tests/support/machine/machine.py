@@ -23,7 +23,8 @@ from docker import DockerClient
 from support.harness import Lab, wait_until
 
 HERE = Path(__file__).parent
-PROGRAMS = [HERE.parents[2] / "docker" / name for name in ("labnode.py", "sampler.py", "step.regex")]
+DOCKER = HERE.parents[2] / "docker"
+PROGRAMS = [DOCKER / "labnode.py", DOCKER / "step.regex", DOCKER / "sampler.py", *DOCKER.glob("*_sampler.py")]
 NODE_IMAGE = "stand-in/node"
 FORBIDDEN = ("Operation not permitted", "Permission denied", "permission denied")
 # /dev/full: every container may open it, and nothing comes of it.

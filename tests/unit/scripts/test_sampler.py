@@ -13,10 +13,12 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from support import made_up
 
 from labctl.reports import samples
 
-SOURCE = Path(__file__).parents[3] / "docker/sampler.py"
+FOLDER = Path(__file__).parents[3] / "docker"
+SOURCE = FOLDER / "sampler.py"
 MIB = 1 << 20
 # /proc/net/dev; the ninth number of a line is of what was sent.
 NET = """\
@@ -28,16 +30,23 @@ Inter-| Receive                    |  Transmit
 """
 
 
-@pytest.fixture
-def sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The sampler, on a machine of which nothing can be read yet."""
-    spec = importlib.util.spec_from_file_location("sampler", SOURCE)
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The sampler, on a machine of which nothing can be read yet."""
+    module = load("sampler")
     for name in ("PROC", "SYS", "DEV"):
         monkeypatch.setattr(module, name, tmp_path / name.lower())
+    # As in a node, for the accelerators' files.
+    monkeypatch.setitem(sys.modules, "sampler", module)
     return module
 
 
@@ -137,24 +146,29 @@ def test_a_device_of_nvidia_has_what_its_library_knows(sampler: ModuleType, monk
         nvmlClocksThrottleReasonGpuIdle=1,
     )
     monkeypatch.setitem(sys.modules, "pynvml", library)
-    first = {
-        "device 0 utilisation (%)": 90,
-        "device 0 memory (MiB)": 512,
-        "device 0 temperature (°C)": 61,
-        "device 0 power (W)": 412.5,
-        "device 0 SM clock (MHz)": 1980,
-        "device 0 uncorrected ECC errors (count)": None,
-        "device 0 throttle reasons (bit mask)": 4,
+    module = load("nvidia_sampler")
+    (_, values), (_, others) = module.devices()()
+    assert values == {
+        "utilisation (%)": 90,
+        "memory (MiB)": 512,
+        "temperature (°C)": 61,
+        "power (W)": 412.5,
+        "SM clock (MHz)": 1980,
+        "uncorrected ECC errors (count)": None,
+        "throttle reasons (bit mask)": 4,
     }
-    read = sampler.nvidia()()
-    assert {name: read.pop(name) for name in first} == first
-    assert (len(read), read["device 1 utilisation (%)"]) == (7, 91)
+    assert (others.keys(), others["utilisation (%)"]) == (values.keys(), 91)
     library.nvmlInit = not_supported
-    assert sampler.nvidia() is None
+    assert module.devices() is None
 
 
 @pytest.fixture
-def tools(sampler: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def gaudi(sampler: ModuleType) -> ModuleType:
+    return load("habana_sampler")
+
+
+@pytest.fixture
+def tools(gaudi: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where programs are put that the sampler finds; those that it has started last no longer than the test."""
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     started: list[subprocess.Popen[str]] = []
@@ -163,7 +177,7 @@ def tools(sampler: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         started.append(subprocess.Popen(*words, **options))
         return started[-1]
 
-    monkeypatch.setattr(sampler, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start}))
+    monkeypatch.setattr(gaudi, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start}))
     yield tmp_path
     for child in started:
         child.kill()
@@ -177,39 +191,38 @@ def tool(folder: Path, script: str) -> None:
     (folder / "bin/hl-smi").chmod(0o755)
 
 
-def test_a_gaudi_has_what_its_tool_says(sampler: ModuleType, tools: Path) -> None:
+def test_a_gaudi_has_what_its_tool_says(gaudi: ModuleType, tools: Path) -> None:
     devices = ("0, 71, 5000, 45, 210, 1650, 0, N/A, 0", "7, 0, 768, 30, 90, 200, 1, 0, 0")
     asked = "index,utilization.aip,memory.used,temperature.aip,power.draw,clocks.current.soc"
     tool(tools, f'case "$2" in {asked},*) printf "{devices[0]}\\n{devices[1]}\\n";; esac')
-    read = sampler.gaudi()()
-    assert len(read) == 16
-    assert (read["device 0 utilisation (%)"], read["device 0 power violations (as hl-smi has them)"]) == (71, None)
-    assert (read["device 7 memory (MiB)"], read["device 7 uncorrected ECC errors (count)"]) == (768, 1)
+    values = dict(gaudi.devices()())
+    assert values.keys() == {"0", "7"}
+    assert (values["0"]["utilisation (%)"], values["0"]["power violations (as hl-smi has them)"]) == (71, None)
+    assert (values["7"]["memory (MiB)"], values["7"]["uncorrected ECC errors (count)"]) == (768, 1)
+    assert len(values["7"]) == 8
 
 
-def test_a_tool_is_waited_for_once_and_has_no_value_until_it_has_answered_again(
-    sampler: ModuleType, tools: Path
-) -> None:
+def test_a_tool_is_waited_for_once_and_has_no_value_until_it_has_answered_again(gaudi: ModuleType, tools: Path) -> None:
     os.mkfifo(tools / "next")
     # Each but the first waits until the test has it answer.
     answer = "touch second; echo 0, 71, 5000, 45, 210, 1650, 0, 0, 0"
     tool(tools, f"cd {tools}; [ ! -e second ] || read -r _ < next; {answer}")
-    read = sampler.gaudi()
-    assert read()["device 0 utilisation (%)"] == 71
-    assert read() == read() == {}
+    read = gaudi.devices()
+    assert dict(read())["0"]["utilisation (%)"] == 71
+    assert read() == read() == []
     (tools / "next").write_text("")
     deadline = time.monotonic() + 20
-    while not (values := read()) and time.monotonic() < deadline:
+    while not (values := dict(read())) and time.monotonic() < deadline:
         pass
-    assert values["device 0 utilisation (%)"] == 71
+    assert values["0"]["utilisation (%)"] == 71
 
 
 def test_a_tool_that_does_not_answer_leaves_the_node_without_devices(
-    sampler: ModuleType, tools: Path, monkeypatch: pytest.MonkeyPatch
+    gaudi: ModuleType, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler, "TOOL_LIMIT", 0.05)
+    monkeypatch.setattr(gaudi, "TOOL_LIMIT", 0.05)
     tool(tools, "exec sleep 60")
-    assert sampler.gaudi() is None
+    assert gaudi.devices() is None
 
 
 @pytest.mark.parametrize(
@@ -233,18 +246,23 @@ def test_an_intel_gpu_has_what_its_driver_says(sampler: ModuleType, tmp_path: Pa
     # The machine has one more, which is not this node's.
     write(tmp_path / "sys/class/drm/renderD130/device", {"vendor": "0x8086\n"})
     write(tmp_path / "dev/dri", {"renderD128": "", "renderD129": ""})
-    assert sampler.intel()() == {
-        "device 0 temperature (°C)": 58,
-        "device 0 power (W)": 5,
-        "device 0 GT clock (MHz)": 1550,
-        "device 0 throttled (0 or 1)": 1,
+    ((_, values),) = load("intel_sampler").devices()()
+    assert values == {
+        "temperature (°C)": 58,
+        "power (W)": 5,
+        "GT clock (MHz)": 1550,
+        "throttled (0 or 1)": 1,
     }
+    assert isinstance(values["power (W)"], sampler.Total)
 
 
-def test_a_node_without_devices_has_no_columns_of_any(sampler: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", [path.stem for path in FOLDER.glob("*_sampler.py")])
+def test_an_accelerator_without_devices_has_no_columns(
+    sampler: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert [sampler.nvidia(), sampler.gaudi(), sampler.intel()] == [None, None, None]
+    assert load(name).devices() is None
 
 
 class Clock:
@@ -311,24 +329,38 @@ def test_samples_that_take_more_than_a_hundredth_of_a_core_come_later_and_none_i
     ]
 
 
-def test_a_sampler_writes_until_its_input_ends_what_a_report_reads(tmp_path: Path) -> None:
-    pipe, name = subprocess.PIPE, f"samples/{os.uname().nodename}.csv"
-    (tmp_path / "run/samples").mkdir(parents=True)
-    os.mkfifo(tmp_path / "run" / name)
-    words = [sys.executable, "-I", str(SOURCE), str(tmp_path / "run"), str(time.time() - 5)]
+def sampled(source: Path, run: Path, began: float) -> list[str]:
+    """Return the lines that a sampler writes until its input ends, which is after the first two."""
+    table = run / f"samples/{os.uname().nodename}.csv"
+    table.parent.mkdir(parents=True)
+    os.mkfifo(table)
+    pipe, words = subprocess.PIPE, [sys.executable, "-I", str(source), str(run), str(began)]
     with subprocess.Popen(words, stdin=pipe, stderr=pipe) as process:
-        with (tmp_path / "run" / name).open() as lines:
-            written = [lines.readline(), lines.readline()]
+        with table.open() as stream:
+            lines = [stream.readline(), stream.readline()]
             assert process.stdin
             process.stdin.close()
-            written += lines
+            lines += stream
         assert process.wait(20) == 0
         assert process.stderr
         assert process.stderr.read() == b""
-    write(tmp_path, {name: "".join(written)})
+    return lines
+
+
+def test_a_sampler_writes_until_its_input_ends_what_a_report_reads(tmp_path: Path) -> None:
+    lines = sampled(SOURCE, tmp_path / "run", time.time() - 5)
+    write(tmp_path, {f"samples/{os.uname().nodename}.csv": "".join(lines)})
     tracks = {track.what: track for track in samples.read(tmp_path)}
     assert tracks["lost samples"].points[0] == pytest.approx((6, 0), abs=3)
     assert (tracks["network received"].unit, tracks["network received"].node) == ("MiB/s", os.uname().nodename)
+
+
+def test_an_accelerators_devices_are_sampled_by_its_file_beside_the_sampler(tmp_path: Path) -> None:
+    for path in (SOURCE, made_up.FOLDER / "docker/zeta_sampler.py"):
+        (tmp_path / path.name).symlink_to(path)
+    head, row, *_ = (line.rstrip("\n").split(",") for line in sampled(tmp_path / SOURCE.name, tmp_path / "run", 0))
+    assert head[-2:] == ["device 0 energy (J/s)", "device 4 energy (J/s)"]
+    assert row[-2:] == ["0.0", "0.0"], "a number that only grows is a rate"
 
 
 def test_of_a_run_that_is_over_nothing_is_written(tmp_path: Path) -> None:

@@ -36,10 +36,8 @@ DEBIAN = "bookworm"
 """The release of the plain base image, whatever release the host runs."""
 PLAIN = f"debian:{DEBIAN}-slim"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-TORCH_INDEXES = {"cpu": "https://download.pytorch.org/whl/cpu", "intel": "https://download.pytorch.org/whl/xpu"}
-"""Where an image's torch comes from, if not from the package index itself."""
 OF_TORCH = frozenset({"torch", "torchaudio", "torchvision"})
-"""What those indexes have, each for a torch of the same build."""
+"""What an index of torch has, each for a torch of the same build."""
 SOURCES = "LAB_PIP_INDEX_URL, LAB_PIP_FIND_LINKS, LAB_TORCH_INDEX, LAB_CA_CERTIFICATES, HTTPS_PROXY"
 """The settings of where Python packages come from."""
 UNREACHED = re.compile("Retrying|connection broken|Could not fetch URL|NewConnectionError")
@@ -123,7 +121,7 @@ def update_lock(request: BuildRequest, emit: Emit) -> dict[str, Any]:
             f"image {request.image} has no lock", hint=f"its versions are in {catalog.file(request.image, 'in')}"
         )
     pins = package_sources.pins(_text(request.image, "lock"))
-    # Any version except of what is pinned there: torch 2.13.0+cpu would pass for 2.13.0, which is with CUDA.
+    # Any version except of what is pinned there: torch 2.13.0+cpu would pass for 2.13.0, which is another build.
     wanted = dict.fromkeys(pins) | package_sources.pins(_text(request.image, "in"))
     with (
         prepared(request, _base(request, emit), wanted) as arguments,
@@ -292,7 +290,8 @@ def hand_in(
     hashes: frozenset[str] = frozenset(),
 ) -> list[str]:
     """Write what the build may read into a private folder; returns the arguments, which name files, never values."""
-    index = request.torch_index or TORCH_INDEXES.get(request.image, "")
+    module = accelerators.modules().get(request.image)
+    index = request.torch_index or (module.torch_index if module else "")
     local = pip
     if package_sources.local_path(index):
         local = replace(pip, find_links=(*pip.find_links, index), extra_indexes=(*pip.extra_indexes, index))

@@ -20,7 +20,6 @@ import pytest
 from msgspec.structs import replace
 from support import builders
 
-from labctl import accelerators
 from labctl.accelerators import nvidia
 from labctl.backends.docker.checks import devices, engine, files, host, network, nodes, run
 from labctl.backends.docker.checks.examination import CheckContext
@@ -729,11 +728,6 @@ def test_devices_are_not_counted_while_a_run_has_them_nor_beyond_their_time(
         list(devices.framework_count(late, builders.container("worker-0")))
     with filelock.held(late.lab.directory / filelock.RUNS / "one.lock", "run one"):
         assert not list(devices.framework_count(replace(late), builders.container("worker-0")))
-
-
-@pytest.mark.parametrize("accelerator", ["nvidia", "habana", "intel"])
-def test_the_programs_that_count_devices_are_python(accelerator: str) -> None:
-    compile(accelerators.get(accelerator).count, "count", "exec")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.builders import site
 
+from labctl.accelerators import cpu
 from labctl.backends.docker.daemon import DockerEngine
 from labctl.backends.docker.deploy import images as prepare
 from labctl.backends.docker.images import build, catalog, package_sources
@@ -164,17 +165,17 @@ def test_the_torch_index_is_asked_only_where_no_wheel_is_here(tmp_path: Path, wh
         folder = tmp_path / str(number)
         folder.mkdir()
         build.hand_in(request(tmp_path), PipSources(find_links=links), {"torch": "2.13.0+cpu"}, "", folder)
-        assert (build.TORCH_INDEXES["cpu"] in (folder / "pip.conf").read_text()) is not bool(links)
+        assert (cpu.MODULE.torch_index in (folder / "pip.conf").read_text()) is not bool(links)
 
 
 def test_what_is_built_for_torch_comes_from_its_index(tmp_path: Path) -> None:
     build.hand_in(request(tmp_path), PipSources(), {"torchvision": None}, "", tmp_path)
-    assert build.TORCH_INDEXES["cpu"] in (tmp_path / "pip.conf").read_text()
+    assert cpu.MODULE.torch_index in (tmp_path / "pip.conf").read_text()
 
 
 def test_the_torch_index_is_not_asked_for_an_image_that_adds_no_torch(tmp_path: Path) -> None:
     build.hand_in(request(tmp_path), PipSources(), {"horovod": "0.28.1"}, "", tmp_path)
-    assert build.TORCH_INDEXES["cpu"] not in (tmp_path / "pip.conf").read_text()
+    assert cpu.MODULE.torch_index not in (tmp_path / "pip.conf").read_text()
 
 
 def test_a_failed_build_shows_its_last_lines_without_credentials(

@@ -30,7 +30,7 @@ RUN mkdir -p /workspace /run/sshd
 COPY sshd_config /opt/lab/sshd_config
 COPY ssh_config /etc/ssh/ssh_config.d/lab.conf
 COPY --chmod=755 labnode.py /opt/lab/labnode.py
-COPY --chmod=644 step.regex sampler.py /opt/lab/
+COPY --chmod=644 step.regex sampler.py *_sampler.py /opt/lab/
 WORKDIR /workspace
 ENTRYPOINT ["/usr/bin/python3", "-I", "/opt/lab/labnode.py", "start"]
 """
@@ -393,7 +393,7 @@ def test_an_image_without_a_lock_says_where_its_versions_are(tmp_path: Path) -> 
     assert caught.value.hint.endswith("intel.in")
 
 
-@pytest.mark.parametrize("accelerator", ["nvidia", "habana", "intel", "cpu"])
+@pytest.mark.parametrize("accelerator", accelerators.modules())
 def test_an_image_is_built_where_its_devices_are_not(
     accelerator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,54 @@
+"""Samples of Gaudis by hl-smi, which says what devices there are; after that no sample waits for it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import sampler
+
+# Seconds for the tool's first answer: it may have to load the driver.
+TOOL_LIMIT = 15
+# Source: docs.habana.ai, "System Management Interface Tool (hl-smi)".
+PROPERTIES = {
+    "utilisation (%)": "utilization.aip",
+    "memory (MiB)": "memory.used",
+    "temperature (°C)": "temperature.aip",
+    "power (W)": "power.draw",
+    "SoC clock (MHz)": "clocks.current.soc",
+    "uncorrected ECC errors (count)": "ecc.errors.uncorrected.volatile.total",
+    "power violations (as hl-smi has them)": "stats.violation.power",
+    "thermal violations (as hl-smi has them)": "stats.violation.thermal",
+}
+TOOL = ("hl-smi", "-Q", ",".join(["index", *PROPERTIES.values()]), "-f", "csv,noheader,nounits")
+
+
+def devices() -> sampler.Devices | None:
+    """The tool may take longer than a second, and outlives SIGKILL while its driver holds it: one runs at a time."""
+    if not shutil.which(TOOL[0]):
+        return None
+    asked = ask()
+    try:
+        asked.wait(TOOL_LIMIT)
+    except subprocess.TimeoutExpired:
+        return None
+
+    def read() -> list[tuple[object, sampler.Values]]:
+        nonlocal asked
+        if asked.poll() is None:
+            return []
+        printed, asked = asked.communicate()[0], ask()
+        rows = [line.replace(" ", "").split(",") for line in printed.splitlines()]
+        return [(index, values(cells)) for index, *cells in rows if len(cells) == len(PROPERTIES)]
+
+    return read
+
+
+def ask() -> subprocess.Popen[str]:
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen(TOOL, stdin=quiet, stdout=subprocess.PIPE, stderr=quiet, text=True)
+
+
+def values(cells: list[str]) -> sampler.Values:
+    # `strict` came with Python 3.10.
+    return {name: sampler.number(cell) for name, cell in zip(PROPERTIES, cells)}  # noqa: B905
