@@ -36,22 +36,15 @@ if TYPE_CHECKING:
 SIOCGIFADDR = 0x8915
 # The state of a listening socket in /proc/net/tcp; proc(5).
 LISTENING = "0A"
-INTERFACE_VARIABLES = (
-    "GLOO_SOCKET_IFNAME",
-    "NCCL_SOCKET_IFNAME",
-    "HCCL_SOCKET_IFNAME",
-    "CCL_SOCKET_IFNAME",
-    "FI_TCP_IFACE",
-    "OMPI_MCA_btl_tcp_if_include",
-    "OMPI_MCA_oob_tcp_if_include",
-)
+# How variables that choose an interface end: those of collective libraries, of libfabric and of Open MPI.
+CHOOSING = ("_SOCKET_IFNAME", "FI_TCP_IFACE", "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include")
 
 
 def look(port: str) -> None:
     seen = {
         "time": time.time(),
         "addresses": addresses(),
-        "variables": {name: os.environ[name] for name in INTERFACE_VARIABLES if os.environ.get(name)},
+        "variables": {name: value for name, value in sorted(os.environ.items()) if value and name.endswith(CHOOSING)},
         "listener": listener(int(port)),
     }
     print(json.dumps(seen))

@@ -360,7 +360,8 @@ def vendors_words() -> re.Pattern[str]:
 
 def test_no_vendor_is_named_elsewhere() -> None:
     programs = [
-        files.path("docker", name) for name in ("labnode.py", "sampler.py", "system.sh", "install.sh", "from.sh")
+        files.path("docker", name)
+        for name in ("labnode.py", "sampler.py", "lookaround.py", "system.sh", "install.sh", "from.sh")
     ]
     agent = (*programs, files.path("compose", "node.yml.j2"))
     vendors = vendors_words()
