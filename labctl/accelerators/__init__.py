@@ -24,15 +24,6 @@ from labctl.system.procfs import ROOT
 
 CPU = "cpu"
 """What a machine without devices is."""
-COUNT = """
-try:
-    import torch
-except ModuleNotFoundError:
-    from tensorflow import config
-    print("tensorflow", len(config.list_physical_devices("{kind}")))
-else:
-    print("torch", torch.{module}.device_count())
-"""
 
 
 class PciVendor(Struct, frozen=True):
@@ -148,8 +139,8 @@ class AcceleratorModule(Struct, frozen=True, kw_only=True):
     texts: tuple[str, ...] = ()
     present: tuple[str, ...] = ()
     """Files of which only the existence counts; those that exist are in ``Host.files``."""
-    count: str = ""
-    """A Python program that prints the framework's name and how many devices it counts in a node."""
+    count: tuple[str, str] | None = None
+    """The module of torch that counts its devices, and TensorFlow's kind of them: ``docker/count_devices.py``."""
     reset: str = ""
     """As root: what resets ``{device}``, which is not in use."""
     host_checks: Callable[[Host, Callable[[str], str]], Iterable[Advice]] = lambda *_: ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from labctl.accelerators import COUNT, AcceleratorModule, PciVendor, Tool, Watch
+from labctl.accelerators import AcceleratorModule, PciVendor, Tool, Watch
 from labctl.model import Device, DeviceMapping, Host
 from labctl.system import pci
 from labctl.system.hostpath import HostPath
@@ -91,7 +91,7 @@ MODULE = AcceleratorModule(
     watch=Watch(files=("dri/renderD*",)),
     attributes=MEMORY,
     texts=("sys/module/i915/version", "sys/module/xe/version"),
-    count=COUNT.format(kind="XPU", module="xpu"),
+    count=("torch.xpu", "XPU"),
     torch_index="https://download.pytorch.org/whl/xpu",
     images=(("horovod", "intel-tensorflow"),),
     # Source: horovod_gloo_built() of intel-optimization-for-horovod 0.28.1.6 is false.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from labctl.accelerators import COUNT, AcceleratorModule, Advice, EngineAccess, PciVendor, Tool, Variables, Watch
+from labctl.accelerators import AcceleratorModule, Advice, EngineAccess, PciVendor, Tool, Variables, Watch
 from labctl.model import Device, DeviceMapping, Host
 from labctl.system import files, pci
 from labctl.system.hostpath import HostPath
@@ -154,7 +154,7 @@ MODULE = AcceleratorModule(
     ),
     watch=Watch(files=("nvidia[0-9]*", "nvidiactl", "nvidia-uvm"), tool=("nvidia-smi", "-L"), line="GPU [0-9]+:"),
     texts=("proc/driver/nvidia/version", f"{GPUS}/*/information", "sys/module/nvidia/version"),
-    count=COUNT.format(kind="GPU", module="cuda"),
+    count=("torch.cuda", "GPU"),
     reset="nvidia-smi --gpu-reset --id={device}",
     image_check=image_check,
     images=(("horovod", "nvidia-horovod"),),

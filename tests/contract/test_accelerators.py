@@ -109,11 +109,6 @@ def test_a_bare_machine_has_no_devices(name: str, tmp_path: Path) -> None:
     assert accelerators.get(name).find(tmp_path) == ()
 
 
-@pytest.mark.parametrize("name", VENDORS)
-def test_what_counts_devices_is_python(name: str) -> None:
-    compile(accelerators.get(name).count, "count", "exec")
-
-
 def test_every_sampler_is_an_accelerators() -> None:
     samplers = {path.stem.removesuffix("_sampler") for path in files.path("docker").glob("*_sampler.py")}
     assert samplers <= {*VENDORS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import stat
 from collections.abc import Iterator, Sequence
@@ -23,10 +24,12 @@ from labctl.backends.state import Container
 from labctl.errors import ConfigError, HostError, LabError
 from labctl.model import Host
 from labctl.naming import lease_path
-from labctl.system import filelock
+from labctl.system import filelock, files
 from labctl.system.process import CompletedProcess
 
 KILLED = 137
+# An image has no framework at all; one that lacks a module of it has a framework that is too old.
+NO_FRAMEWORK = re.compile(r"ModuleNotFoundError: No module named '\w+'")
 
 
 def missing(ctx: CheckContext, why: LabError) -> Finding:
@@ -206,18 +209,19 @@ def framework_count(ctx: CheckContext, container: Container) -> Iterator[Finding
     """Whether the node's torch or TensorFlow counts the devices that the node was given; not during a run."""
     name = container.node
     given = next((len(node.devices.devices) for node in ctx.lab.nodes if node.name == name), 0)
-    program = accelerators.get(ctx.lab.accelerator).count
-    if not given or not program or ctx.run_active:
+    counted = accelerators.get(ctx.lab.accelerator).count
+    if not given or not counted or ctx.run_active:
         return
+    program = files.path("docker", "count_devices.py").read_text(encoding="utf-8")
     # A program that outlives `docker exec` would keep the devices in use.
-    argv = ("timeout", "--signal=KILL", f"{COUNT_SECONDS - 2:.0f}", "python", "-c", program)
+    argv = ("timeout", "--signal=KILL", f"{COUNT_SECONDS - 2:.0f}", "python", "-c", program, *counted)
     done = ctx.daemon.exec(container.name, argv, user=agent.user(ctx.lab), limit=COUNT_SECONDS - 1)
     if done.code == KILLED:
         message = f"its devices were not counted within {COUNT_SECONDS - 2:.0f} s"
         raise HostError(message, hint=f"labctl logs {name}", node=name)
     framework, _, count = (done.out.strip().splitlines() or [""])[-1].partition(" ")
     stderr = (done.err.strip().splitlines() or [""])[-1]
-    if done.code and stderr.startswith("ModuleNotFoundError"):
+    if done.code and NO_FRAMEWORK.fullmatch(stderr):
         yield ok("LAB-DEVICE-004", f"its image has nothing that counts devices ({stderr})")
     elif done.code == 0 and count == str(given):
         yield ok("LAB-DEVICE-004", f"{framework} counts {given} devices")

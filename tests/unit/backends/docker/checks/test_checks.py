@@ -708,7 +708,8 @@ def test_an_iommu_that_translates_is_told_of_on_a_host_with_gaudis(
         ("tensorflow 2\n", "", 0, "tensorflow counts 2 devices", "ok"),
         ("tensorflow 1\n", "", 0, "1 of 2", "error"),
         ("", "no driver", 1, "no of 2 devices: no driver", "error"),
-        ("", "ModuleNotFoundError: No module named 'tensorflow'", 1, "nothing that counts", "ok"),
+        ("", "ModuleNotFoundError: No module named 'torch'", 1, "nothing that counts", "ok"),
+        ("", "ModuleNotFoundError: No module named 'torch.xpu'", 1, "no of 2 devices", "error"),
     ],
 )
 def test_a_node_s_framework_must_count_the_devices_it_was_given(

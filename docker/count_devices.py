@@ -1,0 +1,22 @@
+"""Count the devices of a node by its framework: MODULE KIND. Prints the framework's name and the number.
+
+MODULE is torch's, such as torch.cuda; KIND is TensorFlow's name of such devices, such as GPU. Python >= 3.8.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+
+
+def main(module: str, kind: str) -> None:
+    if find_spec("tensorflow") and not find_spec(module.partition(".")[0]):
+        config = import_module("tensorflow").config
+        print("tensorflow", len(config.list_physical_devices(kind)))
+    else:
+        print("torch", import_module(module).device_count())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
