@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from msgspec import Struct
 
-# linux/Documentation/ABI/testing/sysfs-class-net. Of an interface that is down, carrier and speed cannot be read.
-SCRIPT = r"""# network interfaces
-for path in /sys/class/net/*; do
-    [ -e "$path/device" ] || continue
-    driver=$(readlink "$path/device/driver") state=$(cat "$path/operstate")
-    carrier=$(cat "$path/carrier" 2>/dev/null) speed=$(cat "$path/speed" 2>/dev/null)
-    printf '%s %s %s %s %s\n' "${path##*/}" "${driver##*/}" "${state:-unknown}" "${carrier:-0}" "${speed:--1}"
-done
-"""
+SCRIPT = Path(__file__).with_name("interfaces.sh").read_text(encoding="utf-8")
 
 
 class Interface(Struct, frozen=True, kw_only=True):

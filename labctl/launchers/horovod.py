@@ -11,6 +11,7 @@ left. horovodrun asks a script of the run's which those are.
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 from labctl.launchers import ELASTIC, LaunchSpec, first_slots_only, hostfile, one_interface_only
 from labctl.model import File
@@ -63,20 +64,7 @@ def argv(launch: LaunchSpec) -> tuple[str, ...]:
 
 
 SCRIPT = "nodes.sh"
-NODES = """\
-#!/bin/bash
-# The nodes whose sshd takes a connection, in order; horovodrun asks each second. Written by labctl.
-has() {{
-    ! timeout 2 bash -c ': < "/dev/tcp/$0/{port}"' "${{1%:*}}" 2> /dev/null || echo "$2 $1"
-}}
-nodes=({nodes})
-{{
-    for number in "${{!nodes[@]}}"; do
-        has "${{nodes[number]}}" "$number" &
-    done
-    wait
-}} | sort -n | cut -d ' ' -f 2
-"""
+NODES = Path(__file__).with_name(SCRIPT).read_text(encoding="utf-8")
 
 
 def files(launch: LaunchSpec) -> tuple[File, ...]:
@@ -84,5 +72,5 @@ def files(launch: LaunchSpec) -> tuple[File, ...]:
     if launch.way != ELASTIC:
         return hostfile(launch)
     nodes = shlex.join(f"{name}:{slots}" for name, slots in launch.entries)
-    script = File(path=SCRIPT, content=NODES.format(port=launch.ssh_port, nodes=nodes), mode=0o755)
-    return (*hostfile(launch), script)
+    settings = f"#!/bin/bash\nport={launch.ssh_port} nodes=({nodes})\n"
+    return (*hostfile(launch), File(path=SCRIPT, content=settings + NODES, mode=0o755))

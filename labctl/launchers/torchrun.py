@@ -10,6 +10,8 @@ each node that was lost.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from labctl.errors import ConfigError
 from labctl.launchers import ELASTIC, LaunchSpec, first_slots_only, hostfile
 from labctl.model import File
@@ -79,32 +81,7 @@ def argv(launch: LaunchSpec) -> tuple[str, ...]:
 # Restarts of the ranks, and seconds that those that are left wait for more nodes, unless the options say otherwise.
 RESTARTS, LAST_CALL = 10, 5
 SCRIPT = "torchrun.sh"
-ON_EVERY_NODE = """\
-#!/bin/bash
-# torchrun.sh NODE,NODE... COMMAND...: on every node. Its end on the first one, where ranks meet, is the run's.
-IFS=, read -ra nodes <<< "$1"
-shift
-# Each ssh is in a group of its own.
-set -m
-on() {
-    ssh -n -- "$1" "$2" --local-addr "$1" "${@:3}" 2>&1 | stdbuf -oL sed "s/^/$1: /"
-    return "${PIPESTATUS[0]}"
-}
-for node in "${nodes[@]:1}"; do
-    on "$node" "$@" &
-done
-on "${nodes[0]}" "$@"
-code=$?
-# The others end too, unless they are lost.
-for ((tenths = 0; tenths < 30; tenths++)); do
-    [[ $(jobs -r) ]] || break
-    sleep 0.1
-done
-for group in $(jobs -p); do
-    kill -- "-$group" 2> /dev/null
-done
-exit $code
-"""
+ON_EVERY_NODE = Path(__file__).with_name(SCRIPT).read_text(encoding="utf-8")
 
 
 def files(launch: LaunchSpec) -> tuple[File, ...]:

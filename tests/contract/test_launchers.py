@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import socket
+import subprocess
 from typing import Any
 
 import pytest
@@ -221,6 +223,17 @@ def test_ranks_are_bound_only_as_a_person_asks(asked: tuple[str, ...]) -> None:
 
 
 # --- deepspeed -----------------------------------------------------------------------------------------------
+
+
+def test_an_elastic_horovod_is_given_the_nodes_that_answer_in_order() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        entries = (("127.0.0.1", 2), ("127.0.0.9", 1), ("localhost", 4))
+        given = launch("horovod:elastic", ssh_port=listening.getsockname()[1])
+        (script,) = (
+            file for file in launchers.get("horovod").files(replace(given, entries=entries)) if file.mode & 0o100
+        )
+        done = subprocess.run(["bash", "-c", script.content], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["127.0.0.1:2", "localhost:4"]
 
 
 def deepspeed_files(given: LaunchSpec = LAUNCH) -> dict[str, str]:

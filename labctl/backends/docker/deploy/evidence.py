@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from labctl import accelerators
 from labctl.backends.docker.engine import Backend, connection_to
@@ -12,25 +13,7 @@ from labctl.system.parallel import pool
 
 LIMIT = 3
 """Seconds for the hosts to say what they saw."""
-# On a host, as `sh -c LOOK sh LAB SINCE PATTERN [TOOL...]`. What a command of the lab was given is in no event here.
-LOOK = r"""
-lab=$1 since=$2 pattern=$3
-shift 3
-echo "# containers"
-docker ps --all --filter "label=labctl.lab=$lab" --format '{{.Names}}: {{.Status}}'
-docker ps --all --quiet --filter "label=labctl.lab=$lab" | xargs -r docker inspect \
-    --format '{{.Name}}: {{.State.Status}}, exit code {{.State.ExitCode}}, out of memory {{.State.OOMKilled}}'
-echo "# container events"
-code='{{with index .Actor.Attributes "exitCode"}}, exit code {{.}}{{end}}'
-docker events --since "$since" --until "$(date +%s.%N)" --filter "label=labctl.lab=$lab" --filter event=die \
-    --filter event=oom --filter event=kill --filter event=stop --filter event=start --filter event=restart \
-    --filter event=pause --filter event=unpause --filter event=health_status \
-    --format "{{.Time}} {{.Actor.Attributes.name}}: {{.Action}}$code" | tail -n 200
-echo "# kernel messages"
-{ dmesg --time-format iso 2>&1 || dmesg 2>&1; } | grep -E "$pattern" | tail -n 200
-[ $# = 0 ] || { echo "# devices: $*"; command -v "$1" > /dev/null && timeout 3 "$@" 2>&1; }
-:
-"""
+LOOK = Path(__file__).with_name("evidence.sh").read_text(encoding="utf-8")
 # Of what the kernel says, what ends or slows programs; and that it may not be read.
 KERNEL = (
     "[Oo]ut of memory|oom[-_]kill|[Kk]illed process|hung_task|blocked for more|segfault|I/O error"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 
 from labctl.backends.docker.hosts.ssh import Connection
 from labctl.backends.docker.lab.cluster import Cluster
@@ -14,12 +15,7 @@ from labctl.system.parallel import map_hosts
 from labctl.system.process import CompletedProcess
 
 # Every process of a run has its id in the environment.
-PROCESSES = r"""# processes of runs
-for path in $(grep -slaF LABCTL_RUN_ID= /proc/[0-9]*/environ); do
-    id=$(tr '\0' '\n' <"$path" | sed -n 's/^LABCTL_RUN_ID=//p')
-    printf '%s %s\n' "$id" "$(tr '\0' ' ' <"${path%environ}cmdline" | head -c 100)"
-done
-"""
+PROCESSES = Path(__file__).with_name("processes.sh").read_text(encoding="utf-8")
 
 
 def run(
