@@ -1,1 +1,1 @@
-"""Many runs of a workload, each on the nodes of a hostfile: sets, scheduler, evaluation, bisect."""
+"""Many runs of a workload, each on the nodes of a hostfile: hostfile sets, scheduler, evaluation, bisection."""

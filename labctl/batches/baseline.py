@@ -1,4 +1,4 @@
-"""What is kept of a validation: its page, its data, and figures that later validations are compared with."""
+"""Report files of a validation (page and JSON), and the baseline: figures that later validations are compared with."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from labctl.reports.validation import Figure, Validation
 from labctl.system import files
 
 INTERRUPTED = "interrupted"
-"""What a step says that Ctrl-C ended, or kept from beginning."""
+"""Message of a step that Ctrl-C interrupted or kept from starting."""
 DATA = "report.json"
-"""The data of a validation, in the directory of its report."""
+"""JSON file of a validation, in the directory of its report."""
 FILE = "baseline.json"
-"""The lab's baseline, in the lab directory."""
+"""Baseline file of the lab, in the lab directory."""
 
 
 class Baseline(Struct, frozen=True, kw_only=True):
-    """The figures of a validation that later ones are compared with."""
+    """Figures of a validation that passed, for later validations to be compared with."""
 
     schema: int = 1
     lab: str
@@ -30,14 +30,14 @@ class Baseline(Struct, frozen=True, kw_only=True):
     recorded: str
     """Date, ISO 8601."""
     checks: Mapping[str, str]
-    """Digests of the checks: figures are compared with those of the same check."""
+    """Digest by check name: figures are compared only if the digests are equal."""
     hosts: Mapping[str, str]
-    """The nodes' hosts: figures of a node are compared with its own, of all nodes together with those of as many."""
+    """Host by node. Figures of a node are compared with those of its host, of all nodes with those of as many nodes."""
     figures: tuple[Figure, ...]
 
 
 class ValidationReport(Struct, frozen=True, kw_only=True):
-    """A validation, and the page and the data that were written of it."""
+    """A validation, and the paths of its page and its JSON file."""
 
     validation: Validation
     page: str
@@ -45,38 +45,38 @@ class ValidationReport(Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """5 where a check failed, 3 where the environment did not allow any, 130 after Ctrl-C."""
+        """Return 0 for PASS, 5 if a check failed, 3 if the environment allowed no check, 130 after Ctrl-C."""
         interrupted = any(step.message == INTERRUPTED for step in self.validation.steps)
         return 130 if interrupted else {"PASS": 0, "FAIL": 5, "ERROR": 3}[self.validation.verdict]
 
 
 class BaselineReport(Struct, frozen=True, kw_only=True):
-    """A validation whose figures were recorded in a file; empty if it did not pass."""
+    """A validation and the baseline file that has its figures; ``file`` is empty if it did not pass."""
 
     report: ValidationReport
     file: str
     replaced: str = ""
-    """The date of the baseline that was there."""
+    """Date of the baseline that was replaced; empty if none was."""
 
 
 def new_directory(path: Path, *, numbered: bool) -> Path:
-    """Make the directory of a report; one that has another is refused, or gets a number behind its name.
+    """Create the directory of a report; ConfigError if it has a report, or with ``numbered`` add a number to its name.
 
-    ConfigError; HostError where it cannot be made.
+    HostError if it cannot be created.
     """
-    found, number = path, 1
-    while numbered and found.exists():
+    directory, number = path, 1
+    while numbered and directory.exists():
         number += 1
-        found = path.with_name(f"{path.name}-{number}")
-    if (found / DATA).exists() or (found / "checks").exists():
-        raise ConfigError(f"{found} has the report of a validation", hint="--out names another directory")
-    with files.writing(found):
-        found.mkdir(parents=True, exist_ok=not numbered)
-    return found
+        directory = path.with_name(f"{path.name}-{number}")
+    if (directory / DATA).exists() or (directory / "checks").exists():
+        raise ConfigError(f"{directory} has the report of a validation", hint="--out names another directory")
+    with files.writing(directory):
+        directory.mkdir(parents=True, exist_ok=not numbered)
+    return directory
 
 
 def read(path: Path) -> Baseline | None:
-    """The baseline of a file; None where there is none. ConfigError where it cannot be read."""
+    """Read a baseline file; None if it does not exist. ConfigError if it cannot be read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Baseline)
     except FileNotFoundError:
@@ -87,7 +87,7 @@ def read(path: Path) -> Baseline | None:
 
 
 def write(directory: Path, validation: Validation) -> ValidationReport:
-    """Write the page and the data of a validation. HostError where that fails."""
+    """Write the page and the JSON file of a validation. HostError if that fails."""
     page, data = directory / "report.html", directory / DATA
     pages.write(page, validation)
     _write(data, validation)
@@ -95,17 +95,20 @@ def write(directory: Path, validation: Validation) -> ValidationReport:
 
 
 def record(path: Path, report: ValidationReport, before: Baseline | None = None) -> BaselineReport:
-    """Record the figures of a validation that passed, in place of those before. HostError where that fails."""
-    found = report.validation
-    if found.verdict != "PASS":
+    """Write the figures of a validation to the baseline file, if it passed. HostError if that fails.
+
+    ``before`` is the baseline that is replaced.
+    """
+    validation = report.validation
+    if validation.verdict != "PASS":
         return BaselineReport(report=report, file="")
     baseline = Baseline(
-        lab=found.lab,
-        profile=found.profile,
-        recorded=found.started,
-        checks=found.checks,
-        hosts={one.node: one.host for one in found.nodes},
-        figures=found.figures,
+        lab=validation.lab,
+        profile=validation.profile,
+        recorded=validation.started,
+        checks=validation.checks,
+        hosts={node.node: node.host for node in validation.nodes},
+        figures=validation.figures,
     )
     _write(path, baseline)
     return BaselineReport(report=report, file=str(path), replaced=before.recorded[:10] if before else "")

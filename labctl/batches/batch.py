@@ -1,4 +1,4 @@
-"""Runs the jobs of a batch: those on disjoint nodes at once, each as a run of its own that outlives this process."""
+"""Run the jobs of a batch: concurrently on disjoint nodes, each as a run that goes on if labctl ends."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ from labctl.records.verdict import final
 from labctl.runs import judge, start
 from labctl.system import filelock, files, process
 
-# Jobs that run at once at most, each followed by a thread, and those that are launched at once.
-FOLLOWED, LAUNCHED = 1024, 8
+FOLLOWED = 1024
+"""Jobs that run at the same time at most: each has a thread that follows it."""
+LAUNCHED = 8
+"""Jobs that are launched at the same time at most."""
 
 
 class BatchReport(Struct, frozen=True, kw_only=True):
-    """A batch and how long it took; ``ideal`` is what the job times allow: the longest that one node was in use."""
+    """A batch with its wall-clock and ideal seconds: ``ideal`` is the longest time that one node was in use."""
 
     directory: str
     batch: Batch
@@ -46,7 +48,7 @@ class BatchReport(Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """5 where a job failed."""
+        """Return 5 if a job failed, else 0."""
         return 5 if self.failed else 0
 
 
@@ -115,27 +117,30 @@ def run_jobs(
 
 
 def plan(lab: Lab, workload: Workload, directories: Iterable[Path], options: RunOptions, *, repeat: int = 1) -> Batch:
-    """The batch of a workload over sets of hostfiles, each set as often as ``repeat`` says.
+    """Plan a batch: a workload on each hostfile of these sets, ``repeat`` times; each job has its log's name.
 
-    Logs are named as Lambda's scripts name theirs: model, step, job. ConfigError for a hostfile that cannot be used,
-    before anything runs.
+    Logs are named as in Lambda's scripts: model, step, job. ConfigError if a hostfile cannot be used, before anything
+    runs.
     """
     sets = [(directory.resolve().name, hostfiles.listed(directory)) for directory in directories]
     if twice := repeated(name for name, _ in sets):
         raise ConfigError(f"two sets are named {twice}", hint="their logs would have the same names: rename one")
-    read = [(name, read_hostfile(lab, path)) for name, paths in sets for path in paths]
-    several, short = len(sets) > 1, workload.name.replace("/", "-")
-    made = tuple(
-        replace(job, repeat=turn, log=f"{f'{name}/' if several else ''}{short}_{turn}_{job.job}.log")
-        for turn in range(1, repeat + 1)
-        for name, job in read
-    )
-    if twice := repeated(job.log for job in made):
+    jobs_of_turn: list[tuple[str, BatchJob]] = []
+    for name, paths in sets:
+        folder = f"{name}/" if len(sets) > 1 else ""
+        jobs_of_turn += [(folder, read_hostfile(lab, path)) for path in paths]
+    short = workload.name.replace("/", "-")
+    planned: list[BatchJob] = []
+    for turn in range(1, repeat + 1):
+        planned += [
+            replace(job, repeat=turn, log=f"{folder}{short}_{turn}_{job.job}.log") for folder, job in jobs_of_turn
+        ]
+    if twice := repeated(job.log for job in planned):
         raise ConfigError(f"two hostfiles would have the log {twice}", hint="rename one of them")
     metric = metric_of(workload)
     return Batch(
         id=secrets.token_hex(8),
-        # Lists, not tuples, as it is read again.
+        # Through JSON, so that it compares equal to the request of a record.
         request=json.loads(json.dumps(recorded(workload, options)["options"])),
         workload=workload.name,
         lab=lab.name,
@@ -143,43 +148,46 @@ def plan(lab: Lab, workload: Workload, directories: Iterable[Path], options: Run
         unit=metric.unit if metric else "",
         timeout=options.timeout or workload.timeout,
         began=time.time(),
-        jobs=made,
+        jobs=tuple(planned),
     )
 
 
 def metric_of(workload: Workload) -> Metric | None:
-    """The metric by which jobs are compared: the throughput, or the first that the workload has."""
-    known = {metric.name: metric for metric in workload.metrics}
-    return known.get("throughput") or next(iter(workload.metrics), None)
+    """Return the metric that jobs are compared by: the throughput, else the first metric; None if there is none."""
+    by_name = {metric.name: metric for metric in workload.metrics}
+    return by_name.get("throughput") or next(iter(workload.metrics), None)
 
 
 def repeated(names: Iterable[str]) -> str:
-    """The first name that is there more than once; empty where none is."""
+    """Return the first name that occurs more than once; empty if none does."""
     return next((name for name, count in Counter(names).items() if count > 1), "")
 
 
 def read_hostfile(lab: Lab, path: Path) -> BatchJob:
-    """The job of a hostfile, which has no log yet. ConfigError for a hostfile that cannot be used."""
+    """Read a hostfile as a job without a log. ConfigError if the hostfile cannot be used."""
     entries = hostfile.parse(read_text(path), str(path))
     chosen = jobs.choose(lab, entries, str(path))
+    names = tuple(name for name, _ in entries)
     return BatchJob(
         job=hostfile.job_name(path.name),
         set=path.resolve().parent.name,
         hostfile=str(path.resolve()),
-        names=tuple(name for name, _ in entries),
+        names=names,
         nodes=tuple(node.name for node, _ in chosen),
         log="",
     )
 
 
 def renamed(batch: Batch) -> str:
-    """Which node each machine of the hostfiles is, as text; empty where they are called as the lab calls them."""
-    pairs = {pair: None for job in batch.jobs for pair in zip(job.names, job.nodes, strict=True)}
+    """Return node names of the hostfiles that differ in the lab, as "a is worker-0, ..."; empty if none does."""
+    pairs: dict[tuple[str, str], None] = {}
+    for job in batch.jobs:
+        pairs |= dict.fromkeys(zip(job.names, job.nodes, strict=True))
     return ", ".join(f"{name} is {node}" for name, node in pairs if name != node)
 
 
 def begin(directory: Path, batch: Batch, lab: Lab, *, resume: bool) -> Batch:
-    """Write the record of a batch, or go on with the one that is there. ConfigError where that is another's."""
+    """Write the record of a batch; with ``resume`` continue the recorded one. ConfigError if a record is in the way."""
     if resume:
         batch = resumed(directory, batch, lab)
     elif record.load(directory):
@@ -191,30 +199,30 @@ def begin(directory: Path, batch: Batch, lab: Lab, *, resume: bool) -> Batch:
 
 
 def resumed(directory: Path, batch: Batch, lab: Lab) -> Batch:
-    """The batch as its record has it: what was interrupted waits again, and a run that was just launched is found.
+    """Load the recorded batch to continue it: interrupted jobs wait again, jobs that were launched are running.
 
-    ConfigError where there is no record, or it is one of other jobs.
+    ConfigError if there is no record, or if its jobs or options differ from those of ``batch``.
     """
-    known = record.load(directory)
-    if known is None:
+    saved = record.load(directory)
+    if saved is None:
         raise ConfigError(f"{directory} has no record of a batch", hint="leave out --resume")
-    if known.workload != batch.workload:
-        raise ConfigError(f"{directory} is a batch of `{known.workload}`, not of `{batch.workload}`")
-    theirs = {job.log: (job.hostfile, job.nodes) for job in known.jobs}
+    if saved.workload != batch.workload:
+        raise ConfigError(f"{directory} is a batch of `{saved.workload}`, not of `{batch.workload}`")
+    theirs = {job.log: (job.hostfile, job.nodes) for job in saved.jobs}
     for job in batch.jobs:
         if theirs.pop(job.log, ()) != (job.hostfile, job.nodes):
             raise ConfigError(f"{directory}: {job.log} was not of this batch, or on other nodes", hint="--out DIR")
     if theirs:
         raise ConfigError(f"{directory}: {next(iter(theirs))} is not of this batch", hint="name all sets that it had")
-    if known.request != batch.request:
-        asked, before = (json.dumps(one.request, sort_keys=True) for one in (batch, known))
+    if saved.request != batch.request:
+        before, asked = json.dumps(saved.request, sort_keys=True), json.dumps(batch.request, sort_keys=True)
         raise ConfigError(f"{directory} was begun with other options: {before}, not {asked}", hint="--out DIR")
-    launched, unjudged = unknown_runs(lab.directory, known), frozenset(store.unjudged(lab.directory))
-    return replace(known, jobs=tuple(again(job, launched, unjudged) for job in known.jobs))
+    launched, unjudged = unknown_runs(lab.directory, saved), frozenset(store.unjudged(lab.directory))
+    return replace(saved, jobs=tuple(again(job, launched, unjudged) for job in saved.jobs))
 
 
 def again(job: BatchJob, launched: Mapping[str, str], unjudged: Collection[str]) -> BatchJob:
-    """A job as it is gone on with: with the run that goes on, if one does, or was launched unknown to the record."""
+    """Return a job to continue: waiting if it was interrupted; running if its run goes on or was just launched."""
     if job.cause == "interrupted":
         run_id = job.run_id if job.run_id in unjudged else ""
         job = replace(job, state="waiting", run_id=run_id, verdict="", cause=None, message="", began=None, ended=None)
@@ -224,16 +232,19 @@ def again(job: BatchJob, launched: Mapping[str, str], unjudged: Collection[str])
 
 
 def unknown_runs(lab: Path, batch: Batch) -> dict[str, str]:
-    """The runs of a batch that its record does not have, by log: labctl was killed as it launched them."""
-    known, found = {job.run_id for job in batch.jobs}, dict[str, str]()
-    for run_id in (one for one in store.ids(lab) if one not in known):
+    """Map log to run id for runs of a batch that its record does not have: labctl was killed while it launched them."""
+    recorded_ids = {job.run_id for job in batch.jobs}
+    launched: dict[str, str] = {}
+    for run_id in store.ids(lab):
+        if run_id in recorded_ids:
+            continue
         path = store.directory(lab, run_id)
         if time.time() - store.age(path) < batch.began:
             break
         batch_id, _, log = (store.job(path).request or {}).get("batch", "").partition(" ")
         if batch_id == batch.id and batch_id:
-            found.setdefault(log, run_id)
-    return found
+            launched.setdefault(log, run_id)
+    return launched
 
 
 def carry_out(
@@ -245,24 +256,28 @@ def carry_out(
     *,
     parallel: int = 0,
 ) -> Batch:
-    """Run the jobs that are not done; returns the batch with how each ended.
+    """Run the jobs of a batch that are not done; return the batch with the result of each.
 
-    ``run`` runs a job to its end, and hands on the job once its run has an id. With Ctrl-C ``stop`` gets the ids of
-    what is running; once that has ended, KeyboardInterrupt goes on. ``show`` gets the batch with each change.
+    ``run`` runs one job to its end and passes the job to its second argument once the run has an id. After Ctrl-C,
+    ``stop`` gets the ids of the running runs and KeyboardInterrupt is raised once they have ended. ``show`` gets the
+    batch after each change.
     """
-    now = {job.log: job for job in batch.jobs}
+    jobs_by_log = {job.log: job for job in batch.jobs}
     lock, stopping = threading.Lock(), threading.Event()
 
     def note(job: BatchJob) -> None:
+        """Record a job that changed, and show the batch."""
         with lock:
-            now[job.log] = job
+            jobs_by_log[job.log] = job
             record.change(directory, job)
-            show(replace(batch, jobs=tuple(now.values())))
+            show(replace(batch, jobs=tuple(jobs_by_log.values())))
 
     def work(job: BatchJob) -> None:
+        """Run one job in a thread, and record its start and result."""
         began = job.began or time.time()
 
         def launched(job: BatchJob) -> None:
+            """Record that the run has an id; stop it if Ctrl-C came before."""
             note(replace(job, state="running", began=began))
             if stopping.is_set():
                 stop([job.run_id])
@@ -279,16 +294,16 @@ def carry_out(
         try:
             while queue:
                 running |= {pool.submit(work, waiting[index]): index for index in queue.start()}
-                # With a limit, as a Ctrl-C just before the wait would else be seen only when a job ends.
+                # With a limit: a Ctrl-C just before the wait would be noticed only when a job ends.
                 for future in wait(running, timeout=1, return_when=FIRST_COMPLETED).done:
                     queue.end(running.pop(future))
                     future.result()
         except BaseException:
             stopping.set()
-            # By a thread, which another Ctrl-C does not interrupt; one is left for it.
-            pool.submit(stop, [job.run_id for job in now.values() if job.state == "running" and job.run_id])
+            # In a thread, which a second Ctrl-C does not interrupt; the pool has one more than jobs for it.
+            pool.submit(stop, [job.run_id for job in jobs_by_log.values() if job.state == "running" and job.run_id])
             raise
-    return replace(batch, jobs=tuple(now.values()))
+    return replace(batch, jobs=tuple(jobs_by_log.values()))
 
 
 def run_job(
@@ -298,23 +313,24 @@ def run_job(
     job: BatchJob,
     note: Callable[[BatchJob], None],
 ) -> Result:
-    """Run a job and write its log: the hostfile, an empty line, then what the run prints.
+    """Run a job, or follow its run if it was launched before, and write its log: hostfile, empty line, output.
 
-    A run that was launched before is followed. An error that keeps the job from running is its result, too. HostError
-    if the log cannot be written.
+    If the job cannot run, the error becomes its result. HostError if the log cannot be written.
     """
     path = directory / job.log
-    # By the line, for who looks on.
+    # Line-buffered, for `tail -f`.
     with files.writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         log = path.open("w", encoding="utf-8", buffering=1)
     with log:
 
         def write(text: str) -> None:
+            """Write to the log. HostError if the disk is full."""
             with files.writing(path):
                 log.write(text)
 
         def emit(event: Event) -> None:
+            """Write output lines to the log, pass warnings on, drop other events."""
             if event.kind == "line":
                 write(f"{event.text}\n")
             elif event.kind == "warning":
@@ -343,7 +359,7 @@ def run_job(
 
 
 def refused(lab: str, job: BatchJob, error: LabError) -> Result:
-    """The result of a job that could not run, or whose run cannot be followed to its end: that one may go on."""
+    """Return the result of a job that could not start or be followed; a run that was launched may go on."""
     cause: Cause = "node-lost" if error.node in job.nodes else "launcher-failed"
     return Result(
         run_id=job.run_id,
@@ -358,9 +374,9 @@ def refused(lab: str, job: BatchJob, error: LabError) -> Result:
 
 
 def ended(job: BatchJob, metric: str, result: Result) -> BatchJob:
-    """A job whose run has ended."""
-    number = result.metrics.get(metric, {})
-    value = number.get(final(number))
+    """Return the job with the result of its run."""
+    values = result.metrics.get(metric, {})
+    value = values.get(final(values))
     now = time.time()
     return replace(
         job,
@@ -378,14 +394,15 @@ def ended(job: BatchJob, metric: str, result: Result) -> BatchJob:
 
 
 def report(directory: Path, batch: Batch) -> BatchReport:
-    """What came of a batch."""
+    """Summarise a batch: wall-clock seconds, ideal seconds, jobs that passed and failed."""
     done = [job for job in batch.jobs if job.began and job.ended]
     passed = sum(job.verdict == "PASS" for job in done)
     in_use: dict[str, float] = {}
     for job in done:
         for node in job.nodes:
             in_use[node] = in_use.get(node, 0) + (job.ended or 0) - (job.began or 0)
-    first, last = min((job.began or 0 for job in done), default=0), max((job.ended or 0 for job in done), default=0)
+    first = min((job.began or 0 for job in done), default=0)
+    last = max((job.ended or 0 for job in done), default=0)
     return BatchReport(
         directory=str(directory),
         batch=batch,
@@ -397,6 +414,6 @@ def report(directory: Path, batch: Batch) -> BatchReport:
 
 
 def default_directory(directories: tuple[Path, ...], workload: str) -> Path:
-    """Where the logs of a batch go that nobody names a directory for."""
+    """Return the directory of the logs if the user names none: ``output/SET_WORKLOAD``."""
     names = [directory.resolve().name for directory in directories]
     return Path("output", f"{names[0] if len(names) == 1 else f'{len(names)}sets'}_{workload.replace('/', '-')}")

@@ -1,4 +1,4 @@
-"""Find slow or failing nodes and bad links by running groups of nodes and regrouping: no clock, no input or output.
+"""Find slow or failing nodes and links by running groups of nodes and regrouping them. No clock, no I/O.
 
 1. All nodes in pairs, at the same time. Each node of a bad pair is tested with other partners that are good: bad with
    them too, it is a bad node; if both are good with others and bad together again, their link is bad.
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from itertools import combinations, islice, pairwise, zip_longest
+from itertools import chain, combinations, islice, pairwise, zip_longest
 from typing import Literal, TypeVar
 
 from msgspec import Struct
@@ -24,21 +24,21 @@ Group = tuple[str, ...]
 """The nodes of one run."""
 
 LEAD = 6
-"""A verdict needs so many points: a good run is 3 against the node or link being bad, a bad one 3 for it, or 2 if it is
-so near the threshold that noise may have done it. So two tests decide if they are clear and agree."""
+"""Points that a verdict needs: a good run counts 3 for good, a bad one 3 for bad, or 2 if it is so near the threshold
+that it may be noise. So two tests decide if they are clear and agree."""
 MAX_TESTS = 8
-"""Of one node or link; it is unsure if neither side leads by then."""
+"""Tests of one node or link at most; it is unsure if neither verdict leads by then."""
 
 
 class Outcome(Struct, frozen=True):
-    """Of a run: the metric per node, higher is better; None, and why, if it failed or gave none."""
+    """Result of a run: the metric per node, higher is better; None and the reason if it failed or gave none."""
 
     value: float | None
     why: str = ""
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """A run and how it compares."""
+    """A run, and how it compares with others of its size."""
 
     nodes: Group
     value: float | None
@@ -49,6 +49,8 @@ class Run(Struct, frozen=True, kw_only=True):
 
 
 class BadNode(Struct, frozen=True, kw_only=True):
+    """A node that is slow or failing, with the runs that show it."""
+
     node: str
     kind: Literal["slow", "failing"]
     figure: float | None
@@ -58,6 +60,8 @@ class BadNode(Struct, frozen=True, kw_only=True):
 
 
 class BadLink(Struct, frozen=True, kw_only=True):
+    """A link between two good nodes that is slow or failing, with the runs that show it."""
+
     nodes: tuple[str, str]
     kind: Literal["slow", "failing"]
     figure: float | None
@@ -69,10 +73,12 @@ class BadLink(Struct, frozen=True, kw_only=True):
 
 
 class Diagnosis(Struct, frozen=True, kw_only=True):
+    """Result of a bisection: bad nodes, bad links, good and unsure nodes, and groups that stay unexplained."""
+
     bad: tuple[BadNode, ...]
     links: tuple[BadLink, ...]
     good: tuple[str, ...]
-    """Nodes that are good with others; one end of a bad link is too."""
+    """Nodes that are good with others, also at the ends of bad links."""
     unsure: tuple[str, ...]
     """Nodes whose tests contradict each other, or were cut short by the limit, or had nothing to compare with."""
     unexplained: tuple[Run, ...]
@@ -80,12 +86,12 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     rounds: int
     runs: int
     note: str = ""
-    """What limits the diagnosis."""
+    """Limitation of the diagnosis, as text."""
 
 
 T = TypeVar("T")
 Steps = Generator[tuple[Group, ...], Mapping[Group, Outcome], T]
-"""Yields rounds, takes their outcomes, returns something."""
+"""Generator that yields rounds (groups to run at the same time), takes their outcomes, and returns a ``T``."""
 
 
 def diagnose(
@@ -93,9 +99,9 @@ def diagnose(
 ) -> Steps[Diagnosis]:
     """Yield rounds, disjoint groups to run at the same time; take their outcomes by send(); return the diagnosis.
 
-    A run is bad if it failed, if its value per node is below ``minimum``, or more than ``within`` below the median of
-    good runs of about its size: bad nodes may be a third of all. ``seed`` orders the nodes, so another pairs them
-    differently. At most so many ``rounds``; what is open then is unsure.
+    A run is bad if it failed, if its value per node is below ``minimum``, or if it is more than ``within`` below the
+    median of good runs of about its size; up to a third of the nodes may be bad. ``seed`` shuffles the nodes: another
+    seed pairs them differently. After ``rounds`` rounds, nodes without a verdict are unsure.
 
     Two nodes have no other pair to compare with: a slow link between them is found only with ``minimum``.
     """
@@ -108,13 +114,14 @@ def diagnose(
 
 
 class _OutOfRounds(Exception):
-    pass
+    """The limit of rounds was reached."""
 
 
 class _Bisection:
-    """What is known so far. Methods that return Steps run groups."""
+    """State of a bisection. Methods that return Steps run groups."""
 
     def __init__(self, order: Group, within: float, minimum: float | None, limit: int) -> None:
+        """Start with nodes in this order; ``limit`` is the number of rounds."""
         self.order, self.within, self.minimum, self.limit = order, within, minimum, limit
         self.rounds = 0
         self.record: list[Run] = []
@@ -123,32 +130,41 @@ class _Bisection:
         self.bad: dict[str, BadNode] = {}
         self.links: list[BadLink] = []
         self.barred: defaultdict[str, set[str]] = defaultdict(set)
-        """The other ends of a node's bad links."""
+        """Per node, the other ends of its bad links."""
         self.bad_with: defaultdict[str, set[str]] = defaultdict(set)
-        """The nodes that a node was in a bad pair with."""
+        """Per node, the nodes that it was in a bad pair with."""
         self.suspects: set[str] = set()
-        """Nodes under test, which are no partners."""
+        """Nodes under test, which cannot be partners of others."""
         self.unsure: set[str] = set()
         self.unexplained: list[Group] = []
-        """Bad groups in which nothing was found bad, so far."""
+        """Bad groups in which no bad node or link was found so far."""
         self.values: defaultdict[int, list[float]] = defaultdict(list)
-        """Of good runs, by scale."""
+        """Values of good runs, by scale."""
 
     def all_nodes(self) -> Steps[None]:
         """Find bad nodes, then bad links."""
         opening = yield from self.opening()
-        bad = [run.nodes for run in opening if run.bad]
         if not self.good and len(self.order) > 2:
             yield from self.resolve([], self.order)
             return
-        suspects = [node for group in bad for node in group if len(group) == 1 or node not in self.good]
-        yield from self.resolve(bad, suspects)
-        if len(self.order) <= 3:
-            return
-        groups = _partition(self.usable(self.order), [run.nodes for run in opening if not run.bad])
+        bad = [run.nodes for run in opening if run.bad]
+        yield from self.resolve(bad, self.first_suspects(bad))
+        if len(self.order) > 3:
+            yield from self.bad_links([run.nodes for run in opening if not run.bad])
+
+    def first_suspects(self, bad: Iterable[Group]) -> list[str]:
+        """Return nodes that failed alone, and nodes of bad pairs that no good run has cleared."""
+        suspects: list[str] = []
+        for group in bad:
+            suspects += [node for node in group if len(group) == 1 or node not in self.good]
+        return suspects
+
+    def bad_links(self, good: list[Group]) -> Steps[None]:
+        """Find bad links: merge good groups until all nodes are in one, then test pairs that no run has covered."""
+        groups = _partition(self.usable(self.order), good)
         while len(groups) > 1:
             groups = yield from self.check(_merge(groups))
-        # One end of each bad link was left out; now the other end is.
+        # The merges had one end of each bad link: test the other ends too.
         left_out = [node for node in self.barred if node not in set().union(*groups)]
         if left_out and groups:
             yield from self.check([self.usable((*left_out, *groups[0]))])
@@ -156,7 +172,7 @@ class _Bisection:
             yield from self.resolve((yield from self.run(pairs)), [])
 
     def opening(self) -> Steps[list[Run]]:
-        """Disjoint pairs; others while no pair is good. All pairs, and each node alone, of up to three nodes."""
+        """Run disjoint pairs, up to three rounds until one is good; of up to three nodes, all pairs and each alone."""
         turns = list(islice(_round_robin(self.order), 3))
         if len(self.order) == 2:
             turns.append(tuple((node,) for node in self.order))
@@ -171,7 +187,10 @@ class _Bisection:
         return runs
 
     def resolve(self, groups: Iterable[Group], suspects: Iterable[str]) -> Steps[list[Group]]:
-        """Tell bad nodes from bad links: test the suspects, then the pairs whose nodes are both good."""
+        """Tell bad nodes from bad links: test the suspects, then the pairs whose nodes are both good.
+
+        Return the groups that have changed: without nodes and links that were found bad or unsure.
+        """
         tests = yield from self.settle([(node,) for node in dict.fromkeys(suspects)])
         for (node,), runs in tests.items():
             if self.lead(runs) >= LEAD:
@@ -191,15 +210,15 @@ class _Bisection:
         return [group for group in groups if self.usable(group) != group]
 
     def settle(self, subjects: list[Group]) -> Steps[dict[Group, list[Run]]]:
-        """Test each pair, or each node with partners, until bad or good runs lead: the runs of each.
+        """Test each pair, or each node with partners, until bad or good runs lead; return the runs of each.
 
-        Those before count too, but for the first: it was bad, or nobody would ask.
+        Earlier runs count too, except the first one: it was bad, which is why the subject is tested.
         """
         before: defaultdict[Group, list[Run]] = defaultdict(list)
         for run in self.record:
             before[run.nodes].append(run)
         tests = {subject: before[subject][1:] for subject in subjects}
-        while left := [one for one, runs in tests.items() if abs(self.lead(runs)) < LEAD and len(runs) < MAX_TESTS]:
+        while left := [subject for subject, runs in tests.items() if self.is_open(runs)]:
             self.suspects = {node for subject in left for node in subject}
             groups = self.with_partners(left, tests)
             yield from self.run(list(groups.values()))
@@ -209,8 +228,15 @@ class _Bisection:
         self.suspects = set()
         return tests
 
+    def is_open(self, runs: Sequence[Run]) -> bool:
+        """Tell if these tests of a node or link are not enough for a verdict, and more are allowed."""
+        return abs(self.lead(runs)) < LEAD and len(runs) < MAX_TESTS
+
     def with_partners(self, subjects: list[Group], tests: Mapping[Group, list[Run]]) -> dict[Group, Group]:
-        """Disjoint groups for as many subjects as go: a node gets a new partner; it is alone if none is good."""
+        """Return disjoint groups to run, by subject: each node with a new good partner, or alone if none is good.
+
+        Subjects for which no partner is free are left out.
+        """
         free = self.partners()
         alone, busy = not free, set[str]()
         groups: dict[Group, Group] = {}
@@ -221,9 +247,7 @@ class _Bisection:
                 (node,) = subject
                 if not free:
                     break
-                met = {other for run in tests[subject] for other in run.nodes}
-                unmet = (other for other in free if other not in met and other not in self.bad_with[node])
-                partner = next(unmet, None) or min(free, key=self.bad_with[node].__contains__)
+                partner = self.partner(node, free, tests[subject])
                 free.remove(partner)
                 group = (node, partner)
             if busy.isdisjoint(group):
@@ -231,17 +255,23 @@ class _Bisection:
                 groups[subject] = group
         return groups
 
+    def partner(self, node: str, free: Sequence[str], runs: Iterable[Run]) -> str:
+        """Choose a partner from ``free`` that the node has not run with; if there is none, avoid bad pairs."""
+        met = {other for run in runs for other in run.nodes} | self.bad_with[node]
+        unmet = (other for other in free if other not in met)
+        return next(unmet, None) or min(free, key=self.bad_with[node].__contains__)
+
     def check(self, groups: list[Group]) -> Steps[list[Group]]:
-        """Run groups whose parts are good; the good ones, without the bad nodes and links that were found in others."""
+        """Run groups whose parts are good; return the good groups, without bad nodes and links found in the others."""
         bad = yield from self.run(groups)
         bad = yield from self.run(bad)
         good = [group for group in groups if group not in bad]
         explained = self.unexplained
-        found = True
-        while bad and found:
+        progress = True
+        while bad and progress:
             self.unexplained = explained + bad
             pairs = yield from self.search(bad)
-            found = bool((yield from self.resolve(pairs, [node for pair in pairs for node in pair])))
+            progress = bool((yield from self.resolve(pairs, [node for pair in pairs for node in pair])))
             rest = [group for group in map(self.usable, bad) if group]
             bad = yield from self.run([group for group in rest if len(group) > 1])
             good += [group for group in rest if group not in bad]
@@ -249,21 +279,21 @@ class _Bisection:
         return good
 
     def search(self, groups: list[Group]) -> Steps[list[Group]]:
-        """The pairs that are bad inside bad groups; all groups are searched in the same rounds."""
+        """Return the pairs that are bad inside bad groups; all groups are searched in the same rounds."""
         if not groups:
             return []
-        found = yield from self.run([group for group in groups if len(group) == 2])
+        bad_pairs = yield from self.run([group for group in groups if len(group) == 2])
         larger = [group for group in groups if len(group) > 2]
         for way in _WAYS:
-            halves = [half for group in larger for half in _halves(group, way) if len(half) > 1]
-            bad = yield from self.run(halves)
+            halves = chain.from_iterable(_halves(group, way) for group in larger)
+            bad = yield from self.run([half for half in halves if len(half) > 1])
             pairs = yield from self.search(bad)
-            found += pairs
-            larger = [group for group in larger if not any(set(pair) <= set(group) for pair in pairs)]
-        return found
+            bad_pairs += pairs
+            larger = [group for group in larger if not _has_any(group, pairs)]
+        return bad_pairs
 
     def run(self, tests: list[Group]) -> Steps[list[Group]]:
-        """Run a round, if there is anything to test."""
+        """Run these groups in one round, with controls beside them; return the bad ones."""
         if not tests:
             return []
         controls = self.controls(tests)
@@ -272,6 +302,7 @@ class _Bisection:
         return [run.nodes for run in runs[len(controls) :] if run.bad]
 
     def ask(self, groups: tuple[Group, ...]) -> Steps[dict[Group, Outcome]]:
+        """Yield one round and take its outcomes. _OutOfRounds if the limit is reached."""
         if self.rounds == self.limit:
             raise _OutOfRounds
         self.rounds += 1
@@ -279,31 +310,31 @@ class _Bisection:
         return {group: outcomes[group] for group in groups}
 
     def controls(self, tests: list[Group]) -> list[Group]:
-        """Groups of the tests' size, of the good nodes that the tests leave idle."""
+        """Return groups of the size of the tests, made of the good nodes that the tests leave idle."""
         busy = set().union(*tests)
         idle = self.usable([node for node in self.partners() if node not in busy])
         size = max(2, *map(len, tests))
         return [idle[start : start + size] for start in range(0, len(idle) - size + 1, size)]
 
     def apart(self) -> list[Group]:
-        """Disjoint pairs of ends of bad links that no good run had together."""
+        """Return disjoint pairs of ends of bad links that no good run had together."""
         ends = [node for node in self.barred if self.usable([node])]
         together = [set(run.nodes) for run in self.record if not run.bad and len(set(ends) & set(run.nodes)) > 1]
         pairs: list[Group] = []
-        for one, other in combinations(ends, 2):
-            seen = other in self.barred[one] or any({one, other} <= nodes for nodes in together)
-            if not seen and all({one, other}.isdisjoint(pair) for pair in pairs):
-                pairs.append((one, other))
+        for a, b in combinations(ends, 2):
+            tested = b in self.barred[a] or any({a, b} <= nodes for nodes in together)
+            if not tested and {a, b}.isdisjoint(chain.from_iterable(pairs)):
+                pairs.append((a, b))
         return pairs
 
     def partners(self) -> list[str]:
-        """Good nodes that are not under test. Of two nodes none: only alone do they differ."""
+        """Return good nodes that are not under test. None of two nodes: they differ only when they run alone."""
         if len(self.order) == 2:
             return []
         return [node for node in self.usable(self.order) if node in self.good and node not in self.suspects]
 
     def usable(self, nodes: Iterable[str]) -> Group:
-        """These nodes without bad and unsure ones, and with only one end of each bad link, the first."""
+        """Return these nodes without bad and unsure ones, and with only the first end of each bad link."""
         taken: list[str] = []
         barred: set[str] = set()
         for node in nodes:
@@ -313,40 +344,42 @@ class _Bisection:
         return tuple(taken)
 
     def compare(self, outcomes: Mapping[Group, Outcome], controls: Sequence[Group] = ()) -> list[Run]:
-        """Judge runs by the controls beside them; if these are few, by all of the round and the good ones before."""
-        known, peers = defaultdict(list), defaultdict(list)
+        """Judge runs against their controls; if these are few, against all of the round and the good runs before."""
+        controlled, peers = defaultdict(list), defaultdict(list)
         for group, outcome in outcomes.items():
             peers[_scale(group)].append(outcome.value or 0.0)
         for group in controls:
-            known[_scale(group)].append(outcomes[group].value or 0.0)
+            controlled[_scale(group)].append(outcomes[group].value or 0.0)
         medians = {}
         for scale, values in peers.items():
-            own = known[scale] if len(known[scale]) >= 3 else values + self.values[scale]
+            comparable = controlled[scale] if len(controlled[scale]) >= 3 else values + self.values[scale]
             smaller = self.values[scale - 1] if scale > 1 else []
-            # A single run of its size has only smaller groups to compare with. Where there are others, to be twice as
-            # large may cost all of them twice `within`.
-            medians[scale] = self.median(own if len(own) > 1 else own + smaller)
+            # A single run of its size has only smaller groups to compare with. If there are others, all of them may
+            # lose twice `within` by being twice as large.
+            medians[scale] = self.median(comparable if len(comparable) > 1 else comparable + smaller)
             if smaller:
                 medians[scale] = max(medians[scale], (1 - 2 * self.within) * self.median(smaller))
         return [self.judged(group, outcome, medians[_scale(group)]) for group, outcome in outcomes.items()]
 
     def median(self, values: list[float]) -> float:
-        """Of the good values: those near the upper quartile, which is good where a quarter of them are."""
+        """Return the median of the good values: those near the upper quartile, so a quarter of them must be good."""
         from statistics import median
 
         top = sorted(values)[len(values) * 3 // 4]
         return median(value for value in values if value >= (1 - 1.5 * self.within) * top)
 
     def judged(self, nodes: Group, outcome: Outcome, median: float) -> Run:
+        """Judge a run: bad if it failed, is below the minimum, or more than ``within`` below the median."""
         value = outcome.value
         figure = None if value is None or not median else value / median
-        # Of a single rank a bandwidth is 0 by definition, which says nothing of its node.
+        # The bandwidth of a single rank is 0 by definition, and no evidence against its node.
         alone = len(nodes) == 1 and value == 0
         low = self.minimum is not None and not alone and value is not None and value < self.minimum
         bad = value is None or value < (1 - self.within) * median or low
         return Run(nodes=nodes, value=value, figure=figure, bad=bad, why=outcome.why)
 
     def learn(self, runs: list[Run]) -> None:
+        """Record runs: nodes of good runs are good, and values of good runs are compared with later ones."""
         self.record += runs
         for run in runs:
             if run.bad and len(run.nodes) == 2:
@@ -359,32 +392,47 @@ class _Bisection:
                     self.good.update(run.nodes)
 
     def lead(self, runs: Iterable[Run]) -> int:
-        """Points for bad, less those for good."""
+        """Return the points for bad minus the points for good."""
         clear = 1 - 2 * self.within
-        return sum((3 if run.figure is None or run.figure < clear else 2) if run.bad else -3 for run in runs)
+        points = 0
+        for run in runs:
+            if not run.bad:
+                points -= 3
+            elif run.figure is None or run.figure < clear:
+                points += 3
+            else:
+                points += 2
+        return points
 
     def bad_link(self, nodes: tuple[str, str], runs: list[Run]) -> BadLink:
+        """Build the verdict on a link, with a good run of each end without the other."""
         kind, figure = _summary(runs)
-        apart = [
-            next(run for run in reversed(self.record) if not run.bad and one in run.nodes and other not in run.nodes)
-            for one, other in (nodes, nodes[::-1])
-        ]
-        return BadLink(nodes=nodes, kind=kind, figure=figure, runs=tuple(runs), apart=tuple(apart))
+        a, b = nodes
+        apart = (self.good_run(a, without=b), self.good_run(b, without=a))
+        return BadLink(nodes=nodes, kind=kind, figure=figure, runs=tuple(runs), apart=apart)
+
+    def good_run(self, node: str, *, without: str) -> Run:
+        """Return the latest good run of a node without another one."""
+        good = (run for run in reversed(self.record) if not run.bad)
+        return next(run for run in good if node in run.nodes and without not in run.nodes)
 
     def diagnosis(self, nodes: Group, note: str = "") -> Diagnosis:
+        """Build the diagnosis of what is known now; no node is bad if no run was good."""
         if all(run.bad for run in self.record):
             self.bad = {}
             note = note or "No run was good: look at the workload, or at the minimum."
         elif not self.good:
             note = note or "No two nodes ran well together: there is no good partner to test others with."
-        good = [node for node in nodes if node in self.good - self.bad.keys() - self.suspects - self.unsure]
+        cleared = self.good - self.bad.keys() - self.suspects - self.unsure
+        unsure = set(nodes) - self.bad.keys() - cleared
+        bad = [self.bad[node] for node in nodes if node in self.bad]
         last = {run.nodes: run for run in self.record}
         return Diagnosis(
-            bad=tuple(self.bad[node] for node in nodes if node in self.bad),
+            bad=tuple(bad),
             links=tuple(self.links),
-            good=tuple(good),
-            unsure=tuple(node for node in nodes if node not in self.bad and node not in set(good)),
-            unexplained=tuple(last[group] for group in self.unexplained),
+            good=tuple(filter(cleared.__contains__, nodes)),
+            unsure=tuple(filter(unsure.__contains__, nodes)),
+            unexplained=tuple(map(last.__getitem__, self.unexplained)),
             rounds=self.rounds,
             runs=len(self.record),
             note=note,
@@ -392,7 +440,7 @@ class _Bisection:
 
 
 def _summary(runs: Iterable[Run]) -> tuple[Literal["slow", "failing"], float | None]:
-    """Kind and figure of what these tests show bad: failing if most of the bad ones failed."""
+    """Return kind and figure of bad tests: failing if most of them failed, else slow with their median."""
     from statistics import median
 
     bad = [run for run in runs if run.bad]
@@ -402,8 +450,13 @@ def _summary(runs: Iterable[Run]) -> tuple[Literal["slow", "failing"], float | N
     return "slow", median(figures)
 
 
+def _has_any(group: Group, pairs: Iterable[Group]) -> bool:
+    """Tell if both nodes of any of the pairs are in the group."""
+    return any(set(pair) <= set(group) for pair in pairs)
+
+
 def _scale(group: Group) -> int:
-    """Groups of one scale are compared: 1, 2, 3 to 4, 5 to 8 nodes, and so on."""
+    """Return the size class of a group, within which runs are compared: 1, 2, 3 to 4, 5 to 8 nodes, and so on."""
     return (len(group) - 1).bit_length()
 
 
@@ -413,19 +466,20 @@ _WAYS = (((0, 2), (1, 3)), ((0, 3), (1, 2)), ((0, 1), (2, 3)))
 
 
 def _halves(group: Group, way: tuple[tuple[int, int], tuple[int, int]]) -> list[Group]:
+    """Split a group into two halves, each of two quarters as ``way`` says."""
     cuts = [len(group) * number // 4 for number in range(5)]
     quarters = [group[start:stop] for start, stop in pairwise(cuts)]
-    return [quarters[one] + quarters[other] for one, other in way]
+    return [quarters[a] + quarters[b] for a, b in way]
 
 
 def _merge(groups: list[Group]) -> list[Group]:
-    """Two groups become one, the smallest first; of an odd number the largest stays."""
+    """Merge groups two by two, the smallest first; of an odd number the largest stays."""
     ordered = sorted(groups, key=len)
-    return [one + other for one, other in zip_longest(ordered[::2], ordered[1::2], fillvalue=())]
+    return [a + b for a, b in zip_longest(ordered[::2], ordered[1::2], fillvalue=())]
 
 
 def _partition(nodes: Group, groups: list[Group]) -> list[Group]:
-    """The nodes in these groups where they are disjoint and have no other nodes; each other node alone."""
+    """Return the given groups that are disjoint and within the nodes, and each node that is left as a group."""
     left, parts = set(nodes), []
     for group in (*groups, *((node,) for node in nodes)):
         if left.issuperset(group):
@@ -435,13 +489,19 @@ def _partition(nodes: Group, groups: list[Group]) -> list[Group]:
 
 
 def _round_robin(nodes: Group) -> Iterator[tuple[Group, ...]]:
-    """Rounds in which each node meets each other once; of an odd number one is alone."""
+    """Yield rounds in which each node meets each other one once; of an odd number, one node is alone."""
     seats: list[str | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
     for _ in range(len(seats) - 1):
         pairs = zip(seats[: len(seats) // 2], reversed(seats), strict=False)
-        yield tuple(tuple(node for node in pair if node is not None) for pair in pairs)
+        yield tuple(map(_taken, pairs))
         seats.insert(1, seats.pop())
 
 
+def _taken(seats: Iterable[str | None]) -> Group:
+    """Return the nodes of these seats without the empty one."""
+    return tuple(node for node in seats if node is not None)
+
+
 def _shuffled(nodes: Group, seed: int) -> Group:
+    """Shuffle nodes in an order that depends only on the seed and their names."""
     return tuple(sorted(nodes, key=lambda node: sha256(f"{seed} {node}".encode()).digest()))

@@ -1,4 +1,4 @@
-"""Judge a batch: each job by its number, against a threshold and against the others of its size; each node by its jobs.
+"""Judge a batch: jobs against a threshold and the other jobs of their size, nodes by their jobs.
 
 A missing number is never a pass.
 """
@@ -15,12 +15,12 @@ from msgspec.structs import replace
 from labctl.batches.logs import Measured
 
 Status = Literal["PASS", "FAIL"]
-# Jobs that the evidence against a node lists.
 SHOWN = 3
+"""Failed jobs that the message about a node lists."""
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What a job must reach: at least ``min``, or that on each of its nodes; and how far it may be below the median.
+    """Thresholds of jobs: a minimum, in total or per node, and the largest distance below the median.
 
     ``within`` is a share of the median, over the jobs of a workload on as many nodes, of their values per node.
     """
@@ -31,7 +31,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class JobResult(Struct, frozen=True, kw_only=True):
-    """A job and whether it passed; where its hostfile was run more than once, over all of these runs."""
+    """A job, its statistics and status, over all runs of its hostfile."""
 
     job: str
     set: str
@@ -45,7 +45,7 @@ class JobResult(Struct, frozen=True, kw_only=True):
     """The mean over its runs."""
     per_node: float | None
     vs_median: float | None = None
-    """How far its value per node is from the median of its size, as a share of it: -0.05 is 5 % below."""
+    """Distance of its value per node from the median of its size, as a share of it: -0.05 is 5 % below."""
     spread: float | None
     """Coefficient of variation over its runs: standard deviation / mean."""
     status: Status = "PASS"
@@ -54,7 +54,7 @@ class JobResult(Struct, frozen=True, kw_only=True):
 
 
 class SizeResult(Struct, frozen=True, kw_only=True):
-    """The values per node of a workload's jobs on so many nodes; failed runs are not counted, low values are."""
+    """Statistics of the values per node of a workload's jobs on ``size`` nodes, without failed runs."""
 
     workload: str
     size: int
@@ -66,11 +66,11 @@ class SizeResult(Struct, frozen=True, kw_only=True):
     min: float
     max: float
     efficiency: float | None
-    """The mean / that of the smallest size."""
+    """The mean divided by the mean of the smallest size."""
 
 
 class NodeResult(Struct, frozen=True, kw_only=True):
-    """A node, and the jobs that speak for or against it."""
+    """A node, its status, and its jobs."""
 
     node: str
     status: Status
@@ -82,7 +82,7 @@ class NodeResult(Struct, frozen=True, kw_only=True):
 
 
 class Evaluation(Struct, frozen=True, kw_only=True):
-    """A batch judged: its jobs, their sizes, and its nodes, the worst first."""
+    """Result of judging a batch: jobs, sizes, and nodes, the worst first."""
 
     passed: bool
     limits: Limits
@@ -110,7 +110,7 @@ def judge(runs: Sequence[Measured], limits: Limits) -> Evaluation:
 
 
 def _by_job(runs: Sequence[Measured]) -> tuple[JobResult, ...]:
-    """The runs of each hostfile as one job, which has failed if one of them has."""
+    """Combine the runs of each hostfile into one job, which has failed if one of them has."""
     grouped: dict[tuple[str, ...], list[Measured]] = defaultdict(list)
     for run in runs:
         grouped[run.directory, run.set, run.workload, run.job].append(run)
@@ -120,6 +120,7 @@ def _by_job(runs: Sequence[Measured]) -> tuple[JobResult, ...]:
 
 
 def _combined(runs: list[Measured], prefix: str) -> JobResult:
+    """Combine runs of the same job: mean, spread, and the cause of the first run that failed."""
     first = runs[0]
     values = [run.value for run in runs if run.value is not None]
     value = _mean(values) if values else None
@@ -145,7 +146,7 @@ def _combined(runs: list[Measured], prefix: str) -> JobResult:
 
 
 def _judged(job: JobResult, medians: dict[tuple[str, int], float], limits: Limits) -> JobResult:
-    """The job with its status: the first of its misses is its cause, all are in its message."""
+    """Return the job with its status: its cause is the first miss, its message has all of them."""
     median = medians.get((job.workload, job.size or 0))
     vs_median = job.per_node / median - 1 if job.per_node is not None and median is not None and median > 0 else None
     misses = [(job.cause, job.message)] if job.cause else list(_misses(job, median, limits))
@@ -156,6 +157,7 @@ def _judged(job: JobResult, medians: dict[tuple[str, int], float], limits: Limit
 
 
 def _misses(job: JobResult, median: float | None, limits: Limits) -> Iterable[tuple[str, str]]:
+    """Yield cause and message of each threshold that a job missed, or cannot be compared with."""
     if limits.min is None and limits.within is None:
         return
     if job.value is None:
@@ -164,20 +166,33 @@ def _misses(job: JobResult, median: float | None, limits: Limits) -> Iterable[tu
     if (limits.per_node or limits.within is not None) and not job.size:
         yield "nodes-unknown", "its nodes are unknown: no hostfile at the log's head, no 2xN in its name"
         return
-    if limits.min is not None:
-        each = f" ({limits.min:.10g} on each of {job.size} nodes)" if limits.per_node and job.size != 1 else ""
-        least = limits.min * (job.size or 1) if limits.per_node else limits.min
-        if not job.value >= least:
-            yield "below-min", f"{job.value:.10g} is below {least:.10g}{each}"
-    if limits.within is None or median is None or job.per_node is None:
+    yield from _below_minimum(job.value, job.size, limits)
+    if limits.within is not None and median is not None and job.per_node is not None:
+        yield from _below_median(job.per_node, median, limits.within)
+
+
+def _below_minimum(value: float, size: int | None, limits: Limits) -> Iterable[tuple[str, str]]:
+    """Yield cause and message if a value is below the minimum, which may be per node."""
+    if limits.min is None:
         return
-    if not job.per_node >= median * (1 - limits.within):
-        below = f"{100 * (1 - job.per_node / median):.1f} % below" if median > 0 else "below"
-        yield "below-median", f"{job.per_node:.10g} per node is {below} the median, {median:.10g}"
+    least, each = limits.min, ""
+    if limits.per_node:
+        least *= size or 1
+        each = f" ({limits.min:.10g} on each of {size} nodes)" if size != 1 else ""
+    # The opposite of "at least": nan is no pass.
+    if not value >= least:
+        yield "below-min", f"{value:.10g} is below {least:.10g}{each}"
+
+
+def _below_median(per_node: float, median: float, within: float) -> Iterable[tuple[str, str]]:
+    """Yield cause and message if a value per node is more than ``within`` below the median."""
+    if not per_node >= median * (1 - within):
+        below = f"{100 * (1 - per_node / median):.1f} % below" if median > 0 else "below"
+        yield "below-median", f"{per_node:.10g} per node is {below} the median, {median:.10g}"
 
 
 def _by_size(jobs: Iterable[JobResult]) -> tuple[SizeResult, ...]:
-    """Statistics of each workload and size, over the jobs whose runs did not fail."""
+    """Compute statistics of each workload and size, over the jobs whose runs did not fail."""
     from statistics import median
 
     grouped: dict[tuple[str, int], list[float]] = defaultdict(list)
@@ -187,7 +202,7 @@ def _by_size(jobs: Iterable[JobResult]) -> tuple[SizeResult, ...]:
     sizes: list[SizeResult] = []
     for (workload, size), values in sorted(grouped.items()):
         mean = _mean(values)
-        smallest = next((one.mean for one in sizes if one.workload == workload), mean)
+        smallest = next((result.mean for result in sizes if result.workload == workload), mean)
         sizes.append(
             SizeResult(
                 workload=workload,
@@ -205,9 +220,9 @@ def _by_size(jobs: Iterable[JobResult]) -> tuple[SizeResult, ...]:
 
 
 def _by_node(jobs: Iterable[JobResult]) -> tuple[NodeResult, ...]:
-    """The nodes, those that failed first, then by how far their jobs are below the median.
+    """Judge nodes by their jobs: failed nodes first, then by distance below the median.
 
-    A job that is not finished says nothing about a node.
+    Jobs that are not finished are left out.
     """
     grouped: dict[str, list[JobResult]] = defaultdict(list)
     for job in jobs:
@@ -219,41 +234,55 @@ def _by_node(jobs: Iterable[JobResult]) -> tuple[NodeResult, ...]:
 
 
 def _distance(node: NodeResult) -> float:
-    """From the median; a node without a number is the worst."""
+    """Return the distance from the median, to sort by: a node without a number comes first."""
     return -1 if node.vs_median is None else node.vs_median
 
 
 def _node(node: str, jobs: list[JobResult]) -> NodeResult:
-    """A node fails where all of its jobs failed, or all of those that it ran alone."""
+    """Judge a node: failed if all of its jobs failed, or all jobs that it ran alone."""
     failed = [job for job in jobs if job.status == "FAIL"]
     alone = [job for job in jobs if job.size == 1]
-    bad = len(failed) == len(jobs) or (bool(alone) and all(job.status == "FAIL" for job in alone))
     distances = [job.vs_median for job in jobs if job.vs_median is not None]
-    shown = [f"{job.job} ({_evidence(job)})" for job in failed[:SHOWN]]
-    more = f" and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
-    message = f"{len(failed)} of {len(jobs)} jobs failed: {', '.join(shown)}{more}" if failed else ""
     return NodeResult(
         node=node,
-        status="FAIL" if bad else "PASS",
-        jobs=tuple(job.job for job in jobs),
-        failed=tuple(job.job for job in failed),
+        status="FAIL" if _all_failed(jobs) or _all_failed(alone) else "PASS",
+        jobs=_names(jobs),
+        failed=_names(failed),
         vs_median=_mean(distances) if distances else None,
-        message=message,
+        message=_failures(failed, len(jobs)) if failed else "",
     )
 
 
+def _all_failed(jobs: Sequence[JobResult]) -> bool:
+    """Tell if there are jobs, and all of them failed."""
+    return bool(jobs) and all(job.status == "FAIL" for job in jobs)
+
+
+def _names(jobs: Iterable[JobResult]) -> tuple[str, ...]:
+    return tuple(job.job for job in jobs)
+
+
+def _failures(failed: Sequence[JobResult], total: int) -> str:
+    """Render the failed jobs of a node, with the cause of the first few."""
+    shown = [f"{job.job} ({_evidence(job)})" for job in failed[:SHOWN]]
+    more = f" and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
+    return f"{len(failed)} of {total} jobs failed: {', '.join(shown)}{more}"
+
+
 def _evidence(job: JobResult) -> str:
+    """Render cause, distance from the median and number of nodes of a job that failed."""
+    distance = "" if job.vs_median is None else f", {100 * job.vs_median:+.1f} % of the median"
     others = f", on {job.size} nodes" if len(job.nodes) > 1 else ""
-    return f"{job.cause}{'' if job.vs_median is None else f', {100 * job.vs_median:+.1f} % of the median'}{others}"
+    return f"{job.cause}{distance}{others}"
 
 
 def _mean(values: Sequence[float]) -> float:
-    # Rounded, the mean of equal values may be another one, below a threshold that all of them reach.
+    # By rounding, the mean of equal values may lie below a threshold that all of them reach.
     return min(max(sum(values) / len(values), min(values)), max(values))
 
 
 def _variation(values: Sequence[float]) -> float | None:
-    """The coefficient of variation, with the sample's standard deviation; None for a single value or a mean of 0."""
+    """Return the coefficient of variation, with the sample standard deviation; None for one value or a mean of 0."""
     if len(values) < 2 or not (mean := _mean(values)):
         return None
     return float((sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5 / abs(mean))

@@ -1,4 +1,4 @@
-"""An evaluation as files: CSV, the CSV of Lambda's eval_batch.py, JUnit XML for CI servers."""
+"""Export an evaluation: CSV, the CSV of Lambda's eval_batch.py, JUnit XML for CI servers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def results_csv(evaluation: Evaluation) -> str:
-    """One line for each job; shares, not per cent; what is unknown is empty."""
+    """Render one CSV line per job. Shares are fractions, not per cent; unknown values are empty."""
     return _csv(COLUMNS, (_row(job, evaluation.unit) for job in evaluation.jobs))
 
 
@@ -57,17 +57,19 @@ def _row(job: JobResult, unit: str) -> tuple[object, ...]:
 
 
 def lambda_results(paths: Iterable[str], limits: Limits) -> str:
-    """What Lambda's eval_batch.py writes of these logs, with ``limits.min`` as its threshold, byte for byte."""
+    """Render the CSV of Lambda's eval_batch.py for these logs, byte for byte; its threshold is ``limits.min``."""
     rows = []
     for path in paths:
         hosts, value = logs.lambda_row(path)
         least = (limits.min or 0) * (len(hosts) if limits.per_node else 1)
         success = value is not None and value >= least
-        rows.append((", ".join(hosts), -1 if value is None else value, "Success" if success else "Fail"))
+        throughput = -1 if value is None else value
+        rows.append((", ".join(hosts), throughput, "Success" if success else "Fail"))
     return _csv(("Hostnames", "Throughput (samples/sec)", "Status"), rows)
 
 
 def _csv(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Render a header and rows as CSV."""
     text = io.StringIO()
     writer = tables.writer(text)
     writer.writerow(head)
@@ -76,7 +78,7 @@ def _csv(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 
 
 def junit_xml(evaluation: Evaluation) -> str:
-    """JUnit XML with a suite of jobs and a suite of nodes, as Jenkins and GitLab read it."""
+    """Render JUnit XML with a suite of jobs and a suite of nodes, as Jenkins and GitLab read it."""
     root = Element("testsuites", name="labctl eval")
     jobs = [(job.set, job.job, job.status, job.cause or "", job.message) for job in evaluation.jobs]
     nodes = [("nodes", node.node, node.status, "jobs-failed", node.message) for node in evaluation.nodes]

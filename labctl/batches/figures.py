@@ -1,4 +1,4 @@
-"""Figures of a check, judged: by the profile's threshold, else by the baseline, else by the other nodes."""
+"""Judge the figures of a check: by the profile's threshold, else by the baseline, else by the other nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labctl.reports.validation import Figure
 
 
 class JobOutcome(Struct, frozen=True, kw_only=True):
-    """A run of a check on some nodes."""
+    """Result of one run of a check on some nodes."""
 
     nodes: tuple[str, ...]
     passed: bool
@@ -24,25 +24,28 @@ class JobOutcome(Struct, frozen=True, kw_only=True):
     metrics: Mapping[str, Mapping[str, Any]] = {}
 
     def value(self, metric: str) -> float | None:
-        """The number of a metric; None where the run failed or gave none."""
-        found = self.metrics.get(metric, {})
-        value = found.get(final(found))
+        """Return the value of a metric; None if the run failed or gave none."""
+        values = self.metrics.get(metric, {})
+        value = values.get(final(values))
         return float(value) if value is not None and self.passed else None
 
 
 class Bound(Struct, frozen=True, kw_only=True):
-    """What a value must reach, or must not exceed, and where that comes from."""
+    """Threshold of a value, and its source: ``>=`` a minimum or ``<=`` a maximum."""
 
     sign: str
     value: float
     source: str
 
     def holds(self, value: float | None) -> bool:
-        return value is not None and (value >= self.value if self.sign == ">=" else value <= self.value)
+        """Tell if a value meets the bound; no value does not."""
+        if value is None:
+            return False
+        return value >= self.value if self.sign == ">=" else value <= self.value
 
 
 def subject(nodes: Sequence[str], *, everyone: bool) -> str:
-    """What a figure is of, as the page names it: a node, two nodes, or nothing for all of them."""
+    """Return the subject of a figure: a node, two nodes as ``a - b``, or empty for all nodes together."""
     return "" if everyone else " - ".join(nodes)
 
 
@@ -53,36 +56,40 @@ def bounds(
     baseline: Baseline | None,
     hosts: Mapping[str, str],
 ) -> dict[tuple[str, str], Bound]:
-    """What each metric of each job must reach, by metric and subject; none where there is nothing to compare with."""
-    found = {}
+    """Return the bound of each metric of each job, by metric and subject; without one if nothing is comparable."""
+    by_subject = {}
     for limit in check.limits:
         values = [value for job in jobs if (value := job.value(limit.metric)) is not None]
         for job in jobs:
-            of = subject(job.nodes, everyone=check.nodes == "all")
+            name = subject(job.nodes, everyone=check.nodes == "all")
             if bound := _absolute(limit):
-                found[limit.metric, of] = bound
+                by_subject[limit.metric, name] = bound
             elif baseline and (before := _before(baseline, check, limit.metric, job.nodes, hosts)) is not None:
-                found[limit.metric, of] = _relative(limit, before, f"baseline of {baseline.recorded[:10]}", within)
+                by_subject[limit.metric, name] = _relative(
+                    limit, before, f"baseline of {baseline.recorded[:10]}", within
+                )
             elif len(values) > 1 and check.nodes != "all":
-                found[limit.metric, of] = _relative(limit, *_usual(limit, values), within)
-    return found
+                by_subject[limit.metric, name] = _relative(limit, *_usual(limit, values), within)
+    return by_subject
 
 
 def _before(
     baseline: Baseline, check: Check, metric: str, nodes: Sequence[str], hosts: Mapping[str, str]
 ) -> float | None:
-    """The baseline's value of the same check on the same hosts, or on as many nodes together; None without one."""
+    """Return the baseline's value of the same check on the same hosts, or on as many nodes; None without one."""
     if baseline.checks.get(check.name) != digest(check):
         return None
     everyone = check.nodes == "all"
-    if len(nodes) != len(baseline.hosts) if everyone else any(baseline.hosts.get(one) != hosts[one] for one in nodes):
+    if everyone and len(nodes) != len(baseline.hosts):
         return None
-    known = (one for one in baseline.figures if (one.step, one.what) == (check.name, metric))
-    return next((one.value for one in known if one.node == subject(nodes, everyone=everyone)), None)
+    if not everyone and any(baseline.hosts.get(node) != hosts[node] for node in nodes):
+        return None
+    key = (check.name, metric, subject(nodes, everyone=everyone))
+    return next((figure.value for figure in baseline.figures if (figure.step, figure.what, figure.node) == key), None)
 
 
 def _usual(limit: Limit, values: Sequence[float]) -> tuple[float, str]:
-    """What is usual among nodes or pairs, in words, too: of two the better, as their median is neither's."""
+    """Return the value to compare with and its name: the median of the nodes or pairs; of two the better one."""
     from statistics import median
 
     if len(values) > 2:
@@ -91,6 +98,7 @@ def _usual(limit: Limit, values: Sequence[float]) -> tuple[float, str]:
 
 
 def _absolute(limit: Limit) -> Bound | None:
+    """Return the bound that the profile sets; None without one."""
     if limit.min is not None:
         return Bound(sign=">=", value=limit.min, source=limit.source or "profile")
     if limit.max is not None:
@@ -99,27 +107,31 @@ def _absolute(limit: Limit) -> Bound | None:
 
 
 def _relative(limit: Limit, value: float, source: str, within: float) -> Bound:
+    """Return the bound ``within`` worse than a value: below it, or above it if lower is better."""
     if limit.lower_is_better:
         return Bound(sign="<=", value=(1 + within) * value, source=f"{100 * within:g} % above the {source}")
     return Bound(sign=">=", value=(1 - within) * value, source=f"{100 * within:g} % below the {source}")
 
 
 def judge(check: Check, jobs: Iterable[JobOutcome], limits: Mapping[tuple[str, str], Bound]) -> list[Figure]:
-    """The figures of these jobs; one without a number has missed whatever its threshold."""
+    """Judge the figures of these jobs; a figure without a number has missed, also without a threshold."""
     figures = []
     for job in jobs:
-        of = subject(job.nodes, everyone=check.nodes == "all")
+        name = subject(job.nodes, everyone=check.nodes == "all")
         for limit in check.limits:
-            value, bound = job.value(limit.metric), limits.get((limit.metric, of))
+            value, bound = job.value(limit.metric), limits.get((limit.metric, name))
             unit = str(job.metrics.get(limit.metric, {}).get("unit", ""))
+            passed = bound.holds(value) if bound else None
+            if value is None:
+                passed = False
             figure = Figure(
                 step=check.name,
                 what=limit.metric,
-                node=of,
+                node=name,
                 value=value,
                 unit=unit,
                 limit=f"{bound.sign} {bound.value:.6g} {unit}".rstrip() if bound else "",
-                passed=bound.holds(value) if bound else None if value is not None else False,
+                passed=passed,
                 source=bound.source if bound else "",
             )
             figures.append(figure)
@@ -127,6 +139,6 @@ def judge(check: Check, jobs: Iterable[JobOutcome], limits: Mapping[tuple[str, s
 
 
 def missed(figure: Figure) -> str:
-    """A figure that missed, in words."""
+    """Render a figure that missed its threshold."""
     limit = f", not {figure.limit} ({figure.source})" if figure.limit else ""
     return f"{figure.step}: {figure.what} {number(figure.value)} {figure.unit}".rstrip() + limit

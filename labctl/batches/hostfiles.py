@@ -1,4 +1,4 @@
-"""Hostfile sets: a list of machines -> groups of them -> a directory with a hostfile for each group.
+"""Hostfile sets: a list of machines is split into groups, and a directory gets one hostfile per group.
 
 Named as in Lambda's benchmark: ``4nodes_2xN/hostfile_2xN_batch0001`` is the first group of two out of four nodes.
 """
@@ -24,7 +24,7 @@ from labctl.system import files
 Pattern = Literal["sequential", "pairs", "ring", "all-pairs", "random"]
 Group = tuple[str, ...]
 SLOTS = 8
-"""Of a machine about which nothing is known."""
+"""Slots of a machine if the list gives none."""
 LEFT_BY_EDITORS = ("~", ".bak", ".orig", ".swp")
 
 
@@ -37,23 +37,23 @@ class HostfileSet(Struct, frozen=True, kw_only=True):
     hostfiles: tuple[str, ...]
     left_over: tuple[str, ...]
     drained: tuple[str, ...] = ()
-    """Those that the lab leaves out."""
+    """Machines that the lab leaves out."""
 
 
 def pattern_named(word: str) -> Pattern:
-    """The pattern of this name. ConfigError where there is none."""
-    known = get_args(Pattern)
-    if word not in known:
-        raise ConfigError(f"--pattern {word}: no such pattern", hint=did_you_mean(word, known))
+    """Return the pattern of this name. ConfigError if it does not exist."""
+    patterns = get_args(Pattern)
+    if word not in patterns:
+        raise ConfigError(f"--pattern {word}: no such pattern", hint=did_you_mean(word, patterns))
     return cast("Pattern", word)
 
 
 def groups(names: tuple[str, ...], size: int, pattern: Pattern, seed: int = 0) -> tuple[Group, ...]:
-    """Groups of ``size`` nodes, in an order in which neighbours share no node where that can be.
+    """Split names into groups of ``size``, ordered so that neighbours share no node if possible.
 
-    ``sequential``: one after the other in the list; ``random``: the same of a shuffled list; ``pairs``: one of the
-    first half with one of the second; ``ring``: each with the next ones; ``all-pairs``: each with each other one.
-    ConfigError where there are too few nodes, or the pattern is one of pairs.
+    ``sequential``: consecutive names; ``random``: the same of a shuffled list; ``pairs``: the first half with the
+    second half; ``ring``: each name with the next ones; ``all-pairs``: each name with each other one. ConfigError if
+    there are too few names, or the pattern is one of pairs and ``size`` is not 2.
     """
     if size > len(names):
         raise ConfigError(f"--size {size}: the list has {len(names)} node{'s' * (len(names) > 1)}")
@@ -74,14 +74,15 @@ def groups(names: tuple[str, ...], size: int, pattern: Pattern, seed: int = 0) -
 
 
 def _rings(names: tuple[str, ...], size: int) -> Iterator[Group]:
-    """Each node with those behind it, in the list's order; those that overlap are ``size`` apart."""
-    for first in (one for start in range(size) for one in range(start, len(names), size)):
-        places = sorted((first + step) % len(names) for step in range(size))
-        yield tuple(names[place] for place in places)
+    """Yield each node with those behind it, ordered so that overlapping groups are ``size`` apart."""
+    for start in range(size):
+        for first in range(start, len(names), size):
+            places = sorted((first + step) % len(names) for step in range(size))
+            yield tuple(names[place] for place in places)
 
 
 def round_robin(names: tuple[str, ...]) -> Iterator[tuple[Group, ...]]:
-    """Rounds in which every node meets another one, until each has met all (the circle method of tournaments)."""
+    """Yield rounds in which each node meets another, until each has met all (circle method of tournaments)."""
     first, *circle = names if len(names) % 2 == 0 else (*names, "")
     for turn in range(len(circle)):
         others = circle[turn:] + circle[:turn]
@@ -128,34 +129,33 @@ def slots_in_lab(context: Context, names: tuple[str, ...]) -> dict[str, int]:
 
 
 def default_directory(count: int, size: int, pattern: Pattern) -> Path:
-    """Where a set goes that nobody names a directory for."""
-    return Path(
-        "hostfiles", f"{count}node{'s' * (count > 1)}_{size}xN{'' if pattern == 'sequential' else f'_{pattern}'}"
-    )
+    """Return the directory of a set if the user names none: ``hostfiles/4nodes_2xN_PATTERN``."""
+    suffix = "" if pattern == "sequential" else f"_{pattern}"
+    return Path("hostfiles", f"{count}node{'s' * (count > 1)}_{size}xN{suffix}")
 
 
 def texts(chosen: tuple[Group, ...], slots: Mapping[str, int]) -> dict[str, str]:
-    """The content of each group's hostfile, by its name; in the order of the names, which `batch` runs them in."""
+    """Render the hostfile of each group, by file name; sorted by name, as `batch` runs them."""
     digits = max(4, len(str(len(chosen))))
-    return {
-        f"{PREFIX}{len(group)}xN_batch{number:0{digits}}": hostfile.format_hostfile(
-            (name, slots[name]) for name in group
-        )
-        for number, group in enumerate(chosen, start=1)
-    }
+    by_name = {}
+    for number, group in enumerate(chosen, start=1):
+        entries = ((name, slots[name]) for name in group)
+        by_name[f"{PREFIX}{len(group)}xN_batch{number:0{digits}}"] = hostfile.format_hostfile(entries)
+    return by_name
 
 
 def write(directory: Path, hostfiles: Mapping[str, str]) -> None:
-    """Write a set. ConfigError, and nothing is written, where the directory has other hostfiles.
+    """Write a set. ConfigError, with nothing written, if the directory has other hostfiles.
 
-    HostError where it cannot be written.
+    HostError if it cannot be written.
     """
     present = {path.name: path for path in directory.glob(f"{PREFIX}*")}
-    if other := sorted(present.keys() - hostfiles.keys()) or [
-        name for name in sorted(present) if present[name].read_text(errors="replace") != hostfiles[name]
-    ]:
-        where = directory / other[0]
-        raise ConfigError(f"{where} is not of this set", hint=f"rm -r {directory}, or another directory: --out DIR")
+    others = sorted(present.keys() - hostfiles.keys())
+    if not others:
+        others = [name for name in sorted(present) if present[name].read_text(errors="replace") != hostfiles[name]]
+    if others:
+        hint = f"rm -r {directory}, or another directory: --out DIR"
+        raise ConfigError(f"{directory / others[0]} is not of this set", hint=hint)
     with files.writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in hostfiles.items():
@@ -163,15 +163,15 @@ def write(directory: Path, hostfiles: Mapping[str, str]) -> None:
 
 
 def listed(directory: Path) -> tuple[Path, ...]:
-    """The hostfiles of a set, by name. ConfigError for a directory without any."""
+    """Return the hostfiles of a set, sorted by name. ConfigError for a directory without any."""
     if directory.is_file():
         raise ConfigError(f"{directory}: not a directory", hint=f"name the directory: {directory.parent}")
     if not directory.is_dir():
         near = "" if directory.parent.is_dir() else f", nor {directory.parent}"
         raise ConfigError(f"{directory}: no such directory{near}", hint="labctl hostfiles NODES.txt --size 2 makes one")
     named = (path for path in directory.iterdir() if path.name.startswith(PREFIX) and path.is_file())
-    found = tuple(sorted(path for path in named if not path.name.endswith(LEFT_BY_EDITORS)))
-    if not found:
+    hostfiles = tuple(sorted(path for path in named if not path.name.endswith(LEFT_BY_EDITORS)))
+    if not hostfiles:
         some = ", ".join(path.name for path in islice(directory.iterdir(), 3)) or "nothing"
         raise ConfigError(f"{directory} has no file {PREFIX}*, it has {some}", hint=f"name each {PREFIX}JOB")
-    return found
+    return hostfiles

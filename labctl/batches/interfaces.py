@@ -1,4 +1,4 @@
-"""Network interfaces of hosts: which are up, and what has changed since they were counted last."""
+"""Network interfaces of hosts: counts those that are up, and finds changes since an earlier count."""
 
 from __future__ import annotations
 
@@ -12,37 +12,42 @@ SCRIPT = Path(__file__).with_name("interfaces.sh").read_text(encoding="utf-8")
 
 
 class Interface(Struct, frozen=True, kw_only=True):
+    """A network interface with hardware."""
+
     name: str
     up: bool
-    """Whether it is up and has a carrier."""
+    """Up, with a carrier."""
     speed: int = -1
-    """Mbit/s; -1 where the kernel does not know it."""
+    """Mbit/s; -1 if the kernel does not know it."""
 
 
 def read(output: str, *, interfaces: str = ".*", driver: str = ".*") -> dict[str, Interface]:
-    """The interfaces that the script lists, by name, whose name and driver match. ValueError for another output."""
-    found = {}
+    """Read the output of the script: interfaces by name, whose name and driver match. ValueError for other output."""
+    by_name = {}
     for line in output.splitlines():
         name, its_driver, state, carrier, speed = line.split(" ")
         if re.fullmatch(interfaces, name) and re.fullmatch(driver, its_driver):
-            # Drivers that do not keep a state say that it is unknown.
+            # Drivers that keep no state report "unknown".
             up = state in ("up", "unknown") and carrier == "1"
-            found[name] = Interface(name=name, up=up, speed=int(speed))
-    return found
+            by_name[name] = Interface(name=name, up=up, speed=int(speed))
+    return by_name
 
 
 def up(interfaces: Mapping[str, Interface]) -> int:
-    return sum(one.up for one in interfaces.values())
+    """Return the number of interfaces that are up."""
+    return sum(interface.up for interface in interfaces.values())
 
 
 def down(interfaces: Iterable[Interface]) -> str:
-    """Those that are down, as text; empty if none is."""
-    names = [one.name for one in interfaces if not one.up]
-    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} down" if names else ""
+    """Render the interfaces that are down; empty if none is."""
+    names = [interface.name for interface in interfaces if not interface.up]
+    if not names:
+        return ""
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} down"
 
 
 def changes(before: Mapping[str, Interface], after: Mapping[str, Interface]) -> list[str]:
-    """What is worse than before."""
+    """List the interfaces that are worse than before: gone, down or slower."""
     worse = []
     for name, old in before.items():
         new = after.get(name)

@@ -1,4 +1,4 @@
-"""Logs of benchmark runs, labctl's or others': the number that each reports, the nodes that its head names."""
+"""Read logs of benchmark runs, of labctl and others: the number that each reports, the nodes in its head."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,12 +19,12 @@ from labctl.errors import ConfigError
 from labctl.system import files
 
 THROUGHPUT = r"Throughput: (\S+) samples/sec"
-"""What DeepSpeed-Chat's scripts print, and labctl's own workloads."""
-# What is read first of a log's end: its last numbers, and behind them what 128 ranks say on leaving.
+"""Line that DeepSpeed-Chat's scripts and labctl's own workloads print."""
 TAIL = 1 << 14
+"""Bytes of a log's end to read first: the last numbers, and the closing lines of 128 ranks."""
 LONGEST_LINE = 1 << 12
-# No measurement is beyond it, and sums and squares of such numbers are finite.
 LARGEST = 1e100
+"""Largest number that counts as a measurement: sums and squares of such numbers are finite."""
 _HOST = re.compile(rb"\s*([^\s#]\S*)\s+slots=\d+\s*(?:#.*)?$")
 # Lambda's logs are MODEL_STEP_JOB.log, and their jobs begin with the number of nodes.
 _JOB = re.compile(r"(?:(?P<workload>.*?)_)?(?P<job>(?P<nodes>[1-9]\d{0,5})xN(?:_.*)?)", re.DOTALL)
@@ -31,18 +32,18 @@ _LAMBDA = re.compile(rb"Throughput: (\d+\.\d+) samples/sec")
 
 
 class Measured(Struct, frozen=True, kw_only=True):
-    """What a run of a job came to: its number, or the cause and a message why it has none or failed."""
+    """Result of a run of a job: its number, or cause and message if it failed or has none."""
 
     directory: str
     set: str
-    """The directory of its hostfile in a batch of labctl's; else that of the log."""
+    """Name of its hostfile's directory in a batch of labctl; else of the log's directory."""
     workload: str
     job: str
     log: str
     names: tuple[str, ...]
-    """Its nodes, as its hostfile has them; empty where that is unknown."""
+    """Its nodes as named in its hostfile; empty if unknown."""
     size: int | None
-    """Number of its nodes."""
+    """Number of its nodes; None if unknown."""
     unit: str
     value: float | None = None
     cause: str = ""
@@ -50,7 +51,7 @@ class Measured(Struct, frozen=True, kw_only=True):
 
 
 def compile_pattern(text: str) -> re.Pattern[bytes]:
-    """The expression that finds a number in a log, its one group; ``^`` and ``$`` match at each line. ConfigError."""
+    """Compile an expression with one group, the number; ``^`` and ``$`` match at each line. ConfigError."""
     try:
         pattern = re.compile(text.encode(errors="surrogateescape"), re.MULTILINE)
     except re.error as error:
@@ -62,9 +63,9 @@ def compile_pattern(text: str) -> re.Pattern[bytes]:
 
 
 def read(directory: Path, pattern: str = "") -> tuple[Measured, ...]:
-    """The runs of a directory: of its batch record where it has one, else of its ``*.log`` files.
+    """Read the runs of a directory: from its batch record if it has one, else from its ``*.log`` files.
 
-    ``pattern`` stands in for THROUGHPUT. ConfigError where there is no directory, or nothing in it.
+    ``pattern`` replaces THROUGHPUT. ConfigError if the directory does not exist or has no runs.
     """
     compiled = compile_pattern(pattern or THROUGHPUT)
     unit = "" if pattern else "samples/s"
@@ -81,7 +82,7 @@ def read(directory: Path, pattern: str = "") -> tuple[Measured, ...]:
 
 
 def recorded(directory: Path) -> Batch | None:
-    """The batch whose logs a directory has, or one set of its logs: then with the jobs of that set alone."""
+    """Return the batch that a directory has logs of; only the jobs of one set if it is that set's; else None."""
     batch, folder = record.load(directory), f"{directory.resolve().name}/"
     if batch or not (above := record.load(directory.resolve().parent)):
         return batch
@@ -90,23 +91,23 @@ def recorded(directory: Path) -> Batch | None:
 
 
 def paths(directory: Path) -> list[str]:
-    """The logs of a directory: of its batch record where it has one, else its ``*.log`` files. ConfigError."""
+    """List the logs of a directory: from its batch record if it has one, else its ``*.log`` files. ConfigError."""
     batch = recorded(directory)
     return sorted(str(directory / job.log) for job in batch.jobs) if batch else find(directory)
 
 
 def find(directory: Path) -> list[str]:
-    """The paths of a directory's logs, by name. ConfigError."""
+    """List the ``*.log`` files of a directory, sorted by name. ConfigError."""
     try:
         with os.scandir(directory) as entries:
             return sorted(entry.path for entry in entries if entry.name.endswith(".log"))
     except OSError as error:
-        what = "no such directory" if isinstance(error, FileNotFoundError) else error.strerror
-        raise ConfigError(f"{directory}: {what}", hint="labctl eval DIR, where the batch's logs are") from error
+        reason = "no such directory" if isinstance(error, FileNotFoundError) else error.strerror
+        raise ConfigError(f"{directory}: {reason}", hint="labctl eval DIR, where the batch's logs are") from error
 
 
 def _recorded(batch: Batch, job: BatchJob, directory: str) -> Measured:
-    """A run as the batch's record has it: its verdict stands, whatever its log says."""
+    """Return a run as the batch record has it: the recorded verdict counts, not the log."""
     cause, message = job.cause or job.verdict.lower(), job.message
     if job.state != "done" or job.cause == "interrupted":
         cause, message = "not-finished", f"not finished: {job.message or job.state}"
@@ -129,7 +130,7 @@ def _recorded(batch: Batch, job: BatchJob, directory: str) -> Measured:
 
 
 def _logged(path: str, pattern: re.Pattern[bytes], unit: str) -> Measured:
-    """A run as its log shows it; one that cannot be read is a run that failed."""
+    """Read a run from its log; a log that cannot be read is a failed run."""
     directory, log = os.path.split(path)
     stem = log[: -len(".log")]
     named = _JOB.fullmatch(stem)
@@ -139,15 +140,7 @@ def _logged(path: str, pattern: re.Pattern[bytes], unit: str) -> Measured:
     try:
         with files.open_regular(path, follow=True) as stream:
             names = tuple(dict.fromkeys(_hosts(iter(lambda: stream.readline(LONGEST_LINE), b""))))
-            size = os.fstat(stream.fileno()).st_size
-            stream.seek(max(0, size - TAIL))
-            tail = stream.read()
-            if size > TAIL:
-                tail = tail[tail.find(b"\n") + 1 or len(tail) :]
-            value, odd = last_number(tail, pattern)
-            if value is None and size > TAIL:
-                with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as whole:
-                    value, odd = last_number(whole, pattern)
+            value, odd = _last_in_file(stream, pattern)
         if value is not None and value <= 0 and unit:
             value, odd = None, f"{value:g} {unit} is no throughput"
         if value is None:
@@ -169,8 +162,22 @@ def _logged(path: str, pattern: re.Pattern[bytes], unit: str) -> Measured:
     )
 
 
+def _last_in_file(stream: BinaryIO, pattern: re.Pattern[bytes]) -> tuple[float | None, str]:
+    """Return `last_number` of a file; all of it is searched only if its end has none."""
+    size = os.fstat(stream.fileno()).st_size
+    stream.seek(max(0, size - TAIL))
+    tail = stream.read()
+    if size <= TAIL:
+        return last_number(tail, pattern)
+    value, odd = last_number(tail[tail.find(b"\n") + 1 or len(tail) :], pattern)
+    if value is not None:
+        return value, odd
+    with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+        return last_number(whole, pattern)
+
+
 def _hosts(lines: Iterable[bytes]) -> Iterator[str]:
-    """The nodes of the hostfile that a log begins with."""
+    """Yield the nodes of the hostfile that a log begins with."""
     for line in lines:
         if host := _HOST.match(line):
             yield host[1].decode(errors="replace")
@@ -179,9 +186,9 @@ def _hosts(lines: Iterable[bytes]) -> Iterator[str]:
 
 
 def last_number(data: bytes | mmap.mmap, pattern: re.Pattern[bytes]) -> tuple[float | None, str]:
-    """The last number that the pattern finds, as in a run's metrics; or None, and what it finds instead.
+    """Return the last number that the pattern finds, or None and a message about the text found instead.
 
-    A number that the data ends with does not count: the rest of it may not have been written.
+    A number at the very end of the data does not count: it may be incomplete.
     """
     value, odd = None, ""
     for match in pattern.finditer(data):
@@ -201,7 +208,7 @@ def last_number(data: bytes | mmap.mmap, pattern: re.Pattern[bytes]) -> tuple[fl
 
 
 def lambda_row(path: str) -> tuple[tuple[str, ...], float | None]:
-    """Hosts and throughput of a log as Lambda's eval_batch.py takes them: what ``--lambda-csv`` is for.
+    """Return hosts and throughput of a log as Lambda's eval_batch.py reads it, for ``--lambda-csv``.
 
     The first ``Throughput: DIGITS.DIGITS samples/sec`` counts, and every line with ``slots=`` before it names a host.
     """
@@ -212,9 +219,9 @@ def lambda_row(path: str) -> tuple[tuple[str, ...], float | None]:
     except OSError:
         return (), None
     value, end = None, len(data)
-    for found in _LAMBDA.finditer(data):
-        if b"slots=" not in _line(data, found.start()):
-            value, end = float(found[1]), found.start()
+    for match in _LAMBDA.finditer(data):
+        if b"slots=" not in _line(data, match.start()):
+            value, end = float(match[1]), match.start()
             break
     hosts = []
     at = data.find(b"slots=", 0, end)
@@ -226,6 +233,6 @@ def lambda_row(path: str) -> tuple[tuple[str, ...], float | None]:
 
 
 def _line(data: bytes, at: int) -> bytes:
-    """The line around a place."""
+    """Return the line at an offset."""
     end = data.find(b"\n", at)
     return data[data.rfind(b"\n", 0, at) + 1 : end if end >= 0 else len(data)]

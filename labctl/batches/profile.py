@@ -1,6 +1,6 @@
-"""Profiles of `labctl validate`: YAML files that say what is checked, and what counts as good.
+"""Profiles of `labctl validate`: YAML files that list the checks and their thresholds.
 
-Those that come with labctl lie in ``profiles/``; `labctl validate --profile FILE` takes a changed copy of one.
+labctl's own profiles are in ``profiles/``; `labctl validate --profile FILE` takes a changed copy of one.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ PACKAGED = Path(__file__).with_name("profiles")
 Nodes = Literal["each", "pairs", "all"]
 USUAL = "quick"
 NODES: tuple[Nodes, ...] = ("each", "pairs", "all")
-# Seconds of a command on a host, where the profile says nothing.
 HOOK_SECONDS = 600.0
+"""Default time limit of a command on a host."""
 
 
 class Limit(Struct, frozen=True, kw_only=True):
-    """A metric of a check that is judged: at least ``min`` or at most ``max``.
+    """A metric of a check to judge: at least ``min``, or at most ``max``.
 
     Without either it is compared with the baseline, else with the other nodes.
     """
@@ -39,11 +39,11 @@ class Limit(Struct, frozen=True, kw_only=True):
     max: float | None = None
     lower_is_better: bool = False
     source: str = ""
-    """Where the threshold comes from."""
+    """Source of the threshold, to show."""
 
 
 class Check(Struct, frozen=True, kw_only=True):
-    """A workload that is run on each node alone, on pairs of nodes, or on all nodes together."""
+    """A workload to run on each node alone, on pairs of nodes, or on all nodes together."""
 
     name: str
     workload: str
@@ -52,58 +52,58 @@ class Check(Struct, frozen=True, kw_only=True):
     nodes: Nodes = "all"
     options: RunOptions = RunOptions()
     needs_devices: bool = False
-    """Whether it is skipped on nodes without an accelerator."""
+    """Skipped on nodes without an accelerator."""
     limits: tuple[Limit, ...] = ()
 
 
 def digest(check: Check) -> str:
-    """What tells what is run from another check of the same name; thresholds are no part of it."""
+    """Return a digest of what a check runs, without its thresholds: other checks of the same name differ."""
     ran = replace(check, declared="", limits=())
     return hashlib.sha256(repr(ran).encode()).hexdigest()[:16]
 
 
 class Hook(Struct, frozen=True, kw_only=True):
-    """A shell command that is run on every host before the lab comes up; ``check`` then says whether it took."""
+    """A shell command to run on every host before the lab comes up; ``check`` verifies its effect."""
 
     name: str
     command: str
     check: str = ""
     timeout: float = HOOK_SECONDS
-    """In seconds, of either."""
+    """Seconds, for each of the two."""
     network_setup: bool = False
-    """Whether SKIP_NETWORK_SETUP skips it."""
+    """Skipped with SKIP_NETWORK_SETUP."""
 
 
 class Network(Struct, frozen=True, kw_only=True):
-    """The hardware interfaces of a host that are counted: those whose names and drivers match these expressions."""
+    """Regular expressions of name and driver that select the hardware interfaces of a host to count."""
 
     interfaces: str = ".*"
     driver: str = ".*"
     up: int | None = None
-    """How many of them are up on each host; None where that is not known."""
+    """Interfaces expected to be up on each host; None to expect nothing."""
 
 
 class Profile(Struct, frozen=True, kw_only=True):
-    """What a validation does, in order."""
+    """Hooks and checks of a validation, in order."""
 
     name: str
     description: str
     within: float = 0.1
-    """How far a figure may be from the baseline, or the median of the nodes, as a share of it."""
+    """Largest distance of a figure from the baseline, or from the median of the nodes, as a share of it."""
     needs_devices: bool = False
-    """Whether a check that needs an accelerator fails, rather than being skipped, on nodes without one."""
+    """Checks that need an accelerator fail on nodes without one; else they are skipped."""
     network: Network = Network()
     hooks: tuple[Hook, ...] = ()
     checks: tuple[Check, ...]
 
 
 def names() -> tuple[str, ...]:
-    """The profiles that come with labctl."""
+    """Return the names of the profiles that come with labctl."""
     return tuple(sorted(path.stem for path in PACKAGED.glob("*.yml")))
 
 
 def find(word: str) -> Path:
-    """The file of a profile, by its name or path. ConfigError where there is neither."""
+    """Return the file of a profile, by name or path. ConfigError if neither exists."""
     if word in names():
         return PACKAGED / f"{word}.yml"
     if not Path(word).is_file():
@@ -113,7 +113,7 @@ def find(word: str) -> Path:
 
 
 def configured(word: str, warn: Callable[[str], None]) -> str:
-    """The profile of the operator's TEST_CONFIGURATION; the usual one where that is none, with a warning."""
+    """Return the profile named by TEST_CONFIGURATION; the default with a warning if it does not exist."""
     if word.lower() in names():
         return word.lower()
     if word:
@@ -122,7 +122,7 @@ def configured(word: str, warn: Callable[[str], None]) -> str:
 
 
 def read(path: Path) -> Profile:
-    """The profile of a file. ConfigError with ``file:line``."""
+    """Load a profile from a file. ConfigError with ``file:line``."""
     shown = path.name if path.parent == PACKAGED else str(path)
     root = compose(path, shown, hint="a profile needs a description and checks")
     fields: Schema = {
@@ -137,27 +137,29 @@ def read(path: Path) -> Profile:
 
 
 def require_metrics(check: Check, metrics: Iterable[Metric]) -> None:
-    """ConfigError where the check judges a metric that its workload does not have."""
-    known = [metric.name for metric in metrics]
+    """Raise ConfigError if the check judges a metric that its workload does not have."""
+    names = [metric.name for metric in metrics]
     for limit in check.limits:
-        if limit.metric not in known:
-            hint = did_you_mean(limit.metric, known)
+        if limit.metric not in names:
+            hint = did_you_mean(limit.metric, names)
             raise ConfigError(f"{check.declared}: {check.workload} has no metric `{limit.metric}`", hint=hint)
 
 
 def _share(value: Value) -> float:
-    """The share in ``10%``."""
-    found = re.fullmatch(r"(\d{1,2}(?:\.\d+)?) ?%", value.text())
-    if not found:
+    """Parse a share such as ``10%``."""
+    match = re.fullmatch(r"(\d{1,2}(?:\.\d+)?) ?%", value.text())
+    if not match:
         raise value.error(f"`{value.name}` is a share below 100%, such as 10%, not `{value.text()}`")
-    return float(found[1]) / 100
+    return float(match[1]) / 100
 
 
 def _network(value: Value) -> Network:
+    """Load the selection of interfaces."""
     return Network(**value.read({"interfaces": _expression, "driver": _expression, "up": Value.whole}))
 
 
 def _expression(value: Value) -> str:
+    """Return a regular expression as text. ConfigError if it does not compile."""
     try:
         re.compile(value.text())
     except re.error as error:
@@ -166,6 +168,7 @@ def _expression(value: Value) -> str:
 
 
 def _hook(value: Value) -> Hook:
+    """Load a hook."""
     fields: Schema = {
         "name": Value.text,
         "command": Value.text,
@@ -177,6 +180,7 @@ def _hook(value: Value) -> Hook:
 
 
 def _checks(value: Value) -> tuple[Check, ...]:
+    """Load the checks. ConfigError if there are none, or two have the same name."""
     checks: dict[str, Check] = {}
     for item in value.items():
         check = _check(item)
@@ -189,36 +193,51 @@ def _checks(value: Value) -> tuple[Check, ...]:
 
 
 def _check(value: Value) -> Check:
+    """Load a check; its name is that of the workload by default."""
     fields: Schema = {
         "workload": Value.text,
         "name": _name,
         "nodes": lambda nodes: cast("Nodes", nodes.choice(NODES)),
         "rehearse": _flag,
         "timeout": _duration,
-        "set": lambda words: tuple((key, word.text()) for key, word in words.entries().items()),
+        "set": _options,
         "needs_devices": _flag,
-        "metrics": lambda metrics: tuple(_limit(name, metric) for name, metric in metrics.entries().items()),
+        "metrics": _limits,
     }
-    found = value.read(fields, required=("workload",))
+    entries = value.read(fields, required=("workload",))
     options = RunOptions(
-        rehearse=found.pop("rehearse", False), timeout=found.pop("timeout", None), arguments=found.pop("set", ())
+        rehearse=entries.pop("rehearse", False),
+        timeout=entries.pop("timeout", None),
+        arguments=entries.pop("set", ()),
     )
-    limits = found.pop("metrics", ())
+    limits = entries.pop("metrics", ())
     return Check(
-        **{"name": found["workload"].replace("/", "-"), **found},
+        **{"name": entries["workload"].replace("/", "-"), **entries},
         declared=f"{value.path}:{value.line}",
         options=options,
         limits=limits,
     )
 
 
+def _options(value: Value) -> tuple[tuple[str, str], ...]:
+    """Load the options of a workload, as key and text."""
+    return tuple((key, option.text()) for key, option in value.entries().items())
+
+
+def _limits(value: Value) -> tuple[Limit, ...]:
+    """Load the limits of a check, by metric."""
+    return tuple(_limit(name, limit) for name, limit in value.entries().items())
+
+
 def _name(value: Value) -> str:
+    """Return the name of a check. ConfigError if it has other characters."""
     if not NAME.fullmatch(value.text()):
         raise value.error(f"bad name `{value.text()}`", hint="letters, digits, `.`, `_` and `-`, at most 63")
     return value.text()
 
 
 def _limit(name: str, value: Value) -> Limit:
+    """Load the limit of a metric. ConfigError with both ``min`` and ``max``."""
     fields: Schema = {"min": Value.number, "max": Value.number, "lower_is_better": _flag, "source": Value.text}
     limit = Limit(metric=name, **value.read(fields))
     if limit.min is not None and limit.max is not None:
@@ -227,6 +246,7 @@ def _limit(name: str, value: Value) -> Limit:
 
 
 def _duration(value: Value) -> float:
+    """Parse a duration into seconds. ConfigError with ``file:line``."""
     try:
         return parse_duration(value.text())
     except ConfigError as error:
@@ -234,6 +254,7 @@ def _duration(value: Value) -> float:
 
 
 def _flag(value: Value) -> bool:
+    """Return a boolean. ConfigError for another type."""
     flag = value.data()
     if not isinstance(flag, bool):
         raise value.error(f"`{value.name}` must be true or false")

@@ -1,6 +1,6 @@
-"""The record of a batch, beside its jobs' logs: ``batch.jsonl`` has the batch, then a line for each change of a job.
+"""Record of a batch, beside the logs of its jobs: ``batch.jsonl`` has the batch, then a line per change of a job.
 
-So a job that begins or ends costs one line, and a labctl that is killed loses none.
+A job that begins or ends costs one line, and nothing is lost if labctl is killed.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ RECORD = "batch.jsonl"
 
 
 class BatchJob(Struct, frozen=True, kw_only=True):
-    """A hostfile of a batch: the nodes that it names, and the run that it became."""
+    """A hostfile of a batch: its nodes, and the state and result of its run."""
 
     job: str
     """The hostfile's name without ``hostfile_``, as ``2xN_batch0001``."""
     set: str
     """The name of the directory that the hostfile is in, as ``4nodes_2xN``."""
     repeat: int = 1
-    """Which of the runs of this hostfile it is, from 1."""
+    """Number of the run of this hostfile, from 1."""
     hostfile: str
     names: tuple[str, ...]
-    """Nodes as the hostfile has them."""
+    """Nodes as named in the hostfile."""
     nodes: tuple[str, ...]
-    """The same nodes, as the lab calls them."""
+    """The same nodes as named in the lab."""
     log: str
     """The name of its log, in the directory of the record."""
     state: Literal["waiting", "running", "done"] = "waiting"
@@ -44,7 +44,7 @@ class BatchJob(Struct, frozen=True, kw_only=True):
     message: str = ""
     exit_code: int = 0
     value: float | None = None
-    """Of the batch's metric; None where the run gave no number."""
+    """Value of the batch's metric; None if the run gave no number."""
     began: float | None = None
     """In seconds since 1970."""
     ended: float | None = None
@@ -59,44 +59,44 @@ class Batch(Struct, frozen=True, kw_only=True):
     workload: str
     lab: str
     metric: str = ""
-    """The metric that is compared, as ``throughput``."""
+    """Metric to compare jobs by, as ``throughput``."""
     unit: str = ""
     timeout: float
     began: float
     """In seconds since 1970."""
     request: Mapping[str, Any] = {}
-    """The options that it was asked for with, as JSON has them."""
+    """Options of the command, as JSON."""
     jobs: tuple[BatchJob, ...]
 
 
 def load(directory: Path) -> Batch | None:
-    """The batch whose record is in a directory, as it is now; None where there is none. ConfigError if it is broken."""
+    """Load the recorded batch of a directory; None if it has none. ConfigError if the record cannot be read."""
     path = directory / RECORD
     try:
         first, *changes = path.read_bytes().split(b"\n")
         batch = msgspec.json.decode(first, type=Batch)
-        now = {job.log: job for job in (*batch.jobs, *_whole(changes[:-1]))}
+        by_log = {job.log: job for job in (*batch.jobs, *_whole(changes[:-1]))}
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
-    return replace(batch, jobs=tuple(now.values()))
+    return replace(batch, jobs=tuple(by_log.values()))
 
 
 def _whole(lines: list[bytes]) -> Iterator[BatchJob]:
-    """The changes that were written whole: a labctl that was killed, or a full disk, leaves parts of lines."""
+    """Yield the changes that can be decoded: if labctl was killed or the disk was full, a line may be incomplete."""
     for line in lines:
         with suppress(ValueError):
             yield msgspec.json.decode(line, type=BatchJob)
 
 
 def create(directory: Path, batch: Batch) -> None:
-    """Write the record of a batch, in one step."""
+    """Write the record of a batch, atomically."""
     files.write(directory / RECORD, f"{msgspec.json.encode(batch).decode()}\n", mode=0o644)
 
 
 def change(directory: Path, job: BatchJob) -> None:
-    """Add how a job is now to the record. HostError where it cannot be written."""
+    """Append the new state of a job to the record. HostError if it cannot be written."""
     path = directory / RECORD
     with files.writing(path), path.open("ab") as record:
         record.write(msgspec.json.encode(job) + b"\n")

@@ -1,36 +1,38 @@
-"""Which jobs of a batch may start: those whose nodes are free, in their order, without leaving any behind."""
+"""Scheduler of a batch: starts jobs whose nodes are free, in order, without starving large ones."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
-# A job that waits is overtaken by those at most so many places behind it, for each node of the batch. Fewer would have
-# nodes idle until all of a large job are free; with more, that job would run last of all.
 AHEAD = 16
+"""A waiting job is overtaken only by jobs at most this many places behind it, times the nodes of the batch. With fewer,
+nodes would idle until all nodes of a large job are free; with more, that job would run last."""
 
 
 class JobQueue:
-    """Jobs that wait for their nodes. A job is its index in ``nodes``, which has the nodes of each."""
+    """Queue of jobs that wait for their nodes. A job is its index in ``nodes``, which has the nodes of each."""
 
     def __init__(self, nodes: Sequence[tuple[str, ...]], parallel: int = 0) -> None:
-        """At most ``parallel`` jobs at a time; 0 for as many as have nodes."""
+        """Run at most ``parallel`` jobs at a time; 0 for no limit."""
         self._nodes = nodes
-        self._wanted: dict[str, list[int]] = defaultdict(list)
+        self._by_node: dict[str, list[int]] = defaultdict(list)
         for index, names in enumerate(nodes):
             for name in names:
-                self._wanted[name].append(index)
-        self._free = set(self._wanted)
+                self._by_node[name].append(index)
+        self._free = set(self._by_node)
         self._parallel = parallel or len(nodes)
         self._begun = [False] * len(nodes)
         self._first = 0
         self.running: set[int] = set()
 
     def start(self) -> list[int]:
-        """The jobs that start now, in order; the nodes of each are in use from then on."""
-        last = self._first + AHEAD * len(self._wanted)
+        """Return the jobs to start now, in order, and mark their nodes as in use."""
+        last = self._first + AHEAD * len(self._by_node)
         started = []
-        for index in sorted({index for name in self._free for index in self._waiting(name, last)}):
+        waiting = chain.from_iterable(self._waiting(name, last) for name in self._free)
+        for index in sorted(set(waiting)):
             if len(self.running) < self._parallel and self._free.issuperset(self._nodes[index]):
                 self._free.difference_update(self._nodes[index])
                 self.running.add(index)
@@ -41,21 +43,21 @@ class JobQueue:
         return started
 
     def _waiting(self, name: str, last: int) -> Iterator[int]:
-        """The jobs that wait for a node, up to this one."""
-        wanted = self._wanted[name]
-        while wanted and self._begun[wanted[0]]:
-            del wanted[0]
-        for index in wanted:
+        """Yield the jobs that wait for a node, up to index ``last``."""
+        indices = self._by_node[name]
+        while indices and self._begun[indices[0]]:
+            del indices[0]
+        for index in indices:
             if index > last:
                 return
             if not self._begun[index]:
                 yield index
 
     def end(self, index: int) -> None:
-        """A job has ended: its nodes are free."""
+        """Mark a job as ended: its nodes are free."""
         self.running.remove(index)
         self._free.update(self._nodes[index])
 
     def __bool__(self) -> bool:
-        """Whether a job is running, or waits."""
+        """Tell if a job is running or waits."""
         return bool(self.running) or self._first < len(self._begun)

@@ -1,4 +1,4 @@
-"""Finds the bad nodes and links of a lab: each round of ``bisect`` is a batch, with hostfiles and logs of its own."""
+"""Find the bad nodes and links of a lab: runs each round of ``bisect`` as a batch, with hostfiles and logs."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from labctl.model import Lab, Metric, Workload
 from labctl.system import files
 
 TOTALS = ("throughput", "tokens")
-"""Metrics that count what all nodes do together; bandwidths and the rate of the slowest rank do not grow with them."""
+"""Metrics that add up over nodes; bandwidths and the rate of the slowest rank do not."""
 
 
 def is_searched_by(metric: Metric | None, why: str, sign: str) -> bool:
-    """Whether a search compares the runs by the metric that was missed: it knows one, of which more is better."""
+    """Tell if a search compares runs by the missed metric ``why``: it is the batch's metric, and more is better."""
     return metric is not None and metric.name == why and sign == ">="
 
 
 def least(metric: str, bound: float, size: int) -> float:
-    """What a run must reach, per node where the metric is a total, where one on so many nodes must reach the bound."""
+    """Return the bound for one run in a bisection, given the bound for ``size`` nodes: per node if it is a total."""
     return bound / size if metric in TOTALS else bound
 
 
 RUNS_ALONE = 0.99
-"""Share below the median that no run reaches that did not fail: a search that judges nothing else."""
+"""``within`` of a search that judges by failures alone: no successful run is that far below the median."""
 
 
 class BisectReport(Struct, frozen=True, kw_only=True):
-    """What a search has found, and where the logs of its runs are."""
+    """Result of a search, and the directory of the logs of its runs."""
 
     directory: str
     workload: str
@@ -48,11 +48,11 @@ class BisectReport(Struct, frozen=True, kw_only=True):
     unit: str
     diagnosis: Diagnosis
     drained: tuple[str, ...] = ()
-    """What was written to the list of drained nodes."""
+    """Names that were added to the list of drained nodes."""
 
     @property
     def exit_code(self) -> int:
-        """5 where a node or link is bad, or no run was good."""
+        """Return 5 if a node or link is bad or no run was good, else 0."""
         return 5 if self.diagnosis.bad or self.diagnosis.links or not self.diagnosis.good else 0
 
 
@@ -118,7 +118,7 @@ def search(
     within: float,
     minimum: float | None,
 ) -> Diagnosis:
-    """Run round after round; ``run`` runs the hostfiles of a directory, and returns the batch that they were."""
+    """Run rounds until the diagnosis is complete; ``run`` runs the hostfiles of a directory as a batch."""
     slots = {node.name: node.slots for node in lab.nodes}
     steps = tree.diagnose(nodes, within=within, minimum=minimum)
     number = 0
@@ -130,8 +130,8 @@ def search(
             hostfiles.write(folder, hostfiles.texts(groups, slots))
             groups = steps.send(outcomes(groups, run(folder)))
     except StopIteration as ended:
-        found: Diagnosis = ended.value
-        return found
+        diagnosis: Diagnosis = ended.value
+        return diagnosis
 
 
 def outcomes(groups: tuple[Group, ...], batch: Batch) -> dict[Group, Outcome]:
@@ -141,9 +141,9 @@ def outcomes(groups: tuple[Group, ...], batch: Batch) -> dict[Group, Outcome]:
 
 
 def outcome(job: BatchJob, metric: str) -> Outcome:
-    """A job's value per node; none where its run failed, but one that only missed its criteria has its value.
+    """Return a job's value per node; None with a reason if its run failed. A run that missed criteria has a value.
 
-    Of a workload without metrics a run that passed is as good as another.
+    Without a metric, all runs that passed are equal.
     """
     if not metric and job.verdict == "PASS":
         return Outcome(1)
@@ -153,18 +153,18 @@ def outcome(job: BatchJob, metric: str) -> Outcome:
 
 
 def drained_by(lab: Lab, diagnosis: Diagnosis, today: date) -> tuple[str, ...]:
-    """Add the bad nodes to the lab's list of drained ones, by their hosts' names on several hosts; returns these."""
+    """Add bad nodes to the lab's list of drained ones, by host name on several hosts; return their names."""
     path = lab.directory / inventory.DRAINED
     before = path.read_text(encoding="utf-8") if path.exists() else ""
-    known = inventory.drained(lab.directory)
-    # A host with several nodes is not given up for one of them.
+    drained = inventory.drained(lab.directory)
+    # By node on one machine: it has other nodes, and stays in use.
     hosts = {node.name: node.name if lab.network == "bridge" else node.host for node in lab.nodes}
-    found = {hosts[bad.node]: described(bad) for bad in diagnosis.bad}
-    new = [f"{name}  # {words}, {today}\n" for name, words in found.items() if name.lower() not in known]
+    reasons = {hosts[bad.node]: described(bad) for bad in diagnosis.bad}
+    new = [f"{name}  # {reason}, {today}\n" for name, reason in reasons.items() if name.lower() not in drained]
     files.write(path, "".join((before.rstrip("\n") + "\n" if before else "", *new)), mode=0o644)
-    return tuple(found)
+    return tuple(reasons)
 
 
 def described(bad: BadNode | BadLink) -> str:
-    """How bad it is: ``slow, 0.52 of the median``."""
+    """Render how bad a node or link is: ``slow, 0.52 of the median``."""
     return bad.kind if bad.figure is None else f"{bad.kind}, {bad.figure:.2f} of the median"

@@ -1,6 +1,6 @@
-"""Validate a cluster: examine it, bring the lab up, run checks, find what is bad, remove the lab, and prove it.
+"""Validate a cluster: examine the hosts, bring the lab up, run checks, find bad nodes and links, remove the lab.
 
-A step that fails stops no other that can still say something. Nothing here connects to hosts: a ``ValidatedLab`` does.
+A failed step does not stop steps that can still give results. Only a ``ValidatedLab`` reaches the lab and its hosts.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 NO_LAB = "the lab did not come up"
 TIMED_OUT = 124
-"""What timeout(1) exits with."""
+"""Exit code of timeout(1)."""
 
 
 class Suspicion(NamedTuple):
-    """Why a check failed on several nodes together: the metric and what it had to reach; neither where a run failed."""
+    """Reason of a check that failed on several nodes together: a missed metric and its bound; empty if a run failed."""
 
     metric: str = ""
     bound: Bound | None = None
@@ -77,7 +77,7 @@ class ValidatedLab(Protocol):
 
 
 class Outcome(NamedTuple):
-    """What came of a step."""
+    """Result of a step."""
 
     status: Literal["passed", "failed", "skipped"]
     message: str = ""
@@ -86,7 +86,7 @@ class Outcome(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """What a step says of a node, or of a host."""
+    """Evidence of a step against a node or host, and advice."""
 
     health: Health
     text: str
@@ -104,9 +104,10 @@ def validate(
     drained: tuple[str, ...] = (),
     keep: bool = False,
 ) -> Validation:
-    """Validate the lab's cluster. Ctrl-C ends the step; then only the lab is removed, and the verdict is ERROR.
+    """Validate the lab's cluster. Ctrl-C ends the current step; then only the lab is removed, and the verdict is ERROR.
 
-    ``drained`` are machines that are left out, and why. ConfigError where the lab cannot be brought up as it is set.
+    ``drained`` are machines that are left out, with the reason. ConfigError if the settings do not allow to bring the
+    lab up.
     """
     course = _Course(profile, subject, notice, operator, baseline)
     started, began = datetime.now(timezone.utc), time.monotonic()
@@ -132,7 +133,7 @@ def validate(
 
 
 class _Course:
-    """A validation under way: what is known so far."""
+    """State of a running validation, with a method per step."""
 
     def __init__(
         self,
@@ -142,31 +143,33 @@ class _Course:
         operator: Operator,
         baseline: Baseline | None,
     ) -> None:
+        """Start without results; ``notice`` gets a line per step."""
         self.profile, self.subject, self.notice = profile, subject, notice
         self.operator, self.baseline = operator, baseline
         self.steps: list[StepResult] = []
         self.figures: list[Figure] = []
         self.links: list[LinkVerdict] = []
         self.evidence: defaultdict[str, list[Evidence]] = defaultdict(list)
-        """By node or host."""
+        """Per node or host."""
         self.placement: dict[str, str] = {}
-        """Nodes and their hosts."""
+        """Host per node."""
         self.slots: dict[str, int] = {}
-        """Of the nodes that are up."""
+        """Slots per node that is up."""
         self.has_devices = False
         self.tested: set[str] = set()
-        """Nodes of runs that passed."""
+        """Nodes that were in a run that passed."""
         self.suspicion: Suspicion | None = None
         self.errors: list[tuple[str, Evidence]] = []
-        """What doctor found last, by node or host."""
+        """Errors of the last doctor step, with node or host."""
         self.interfaces: dict[str, dict[str, interfaces.Interface]] = {}
-        """As they were counted first, by host."""
+        """First count, per host and name."""
         self.before: tuple[str, ...] | None = None
-        """What was there of the lab when it was brought up; None until then."""
+        """Containers, networks and processes of the lab before it was brought up; None until then."""
         self.versions: Mapping[str, str] = {}
         self.interrupted = False
 
     def examine(self) -> None:
+        """Run all steps but the clean-up."""
         self.step("doctor", self.doctor)
         seen: set[str] = set()
         for hook in self.profile.hooks:
@@ -183,7 +186,10 @@ class _Course:
         self.step("network after", self.network_after)
 
     def step(self, name: str, work: Callable[[], Outcome], *, always: bool = False) -> None:
-        """Carry out a step, unless Ctrl-C was pressed before; what keeps it from ending is its result, too."""
+        """Run a step and record its outcome; an error fails the step. Skipped after Ctrl-C, unless ``always``.
+
+        ConfigError before the lab is brought up is raised.
+        """
         began = time.monotonic()
         if self.interrupted and not always:
             outcome = Outcome("skipped", INTERRUPTED)
@@ -206,39 +212,41 @@ class _Course:
     # --- hosts ---
 
     def doctor(self) -> Outcome:
-        """Errors are evidence against their node or host; whether they keep the lab from coming up, `up` knows."""
+        """Run doctor. Errors are evidence against their node or host, in place of those of the last time."""
         findings = self.subject.doctor().findings
-        errors = [one for one in findings if one.level == "error"]
+        errors = [finding for finding in findings if finding.level == "error"]
         for node, evidence in self.errors:
             self.evidence[node].remove(evidence)
-        self.errors = [(one.node, Evidence("failing", f"{one.code}: {one.summary}", one.fix)) for one in errors]
+        self.errors = [
+            (finding.node, Evidence("failing", f"{finding.code}: {finding.summary}", finding.fix)) for finding in errors
+        ]
         for node, evidence in self.errors:
             self.evidence[node].append(evidence)
-        warned = sum(one.level == "warn" for one in findings)
+        warned = sum(finding.level == "warn" for finding in findings)
         counted = f"{_count(len(errors), 'error')}, {_count(warned, 'warning')} in {_count(len(findings), 'finding')}"
         if errors:
             return Outcome("failed", f"{counted}: {errors[0].summary}", errors[0].fix or "labctl doctor")
         return Outcome("passed", counted)
 
     def hook(self, hook: Hook) -> Outcome:
+        """Run a hook of the profile on all hosts; accuse those on which it fails."""
         if hook.network_setup and self.operator.skip_network_setup:
             return Outcome("skipped", "SKIP_NETWORK_SETUP=true")
-        environment = (_word(self.operator.l3_enabled), _word(self.operator.skip_network_setup))
+        environment = (_boolean(self.operator.l3_enabled), _boolean(self.operator.skip_network_setup))
         failed: dict[str, str] = {}
         hosts = 0
-        for what, script in (("command", hook.command), ("check", hook.check)):
+        for part, script in (("command", hook.command), ("check", hook.check)):
             if not script:
                 continue
-            # The first line is what errors call it.
-            text = f'# {hook.name}: {what}\nexport L3_ENABLED="$1" SKIP_NETWORK_SETUP="$2"\n{script}'
+            # Errors name a script by its first line.
+            text = f'# {hook.name}: {part}\nexport L3_ENABLED="$1" SKIP_NETWORK_SETUP="$2"\n{script}'
             done, lost = self.subject.on_hosts(text, environment, hook.timeout)
             hosts = len(done) + len(lost)
-            failed |= {host: error.message for host, error in lost.items() if host not in failed}
+            for host, error in lost.items():
+                failed.setdefault(host, error.message)
             for host, result in done.items():
                 if result.code:
-                    last = " ".join((result.err or result.out).split()[-30:])
-                    how = "timed out" if result.code == TIMED_OUT else f"failed with exit code {result.code}"
-                    failed.setdefault(host, f"{what} {how}: {last}".rstrip(": "))
+                    failed.setdefault(host, _hook_failure(part, result))
         for host, why in failed.items():
             self.accuse(host, "failing", f"{hook.name}: {why}", f"look at {host}: hook `{hook.name}` of the profile")
         if failed:
@@ -247,16 +255,16 @@ class _Course:
         return Outcome("passed", f"on {_count(hosts, 'host')}")
 
     def network(self) -> Outcome:
-        """Count the interfaces that are up before the lab is."""
+        """Count the interfaces of each host before the lab comes up, and compare with the number in the profile."""
         self.interfaces, lost = self.count()
         expected = self.profile.network.up
+        limit, source = (f">= {expected} interfaces", "profile") if expected is not None else ("", "")
         short = {}
-        for host, found in self.interfaces.items():
-            up = interfaces.up(found)
+        for host, by_name in self.interfaces.items():
+            up = interfaces.up(by_name)
             enough = None if expected is None else up >= expected
             if enough is False:
-                short[host] = f"{up} of {expected} interfaces up; {interfaces.down(found.values())}".rstrip("; ")
-            limit, source = (f">= {expected} interfaces", "profile") if expected is not None else ("", "")
+                short[host] = f"{up} of {expected} interfaces up; {interfaces.down(by_name.values())}".rstrip("; ")
             self.figures.append(
                 Figure(
                     step="network",
@@ -272,34 +280,41 @@ class _Course:
         return self.judge_network(short, lost)
 
     def network_after(self) -> Outcome:
-        """Count them again: none may have gone down or slowed down meanwhile."""
+        """Count the interfaces again: fail if one went down or slowed down since."""
         now, lost = self.count()
-        worse = {host: interfaces.changes(old, now[host]) for host, old in self.interfaces.items() if host in now}
-        return self.judge_network({host: ", ".join(texts) for host, texts in worse.items() if texts}, lost)
+        bad = {}
+        for host, old in self.interfaces.items():
+            worse = interfaces.changes(old, now[host]) if host in now else []
+            if worse:
+                bad[host] = ", ".join(worse)
+        return self.judge_network(bad, lost)
 
     def count(self) -> tuple[dict[str, dict[str, interfaces.Interface]], Failures]:
+        """Read the interfaces that the profile selects, per host and name; and the hosts that failed."""
         done, lost = self.subject.on_hosts(interfaces.SCRIPT, (), 30)
-        wanted = self.profile.network
-        read = partial(interfaces.read, interfaces=wanted.interfaces, driver=wanted.driver)
+        selection = self.profile.network
+        read = partial(interfaces.read, interfaces=selection.interfaces, driver=selection.driver)
         return {host: read(result.out) for host, result in done.items()}, lost
 
     def judge_network(self, bad: Mapping[str, str], lost: Failures) -> Outcome:
+        """Accuse hosts whose interfaces are bad or that were not reached; fail if there are any."""
         for host, why in bad.items():
             self.accuse(host, "failing", f"network: {why}", f"look at cables and driver on {host}: ip -br link")
         for host, error in lost.items():
             self.accuse(host, "not reached", error.message, error.hint)
-        texts = [f"{host}: {why}" for host, why in bad.items()] + [error.message for error in lost.values()]
+        texts = [f"{host}: {why}" for host, why in bad.items()]
+        texts += [error.message for error in lost.values()]
         if texts:
             return Outcome("failed", "; ".join(texts))
         if not any(self.interfaces.values()):
             return Outcome("passed", "no hardware interface to count")
-        counts = sorted({interfaces.up(found) for found in self.interfaces.values()})
+        counts = sorted(set(map(interfaces.up, self.interfaces.values())))
         return Outcome("passed", f"{' or '.join(map(str, counts))} up on each host")
 
     # --- the lab ---
 
     def up(self) -> Outcome:
-        """Keys, files, image and containers; the nodes of hosts that fail are left out."""
+        """Bring the lab up; nodes of hosts that fail are left out."""
         self.before, _ = self.subject.remains()
         try:
             self.take(self.subject.up())
@@ -311,7 +326,8 @@ class _Course:
         return Outcome("passed", f"keys, files, image and {_count(len(self.slots), 'node')} on {hosts}")
 
     def take(self, status: LabStatus) -> None:
-        failures = {one.host: one for one in status.unreachable}
+        """Take placement, slots and devices of the workers from a status; accuse workers that do not run."""
+        failures = {failure.host: failure for failure in status.unreachable}
         workers = [node for node in status.nodes if node.role == "worker"]
         self.placement = {node.name: node.host for node in workers}
         launched = any(node.name == LAUNCHER and node.state == "running" for node in status.nodes)
@@ -326,7 +342,7 @@ class _Course:
                 self.accuse(node.name, "not reached", text, failure.hint if failure else "labctl up")
 
     def doctor_of_nodes(self) -> Outcome:
-        """What doctor sees only once nodes run, and whether `up` has mended what it found before."""
+        """Run doctor again on the nodes that are up; mark the first doctor step as passed if `up` fixed its errors."""
         if not self.slots:
             return Outcome("skipped", NO_LAB)
         outcome, first = self.doctor(), self.steps[0]
@@ -335,80 +351,89 @@ class _Course:
         return outcome
 
     def usable(self) -> tuple[str, ...]:
-        """The nodes that are up and do not fail: with one that does, every run fails."""
+        """Return the nodes that are up and not failing: a failing node would fail every run."""
         return tuple(node for node in self.slots if self.health(node) not in ("failing", "not reached"))
 
     def check(self, check: Check) -> Outcome:
+        """Run a check on the usable nodes and judge it. Nodes that fail alone run it again before they are accused."""
         nodes = self.usable()
+        if unmet := self.unmet(check, nodes):
+            return unmet
+        jobs = self.run(check, _groups(check, nodes), check.name)
+        bounds = figures.bounds(check, jobs, self.profile.within, self.baseline, self.placement)
+        judged = figures.judge(check, jobs, bounds)
+        bad = _bad(check, jobs, judged)
+        recovered: list[str] = []
+        if bad and all(len(group) == 1 for group in bad):
+            # A single bad run is not enough evidence.
+            repeated = self.run(check, tuple(bad), f"{check.name}-again")
+            jobs = [job for job in jobs if job.nodes not in bad] + repeated
+            judged = figures.judge(check, jobs, bounds)
+            still_bad = _bad(check, repeated, judged)
+            recovered = [node for (node,) in bad if (node,) not in still_bad]
+            bad = still_bad
+            self.accuse_nodes(check, jobs, bad)
+        elif bad:
+            self.suspicion = _suspicion(judged, bounds)
+        self.figures += judged
+        for job in jobs:
+            if job.nodes not in bad:
+                self.tested.update(job.nodes)
+        return _checked(jobs, judged, bad, recovered)
+
+    def unmet(self, check: Check, nodes: tuple[str, ...]) -> Outcome | None:
+        """Return the outcome of a check that these nodes cannot run; None if they can."""
         if not nodes:
             return Outcome("skipped", "no node is left" if self.slots else NO_LAB)
         if check.needs_devices and not self.has_devices:
             return Outcome("failed" if self.profile.needs_devices else "skipped", "the nodes have no accelerator")
         if check.nodes == "pairs" and len(nodes) < 2:
             return Outcome("skipped", "needs two nodes")
-        jobs = self.run(check, _groups(check, nodes), check.name)
-        bounds = figures.bounds(check, jobs, self.profile.within, self.baseline, self.placement)
-        found = figures.judge(check, jobs, bounds)
-        bad = _bad(check, jobs, found)
-        recovered: list[str] = []
-        if bad and all(len(group) == 1 for group in bad):
-            # A single bad run accuses nobody.
-            again = self.run(check, tuple(bad), f"{check.name}-again")
-            jobs = [job for job in jobs if job.nodes not in bad] + again
-            found = figures.judge(check, jobs, bounds)
-            still = _bad(check, again, found)
-            recovered = [node for (node,) in bad if (node,) not in still]
-            bad = still
-            for (node,), why in bad.items():
-                slow = next(job for job in again if job.nodes == (node,)).passed
-                if len(bad) < len(jobs):
-                    self.accuse(node, "slow" if slow else "failing", f"{why}, twice", self.advice(node))
-                else:
-                    # What all nodes fail says nothing of one of them, and the next check may.
-                    self.accuse(node, "slow" if slow else "unsure", f"{why}, twice", _look_at(check))
-        elif bad:
-            missed = next((one for one in found if one.passed is False and one.value is not None), None)
-            self.suspicion = Suspicion(missed.what, bounds[missed.what, missed.node]) if missed else Suspicion()
-        self.figures += found
-        self.tested |= {node for job in jobs if job.nodes not in bad for node in job.nodes}
-        run_id = next((job.run_id for job in jobs if job.nodes in bad or len(jobs) == 1), "")
-        if bad:
-            texts = [f"{', '.join(group)}: {why}" for group, why in bad.items()]
-            return Outcome("failed", f"{len(bad)} of {len(jobs)} runs: {'; '.join(texts[:3])}", run_id=run_id)
-        note = f"; {', '.join(recovered)} passed when run again" if recovered else ""
-        return Outcome("passed", f"{_summary(found) or _count(len(jobs), 'run')}{note}", run_id=run_id)
+        return None
+
+    def accuse_nodes(self, check: Check, jobs: Sequence[JobOutcome], bad: Mapping[Group, str]) -> None:
+        """Accuse nodes that failed a check twice, each alone; if all failed, only as slow or unsure."""
+        passed = {job.nodes: job.passed for job in jobs}
+        for (node,), why in bad.items():
+            slow = passed[node,]
+            if len(bad) < len(jobs):
+                self.accuse(node, "slow" if slow else "failing", f"{why}, twice", self.advice(node))
+            else:
+                # If all nodes fail, the check may be wrong; the next one may tell them apart.
+                self.accuse(node, "slow" if slow else "unsure", f"{why}, twice", _look_at(check))
 
     def run(self, check: Check, groups: tuple[Group, ...], record: str) -> list[JobOutcome]:
+        """Run a check on groups of nodes; ``record`` names the record of the batch."""
         return self.subject.run(check, groups, record, self.slots)
 
     def bisect(self, check: Check, suspicion: Suspicion) -> Outcome:
-        """Find the node or link with the workload of a check that failed on several nodes together."""
-        found = self.subject.bisect(check, self.usable(), suspicion, self.profile.within)
-        for node in found.bad:
+        """Find the bad node or link behind a check that failed on several nodes together, with its workload."""
+        diagnosis = self.subject.bisect(check, self.usable(), suspicion, self.profile.within)
+        for node in diagnosis.bad:
             text = f"{check.name}: {_measure(node.kind, node.figure)} in {len(node.runs)} runs with good partners"
             self.accuse(node.node, node.kind, text, self.advice(node.node))
-        for link in found.links:
+        for link in diagnosis.links:
             a, b = link.nodes
             text = (
                 f"{check.name}: {_measure(link.kind, link.figure)} in {len(link.runs)} runs; both are good with others"
             )
             advice = f"look at cables and switch between {a} and {b}, then re-run"
             self.links.append(LinkVerdict(a=a, b=b, verdict=link.kind, evidence=(text,), advice=advice))
-        for name in found.unsure:
-            why = found.note or "its runs contradict each other"
+        for name in diagnosis.unsure:
+            why = diagnosis.note or "its runs contradict each other"
             self.accuse(name, "unsure", f"{check.name}: {why}", _look_at(check))
-        self.tested |= set(found.good)
-        names = [f"{one.node} is {one.kind}" for one in found.bad]
-        names += [f"the link {' - '.join(one.nodes)} is {one.kind}" for one in found.links]
-        tried = f"{_count(found.runs, 'run')} in {_count(found.rounds, 'round')}"
+        self.tested |= set(diagnosis.good)
+        names = [f"{node.node} is {node.kind}" for node in diagnosis.bad]
+        names += [f"the link {' - '.join(link.nodes)} is {link.kind}" for link in diagnosis.links]
+        tried = f"{_count(diagnosis.runs, 'run')} in {_count(diagnosis.rounds, 'round')}"
         if names:
             return Outcome("failed", f"{', '.join(names)} ({tried})")
-        if not found.good:
-            return Outcome("failed", f"{found.note} ({tried})", _look_at(check))
-        return Outcome("passed", f"no node or link alone is bad ({tried}) {found.note}".rstrip())
+        if not diagnosis.good:
+            return Outcome("failed", f"{diagnosis.note} ({tried})", _look_at(check))
+        return Outcome("passed", f"no node or link alone is bad ({tried}) {diagnosis.note}".rstrip())
 
     def clean_up(self, *, keep: bool) -> Outcome:
-        """Remove the lab, unless it was there before, and look whether anything of it is left."""
+        """Remove the lab and verify that nothing of it is left; skipped if it was up before."""
         if self.before is None:
             return Outcome("skipped", "nothing was started")
         if self.before:
@@ -425,66 +450,87 @@ class _Course:
     # --- verdicts ---
 
     def accuse(self, name: str, health: Health, text: str, advice: str) -> None:
+        """Record evidence against a node or host."""
         self.evidence[name].append(Evidence(health, text, advice))
 
     def advice(self, node: str) -> str:
-        """A host can be taken out of use, a node of this machine cannot."""
+        """Return what to do about a node: drain its host, unless it is this machine, and look at it."""
         look, host = f"look at {node}: labctl doctor -n {node}", self.placement[node]
         return look if host == HERE else f"take {host} out of use by a line in drained.txt, and {look}"
 
     def evidence_of(self, node: str) -> list[Evidence]:
-        """Evidence against the node and its host, worst first; this machine is no node's host alone."""
+        """Return evidence against a node and its host, worst first; this machine is not accused as a host."""
         host = self.placement.get(node, "")
         on_host = self.evidence[host] if host not in ("", HERE, node) else []
-        return sorted([*self.evidence[node], *on_host], key=lambda one: HEALTH.index(one.health))
+        return sorted([*self.evidence[node], *on_host], key=lambda evidence: HEALTH.index(evidence.health))
 
     def health(self, node: str) -> Health | None:
-        return next((one.health for one in self.evidence_of(node)), None)
+        """Return the worst health that the evidence against a node shows; None without evidence."""
+        return next((evidence.health for evidence in self.evidence_of(node)), None)
 
     def node_verdicts(self) -> tuple[NodeVerdict, ...]:
-        """Of all nodes, of the hosts that failed before they had one, and of this machine where it has a trouble."""
+        """Judge all nodes, the hosts that failed before they had a node, and this machine if it has evidence."""
         others = {*self.placement.values()} - {HERE}
-        hosts = [name for name, found in self.evidence.items() if found and name not in others]
-        verdicts = []
-        for node in dict.fromkeys((*self.placement, *hosts)):
-            found = self.evidence_of(node)
-            if not found and node not in self.tested:
-                found = [Evidence("unsure", "no run on it passed", "")]
-            absent = node in self.placement and node not in self.slots
-            verdict = NodeVerdict(
-                node=node,
-                host=self.placement.get(node, node),
-                verdict="not reached" if absent else found[0].health if found else "good",
-                evidence=tuple(dict.fromkeys(one.text for one in found)),
-                advice=found[0].advice if found else "",
-            )
-            verdicts.append(verdict)
-        return tuple(verdicts)
+        hosts = [name for name, evidence in self.evidence.items() if evidence and name not in others]
+        return tuple(map(self.node_verdict, dict.fromkeys((*self.placement, *hosts))))
+
+    def node_verdict(self, node: str) -> NodeVerdict:
+        """Judge a node: by its worst evidence; without evidence it is good, or unsure if no run on it passed."""
+        evidence = self.evidence_of(node)
+        if not evidence and node not in self.tested:
+            evidence = [Evidence("unsure", "no run on it passed", "")]
+        verdict: Health = evidence[0].health if evidence else "good"
+        if node in self.placement and node not in self.slots:
+            verdict = "not reached"
+        return NodeVerdict(
+            node=node,
+            host=self.placement.get(node, node),
+            verdict=verdict,
+            evidence=tuple(dict.fromkeys(item.text for item in evidence)),
+            advice=evidence[0].advice if evidence else "",
+        )
 
     @property
     def verdict(self) -> Literal["PASS", "FAIL", "ERROR"]:
+        """PASS if all steps passed and all nodes are good; ERROR if no node came up, or after Ctrl-C."""
         if self.interrupted or not self.slots:
             return "ERROR"
-        failed = any(one.status == "failed" for one in self.steps)
-        return "FAIL" if failed or any(one.verdict != "good" for one in self.node_verdicts()) else "PASS"
+        if any(step.status == "failed" for step in self.steps):
+            return "FAIL"
+        return "PASS" if all(node.verdict == "good" for node in self.node_verdicts()) else "FAIL"
 
     def message(self) -> str:
-        """Which node is bad, and why; else what else failed."""
+        """Summarise the validation in a line: bad nodes and links with the reason, else the first failed step."""
         if self.interrupted:
             return "Interrupted."
         if self.verdict == "PASS":
             return f"All {len(self.slots)} nodes are good." if len(self.slots) > 1 else "The node is good."
-        nodes = [one for one in self.node_verdicts() if one.verdict != "good"]
-        worst = sorted(nodes, key=lambda one: HEALTH.index(one.verdict))
-        parts = [f"{one.node} is {one.verdict}: {one.evidence[0]}" for one in worst if one.verdict != "unsure"][:3]
-        parts += [f"the link {one.a} - {one.b} is {one.verdict}: {one.evidence[0]}" for one in self.links][:3]
-        failed = [one for one in self.steps if one.status == "failed"]
-        parts = parts or [f"step {one.name} failed: {one.message}" for one in failed[:1]]
-        parts = parts or [f"{one.node} is {one.verdict}: {one.evidence[0]}" for one in nodes[:3]]
+        nodes = [node for node in self.node_verdicts() if node.verdict != "good"]
+        worst = sorted(nodes, key=lambda node: HEALTH.index(node.verdict))
+        parts = [_accusation(node.node, node) for node in worst if node.verdict != "unsure"][:3]
+        parts += [_accusation(f"the link {link.a} - {link.b}", link) for link in self.links][:3]
+        failed = next((step for step in self.steps if step.status == "failed"), None)
+        if not parts and failed:
+            parts = [f"step {failed.name} failed: {failed.message}"]
+        elif not parts:
+            parts = [_accusation(node.node, node) for node in nodes[:3]]
         return f"{'; '.join(parts)}."
 
 
+def _accusation(name: str, verdict: NodeVerdict | LinkVerdict) -> str:
+    """Render the verdict on a node or link with its worst evidence."""
+    return f"{name} is {verdict.verdict}: {verdict.evidence[0]}"
+
+
+def _hook_failure(part: str, result: CompletedProcess) -> str:
+    """Render how a command of a hook failed, with the end of its output."""
+    last = " ".join((result.err or result.out).split()[-30:])
+    how = "timed out" if result.code == TIMED_OUT else f"failed with exit code {result.code}"
+    return f"{part} {how}: {last}".rstrip(": ")
+
+
 def _groups(check: Check, nodes: tuple[str, ...]) -> tuple[Group, ...]:
+    """Return the groups of nodes that a check runs on; of an odd number of nodes, one is in two pairs."""
     if check.nodes == "all":
         return (nodes,)
     if check.nodes == "each":
@@ -493,12 +539,32 @@ def _groups(check: Check, nodes: tuple[str, ...]) -> tuple[Group, ...]:
     return (*grouped(nodes, 2, "pairs"), *odd)
 
 
-def _bad(check: Check, jobs: Sequence[JobOutcome], found: Sequence[Figure]) -> dict[Group, str]:
-    """The groups whose run failed or missed a threshold, and why."""
+def _suspicion(judged: Sequence[Figure], bounds: Mapping[tuple[str, str], Bound]) -> Suspicion:
+    """Return the first figure with a number that missed its bound, with the bound; empty if runs failed."""
+    for figure in judged:
+        if figure.passed is False and figure.value is not None:
+            return Suspicion(figure.what, bounds[figure.what, figure.node])
+    return Suspicion()
+
+
+def _checked(
+    jobs: Sequence[JobOutcome], judged: Sequence[Figure], bad: Mapping[Group, str], recovered: Sequence[str]
+) -> Outcome:
+    """Summarise a check: the first bad groups, else its figures and the nodes that passed when run again."""
+    run_id = next((job.run_id for job in jobs if job.nodes in bad or len(jobs) == 1), "")
+    if bad:
+        texts = [f"{', '.join(group)}: {why}" for group, why in bad.items()]
+        return Outcome("failed", f"{len(bad)} of {len(jobs)} runs: {'; '.join(texts[:3])}", run_id=run_id)
+    note = f"; {', '.join(recovered)} passed when run again" if recovered else ""
+    return Outcome("passed", f"{_summary(judged) or _count(len(jobs), 'run')}{note}", run_id=run_id)
+
+
+def _bad(check: Check, jobs: Sequence[JobOutcome], judged: Sequence[Figure]) -> dict[Group, str]:
+    """Return the groups whose run failed or missed a threshold, with the reason."""
     bad = {}
     for job in jobs:
-        of = figures.subject(job.nodes, everyone=check.nodes == "all")
-        missed = [figures.missed(one) for one in found if one.node == of and one.passed is False]
+        name = figures.subject(job.nodes, everyone=check.nodes == "all")
+        missed = [figures.missed(figure) for figure in judged if figure.node == name and figure.passed is False]
         if not job.passed:
             bad[job.nodes] = f"{check.name}: {job.message}"
         elif missed:
@@ -506,14 +572,14 @@ def _bad(check: Check, jobs: Sequence[JobOutcome], found: Sequence[Figure]) -> d
     return bad
 
 
-def _summary(found: Sequence[Figure]) -> str:
-    """The figures of a check in a few words, as ``memory 11.2 to 12.1 GB/s``."""
+def _summary(judged: Sequence[Figure]) -> str:
+    """Summarise the figures of a check, as ``memory 11.2 to 12.1 GB/s``."""
     parts = []
-    for what in dict.fromkeys(one.what for one in found):
-        values = [one.value for one in found if one.what == what and one.value is not None]
-        unit = next(one.unit for one in found if one.what == what)
-        several = f"{number(min(values))} to {number(max(values))}" if len(values) > 1 else number(values[0])
-        parts.append(f"{what} {several} {unit}".rstrip())
+    for metric in dict.fromkeys(figure.what for figure in judged):
+        of_metric = [figure for figure in judged if figure.what == metric]
+        values = [figure.value for figure in of_metric if figure.value is not None]
+        span = f"{number(min(values))} to {number(max(values))}" if len(values) > 1 else number(values[0])
+        parts.append(f"{metric} {span} {of_metric[0].unit}".rstrip())
     return ", ".join(parts)
 
 
@@ -529,5 +595,5 @@ def _count(amount: int, noun: str) -> str:
     return f"{amount} {noun}{'s' * (amount != 1)}"
 
 
-def _word(value: bool) -> str:
+def _boolean(value: bool) -> str:
     return "true" if value else "false"
