@@ -1,4 +1,4 @@
-"""The bundle file format: a Docker image archive, then labctl's members, then the checksums of everything.
+"""Bundle file format: a Docker image archive, then labctl's members, then a JSON member with all checksums.
 
 ``docker load`` accepts it. The checksums detect damage and truncation, not tampering.
 """
@@ -24,15 +24,16 @@ from labctl.system.progress import Progress
 from labctl.system.tar import BROKEN
 
 OURS = "labctl/"
-"""Prefix of labctl's members; the others are Docker's."""
+"""Prefix of labctl's members; the others belong to the image archive."""
 SEAL = "labctl/bundle.json"
+"""Last member: metadata and checksums."""
 SCHEMA = 1
 AGAIN = "copy the bundle again or re-create it"
 _BLOB = re.compile(r"blobs/sha256/([0-9a-f]{64})")
 
 
 class BundleEntry(Struct, frozen=True, kw_only=True):
-    """A file of a bundle, or with a target a symbolic link."""
+    """A file of a bundle, or a symbolic link if ``target`` is set."""
 
     content: Range
     mode: int
@@ -40,9 +41,10 @@ class BundleEntry(Struct, frozen=True, kw_only=True):
 
 
 class BundleWriter:
-    """Appends members to an image archive, and the checksums when the block succeeds."""
+    """Context manager that appends members to an image archive, and the checksums if the block succeeds."""
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
+        """Open an image archive and compute the checksums of its members; ``about`` is stored as metadata."""
         self._about = about
         self._sums: dict[str, str] = {}
         self._links: dict[str, str] = {}
@@ -53,19 +55,20 @@ class BundleWriter:
                 # Docker's blobs are named by their digest.
                 blob = _BLOB.fullmatch(name)
                 self._sums[name] = blob[1] if blob else sha256(member.content.chunks())
-        self._tar = tarfile.open(path, "a", format=tarfile.GNU_FORMAT)  # noqa: SIM115 - it is closed with the block
+        self._tar = tarfile.open(path, "a", format=tarfile.GNU_FORMAT)  # noqa: SIM115 - closed by __exit__
 
     def __enter__(self) -> BundleWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Append the checksums unless the block failed, and close the file."""
         if kind is None:
-            said = {"schema": SCHEMA, **self._about, "sha256": dict(self._sums), "links": self._links}
-            self.add(SEAL.removeprefix(OURS), _sealed(said))
+            metadata = {"schema": SCHEMA, **self._about, "sha256": dict(self._sums), "links": self._links}
+            self.add(SEAL.removeprefix(OURS), _sealed(metadata))
         self._tar.close()
 
     def add(self, name: str, source: Path | bytes = b"", mode: int = 0o644, target: str = "") -> None:
-        """Add a file, from here or with this content, or with a target a symbolic link."""
+        """Add a file from a path or with given content, or a symbolic link if ``target`` is set."""
         member = tarfile.TarInfo(OURS + name)
         member.mode = mode
         if target:
@@ -82,22 +85,24 @@ class BundleWriter:
 
 
 class _Summing:
-    """A stream that computes the SHA-256 of what is read."""
+    """Stream that computes the SHA-256 of the bytes read from it."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
         self.digest = hashlib.sha256()
 
     def read(self, size: int) -> bytes:
+        """Read at most ``size`` bytes."""
         piece = self._stream.read(size)
         self.digest.update(piece)
         return piece
 
 
 class Bundle:
-    """A bundle to read. ConfigError if it cannot be read, HostError if it is damaged."""
+    """A bundle opened for reading. ConfigError if it cannot be read, HostError if it is damaged."""
 
     def __init__(self, path: Path) -> None:
+        """Read the members and metadata; checksums of the members are verified by `check`."""
         self.path = path
         self.members = _members(path)
         seal = self.members.pop(SEAL, None)
@@ -117,12 +122,12 @@ class Bundle:
             raise HostError(f"{path} has no checksums", hint=AGAIN)
 
     def below(self, folder: str) -> dict[str, BundleEntry]:
-        """Members of one of labctl's directories, by their path in it."""
+        """Return the members of one of labctl's directories, by path relative to it."""
         start = f"{OURS}{folder}/"
-        return {name.removeprefix(start): one for name, one in self.members.items() if name.startswith(start)}
+        return {name.removeprefix(start): member for name, member in self.members.items() if name.startswith(start)}
 
     def check(self, notice: Callable[[str], None]) -> None:
-        """Verify that all members are there and match their checksums, and that no path is unsafe. HostError."""
+        """Verify all members and checksums, and that no path is unsafe. HostError."""
         sums, links = self.about["sha256"], self.about["links"]
         odd = sorted(set(self.members) ^ {*sums, *links})
         if odd:
@@ -130,9 +135,8 @@ class Bundle:
         total = sum(len(member.content) for member in self.members.values())
         progress = Progress(f"checking {self.path.name}", total, 0, notice)
         for name, member in self.members.items():
-            if not _is_inside(name, member.target) or any(
-                str(parent) in links for parent in PurePosixPath(name).parents
-            ):
+            through_link = any(str(parent) in links for parent in PurePosixPath(name).parents)
+            if through_link or not _is_inside(name, member.target):
                 raise HostError(f"{self.path}: unsafe path in bundle: {name!a}", hint="do not use this file")
             if name in links:
                 if member.target != links[name]:
@@ -142,14 +146,15 @@ class Bundle:
 
 
 def _members(path: Path) -> dict[str, BundleEntry]:
+    """Read the files and links of a bundle, by name. ConfigError if it cannot be read, HostError if it is damaged."""
     try:
         with tarfile.open(path, "r:") as tar:
             return {
-                one.name: BundleEntry(
-                    content=Range(path, one.offset_data, one.size), mode=one.mode, target=one.linkname
+                member.name: BundleEntry(
+                    content=Range(path, member.offset_data, member.size), mode=member.mode, target=member.linkname
                 )
-                for one in tar
-                if one.isfile() or one.issym()
+                for member in tar
+                if member.isfile() or member.issym()
             }
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -160,17 +165,17 @@ def _members(path: Path) -> dict[str, BundleEntry]:
         raise HostError(f"{path} is damaged or not a bundle: {error}", hint=hint) from error
 
 
-def _sealed(said: Mapping[str, Any]) -> bytes:
-    """The last member: JSON with its own checksum."""
-    said = {key: value for key, value in said.items() if key != "seal"}
-    text = json.dumps(said, indent=1, sort_keys=True)
-    return json.dumps({**said, "seal": sha256([text.encode()])}, indent=1, sort_keys=True).encode()
+def _sealed(metadata: Mapping[str, Any]) -> bytes:
+    """Render the last member: metadata as JSON, with its own checksum under ``seal``."""
+    metadata = {key: value for key, value in metadata.items() if key != "seal"}
+    text = json.dumps(metadata, indent=1, sort_keys=True)
+    return json.dumps({**metadata, "seal": sha256([text.encode()])}, indent=1, sort_keys=True).encode()
 
 
 def _is_inside(name: str, target: str) -> bool:
-    """Whether a name, and where a link of that name leads, stay below the member's folder of the bundle.
+    """Tell if a name, and the target of a link of that name, stay below the member's folder of the bundle.
 
-    Nor may it hold control characters, which terminals obey.
+    Names with control characters do not: terminals would obey them.
     """
     _, _, path = name.removeprefix(OURS).partition("/")
     leaves = name.startswith(OURS) and leads_out(path, target)

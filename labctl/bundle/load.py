@@ -1,4 +1,4 @@
-"""Loads a bundle: verifies it, writes its files, and brings its images and cache to hosts."""
+"""Load a bundle: verify it, write its files, and load its images and cache on this machine or the lab's hosts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl.backends.docker.deploy import cache as host_caches
 from labctl.backends.docker.hosts.ssh import Connection
@@ -36,16 +37,16 @@ LOCKS = ".lab/bundle"
 """Directory of the images' lock files, relative to the lab directory."""
 CACHE = "HOST_CACHE_PATH"
 OWN = frozenset({*mount_sources.EXAMPLES, "LAB_PORTS"})
-"""Settings that open this machine to containers or its ports to others, which no bundle chooses."""
+"""Settings that mount host directories or publish ports: a bundle must not set them."""
 MAKEFILES = frozenset({"makefile", "gnumakefile"})
 HARMLESS = frozenset({".gitignore", ".gitkeep", ".dockerignore"})
-"""Names that begin with a dot, of files that nothing runs."""
+"""Names of dot files that no program executes."""
 ABOUT = {"lab": str, "written": str, "labctl": str, "images": list, "left_out": list}
-"""What every bundle of a lab says of itself."""
+"""Types of the metadata that every bundle of a lab has."""
 
 
 class LoadedBundle(Struct, frozen=True, kw_only=True):
-    """A bundle that was unpacked into a directory: the files that were written, and the hosts that failed."""
+    """Result of loading a bundle into a directory: the files that were written, and the hosts that failed."""
 
     lab: str
     images: tuple[str, ...]
@@ -56,9 +57,9 @@ class LoadedBundle(Struct, frozen=True, kw_only=True):
     files: tuple[str, ...]
     failed: tuple[HostFailure, ...]
     skipped: tuple[str, ...] = ()
-    """Files that programs of this machine may run, and that nobody wanted."""
+    """Files that programs of this machine may execute, which the user did not accept."""
     cache: str = ""
-    """Where the cache is, if the bundle has one; on each host."""
+    """Directory of the cache, on each host; empty if the bundle has none."""
     cache_files: int = 0
 
 
@@ -67,8 +68,8 @@ def load_bundle(
 ) -> LoadedBundle:
     """Unpack a bundle into the context's directory, and load its images into Docker here or on the lab's hosts.
 
-    The whole bundle is verified before anything is changed. Files that programs of this machine may run are written
-    only if ``ask`` says yes.
+    The whole bundle is verified before anything is changed. Files that programs of this machine may execute are written
+    only if ``ask`` returns True.
     """
     bundle = checked(file, context.notice)
     with tempfile.TemporaryDirectory(prefix="labctl-") as folder:
@@ -80,13 +81,14 @@ def load_bundle(
             )
         settings = config.load(Path(folder), context.environ, context.flags)
         cache = Path(settings.text(CACHE))
-        files, cached = of_lab(bundle, env, context.directory, force=force), of_cache(bundle, cache)
+        files = of_lab(bundle, env, context.directory, force=force)
+        cached = of_cache(bundle, cache)
         if outside := sorted(bundle.below("cache").keys() - cached_in(bundle).keys()):
             context.warn(f"not written: {listed(outside, 3)}: only {' and '.join(CACHED)} go into a cache")
         skipped = unwanted(files, context, ask)
         files = {path: member for path, member in files.items() if path not in skipped}
-        wanted = {**files, **cached}
-        require_room("the bundle", [(room_at(path), len(member.content)) for path, member in wanted.items()])
+        to_write = {**files, **cached}
+        require_room("the bundle", [(room_at(path), len(member.content)) for path, member in to_write.items()])
         if cached:
             make_root(cache)
         with filelock.held(context.directory / filelock.LAB, "labctl bundle load"):
@@ -96,31 +98,39 @@ def load_bundle(
         write(cached, cache, progress)
         progress.finish()
     failures = hand_out(context, bundle, settings)
+    loaded = summary(bundle, context.directory, files, skipped)
+    failed = [HostFailure(host=host, message=error.message, hint=error.hint) for host, error in failures.items()]
+    return replace(loaded, failed=tuple(failed), cache=str(cache) if cached_in(bundle) else "", cache_files=len(cached))
+
+
+def summary(bundle: Bundle, directory: Path, files: Iterable[Path], skipped: Iterable[Path]) -> LoadedBundle:
+    """Return the result of loading a bundle, without its cache and hosts; paths are relative to the directory."""
     about = bundle.about
+    excluded = [ExcludedFile(entry["what"], entry["why"]) for entry in about["left_out"]]
     return LoadedBundle(
         lab=about["lab"],
         images=tuple(about["images"]),
         created=about["written"],
         labctl=about["labctl"],
-        excluded=tuple(ExcludedFile(entry["what"], entry["why"]) for entry in about["left_out"]),
-        directory=str(context.directory),
-        files=tuple(str(path.relative_to(context.directory)) for path in files),
-        failed=tuple(
-            HostFailure(host=host, message=error.message, hint=error.hint) for host, error in failures.items()
-        ),
-        skipped=tuple(str(path.relative_to(context.directory)) for path in skipped),
-        cache=str(cache) if cached_in(bundle) else "",
-        cache_files=len(cached),
+        excluded=tuple(excluded),
+        directory=str(directory),
+        files=relative_names(files, directory),
+        failed=(),
+        skipped=relative_names(skipped, directory),
     )
 
 
+def relative_names(paths: Iterable[Path], directory: Path) -> tuple[str, ...]:
+    return tuple(str(path.relative_to(directory)) for path in paths)
+
+
 def checked(path: Path, notice: Notice) -> Bundle:
-    """Open and verify a bundle of a lab. ConfigError, HostError if it is damaged."""
+    """Open and verify a bundle of a lab. ConfigError if it cannot be read, HostError if it is damaged or of no lab."""
     bundle = Bundle(path)
     bundle.check(notice)
     about = bundle.about
-    whole = all(isinstance(about.get(key), kind) for key, kind in ABOUT.items())
-    if not whole or not all(isinstance(image, str) for image in about["images"]):
+    complete = all(isinstance(about.get(key), kind) for key, kind in ABOUT.items())
+    if not complete or not all(isinstance(image, str) for image in about["images"]):
         raise HostError(f"{path} does not say which lab it holds", hint=AGAIN)
     env = bundle.below("lab").get(".env")
     if env is None or env.target:
@@ -130,9 +140,9 @@ def checked(path: Path, notice: Notice) -> Bundle:
 
 
 def own_settings(bundle: Bundle, path: Path, chosen: Mapping[str, str]) -> tuple[BundleEntry, tuple[str, ...]]:
-    """The bundle's .env, written to a path, with the directories that are mounted as the person chose them.
+    """Write the bundle's .env to a path, with mounts and ports only from ``chosen``; return it and the dropped keys.
 
-    Otherwise they are this machine's own; returns the settings that were dropped, too.
+    Settings that are not chosen are commented out.
     """
     lines = settings_of(bundle).split("\n")
     dropped: dict[str, None] = {}
@@ -147,7 +157,7 @@ def own_settings(bundle: Bundle, path: Path, chosen: Mapping[str, str]) -> tuple
 
 
 def settings_of(bundle: Bundle) -> str:
-    """The text of the bundle's .env. HostError if it is none."""
+    """Return the text of the bundle's .env. HostError if it is not UTF-8."""
     try:
         return b"".join(bundle.below("lab")[".env"].content.chunks()).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -155,12 +165,13 @@ def settings_of(bundle: Bundle) -> str:
 
 
 def require_saved(bundle: Bundle) -> None:
-    """HostError if the bundle holds a file that no `labctl bundle save` writes."""
-    named = {entry.key: entry.value for entry in dotenv.parse(settings_of(bundle), ".env")}
-    known = {".env", named.get("LAB_HOSTS"), named.get("LAB_REQUIREMENTS")}
-    folders = tuple(f"{one}/" for one in (*FOLDERS, *folder_of_dockerfile(named.get("LAB_DOCKERFILE", ""))))
+    """Raise HostError if the bundle has a file that `labctl bundle save` never writes."""
+    values = {entry.key: entry.value for entry in dotenv.parse(settings_of(bundle), ".env")}
+    single = {".env", values.get("LAB_HOSTS"), values.get("LAB_REQUIREMENTS")}
+    folders = (*FOLDERS, *folder_of_dockerfile(values.get("LAB_DOCKERFILE", "")))
+    prefixes = tuple(f"{folder}/" for folder in folders)
     files = bundle.below("lab")
-    odd = [f"lab/{name}" for name in files if name not in known and not name.startswith(folders)]
+    odd = [f"lab/{name}" for name in files if name not in single and not name.startswith(prefixes)]
     odd += [f"lab/{name}" for name in files if SKIPPED & {*PurePosixPath(name).parts} or is_override(name)]
     odd += [f"locks/{name}" for name in bundle.below("locks") if not re.fullmatch(r"[\w.-]+\.lock", name)]
     if odd:
@@ -168,21 +179,21 @@ def require_saved(bundle: Bundle) -> None:
 
 
 def unwanted(files: Iterable[Path], context: Context, ask: Callable[[str], bool] | None) -> tuple[Path, ...]:
-    """Those files that programs of this machine may run, such as editors and make, unless the person wants them."""
-    found = tuple(path for path in files if may_run(path.relative_to(context.directory).as_posix()))
-    if not found:
+    """Return the files that programs such as editors and make may execute, unless the user accepts them."""
+    risky = tuple(path for path in files if may_run(path.relative_to(context.directory).as_posix()))
+    if not risky:
         return ()
-    names = listed((str(path.relative_to(context.directory)) for path in found), len(found))
-    what = f"programs of this machine, such as editors, may run what is in {names}"
+    names = listed(relative_names(risky, context.directory), len(risky))
+    risk = f"programs of this machine, such as editors, may run what is in {names}"
     if ask is None:
-        context.warn(f"not written: {what} (--yes writes it)")
-    elif ask(f"{what}. Write it?"):
+        context.warn(f"not written: {risk} (--yes writes it)")
+    elif ask(f"{risk}. Write it?"):
         return ()
-    return found
+    return risky
 
 
 def may_run(name: str) -> bool:
-    """Whether a file of the lab is one that programs look for by its name: most begin with a dot."""
+    """Tell if programs look for a file of this name and may execute it: most such names begin with a dot."""
     if name == ".env" or name.startswith((f"{NODES}/", f"{LOCKS}/")):
         return False
     parts = PurePosixPath(name.lower()).parts
@@ -190,15 +201,15 @@ def may_run(name: str) -> bool:
 
 
 def of_lab(bundle: Bundle, env: BundleEntry, directory: Path, *, force: bool) -> dict[Path, BundleEntry]:
-    """The files to write for the lab, by path. ConfigError if that would change files, unless forced.
+    """Return the files of the lab to write, by path. ConfigError if others would be overwritten, unless ``force``.
 
-    Existing node directories are kept, with the keys that no bundle contains.
+    Existing node directories are kept: they have the keys, which no bundle contains.
     """
-    wanted = {directory / name: member for name, member in {**bundle.below("lab"), ".env": env}.items()}
-    wanted |= {directory / LOCKS / name: member for name, member in bundle.below("locks").items()}
+    members = {directory / name: member for name, member in {**bundle.below("lab"), ".env": env}.items()}
+    members |= {directory / LOCKS / name: member for name, member in bundle.below("locks").items()}
     if (directory / NODES).exists():
-        wanted = {path: member for path, member in wanted.items() if not path.is_relative_to(directory / NODES)}
-    missing = {path: member for path, member in wanted.items() if not holds(member, path)}
+        members = {path: member for path, member in members.items() if not path.is_relative_to(directory / NODES)}
+    missing = {path: member for path, member in members.items() if not holds(member, path)}
     others = sorted(str(path.relative_to(directory)) for path in missing if os.path.lexists(path))
     if others and not force:
         raise ConfigError(
@@ -211,21 +222,21 @@ def of_lab(bundle: Bundle, env: BundleEntry, directory: Path, *, force: bool) ->
 
 
 def of_cache(bundle: Bundle, cache: Path) -> dict[Path, BundleEntry]:
-    """The cache files to write, by path; existing ones are kept."""
-    wanted = {cache / name: member for name, member in cached_in(bundle).items()}
-    missing = {path: member for path, member in wanted.items() if not os.path.lexists(path)}
+    """Return the cache files to write, by path; existing ones are kept."""
+    members = {cache / name: member for name, member in cached_in(bundle).items()}
+    missing = {path: member for path, member in members.items() if not os.path.lexists(path)}
     for path in missing:
         require_no_link(path, cache)
     return missing
 
 
 def cached_in(bundle: Bundle) -> dict[str, BundleEntry]:
-    """The bundle's models and data; what else it would write into a cache is passed over."""
+    """Return the models and data sets of the bundle; its other cache members are ignored."""
     return {name: member for name, member in bundle.below("cache").items() if name.startswith(CACHED)}
 
 
 def require_no_link(path: Path, root: Path) -> None:
-    """HostError if a parent of the path below the root is a link."""
+    """Raise HostError if a parent of the path, below the root, is a symbolic link."""
     for parent in path.parents:
         if parent == root:
             return
@@ -235,10 +246,10 @@ def require_no_link(path: Path, root: Path) -> None:
             )
 
 
-def write(wanted: Mapping[Path, BundleEntry], root: Path, progress: Progress | None = None) -> None:
-    """Write these files below a directory, each atomically. HostError names the one that cannot be written."""
-    for path, member in wanted.items():
-        # A link of the bundle itself may be such a parent by now.
+def write(members: Mapping[Path, BundleEntry], root: Path, progress: Progress | None = None) -> None:
+    """Write files below a directory, each atomically. HostError names the file that cannot be written."""
+    for path, member in members.items():
+        # Checked again: the bundle itself may just have written such a link.
         require_no_link(path, root)
         make_private(path.parent)
         try:
@@ -260,7 +271,7 @@ def write(wanted: Mapping[Path, BundleEntry], root: Path, progress: Progress | N
 
 
 def holds(member: BundleEntry, path: Path) -> bool:
-    """Whether a path has the content of a member."""
+    """Tell if a path already has the content of a member."""
     if member.target:
         return path.is_symlink() and str(path.readlink()) == member.target
     if path.is_symlink() or not path.is_file() or path.stat().st_size != len(member.content):
@@ -270,17 +281,18 @@ def holds(member: BundleEntry, path: Path) -> bool:
 
 
 def hand_out(context: Context, bundle: Bundle, settings: Settings) -> Failures:
-    """Load the images into Docker here, or send them and the cache to the lab's hosts."""
+    """Load the images into Docker here, or send them and the cache to the lab's hosts; return the failures."""
     archive = Archive(bundle.path)
-    with cluster.connect(context, settings) as where:
-        if not where.remote_hosts:
+    with cluster.connect(context, settings) as connected:
+        if not connected.remote_hosts:
             for image in bundle.about["images"]:
                 local.load(archive, image, context.notice)
             return {}
-        failures = dict(where.failed)
+        failures = dict(connected.failed)
 
         def left() -> dict[str, Connection]:
-            return {host: one for host, one in where.remote_hosts.items() if host not in failures}
+            """Return the hosts that have not failed so far."""
+            return {host: link for host, link in connected.remote_hosts.items() if host not in failures}
 
         for image in bundle.about["images"]:
             failures |= distribute.hand_out(
@@ -290,23 +302,24 @@ def hand_out(context: Context, bundle: Bundle, settings: Settings) -> Failures:
 
 
 def send_cache(bundle: Bundle, settings: Settings, hosts: Mapping[str, Connection], notice: Notice) -> Failures:
-    """Send the bundle's cache to hosts in parallel; returns the failures."""
+    """Send the bundle's cache to hosts, in parallel; return the failures."""
     members = cached_in(bundle)
     if not members:
         return {}
     folder = host_caches.folder_on_hosts(settings)
 
     def bring(connection: Connection) -> None:
-        _, there = host_caches.read(connection, folder)
-        lacking = {name: member for name, member in members.items() if name not in there}
-        if lacking:
-            unpack(connection, folder, cargo(lacking), notice)
+        """Send the cache files that a host does not have."""
+        _, present = host_caches.read(connection, folder)
+        missing = {name: member for name, member in members.items() if name not in present}
+        if missing:
+            unpack(connection, folder, cargo(missing), notice)
 
     return map_hosts(bring, hosts)[1]
 
 
 def cargo(members: Mapping[str, BundleEntry]) -> ArchiveStream:
-    """A tar archive of these members."""
+    """Build a tar archive of members, to stream."""
     parts: list[bytes | Range] = []
     for name, member in members.items():
         size = len(member.content)
@@ -315,7 +328,7 @@ def cargo(members: Mapping[str, BundleEntry]) -> ArchiveStream:
 
 
 def unpack(connection: Connection, folder: str, cargo: ArchiveStream, notice: Notice) -> None:
-    """Send an archive and unpack it in a directory. HostError if it is incomplete."""
+    """Stream an archive to a host and unpack it in a directory. HostError if it is incomplete."""
     progress = Progress(f"{connection.target.name}: cache", cargo.size, 0, notice)
     host_caches.unpack(connection, folder, report(cargo.chunks(), progress))
     progress.finish()

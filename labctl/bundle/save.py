@@ -1,4 +1,4 @@
-"""Writes a lab as one file for offline use: its images, settings, workloads and, on request, its cache."""
+"""Save a lab as one file for offline use: its images, settings, workloads and, optionally, its cache."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import os
 import re
 import shlex
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from importlib import metadata
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -33,20 +34,20 @@ from labctl.system.progress import Progress, amount
 
 NODES = ".lab/nodes"
 FOLDERS = ("workloads", "hostfiles", NODES)
-"""Of a lab directory, beside .env and the list of hosts."""
+"""Folders of a lab directory to save, beside .env and the list of hosts."""
 CACHED = ("datasets/", "huggingface/")
-"""Of a cache."""
+"""Folders of a cache to save."""
 SKIPPED = frozenset({"__pycache__", ".git"})
 KEY = re.compile(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----|^PuTTY-User-Key-File", re.MULTILINE)
 HEAD = 1 << 20
-"""Bytes of a file to search for the begin of a private key."""
+"""Bytes at the beginning of a file to search for a private key."""
 ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*\S")
 LOGIN = re.compile(r"://\S*@|_proxy=\S*@|\bhf_[A-Za-z0-9]{8}", re.IGNORECASE)
-"""A URL with a password, and a token of the hub."""
+"""Matches a URL with a password, and a token of the Hugging Face Hub."""
 
 
 class Entry(Struct, frozen=True, kw_only=True):
-    """A file by its path in the lab directory, with its source (a file or content) or a link's target."""
+    """A file to save, by its path in the lab directory: with a source (path or content), or the target of a link."""
 
     name: str
     mode: int = 0o644
@@ -54,18 +55,18 @@ class Entry(Struct, frozen=True, kw_only=True):
     target: str = ""
 
     def __repr__(self) -> str:
-        return f"Entry({self.name!r})"  # its content may be a secret
+        return f"Entry({self.name!r})"  # without content, which may be secret
 
 
 class ExcludedFile(Struct, frozen=True):
-    """A file, or a line of .env, that is not in the bundle."""
+    """A file, or a setting of .env, that is not in the bundle, with the reason."""
 
     path: str
     reason: str
 
 
 class SavedBundle(Struct, frozen=True, kw_only=True):
-    """A bundle that was written, and what is in it."""
+    """A bundle that was written, and its contents."""
 
     file: str
     bytes: int
@@ -81,33 +82,23 @@ class SavedBundle(Struct, frozen=True, kw_only=True):
 def save_bundle(
     context: Context, file: Path, *, workloads: Iterable[str] = (), cache: bool = False, secrets: bool = False
 ) -> SavedBundle:
-    """Write the lab in the context's directory, with the images of its nodes and of these workloads, into a file.
+    """Write the lab of the context, with the images of its nodes and of these workloads, to a file.
 
     HostError if an image is not found or the disk is full. An existing file is replaced atomically.
     """
     settings = context.settings()
     require_initialised(context)
-    asked = [request.choose_workload(context.directory, name, request.RunOptions(), settings) for name in workloads]
-    # Of a lab that is up for a workload the image that its settings name, too: `labctl down` has it expected again.
-    every = (context.declared(), settings, *(prepare.for_workload(context, settings, task) for task in asked))
-    needing = {tuple(map(one.text, OF_THE_IMAGE)): one for one in every}.values()
-    commands = {image_of(context, one): prepare.build_command(one) for one in needing}
+    commands = build_commands(context, settings, workloads)
     images = tuple(commands)
     folder = Path(settings.text("HOST_CACHE_PATH"))
     if cache and not folder.is_dir():
         raise HostError(f"HOST_CACHE_PATH {folder} does not exist", hint="labctl cache WORKLOAD, or omit --with-cache")
-    size = 0
-    for image in images:
-        described = local.described(image)
-        if described is None:
-            hint = f"{commands[image]}, or docker pull"
-            raise HostError(f"image {image} not found on this machine", hint=hint)
-        size += described["Size"]
+    size = size_of_images(commands)
     if file.is_dir():
         raise ConfigError(f"{file} is a directory", hint=f"name a file in it: {shlex.quote(str(file / 'lab.bundle'))}")
     entries, excluded = of_lab(context.directory, secrets=secrets)
     excluded += not_cached(folder) if cache else []
-    # The format of the file, as in its first version: these keys stay.
+    # Keys of the file format: they must stay readable by every labctl.
     about: dict[str, Any] = {
         "labctl": metadata.version("labctl"),
         "lab": settings.text("LAB_NAME"),
@@ -139,8 +130,8 @@ def save_bundle(
         hint = f"df -h {shlex.quote(str(file.parent))}"
         raise HostError(f"cannot write {file}: {error.strerror}", hint=hint) from error
     context.notice(f"{file}: {amount(size)}")
-    for one in excluded:
-        context.notice(f"excluded: {one.path} ({one.reason})")
+    for left_out in excluded:
+        context.notice(f"excluded: {left_out.path} ({left_out.reason})")
     return SavedBundle(
         file=str(file),
         bytes=size,
@@ -154,20 +145,43 @@ def save_bundle(
     )
 
 
+def build_commands(context: Context, settings: Settings, workloads: Iterable[str]) -> dict[str, str]:
+    """Return the images of the lab and of these workloads, each with the command that builds it."""
+    # The declared image too: a lab that is up for a workload uses it again after `labctl down`.
+    variants = [context.declared(), settings]
+    for name in workloads:
+        workload = request.choose_workload(context.directory, name, request.RunOptions(), settings)
+        variants.append(prepare.for_workload(context, settings, workload))
+    distinct = {tuple(map(variant.text, OF_THE_IMAGE)): variant for variant in variants}
+    return {image_of(context, variant): prepare.build_command(variant) for variant in distinct.values()}
+
+
+def size_of_images(commands: Mapping[str, str]) -> int:
+    """Return the total size of images in bytes. HostError, with the command that builds it, if one is not found."""
+    size = 0
+    for image, command in commands.items():
+        described = local.described(image)
+        if described is None:
+            raise HostError(f"image {image} not found on this machine", hint=f"{command}, or docker pull")
+        size += described["Size"]
+    return size
+
+
 def image_of(context: Context, settings: Settings) -> str:
-    """The image of the lab's nodes; hosts are contacted only if their devices decide."""
+    """Return the image of the lab's nodes; hosts are contacted only if the image depends on their devices."""
 
     def detect() -> str:
-        with cluster.connect(context, settings) as where:
-            return where.accelerator
+        """Ask the hosts for their accelerator."""
+        with cluster.connect(context, settings) as connected:
+            return connected.accelerator
 
     return packages.tag(cluster.base_image(settings, detect), packages.of(settings))
 
 
 def of_lab(directory: Path, *, secrets: bool) -> tuple[list[Entry], list[ExcludedFile]]:
-    """The lab's settings, inventory, workloads and node directories, and what is excluded.
+    """Return settings, inventory, workloads and node directories of the lab to save, and the files that are excluded.
 
-    Keys and passwords are, unless ``secrets``.
+    Keys and passwords are excluded, unless ``secrets``.
     """
     env = config.load(directory, {}, {})
     text = (directory / ".env").read_text(encoding="utf-8")
@@ -187,42 +201,45 @@ def of_lab(directory: Path, *, secrets: bool) -> tuple[list[Entry], list[Exclude
         excluded.append(ExcludedFile(dockerfile, "not in a folder of the lab directory"))
     if (directory / OVERRIDE).exists():
         excluded.append(ExcludedFile(OVERRIDE, "it may open the machine that loads it: copy it yourself"))
-    for entry in (entry for folder in folders for entry in walk(directory, folder) if not is_override(entry.name)):
-        reason = "" if secrets else why_secret(entry)
-        if leads_out(entry.name, entry.target):
-            reason = "points outside the lab"
-        if reason:
+    for entry in chain.from_iterable(walk(directory, folder) for folder in folders):
+        if is_override(entry.name):
+            continue
+        if reason := why_excluded(entry, secrets=secrets):
             excluded.append(ExcludedFile(entry.name, reason))
         else:
             entries[entry.name] = entry
     return list(entries.values()), excluded
 
 
+def why_excluded(entry: Entry, *, secrets: bool) -> str:
+    """Return the reason to exclude a file; empty to save it."""
+    if leads_out(entry.name, entry.target):
+        return "points outside the lab"
+    return "" if secrets else why_secret(entry)
+
+
 def folder_of_dockerfile(name: str) -> tuple[str, ...]:
-    """The folder that LAB_DOCKERFILE's build reads, if it is below the lab directory."""
+    """Return the folder with LAB_DOCKERFILE, its build context, if it is below the lab directory; else empty."""
     folder = PurePosixPath(name).parent
-    own = folder.parts[:1] in ((), (".lab",), ("runs",))
-    return (folder.as_posix(),) if is_below(name) and not own else ()
+    reserved = folder.parts[:1] in ((), (".lab",), ("runs",))
+    return (folder.as_posix(),) if is_below(name) and not reserved else ()
 
 
 def is_override(name: str) -> bool:
-    """Whether a file is what a node got of compose.override.yml."""
+    """Tell if a file is the part of compose.override.yml that a node was given."""
     return PurePosixPath(name).match(override_path("*"))
 
 
 def not_cached(cache: Path) -> list[ExcludedFile]:
-    """What else is in the shared cache, but for labctl's own files."""
-    others = (one for one in sorted(cache.iterdir()) if not f"{one.name}/".startswith((*CACHED, ".labctl")))
-    return [ExcludedFile(str(one), f"only {' and '.join(CACHED)} of a cache go along") for one in others]
+    """List the folders and files of the cache that are not saved, except labctl's own files."""
+    others = (path for path in sorted(cache.iterdir()) if not f"{path.name}/".startswith((*CACHED, ".labctl")))
+    return [ExcludedFile(str(path), f"only {' and '.join(CACHED)} of a cache go along") for path in others]
 
 
 def add_cache(writer: BundleWriter, cache: Path, context: Context) -> None:
-    """Add the models and data of the shared cache, without locks, partial downloads and tokens."""
-    entries = [
-        entry
-        for entry in walk(cache, ".")
-        if entry.name.startswith(CACHED) and is_data(entry.name) and not leads_out(entry.name, entry.target)
-    ]
+    """Add the models and data sets of the cache, without locks, partial downloads and tokens."""
+    data = (entry for entry in walk(cache, ".") if entry.name.startswith(CACHED) and is_data(entry.name))
+    entries = [entry for entry in data if not leads_out(entry.name, entry.target)]
     sizes = {entry.name: entry.source.stat().st_size for entry in entries if isinstance(entry.source, Path)}
     progress = Progress(str(cache), sum(sizes.values()), 0, context.notice)
     for entry in entries:
@@ -232,19 +249,19 @@ def add_cache(writer: BundleWriter, cache: Path, context: Context) -> None:
 
 
 def locks_of(names: Iterable[str]) -> dict[str, Path]:
-    """The lock files of labctl's images among these, and of their base images."""
-    found: dict[str, Path] = {}
+    """Return the lock files of labctl's images among these names, and of their base images."""
+    locks: dict[str, Path] = {}
     for name in names:
-        own = catalog.name_of(name)
-        while own:
-            if catalog.file(own, "lock").is_file():
-                found[f"{own}.lock"] = catalog.file(own, "lock")
-            own = catalog.base_of(own)
-    return found
+        image = catalog.name_of(name)
+        while image:
+            if catalog.file(image, "lock").is_file():
+                locks[f"{image}.lock"] = catalog.file(image, "lock")
+            image = catalog.base_of(image)
+    return locks
 
 
 def without_secrets(text: str, env: Settings) -> tuple[str, list[str]]:
-    """The text of .env without secrets, and their keys."""
+    """Comment out the secrets in the text of a .env; return the new text, and the keys that were removed."""
     entries = {f".env:{entry.line}": entry for entry in dotenv.parse(text, ".env")}
     secret = {origin for _, shown, origin in env.rows() if origin in entries and is_secret(entries[origin], shown)}
     hidden: list[str] = []
@@ -258,23 +275,23 @@ def without_secrets(text: str, env: Settings) -> tuple[str, list[str]]:
 
 
 def is_secret(entry: dotenv.Entry, shown: str) -> bool:
-    """Whether a value is redacted by ``config`` or has a password in a URL; a digest has an @ too."""
+    """Tell if ``config`` redacts a value, or if it is a URL with a password; image digests have an @ too."""
     is_login = entry.key.lower().endswith("_proxy") and "@" in entry.value
     return is_login or shown == "set" != entry.value or bool(re.search(r"://\S*@", entry.value))
 
 
 def tells_secret(comment: str) -> bool:
-    """Whether a comment looks like it has a secret, such as a commented-out setting."""
+    """Tell if a comment seems to have a secret, such as a commented-out setting."""
     return bool(LOGIN.search(comment)) or any(config.sounds_secret(key) for key in ASSIGNED.findall(comment))
 
 
 def walk(root: Path, folder: str) -> Iterator[Entry]:
-    """Files and links below a directory, by sorted paths relative to the root."""
-    for where, folders, files in os.walk(root / folder):
+    """Yield files and links below a directory, by sorted path relative to the root."""
+    for parent, folders, files in os.walk(root / folder):
         folders[:] = sorted(set(folders) - SKIPPED)
-        here = Path(where)
-        for name in sorted([*files, *(one for one in folders if (here / one).is_symlink())]):
-            path = here / name
+        links = [name for name in folders if Path(parent, name).is_symlink()]
+        for name in sorted([*files, *links]):
+            path = Path(parent, name)
             relative = path.relative_to(root).as_posix()
             if path.is_symlink():
                 yield Entry(name=relative, target=str(path.readlink()))
@@ -283,7 +300,7 @@ def walk(root: Path, folder: str) -> Iterator[Entry]:
 
 
 def why_secret(entry: Entry) -> str:
-    """Why a file is secret; empty if it is not."""
+    """Return the reason why a file is secret; empty if it is not. ConfigError if it cannot be read."""
     if entry.name.startswith(NODES) and "secrets" in PurePosixPath(entry.name).parts:
         return "a secret"
     if PurePosixPath(entry.name).name in PASSWORDS:
