@@ -1,4 +1,4 @@
-"""``--fix``: run the fixes that change only labctl's own resources, one by one, and run all checks again after each."""
+"""``--fix``: run fixes that change only labctl's own resources, one by one, with all checks after each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labctl.doctor.report import AppliedFix, DoctorReport
 from labctl.system import process
 
 LONGEST = 900.0
-"""Seconds for a command; the longest brings a large lab up."""
+"""Time limit of a command in seconds: `labctl up` of a large lab is the longest."""
 
 
 def apply(backend: Backend, ask: Callable[[str], bool] | None, *, node: str = "") -> DoctorReport:
@@ -48,8 +48,8 @@ def next_fix(findings: tuple[Finding, ...], tried: set[str]) -> Finding | None:
 
 
 def run(context: Context, command: str) -> int:
-    """Run simple commands joined by ``&&``, in the lab's directory and with the flags in force; the exit code."""
-    # The labctl that runs, whatever is on the person's PATH.
+    """Run commands joined by ``&&``, in the lab directory with the flags of this command; return the exit code."""
+    # This labctl, whichever is first on PATH.
     env = {**context.flags, "PATH": f"{Path(sys.executable).parent}:{context.environ.get('PATH', '')}"}
     for argv in simple_commands(command):
         done = process.stream(argv, context.line, env=env, cwd=context.directory, timeout=LONGEST, check=False)
@@ -60,6 +60,6 @@ def run(context: Context, command: str) -> int:
 
 
 def simple_commands(command: str) -> list[list[str]]:
-    """``a b && c`` as argument lists."""
+    """Split ``a b && c`` into argument lists."""
     groups = groupby(shlex.split(command), key="&&".__eq__)
-    return [list(words) for is_and, words in groups if not is_and]
+    return [list(group) for is_and, group in groups if not is_and]

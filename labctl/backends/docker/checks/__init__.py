@@ -1,1 +1,1 @@
-"""The checks of doctor, by what they look at. Each is a function of a CheckContext that yields findings."""
+"""Checks of doctor, by subject. Each is a function of a CheckContext that yields findings."""

@@ -1,4 +1,4 @@
-"""Accelerators: the runtime that hands them to containers, access to device files, health, leases, and their host."""
+"""Accelerators: the container runtime, access to device files, health, leases, and the vendor's advice for hosts."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ from labctl.backends.docker.checks.examination import COUNT_SECONDS, ON_HOST, RE
 from labctl.backends.finding import Finding, error, ok, warn
 from labctl.backends.state import Container
 from labctl.errors import ConfigError, HostError, LabError
-from labctl.model import Host
+from labctl.model import Device, Host
 from labctl.naming import lease_path
 from labctl.system import filelock, files
 from labctl.system.process import CompletedProcess
 
 KILLED = 137
+"""Exit code of a process that was killed."""
 # An image has no framework at all; one that lacks a module of it has a framework that is too old.
 NO_FRAMEWORK = re.compile(r"ModuleNotFoundError: No module named '\w+'")
 
 
 def missing(ctx: CheckContext, why: LabError) -> Finding:
-    """The finding of a host without the devices that the settings ask for, or whose engine cannot hand them in."""
+    """Return the finding of a host without the requested devices, or whose engine cannot give them to containers."""
     settings, spread = ctx.settings, ctx.lab.network == "host"
-    code, caution, found = "LAB-DEVICE-001", "", 0
+    code, caution, available = "LAB-DEVICE-001", "", 0
     try:
         accelerator, host = accelerators.observe(settings.text("LAB_ACCELERATOR"), ctx.root)
-        found = len(spec.chosen_devices(settings, accelerator, host))
+        available = len(spec.chosen_devices(settings, accelerator, host))
         if spread:
             spec.node_of(settings, accelerator, replace(host, slots=ctx.host.slots))
         else:
@@ -47,10 +48,10 @@ def missing(ctx: CheckContext, why: LabError) -> Finding:
         fix = ctx.unset_setting("LAB_DEVICES")
     except HostError:
         slots = int(settings.text("LAB_SLOTS") or 1)
-        if found >= slots:
-            fix = ctx.set_setting("LAB_NODES", str(found // slots))
-        elif found:
-            fix = ctx.set_setting("LAB_SLOTS", str(found))
+        if available >= slots:
+            fix = ctx.set_setting("LAB_NODES", str(available // slots))
+        elif available:
+            fix = ctx.set_setting("LAB_SLOTS", str(available))
         elif spread:
             fix = ctx.as_root("dmesg | tail -n 50  # or remove it from LAB_HOSTS")
         else:
@@ -65,7 +66,7 @@ def missing(ctx: CheckContext, why: LabError) -> Finding:
 
 
 def register_runtime(ctx: CheckContext, accelerator: str) -> tuple[str, str]:
-    """The command that lets the host's engine hand devices in, and what to know before typing it."""
+    """Return the command that lets the engine give devices to containers, and a caution for its user."""
     access, sudo = accelerators.get(accelerator).engine, ctx.sudo
     path = ctx.script('command -v "$1"', access.program, check=False).strip()
     steps = [] if path else [f"{sudo}apt-get install --yes {access.package}"]
@@ -81,7 +82,7 @@ def register_runtime(ctx: CheckContext, accelerator: str) -> tuple[str, str]:
 
 
 def container_starts(ctx: CheckContext) -> Iterator[Finding]:
-    """Whether the engine starts a container with a node's devices."""
+    """Check that the engine starts a container with the devices of a node."""
     mapping = ctx.nodes[0].devices
     if not mapping.devices or not ctx.observed.image:
         return
@@ -99,17 +100,16 @@ def container_starts(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def permissions(ctx: CheckContext) -> Iterator[Finding]:
-    """Whether the containers' user may open the device files: as owner, through a group, or as everybody."""
+    """Check that the containers' user may open the device files: as owner, by a group, or as everybody."""
     uid = ctx.host.uid
-    groups = {
-        path: node.devices.group_add
-        for node in ctx.nodes
-        for path in (*(device.path for device in node.devices.devices), *node.devices.paths)
-    }
+    groups: dict[str, tuple[int, ...]] = {}
+    for node in ctx.nodes:
+        paths = (*(device.path for device in node.devices.devices), *node.devices.paths)
+        groups |= dict.fromkeys(paths, node.devices.group_add)
     status = ctx.files(tuple(groups))
     closed = {path: why for path in groups if (why := why_closed(status[path], ctx.host, groups[path]))}
     for path, why in closed.items():
-        # To everybody is how most drivers create them; a node has no other group of the host than that of render nodes.
+        # Most drivers create them open to everybody. A node has no group of the host except that of render nodes.
         fix = f"chmod a+rw {path}"
         if status[path].gid in groups[path]:
             fix = f"chmod g+rw {path}"
@@ -121,71 +121,80 @@ def permissions(ctx: CheckContext) -> Iterator[Finding]:
         yield ok("LAB-DEVICE-002", f"user {uid} may open all {len(groups)} device files")
 
 
-def why_closed(found: FileStatus, host: Host, groups: tuple[int, ...]) -> str:
-    """Why this host's user in these groups may not read and write a file; empty when it may."""
-    if found.error:
-        return found.error
-    shift = 6 if found.uid == host.uid else 3 if found.gid in (host.gid, *groups) else 0
-    if found.mode >> shift & 0o6 == 0o6:
+def why_closed(status: FileStatus, host: Host, groups: tuple[int, ...]) -> str:
+    """Return the reason why this host's user in these groups may not read and write a file; empty if it may."""
+    if status.error:
+        return status.error
+    shift = 3 if status.gid in (host.gid, *groups) else 0
+    if status.uid == host.uid:
+        shift = 6
+    if status.mode >> shift & 0o6 == 0o6:
         return ""
-    return f"is {stat.filemode(found.mode)} of user {found.uid}, group {found.gid}"
+    return f"is {stat.filemode(status.mode)} of user {status.uid}, group {status.gid}"
 
 
 def health(ctx: CheckContext) -> Iterator[Finding]:
-    """What the vendor's tool says of each device, where it is installed."""
+    """Check the health of each device with the vendor's tool, if it is installed."""
 
     def run(argv: Sequence[str], seconds: float) -> CompletedProcess:
         return ctx.connection.run('exec "$@"', *argv, timeout=seconds, check=False)
 
     kind, module = ctx.lab.accelerator, accelerators.get(ctx.lab.accelerator)
-    given = [(node.name, device) for node in ctx.nodes for device in node.devices.devices]
+    given: list[tuple[str, Device]] = []
+    for node in ctx.nodes:
+        given += [(node.name, device) for device in node.devices.devices]
     # One call of the tool for all: it takes seconds.
     described = describe(kind, tuple(device for _, device in given), run)
-    for (node, _), device in zip(given, described, strict=True):
+    for (name, _), device in zip(given, described, strict=True):
         if not device.health:
-            yield ok("LAB-DEVICE-003", f"{device.id} {device.name}".rstrip(), node)
+            yield ok("LAB-DEVICE-003", f"{device.id} {device.name}".rstrip(), name)
             continue
         if module.reset:
             fix = f"labctl down && {ctx.as_root(module.reset.format(device=device.id))} && labctl up"
         else:
-            drivers = " ".join(f"-e {name}" for name in module.pci.drivers) if module.pci else "-e pci"
+            drivers = " ".join(f"-e {driver}" for driver in module.pci.drivers) if module.pci else "-e pci"
             fix = ctx.as_root(f"dmesg | grep -i {drivers} | tail -n 50")
         summary = f"{device.id}: {device.health}"
-        yield error("LAB-DEVICE-003", summary, "ranks on it fail or hang", fix, node=node)
+        yield error("LAB-DEVICE-003", summary, "ranks on it fail or hang", fix, node=name)
 
 
 def leases(ctx: CheckContext) -> Iterator[Finding]:
-    """Whether another lab holds a device that this lab would get."""
-    wanted = {device: node.name for node in ctx.nodes for device in node.devices.devices}
-    if not wanted:
+    """Check that no other lab holds a device that this lab would use."""
+    node_of: dict[Device, str] = {}
+    for node in ctx.nodes:
+        node_of |= dict.fromkeys(node.devices.devices, node.name)
+    if not node_of:
         return
-    paths = [str(lease_path(ctx.host.locks, device)) for device in wanted]
+    paths = [str(lease_path(ctx.host.locks, device)) for device in node_of]
     lines = ctx.script(ON_HOST, "locks", str(filelock.LONGEST_TEXT), *paths, check=False).split("\n")
-    # No lines of a host without flock(1).
-    for (device, node), line in zip(wanted.items(), lines, strict=False):
+    # A host without flock(1) prints no lines.
+    for (device, name), line in zip(node_of.items(), lines, strict=False):
         lease = filelock.words(line.removeprefix("held "))
         if line.startswith("held ") and device_leases.is_foreign(ctx.lab, ctx.host, lease):
             holder = device_leases.in_words(lease, partial(user_name, ctx))
             summary = f"{device_leases.called(device)} is held by {holder}"
             impact = "two labs on a device would crash or slow each other down; `down` ends the run of the other"
-            yield error("LAB-DEVICE-005", summary, impact, release(ctx, lease), node=node)
+            yield error("LAB-DEVICE-005", summary, impact, release(ctx, lease), node=name)
 
 
 def user_name(ctx: CheckContext, uid: str) -> str:
-    """The name of a user on the host that is examined."""
+    """Return the name of a user on the host that is examined."""
     if ctx.local:
         return device_leases.user_name(uid)
-    people = (line.split(":") for line in ctx.read("etc/passwd").splitlines())
-    return next((fields[0] for fields in people if fields[2:3] == [uid]), f"user {uid}")
+    for line in ctx.read("etc/passwd").splitlines():
+        fields = line.split(":")
+        if fields[2:3] == [uid]:
+            return fields[0]
+    return f"user {uid}"
 
 
 def release(ctx: CheckContext, lease: Lease) -> str:
-    """The command that frees a device: end the lab that holds it, if it is one's own, or use other devices."""
-    own = lease.get("uid") == str(ctx.host.uid) and "directory" in lease
-    if own and (ctx.local or Path(lease["directory"]).is_dir()):
+    """Return the command that frees a device: stop the lab that holds it if it is the user's, or use others."""
+    same_user = lease.get("uid") == str(ctx.host.uid) and "directory" in lease
+    if same_user and (ctx.local or Path(lease["directory"]).is_dir()):
         return f"labctl down -C {shlex.quote(lease['directory'])}"
     if not ctx.local:
-        # LAB_DEVICES would change every host, and only this one was examined.
+        # LAB_DEVICES applies to all hosts, and only this one was examined.
         label = shlex.quote(f"label=labctl.lab={lease.get('lab', '')}")
         return ctx.command(f"docker ps --filter {label}  # and ask its holder")
     free = device_leases.enough(ctx.lab, ctx.host)
@@ -193,32 +202,26 @@ def release(ctx: CheckContext, lease: Lease) -> str:
 
 
 def vendor_host(ctx: CheckContext) -> Iterator[Finding]:
-    """What the accelerator's vendor asks of a host."""
-    for one in accelerators.get(ctx.lab.accelerator).host_checks(ctx.host, ctx.read):
-        if one.impact:
-            fix = ctx.as_root(one.fix.replace("{sudo}", ctx.sudo))
-            yield warn(one.code, one.summary, one.impact, fix)
+    """Check the requirements of the accelerator's vendor for a host."""
+    for result in accelerators.get(ctx.lab.accelerator).host_checks(ctx.host, ctx.read):
+        if result.impact:
+            fix = ctx.as_root(result.fix.replace("{sudo}", ctx.sudo))
+            yield warn(result.code, result.summary, result.impact, fix)
         else:
-            yield ok(one.code, one.summary)
+            yield ok(result.code, result.summary)
 
 
 # --- in a node -----------------------------------------------------------------------------------------------
 
 
 def framework_count(ctx: CheckContext, container: Container) -> Iterator[Finding]:
-    """Whether the node's torch or TensorFlow counts the devices that the node was given; not during a run."""
+    """Check that torch or TensorFlow in the node counts the devices it was given; not during a run."""
     name = container.node
     given = next((len(node.devices.devices) for node in ctx.lab.nodes if node.name == name), 0)
     counted = accelerators.get(ctx.lab.accelerator).count
     if not given or not counted or ctx.run_active:
         return
-    program = files.path("docker", "count_devices.py").read_text(encoding="utf-8")
-    # A program that outlives `docker exec` would keep the devices in use.
-    argv = ("timeout", "--signal=KILL", f"{COUNT_SECONDS - 2:.0f}", "python", "-c", program, *counted)
-    done = ctx.daemon.exec(container.name, argv, user=agent.user(ctx.lab), limit=COUNT_SECONDS - 1)
-    if done.code == KILLED:
-        message = f"its devices were not counted within {COUNT_SECONDS - 2:.0f} s"
-        raise HostError(message, hint=f"labctl logs {name}", node=name)
+    done = count_devices(ctx, container, counted)
     framework, _, count = (done.out.strip().splitlines() or [""])[-1].partition(" ")
     stderr = (done.err.strip().splitlines() or [""])[-1]
     if done.code and NO_FRAMEWORK.fullmatch(stderr):
@@ -229,3 +232,15 @@ def framework_count(ctx: CheckContext, container: Container) -> Iterator[Finding
         reason = f": {stderr}" if done.code else ""
         summary = f"{framework or 'torch'} counts {count or 'no'} of {given} devices{reason}"
         yield error("LAB-DEVICE-004", summary, "each rank needs a device of its own", RECREATE, auto_fixable=True)
+
+
+def count_devices(ctx: CheckContext, container: Container, counted: tuple[str, ...]) -> CompletedProcess:
+    """Count devices in a container by the modules that a vendor names. HostError if it times out."""
+    program = files.path("docker", "count_devices.py").read_text(encoding="utf-8")
+    # With timeout(1): a program that outlives `docker exec` would keep the devices in use.
+    argv = ("timeout", "--signal=KILL", f"{COUNT_SECONDS - 2:.0f}", "python", "-c", program, *counted)
+    done = ctx.daemon.exec(container.name, argv, user=agent.user(ctx.lab), limit=COUNT_SECONDS - 1)
+    if done.code == KILLED:
+        message = f"its devices were not counted within {COUNT_SECONDS - 2:.0f} s"
+        raise HostError(message, hint=f"labctl logs {container.node}", node=container.node)
+    return done

@@ -1,4 +1,4 @@
-"""Docker: daemon and plugins answer and are new enough, clock, disk, limits; the lab's image; how to configure it."""
+"""Docker: daemon and plugins, clock, disk, limits, and the lab's image; commands that configure the daemon."""
 
 from __future__ import annotations
 
@@ -28,25 +28,26 @@ from labctl.model import HERE
 DAEMON = "/etc/docker/daemon.json"
 RESTART = "systemctl restart docker"
 RESTART_ENDS = "restarting Docker ends every container of this host"
-"""What a person should know before typing that; live-restore, where it is on, keeps them."""
+"""Caution for the user of RESTART; containers survive if live-restore is on."""
 IMAGE_SPACE = 8 * GIB
-"""What an image and its build cache take."""
+"""Disk that an image and its build cache take."""
 SPARE = 1 * GIB
+"""Disk that must be free once the image exists."""
 SKEW = 5.0
-"""Seconds between two clocks that certificates, tokens and logs tolerate."""
+"""Seconds between clocks that certificates, tokens and logs tolerate."""
 
 
-def configure(ctx: CheckContext, wanted: Mapping[str, Any]) -> str:
-    """The command that, typed on the host, merges settings into the daemon's configuration file."""
-    text, sudo = json.dumps(wanted), ctx.sudo
+def configure(ctx: CheckContext, configuration: Mapping[str, Any]) -> str:
+    """Return the command that merges settings into the daemon's configuration file, to run on the host."""
+    text, sudo = json.dumps(configuration), ctx.sudo
     if (ctx.root / DAEMON.lstrip("/")).exists():
-        # Not a pipe from jq: it would leave an empty file where jq is missing.
+        # Not a pipe from jq: it would leave an empty file if jq is missing.
         return f"""merged=$(jq '. * {text}' {DAEMON}) && echo "$merged" | {sudo}tee {DAEMON}"""
     return f"{sudo}mkdir -p /etc/docker && echo '{text}' | {sudo}tee {DAEMON}"
 
 
 def silent(ctx: CheckContext, failure: HostError) -> Finding:
-    """The finding of a daemon that does not answer."""
+    """Return the finding of a daemon that does not answer."""
     code, summary, impact, fix = "LAB-ENGINE-001", failure.message, "nothing runs without it", failure.hint
     address = ctx.environ.get("DOCKER_HOST", "")
     if ctx.name != HERE:
@@ -63,11 +64,11 @@ def silent(ctx: CheckContext, failure: HostError) -> Finding:
 
 
 def join_group() -> str:
-    """The command that lets this person open the engine's socket."""
+    """Return the command that lets the user open the engine's socket."""
     try:
         user = pwd.getpwuid(os.geteuid())
     except KeyError:
-        # A number without a name cannot be put into a group.
+        # A user without a name cannot be added to a group.
         return f"ls -l /var/run/docker.sock  # and have user {os.geteuid()} be in its group"
     join = f"sudo usermod -aG docker {user.pw_name}"
     try:
@@ -79,26 +80,27 @@ def join_group() -> str:
 
 
 def version(ctx: CheckContext) -> Iterator[Finding]:
+    """Check that the engine is new enough."""
     from labctl.system.setup.requirements import OLDEST_ENGINE, is_older
 
-    found = str(ctx.info["ServerVersion"])
-    if not is_older(found, OLDEST_ENGINE):
-        yield ok("LAB-ENGINE-001", f"Docker Engine {found}")
+    installed = str(ctx.info["ServerVersion"])
+    if not is_older(installed, OLDEST_ENGINE):
+        yield ok("LAB-ENGINE-001", f"Docker Engine {installed}")
         return
     install = f"docker version  # and install Docker Engine {OLDEST_ENGINE} or newer there"
     fix = "labctl setup" if ctx.name == HERE else ctx.command(install)
-    yield error("LAB-ENGINE-001", f"Docker Engine {found}", f"labctl needs {OLDEST_ENGINE} or newer", fix)
+    yield error("LAB-ENGINE-001", f"Docker Engine {installed}", f"labctl needs {OLDEST_ENGINE} or newer", fix)
 
 
 def compose(ctx: CheckContext) -> Iterator[Finding]:
-    """This machine's docker compose, which creates the containers of all hosts."""
+    """Check docker compose on this machine: it creates the containers of all hosts."""
     from labctl.system.setup.requirements import OLDEST_COMPOSE
 
     yield plugin(ctx, "LAB-ENGINE-002", "compose", OLDEST_COMPOSE, "error", "containers are created by it")
 
 
 def buildx(ctx: CheckContext) -> Iterator[Finding]:
-    """This machine's docker buildx, which is not needed if the lab has its image."""
+    """Check docker buildx on this machine; only a warning unless the lab's image must be built."""
     from labctl.system.setup.requirements import OLDEST_BUILDX
 
     level: Level = "error" if ctx.builds else "warn"
@@ -106,23 +108,23 @@ def buildx(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def plugin(ctx: CheckContext, code: str, name: str, oldest: str, level: Level, impact: str) -> Finding:
-    """A plugin of the docker command works and is not older than this. One that does not say its version is taken."""
+    """Check that a docker plugin works and is new enough; a version that cannot be parsed is accepted."""
     from labctl.system.setup.requirements import first_version, is_older, plugin_version
 
     printed, reason = plugin_version(name, LIMIT - 1)
     version = first_version(printed)
     if printed and not (version and is_older(version, oldest)):
         return ok(code, printed.splitlines()[0])
-    own = Path(ctx.environ.get("DOCKER_CONFIG") or f"{ctx.settings.home}/.docker") / f"cli-plugins/docker-{name}"
-    # A plugin of the user's own hides the system's, also if it does not work.
-    fix = shlex.join(("mv", str(own), f"{own}.broken")) if os.path.lexists(own) else "labctl setup"
+    in_home = Path(ctx.environ.get("DOCKER_CONFIG") or f"{ctx.settings.home}/.docker") / f"cli-plugins/docker-{name}"
+    # A plugin in the user's home hides the system's, also if it is broken.
+    fix = shlex.join(("mv", str(in_home), f"{in_home}.broken")) if os.path.lexists(in_home) else "labctl setup"
     if printed:
         return problem(level, code, f"docker {name} {version}", f"labctl needs {oldest} or newer", fix)
     return problem(level, code, f"docker {name} does not work: {reason.splitlines()[0]}", impact, fix)
 
 
 def cgroups(ctx: CheckContext) -> Iterator[Finding]:
-    """A hook that hands devices in does not work with systemd's cgroups, which CDI does."""
+    """Check that GPUs are given by CDI if the cgroup driver is systemd: a reload of it takes them away from a hook."""
     driver = str(ctx.info.get("CgroupDriver", ""))
     access = accelerators.get(ctx.lab.accelerator).engine
     if not access.cdi or driver != "systemd" or ctx.host.request == "cdi":
@@ -135,7 +137,7 @@ def cgroups(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def clock(ctx: CheckContext) -> Iterator[Finding]:
-    """A host's clock, or the daemon's, which is another one where it runs on another machine."""
+    """Check the clock of the host; without facts, the clock of the daemon, which may run on another machine."""
     if ctx.facts:
         yield judge_skew(ctx, ctx.facts.skew, "its clock")
         return
@@ -145,12 +147,13 @@ def clock(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def skew(theirs: float, before: float) -> float:
-    """Seconds that a clock is ahead, which was read since ``before``; all in seconds since 1970."""
+    """Return the seconds that a clock is ahead, which was read after ``before``; arguments are seconds since 1970."""
     now = time.time()
     return theirs - now if theirs > now else min(0.0, theirs - before)
 
 
 def judge_skew(ctx: CheckContext, skew: float, whose: str) -> Finding:
+    """Return the finding about a clock that is ``skew`` seconds ahead."""
     if abs(skew) <= SKEW:
         return ok("LAB-CLOCK-001", f"{whose} is right to {SKEW:.0f} s")
     summary = f"{whose} is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}"
@@ -159,15 +162,15 @@ def judge_skew(ctx: CheckContext, skew: float, whose: str) -> Finding:
 
 
 def seconds_of(text: str) -> float:
-    """``2026-01-02T15:04:05.123456789Z`` in seconds since 1970."""
-    # Python 3.10 reads neither nanoseconds nor Z.
+    """Parse ``2026-01-02T15:04:05.123456789Z`` into seconds since 1970."""
+    # Python 3.10 parses neither nanoseconds nor Z.
     fraction = re.search(r"\.\d+", text)
     whole = datetime.fromisoformat(re.sub(r"\.\d+", "", text).replace("Z", "+00:00"))
     return whole.timestamp() + float(fraction[0] if fraction else 0)
 
 
 def space(ctx: CheckContext) -> Iterator[Finding]:
-    """The disk that has the images, where it is one of this host's."""
+    """Check the disk of the images, if it is on this host."""
     folder = image_folder(ctx.info)
     if ctx.name == HERE and not folder.is_dir():
         return
@@ -181,7 +184,7 @@ def space(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def image_folder(info: Mapping[str, Any]) -> Path:
-    """Folder that has an engine's images: containerd's, if the host's containerd stores them, as with new Engines 29.
+    """Return the folder of an engine's images: containerd's if it stores them, as with new installations of Engine 29.
 
     Source: docs.docker.com/engine/storage/containerd.
     """
@@ -191,7 +194,7 @@ def image_folder(info: Mapping[str, Any]) -> Path:
 
 
 def limits(ctx: CheckContext) -> Iterator[Finding]:
-    """Kernel limits that this host refused to raise, where they matter to this lab; those are tried again."""
+    """Check the kernel limits that this lab needs and the host refused to raise; try to raise them again."""
     lab, asked, needed = ctx.lab, kernel_limits.wanted(ctx.settings), render.files_needed(ctx.lab)
     pins = "RDMA pins memory" if ctx.host.infiniband else ""
     opens = f"a launcher opens up to {needed} files" if needed > (lab.limits.nofile or render.USUAL_FILES) else ""
@@ -207,18 +210,23 @@ def limits(ctx: CheckContext) -> Iterator[Finding]:
             created = ", but could not when the nodes were created" if ctx.observed.containers else ""
             yield warn(code, f"this host can raise {name} now{created}", need, UP, auto_fixable=True)
         elif name in missed:
-            # `up` refuses what is known to be too few.
-            level: Level = "error" if name == "nofile" and lab.limits.nofile else "warn"
-            summary, impact = f"this host cannot raise {name} for a container", f"{need}; {RESTART_ENDS}"
-            yield problem(level, code, summary, impact, raise_limit(ctx, name, value))
+            yield refused_limit(ctx, code, name, value, need)
         elif name in refused:
             yield ok(code, f"{name} stays at this host's own limit, which is enough for this lab")
         else:
             yield ok(code, f"{name} as asked")
 
 
+def refused_limit(ctx: CheckContext, code: str, name: str, value: str, need: str) -> Finding:
+    """Return the finding about a limit that this lab needs and the host cannot raise."""
+    # `up` refuses a number of files that is too low.
+    level: Level = "error" if name == "nofile" and ctx.lab.limits.nofile else "warn"
+    summary, impact = f"this host cannot raise {name} for a container", f"{need}; {RESTART_ENDS}"
+    return problem(level, code, summary, impact, raise_limit(ctx, name, value))
+
+
 def raise_limit(ctx: CheckContext, name: str, value: str) -> str:
-    """The command that raises a limit of the services: a container's are within those of containerd."""
+    """Return the command that raises a limit of docker and containerd: containers cannot exceed it."""
     sudo, folders = ctx.sudo, "/etc/systemd/system/docker.service.d /etc/systemd/system/containerd.service.d"
     files = " ".join(f"{folder}/labctl.conf" for folder in folders.split())
     write = f"printf '[Service]\\nLimit{name.upper()}={value}\\n' | {sudo}tee -a {files}"
@@ -230,8 +238,8 @@ def raise_limit(ctx: CheckContext, name: str, value: str) -> str:
 
 
 def image(ctx: CheckContext) -> Iterator[Finding]:
-    """The lab's image: there, and built from the files that labctl has now."""
-    name, own = ctx.lab.image, catalog.name_of(ctx.lab.image)
+    """Check that the lab's image exists, and was built from labctl's current files."""
+    name, labctl_image = ctx.lab.image, catalog.name_of(ctx.lab.image)
     absent = f"image {name} not found"
     if ctx.observed.image is None and ctx.name != HERE:
         yield warn("LAB-IMAGE-001", absent, "the next `labctl up` delivers it", UP)
@@ -242,8 +250,8 @@ def image(ctx: CheckContext) -> Iterator[Finding]:
     elif ctx.observed.image is None:
         fix = ctx.command(f"docker pull {shlex.quote(name)}")
         yield error("LAB-IMAGE-001", absent, "nodes are created from it", fix)
-    elif own and catalog.is_stale(ctx.daemon.image_labels(name), own):
-        # Not for --fix: every lab of this host uses that image.
+    elif labctl_image and catalog.is_stale(ctx.daemon.image_labels(name), labctl_image):
+        # Not auto-fixable: other labs of this host use the image too.
         build = images.build_command(ctx.settings)
         yield warn("LAB-IMAGE-002", f"image {name} is out of date", "nodes run old code", f"{build} && {UP}")
     else:
@@ -251,22 +259,22 @@ def image(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def driver(ctx: CheckContext) -> Iterator[Finding]:
-    """Whether the host's driver supports what the image was built from; nothing where that is unknown."""
+    """Check that the host's driver supports the CUDA or vendor version of the image; nothing if that is unknown."""
     lab, version = ctx.lab, ctx.host.driver
     if not version or not ctx.observed.image:
         return
     base = ctx.daemon.image_labels(lab.image).get(catalog.BASE_LABEL, "")
     variables = partial(ctx.daemon.image_variables, lab.image)
-    # What a person adds to labctl's image leaves its libraries as they are.
+    # Layers that a user adds to labctl's image do not change its libraries.
     below = ctx.settings.text("LAB_IMAGE") or catalog.tag(lab.accelerator)
-    found = accelerators.get(lab.accelerator).image_check(version, below, base, variables)
-    if found and not found.summary:
+    result = accelerators.get(lab.accelerator).image_check(version, below, base, variables)
+    if result and not result.summary:
         yield ok("LAB-IMAGE-003", f"driver {version} supports image {lab.image}")
-    elif found:
-        impact = "; ".join(filter(None, ("the image's libraries do not work with another driver", found.impact)))
+    elif result:
+        impact = "; ".join(filter(None, ("the image's libraries do not work with another driver", result.impact)))
         fix = f"{images.build_command(ctx.settings)} && {UP}"
-        if found.fix:
-            fix = ctx.as_root(found.fix.replace("{sudo}", ctx.sudo))
+        if result.fix:
+            fix = ctx.as_root(result.fix.replace("{sudo}", ctx.sudo))
         elif ctx.settings.origin("LAB_BASE_IMAGE") != "default":
             fix = f"{ctx.unset_setting('LAB_BASE_IMAGE')} && {fix}"
-        yield error(found.code, found.summary, impact, fix)
+        yield error(result.code, result.summary, impact, fix)

@@ -1,4 +1,4 @@
-"""What a check is given and what it yields: the lab on the host that is examined, and findings."""
+"""Types of doctor: the context that a check is called with, and the findings that it yields."""
 
 from __future__ import annotations
 
@@ -29,12 +29,15 @@ from labctl.system.cached import once
 from labctl.system.hostpath import HostPath
 
 LIMIT = 10.0
-"""Seconds that a check may take. The longer ones: vendors' tools, logins to all workers, importing torch, traffic."""
+"""Default time limit of a check, in seconds."""
 SSH_SECONDS = 20.0
+"""Time limit of logins to all workers."""
 COUNT_SECONDS = 30.0
+"""Time limit of counting devices, which imports torch."""
 TRAFFIC_SECONDS = 45.0
+"""Time limit of sending bytes between nodes."""
 SCRIPT_SECONDS = 8.0
-"""For a script on the host, which is shorter than the check."""
+"""Time limit of a script on the host: shorter than that of the check."""
 UP = "labctl up"
 RECREATE = "labctl down && labctl up"
 GIB = 1 << 30
@@ -43,7 +46,7 @@ ON_HOST = Path(__file__).with_name("host.sh").read_text(encoding="utf-8")
 
 
 class FileStatus(Struct, frozen=True):
-    """A file's owner, group and mode; ``access`` is what this person may do: ``r``, ``w``, both or neither."""
+    """Owner, group and mode of a file; ``access`` is what the user may do: ``r``, ``w``, both or neither."""
 
     uid: int = -1
     gid: int = -1
@@ -54,36 +57,36 @@ class FileStatus(Struct, frozen=True):
 
 
 class CheckContext(Struct, frozen=True, kw_only=True, dict=True):
-    """A lab on one host or on all, and what is known of it and its engine; Docker is asked once, when needed."""
+    """A lab on one host or on all of them, with its engine; answers of the engine are cached."""
 
     lab: Lab
     settings: Settings
     environ: Mapping[str, str]
     engine: Backend
-    """Of one host; of all of them where the lab as a whole is examined."""
+    """Engine of one host; of all hosts if the lab as a whole is examined."""
     connection: Connection = field(default_factory=LocalConnection)
-    """To the host that is examined."""
+    """Connection to the host that is examined."""
     facts: HostFacts | None = None
-    """Of a host that is reached over ssh."""
+    """Facts of a host that is reached over ssh; None for this machine."""
     used_ports: frozenset[int] = frozenset()
-    """TCP ports that are in use on any host of the lab."""
+    """TCP ports in use on any host of the lab."""
     hosts: tuple[CheckContext, ...] = ()
-    """Of the lab as a whole: a context for each host that ssh reached."""
+    """Contexts of the hosts that ssh reached, if the lab as a whole is examined."""
     only: str = ""
-    """The one node that is examined; empty for all."""
+    """Name of the only node to examine; empty for all."""
     engine_error: HostError | None = None
-    """Why the engine did not answer: it is not asked again."""
+    """Error of an engine that did not answer: it is not asked again."""
     root: HostPath = procfs.ROOT
     """The host's root directory, to read its /proc, /sys and /etc."""
 
     @property
     def name(self) -> str:
-        """The host that is examined; ``local`` for this machine, also where the lab is on others."""
+        """Return the name of the host that is examined; ``local`` for this machine, also if the lab is on others."""
         return self.connection.target.name
 
     @property
     def local(self) -> bool:
-        """Whether the lab is on this machine, not on hosts of an inventory."""
+        """Tell if the lab is on this machine, not on hosts of an inventory."""
         return self.lab.hosts[0].name == HERE
 
     @property
@@ -92,17 +95,17 @@ class CheckContext(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """The lab's nodes on this host."""
+        """Return the lab's nodes on this host."""
         return tuple(node for node in self.lab.nodes if node.host == self.name)
 
     def at(self, node: str) -> CheckContext:
-        """The context of the host that has a node."""
+        """Return the context of the host of a node; this one if it is not known."""
         host = self.lab.host_of(node).name
-        return next((one for one in self.hosts if one.name == host), self)
+        return next((ctx for ctx in self.hosts if ctx.name == host), self)
 
     @property
     def daemon(self) -> DockerEngine:
-        """The host's own engine."""
+        """Return the engine of the host."""
         return cast(DockerEngine, self.engine)
 
     @once
@@ -111,74 +114,75 @@ class CheckContext(Struct, frozen=True, kw_only=True, dict=True):
 
     @once
     def named(self) -> ObservedState:
-        """What the engine has under this lab's name, whoever owns it."""
+        """Observe all containers and networks with this lab's name, of any owner."""
         return self.engine.observe(self.lab.name, self.lab.image)
 
     @once
     def observed(self) -> ObservedState:
-        """What the engine has of this lab: nothing where another directory owns the name."""
+        """Observe the lab's containers and networks; empty if the name belongs to another directory."""
         foreign = self.named.owner_elsewhere(self.lab.directory, self.lab.owner)
         return ObservedState(image=self.named.image) if foreign else self.named
 
     @once
     def network(self) -> dict[str, Any] | None:
-        """`docker network inspect` of the lab's network; None where it does not exist."""
-        wanted = naming.project(self.lab)
-        return next((self.daemon.network(key) for key, name in self.observed.networks if name == wanted), None)
+        """Return `docker network inspect` of the lab's network; None if it does not exist."""
+        project = naming.project(self.lab)
+        return next((self.daemon.network(key) for key, name in self.observed.networks if name == project), None)
 
     @once
     def rendered(self) -> tuple[File, ...]:
-        """The lab's files as they should be."""
+        """Render the lab's files as they should be on disk."""
         return render.render(self.lab)
 
     @property
     def builds(self) -> bool:
-        """Whether the lab's image is labctl's own and missing, as far as the engine tells."""
-        own = packages.is_own(self.lab.image)
-        return own and not self.engine_error and self.observed.image is None
+        """Tell if the lab's image is one of labctl's and missing; False if the engine does not answer."""
+        return packages.is_own(self.lab.image) and not self.engine_error and self.observed.image is None
 
     @once
     def run_active(self) -> bool:
+        """Tell if a run of the lab is active."""
         held = filelock.held_below(self.lab.directory / filelock.RUNS)
         return bool(held or (not self.engine_error and agent.active(self.engine, self.observed)))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The lab's containers to examine: launcher first, then workers."""
+        """Return the lab's containers to examine: launcher first, then workers."""
         here = (name for name in self.lab.containers if self.name in (HERE, self.lab.host_of(name).name))
         return tuple(name for name in here if self.only in ("", name))
 
     @property
     def running(self) -> tuple[Container, ...]:
-        found = (self.observed.container(name) for name in self.names)
-        return tuple(one for one in found if one and one.state == "running")
+        """Return the containers to examine that are running."""
+        containers = filter(None, map(self.observed.container, self.names))
+        return tuple(container for container in containers if container.state == "running")
 
     def read(self, path: str) -> str:
-        """A file of /proc, /sys or /etc; empty where it cannot be read."""
+        """Read a file below /proc, /sys or /etc; empty if it cannot be read."""
         return procfs.read(self.root / path).strip()
 
-    def script(self, script: str, *words: str, check: bool = True) -> str:
-        """What a POSIX sh script prints on the host. HostError: too slow, and with ``check`` its exit code."""
-        return self.connection.run(script, *words, timeout=SCRIPT_SECONDS, check=check).out
+    def script(self, script: str, *arguments: str, check: bool = True) -> str:
+        """Run a POSIX sh script on the host; return its output. HostError: too slow, or failed with ``check``."""
+        return self.connection.run(script, *arguments, timeout=SCRIPT_SECONDS, check=check).out
 
     def files(self, paths: Sequence[str]) -> dict[str, FileStatus]:
-        """The status of each path on the host."""
+        """Return the status of each path on the host."""
         lines = self.script(ON_HOST, "status", *paths).splitlines() if paths else []
         return {path: parse_status(line) for path, line in zip(paths, lines, strict=True)}
 
     def free(self, path: Path) -> int:
-        """Bytes free on the host's file system that a path is, or would be, on."""
+        """Return the free bytes of the host's file system at a path, which need not exist."""
         blocks, size = self.script(ON_HOST, "free", str(path)).split()
         return int(blocks) * int(size)
 
     @property
     def sudo(self) -> str:
-        """What a person types on the host before a command for root."""
+        """Return the prefix of a command for root on the host: ``sudo``, or empty if the user is root."""
         uid = self.facts.uid if self.facts else os.geteuid()
         return "" if uid == 0 else "sudo "
 
     def command(self, command: str) -> str:
-        """What to type here to run a command on the host; its ``  # comment`` stays outside."""
+        """Return the command to type here that runs a command on the host; its ``  # comment`` stays outside."""
         if self.name == HERE:
             return command
         command, mark, comment = command.partition("  # ")
@@ -186,11 +190,11 @@ class CheckContext(Struct, frozen=True, kw_only=True, dict=True):
         return f"{ssh_errors.command(self.connection.target, *terminal)} {shlex.quote(command)}{mark}{comment}"
 
     def as_root(self, command: str) -> str:
-        """The command to type here that runs a command as root on the host."""
+        """Return the command to type here that runs a command as root on the host."""
         return self.command(f"{self.sudo}{command}")
 
     def set_setting(self, key: str, value: str) -> str:
-        """The command that changes a setting, wherever it was set."""
+        """Return the command that changes a setting at its origin: .env, environment or flag."""
         name, origin, line = self._set_at(key)
         assignment = f"{name}={dotenv.quote(value)}"
         if line:
@@ -202,26 +206,28 @@ class CheckContext(Struct, frozen=True, kw_only=True, dict=True):
         return f"printf '\\n%s\\n' {shlex.quote(assignment)} >> .env"
 
     def unset_setting(self, key: str) -> str:
+        """Return the command that removes a setting from its origin."""
         name, origin, line = self._set_at(key)
         if line:
             return f"sed -i {shlex.quote(f'/^{line}/d')} .env"
         return f"unset {name}" if origin == "environment" else f"labctl doctor  # without -s {name}=..."
 
     def _set_at(self, key: str) -> tuple[str, str, str]:
-        """The name that a setting was given under, which may be an alias; its origin; how its line of .env begins.
+        """Return the name that a setting was given by, its origin, and the beginning of its line in .env.
 
-        Not the line's number, as the command of one finding may move the line of the next.
+        The name may be an alias. Not the line number: the command of one finding may move the line of the next.
         """
-        found = {**self.settings.found, **{one.key: one for one in self.settings.extra}}[key]
+        extra = {setting.key: setting for setting in self.settings.extra}
+        setting = {**self.settings.found, **extra}[key]
         line = ""
-        if found.origin.startswith(".env:"):
+        if setting.origin.startswith(".env:"):
             lines = (self.lab.directory / ".env").read_text(encoding="utf-8").splitlines()
-            line = lines[int(found.origin.rpartition(":")[2]) - 1].partition("=")[0] + "="
-        return found.key, found.origin, line
+            line = lines[int(setting.origin.rpartition(":")[2]) - 1].partition("=")[0] + "="
+        return setting.key, setting.origin, line
 
 
 def parse_status(line: str) -> FileStatus:
-    """A line of ``status``; a file in a directory that may not be searched may exist."""
+    """Parse a line of ``status``; a file in a directory that cannot be searched may exist."""
     if not line[:1].isdecimal():
         reason = line.rpartition(": ")[2]
         return FileStatus(error=f"cannot be read: {reason}", exists=reason == "Permission denied")

@@ -1,4 +1,4 @@
-"""The lab's directory: who owns the lab's name, its keys, its rendered files."""
+"""The lab directory: owner of the lab's name, ssh keys, rendered files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labctl.system.files import outdated
 
 
 def lab_name(ctx: CheckContext) -> Iterator[Finding]:
-    """Whether the containers of this name belong to this directory."""
+    """Check that the containers with the lab's name belong to this directory."""
     lab = ctx.lab
     if other := ctx.named.owner_elsewhere(lab.directory, lab.owner):
         fix = ctx.set_setting("LAB_NAME", f"{lab.name[:36].rstrip('-')}-2")
@@ -25,7 +25,7 @@ def lab_name(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def keys(ctx: CheckContext) -> Iterator[Finding]:
-    """The keys of the nodes: on disk, pinned, and readable only by their owner."""
+    """Check the ssh keys of the nodes: they exist, are pinned, and are readable only by their owner."""
     if not ctx.observed.containers:
         return
     lab = ctx.lab
@@ -34,7 +34,7 @@ def keys(ctx: CheckContext) -> Iterator[Finding]:
         unpinned = () if missing else ssh_keys.unpinned(lab)
         readable = () if missing else [path for path in ssh_keys.private(lab) if path.stat().st_mode & 0o077]
     except PermissionError as failure:
-        # Another user's, as `sudo labctl up` leaves them.
+        # They belong to another user, as after `sudo labctl up`.
         summary = f"{failure.filename} cannot be read: {failure.strerror}"
         impact = "labctl compares keys and creates nodes with them"
         fix = f"sudo chown -R {os.getuid()}:{os.getgid()} {shlex.quote(str(lab.directory / '.lab'))}"
@@ -58,7 +58,7 @@ def keys(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def rendered(ctx: CheckContext) -> Iterator[Finding]:
-    """Files that were changed since the nodes were created; changed settings are a finding of each node."""
+    """Check for rendered files that were edited after the nodes were created; other checks find changed settings."""
     if not ctx.observed.containers or plan.not_current(ctx.lab, ctx.rendered, ctx.observed, ctx.lab.containers):
         return
     paths = [file.path for file in outdated(ctx.lab.directory, ctx.rendered)]

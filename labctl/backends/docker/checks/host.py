@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,15 +20,17 @@ MIB = 1 << 20
 RANKS_PER_CORE = 4
 """CPU ranks that a core can serve within the launchers' own time limits."""
 SHARED_PER_RANK = 66 * MIB
-"""What a rank of DeepSpeed's shared-memory communication maps: csrc/cpu/comm/shm.cpp, struct allreduce_workspace."""
+"""Bytes that a rank of DeepSpeed maps for communication. Source: csrc/cpu/comm/shm.cpp, struct allreduce_workspace."""
 SHARED_PER_DEVICE = GIB
-"""What NCCL's authors advise; Docker's own 64 MiB end in bus errors (NCCL issues 290, 342, 983)."""
+"""Bytes that NCCL's authors advise; Docker's default of 64 MiB ends in bus errors (NCCL issues 290, 342, 983)."""
 CACHE_SPACE = 2 * GIB
+"""Free disk below which the cache gets a warning."""
 RUN_SPACE = 64 * MIB
+"""Free disk that a run needs for its record."""
 
 
 def cores(ctx: CheckContext) -> Iterator[Finding]:
-    """Cores, and whether they are enough for the ranks of a CPU lab."""
+    """Report the cores, and check that they are enough for the ranks of a CPU lab."""
     cpus, ranks = len(ctx.host.cpus), sum(node.slots for node in ctx.nodes)
     summary = f"{cpus} cores, {gib(ctx.host.memory)} memory, accelerator {ctx.lab.accelerator}"
     yield ok("LAB-HOST-001", summary)
@@ -40,7 +43,7 @@ def cores(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def memory(ctx: CheckContext) -> Iterator[Finding]:
-    """Whether the nodes' memory limits are within what the host has."""
+    """Check that the memory limits of the nodes fit into the host's memory."""
     limit, has, nodes = ctx.lab.memory, ctx.host.memory, len(ctx.nodes)
     if limit is None or not nodes:
         return
@@ -55,42 +58,42 @@ def memory(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def shared_memory(ctx: CheckContext) -> Iterator[Finding]:
-    """Whether /dev/shm holds what the ranks of one node exchange through it."""
+    """Check that /dev/shm is large enough for the ranks of one node."""
     lab, slots = ctx.lab, max(node.slots for node in ctx.lab.nodes)
     has, least = in_bytes(lab.shm_size), SHARED_PER_RANK * slots
-    wanted = least if lab.accelerator == "cpu" else SHARED_PER_DEVICE * slots
-    if slots == 1 or has >= wanted:
+    needed = least if lab.accelerator == "cpu" else SHARED_PER_DEVICE * slots
+    if slots == 1 or has >= needed:
         yield ok("LAB-SHM-001", f"{lab.shm_size} of shared memory, ranks on a node: {slots}")
         return
-    # NCCL does not start without; on CPU it depends on how much the ranks exchange.
+    # NCCL does not start with less; on CPU it depends on the size of the messages.
     level: Level = "error" if lab.accelerator != "cpu" and has < least else "warn"
-    summary = f"LAB_SHM_SIZE={lab.shm_size} for {slots} ranks on a node, which take up to {wanted // MIB} MiB"
+    summary = f"LAB_SHM_SIZE={lab.shm_size} for {slots} ranks on a node, which take up to {needed // MIB} MiB"
     impact = "ranks of one node exchange data through /dev/shm and die of SIGBUS when it is full"
-    fix = ctx.set_setting("LAB_SHM_SIZE", f"{max(1024, wanted // MIB)}m")
+    fix = ctx.set_setting("LAB_SHM_SIZE", f"{max(1024, needed // MIB)}m")
     yield problem(level, "LAB-SHM-001", summary, impact, fix)
 
 
 def mounts(ctx: CheckContext) -> Iterator[Finding]:
-    """The directories that containers mount: there, and writable where they are written to."""
+    """Check that the directories that containers mount exist, and are writable if not mounted read-only."""
     lab, host = ctx.lab, ctx.host
-    own = {naming.path_on(lab, host, source) for source in own_mounts(lab)}
+    created_by_up = {naming.path_on(lab, host, source) for source in own_mounts(lab)}
     cache = naming.path_on(lab, host, ctx.settings.text("HOST_CACHE_PATH"))
-    devices = (mount for node in ctx.nodes for mount in node.devices.mounts)
+    devices = chain.from_iterable(node.devices.mounts for node in ctx.nodes)
     every = (*render.shared_mounts(lab, host), *devices)
     status = ctx.files([mount.source for mount in every])
     for mount in every:
-        source, found = shlex.quote(mount.source), status[mount.source]
+        source, state = shlex.quote(mount.source), status[mount.source]
         shown, described = f"{mount.source} -> {mount.target}", f"{mount.source}, mounted at {mount.target},"
-        if found.exists and set("r" if mount.read_only else "rw") <= set(found.access):
+        if state.exists and set("r" if mount.read_only else "rw") <= set(state.access):
             yield ok("LAB-MOUNT-001", shown)
-        elif found.exists:
+        elif state.exists:
             summary = f"{described} is not {'read' if mount.read_only else 'writ'}able here"
             impact = "ranks run as you: what you may not do there they may not either"
-            # Not recursive: it may be a directory that others share.
+            # Not recursive: others may share the directory.
             fix = ctx.command(f"sudo chown {host.uid}:{host.gid} {source}")
             yield warn("LAB-MOUNT-002", summary, impact, fix)
-        # What is below the lab's directory on another host is labctl's own there.
-        elif mount.source in own or (host.directory and mount.source.startswith(f"{host.directory}/")):
+        # On other hosts, labctl creates all that is below the lab directory.
+        elif mount.source in created_by_up or (host.directory and mount.source.startswith(f"{host.directory}/")):
             yield ok("LAB-MOUNT-001", f"{shown} (created by the first `labctl up`)")
         else:
             fix, fixable = ctx.command(f"mkdir -p {source}"), mount.source == cache
@@ -99,7 +102,7 @@ def mounts(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def cache_space(ctx: CheckContext) -> Iterator[Finding]:
-    """Disk for the cache of models and data."""
+    """Check the free disk at the cache of models and data."""
     cache = Path(naming.path_on(ctx.lab, ctx.host, ctx.settings.text("HOST_CACHE_PATH")))
     free = ctx.free(cache)
     if free >= CACHE_SPACE:
@@ -109,7 +112,7 @@ def cache_space(ctx: CheckContext) -> Iterator[Finding]:
     if ctx.name == HERE:
         folders = (Path(ctx.settings.home) / ".cache/labctl", ctx.lab.directory / "cache")
         usual = (*folders, Path("/var/tmp/labctl-cache"))  # noqa: S108
-        roomy = (one for one in usual if one != cache and ctx.free(one) > 2 * CACHE_SPACE)
+        roomy = (folder for folder in usual if folder != cache and ctx.free(folder) > 2 * CACHE_SPACE)
         if place := next(roomy, None):
             fix = f"mkdir -p {shlex.quote(str(place))} && {ctx.set_setting('HOST_CACHE_PATH', str(place))}"
     summary = f"{gib(free)} free at {cache}, where models and data are kept"
@@ -117,7 +120,7 @@ def cache_space(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def run_space(ctx: CheckContext) -> Iterator[Finding]:
-    """Disk for the records of runs: no run starts without."""
+    """Check the free disk for records of runs: no run starts without."""
     directory, free = ctx.lab.directory, ctx.free(ctx.lab.directory)
     if free < RUN_SPACE:
         summary, impact = f"{free // MIB} MiB free at {directory}", "a run writes its record there"
@@ -125,12 +128,12 @@ def run_space(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def largest(directory: Path | str) -> str:
-    """The command that lists what takes most space."""
+    """Return the command that lists the largest files and folders."""
     return f"du -xah {shlex.quote(str(directory))} | sort -h | tail -20  # remove what is not needed"
 
 
 def proxies(ctx: CheckContext) -> Iterator[Finding]:
-    """Proxies that downloads can use, and that the nodes' names bypass. Values may hold passwords: not shown."""
+    """Check that proxies are valid URLs, and that NO_PROXY has the nodes. Values may have passwords: not shown."""
     values = {key: ctx.settings.secret(key) for key in ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")}
     revealed = {key: value.reveal() for key, value in values.items() if value}
     given = revealed.pop("NO_PROXY", "")
@@ -143,8 +146,8 @@ def proxies(ctx: CheckContext) -> Iterator[Finding]:
     if not revealed:
         return
     bypass = [word.strip() for word in given.split(",") if word.strip()]
-    wanted = ("localhost", "127.0.0.1", "launcher", *(node.name for node in ctx.lab.nodes))
-    missing = [] if "*" in bypass else [name for name in wanted if name not in bypass]
+    local_names = ("localhost", "127.0.0.1", "launcher", *(node.name for node in ctx.lab.nodes))
+    missing = [] if "*" in bypass else [name for name in local_names if name not in bypass]
     if not missing:
         yield ok("LAB-PROXY-002", "NO_PROXY has the lab's own names")
         return
@@ -155,13 +158,13 @@ def proxies(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def why_no_proxy_url(value: str) -> str:
-    """What is wrong with a proxy's URL; empty when nothing is."""
+    """Return the reason why a value is not the URL of a proxy; empty if it is."""
     nowhere = "names no host; write it like http://proxy.example:3128"
     try:
         parts = urlsplit(value if "//" in value else f"//{value}")
         port = parts.port
     except ValueError as failure:
-        # Its message would show the value, and with it a password.
+        # Its message would show the value, which may have a password.
         return "has a port that is not a number up to 65535" if str(failure).startswith("Port ") else nowhere
     if parts.scheme not in ("", "http", "https", "socks4", "socks5", "socks5h"):
         return f"has the scheme `{parts.scheme}`; a proxy's URL begins with http://"
@@ -171,7 +174,7 @@ def why_no_proxy_url(value: str) -> str:
 
 
 def certificates(ctx: CheckContext) -> Iterator[Finding]:
-    """The file of CA certificates for builds: there, and with certificates in it."""
+    """Check that LAB_CA_CERTIFICATES is a file with certificates."""
     import ssl
 
     path = ctx.settings.text("LAB_CA_CERTIFICATES")

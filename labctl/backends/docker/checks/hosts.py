@@ -1,4 +1,4 @@
-"""Several hosts of one lab: reachable, a shared directory, free ports, room for the lab's files, the same versions."""
+"""Hosts of one lab: reachable, with the shared directory, free ports, disk for the lab, and equal versions."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from labctl.model import HERE
 from labctl.system import routing
 
 HOME_SPACE = GIB // 64
-"""What the lab's own files, keys and workloads of a usual size take."""
+"""Disk that the lab's files, keys and workloads of a usual size take."""
 
 
 def unreachable(target: InventoryHost, failure: HostError) -> Finding:
-    """The finding of a host that ssh does not reach, or where labctl cannot do anything."""
+    """Return the finding of a host that ssh cannot reach, or on which labctl cannot work."""
     impact = "its nodes cannot be created, used or examined; other hosts are not affected"
     fix = failure.hint or ssh_errors.command(target, "-v")
     return error("LAB-HOST-004", failure.message, impact, fix, node=target.name)
 
 
 def shared_directory(ctx: CheckContext) -> Iterator[Finding]:
-    """Whether the host sees the shared directory: a file that is created here is looked for there."""
+    """Check that the host sees LAB_SHARED_DIR: create a file here and look for it there."""
     directory = ctx.settings.text("LAB_SHARED_DIR")
     if not directory or ctx.name == HERE:
         return
@@ -43,13 +43,13 @@ def shared_directory(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def ssh_port(ctx: CheckContext) -> Iterator[Finding]:
-    """The port of the nodes' sshd, which is one of the host's own: free, or used by this lab's node."""
+    """Check that the port of the nodes' sshd on the host is free, or in use by this lab."""
     lab, facts = ctx.lab, ctx.facts
     if lab.network != "host" or facts is None:
         return
     port, user = lab.ssh_port, facts.ports.get(lab.ssh_port)
-    workers = [one for one in ctx.daemon.port_users() if one.port == port]
-    foreign = next(filter(None, (other_lab(ctx, one) for one in workers)), "")
+    workers = [worker for worker in ctx.daemon.port_users() if worker.port == port]
+    foreign = next(filter(None, (other_lab(ctx, worker) for worker in workers)), "")
     if foreign:
         yield port_in_use(ctx, "LAB-PORT-002", "LAB_SSH_PORT", port, foreign)
     elif workers and user in (None, "root", facts.user):
@@ -60,21 +60,21 @@ def ssh_port(ctx: CheckContext) -> Iterator[Finding]:
         yield ok("LAB-PORT-002", f"port {port} is free for sshd")
 
 
-def other_lab(ctx: CheckContext, one: HostPortUser) -> str:
-    """A node that is not this lab's, in words, with how to stop its lab where that is known; else empty."""
-    found, lab = one.container, ctx.lab
-    owner = elsewhere(found.directory, lab.directory, found.owner, lab.owner, found.host)
+def other_lab(ctx: CheckContext, user: HostPortUser) -> str:
+    """Describe a node of another lab that uses a port, with how to stop it if known; empty for this lab's node."""
+    container, lab = user.container, ctx.lab
+    owner = elsewhere(container.directory, lab.directory, container.owner, lab.owner, container.host)
     whose = f" ({owner.name}; to stop it: {owner.remedy})" if owner else ""
-    return f"{found.node} of lab `{one.lab}`{whose}" if owner or one.lab != lab.name else ""
+    return f"{container.node} of lab `{user.lab}`{whose}" if owner or user.lab != lab.name else ""
 
 
 def master_port(ctx: CheckContext) -> Iterator[Finding]:
-    """The port where ranks meet, on the first host; that of a running lab is examined in the node."""
+    """Check that the master port is free on the first host; if the lab is up, its node is checked instead."""
     lab, facts = ctx.lab, ctx.facts
     if lab.network != "host" or facts is None or ctx.name != lab.nodes[0].host or ctx.run_active:
         return
     user = facts.ports.get(lab.master_port)
-    up = any(one.role == "worker" and one.state == "running" for one in ctx.observed.containers)
+    up = any(container.role == "worker" and container.state == "running" for container in ctx.observed.containers)
     if user and not (up and user == facts.user):
         yield port_in_use(ctx, "LAB-PORT-003", "LAB_MASTER_PORT", lab.master_port, f"a program of user {user}")
     elif not up:
@@ -82,6 +82,7 @@ def master_port(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def port_in_use(ctx: CheckContext, code: str, key: str, port: int, owner: str) -> Finding:
+    """Return the error about a port, with the command that sets a free one."""
     free = routing.free_port(port, {*ctx.used_ports, ctx.lab.ssh_port, ctx.lab.master_port})
     impact = "nodes on several hosts use the hosts' network, and two programs cannot listen on one port"
     fix = ctx.set_setting(key, str(free))
@@ -89,7 +90,7 @@ def port_in_use(ctx: CheckContext, code: str, key: str, port: int, owner: str) -
 
 
 def home_space(ctx: CheckContext) -> Iterator[Finding]:
-    """Disk for the files that are pushed to the host."""
+    """Check the free disk for the files that are pushed to the host."""
     facts = ctx.facts
     if facts is None or not ctx.host.directory or facts.home_free is None:
         return
@@ -102,47 +103,48 @@ def home_space(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def differences(ctx: CheckContext) -> Iterator[Finding]:
-    """Image, engine, driver and MTU, which the hosts of one lab should have in common."""
-    hosts = {one.name: one for one in ctx.hosts}
-    answering = [one for one in ctx.hosts if not one.engine_error]
+    """Check that the hosts have the same image, engine, driver and MTU."""
+    hosts = {each.name: each for each in ctx.hosts}
+    answering = [each for each in ctx.hosts if not each.engine_error]
 
     def typed(command: str) -> Callable[[str], str]:
-        return lambda host: hosts[host].command(f"{command} everywhere")
+        """Return a function from host to the command to type here."""
+        return lambda name: hosts[name].command(f"{command} everywhere")
 
-    values = {one.name: one.observed.image for one in answering}
+    values = {each.name: each.observed.image for each in answering}
     impact = "ranks of one run would run different code"
     yield from differing("LAB-IMAGE-004", f"image {ctx.lab.image} is", values, impact, lambda _: UP)
-    values = {one.name: str(one.info["ServerVersion"]) for one in answering}
+    values = {each.name: str(each.info["ServerVersion"]) for each in answering}
     impact, fix = "what works on one host may not on another", typed("docker version  # have the same")
     yield from differing("LAB-HOST-005", "Docker Engine", values, impact, fix)
-    values = {one.name: one.host.driver for one in ctx.hosts}
+    values = {each.name: each.host.driver for each in ctx.hosts}
     impact, fix = "libraries of one run would meet different drivers", typed("uname -a  # have the same driver")
     yield from differing("LAB-HOST-006", "driver", values, impact, fix)
     if ctx.lab.network == "host":
-        values = {one.name: one.read(f"sys/class/net/{one.host.interface}/mtu") for one in ctx.hosts}
+        values = {each.name: each.read(f"sys/class/net/{each.host.interface}/mtu") for each in ctx.hosts}
         set_mtu = {
-            one.name: one.as_root(f"ip link set dev {one.host.interface} mtu {common(values)}") for one in ctx.hosts
+            each.name: each.as_root(f"ip link set dev {each.host.interface} mtu {common(values)}") for each in ctx.hosts
         }
         impact = "large packets from one host to another are lost: a run starts, and then stalls"
         yield from differing("LAB-NET-008", "MTU", values, impact, set_mtu.__getitem__)
 
 
 def differing(
-    code: str, what: str, values: Mapping[str, str | None], impact: str, fix: Callable[[str], str]
+    code: str, subject: str, values: Mapping[str, str | None], impact: str, fix: Callable[[str], str]
 ) -> Iterator[Finding]:
-    """A warning for each host that differs from most; those without a value are left out."""
-    found = {host: value for host, value in values.items() if value}
-    usual = common(found)
-    different = {host: value for host, value in found.items() if value != usual}
+    """Yield a warning for each host whose value is not the most common one; hosts without a value are left out."""
+    given = {host: value for host, value in values.items() if value}
+    usual = common(given)
+    different = {host: value for host, value in given.items() if value != usual}
     for host, value in different.items():
-        summary = f"{what} {short(value)}, and {short(usual)} on {len(found) - len(different)} of {len(found)} hosts"
+        summary = f"{subject} {short(value)}, and {short(usual)} on {len(given) - len(different)} of {len(given)} hosts"
         yield warn(code, summary, impact, fix(host), node=host)
-    if len(found) > 1 and not different:
-        yield ok(code, f"{what} {short(usual)} on all {len(found)} hosts")
+    if len(given) > 1 and not different:
+        yield ok(code, f"{subject} {short(usual)} on all {len(given)} hosts")
 
 
 def common(values: Mapping[str, str | None]) -> str:
-    """The value that most have; of several, that of the first host."""
+    """Return the most common value; of several, that of the first host."""
     return next((value for value, _ in Counter(values.values()).most_common(1) if value), "")
 
 

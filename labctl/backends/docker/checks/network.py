@@ -1,4 +1,4 @@
-"""The lab's network: addresses, MTU, who is on it, the ARP table, and which interface traffic between hosts takes."""
+"""The lab's network: addresses, MTU, members, ARP table, and the interfaces that traffic between hosts takes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ MTU = "com.docker.network.driver.mtu"
 POOLS = {"default-address-pools": [{"base": "10.200.0.0/16", "size": 24}]}
 SYSCTL = "/etc/sysctl.d/90-labctl.conf"
 EXHAUSTED = "address pool"
-"""Of Docker Engine's "all predefined address pools have been fully subnetted"."""
+"""Part of Docker Engine's message "all predefined address pools have been fully subnetted"."""
 SENT_BYTES = 4 << 20
-"""From each node: far more than what else is sent meanwhile."""
+"""Bytes that each node sends: far more than other traffic meanwhile."""
 SECONDS = int(TRAFFIC_SECONDS / 3)
+"""Time limit of a step of the measurement."""
 
 
 def address_pools(ctx: CheckContext) -> Iterator[Finding]:
-    """Whether the engine has addresses for the lab's network; tried only while it does not exist."""
+    """Check that the engine has addresses for the lab's network; only if the network does not exist."""
     if ctx.lab.network == "host":
         return
     if ctx.network:
@@ -44,11 +45,12 @@ def address_pools(ctx: CheckContext) -> Iterator[Finding]:
     if EXHAUSTED not in reason:
         raise HostError(summary, hint="docker network ls")
     unused = ctx.daemon.unused_networks()
-    own, others = ([name for name, lab in unused if bool(lab) == of_lab] for of_lab in (True, False))
+    of_labs = [name for name, lab in unused if lab]
+    others = [name for name, lab in unused if not lab]
     impact = "a lab has a network of its own; by default an engine has addresses for about 30"
-    # labctl's own are removed; other people's are theirs to judge; else the pools are made larger.
-    if own:
-        fix = f"docker network rm {shlex.join(own)}"
+    # Networks of labs can be removed; of others the user must decide; if none is unused, the pools are too small.
+    if of_labs:
+        fix = f"docker network rm {shlex.join(of_labs)}"
     elif others:
         fix = f"docker network inspect {shlex.join(others)}  # and remove those that nobody needs"
     else:
@@ -60,7 +62,7 @@ def address_pools(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def mtu(ctx: CheckContext) -> Iterator[Finding]:
-    """Whether packets of the lab's network fit through the host's default route."""
+    """Check that the MTU of the lab's network is not above that of the host's default route."""
     if ctx.network is None:
         return
     host, lab = ctx.host.mtu, int((ctx.network["Options"] or {}).get(MTU, 1500))
@@ -73,22 +75,22 @@ def mtu(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def members(ctx: CheckContext) -> Iterator[Finding]:
-    """Whether a running lab has its network, and every running node is on it."""
+    """Check that a running lab has its network, and that every running node is on it."""
     if ctx.network is None:
         if ctx.lab.network == "bridge" and ctx.running:
             summary, impact = f"network {naming.project(ctx.lab)} not found", "the nodes do not reach each other"
             yield error("LAB-NET-001", summary, impact, RECREATE, auto_fixable=True)
         return
-    for one in ctx.running:
-        if one.id not in (ctx.network["Containers"] or {}):
-            # Reconnected, its interface could have another name than collectives are configured with.
-            fix = f"{ctx.command(f'docker rm --force {one.name}')} && labctl up"
+    for container in ctx.running:
+        if container.id not in (ctx.network["Containers"] or {}):
+            # Not reconnected: its interface could get another name than the one in NCCL_SOCKET_IFNAME.
+            fix = f"{ctx.command(f'docker rm --force {container.name}')} && labctl up"
             summary, impact = f"is not on the network {ctx.network['Name']}", "no other node reaches it"
-            yield error("LAB-NET-001", summary, impact, fix, node=one.node, auto_fixable=True)
+            yield error("LAB-NET-001", summary, impact, fix, node=container.node, auto_fixable=True)
 
 
 def arp_table(ctx: CheckContext) -> Iterator[Finding]:
-    """Whether the kernel's ARP table has room for nodes that all talk to each other."""
+    """Check that the kernel's ARP table is large enough for all nodes to talk to each other."""
     lacking = capabilities.neighbours_lacking(ctx.lab, ctx.root)
     if not lacking:
         yield ok("LAB-NET-006", "ARP table is large enough")
@@ -107,48 +109,55 @@ def arp_table(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def traffic(ctx: CheckContext) -> Iterator[Finding]:
-    """Whether bytes between the hosts take the interfaces that collectives are configured with; not during a run.
+    """Check that bytes between the hosts take the interfaces that collectives are configured with; not during a run.
 
-    The other nodes send bytes to the first as plain TCP from address to address, which is what collectives do too.
+    The other nodes send bytes to the first over plain TCP from address to address, as collectives do.
     """
     lab = ctx.lab
-    workers = tuple(one for one in ctx.running if one.node in {node.name for node in lab.nodes})
+    names = {node.name for node in lab.nodes}
+    workers = tuple(container for container in ctx.running if container.node in names)
     if lab.network != "host" or ctx.run_active or len(workers) < 2 or ctx.only or workers[0].node != lab.nodes[0].name:
         return
     first, answers = workers[0].node, measure(ctx, workers)
     failed = {node: answer["said"] for node, answer in answers.items() if answer["said"]}
-    for node, said in failed.items():
-        summary = f"no bytes get from it to {first} at {lab.host_of(first).address}: {said}"
+    for node, reason in failed.items():
+        summary = f"no bytes get from it to {first} at {lab.host_of(first).address}: {reason}"
         impact = "ranks connect there, on ports that the kernel picks: a firewall, or no route"
         fix = f"{ctx.at(node).command('ip route')}  # and allow the hosts to reach each other on all ports"
         yield error("LAB-NET-007", summary, impact, fix, node=node)
-    for node, answer in answers.items() if not failed else ():
-        chosen = lab.host_of(node).interface
-        # What each interface received and sent: the first node received from all others.
+    if failed:
+        return
+    for node, answer in answers.items():
+        # Each interface has bytes received and sent: the first node received from all others.
         direction, expected = (0, SENT_BYTES * (len(workers) - 1)) if node == first else (1, SENT_BYTES)
-        through = {name: both[direction] for name, both in answer["through"].items()}
-        others = astray(through, chosen, answer["kin"].get(chosen, []), expected)
-        if not others:
-            size = through[chosen] / (1 << 20)
-            yield ok("LAB-NET-007", f"{size:.0f} MiB between the hosts went through {chosen}", node)
-            continue
-        summary = f"bytes between the hosts went through {', '.join(others)}, not through {chosen}"
-        impact = f"collectives are configured with {chosen}: they would be slower, or not connect"
-        fix = ctx.at(node).command("ip route  # and set iface= for each host in the inventory")
-        yield error("LAB-NET-007", summary, impact, fix, node=node)
+        yield path_taken(ctx, node, answer, direction, expected)
+
+
+def path_taken(ctx: CheckContext, node: str, answer: Mapping[str, Any], direction: int, expected: int) -> Finding:
+    """Return the finding about the interface that the bytes of a node took: 0 is received, 1 sent."""
+    chosen = ctx.lab.host_of(node).interface
+    through = {name: both[direction] for name, both in answer["through"].items()}
+    others = astray(through, chosen, answer["kin"].get(chosen, []), expected)
+    if not others:
+        size = through[chosen] / (1 << 20)
+        return ok("LAB-NET-007", f"{size:.0f} MiB between the hosts went through {chosen}", node)
+    summary = f"bytes between the hosts went through {', '.join(others)}, not through {chosen}"
+    impact = f"collectives are configured with {chosen}: they would be slower, or not connect"
+    fix = ctx.at(node).command("ip route  # and set iface= for each host in the inventory")
+    return error("LAB-NET-007", summary, impact, fix, node=node)
 
 
 def astray(through: Mapping[str, int], chosen: str, kin: Sequence[str], expected: int) -> list[str]:
-    """The interfaces that the bytes took, where they did not take the chosen one."""
+    """Return the interfaces that the bytes took instead of the chosen one; empty if they took it."""
     if through.get(chosen, 0) >= expected:
         return []
-    # A bridge or a bond and its parts carry the same bytes; less than half of them is something else.
+    # A bridge or bond and its parts count the same bytes; less than half of them is other traffic.
     taken = [name for name, size in through.items() if size >= expected // 2 and name not in (chosen, *kin)]
     return taken or ["none"]
 
 
 def measure(ctx: CheckContext, workers: tuple[Container, ...]) -> dict[str, dict[str, Any]]:
-    """What each node counted while the others sent to the first. HostError where nothing arrives."""
+    """Return the byte counts of each node's interfaces while the others sent to the first. HostError if none arrive."""
     first, *others = workers
     address, limit = ctx.lab.host_of(first.node).address, SECONDS + 10
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -158,15 +167,16 @@ def measure(ctx: CheckContext, workers: tuple[Container, ...]) -> dict[str, dict
             lines.put(text)
 
     def collect() -> int:
+        """Receive bytes on the first node; its output goes to the queue."""
         argv = look_around("collect", address, str(len(others)), str(SENT_BYTES), str(SECONDS))
         user = agent.user(ctx.lab, first.node)
         return ctx.engine.stream(first.name, argv, keep, user=user, limit=limit)
 
-    def send(one: Container) -> dict[str, Any]:
-        return ask(ctx, one, "hand", address, str(port), str(SENT_BYTES), str(SECONDS), limit=limit)[0]
+    def send(worker: Container) -> dict[str, Any]:
+        return ask(ctx, worker, "hand", address, str(port), str(SENT_BYTES), str(SECONDS), limit=limit)[0]
 
     def collected() -> Any:
-        """What the first node prints next: its port, then what it counted."""
+        """Return the next line of the first node: its port, then its byte counts. HostError if there is none."""
         line = "no answer"
         try:
             line = lines.get(timeout=SECONDS).strip()
@@ -180,4 +190,4 @@ def measure(ctx: CheckContext, workers: tuple[Container, ...]) -> dict[str, dict
         port = collected()
         sent = list(threads.map(send, others))
         collecting.result()
-    return dict(zip((one.node for one in workers), (collected(), *sent), strict=True))
+    return dict(zip((worker.node for worker in workers), (collected(), *sent), strict=True))

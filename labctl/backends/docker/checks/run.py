@@ -1,7 +1,7 @@
-"""The list of checks; all of them are run by `labctl doctor`, those that can stop a command as its preflight.
+"""Registry of doctor's checks, and their execution: all of them by `labctl doctor`, some as preflight of a command.
 
-A check is a function in ``checks/`` that yields findings; adding one is adding a function and its line here. Functions
-are named, not imported: `up` and `run` load only the checks that can stop them.
+A check is a function in ``checks/`` that yields findings, with a line in CHECKS. Functions are named, not imported:
+`up` and `run` load only the checks that can stop them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
-from itertools import islice
+from itertools import chain, islice, product
 from typing import Literal
 
 from msgspec import Struct
@@ -28,27 +28,27 @@ from labctl.model import HERE, Lab
 from labctl.system.parallel import map_hosts, run_with_deadlines
 
 ENGINE_SECONDS = 30.0
-"""For what is asked of a host's engine before the checks, and for the preflight of a host."""
+"""Time limit of the requests to a host's engine before the checks, and of the preflight of a host."""
 ANSWERING = 20
-"""Seconds for one answer of an engine: it is slow while it stores a large image."""
+"""Time limit of one answer of an engine in seconds: it is slow while it stores a large image."""
 SKEW = 30.0
-"""Seconds between clocks that `up` warns of."""
+"""Seconds between clocks above which `up` warns."""
 VENDOR_TOOL_SECONDS = 20.0
 
 
 class Check(Struct, frozen=True):
-    """A check, and where it applies."""
+    """A check, what it is called for, and what it needs."""
 
     function: str
     """Module and function below ``labctl.backends.docker.checks``."""
     scope: Literal["machine", "host", "lab", "node"] = "host"
-    """What it is called for: this machine, each host, all hosts as a whole, or each running container."""
+    """Called for this machine, for each host, for the lab as a whole, or for each running container."""
     engine: bool = True
-    """Whether it needs a Docker daemon that answers."""
+    """Needs a Docker daemon that answers."""
     lab: bool = True
-    """Whether it needs the lab's devices to be there."""
+    """Needs the lab's devices."""
     stops: str = ""
-    """The command that its errors stop, which calls it as preflight."""
+    """Command that runs it as preflight, and stops at its errors."""
     seconds: float = LIMIT
 
     @property
@@ -56,6 +56,7 @@ class Check(Struct, frozen=True):
         return self.function.partition(".")[2]
 
     def run(self, ctx: CheckContext, *container: Container) -> Iterator[Finding]:
+        """Import the function and call it; yield its findings."""
         module, _, name = self.function.partition(".")
         findings: Iterator[Finding] = getattr(import_module(f"labctl.backends.docker.checks.{module}"), name)(
             ctx, *container
@@ -116,54 +117,60 @@ def findings(context: Context, *, node: str = "") -> tuple[Finding, ...]:
     require_named(context, settings)
     inventory = read_inventory(context.directory, settings)
     host = placement(settings, inventory).get(node)
-    # The other hosts are needed too where their addresses are not known from before.
-    known = all(last_dump(context.directory, one.name) for one in inventory)
-    only = (host,) if host and known else ()
+    # The other hosts are connected too, unless their addresses are cached.
+    cached = all(last_dump(context.directory, target.name) for target in inventory)
+    only = (host,) if host and cached else ()
     with connect(context, settings, only, seconds=ANSWERING, demand=False) as cluster:
-        failed = [unreachable(one, cluster.failed[one.name]) for one in cluster.inventory if one.name in cluster.failed]
-        unreached = tuple(one for one in failed if one.node not in cluster.connections)
+        targets = [target for target in cluster.inventory if target.name in cluster.failed]
+        failed = [unreachable(target, cluster.failed[target.name]) for target in targets]
         try:
-            # Its warnings are among the findings.
+            # Without its warnings, which are among the findings.
             lab, lacking = lab_to_examine(replace(context, emit=lambda _: None), cluster)
         except HostError as failure:
-            if any(failure is one for one in cluster.failed.values()):
-                first = cluster.inventory[0].name
-                seen = f"is reachable; examined once {first} was reached"
-                found = {name: ok("LAB-HOST-004", seen, name) for name in cluster.connections}
-                found |= {one.node: one for one in failed}
-                return tuple(found[target.name] for target in cluster.inventory if target.name in found)
-            impact = "the lab cannot be placed on these hosts; further checks skipped"
-            wrong = error("LAB-HOST-007", failure.message, impact, failure.hint, node=failure.node or HERE)
-            return (*unreached, wrong)
+            return not_examined(cluster, failed, failure)
+        unreached = [finding for finding in failed if finding.node not in cluster.connections]
         return (*unreached, *examine(check_context(context, cluster, lab, only=node), lacking))
 
 
+def not_examined(cluster: Cluster, failed: Iterable[Finding], failure: HostError) -> tuple[Finding, ...]:
+    """Return the findings if the lab cannot be loaded: of all hosts if one of them failed, else also the failure."""
+    if any(failure is reason for reason in cluster.failed.values()):
+        first = cluster.inventory[0].name
+        summary = f"is reachable; examined once {first} was reached"
+        by_host = {name: ok("LAB-HOST-004", summary, name) for name in cluster.connections}
+        by_host |= {finding.node: finding for finding in failed}
+        return tuple(by_host[target.name] for target in cluster.inventory if target.name in by_host)
+    unreached = (finding for finding in failed if finding.node not in cluster.connections)
+    impact = "the lab cannot be placed on these hosts; further checks skipped"
+    return (*unreached, error("LAB-HOST-007", failure.message, impact, failure.hint, node=failure.node or HERE))
+
+
 def lab_to_examine(context: Context, cluster: Cluster) -> tuple[Lab, Mapping[str, LabError]]:
-    """The lab, and the hosts that lack devices for it; where all of them do, the lab without devices."""
+    """Load the lab, and the hosts that lack devices for it; if all of them do, the lab without devices."""
     try:
-        lab, able = load_lab(context, cluster, ask=can_probe(cluster), refresh=True)
-        return lab, {name: why for name, why in able.failed.items() if name not in cluster.failed}
+        lab, capabilities = load_lab(context, cluster, ask=can_probe(cluster), refresh=True)
+        return lab, {name: why for name, why in capabilities.failed.items() if name not in cluster.failed}
     except (HostError, ConfigError) as lacking:
         settings = cluster.settings
         image = settings.text("LAB_IMAGE") or catalog.tag(settings.text("LAB_ACCELERATOR"))
         for key, value in (("LAB_IMAGE", image), ("LAB_ACCELERATOR", "cpu"), ("LAB_DEVICES", "")):
             settings = settings.with_value(key, value, origin="a host without devices")
-        # An error that has nothing to do with devices is raised again.
+        # Raises an error that is not about devices again.
         lab, _ = load_lab(context, replace(cluster, settings=settings), ask=False)
         return lab, dict.fromkeys((HERE, *(host.name for host in lab.hosts)), lacking)
 
 
 def can_probe(cluster: Cluster) -> bool:
-    """Whether every host has an engine, and the image to try limits with."""
-    hosts = {one.name: one.name for one in cluster.hosts}
-    found, failed = map_hosts(lambda name: cluster.engine.capabilities(name).image_id(cluster.image), hosts)
-    return not failed and None not in found.values()
+    """Tell if every host has an engine that answers, and the image to probe limits with."""
+    hosts = {host.name: host.name for host in cluster.hosts}
+    ids, failed = map_hosts(lambda name: cluster.engine.capabilities(name).image_id(cluster.image), hosts)
+    return not failed and None not in ids.values()
 
 
 def check_context(context: Context, cluster: Cluster, lab: Lab, *, only: str = "") -> CheckContext:
-    """The lab as a whole, and each host that ssh reaches."""
+    """Return the context of the lab as a whole, with one of each host that ssh reached."""
     whole = CheckContext(lab=lab, settings=cluster.settings, environ=context.environ, engine=cluster.engine, only=only)
-    used = frozenset(port for one in cluster.facts.values() for port in one.ports)
+    used = frozenset(chain.from_iterable(facts.ports for facts in cluster.facts.values()))
     names = {host.name for host in lab.hosts}
     hosts = (
         replace(
@@ -181,9 +188,9 @@ def check_context(context: Context, cluster: Cluster, lab: Lab, *, only: str = "
 
 
 def preflight(context: Context, lab: Lab, cluster: Cluster, command: str) -> Cluster:
-    """Check what can stop a command, before it changes anything: the cluster without the hosts that fail.
+    """Run the checks that can stop a command, before it changes anything; return the cluster without hosts that fail.
 
-    HostError for this machine, and where no host is left. A clock that is off is only warned of.
+    HostError for this machine, and if no host is left. A clock that is off is only a warning.
     """
     if not cluster.daemons:
         return cluster
@@ -197,19 +204,20 @@ def preflight(context: Context, lab: Lab, cluster: Cluster, command: str) -> Clu
 
 
 def require_compose(context: Context, lab: Lab, cluster: Cluster) -> None:
-    """HostError unless this machine's docker compose can create a lab's containers."""
+    """Raise HostError unless docker compose on this machine can create the lab's containers."""
     if cluster.daemons:
         failing_hosts(check_context(context, cluster, lab), "compose up")
 
 
 def failing_hosts(whole: CheckContext, command: str) -> dict[str, HostError]:
-    """The hosts that cannot take part in a command, and the first reason of each. HostError for this machine."""
+    """Return the hosts that fail the preflight of a command, with the first reason. HostError for this machine."""
     checks = [check for check in CHECKS if check.stops == command]
     for reason in stopping([check for check in checks if whole.local or check.scope != "host"], whole):
         raise reason
     host_checks = [check for check in checks if check.scope == "host"]
 
     def first_reason(host: CheckContext) -> list[HostError]:
+        """Return the first error of the checks on a host, at most one."""
         try:
             with parsing(host.name):
                 return list(islice(stopping(host_checks, host), 1))
@@ -217,9 +225,9 @@ def failing_hosts(whole: CheckContext, command: str) -> dict[str, HostError]:
             return [failure]
 
     late = [HostError(f"preflight timed out after {ENGINE_SECONDS:.0f} s", hint="labctl doctor")]
-    found = run_with_deadlines([(partial(first_reason, host), ENGINE_SECONDS) for host in whole.hosts])
+    reasons_by_host = run_with_deadlines([(partial(first_reason, host), ENGINE_SECONDS) for host in whole.hosts])
     failed = {}
-    for host, reasons in zip(whole.hosts, found, strict=True):
+    for host, reasons in zip(whole.hosts, reasons_by_host, strict=True):
         for why in late if reasons is None else reasons:
             message = f"{host.name}: {why.message.removeprefix(f'{host.name}: ')}"
             failed[host.name] = HostError(message, hint=why.hint, node=host.name)
@@ -227,63 +235,87 @@ def failing_hosts(whole: CheckContext, command: str) -> dict[str, HostError]:
 
 
 def stopping(checks: Iterable[Check], ctx: CheckContext) -> Iterator[HostError]:
-    """The errors that the checks find, one by one."""
+    """Yield the errors that the checks find, one by one."""
     for check in checks:
-        for one in check.run(ctx):
-            if one.level == "error":
-                message = f"{one.summary} ({one.code}): {one.impact}"
-                yield HostError(message, hint=one.fix, node=None if one.node == HERE else one.node)
+        for finding in check.run(ctx):
+            if finding.level == "error":
+                message = f"{finding.summary} ({finding.code}): {finding.impact}"
+                yield HostError(message, hint=finding.fix, node=None if finding.node == HERE else finding.node)
 
 
 def examine(whole: CheckContext, lacking: Mapping[str, LabError] | None = None) -> tuple[Finding, ...]:
-    """Run all checks concurrently, each with its time limit; findings are in the order of the checks.
+    """Run all checks concurrently, each with its time limit; return the findings in the order of the checks.
 
-    On hosts ``lacking`` the lab's devices only checks that do not need them are run. ConfigError where the one node to
+    On hosts that are ``lacking`` the lab's devices, checks that need them are not run. ConfigError if the only node to
     examine is not part of the lab.
     """
-    from labctl.backends.docker.checks import devices, engine
+    from labctl.backends.docker.checks import engine
 
     if whole.only and not whole.names:
-        known = ", ".join(node.name for node in whole.lab.nodes)
-        raise ConfigError(f"lab {whole.lab.name} has no node `{whole.only}`", hint=f"it has launcher, {known}")
+        nodes = ", ".join(node.name for node in whole.lab.nodes)
+        raise ConfigError(f"lab {whole.lab.name} has no node `{whole.only}`", hint=f"it has launcher, {nodes}")
     lacking = lacking or {}
+    whole, hosts = with_engines(whole)
+    silent = [engine.silent(host, host.engine_error) for host in hosts if host.engine_error]
+    unable = without_devices(hosts, lacking)
+    tasks = [*host_tasks(whole, hosts, lacking), *node_tasks(hosts, lacking)]
+    results = run_with_deadlines([(task.findings, task.check.seconds) for task in tasks])
+    findings: list[Finding] = []
+    for task, result in zip(tasks, results, strict=True):
+        findings += [task.timed_out()] if result is None else result
+    names = (HERE, *(host.name for host in hosts))
+    # With a single node to examine: its own findings and those of its host.
+    shown = [finding for finding in findings if finding.node in names or whole.only in ("", finding.node)]
+    return (*unable, *silent, *shown)
+
+
+def with_engines(whole: CheckContext) -> tuple[CheckContext, tuple[CheckContext, ...]]:
+    """Ask the engines of all hosts; return the contexts with the answers, and errors of engines that do not answer."""
     hosts = (whole,) if whole.local else whole.hosts
     late = HostError(f"Docker Engine does not answer within {ENGINE_SECONDS:.0f} s")
     asked = run_with_deadlines([(partial(ask_engine, host), ENGINE_SECONDS) for host in hosts])
     hosts = tuple(new or replace(old, engine_error=late) for old, new in zip(hosts, asked, strict=True))
-    silent = [engine.silent(host, host.engine_error) for host in hosts if host.engine_error]
-    all_silent = late if len(silent) == len(hosts) else None
-    whole = hosts[0] if whole.local else replace(whole, hosts=hosts, engine_error=all_silent)
+    if whole.local:
+        return hosts[0], hosts
+    all_silent = late if all(host.engine_error for host in hosts) else None
+    return replace(whole, hosts=hosts, engine_error=all_silent), hosts
+
+
+def without_devices(hosts: tuple[CheckContext, ...], lacking: Mapping[str, LabError]) -> list[Finding]:
+    """Return a finding for each reason why hosts lack the lab's devices."""
+    from labctl.backends.docker.checks import devices
+
     by_name = {host.name: host for host in hosts}
-    unable = [
-        replace(devices.missing(by_name.get(why.node or HERE, hosts[0]), why), node=why.node or HERE)
-        for why in dict.fromkeys(lacking.values())
-        if hosts and why.node in (None, HERE, *by_name)
-    ]
-    tasks = [
-        CheckTask(check, ctx)
-        for check in CHECKS
-        for ctx in (hosts if check.scope == "host" else (whole,))
-        if not (check.lab and ctx.name in lacking) and not (check.engine and ctx.engine_error)
-    ]
-    tasks += [
-        CheckTask(check, host, container)
-        for host in hosts
-        if not (host.name in lacking or host.engine_error)
-        for container in host.running
-        for check in NODE_CHECKS
-    ]
-    results = run_with_deadlines([(task.findings, task.check.seconds) for task in tasks])
-    found: list[Finding] = []
-    for task, result in zip(tasks, results, strict=True):
-        found += [task.timed_out()] if result is None else result
-    # Nothing more is reported of a host that does not answer.
-    shown = [one for one in found if one.node in (HERE, *by_name) or whole.only in ("", one.node)]
-    return (*unable, *silent, *shown)
+    findings = []
+    for reason in dict.fromkeys(lacking.values()):
+        if hosts and reason.node in (None, HERE, *by_name):
+            ctx = by_name.get(reason.node or HERE, hosts[0])
+            findings.append(replace(devices.missing(ctx, reason), node=reason.node or HERE))
+    return findings
+
+
+def host_tasks(
+    whole: CheckContext, hosts: tuple[CheckContext, ...], lacking: Mapping[str, LabError]
+) -> Iterator[CheckTask]:
+    """Yield the checks of hosts and of the lab as a whole whose needs are met."""
+    for check in CHECKS:
+        for ctx in hosts if check.scope == "host" else (whole,):
+            no_devices = check.lab and ctx.name in lacking
+            no_engine = check.engine and ctx.engine_error
+            if not no_devices and not no_engine:
+                yield CheckTask(check, ctx)
+
+
+def node_tasks(hosts: tuple[CheckContext, ...], lacking: Mapping[str, LabError]) -> Iterator[CheckTask]:
+    """Yield the checks of the running containers, on hosts with an engine and devices."""
+    for host in hosts:
+        if host.name not in lacking and not host.engine_error:
+            for container, check in product(host.running, NODE_CHECKS):
+                yield CheckTask(check, host, container)
 
 
 def ask_engine(ctx: CheckContext) -> CheckContext:
-    """The same context with what many checks need of the engine; a copy with the error where it does not answer."""
+    """Return the context with the answers of its engine that many checks need, or with the error."""
     try:
         with parsing(ctx.name):
             _ = ctx.info, ctx.observed, ctx.network
@@ -293,7 +325,7 @@ def ask_engine(ctx: CheckContext) -> CheckContext:
 
 
 class CheckTask(Struct, frozen=True):
-    """One check of one host or container."""
+    """A check of one host or container."""
 
     check: Check
     ctx: CheckContext
@@ -304,28 +336,29 @@ class CheckTask(Struct, frozen=True):
         return self.container.node if self.container else self.ctx.name
 
     def findings(self) -> list[Finding]:
-        """What the check finds; a check that fails is a finding too."""
-        found: list[Finding] = []
+        """Run the check; return its findings, and if it fails a finding about that."""
+        findings: list[Finding] = []
         try:
             with parsing(self.ctx.name):
-                # One by one: those before a failure stay.
-                found.extend(self.check.run(self.ctx, *filter(None, (self.container,))))
+                # extend() keeps the findings before a failure.
+                findings.extend(self.check.run(self.ctx, *filter(None, (self.container,))))
         except LabError as failure:
             fix = "" if failure.hint == "labctl doctor" else failure.hint
-            found.append(self.failed(failure.message, "the check got no answer", fix, node=failure.node or HERE))
+            findings.append(self.failed(failure.message, "the check got no answer", fix, node=failure.node or HERE))
         except (OSError, ValueError) as failure:
             # A file that may not be read, or an answer in an unknown format.
             path = getattr(failure, "filename", None)
             fix = f"ls -ld {shlex.quote(str(path))}" if path else ""
-            found.append(self.failed(str(failure), "the check could not read what it examines", fix))
-        return [replace(one, node=self.node) if one.node == HERE else one for one in found]
+            findings.append(self.failed(str(failure), "the check could not read what it examines", fix))
+        return [replace(finding, node=self.node) if finding.node == HERE else finding for finding in findings]
 
     def timed_out(self) -> Finding:
+        """Return the finding of a check that did not end within its time limit."""
         text, impact = f"timed out after {self.check.seconds:.0f} s", "the host, a disk, the engine or the node hangs"
         return replace(self.failed(text, impact, node=self.node), code="LAB-CHECK-002")
 
     def failed(self, text: str, impact: str, fix: str = "", node: str = HERE) -> Finding:
-        """Fixed by looking at the log of what is examined where nothing else is known."""
+        """Return the finding of a check that failed; without a fix it refers to the log of what is examined."""
         log = self.ctx.as_root("journalctl -u docker -n 50" if self.check.engine else "dmesg | tail -n 50")
         if self.container:
             log = f"labctl logs {self.container.node}"
