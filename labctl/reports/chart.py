@@ -1,10 +1,10 @@
-"""Charts of HTML pages: drawn by matplotlib as SVG, in the page's own colors and font."""
+"""Charts of the HTML pages, drawn by matplotlib as SVG in the page's colors and font."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from io import BytesIO, StringIO
 from typing import TYPE_CHECKING, Any
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROWS = 12
-"""Bars with a name; the rest share one row."""
+"""Bars with a row of their own; the others share one row."""
 BINS = 80
+"""Bins of the histogram in the shared row."""
 POINTS = 240
-"""Points of a line that are drawn as they are."""
-# Okabe and Ito's colors but black and yellow, which hardly show in the dark and on white; dashes and marks besides.
+"""Points of a line above which it is thinned out."""
+# Okabe and Ito's colors without black and yellow, which hardly show on dark and on white; with dashes and marks.
 STYLES: tuple[tuple[str, tuple[float, ...] | tuple[None, None], str], ...] = (
     ("#0072b2", (None, None), "o"),
     ("#d55e00", (5, 2), "s"),
@@ -31,15 +32,15 @@ STYLES: tuple[tuple[str, tuple[float, ...] | tuple[None, None], str], ...] = (
     ("#e69f00", (3, 1.5), "v"),
     ("#56b4e9", (8, 2, 1, 2, 1, 2), "X"),
 )
-# Inches: so narrow that text of 10 points is readable on a phone, where the page shrinks it.
+# Inches: narrow enough that text of 10 points is readable on a phone, on which the page shrinks it.
 _WIDTH, _ROW, _FRAME, _CURVE = 4.2, 0.23, 0.5, 2.6
-# Colors that stand for the page's own, which differ in the dark and in print.
+# Placeholders of the page's CSS variables, which differ in dark mode and in print.
 _INK, _GRID, _GOOD, _BAD = "#1f2328", "#d0d7de", "#0072b2", "#b54708"
 _COLORS = {_INK: "var(--ink)", _GRID: "var(--line)", _GOOD: "var(--good)", _BAD: "var(--bad)"}
 
 
 class Bar(Struct, frozen=True, kw_only=True):
-    """A value with its limit, both in the chart's unit; ``passed`` is None without a limit."""
+    """A value with its limit, in the chart's unit; ``passed`` is None without a limit."""
 
     name: str
     value: float | None
@@ -48,36 +49,36 @@ class Bar(Struct, frozen=True, kw_only=True):
 
 
 class Line(Struct, frozen=True, kw_only=True):
-    """Points by rising x, several of one x where the line stands for several things; y is None where none is known."""
+    """Points by ascending x; several of one x if the line stands for several series. y is None if unknown."""
 
     name: str
     points: Sequence[tuple[float, float | None]]
 
 
 class Drawing:
-    """A chart, as a part of a page and as a picture by itself; ``alt`` says it in words."""
+    """A chart, to render as part of a page or as a picture; ``alt`` is its text alternative."""
 
     def __init__(self, figure: Figure, alt: str) -> None:
         self._figure, self.alt = figure, alt
 
     def svg(self) -> str:
-        """The chart in the page's colors and font."""
+        """Render the chart as SVG, in the page's colors and font."""
         with _style(self.alt), StringIO() as stream:
             nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
             self._figure.savefig(stream, format="svg", transparent=True, metadata=nothing)
             return _inline(stream.getvalue(), self.alt)
 
     def png(self) -> bytes:
-        """The chart on white, for print."""
+        """Render the chart as PNG on white, for print."""
         with _style(self.alt), BytesIO() as stream:
             self._figure.savefig(stream, format="png", dpi=200, facecolor="white")
             return stream.getvalue()
 
 
 def bars(bars: Sequence[Bar], unit: str, alt: str) -> Drawing:
-    """Horizontal bars from zero: the first ``ROWS`` by name, and how all the others are distributed.
+    """Draw horizontal bars from zero: the first ``ROWS`` by name, the others as a histogram in one row.
 
-    A dashed line is the limit. A bar that missed it is hatched, and has a cross: it shows without color too.
+    The limit is a dashed line. A bar that missed it is hatched and has a cross, so that it shows without color.
     """
     shown, others = bars[:ROWS], bars[ROWS:]
     names = [_short(bar.name) for bar in shown] + ([_count(others)] if others else [])
@@ -92,9 +93,9 @@ def bars(bars: Sequence[Bar], unit: str, alt: str) -> Drawing:
 
 
 def lines(lines: Sequence[Line], along: str, unit: str, alt: str) -> Drawing:
-    """Lines over a number such as the step, told apart by color, dashes and marks: at most as many as ``STYLES``.
+    """Draw at most ``len(STYLES)`` lines over a number such as the step, with different colors, dashes and marks.
 
-    Of a line of many points, or with several of one x, the median of each part is drawn, in a band of all its values.
+    A line of many points, or with several of one x, is drawn as the median of each part in a band of all values.
     """
     with _style(alt):
         figure, axes = _figure(_CURVE + (_ROW * math.ceil(len(lines) / 2) if len(lines) > 1 else 0))
@@ -119,7 +120,7 @@ def lines(lines: Sequence[Line], along: str, unit: str, alt: str) -> Drawing:
 
 
 def _thinned(points: Sequence[tuple[float, float | None]]) -> tuple[Any, Any, Any, Any]:
-    """x and y as they are, with gaps, or where they are too many: x, medians, least and largest values."""
+    """Return x and y, or of too many points: x, medians, least and largest values of each part."""
     import numpy as np
 
     x, y = np.array([(at, math.nan if value is None else value) for at, value in points], dtype=float).T
@@ -128,12 +129,12 @@ def _thinned(points: Sequence[tuple[float, float | None]]) -> tuple[Any, Any, An
     parts = np.unique(np.floor((x - x.min()) / ((x.max() - x.min()) or 1) * (POINTS - 1)), return_inverse=True)[1]
     kept = [y[(parts == part) & np.isfinite(y)] for part in range(parts.max() + 1)]
     middles = [np.mean(x[parts == part]) for part in range(parts.max() + 1)]
-    rows = [(np.median(one), one.min(), one.max()) if len(one) else (math.nan,) * 3 for one in kept]
+    rows = [(np.median(values), values.min(), values.max()) if len(values) else (math.nan,) * 3 for values in kept]
     return np.array(middles), *np.array(rows).T
 
 
 def _style(alt: str) -> AbstractContextManager[None]:
-    """Text stays text, and a `$` begins no formula. The salt makes ids the same every time, and different by chart."""
+    """Set matplotlib's style for a block: text stays text without formulas, and ids are stable and unique per chart."""
     from matplotlib import rc_context
 
     style: dict[Any, Any] = {
@@ -147,6 +148,7 @@ def _style(alt: str) -> AbstractContextManager[None]:
 
 
 def _figure(height: float) -> tuple[Figure, Axes]:
+    """Create a figure of this height in inches, with its axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(_WIDTH, height), layout="constrained")
@@ -154,6 +156,7 @@ def _figure(height: float) -> tuple[Figure, Axes]:
 
 
 def _axes(axes: Axes) -> None:
+    """Style the axes: a grid, no ticks, no frame."""
     axes.tick_params(length=0, labelcolor=_INK)
     axes.grid(visible=True, color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)
@@ -161,6 +164,7 @@ def _axes(axes: Axes) -> None:
 
 
 def _frame(axes: Axes, names: Sequence[str], unit: str, longest: float) -> None:
+    """Set up the axes of bars: a row per name, the x axis with the unit."""
     axes.set_xlim(0, 1.2 * longest or 1)  # Room for the number behind the longest bar.
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_yticks(range(len(names)), names)
@@ -172,6 +176,7 @@ def _frame(axes: Axes, names: Sequence[str], unit: str, longest: float) -> None:
 
 
 def _bar(axes: Axes, row: int, bar: Bar) -> None:
+    """Draw a bar with its limit and number."""
     missed = bar.passed is False
     if bar.value is not None:
         axes.barh(row, bar.value, 0.66, **_fill(missed=missed))
@@ -181,19 +186,17 @@ def _bar(axes: Axes, row: int, bar: Bar) -> None:
 
 
 def _end(bar: Bar) -> float:
-    """Where the number stands: behind the bar and its limit."""
+    """Return the x position of the number: behind the bar and its limit."""
     return max(bar.value or 0, bar.limit or 0)
 
 
 def _others(axes: Axes, row: int, others: Sequence[Bar]) -> None:
-    """How many of the others have which value: a histogram as high as a row, those that missed on top."""
+    """Draw the other bars as a histogram of their values in one row, those that missed on top."""
     import numpy as np
 
     edges = np.linspace(*axes.get_xlim(), BINS + 1)
-    missed, rest = (
-        np.histogram([bar.value for bar in others if bar.value is not None and (bar.passed is False) == bad], edges)[0]
-        for bad in (True, False)
-    )
+    missed = np.histogram(_values(bar for bar in others if bar.passed is False), edges)[0]
+    rest = np.histogram(_values(bar for bar in others if bar.passed is not False), edges)[0]
     base, scale = row + 0.4, 0.8 / max(1, *(missed + rest))
     middle, top = base - scale * rest, base - scale * (missed + rest)
     axes.stairs(middle, edges, baseline=base, **_fill(missed=False))
@@ -203,13 +206,18 @@ def _others(axes: Axes, row: int, others: Sequence[Bar]) -> None:
         _limit(axes, row, others[0].limit)
 
 
+def _values(bars: Iterable[Bar]) -> list[float]:
+    return [bar.value for bar in bars if bar.value is not None]
+
+
 def _limit(axes: Axes, row: int, limit: float | None) -> None:
-    """A part of the dashed line; each row has its own, as limits may differ."""
+    """Draw a row's part of the dashed limit line; limits may differ by row."""
     if limit is not None:
         axes.plot([limit, limit], [row - 0.5, row + 0.5], color=_INK, linewidth=1.5, dashes=(2.5, 1.5))
 
 
 def _fill(*, missed: bool) -> dict[str, Any]:
+    """Return matplotlib's arguments for the area of a bar."""
     if missed:
         return {"facecolor": "none", "edgecolor": _BAD, "hatch": "////", "linewidth": 1, "fill": True}
     return {"facecolor": _GOOD, "edgecolor": _GOOD, "linewidth": 0, "fill": True}
@@ -225,12 +233,12 @@ def _short(name: str) -> str:
 
 
 def _inline(drawing: str, alt: str) -> str:
-    """The drawing as a part of a page: without what only a file of its own needs, and in the page's colors."""
+    """Return the SVG as part of a page: in the page's colors, without metadata, styles and ids."""
     from html import escape
 
     body = drawing[drawing.index(">", drawing.index("<svg")) + 1 :]
     body = re.sub(r"<(metadata|style)\b.*?</\1>", "", body, flags=re.DOTALL)
-    # Ids of groups are the same in each drawing, and nothing uses them.
+    # Ids of groups are equal in all drawings, and are not used.
     body = re.sub(r'<g id="[^"]*"', "<g", body).replace("xlink:href=", "href=")
     body = re.sub("|".join(_COLORS), lambda color: _COLORS[color[0]], body)
     body = re.sub(r"\s*\n\s*", " ", body).strip()

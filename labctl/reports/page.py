@@ -1,4 +1,4 @@
-"""HTML pages: one file each, with its style and charts in it. ``page.html.j2`` is what every page extends."""
+"""HTML pages: self-contained files with style and charts, from templates that extend ``page.html.j2``."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 
 def render(name: str, **data: object) -> str:
-    """A page from a template of this directory; all text in it is escaped."""
+    """Render a template of this directory; all text is escaped."""
     text: str = _environment().get_template(name).render(data)
     return text
 
 
 def finite(value: float | None) -> float | None:
-    """The number; None for nan and infinity, which are no figures."""
+    """Return the number; None for nan and infinity."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def number(value: float | None) -> str:
-    """A number with four significant digits, or a whole number from 1000; ``no figure`` for what is none."""
+    """Format a number with four significant digits, or as integer from 1000; ``no figure`` for None and nan."""
     value = finite(value)
     if value is None:
         return "no figure"
@@ -29,7 +29,7 @@ def number(value: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people, as ``4.2 s``, ``7 min 5 s`` or ``2 h 0 min``."""
+    """Format seconds as ``4.2 s``, ``7 min 5 s`` or ``2 h 0 min``."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -39,7 +39,7 @@ def duration(seconds: float) -> str:
 
 
 def _prose(text: str) -> Any:
-    """Text whose `commands` in backticks are set as code."""
+    """Render text as HTML, with `commands` in backticks as code."""
     from markupsafe import Markup, escape
 
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704 (it is escaped)
@@ -47,6 +47,7 @@ def _prose(text: str) -> Any:
 
 @lru_cache(maxsize=1)
 def _environment() -> Any:
+    """Create the Jinja environment, once."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(

@@ -1,4 +1,4 @@
-"""The page of one run or several: verdict, curves, machine, ranks, log, environment; and its charts as pictures."""
+"""Report of one or several runs: a page with verdict, curves, machine, ranks and log, and its charts as PNG."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from statistics import mean, median
+from typing import Literal
 
 from msgspec import Struct
 
 from labctl.errors import ConfigError
-from labctl.model import Result
+from labctl.model import CriterionResult, Result
 from labctl.records import last_words, metrics, places, store
+from labctl.records.metrics import Sample
 from labctl.reports import chart, samples
 from labctl.reports.chart import Bar, Drawing, Line
 from labctl.reports.page import number, render
@@ -23,18 +26,19 @@ from labctl.system import files
 
 PAGE = "report.html"
 MOST = len(chart.STYLES)
-"""Lines of a chart."""
+"""Lines of a chart at most."""
 EXCERPT = 50
-"""Lines of the log, the last."""
+"""Last lines of the log to show."""
 LONGEST_LINE = 500
+"""Characters of a line of the log to show."""
 TAIL = 4 << 20
-"""Bytes of the log that are searched for the cause."""
-# What ranks write of themselves, as ``step time: 182 ms``.
+"""Bytes at the end of the log to search for the cause."""
+# Step times in the output of a rank, as ``step time: 182 ms``.
 STEP_TIME = re.compile(r"(?:step[ _-]?time|time per step)[ =:]+(\d+(?:\.\d+)?) ?(ms|s)?\b", re.IGNORECASE)
 
 
 class Picture(Struct, frozen=True):
-    """A chart: the name of its file, what it shows, and what can be read off it."""
+    """A chart with its file name, title, and a caption of its values."""
 
     name: str
     title: str
@@ -43,32 +47,32 @@ class Picture(Struct, frozen=True):
 
 
 class Section(Struct, frozen=True):
-    """A run on the page; ``label`` is empty where it is the only one."""
+    """A run on the page; ``label`` is empty for a single run."""
 
     label: str
     result: Result
     cause: str
-    """The lines of the log with the cause of a failure."""
+    """Lines of the log with the cause of a failure."""
     last: str
-    """Its last lines."""
+    """Last lines of the log."""
 
 
 class Report(Struct, frozen=True):
-    """A page and its pictures, by name."""
+    """An HTML page, and its pictures as PNG by file name."""
 
     html: str
     pictures: Mapping[str, bytes]
 
 
 class WrittenReport(Struct, frozen=True):
-    """Where a report was written."""
+    """Paths of a report that was written."""
 
     page: str
     pictures: tuple[str, ...]
 
 
 def write(directory: Path, report: Report) -> WrittenReport:
-    """Write the page and its pictures. HostError where that fails."""
+    """Write the page and its pictures. HostError if that fails."""
     with files.writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
         for name, content in report.pictures.items():
@@ -91,40 +95,57 @@ def name_of(runs: Sequence[RecordedRun]) -> str:
 
 
 def of_runs(lab: Path, runs: Sequence[RecordedRun]) -> Report:
-    """The report of runs, however they ended; of several with what differs between them and what that did."""
+    """Return the report of runs, finished or not; of several, with a comparison of their settings and metrics."""
     compared = compare.compare(runs)
     labels = _labels(compared) if len(runs) > 1 else dict.fromkeys(compared.groups[0].runs, ("", ""))
-    named = {labels[run.result.run_id]: run for run in runs}
-    paths = {label: store.directory(lab, run.result.run_id) for label, run in named.items()}
-    curves = list(_curves(named))
-    machine = list(_machine({label: samples.read(path) for label, path in paths.items()}))
-    ranks = list(_ranks({label[-1]: rank_times(lab, run.result) for label, run in named.items()}))
-    sections = [_section(label[-1], run.result, paths[label]) for label, run in named.items()]
+    by_label = {labels[run.result.run_id]: run for run in runs}
+    paths = {label: store.directory(lab, run.result.run_id) for label, run in by_label.items()}
+    tracks = {label: samples.read(path) for label, path in paths.items()}
+    times = {label[-1]: rank_times(lab, run.result) for label, run in by_label.items()}
+    sections = [_section(label[-1], run.result, paths[label]) for label, run in by_label.items()]
     by_id = {run.result.run_id: run for run in runs}
     return _report(
         "runs.html.j2",
-        curves=curves,
-        machine=machine,
-        ranks=ranks,
+        curves=list(_curves(by_label)),
+        machine=list(_machine(tracks)),
+        ranks=list(_ranks(times)),
         sections=sections,
         compared=compared,
-        effects=[compare.in_words(effect) for effect in compared.effects],
+        effects=list(map(compare.in_words, compared.effects)),
         noise=compare.source_of_noise(compared),
-        # Of several runs those that were missed: the others say nothing.
-        checks=[
-            (one.label, check) for one in sections for check in one.result.checks if len(runs) == 1 or not check.passed
-        ],
-        metrics=list(dict.fromkeys(name for group in compared.groups for name in group.metrics)),
-        at_end={name for run in runs for name, metric in run.result.metrics.items() if "last" in metric},
+        checks=_checks(sections, only_missed=len(runs) > 1),
+        metrics=_metric_names(compared),
+        at_end=_with_last_value(runs),
         environments=[(group.name, *_environment(by_id[group.runs[0]].facts)) for group in compared.groups],
     )
 
 
+def _checks(sections: Iterable[Section], *, only_missed: bool) -> list[tuple[str, CriterionResult]]:
+    """Return the criteria of all runs, with the run's label."""
+    checks: list[tuple[str, CriterionResult]] = []
+    for section in sections:
+        shown = (check for check in section.result.checks if not (only_missed and check.passed))
+        checks += [(section.label, check) for check in shown]
+    return checks
+
+
+def _metric_names(compared: Comparison) -> list[str]:
+    """Return the names of all metrics, in order of their first group."""
+    return list(dict.fromkeys(chain.from_iterable(group.metrics for group in compared.groups)))
+
+
+def _with_last_value(runs: Iterable[RecordedRun]) -> set[str]:
+    """Return the names of metrics that have a first and a last value."""
+    names: set[str] = set()
+    for run in runs:
+        names |= {name for name, metric in run.result.metrics.items() if "last" in metric}
+    return names
+
+
 def of_csv(path: Path) -> Report:
-    """The report of a metrics.csv. ConfigError for what is none."""
-    rows = samples.epochs(path)
+    """Return the report of a metrics.csv. ConfigError if the file is not a table of epochs."""
     by_rank: dict[int, list[samples.EpochRow]] = {}
-    for row in rows:
+    for row in samples.epochs(path):
         by_rank.setdefault(row.rank, []).append(row)
     charts: list[Picture] = []
     for column, title, unit in (
@@ -133,40 +154,55 @@ def of_csv(path: Path) -> Report:
         ("GPU_Used_Mem_MB", "device memory", "MB"),
         ("GPU_Temp_C", "device temperature", "°C"),
     ):
-        lines = [
-            Line(name=f"rank {rank}", points=[(row.epoch, row.values.get(column)) for row in of])
-            for rank, of in by_rank.items()
-        ]
+        lines = [Line(name=f"rank {rank}", points=_column(rows, column)) for rank, rows in by_rank.items()]
         charts += _picture(title, lines, "epoch", unit)
-    times = {rank: [row.seconds for row in of if row.seconds is not None] for rank, of in by_rank.items()}
+    times = {rank: _seconds(rows) for rank, rows in by_rank.items()}
     return _report(
         "metrics.html.j2",
         file=path.name,
         curves=charts,
         ranks=list(_ranks({"": (_means(times), "s/epoch")})),
-        rows=[(rank, of[-1].name, len(of), mean(times[rank]) if times[rank] else None) for rank, of in by_rank.items()],
+        rows=[
+            (rank, rows[-1].name, len(rows), mean(times[rank]) if times[rank] else None)
+            for rank, rows in by_rank.items()
+        ],
     )
 
 
+def _column(rows: Iterable[samples.EpochRow], name: str) -> Points:
+    """Return a column of a metrics.csv, by epoch."""
+    return [(row.epoch, row.values.get(name)) for row in rows]
+
+
+def _seconds(rows: Iterable[samples.EpochRow]) -> list[float]:
+    """Return the training times of the epochs that have one."""
+    return [row.seconds for row in rows if row.seconds is not None]
+
+
 def _report(template: str, **data: object) -> Report:
-    pictures = [one for value in data.values() if isinstance(value, list) for one in value if isinstance(one, Picture)]
-    return Report(render(template, **data), {f"{one.name}.png": one.drawing.png() for one in pictures})
+    """Render a template, and the pictures that are in lists of its data."""
+    pictures: list[Picture] = []
+    for value in data.values():
+        if isinstance(value, list):
+            pictures += [item for item in value if isinstance(item, Picture)]
+    return Report(render(template, **data), {f"{picture.name}.png": picture.drawing.png() for picture in pictures})
 
 
 Label = tuple[str, str]
+"""Group and name of a run: both empty for a single run."""
 
 
 def _labels(compared: Comparison) -> dict[str, Label]:
-    """The group of each run and its own name: A, or A1 and A2 where the group has several."""
-    return {
-        run_id: (group.name, f"{group.name}{place}" if len(group.runs) > 1 else group.name)
-        for group in compared.groups
-        for place, run_id in enumerate(group.runs, start=1)
-    }
+    """Return the label of each run: group A and name A, or A1 and A2 if the group has several runs."""
+    labels = {}
+    for group in compared.groups:
+        for place, run_id in enumerate(group.runs, start=1):
+            labels[run_id] = (group.name, f"{group.name}{place}" if len(group.runs) > 1 else group.name)
+    return labels
 
 
 def _environment(facts: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """What a run ran as: what is shown at once, and its settings and files."""
+    """Return the redacted facts of a run: the main ones, and its settings and files."""
     redacted = {name: redact_fact(name, value) for name, value in facts.items()}
     main = {name: value for name, value in redacted.items() if not (name.isupper() or name.startswith("file "))}
     return main, {name: value for name, value in redacted.items() if name not in main}
@@ -176,28 +212,36 @@ def _environment(facts: Mapping[str, str]) -> tuple[dict[str, str], dict[str, st
 
 
 def _picture(title: str, lines: Iterable[Line], along: str, unit: str) -> Iterator[Picture]:
-    """Its chart, where a line has two values. More lines than can be told apart are drawn as one, with its band."""
-    drawn = [line for line in lines if sum(value is not None for _, value in line.points) > 1]
+    """Yield the chart of lines, if one has two values. Too many lines are drawn as one, with a band of their values."""
+    drawn = [line for line in lines if _count(line) > 1]
     if not drawn:
         return
+    points = list(chain.from_iterable(line.points for line in drawn))
     if len(drawn) > MOST:
-        points = sorted((point for line in drawn for point in line.points), key=lambda point: point[0])
-        drawn = [Line(name="all", points=points)]
-    values = [value for line in drawn for _, value in line.points if value is not None]
-    absent = sum(len(line.points) for line in drawn) - len(values)
+        drawn = [Line(name="all", points=sorted(points, key=_x))]
+    values = [value for _, value in points if value is not None]
+    absent = len(points) - len(values)
     caption = f"{number(min(values))} to {number(max(values))} {unit}".rstrip()
     caption += f"; no figure for {absent:,} of {absent + len(values):,}" if absent else ""
     name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
-    yield Picture(
-        name, title, caption, chart.lines(drawn, along, f"{title} ({unit})" if unit else title, f"{title}: {caption}")
-    )
+    drawing = chart.lines(drawn, along, f"{title} ({unit})" if unit else title, f"{title}: {caption}")
+    yield Picture(name, title, caption, drawing)
+
+
+def _count(line: Line) -> int:
+    """Return the number of values of a line."""
+    return sum(value is not None for _, value in line.points)
+
+
+def _x(point: tuple[float, float | None]) -> float:
+    return point[0]
 
 
 Points = Sequence[tuple[float, float | None]]
 
 
 def _lines(named: Iterable[tuple[tuple[str, ...], Points]]) -> list[Line]:
-    """Lines by group, run, node and device; where those are too many to be told apart, by fewer of these."""
+    """Return lines by group, run, node and device; if they are too many for one chart, by fewer of these."""
     named = list(named)
     for depth in reversed(range(1, 1 + max((len(name) for name, _ in named), default=0))):
         lines: dict[tuple[str, ...], list[tuple[float, float | None]]] = {}
@@ -206,95 +250,121 @@ def _lines(named: Iterable[tuple[tuple[str, ...], Points]]) -> list[Line]:
         if len(lines) <= MOST:
             break
     return [
-        # A run's own name has its group's in it.
-        Line(name=" ".join(filter(None, name[1:] or name)), points=sorted(points, key=lambda point: point[0]))
+        # The name of a run begins with that of its group.
+        Line(name=" ".join(filter(None, name[1:] or name)), points=sorted(points, key=_x))
         for name, points in lines.items()
     ]
 
 
 def _curves(runs: Mapping[Label, RecordedRun]) -> Iterator[Picture]:
-    """Each metric that was printed on the way, the loss first; and the time of each step."""
-    names = dict.fromkeys(name for run in runs.values() for name in run.series)
+    """Yield a chart of each metric that was printed during the run, the loss first; and of the time of each step."""
+    names = dict.fromkeys(chain.from_iterable(run.series for run in runs.values()))
     for name in sorted(names, key=lambda name: name != "loss"):
-        every = {label: run.series.get(name, ()) for label, run in runs.items()}
+        series = {label: run.series.get(name, ()) for label, run in runs.items()}
         unit = next((run.declared[name].unit for run in runs.values() if name in run.declared), "")
-        timed = all(one.seconds is not None for of in every.values() for one in of)
-        # Rates are over time, as what is sampled of the machine.
-        rate = timed and unit.endswith("/s")
-        stepped = not rate and all(one.step is not None for of in every.values() for one in of)
-        lines = _lines(
-            (
-                label,
-                [
-                    (float((one.step if stepped else one.seconds if timed else at) or 0), one.value)
-                    for at, one in enumerate(of, 1)
-                ],
-            )
-            for label, of in every.items()
-        )
-        yield from _picture(name, lines, "step" if stepped else "seconds" if timed else "value", unit)
-    times = (
-        (label, [(float(step), seconds) for step, seconds in compare.step_times(run.series)])
-        for label, run in runs.items()
-    )
-    yield from _picture("time of a step", _lines(times), "step", "s")
+        axis = _axis(chain.from_iterable(series.values()), unit)
+        lines = _lines((label, _points(of_run, axis)) for label, of_run in series.items())
+        yield from _picture(name, lines, axis, unit)
+    yield from _picture("time of a step", _lines((label, _steps(run)) for label, run in runs.items()), "step", "s")
+
+
+Axis = Literal["step", "seconds", "value"]
+
+
+def _axis(series: Iterable[Sample], unit: str) -> Axis:
+    """Return the x axis of a metric: time for rates, else steps, if all samples have it; else their number."""
+    of_all = list(series)
+    timed = all(sample.seconds is not None for sample in of_all)
+    # Over time, as the samples of the machine are, to be compared with them.
+    if timed and unit.endswith("/s"):
+        return "seconds"
+    if all(sample.step is not None for sample in of_all):
+        return "step"
+    return "seconds" if timed else "value"
+
+
+def _points(series: Sequence[Sample], axis: Axis) -> Points:
+    """Return the values of a metric along an axis."""
+    if axis == "step":
+        return [(float(sample.step or 0), sample.value) for sample in series]
+    if axis == "seconds":
+        return [(float(sample.seconds or 0), sample.value) for sample in series]
+    return [(float(number), sample.value) for number, sample in enumerate(series, 1)]
+
+
+def _steps(run: RecordedRun) -> Points:
+    """Return the time of each step of a run."""
+    return [(float(step), seconds) for step, seconds in compare.step_times(run.series)]
 
 
 def _machine(runs: Mapping[Label, Sequence[samples.Track]]) -> Iterator[Picture]:
-    """A chart for everything that was sampled, but for what was zero all the time."""
-    kinds = dict.fromkeys((track.what, track.unit) for tracks in runs.values() for track in tracks)
-    for kind in kinds:
-        lines = _lines(
-            ((*label, track.node, track.device), track.points)
-            for label, tracks in runs.items()
-            for track in tracks
-            if (track.what, track.unit) == kind
-        )
-        if any(value for line in lines for _, value in line.points):
-            yield from _picture(kind[0], lines, "seconds", kind[1])
+    """Yield a chart of each quantity that was sampled, unless it was zero all the time."""
+    kinds = dict.fromkeys((track.what, track.unit) for track in chain.from_iterable(runs.values()))
+    for title, unit in kinds:
+        lines = _lines(_tracks(runs, title, unit))
+        if any(map(_is_nonzero, lines)):
+            yield from _picture(title, lines, "seconds", unit)
+
+
+def _tracks(
+    runs: Mapping[Label, Sequence[samples.Track]], title: str, unit: str
+) -> Iterator[tuple[tuple[str, ...], Points]]:
+    """Yield the tracks of one quantity, each with its group, run, node and device."""
+    for label, tracks in runs.items():
+        for track in tracks:
+            if (track.what, track.unit) == (title, unit):
+                yield (*label, track.node, track.device), track.points
+
+
+def _is_nonzero(line: Line) -> bool:
+    """Tell if a line has a value other than zero."""
+    return any(value for _, value in line.points)
 
 
 def rank_times(lab: Path, result: Result) -> tuple[dict[int, float], str]:
-    """The time of an epoch or of a step of each rank, as it wrote it or by when it printed its steps; with the unit."""
-    # A script may write any table of this name.
+    """Return seconds per epoch or step of each rank, and the unit: from metrics.csv, else from the ranks' output."""
+    # A script may write another table of this name.
     with suppress(ConfigError):
-        rows = samples.epochs(store.directory(lab, result.run_id) / "metrics.csv")
-        times = {row.rank: [one.seconds for one in rows if one.rank == row.rank and one.seconds] for row in rows}
-        return _means(times), "s/epoch"
-    said, timed = {}, {}
-    for rank in (one.rank for one in result.ranks):
+        of_epochs: dict[int, list[float]] = {}
+        for row in samples.epochs(store.directory(lab, result.run_id) / "metrics.csv"):
+            if row.seconds:
+                of_epochs.setdefault(row.rank, []).append(row.seconds)
+        return _means(of_epochs), "s/epoch"
+    printed: dict[int, Sequence[float]] = {}
+    timed: dict[int, float | None] = {}
+    for rank in result.ranks:
         # Old records do not have the logs of ranks.
         with suppress(ConfigError):
-            said[rank], timed[rank] = _step_times(store.output(lab, result.run_id, rank))
-    return _means(said) or {rank: seconds for rank, seconds in timed.items() if seconds is not None}, "s/step"
+            printed[rank.rank], timed[rank.rank] = _step_times(store.output(lab, result.run_id, rank.rank))
+    return _means(printed) or {rank: seconds for rank, seconds in timed.items() if seconds is not None}, "s/step"
 
 
 def _step_times(lines: Iterable[tuple[float | None, str]]) -> tuple[array[float], float | None]:
-    """The times of steps that lines tell of, and the mean from the first step that is named to the last."""
-    said = array("d")
+    """Return the step times that lines mention, and the mean time from their first to last step; None if unknown."""
+    printed = array("d")
     first: tuple[int, float] | None = None
     last = (0, 0.0)
     for when, line in lines:
         if len(line) > metrics.LONGEST_LINE:
             continue
         if match := STEP_TIME.search(line):
-            said.append(float(match[1]) / (1000 if (match[2] or "").lower() == "ms" else 1))
+            printed.append(float(match[1]) / (1000 if (match[2] or "").lower() == "ms" else 1))
         if when is not None and (count := places.step(line.lower())):
             last = (count[0], when)
             first = first or last
-    # Steps that came at once have no time that is known.
+    # The time is not known if all steps were printed at once.
     if not first or last[0] <= first[0] or last[1] <= first[1]:
-        return said, None
-    return said, (last[1] - first[1]) / (last[0] - first[0])
+        return printed, None
+    return printed, (last[1] - first[1]) / (last[0] - first[0])
 
 
 def _means(times: Mapping[int, Sequence[float]]) -> dict[int, float]:
-    """Without the first, which has what begins, unless it is the only one."""
+    """Return the mean of each rank, without the first value, which includes warm-up, unless it is the only one."""
     return {rank: mean(values[1:] or values) for rank, values in sorted(times.items()) if values}
 
 
 def _ranks(runs: Mapping[str, tuple[Mapping[int, float], str]]) -> Iterator[Picture]:
-    """The ranks, slowest first, of each run that has several."""
+    """Yield a chart of the ranks of each run that has several, slowest first."""
     for label, (times, unit) in runs.items():
         if len(times) < 2:
             continue
@@ -302,7 +372,7 @@ def _ranks(runs: Mapping[str, tuple[Mapping[int, float], str]]) -> Iterator[Pict
         caption, usual = f"rank {slowest} is the slowest", median(times.values())
         if usual:
             caption += f": {100 * (times[slowest] / usual - 1):.0f} % above the median"
-        ordered = sorted(times.items(), key=lambda one: -one[1])
+        ordered = sorted(times.items(), key=lambda item: -item[1])
         title = f"time of each rank {label}".rstrip()
         drawing = chart.bars(
             [Bar(name=f"rank {rank}", value=value) for rank, value in ordered], f"{title} ({unit})", caption
@@ -314,11 +384,15 @@ def _ranks(runs: Mapping[str, tuple[Mapping[int, float], str]]) -> Iterator[Pict
 
 
 def _section(label: str, result: Result, path: Path) -> Section:
+    """Read the end of a run's log: its last lines, and those with the cause of a failure."""
     lines = store.last_lines(path / store.OUTPUT, TAIL)
     stalled = result.cause == "stalled"
     cause = last_words.cause_lines(result.message, lines, stalled=stalled) if result.verdict != "PASS" else []
-    shown = ("\n".join(map(_shortened, some)) for some in (cause, lines[-EXCERPT:]))
-    return Section(label, result, *shown)
+    return Section(label, result, cause=_excerpt(cause), last=_excerpt(lines[-EXCERPT:]))
+
+
+def _excerpt(lines: Iterable[str]) -> str:
+    return "\n".join(map(_shortened, lines))
 
 
 def _shortened(line: str) -> str:

@@ -1,4 +1,4 @@
-"""Samples of the machine, ``samples/<node>.csv`` of a run, and the metrics.csv of a training script."""
+"""Read samples of the machine, ``samples/<node>.csv`` of a run, and the metrics.csv of a training script."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from labctl.system import files
 
 
 class Track(Struct, frozen=True, kw_only=True):
-    """What was sampled of one thing, by seconds; a lost sample is None."""
+    """Samples of one quantity of a node or device, by seconds; a lost sample is None."""
 
     what: str
-    """As ``device memory``: the same of all devices."""
+    """Quantity, as ``device memory``: the same for all devices."""
     unit: str
     node: str
     device: str = ""
@@ -27,16 +27,17 @@ class Track(Struct, frozen=True, kw_only=True):
 
 
 def read(directory: Path) -> list[Track]:
-    """The samples of a run's nodes; what is no table of samples is left out."""
-    found: list[Track] = []
+    """Read the samples of a run's nodes; files that are not tables of samples are skipped."""
+    tracks: list[Track] = []
     for path in sorted((directory / "samples").glob("*.csv")):
         rows = list(csv.reader(_lines(path)))
         if rows and rows[0][:1] == ["seconds (s)"]:
-            found += _tracks(path.stem, rows[0], rows[1:])
-    return found
+            tracks += _tracks(path.stem, rows[0], rows[1:])
+    return tracks
 
 
 def _tracks(node: str, head: list[str], rows: list[list[str]]) -> Iterable[Track]:
+    """Yield a track for each column that has a value."""
     # The last row of a run that was cut off may be half a row.
     whole = [row for row in rows if len(row) == len(head) and _number(row[0]) is not None]
     for column, name in enumerate(head[1:], start=1):
@@ -44,45 +45,46 @@ def _tracks(node: str, head: list[str], rows: list[list[str]]) -> Iterable[Track
         points = tuple((_number(row[0]) or 0, _number(row[column])) for row in whole)
         if match and any(value is not None for _, value in points):
             device = (match["device"] or "").strip()
-            what = f"device {match['what']}" if device else match["what"]
-            yield Track(what=what, unit=match["unit"], node=node, device=device, points=points)
+            quantity = f"device {match['what']}" if device else match["what"]
+            yield Track(what=quantity, unit=match["unit"], node=node, device=device, points=points)
 
 
 class EpochRow(Struct, frozen=True, kw_only=True):
-    """A rank in an epoch, as a script that writes a metrics.csv has it; ``seconds`` that it trained."""
+    """A row of a metrics.csv: a rank in an epoch; ``seconds`` is its training time."""
 
     rank: int
     epoch: float
     seconds: float | None
     name: str
-    """Of its device."""
+    """Name of its device."""
     values: Mapping[str, float | None]
-    """By column."""
+    """All numbers of the row, by column."""
 
 
 COLUMNS = ("Rank", "Epoch", "Computation_Time")
+"""Columns that a metrics.csv must have."""
 
 
 def epochs(path: Path) -> list[EpochRow]:
-    """The rows of a metrics.csv, by rank and epoch. ConfigError for what is none."""
+    """Read a metrics.csv, sorted by rank and epoch. ConfigError if it is not a table with COLUMNS."""
     rows = list(csv.DictReader(_lines(path)))
     if not rows or not set(COLUMNS) <= set(rows[0]):
         raise ConfigError(
             f"{path}: no table with the columns {', '.join(COLUMNS)}", hint="labctl report RUN, or its id"
         )
-    found = []
+    epoch_rows = []
     for row in rows:
         numbers = {key: _number(value) for key, value in row.items()}
         rank, epoch = numbers["Rank"], numbers["Epoch"]
-        # Ranks append to one file: heads are repeated, lines are broken.
+        # Ranks append to one file, so headers repeat and lines may be broken.
         if rank is not None and epoch is not None and None not in row and None not in row.values():
             seconds, name = numbers["Computation_Time"], row.get("GPU_Name", "")
-            found.append(EpochRow(rank=int(rank), epoch=epoch, seconds=seconds, name=name, values=numbers))
-    return sorted(found, key=lambda row: (row.rank, row.epoch))
+            epoch_rows.append(EpochRow(rank=int(rank), epoch=epoch, seconds=seconds, name=name, values=numbers))
+    return sorted(epoch_rows, key=lambda row: (row.rank, row.epoch))
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a table; of one of days the head and every other, third ... line, which is as much as is drawn."""
+    """Read the lines of a table; of a large one every second, third ... line, and the header. Empty if not readable."""
     try:
         with files.open_regular(path) as stream:
             every = 1 + os.fstat(stream.fileno()).st_size // store.LARGEST_RECORD
@@ -92,7 +94,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _number(text: object) -> float | None:
-    """The number in ``95.0%`` or ``71.5``."""
+    """Parse ``95.0%`` or ``71.5``; None if it is not a finite number."""
     from labctl.reports.page import finite
 
     try:

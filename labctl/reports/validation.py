@@ -1,4 +1,4 @@
-"""The page of a cluster validation: the verdict, what to do, each node and link, and figures against thresholds."""
+"""Page of a cluster validation: verdict, actions, nodes and links, and figures with their thresholds."""
 
 from __future__ import annotations
 
@@ -24,31 +24,35 @@ class Figure(Struct, frozen=True, kw_only=True):
 
     step: str
     what: str
-    """As ``all_reduce bus bandwidth``."""
+    """Metric, as ``all_reduce bus bandwidth``."""
     node: str = ""
     """A node; ``worker-0 - worker-1`` for a link; empty for all together."""
     value: float | None
-    """None where the step gave no number."""
+    """None if the step gave no number."""
     unit: str
     limit: str = ""
     """``>=`` or ``<=``, a number and the unit: ``>= 127 GB/s``. Empty without a threshold."""
     passed: bool | None
     """None without a threshold."""
     source: str = ""
-    """Where the threshold comes from, as ``baseline of 2026-11-20``."""
+    """Source of the threshold, as ``baseline of 2026-11-20``."""
 
 
 class StepResult(Struct, frozen=True, kw_only=True):
+    """A step of a validation and its result."""
+
     name: str
     status: Literal["passed", "failed", "skipped"]
     message: str = ""
     seconds: float
     advice: str = ""
-    """What to do."""
+    """Advice to the user; empty if there is nothing to do."""
     run_id: str = ""
 
 
 class NodeVerdict(Struct, frozen=True, kw_only=True):
+    """Verdict on a node, with evidence and advice."""
+
     node: str
     host: str
     verdict: Health
@@ -57,7 +61,7 @@ class NodeVerdict(Struct, frozen=True, kw_only=True):
 
 
 class LinkVerdict(Struct, frozen=True, kw_only=True):
-    """The network between two nodes."""
+    """Verdict on the network between two nodes."""
 
     a: str
     b: str
@@ -67,7 +71,7 @@ class LinkVerdict(Struct, frozen=True, kw_only=True):
 
 
 class Validation(Struct, frozen=True, kw_only=True):
-    """A validation of a cluster; ``message`` is one line: which node is bad, and what to do."""
+    """Result of a validation; ``message`` is one line: the bad nodes and the reason."""
 
     schema: int = 1
     lab: str
@@ -78,19 +82,19 @@ class Validation(Struct, frozen=True, kw_only=True):
     verdict: Literal["PASS", "FAIL", "ERROR"]
     message: str
     drained: tuple[str, ...] = ()
-    """Machines that were left out, and why."""
+    """Machines that were left out, with the reason."""
     nodes: tuple[NodeVerdict, ...] = ()
     links: tuple[LinkVerdict, ...] = ()
     steps: tuple[StepResult, ...] = ()
     figures: tuple[Figure, ...] = ()
     checks: Mapping[str, str] = {}
-    """Digests of what was run, by the check's name."""
+    """Digest of each check, by name."""
     versions: Mapping[str, str] = {}
-    """Of labctl, Docker, the image, each host's kernel ..."""
+    """Versions of labctl, Docker, the image, each host's kernel ..."""
 
 
 class _Measure(Struct, frozen=True, kw_only=True):
-    """The figures of one kind, worst first, as the page shows them."""
+    """Figures of one metric of a step, worst first, as the page shows them."""
 
     step: str
     what: str
@@ -100,16 +104,16 @@ class _Measure(Struct, frozen=True, kw_only=True):
     source: str
     figures: tuple[Figure, ...]
     svg: str
-    """Its chart; empty where no figure is of a node or link."""
+    """Chart; empty if no figure is of a node or link."""
 
 
 def write(path: Path, validation: Validation) -> None:
-    """Write the page. HostError where that fails."""
+    """Write the page. HostError if that fails."""
     files.write(path, html(validation), mode=0o644)
 
 
 def html(validation: Validation) -> str:
-    """The page: all in one text, without a script or an address, below 200 KiB at 64 nodes and 1 MiB at 1,000."""
+    """Render the page, self-contained and without scripts: below 200 KiB at 64 nodes, 1 MiB at 1,000."""
     return render(
         "validation.html.j2",
         validation=validation,
@@ -124,71 +128,81 @@ def html(validation: Validation) -> str:
 
 
 def _worst_first(verdicts: Iterable[NodeVerdict | LinkVerdict]) -> list[NodeVerdict | LinkVerdict]:
-    return sorted(verdicts, key=lambda one: HEALTH.index(one.verdict))
+    return sorted(verdicts, key=lambda verdict: HEALTH.index(verdict.verdict))
 
 
 def _counts(verdicts: Iterable[NodeVerdict | LinkVerdict]) -> list[tuple[str, int]]:
-    found = Counter(one.verdict for one in verdicts)
-    return [(health, found[health]) for health in HEALTH if found[health]]
+    """Count the verdicts of each health, worst first."""
+    counter = Counter(verdict.verdict for verdict in verdicts)
+    return [(health, counter[health]) for health in HEALTH if counter[health]]
 
 
 def _actions(validation: Validation) -> list[tuple[str, list[str]]]:
-    """What to do, and for which nodes, links and steps; the same advice is given once."""
+    """Return each advice once, with the nodes, links and steps that it is for."""
     concerned: dict[str, list[str]] = {}
-    for one in (*_worst_first(validation.nodes), *_worst_first(validation.links), *validation.steps):
-        if one.advice:
-            concerned.setdefault(one.advice, []).append(_name(one))
+    for item in (*_worst_first(validation.nodes), *_worst_first(validation.links), *validation.steps):
+        if item.advice:
+            concerned.setdefault(item.advice, []).append(_name(item))
     return list(concerned.items())
 
 
-def _name(one: NodeVerdict | LinkVerdict | StepResult) -> str:
-    if isinstance(one, NodeVerdict):
-        return one.node if one.host in ("", one.node) else f"{one.node} on {one.host}"
-    return f"{one.a} - {one.b}" if isinstance(one, LinkVerdict) else f"step {one.name}"
+def _name(item: NodeVerdict | LinkVerdict | StepResult) -> str:
+    """Return the name of a node, link or step."""
+    if isinstance(item, NodeVerdict):
+        return item.node if item.host in ("", item.node) else f"{item.node} on {item.host}"
+    return f"{item.a} - {item.b}" if isinstance(item, LinkVerdict) else f"step {item.name}"
 
 
 def _measures(figures: Iterable[Figure]) -> list[_Measure]:
+    """Group the figures by step, metric and unit."""
     kinds: dict[tuple[str, str, str], list[Figure]] = {}
     for figure in figures:
         kinds.setdefault((figure.step, figure.what, figure.unit), []).append(figure)
-    return [_measure(step, what, unit, sorted(kind, key=_badness)) for (step, what, unit), kind in kinds.items()]
+    return [_measure(step, metric, unit, sorted(kind, key=_badness)) for (step, metric, unit), kind in kinds.items()]
 
 
-def _measure(step: str, what: str, unit: str, figures: Sequence[Figure]) -> _Measure:
-    limits, sources = ({getattr(one, key): None for one in figures} for key in ("limit", "source"))
+def _measure(step: str, metric: str, unit: str, figures: Sequence[Figure]) -> _Measure:
+    """Summarise figures of one metric, which are sorted worst first."""
+    limits = {figure.limit for figure in figures}
+    sources = dict.fromkeys(figure.source for figure in figures)
     result = _result(figures, unit)
     return _Measure(
         step=step,
-        what=what,
+        what=metric,
         status=_status(figures[0].passed),
         result=result,
         limit=next(iter(limits)) if len(limits) == 1 else "differs",
         source=", ".join(filter(None, sources)),
         figures=tuple(figures),
-        svg=_chart(figures, unit, f"{what} ({step}): {result}"),
+        svg=_chart(figures, unit, f"{metric} ({step}): {result}"),
     )
 
 
 def _status(passed: bool | None) -> str:
-    return "no threshold" if passed is None else "passed" if passed else "missed"
+    """Return the status of a figure, to show."""
+    if passed is None:
+        return "no threshold"
+    return "passed" if passed else "missed"
 
 
 def _badness(figure: Figure) -> tuple[int, bool, float]:
-    """The order of figures: those that missed, no figure before a bad one, then from the worst value to the best."""
+    """Sort key of figures: those that missed, then without a number, then from the worst value to the best."""
     value = finite(figure.value)
     sign = -1 if figure.limit.startswith("<=") else 1
     return (False, None, True).index(figure.passed), value is not None, sign * (value or 0)
 
 
 def _result(figures: Sequence[Figure], unit: str) -> str:
-    """The figures in words, as ``2 of 20 missed; 98.1 to 141 GB/s, median 140``."""
+    """Summarise figures, as ``2 of 20 missed; 98.1 to 141 GB/s, median 140``."""
     from statistics import median
 
-    values = [value for one in figures if (value := finite(one.value)) is not None]
-    missed, absent = sum(one.passed is False for one in figures), len(figures) - len(values)
+    values = [value for figure in figures if (value := finite(figure.value)) is not None]
+    missed = sum(figure.passed is False for figure in figures)
+    absent = len(figures) - len(values)
     several = len(figures) > 1
     parts = [f"{missed:,} of {len(figures):,} missed"] if missed and several else []
-    parts += ([f"no figure for {absent:,}"] if several else ["no figure"]) if absent else []
+    if absent:
+        parts.append(f"no figure for {absent:,}" if several else "no figure")
     if len(values) > 1:
         parts.append(f"{number(min(values))} to {number(max(values))} {unit}, median {number(median(values))}")
     elif values:
@@ -197,15 +211,16 @@ def _result(figures: Sequence[Figure], unit: str) -> str:
 
 
 def _chart(figures: Sequence[Figure], unit: str, alt: str) -> str:
-    """Its chart, where there is a number of a node or link."""
+    """Draw the figures as SVG; empty if no figure of a node or link has a number."""
     bars = [
-        chart.Bar(name=one.node or "all", value=finite(one.value), limit=_limit(one), passed=one.passed)
-        for one in figures
+        chart.Bar(name=figure.node or "all", value=finite(figure.value), limit=_limit(figure), passed=figure.passed)
+        for figure in figures
     ]
-    drawn = any(one.node and bar.value is not None for one, bar in zip(figures, bars, strict=True))
+    drawn = any(figure.node and bar.value is not None for figure, bar in zip(figures, bars, strict=True))
     return chart.bars(bars, unit, alt).svg() if drawn else ""
 
 
 def _limit(figure: Figure) -> float | None:
-    found = re.match(r"[<>]=\s*(-?[\d.]+(?:e[+-]?\d+)?)", figure.limit)
-    return float(found[1]) if found else None
+    """Parse the number of a limit, as ``>= 127 GB/s``; None without one."""
+    match = re.match(r"[<>]=\s*(-?[\d.]+(?:e[+-]?\d+)?)", figure.limit)
+    return float(match[1]) if match else None
