@@ -1,6 +1,6 @@
-"""The command line: flags -> one flow -> output. Only this package exits and reads the process environment.
+"""Command line: parse flags, run one flow, print its answer. Only this package exits and reads the environment.
 
-Only the module of the command is imported; `labctl --help` imports none.
+Only the module of the command that runs is imported; `labctl --help` imports none.
 """
 
 from __future__ import annotations
@@ -18,49 +18,49 @@ if TYPE_CHECKING:
     import typer
 
 
-# name -> (module with a function of that name, one line of help)
 COMMANDS = {
     "init": ("host", "create a lab directory: .env, hosts.txt, hostfiles and workloads"),
     "setup": ("host", "install Docker Engine, buildx and compose on this host"),
     "doctor": ("host", "diagnose hosts, Docker and the lab, and suggest fixes"),
-    "devices": ("devices", "list accelerators, cores and fabrics of the hosts, and the node that gets each"),
+    "devices": ("devices", "list accelerators, cores and fabrics of the hosts, and the node of each"),
     "config": ("host", "show effective settings and their origin"),
-    "render": ("lab", "write the files of every node without starting it"),
+    "render": ("lab", "write the files of all nodes without starting them"),
     "build": ("lab", "build the lab's image, or a workload's"),
     "up": ("lab", "create and start the lab, and wait until every worker is reachable"),
     "k8s": ("k8s", "write, submit or import jobs for Kubernetes: MPIJob or TrainJob"),
-    "bundle": ("bundle", "save the lab with its image as one file, or load it, for offline use"),
+    "bundle": ("bundle", "save the lab with its image to a file, or load it, for offline use"),
     "keys": ("lab", "replace the lab's ssh keys"),
     "status": ("lab", "show the lab's containers and their health"),
-    "devcontainer": ("lab", "write the devcontainer.json that attaches VS Code to the launcher"),
+    "devcontainer": ("lab", "write a devcontainer.json that attaches VS Code to the launcher"),
     "shell": ("exec", "open a shell in the launcher or a node"),
     "exec": ("exec", "run a command in the launcher, a node or all workers"),
     "jupyter": ("exec", "serve notebooks from a node on 127.0.0.1, until Ctrl-C"),
-    "logs": ("exec", "show container logs, or what a run has printed"),
+    "logs": ("exec", "show the logs of containers, or the output of a run"),
     "workloads": ("run", "list workloads"),
-    "cache": ("cache", "download models and datasets, a workload's or by name, and fill the hosts' caches"),
-    "fit": ("fit", "estimate a workload's memory and whether it fits"),
+    "cache": ("cache", "download models and datasets, of a workload or by name, and copy them to the hosts"),
+    "fit": ("fit", "estimate the memory of a workload, and whether it fits"),
     "run": ("run", "run a workload and check its criteria"),
-    "attach": ("run", "follow a run that was detached, or whose labctl is gone, to its end"),
-    "top": ("top", "watch a run: steps, loss, throughput, time left, and what its nodes and devices do"),
-    "stop": ("run", "end a run"),
+    "attach": ("run", "follow a run that is detached, or whose labctl has ended"),
+    "top": ("top", "watch a run: steps, loss, throughput, time left, and usage of nodes and devices"),
+    "stop": ("run", "stop a run"),
     "runs": ("run", "list runs, or remove old ones"),
     "show": ("run", "show the result of a run"),
-    "compare": ("results", "say what differed between runs, what it did, and whether that is more than noise"),
-    "report": ("results", "write a page with the verdict, curves, machine and log of runs, and its charts as PNG"),
-    "export": ("results", "write a run for TensorBoard, or as JUnit XML"),
-    "replay": ("reproduce", "run a recorded run again with the same everything, or say what cannot be had"),
-    "freeze": ("reproduce", "write what the lab is now into lab.lock: images, packages, files, data, devices"),
-    "verify": ("reproduce", "say what differs from lab.lock, and on which host or node"),
-    "hostfiles": ("batch", "write a set of hostfiles, each for some machines of a list"),
-    "batch": ("batch", "run a workload on each hostfile of a set, those on disjoint nodes at once"),
-    "bisect": ("batch", "find slow or failing nodes and links by runs on groups of nodes"),
+    "compare": ("results", "compare runs: settings that differ, and whether the change in metrics is significant"),
+    "report": ("results", "write an HTML report of runs: verdict, curves, machine and log; charts also as PNG"),
+    "export": ("results", "export a run to TensorBoard or JUnit XML"),
+    "replay": ("reproduce", "repeat a run with the recorded image, code, settings and data, or list what has changed"),
+    "freeze": ("reproduce", "record images, packages, files, data and devices of the lab in lab.lock"),
+    "verify": ("reproduce", "compare the lab with lab.lock"),
+    "hostfiles": ("batch", "split a list of machines into hostfiles, one per group"),
+    "batch": ("batch", "run a workload on each hostfile of a set, in parallel on disjoint nodes"),
+    "bisect": ("batch", "find slow or failing nodes and links by running groups of nodes"),
     "eval": ("eval", "judge the logs of a batch, per job and per node"),
-    "validate": ("validate", "check hosts, network and devices with real runs, and name the bad node"),
-    "baseline": ("validate", "record the figures of a validation, for later ones to compare with"),
+    "validate": ("validate", "check hosts, network and devices with real runs, and find bad nodes"),
+    "baseline": ("validate", "validate, and record the figures for later validations to compare with"),
     "down": ("lab", "remove the lab's containers and network"),
     "clean": ("lab", "remove the lab with its keys and rendered files; runs are kept"),
 }
+"""Module and line of help per command; the module has a function ``NAME_command``."""
 
 USAGE = """\
 labctl: a Docker Compose lab for distributed training
@@ -76,8 +76,8 @@ exit codes: 0 pass, 2 usage or settings, 3 environment, 4 workload failed, 5 cri
 
 
 def main() -> None:
-    """The console script."""
-    # What a command makes lives to its end: to look for garbage in it after every 700 objects takes 10 ms.
+    """Entry point of the console script."""
+    # Objects of a command live to its end: collecting garbage after every 700 of them takes 10 ms.
     gc.set_threshold(50_000)
     try:
         sys.exit(dispatch(sys.argv[1:]))
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def dispatch(arguments: list[str]) -> int:
-    """Run a command line; returns its exit code."""
+    """Run a command line; return its exit code."""
     if completing():
         return execute(set(COMMANDS))
     if arguments in ([], ["--help"], ["-h"], ["help"]):
@@ -103,12 +103,12 @@ def dispatch(arguments: list[str]) -> int:
 
 
 def completing() -> bool:
-    """Whether a shell asks for completions, which it does through the environment."""
+    """Tell if a shell asks for completions, which it does by environment variables."""
     return any(name.startswith("_LABCTL") for name in os.environ)
 
 
 def execute(names: set[str]) -> int:
-    """Run the command line with these commands; a usage error is JSON with --json."""
+    """Run the command line with only these commands loaded; return the exit code. Usage errors are JSON with --json."""
     import typer
 
     try:
@@ -131,20 +131,21 @@ def execute(names: set[str]) -> int:
 
 
 def _usage_error() -> type[Any]:
-    """Typer's usage error, which has no public name."""
+    """Return Typer's class of usage errors, which has no public name."""
     import typer
 
     return typer.BadParameter.__bases__[0]
 
 
 def print_usage() -> None:
+    """Print all commands with their help."""
     width = max(map(len, COMMANDS))
     lines = (f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items())
     say(USAGE.format(commands="\n".join(lines)).rstrip())
 
 
 def application(names: set[str]) -> typer.Typer:
-    """A Typer application with these commands: all of them for completion and for error messages."""
+    """Return a Typer application with these commands; completion and error messages need all of them."""
     import typer
 
     app = typer.Typer(

@@ -1,4 +1,4 @@
-"""How far a run is, as the last line of a terminal: what is printed meanwhile scrolls above it."""
+"""Progress of a run as the last line of a terminal; other output scrolls above it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from labctl.cli.output import PLAIN, figure, printable, write
 from labctl.errors import OutputClosed
 from labctl.model import Progress
 
-# Also of a line that a program ended in a color of its own.
+# Resets the color first: a program may have left one set.
 ERASE = f"\r{PLAIN}\033[K"
-# Seconds between two looks at how far the run is.
 PACE = 0.2
-# Characters of the bar itself, at most and at least.
+"""Seconds between updates."""
 LONGEST, SHORTEST = 30, 8
+"""Characters of the bar, at most and at least."""
 
 
 class Bar:
-    """The last line of a terminal, for the time of a block; ``text`` makes it for so many columns."""
+    """Context manager that keeps the last line of a terminal up to date; ``text`` renders it for a given width."""
 
     def __init__(self, stream: TextIO, text: Callable[[int], str]) -> None:
+        """Prepare the thread that updates the line."""
         self._stream, self._text = stream, text
         self._shown = ""
         self._lock = threading.Lock()
@@ -35,6 +36,7 @@ class Bar:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Stop updating, and erase the line."""
         self._over.set()
         self._thread.join()
         with self._lock:
@@ -43,14 +45,15 @@ class Bar:
             self._shown = ""
 
     def print(self, text: str) -> None:
-        """Print above it, all in one write: in between nothing is seen."""
+        """Print text above the line, in one write so that it does not flicker."""
         with self._lock:
             write(f"{ERASE}{text}\n{self._shown}" if self._shown else f"{text}\n", self._stream, end="")
 
     def _keep_up(self) -> None:
+        """Redraw the line when its text changes, until the block ends."""
         with suppress(OSError, OutputClosed):
             while not self._over.wait(PACE):
-                # The last column is left free: some terminals wrap a line that reaches it.
+                # Without the last column: some terminals wrap a line that reaches it.
                 text = self._text(columns(self._stream) - 1)
                 with self._lock:
                     if text != self._shown:
@@ -59,14 +62,14 @@ class Bar:
 
 
 def columns(stream: TextIO) -> int:
-    """The width of a terminal now, 80 where it does not say."""
+    """Return the current width of a terminal; 80 if unknown."""
     with suppress(OSError):
         return os.get_terminal_size(stream.fileno()).columns or 80
     return 80
 
 
 def progress_text(progress: Progress, age: float, limit: float, width: int) -> str:
-    """How far a run is, in one line of at most so many columns: where it is narrow, with fewer metrics and no bar."""
+    """Render the progress of a run in one line of at most ``width`` columns, with as many metrics as fit."""
     time = f"{clock(age)} of {clock(limit)}"
     if progress.seconds_left is not None:
         time = f"{clock(progress.seconds_left)} left"
@@ -78,7 +81,7 @@ def progress_text(progress: Progress, age: float, limit: float, width: int) -> s
 
 
 def with_bar(progress: Progress, parts: list[str], width: int) -> str:
-    """These in one line of at most so many columns, and a bar behind the first, where there is room for one."""
+    """Join texts to a line of at most ``width`` columns, with a bar after the first if it fits."""
     room = min(LONGEST, width - len("  ".join((*parts, ""))))
     if progress.step is not None and progress.steps and room >= SHORTEST:
         parts.insert(1, drawn(progress.step / progress.steps, room))
@@ -86,7 +89,7 @@ def with_bar(progress: Progress, parts: list[str], width: int) -> str:
 
 
 def step_text(progress: Progress) -> str:
-    """As ``step 12/100``; empty where the run has not said."""
+    """Render the step, as ``step 12/100``; empty if unknown."""
     if progress.step is None:
         return ""
     if not progress.steps:
@@ -95,20 +98,20 @@ def step_text(progress: Progress) -> str:
 
 
 def metric_texts(metrics: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
-    """Each metric with its last value, loss and throughput first."""
+    """Yield each metric with its last value, loss and throughput first."""
     first = [name for name in ("loss", "throughput") if name in metrics]
     for name in (*first, *(name for name in metrics if name not in first)):
         yield printable(f"{name} {figure(metrics[name])} {metrics[name]['unit']}".rstrip())
 
 
 def drawn(share: float, width: int) -> str:
-    """A bar of so many characters."""
+    """Draw a bar of ``width`` characters, filled up to a share."""
     done = round(min(1.0, max(0.0, share)) * width)
     return "━" * done + "─" * (width - done)
 
 
 def clock(seconds: float) -> str:
-    """As ``1:05`` or ``2:00:00``."""
+    """Format seconds as ``1:05`` or ``2:00:00``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,4 +1,4 @@
-"""hostfiles, batch, bisect."""
+"""Commands hostfiles, batch and bisect."""
 
 from __future__ import annotations
 
@@ -33,26 +33,31 @@ if TYPE_CHECKING:
 
 __all__ = ["WithArguments", "batch_command", "bisect_command", "hostfiles_command"]
 
-# Rows of a live table, and columns of a timeline.
-ROWS, COLUMNS = 20, 40
+ROWS = 20
+"""Rows of the live table."""
+COLUMNS = 40
+"""Columns of the timeline."""
 Launcher = Annotated[str, typer.Option(metavar="NAME[:BACKEND]", help="Use this launcher.")]
 
 
 def hostfiles_command(
     nodes: Annotated[Path, typer.Argument(metavar="NODES.txt", help="A machine per line: name, IP or worker-N.")],
-    size: Annotated[int, typer.Option(min=1, help="Nodes of each hostfile.")],
+    size: Annotated[int, typer.Option(min=1, help="Nodes per hostfile.")],
     out: Annotated[Path | None, typer.Option(help="Directory to write.  [default: hostfiles/4nodes_2xN]")] = None,
     slots: Annotated[
         int | None,
-        typer.Option(min=1, max=1024, show_default=False, help="Slots of each node (default: what is known, or 8)."),
+        typer.Option(
+            min=1, max=1024, show_default=False, help="Slots per node (default: as the lab or list has them, or 8)."
+        ),
     ] = None,
     pattern: Annotated[
         str, typer.Option(metavar="PATTERN", help="sequential, pairs, ring, all-pairs or random.")
     ] = "sequential",
-    seed: Annotated[int, typer.Option(help="Of the random pattern.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random pattern.")] = 0,
     directory: Directory = HERE,
     json: Json = False,
 ) -> None:
+    """`labctl hostfiles`: write a set of hostfiles."""
     from labctl.batches.hostfiles import pattern_named
 
     with answering(as_json=json) as output:
@@ -78,10 +83,10 @@ def batch_command(
     ] = None,
     timeout: Annotated[str | None, typer.Option(help="Time limit of each job, such as 90s, 20m, 2h.")] = None,
     parallel: Annotated[
-        int, typer.Option(min=0, show_default=False, help="Jobs at once at most (default: all that have nodes).")
+        int, typer.Option(min=0, show_default=False, help="Maximum number of jobs at a time (default: no limit).")
     ] = 0,
-    repeat: Annotated[int, typer.Option(min=1, help="Run each hostfile so many times.")] = 1,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the batch in the output directory.")] = False,
+    repeat: Annotated[int, typer.Option(min=1, help="Number of runs of each hostfile.")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the batch in the output directory.")] = False,
     rehearse: Rehearse = False,
     expect: Expect = None,
     set_: SetArgument = None,
@@ -90,6 +95,7 @@ def batch_command(
     setting: Setting = None,
     json: Json = False,
 ) -> None:
+    """`labctl batch`: run a workload on each hostfile, and print a timeline."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with answering(as_json=json, stopped="--resume goes on with the batch") as output:
         options = options_of(ctx, timeout, set_, launcher, rehearse=rehearse, expect=expect)
@@ -113,9 +119,11 @@ def batch_command(
 def bisect_command(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(metavar="WORKLOAD", autocompletion=complete_workload)],
-    nodes: Annotated[str, typer.Option(metavar="NODES", help="Search these, such as worker-0,worker-1.")] = "",
-    within: Annotated[str, typer.Option(metavar="SHARE", help="How far below the median a run is bad.")] = "10%",
-    min_: Annotated[float | None, typer.Option("--min", help="Per node, what a run must reach.")] = None,
+    nodes: Annotated[str, typer.Option(metavar="NODES", help="Test only these, such as worker-0,worker-1.")] = "",
+    within: Annotated[
+        str, typer.Option(metavar="SHARE", help="Distance below the median from which a run is bad.")
+    ] = "10%",
+    min_: Annotated[float | None, typer.Option("--min", help="Minimum of a run, per node.")] = None,
     drain: Annotated[bool, typer.Option("--drain", help="Add bad nodes to drained.txt.")] = False,
     out: Annotated[Path | None, typer.Option(help="Directory of hostfiles and logs.  [default: output/...]")] = None,
     timeout: Annotated[str | None, typer.Option(help="Time limit of each run, such as 90s, 20m, 2h.")] = None,
@@ -126,6 +134,7 @@ def bisect_command(
     setting: Setting = None,
     json: Json = False,
 ) -> None:
+    """`labctl bisect`: find bad nodes and links."""
     from labctl.cli.eval import share
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -138,7 +147,7 @@ def bisect_command(
                 name,
                 options,
                 display.show,
-                nodes=tuple(word for word in nodes.split(",") if word),
+                nodes=tuple(filter(None, nodes.split(","))),
                 within=share(within),
                 minimum=min_,
                 out=out,
@@ -157,7 +166,7 @@ def options_of(
     rehearse: bool,
     expect: list[str] | None = None,
 ) -> RunOptions:
-    """The options of each run."""
+    """Return the options of each run."""
     from labctl.jobs.request import RunOptions
     from labctl.workloads.schema import parse_duration, parse_expectation
 
@@ -172,31 +181,35 @@ def options_of(
 
 
 def bisect_text(report: BisectReport) -> str:
-    """What is bad, with the runs that show it."""
+    """Render the diagnosis: bad nodes and links with their runs, unsure nodes, and totals."""
     from labctl.batches.search import described
 
-    found = report.diagnosis
+    diagnosis = report.diagnosis
     unit = f" {report.unit} per node" if report.unit else " per node"
     lines = []
-    for bad in found.bad:
+    for bad in diagnosis.bad:
         lines += [f"{bad.node}: {described(bad)}", *(f"  {run_text(run, unit)}" for run in bad.runs)]
-    for link in found.links:
+    for link in diagnosis.links:
         lines.append(f"link {' - '.join(link.nodes)}: {described(link)}")
         lines += [f"  {run_text(run, unit)}" for run in (*link.runs, *link.apart)]
-    lines += [f"only as a whole: {run_text(run, unit)}" for run in found.unexplained]
-    lines += [f"unsure: {', '.join(found.unsure)}"] if found.unsure else []
-    lines += [found.note] if found.note else []
-    count = f"{len(found.good)} node{'s' * (len(found.good) != 1)} good"
-    tried = f"{found.runs} run{'s' * (found.runs != 1)} in {found.rounds} round{'s' * (found.rounds != 1)}"
-    links = f"{len(found.links)} bad link{'s' * (len(found.links) != 1)}"
-    lines.append(f"{count}, {len(found.bad)} bad, {links}: {tried}")
+    lines += [f"only as a whole: {run_text(run, unit)}" for run in diagnosis.unexplained]
+    if diagnosis.unsure:
+        lines.append(f"unsure: {', '.join(diagnosis.unsure)}")
+    if diagnosis.note:
+        lines.append(diagnosis.note)
+    count = f"{len(diagnosis.good)} node{'s' * (len(diagnosis.good) != 1)} good"
+    tried = (
+        f"{diagnosis.runs} run{'s' * (diagnosis.runs != 1)} in {diagnosis.rounds} round{'s' * (diagnosis.rounds != 1)}"
+    )
+    links = f"{len(diagnosis.links)} bad link{'s' * (len(diagnosis.links) != 1)}"
+    lines.append(f"{count}, {len(diagnosis.bad)} bad, {links}: {tried}")
     if report.drained:
         lines.append(f"drained: {', '.join(report.drained)} (drained.txt)")
     return "\n".join((*lines, f"files {os.path.relpath(report.directory)}"))
 
 
 def run_text(run: Run, unit: str) -> str:
-    """A run of a search, and how it compares."""
+    """Render a run of a search: nodes, value, and share of the median."""
     nodes = ", ".join(run.nodes)
     if run.value is None:
         return f"{nodes}: failed ({run.why})"
@@ -205,15 +218,17 @@ def run_text(run: Run, unit: str) -> str:
 
 
 class Display:
-    """A batch under way: a table that is redrawn on a terminal, elsewhere a line for each change."""
+    """Context manager that shows a running batch: a live table in a terminal, else a line per change."""
 
     def __init__(self, output: Output) -> None:
+        """Print lines to ``output`` if there is no terminal."""
         self._output = output
         self._states: dict[str, str] = {}
         self._batch: Batch | None = None
         self._live: Any = None
 
     def __enter__(self) -> Display:
+        """Start the live table, if stderr is a terminal."""
         if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
             from rich.console import Console
             from rich.live import Live
@@ -232,6 +247,7 @@ class Display:
             self._live.stop()
 
     def show(self, batch: Batch) -> None:
+        """Show a batch that changed."""
         self._batch = batch
         if self._live:
             return
@@ -242,7 +258,7 @@ class Display:
 
 
 def line(job: BatchJob, batch: Batch) -> str:
-    """How a job is now."""
+    """Render the state of a job."""
     return f"{named(job)}: {state(job, batch)}"
 
 
@@ -252,6 +268,7 @@ def named(job: BatchJob) -> str:
 
 
 def state(job: BatchJob, batch: Batch) -> str:
+    """Render state or verdict of a job, with its value, run or error."""
     if job.state != "done":
         return f"{job.state}, run {job.run_id}" if job.run_id else job.state
     cause = f" ({job.cause})" if job.cause else ""
@@ -265,7 +282,7 @@ def duration(job: BatchJob) -> float:
 
 
 def live_text(batch: Batch, now: float) -> str:
-    """The jobs that run, those that failed, and how many have ended."""
+    """Render the running and failed jobs, and the number of jobs done."""
     running = [job for job in batch.jobs if job.state == "running"]
     failed = [job for job in batch.jobs if job.state == "done" and job.verdict != "PASS"]
     done = sum(job.state == "done" for job in batch.jobs)
@@ -277,39 +294,25 @@ def live_text(batch: Batch, now: float) -> str:
 
 
 def report_text(report: BatchReport) -> str:
-    """A timeline of the jobs, and what came of them."""
+    """Render a timeline of the jobs, their failures, and totals."""
     batch = report.batch
     first = min((job.began or 0 for job in batch.jobs if job.began), default=0)
     scale = COLUMNS / max(report.seconds, 0.001)
-    rows = []
-    for job in batch.jobs:
-        start = round(((job.began or first) - first) * scale)
-        width = max(1, round(duration(job) * scale))
-        bar = ("." * start + "#" * width).ljust(COLUMNS, ".")[:COLUMNS]
-        number = "-" if job.value is None else quantity(job.value)
-        rows.append(
-            (
-                job.job,
-                job.repeat,
-                ",".join(job.nodes),
-                bar,
-                f"{duration(job):.1f}",
-                number,
-                job.verdict,
-                job.cause or "-",
-            )
-        )
-    head = (
-        "JOB",
-        "REPEAT",
-        "NODES",
-        f"TIME (0 to {report.seconds:.1f} s)",
-        "SECONDS",
-        (batch.metric or "VALUE").upper(),
-        "VERDICT",
-        "CAUSE",
-    )
+    time_title = f"TIME (0 to {report.seconds:.1f} s)"
+    metric = (batch.metric or "VALUE").upper()
+    head = ("JOB", "REPEAT", "NODES", time_title, "SECONDS", metric, "VERDICT", "CAUSE")
+    rows = [job_row(job, first, scale) for job in batch.jobs]
     failures = "".join(f"\n{named(job)}: {job.message}" for job in batch.jobs if job.verdict != "PASS")
     total = f"{report.passed} passed, {report.failed} failed in {report.seconds:.1f} s"
     total += f"; the busiest node was in use for {report.ideal:.1f} s"
     return f"{table(head, rows)}{failures}\n{total}\nfiles {os.path.relpath(report.directory)}"
+
+
+def job_row(job: BatchJob, first: float, scale: float) -> tuple[object, ...]:
+    """Return the row of a job, with its part of the timeline: ``scale`` columns per second since ``first``."""
+    start = round(((job.began or first) - first) * scale)
+    width = max(1, round(duration(job) * scale))
+    bar = ("." * start + "#" * width).ljust(COLUMNS, ".")[:COLUMNS]
+    value = "-" if job.value is None else quantity(job.value)
+    nodes = ",".join(job.nodes)
+    return job.job, job.repeat, nodes, bar, f"{duration(job):.1f}", value, job.verdict, job.cause or "-"

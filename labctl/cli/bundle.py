@@ -1,4 +1,4 @@
-"""bundle save, bundle load."""
+"""Commands bundle save and bundle load."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 bundle_command = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
-@bundle_command.command("save", help="Write the lab with its image into one file, without keys and secrets.")
+@bundle_command.command("save", help="Save the lab with its image to a file, without keys and secrets.")
 def save_command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write; replaced if it exists.")],
     directory: Directory = HERE,
@@ -39,6 +39,7 @@ def save_command(
     setting: Setting = None,
     json: Json = False,
 ) -> None:
+    """`labctl bundle save`: write the lab to a file."""
     with answering(as_json=json, stopped="nothing was written; re-run to start over") as output:
         lab = context(directory, output, setting)
         saved = flows.save_bundle(lab, file, workloads=workload or (), cache=with_cache, secrets=with_secrets)
@@ -46,16 +47,19 @@ def save_command(
 
 
 @bundle_command.command(
-    "load", help="Check a bundle, unpack it, and load its images into Docker here or on the lab's hosts."
+    "load", help="Verify and unpack a bundle, and load its images into Docker on this machine or the lab's hosts."
 )
 def load_command(
     file: Annotated[Path, typer.Argument(metavar="FILE")],
     directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Lab directory; created if missing.")] = HERE,
     force: Annotated[bool, typer.Option("--force", help="Replace files that differ.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Write files that this machine's programs may run.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Write files that programs of this machine may execute.")
+    ] = False,
     setting: Setting = None,
     json: Json = False,
 ) -> None:
+    """`labctl bundle load`: verify and unpack a bundle."""
     with answering(as_json=json, stopped="re-run to resume") as output:
         if directory.exists() and not directory.is_dir():
             raise ConfigError(f"{directory} is a file", hint="labctl bundle load FILE DIRECTORY")
@@ -67,13 +71,14 @@ def load_command(
 
 
 def saved_text(saved: SavedBundle) -> str:
+    """Render the contents of a bundle that was written."""
     cache = ", its cache" if saved.cache else ""
     secrets = " and its secrets" if saved.secrets else "; no keys and secrets"
     return f"{saved.file}: lab {saved.lab} with {', '.join(saved.images)}{cache}{secrets}, {amount(saved.bytes)}"
 
 
 def written(loaded: LoadedBundle) -> Iterator[str]:
-    """What is new, by the folders that each lab has, and each other file."""
+    """Yield the files that were written: a line per folder of a lab, and per other file."""
     from labctl.bundle.load import LOCKS
     from labctl.bundle.save import FOLDERS
 
@@ -93,8 +98,9 @@ def counted(files: int) -> str:
 
 
 def loaded_text(loaded: LoadedBundle, directory: Path) -> str:
+    """Render the result of loading a bundle."""
     lines = [f"lab {loaded.lab} is in {loaded.directory}, {len(loaded.files)} files written"]
-    lines += [f"  {one}" for one in written(loaded)]
+    lines += [f"  {line}" for line in written(loaded)]
     lines += failure_lines(loaded.failed)
     cd = "" if directory == HERE else f"cd {shlex.quote(str(directory))} && "
     return "\n".join([*lines, f"next: {cd}labctl up"])

@@ -1,4 +1,4 @@
-"""cache."""
+"""Command cache."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cache_command(
         bool,
         typer.Option(
             "--hosts",
-            help="Fill HOST_CACHE_PATH of all hosts of LAB_HOSTS from this machine's: with what is named, or all.",
+            help="Copy to HOST_CACHE_PATH of all hosts of LAB_HOSTS from this machine: what is named, or all.",
         ),
     ] = False,
     directory: Directory = HERE,
@@ -37,6 +37,7 @@ def cache_command(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
+    """`labctl cache`: download models and datasets, and copy them to the hosts."""
     with answering(as_json=json, stopped="re-run to resume") as output:
         if not (name or model or dataset or hosts):
             hint = "labctl cache WORKLOAD, labctl cache --model NAME or --dataset NAME; --hosts sends all to the hosts"
@@ -53,6 +54,7 @@ def cache_command(
 
 
 def cache_text(report: CacheReport, *, dry_run: bool = False) -> str:
+    """Render the downloads, and the files sent to each host."""
     if report.workload and not report.items:
         return f"workload {report.workload} declares nothing to fetch (`cache` in its workload.yml)"
     lines = []
@@ -63,7 +65,7 @@ def cache_text(report: CacheReport, *, dry_run: bool = False) -> str:
         ]
         lines += [table(("KIND", "NAME", "REVISION", "SIZE", "STATE"), rows), f"in {report.cache}"]
     if report.hosts:
-        sent = [(one.host, one.files, amount(one.bytes), state_of(one, dry_run=dry_run)) for one in report.hosts]
+        sent = [(host.host, host.files, amount(host.bytes), state_of(host, dry_run=dry_run)) for host in report.hosts]
         lines.append(table(("HOST", "FILES", "SIZE", "STATE"), sent))
     coming = sum(item.bytes for item in report.items if item.state == "to fetch")
     if report.hosts and coming:
@@ -72,6 +74,7 @@ def cache_text(report: CacheReport, *, dry_run: bool = False) -> str:
 
 
 def state_of(host: HostCache, *, dry_run: bool) -> str:
+    """Return the state of a host's cache."""
     if not host.files:
         return "present"
     return "to send" if dry_run else "sent"

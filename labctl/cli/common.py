@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 Directory = Annotated[
     Path,
     typer.Option(
-        "--directory", "-C", show_default=False, help="Lab directory (default: the nearest, from here upwards)."
+        "--directory",
+        "-C",
+        show_default=False,
+        help="Lab directory (default: the current directory or its nearest parent with a lab).",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print a JSON document.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show how far a run is, and not what it prints.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show progress without the output of the run.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan without executing it.")]
 Setting = Annotated[
     list[str] | None, typer.Option("--setting", "-s", metavar="KEY=VALUE", help="Override a setting (repeatable).")
@@ -35,7 +38,7 @@ HERE = Path()
 
 
 def context(directory: Path, output: Output, overrides: list[str] | None = None, *, create: bool = False) -> Context:
-    """The context of a command: of the lab that -C names, or the nearest one from the current directory upwards.
+    """Return the context of a command: the lab that -C names, or the nearest from the current directory upwards.
 
     ConfigError if the directory does not exist and the command does not create it.
     """
@@ -51,19 +54,19 @@ def context(directory: Path, output: Output, overrides: list[str] | None = None,
     return Context(directory=resolved, environ=os.environ, emit=output.event, flags=pairs(overrides or [], "--setting"))
 
 
-def pairs(words: list[str], option: str) -> dict[str, str]:
-    """``KEY=VALUE`` arguments as a mapping."""
-    for word in words:
-        if "=" not in word:
-            raise ConfigError(f"{option} {word}: expected KEY=VALUE")
-    return dict(word.split("=", 1) for word in words)
+def pairs(arguments: list[str], option: str) -> dict[str, str]:
+    """Parse ``KEY=VALUE`` arguments into a mapping. ConfigError if one has no ``=``."""
+    for argument in arguments:
+        if "=" not in argument:
+            raise ConfigError(f"{option} {argument}: expected KEY=VALUE")
+    return dict(argument.split("=", 1) for argument in arguments)
 
 
 @contextmanager
 def answering(*, as_json: bool = False, stopped: str = "", quiet: bool = False) -> Iterator[Output]:
-    """Run a command: a LabError is printed with its hint and ends with its exit code.
+    """Yield the output of a command; print a LabError with its hint, and exit with its code.
 
-    ``stopped`` is the hint after Ctrl-C, ``quiet`` as ``Output``.
+    ``stopped`` is the hint after Ctrl-C; ``quiet`` as in ``Output``.
     """
     output = Output(as_json=as_json, quiet=quiet)
     try:
@@ -84,5 +87,5 @@ def answer_plan(output: Output, preview: PlanPreview) -> None:
 
 
 def confirmation(as_json: bool = False) -> Callable[[str], bool] | None:
-    """A yes/no prompt on stderr; None without a terminal or with --json."""
+    """Return a yes/no prompt on stderr; None without a terminal or with --json."""
     return (lambda question: typer.confirm(question, err=True)) if sys.stdin.isatty() and not as_json else None

@@ -1,8 +1,8 @@
-"""devices."""
+"""Command devices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from labctl import flows
@@ -12,7 +12,6 @@ from labctl.cli.output import table
 if TYPE_CHECKING:
     from labctl.backends.devices import DetectedDevice, HostDevices
 
-# A column is shown if it is filled for any device.
 COLUMNS: dict[str, Callable[[DetectedDevice], str]] = {
     "KIND": lambda device: device.kind,
     "ID": lambda device: device.id.rpartition("/")[2],
@@ -27,16 +26,18 @@ COLUMNS: dict[str, Callable[[DetectedDevice], str]] = {
     "HELD BY": lambda device: device.leased_by,
     "HEALTH": lambda device: device.health,
 }
+"""Columns of the table of devices; a column that is empty for all devices is left out."""
 
 
 def devices_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
+    """`labctl devices`: list the devices of the hosts."""
     with answering(as_json=json) as output:
         report = flows.devices(context(directory, output, setting))
         output.answer(report, "\n\n".join(map(host_text, report.hosts)))
 
 
 def host_text(host: HostDevices) -> str:
-    """A host, then a table of its devices."""
+    """Render a host, and a table of its devices."""
     rows = [("host", host.name), ("accelerator", f"{host.accelerator or 'none'}; {host.reason}")]
     rows += [("driver", f"{kind}: {version}") for kind, version in host.drivers.items() if version]
     rows.append(("cores", " | ".join(map(ranges, host.numa or [host.cpus]))))
@@ -55,13 +56,18 @@ def host_text(host: HostDevices) -> str:
 
 
 def device_table(devices: Sequence[DetectedDevice]) -> str:
-    """A line per device, without empty columns."""
-    filled = {name: cells for name, cell in COLUMNS.items() if any(cells := [cell(device) for device in devices])}
-    return table(list(filled), [[cell or "-" for cell in line] for line in zip(*filled.values(), strict=True)])
+    """Render a line per device, without empty columns."""
+    columns = {name: list(map(cell, devices)) for name, cell in COLUMNS.items()}
+    filled = {name: cells for name, cells in columns.items() if any(cells)}
+    return table(list(filled), map(dashed, zip(*filled.values(), strict=True)))
+
+
+def dashed(cells: Iterable[str]) -> list[str]:
+    return [cell or "-" for cell in cells]
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """``0-3,8`` for 0, 1, 2, 3 and 8."""
+    """Format numbers as ranges: ``0-3,8`` for 0, 1, 2, 3 and 8."""
     spans: list[list[int]] = []
     for number in sorted(numbers):
         if spans and number == spans[-1][-1] + 1:

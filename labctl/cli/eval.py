@@ -1,9 +1,10 @@
-"""eval."""
+"""Command eval."""
 
 from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,35 +16,38 @@ from labctl.cli.output import quantity, table
 from labctl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from labctl.batches.evaluate import Evaluation, JobResult
+    from labctl.batches.evaluate import Evaluation, JobResult, NodeResult
 
 CRITERIA_NOT_MET = 5
-# Rows of jobs, and nodes, that the text lists.
 JOBS = 40
+"""Jobs that the text lists."""
 NODES = 8
-# Nodes that are listed where none failed.
+"""Nodes that the text lists at most."""
 LOWEST = 3
+"""Nodes that the text lists if none failed."""
 
 
 def eval_command(
     directories: Annotated[
         list[Path], typer.Argument(metavar="DIR...", help="Directories of logs, or of batches, judged together.")
     ],
-    min_: Annotated[float | None, typer.Option("--min", help="What each job must reach.")] = None,
-    per_node: Annotated[bool, typer.Option("--per-node", help="--min is for each of a job's nodes.")] = False,
+    min_: Annotated[float | None, typer.Option("--min", help="Minimum value of each job.")] = None,
+    per_node: Annotated[bool, typer.Option("--per-node", help="--min is per node of a job.")] = False,
     within: Annotated[
-        str, typer.Option(metavar="SHARE", help="How far below the median of its size a job may be, such as 5%.")
+        str,
+        typer.Option(metavar="SHARE", help="Largest distance below the median of jobs of the same size, such as 5%."),
     ] = "",
     pattern: Annotated[
-        str, typer.Option(metavar="REGEX", help="Find the number by this expression, which has one group.")
+        str, typer.Option(metavar="REGEX", help="Regular expression of the number, with one group.")
     ] = "",
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one line per job.")] = None,
     lambda_csv: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write what Lambda's eval_batch.py writes.")
+        Path | None, typer.Option(metavar="FILE", help="Write the CSV of Lambda's eval_batch.py.")
     ] = None,
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML.")] = None,
     json: Json = False,
 ) -> None:
+    """`labctl eval`: judge the logs of a batch."""
     from labctl.batches.evaluate import Limits
 
     with answering(as_json=json) as output:
@@ -59,7 +63,7 @@ def eval_command(
 
 
 def share(written: str) -> float:
-    """The share in ``5%``. ConfigError."""
+    """Parse a share such as ``5%``. ConfigError."""
     try:
         per_cent = float(written.removesuffix("%"))
     except ValueError:
@@ -70,12 +74,13 @@ def share(written: str) -> float:
 
 
 def text(evaluation: Evaluation) -> str:
-    """The jobs, failed ones first; statistics of each size; the worst nodes; how many passed."""
+    """Render an evaluation: jobs, failed ones first; statistics of each size; the worst nodes; totals."""
     parts = [jobs_table(evaluation.jobs), sizes_table(evaluation), worst_nodes(evaluation), verdict(evaluation)]
     return "\n\n".join(filter(None, parts))
 
 
 def jobs_table(jobs: tuple[JobResult, ...]) -> str:
+    """Render a table of jobs, failed ones first."""
     repeated = any(job.repeats > 1 for job in jobs)
     head = ("JOB", "NODES", "VALUE", *(["SPREAD"] if repeated else []), "PER NODE", "VS MEDIAN", "STATUS", "CAUSE")
     ordered = sorted(jobs, key=lambda job: job.status == "PASS")
@@ -99,6 +104,7 @@ def jobs_table(jobs: tuple[JobResult, ...]) -> str:
 
 
 def sizes_table(evaluation: Evaluation) -> str:
+    """Render the statistics of each size; empty without any."""
     if not evaluation.sizes:
         return ""
     named = len({size.workload for size in evaluation.sizes}) > 1
@@ -118,11 +124,11 @@ def sizes_table(evaluation: Evaluation) -> str:
         for size in evaluation.sizes
     ]
     unit = f"\nvalues in {evaluation.unit}" if evaluation.unit else ""
-    return table((*(["WORKLOAD"] if named else []), *head), rows) + unit
+    return table(("WORKLOAD", *head) if named else head, rows) + unit
 
 
 def worst_nodes(evaluation: Evaluation) -> str:
-    """The nodes that failed, with the evidence; or the lowest, where there are some to compare."""
+    """Render the nodes that failed, with evidence, or the lowest ones; empty if there is nothing to compare."""
     nodes = evaluation.nodes
     failed = [node for node in nodes if node.status == "FAIL"]
     if len(nodes) < 2 and not failed:
@@ -134,13 +140,15 @@ def worst_nodes(evaluation: Evaluation) -> str:
 
 
 def verdict(evaluation: Evaluation) -> str:
-    kinds = (("jobs", evaluation.jobs), ("nodes", evaluation.nodes))
-    counts = [
-        f"{sum(one.status == 'PASS' for one in results):,} of {len(results):,} {kind} passed"
-        for kind, results in kinds
-        if results
-    ]
+    """Render the verdict, and the jobs and nodes that passed."""
+    counts = filter(None, (passed("jobs", evaluation.jobs), passed("nodes", evaluation.nodes)))
     return f"{'PASS' if evaluation.passed else 'FAIL'}: {', '.join(counts)}"
+
+
+def passed(kind: str, results: Sequence[JobResult | NodeResult]) -> str:
+    """Render the number of results that passed; empty without any."""
+    count = sum(result.status == "PASS" for result in results)
+    return f"{count:,} of {len(results):,} {kind} passed" if results else ""
 
 
 def shown(value: float | None) -> str:
@@ -148,5 +156,5 @@ def shown(value: float | None) -> str:
 
 
 def per_cent(value: float | None, sign: str = "") -> str:
-    # Adding 0 takes the sign from -0.0.
+    # Adding 0 removes the sign of -0.0.
     return "-" if value is None else f"{round(100 * value, 1) + 0:{sign}.1f} %"

@@ -1,4 +1,4 @@
-"""shell, exec, jupyter, logs."""
+"""Commands shell, exec, jupyter and logs."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def shell_command(
     directory: Directory = HERE,
     setting: Setting = None,
 ) -> None:
+    """`labctl shell`: open a shell in a node."""
     with answering() as output:
         sys.exit(flows.shell(context(directory, output, setting), node, terminal=on_terminal()))
 
@@ -36,6 +37,7 @@ def exec_command(
     directory: Directory = HERE,
     setting: Setting = None,
 ) -> None:
+    """`labctl exec`: run a command in nodes; exit with its code."""
     with answering() as output:
         lab = context(directory, output, setting)
         sys.exit(flows.execute(lab, tuple(command), node, everywhere=everywhere, terminal=on_terminal()))
@@ -49,6 +51,7 @@ def jupyter_command(
     directory: Directory = HERE,
     setting: Setting = None,
 ) -> None:
+    """`labctl jupyter`: serve notebooks from a node until Ctrl-C."""
     with answering() as output:
         try:
             flows.jupyter(context(directory, output, setting), node, port, say)
@@ -59,17 +62,16 @@ def jupyter_command(
 
 def logs_command(
     node: Annotated[str | None, typer.Argument(help="launcher or a worker (default: all).")] = None,
-    run: Annotated[str, typer.Option(metavar="RUN", help="What this run has printed instead (id, or `latest`).")] = "",
-    rank: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Only what this rank of the run has printed.")
-    ] = None,
+    run: Annotated[str, typer.Option(metavar="RUN", help="Show the output of this run (id, or `latest`).")] = "",
+    rank: Annotated[int | None, typer.Option(min=0, metavar="N", help="Show only this rank of the run.")] = None,
     timestamps: Annotated[
-        bool, typer.Option("--timestamps", "-t", help="Show when the run printed each line.")
+        bool, typer.Option("--timestamps", "-t", help="Show the time of each line of the run.")
     ] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the output.")] = False,
     directory: Directory = HERE,
     setting: Setting = None,
 ) -> None:
+    """`labctl logs`: show logs of containers, or the output of a run."""
     with answering() as output:
         try:
             lab = context(directory, output, setting)

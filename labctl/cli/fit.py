@@ -1,4 +1,4 @@
-"""fit."""
+"""Command fit."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def fit_command(
     setting: Setting = None,
     json: Json = False,
 ) -> None:
+    """`labctl fit`: estimate memory; exit with an error if it does not fit."""
     from labctl.jobs.request import RunOptions
 
     with answering(as_json=json) as output:
@@ -47,7 +48,7 @@ def fit_command(
 
 
 def size(written: str) -> int:
-    """Bytes of ``80g``. ConfigError."""
+    """Parse a size such as ``80g`` into bytes. ConfigError."""
     from labctl.config import settings
 
     try:
@@ -58,29 +59,29 @@ def size(written: str) -> int:
 
 
 def text(report: FitReport) -> str:
-    """The estimate as a table, its legend, and whether it fits."""
+    """Render the estimate as a table with its sources, and whether it fits."""
     from labctl.fit.memory import PHASES, SYMBOLS
 
-    phases = [phase for phase in PHASES if any(item.during(phase) for item in report.items)]
+    phases = [phase for phase in PHASES if is_used(report, phase)]
     sources = list(dict.fromkeys(item.source for item in report.items))
-    rows = [
-        (
-            item.component,
-            *(short(item.during(phase)) for phase in phases),
-            "host" if item.location == "host" else "",
-            item.formula,
-            f"[{sources.index(item.source) + 1}]",
-        )
-        for item in report.items
-    ]
-    head = ("COMPONENT, PER RANK", *(phase.upper() for phase in phases), "ON", "FORMULA, BYTES", "SOURCE")
+    rows = []
+    for item in report.items:
+        sizes = (short(item.during(phase)) for phase in phases)
+        location = "host" if item.location == "host" else ""
+        rows.append((item.component, *sizes, location, item.formula, f"[{sources.index(item.source) + 1}]"))
+    head = ("COMPONENT, PER RANK", *map(str.upper, phases), "ON", "FORMULA, BYTES", "SOURCE")
     excluded = [f"{component}: not counted" for component in report.excluded]
     legend = [f"[{number}] {source}" for number, source in enumerate(sources, 1)]
     return "\n".join([*summary(report), "", table(head, rows), "", SYMBOLS, *legend, "", *excluded, *verdict(report)])
 
 
+def is_used(report: FitReport, phase: str) -> bool:
+    """Tell if any item takes memory in a phase."""
+    return any(item.during(phase) for item in report.items)
+
+
 def summary(report: FitReport) -> list[str]:
-    """The training: its model, its settings, its ranks."""
+    """Render the training: model, settings and ranks."""
     training = report.training
     models = training["model"] + (f" with critic {training['critic']}" if training["critic"] else "")
     length = training["sequence_length"]
@@ -102,7 +103,7 @@ def summary(report: FitReport) -> list[str]:
 
 
 def verdict(report: FitReport) -> list[str]:
-    """Required and available memory, whether it fits, and the cheapest settings that would."""
+    """Render required and available memory, whether it fits, and the cheapest settings that would fit."""
     required, available, advice = report.required, report.available, report.advice
     on_cpu = report.training["accelerator"] == "cpu"
     lines = [] if on_cpu else [compare("per device", required.device, required.device_phase, available.device)]
@@ -120,13 +121,17 @@ def verdict(report: FitReport) -> list[str]:
     return lines
 
 
-def compare(what: str, required: int, phase: str, available: int | None) -> str:
-    known = "unknown" if available is None else gib(available)
-    return f"{what}: {gib(required)} in {phase}, available {known}"
+def compare(scope: str, required: int, phase: str, available: int | None) -> str:
+    """Render required and available memory of a device, node or host."""
+    limit = "unknown" if available is None else gib(available)
+    return f"{scope}: {gib(required)} in {phase}, available {limit}"
 
 
 def short(size: int) -> str:
-    return "-" if not size else gib(size) if size >= 2**30 / 10 else f"{size / 2**20:,.1f} MiB"
+    """Format bytes as GiB or MiB; ``-`` for 0."""
+    if not size:
+        return "-"
+    return gib(size) if size >= 2**30 / 10 else f"{size / 2**20:,.1f} MiB"
 
 
 def gib(size: int) -> str:

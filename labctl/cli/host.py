@@ -1,4 +1,4 @@
-"""init, setup, doctor, config."""
+"""Commands init, setup, doctor and config."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def init_command(
     directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Lab directory; created if missing.")] = HERE,
     json: Json = False,
 ) -> None:
+    """`labctl init`: create a lab directory."""
     with answering(as_json=json) as output:
         lab = flows.init(directory.resolve())
         cd = "" if directory == HERE else f"cd {shlex.quote(str(directory))} && "
@@ -37,6 +38,7 @@ def init_command(
 def setup_command(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False, json: Json = False
 ) -> None:
+    """`labctl setup`: install Docker on this host."""
     with answering(as_json=json) as output:
         result = flows.setup(output.note, confirmation(), yes=yes)
         output.answer(result, "this host can run a lab" + ("" if result.changed else " already"))
@@ -44,7 +46,7 @@ def setup_command(
 
 def doctor_command(
     directory: Directory = HERE,
-    node: Annotated[str, typer.Option("--node", "-n", metavar="NODE", help="Only this node and the host.")] = "",
+    node: Annotated[str, typer.Option("--node", "-n", metavar="NODE", help="Check only this node and its host.")] = "",
     fix: Annotated[
         bool, typer.Option("--fix", help="Apply fixes that only change labctl's own resources (asks first).")
     ] = False,
@@ -52,6 +54,7 @@ def doctor_command(
     setting: Setting = None,
     json: Json = False,
 ) -> None:
+    """`labctl doctor`: print the findings; exit with an error if one is an error."""
     with answering(as_json=json) as output:
         if yes and not fix:
             raise ConfigError("--yes is for the commands of --fix", hint="labctl doctor --fix --yes")
@@ -59,14 +62,15 @@ def doctor_command(
         lab = context(directory, output, setting)
         report = flows.fix(lab, ask, node=node) if fix else flows.doctor(lab, node=node)
         output.answer(report, findings_text(report.findings))
-        if any(one.level == "error" for one in report.findings):
+        if any(finding.level == "error" for finding in report.findings):
             sys.exit(HostError.exit_code)
 
 
 def asking() -> Callable[[str], bool]:
-    """Asks the person at the terminal; HostError where there is none and something to ask."""
+    """Return a prompt for the terminal; it raises HostError if there is no terminal."""
 
     def ask(question: str) -> bool:
+        """Ask a yes/no question on stderr."""
         if not sys.stdin.isatty():
             raise HostError("cannot prompt: not a terminal (use --yes)", hint="labctl doctor --fix --yes")
         return typer.confirm(question, err=True)
@@ -75,16 +79,17 @@ def asking() -> Callable[[str], bool]:
 
 
 def findings_text(findings: tuple[Finding, ...]) -> str:
-    """A table of all findings, and how to fix the problems."""
-    rows = [(one.level, one.code, one.node, one.summary) for one in findings]
-    wrong = [one for one in findings if one.level != "ok"]
-    advice = [f"\n{one.code} {one.node}: {one.impact}\n  fix: {one.fix}" for one in wrong]
-    if any(one.auto_fixable for one in wrong):
+    """Render a table of all findings, and the fixes of the problems."""
+    rows = [(finding.level, finding.code, finding.node, finding.summary) for finding in findings]
+    wrong = [finding for finding in findings if finding.level != "ok"]
+    advice = [f"\n{finding.code} {finding.node}: {finding.impact}\n  fix: {finding.fix}" for finding in wrong]
+    if any(finding.auto_fixable for finding in wrong):
         advice.append("\n`labctl doctor --fix` runs those of these commands that only change labctl's own resources")
     return table(("LEVEL", "CODE", "NODE", "SUMMARY"), rows) + "".join(advice)
 
 
 def config_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
+    """`labctl config`: print effective settings and their origin."""
     with answering(as_json=json) as output:
         config = flows.config(context(directory, output, setting))
         rows = [(row.key, row.value, row.origin) for row in config.settings]

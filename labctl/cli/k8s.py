@@ -1,4 +1,4 @@
-"""k8s render, k8s export, k8s submit, k8s delete, k8s import."""
+"""Commands k8s render, export, submit, delete and import."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ Launcher = Annotated[
 
 
 def options_of(set_: list[str] | None, timeout: str, launcher: str, *, rehearse: bool) -> RunOptions:
+    """Return the options of a run."""
     from labctl.jobs.request import RunOptions
     from labctl.workloads.schema import parse_duration
 
@@ -34,7 +35,7 @@ def options_of(set_: list[str] | None, timeout: str, launcher: str, *, rehearse:
     )
 
 
-@k8s_command.command("render", help="Print a workload as a job for Kubernetes, for kubectl apply --server-side -f -.")
+@k8s_command.command("render", help="Print a workload as Kubernetes manifests, for kubectl apply --server-side -f -.")
 def render_command(
     name: Name,
     directory: Directory = HERE,
@@ -45,13 +46,14 @@ def render_command(
     setting: Setting = None,
     json: Json = False,
 ) -> None:
+    """`labctl k8s render`: print the manifests of a workload."""
     with answering(as_json=json) as output:
         options = options_of(set_, timeout, launcher, rehearse=rehearse)
         made = flows.k8s_render(context(directory, output, setting), name, options)
         output.answer(made, made.yaml.rstrip("\n"))
 
 
-@k8s_command.command("export", help="Write a workload's job as files for kustomize, without its Secret.")
+@k8s_command.command("export", help="Write a workload as manifests for kustomize, without the Secret.")
 def export_command(
     name: Name,
     kustomize: Annotated[Path, typer.Option(metavar="DIR", help="Directory to write.")],
@@ -63,16 +65,19 @@ def export_command(
     setting: Setting = None,
     json: Json = False,
 ) -> None:
+    """`labctl k8s export`: write the manifests of a workload for kustomize."""
     with answering(as_json=json) as output:
         lab = context(directory, output, setting)
         made = flows.k8s_export(lab, name, options_of(set_, timeout, launcher, rehearse=rehearse), kustomize)
-        for one in made.left_out:
-            lab.warn(f"not written: {one}; `labctl k8s render` has it")
+        for left in made.left_out:
+            lab.warn(f"not written: {left}; `labctl k8s render` has it")
         apply = f"kubectl apply --server-side -k {made.directory}"
         output.answer(made, f"{len(made.files)} files in {made.directory}: {apply}")
 
 
-@k8s_command.command("submit", help="Create a workload's job, without following it; `labctl run` records one.")
+@k8s_command.command(
+    "submit", help="Create the job of a workload without following or recording it; `labctl run` does both."
+)
 def submit_command(
     name: Name,
     directory: Directory = HERE,
@@ -83,6 +88,7 @@ def submit_command(
     setting: Setting = None,
     json: Json = False,
 ) -> None:
+    """`labctl k8s submit`: create the job of a workload."""
     with answering(as_json=json) as output:
         options = options_of(set_, timeout, launcher, rehearse=rehearse)
         made = flows.k8s_submit(context(directory, output, setting), name, options)
@@ -90,31 +96,33 @@ def submit_command(
         output.answer(made, "\n".join((*made.objects, f"next: {watch}, or labctl k8s delete {name}")))
 
 
-@k8s_command.command("delete", help="Delete the job that `k8s submit` made of a workload.")
+@k8s_command.command("delete", help="Delete the job that `k8s submit` created.")
 def delete_command(
     name: Name,
     storage: Annotated[
-        bool, typer.Option("--storage", help="Delete the lab's claim too, with all data on it.")
+        bool, typer.Option("--storage", help="Also delete the lab's PersistentVolumeClaim with all data.")
     ] = False,
     directory: Directory = HERE,
     setting: Setting = None,
     json: Json = False,
 ) -> None:
+    """`labctl k8s delete`: delete the job of a workload."""
     with answering(as_json=json) as output:
         gone = flows.k8s_delete(context(directory, output, setting), name, storage=storage)
-        output.answer(gone, "\n".join(f"deleted {one}" for one in gone.objects))
+        output.answer(gone, "\n".join(f"deleted {deleted}" for deleted in gone.objects))
 
 
-@k8s_command.command("import", help="Read an MPIJob into a workload, and print settings for .env.")
+@k8s_command.command("import", help="Convert an MPIJob to a workload, and print settings for .env.")
 def import_command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML with an MPIJob of kubeflow.org/v2beta1.")],
     directory: Directory = HERE,
     json: Json = False,
 ) -> None:
+    """`labctl k8s import`: convert an MPIJob to a workload."""
     with answering(as_json=json) as output:
         lab = context(directory, output)
-        found = flows.k8s_import(lab, file)
-        for left in found.left_out:
+        imported = flows.k8s_import(lab, file)
+        for left in imported.left_out:
             lab.warn(f"left out: {left}")
-        lab.notice(f"workload {found.name}: {found.files[0].path}; the settings below go into .env")
-        output.answer(found, found.env.rstrip("\n"))
+        lab.notice(f"workload {imported.name}: {imported.files[0].path}; the settings below go into .env")
+        output.answer(imported, imported.env.rstrip("\n"))

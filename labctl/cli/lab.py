@@ -1,4 +1,4 @@
-"""render, devcontainer, build, up, status, down, clean."""
+"""Commands render, devcontainer, build, up, keys, status, down and clean."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     from labctl.backends.status import LabStatus
 
 HEALTH = {"unhealthy": "UNHEALTHY", "starting": "not checked yet"}
-"""What Docker says, for people: of a node that `up` has reached, `starting` until its first check sounds wrong."""
+"""Text per health status of Docker: nodes that `up` has reached are `starting` until their first health check."""
 
 
 def render_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
+    """`labctl render`: write the files of all nodes."""
     with answering(as_json=json) as output:
         files = flows.render_files(context(directory, output, setting))
-        where = Path(files.directory) / ".lab/nodes"
-        output.answer(files, f"{len(files.nodes)} nodes in {where}, {len(files.changed)} files changed")
+        folder = Path(files.directory) / ".lab/nodes"
+        output.answer(files, f"{len(files.nodes)} nodes in {folder}, {len(files.changed)} files changed")
 
 
 def devcontainer_command(
@@ -33,6 +34,7 @@ def devcontainer_command(
     setting: Setting = None,
     json: Json = False,
 ) -> None:
+    """`labctl devcontainer`: write devcontainer.json."""
     with answering(as_json=json) as output:
         program = str(Path(sys.argv[0]).absolute())
         written = flows.devcontainer(context(directory, output, setting), program, force=force)
@@ -43,15 +45,16 @@ def build_command(
     directory: Directory = HERE,
     workload: Annotated[str, typer.Option(metavar="NAME", help="Build the image of this workload.")] = "",
     from_: Annotated[
-        str, typer.Option("--from", metavar="IMAGE", help="Add what a node needs to anyone's image.")
+        str, typer.Option("--from", metavar="IMAGE", help="Build on this image instead: add what a node needs.")
     ] = "",
     update_lock: Annotated[bool, typer.Option("--update-lock", help="Update the pinned versions.")] = False,
     sbom: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write what is installed in the image, as CycloneDX JSON.")
+        Path | None, typer.Option(metavar="FILE", help="Write the packages of the image as CycloneDX JSON.")
     ] = None,
     setting: Setting = None,
     json: Json = False,
 ) -> None:
+    """`labctl build`: build an image, or update its lock file."""
     with answering(as_json=json, stopped="re-run to resume") as output:
         if sbom and update_lock:
             raise ConfigError("--update-lock builds no image for --sbom", hint="labctl build --sbom FILE")
@@ -74,6 +77,7 @@ def up_command(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
+    """`labctl up`: create and start the lab, or print the plan."""
     with answering(as_json=json, stopped="re-run `labctl up` to resume, or `labctl down` to remove the lab") as output:
         lab = context(directory, output, setting)
         if dry_run:
@@ -87,16 +91,18 @@ keys_command = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 @keys_command.callback()
 def keys() -> None:
-    """Without this, Typer makes the only command that of the group."""
+    """Group of key commands: without a callback, Typer would make the only command the group itself."""
 
 
 @keys_command.command("rotate", help="Replace the lab's ssh keys; a lab that is up gets new containers.")
 def rotate_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
+    """`labctl keys rotate`: replace the ssh keys."""
     with answering(as_json=json, stopped="re-run `labctl up` to resume") as output:
         answer_status(output, flows.rotate_keys(context(directory, output, setting)))
 
 
 def status_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
+    """`labctl status`: print containers and their health."""
     with answering(as_json=json) as output:
         answer_status(output, flows.status(context(directory, output, setting)))
 
@@ -110,6 +116,7 @@ def down_command(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
+    """`labctl down`: remove containers and network."""
     with answering(as_json=json, stopped="re-run to finish") as output:
         lab = context(directory, output, setting)
         if dry_run:
@@ -120,19 +127,21 @@ def down_command(
 
 
 def clean_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
+    """`labctl clean`: remove the lab with keys and rendered files."""
     with answering(as_json=json, stopped="re-run to finish") as output:
         answer = flows.clean(context(directory, output, setting))
         output.answer(answer, f"lab {answer.lab} is down; its keys and rendered files were removed, runs/ is kept")
 
 
 def answer_status(output: Output, status: LabStatus) -> None:
-    """Print the status; exit with the code of a host error if a host does not answer."""
+    """Print the status; exit with the code of HostError if a host does not answer."""
     output.answer(status, status_text(status))
     if status.unreachable:
         sys.exit(HostError.exit_code)
 
 
 def status_text(status: LabStatus) -> str:
+    """Render the status as a table, and the hosts that do not answer."""
     several = any(node.host != model.HERE for node in status.nodes)
     columns = ("NODE", *(("HOST",) if several else ()), "ROLE", "STATE", "HEALTH", "SLOTS")
     rows = []

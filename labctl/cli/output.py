@@ -1,4 +1,4 @@
-"""Printing: progress and warnings to stderr, one answer to stdout as text or as JSON."""
+"""Printing: progress and warnings to stderr, one answer to stdout as text or JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from labctl.model import Event, HostFailure, Progress
 
 
-# Keys kept beside better ones until schema 2: class, or key of a mapping, -> {key: deprecated key}.
 DEPRECATED = {
     "DoctorReport": {"fixed": "mended"},
     "Finding": {"summary": "seen", "impact": "why", "auto_fixable": "runnable"},
@@ -36,6 +35,7 @@ DEPRECATED = {
     "ExcludedFile": {"path": "what", "reason": "why"},
     "WorkloadInfo": {"description": "describe", "source": "declared"},
 }
+"""JSON keys that are kept until schema 2: class, or key of a mapping, -> {key: deprecated key}."""
 
 
 BOLD, DIM, RED, YELLOW, PLAIN = "\033[1m", "\033[2m", "\033[31m", "\033[33m", "\033[0m"
@@ -44,9 +44,9 @@ STYLE = re.compile(r"(\033\[[0-9;:]*m)")
 
 
 class Output:
-    """A command's output; ``as_json`` makes the answer, errors included, one JSON document.
+    """Output of a command; with ``as_json`` the answer, or error, is one JSON document.
 
-    ``quiet`` leaves out what runs print.
+    With ``quiet`` the output of runs is not printed.
     """
 
     def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
@@ -54,7 +54,7 @@ class Output:
         self._bar: Bar | None = None
 
     def event(self, event: Event) -> None:
-        """Print progress."""
+        """Print progress, a warning, or a line of a run to stderr."""
         if event.kind == "line" and self.quiet:
             return
         if event.kind == "line":
@@ -65,6 +65,7 @@ class Output:
             self.note(printable(event.text))
 
     def note(self, text: str) -> None:
+        """Print a line to stderr, above the progress bar if there is one."""
         if self._bar:
             self._bar.print(text)
         else:
@@ -72,7 +73,7 @@ class Output:
 
     @contextmanager
     def showing(self, progress: Callable[[], Progress], age: float, limit: float) -> Iterator[None]:
-        """Show how far a run is for the time of the block, in a terminal that can."""
+        """Show the progress of a run during the block, if stderr is a terminal that can redraw."""
         if self.as_json or not can_redraw(sys.stderr):
             yield
             return
@@ -87,7 +88,7 @@ class Output:
             self._bar = None
 
     def answer(self, answer: object, text: str) -> None:
-        """Print the command's answer: with --json as a document, else as the text."""
+        """Print the answer to stdout: the text, or with --json the document."""
         shown = printable(text)
         if self.as_json:
             shown = json.dumps({"schema": 1, **to_json(answer)}, indent=2, allow_nan=False)
@@ -95,7 +96,7 @@ class Output:
             say(shown)
 
     def error(self, error: LabError) -> None:
-        """Print an error with its hint."""
+        """Print an error with its hint: to stderr, or with --json as document to stdout."""
         if self.as_json:
             document = {"kind": error.kind, "message": error.message, "hint": error.hint, "node": error.node}
             say(json.dumps({"schema": 1, "error": document}, indent=2))
@@ -106,7 +107,7 @@ class Output:
 
 
 def to_json(value: Any, kind: str = "") -> Any:
-    """Structs as JSON objects, with their deprecated keys; ``kind`` is the key of a mapping in its parent."""
+    """Convert Structs to JSON objects, with their deprecated keys; ``kind`` is the key of a mapping in its parent."""
     from msgspec import Struct
     from msgspec.structs import asdict
 
@@ -121,7 +122,7 @@ def to_json(value: Any, kind: str = "") -> Any:
 
 
 def say(text: str) -> None:
-    """Print text on stdout. OutputClosed as ``write``."""
+    """Print text to stdout. OutputClosed if the reader is gone."""
     write(text, sys.stdout)
 
 
@@ -131,7 +132,7 @@ def say_printed(text: str) -> None:
 
 
 def write(text: str, stream: TextIO, end: str = "\n") -> None:
-    """Print a line in a single write, as hosts are worked on in parallel. OutputClosed if the reader is gone."""
+    """Print a line in a single write, as threads print in parallel. OutputClosed if the reader is gone."""
     try:
         print(f"{text}{end}", end="", file=stream, flush=True)
     except BrokenPipeError as error:
@@ -141,33 +142,38 @@ def write(text: str, stream: TextIO, end: str = "\n") -> None:
 
 
 def can_redraw(stream: TextIO) -> bool:
-    """Whether this is a terminal in which the cursor can be moved."""
+    """Tell if the stream is a terminal with a movable cursor."""
     return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
 def color(text: str, code: str) -> str:
-    """Color the text if stderr is a terminal."""
+    """Color text if stderr is a terminal."""
     return f"{code}{text}{PLAIN}" if sys.stderr.isatty() else text
 
 
 def printable(text: str, kept: str = "\n\t") -> str:
-    """Text for the terminal: what a host or a workload wrote in it moves no cursor, but for what is ``kept``."""
+    """Replace control characters but those ``kept`` by ``?``: text of hosts and workloads must not move the cursor."""
     if text.isascii() and text.isprintable():
         return text
-    # Python takes blanks of other scripts for unprintable.
-    safe = (one.isprintable() or one in kept or (one.isspace() and one > "\x9f") for one in text)
-    return "".join(one if fine else "?" for one, fine in zip(text, safe, strict=True))
+    return "".join(character if is_safe(character, kept) else "?" for character in text)
+
+
+def is_safe(character: str, kept: str) -> bool:
+    """Tell if a character moves no cursor, or is one of those ``kept``."""
+    # isprintable() is False for blanks of other scripts.
+    blank = character.isspace() and character > "\x9f"
+    return character.isprintable() or character in kept or blank
 
 
 def program_text(text: str, stream: TextIO, mark: str = "") -> str:
-    """Lines of a program, each behind a mark if they go to a terminal, which keeps colors alone; else as they are."""
+    """Return lines of a program: for a terminal each behind a mark and with colors alone, else unchanged."""
     if not stream.isatty():
         return text
     return "\n".join(mark + shown_line(line, mark) for line in text.split("\n"))
 
 
 def shown_line(line: str, mark: str = "") -> str:
-    """A line of a program for the terminal: its colors end with it, and no carriage return overwrites the mark."""
+    """Return a line of a program for the terminal: its colors end with it, and no ``\\r`` overwrites the mark."""
     if line.isascii() and line.isprintable():
         return line
     parts = STYLE.split(line)
@@ -176,10 +182,10 @@ def shown_line(line: str, mark: str = "") -> str:
 
 
 def failure_lines(failed: Iterable[HostFailure]) -> list[str]:
-    """Hosts that failed, each with its hint."""
+    """Render hosts that failed, each with its hint."""
     lines = []
     for failure in failed:
-        # Most messages begin with their host's name already.
+        # Most messages begin with the name of the host already.
         named = failure.message.startswith(failure.host)
         lines.append(failure.message if named else f"{failure.host}: {failure.message}")
         lines += [f"  {failure.hint}"] if failure.hint else []
@@ -187,21 +193,20 @@ def failure_lines(failed: Iterable[HostFailure]) -> list[str]:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table with left-aligned columns, two spaces apart."""
-    cells = [[str(cell) for cell in row] for row in (head, *rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells)
-    return "\n".join(lines)
+    """Render a table with left-aligned columns, two spaces apart."""
+    cells = [list(map(str, row)) for row in (head, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
 
 
 def figure(metric: Mapping[str, Any], key: str = "value") -> str:
-    """A number of a metric; of those that JSON lacks, such as nan, what its note says."""
+    """Format a value of a metric; if JSON has no such number, as for nan, return its note."""
     value = metric.get(key)
     return str(metric.get("note", "-")) if value is None else quantity(value)
 
 
 def quantity(value: object) -> str:
-    """A number with four significant digits, or a whole number from 1000."""
+    """Format a float with four significant digits, or as integer from 1000; other values as text."""
     if not isinstance(value, float):
         return str(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

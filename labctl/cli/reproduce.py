@@ -1,4 +1,4 @@
-"""freeze, verify, replay."""
+"""Commands freeze, verify and replay."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ if TYPE_CHECKING:
 
 LOCK = "lab.lock"
 DRIFTED = 5
+"""Exit code if the lab differs from its lock file."""
 
 
 def freeze_command(
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="The file.  [default: lab.lock of the lab]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File to write.  [default: lab.lock of the lab]")
+    ] = None,
     directory: Directory = HERE,
     json: Json = False,
 ) -> None:
+    """`labctl freeze`: write the lock file."""
     with answering(as_json=json) as output:
         lab = context(directory, output)
         answer = flows.freeze(lab, out or lab.directory / LOCK)
@@ -34,11 +38,12 @@ def freeze_command(
 
 def verify_command(
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="What freeze wrote.  [default: lab.lock of the lab]")
+        Path | None, typer.Argument(metavar="[FILE]", help="Lock file.  [default: lab.lock of the lab]")
     ] = None,
     directory: Directory = HERE,
     json: Json = False,
 ) -> None:
+    """`labctl verify`: compare the lab with its lock file; exit with 5 if it differs."""
     with answering(as_json=json) as output:
         lab = context(directory, output)
         answer = flows.verify(lab, file or lab.directory / LOCK)
@@ -50,6 +55,7 @@ def verify_command(
 def replay_command(
     run: Run = "latest", directory: Directory = HERE, dry_run: DryRun = False, json: Json = False
 ) -> None:
+    """`labctl replay`: repeat a recorded run, or print the plan."""
     with answering(as_json=json) as output:
         lab = context(directory, output)
         if dry_run:
@@ -62,9 +68,12 @@ def replay_command(
         sys.exit(answer.exit_code)
 
 
-def verification_text(found: Verification) -> str:
-    """What is not as it was, a line each; one line where all is."""
-    if not found.drift:
-        return f"as frozen in {found.lock}: {found.facts} facts"
-    rows = [(one.what, one.where, shortened(one.was or "-"), shortened(one.now or "-")) for one in found.drift]
+def verification_text(verification: Verification) -> str:
+    """Render a table of what has changed, or a line if nothing has."""
+    if not verification.drift:
+        return f"as frozen in {verification.lock}: {verification.facts} facts"
+    rows = [
+        (drift.what, drift.where, shortened(drift.was or "-"), shortened(drift.now or "-"))
+        for drift in verification.drift
+    ]
     return table(("WHAT", "WHERE", "WAS", "IS"), rows)

@@ -1,4 +1,4 @@
-"""compare, report, export."""
+"""Commands compare, report and export."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from labctl.cli.run import Run, spread_table
 if TYPE_CHECKING:
     from labctl.runs.compare import Comparison
 
-# Characters of a value that differs, in the text.
 LONGEST = 60
+"""Characters of a value that the text shows."""
 
 
 def compare_command(
@@ -26,6 +26,7 @@ def compare_command(
     directory: Directory = HERE,
     json: Json = False,
 ) -> None:
+    """`labctl compare`: print differences and effects between runs."""
     with answering(as_json=json) as output:
         answer = flows.compare(context(directory, output), runs)
         output.answer(answer, comparison_text(answer))
@@ -42,48 +43,51 @@ def report_command(
     directory: Directory = HERE,
     json: Json = False,
 ) -> None:
+    """`labctl report`: write an HTML report."""
     with answering(as_json=json) as output:
         answer = flows.report(context(directory, output), runs or ["latest"], out)
-        output.answer(answer, "\n".join((f"report: {answer.page}", *(f"picture: {one}" for one in answer.pictures))))
+        output.answer(
+            answer, "\n".join((f"report: {answer.page}", *(f"picture: {picture}" for picture in answer.pictures)))
+        )
 
 
 def export_command(
     run: Run = "latest",
     tensorboard: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write its metrics as an event file below this log directory.")
+        Path | None, typer.Option(metavar="DIR", help="Write the metrics as an event file to this log directory.")
     ] = None,
     junit: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write its verdict and criteria as JUnit XML.")
+        Path | None, typer.Option(metavar="FILE", help="Write the verdict and criteria as JUnit XML.")
     ] = None,
     directory: Directory = HERE,
     json: Json = False,
 ) -> None:
+    """`labctl export`: write files for TensorBoard or a CI server."""
     with answering(as_json=json) as output:
         answer = flows.export(context(directory, output), run, tensorboard=tensorboard, junit=junit)
         output.answer(answer, "\n".join(answer.files))
 
 
 def comparison_text(compared: Comparison) -> str:
-    """The groups, what differs between them and what it did; the spread where all runs are the same."""
-    groups = table(
-        ("GROUP", "RUN", "VERDICT"),
-        [
-            (group.name, run_id, verdict)
-            for group in compared.groups
-            for run_id, verdict in zip(group.runs, group.verdicts, strict=True)
-        ],
-    )
+    """Render groups of equal runs, their differences and effects; for a single group the spread of its metrics."""
+    runs: list[tuple[str, str, str]] = []
+    for group in compared.groups:
+        runs += [(group.name, run_id, verdict) for run_id, verdict in zip(group.runs, group.verdicts, strict=True)]
+    groups = table(("GROUP", "RUN", "VERDICT"), runs)
     if len(compared.groups) == 1:
         (group,) = compared.groups
         same = "nothing that was recorded differs: what their figures differ by is noise"
         return f"{groups}\n\n{same}\n\n{spread_table(group.metrics)}".rstrip()
     names = [group.name for group in compared.groups]
-    rows = [(one.what, *(shortened(one.values[name] or "-") for name in names)) for one in compared.differences]
+    rows = []
+    for difference in compared.differences:
+        values = (difference.values[name] or "-" for name in names)
+        rows.append((difference.what, *map(shortened, values)))
     return "\n\n".join((groups, table(("DIFFERS", *names), rows), *effects(compared)))
 
 
 def effects(compared: Comparison) -> Iterator[str]:
-    """What the differences did, between each two groups, and what the noise is known from."""
+    """Yield the effect of the differences between each two groups, and the source of the noise estimate."""
     from labctl.runs.compare import in_words, source_of_noise
 
     for pair, lines in groupby(compared.effects, lambda effect: (effect.group, effect.against)):

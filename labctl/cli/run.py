@@ -1,4 +1,4 @@
-"""workloads, run, attach, stop, runs, show."""
+"""Commands workloads, run, attach, stop, runs and show."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from labctl.records.store import RunSummary
     from labctl.runs.compare import RepeatedRuns, Spread
 
-# Ranks that a result's text lists.
 SHOWN = 8
+"""Ranks that the text of a result lists."""
 ARGUMENTS = "labctl.arguments"
-NOT_THERE = r"No such file or directory: '(/(?!workspace/|proc/|sys/)[^']+)"
-# What a rank's last words say, and what to do about it.
+"""Key in ``ctx.meta`` of the arguments after `--`."""
+NOT_FOUND = r"No such file or directory: '(/(?!workspace/|proc/|sys/)[^']+)"
 STEPS = (
     (
         r"No module named '(\w+)",
@@ -60,7 +60,7 @@ STEPS = (
         "stacks/ of its files has what each process did; stacks of Python there, or last in its log",
     ),
     ("Read-only file system", "write to the current directory, which is the run's own, or to $LABCTL_RUN_DIR"),
-    (NOT_THERE, "ranks see what is mounted: LAB_MOUNTS={0}:{0}:ro in .env, then `labctl up`"),
+    (NOT_FOUND, "ranks see what is mounted: LAB_MOUNTS={0}:{0}:ro in .env, then `labctl up`"),
     (
         r"couldn't connect to 'https?://|offline mode is enabled|LocalEntryNotFoundError",
         "the hub was not reached: where there is a network, `labctl cache --model NAME` or `--dataset NAME`, or "
@@ -69,19 +69,21 @@ STEPS = (
     ("the following arguments are required: ", "pass them to the script after `--`, or by --set KEY=VALUE"),
     ("EOFError: EOF when reading a line", "nobody can answer a rank: pass what it asks for as an argument, after `--`"),
 )
+"""Pattern of a result's message, and advice; ``{0}`` is the first group."""
 
 
 def complete_workload(incomplete: str) -> list[str]:
-    """Workload names for the shell's completion."""
+    """Return workload names for shell completion."""
     here = Context(directory=Path.cwd(), environ=os.environ, emit=lambda _: None, flags={})
     try:
-        known = flows.workloads(here).workloads
+        workloads = flows.workloads(here).workloads
     except ConfigError:
         return []
-    return [workload.name for workload in known if workload.name.startswith(incomplete)]
+    return [workload.name for workload in workloads if workload.name.startswith(incomplete)]
 
 
 def workloads_command(directory: Directory = HERE, json: Json = False) -> None:
+    """`labctl workloads`: list workloads, and those that cannot be loaded."""
     with answering(as_json=json) as output:
         listed = flows.workloads(context(directory, output))
         for error in listed.errors:
@@ -93,9 +95,10 @@ def workloads_command(directory: Directory = HERE, json: Json = False) -> None:
 
 
 class WithArguments(TyperCommand):
-    """A command that hands what follows `--` on as it is, in ``ctx.meta[ARGUMENTS]``."""
+    """Command that passes on the arguments after `--` in ``ctx.meta[ARGUMENTS]``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments before `--`."""
         end = args.index("--") if "--" in args else len(args)
         ctx.meta[ARGUMENTS] = tuple(args[end + 1 :])
         return super().parse_args(ctx, args[:end])
@@ -117,7 +120,7 @@ SetArgument = Annotated[
     typer.Option(
         "--set",
         metavar="KEY[=VALUE]",
-        help="Override a script argument, or DeepSpeed's config with deepspeed.KEY (repeatable).",
+        help="Set a script argument, or with deepspeed.KEY a value of the DeepSpeed configuration (repeatable).",
     ),
 ]
 
@@ -137,10 +140,10 @@ def run_command(
         list[str] | None, typer.Option(metavar="ARG", help="Extra launcher argument (repeatable).")
     ] = None,
     script: Annotated[
-        Path | None, typer.Option(help="Run this script: by itself, or instead of the workload's.")
+        Path | None, typer.Option(help="Run this script, on its own or instead of the workload's.")
     ] = None,
     local_rank: Annotated[
-        bool, typer.Option("--local-rank", help="Give the script --local_rank=N, as DeepSpeed's own launcher does.")
+        bool, typer.Option("--local-rank", help="Pass --local_rank=N to the script, as DeepSpeed's launcher does.")
     ] = False,
     deepspeed_config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Use this DeepSpeed configuration.")
@@ -149,24 +152,23 @@ def run_command(
     include: Annotated[str, typer.Option(metavar="NODES", help="Use only these, such as worker-0@worker-1:0,2.")] = "",
     exclude: Annotated[str, typer.Option(metavar="NODES", help="Use all but these.")] = "",
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Leave the run once it is launched; `labctl attach` follows it.")
+        bool, typer.Option("--detach", "-d", help="Exit once the run is launched; `labctl attach` follows it.")
     ] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for other runs that have its nodes.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until no other run uses the nodes.")] = False,
     resume: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="Go on from the last whole checkpoint of this run, or of `latest`."),
+        typer.Option(metavar="RUN", help="Continue from the last complete checkpoint of this run (id, or `latest`)."),
     ] = None,
-    retries: Annotated[
-        int, typer.Option(min=0, help="Start again up to so many times after a lost node or device.")
-    ] = 0,
+    retries: Annotated[int, typer.Option(min=0, help="Number of restarts after a lost node or device.")] = 0,
     repeat: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Run it N times, one after the other, and print how metrics spread.")
+        int, typer.Option(min=1, metavar="N", help="Run it N times in sequence, and print the spread of the metrics.")
     ] = 1,
     setting: Setting = None,
     quiet: Quiet = False,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
+    """`labctl run`: run a workload, and exit with the code of its result."""
     from labctl.jobs.request import RunOptions
     from labctl.workloads.schema import parse_duration, parse_expectation
 
@@ -211,18 +213,22 @@ def run_command(
             sys.exit(answer.exit_code)
 
 
-def settings_of_script(words: list[str]) -> tuple[tuple[str, str | None], ...]:
-    """What `--set` says, the last of each key; None for a key without a value. ConfigError where there is no key."""
-    if unnamed := [word for word in words if not word.partition("=")[0]]:
-        raise ConfigError(f"--set {unnamed[0]}: no key", hint="--set KEY=VALUE")
-    split = (word.partition("=") for word in words)
-    return tuple({key: value if equals else None for key, equals, value in split}.items())
+def settings_of_script(arguments: list[str]) -> tuple[tuple[str, str | None], ...]:
+    """Parse `--set` arguments; the last of each key counts. None if a key has no value. ConfigError without a key."""
+    values: dict[str, str | None] = {}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if not key:
+            raise ConfigError(f"--set {argument}: no key", hint="--set KEY=VALUE")
+        values[key] = value if equals else None
+    return tuple(values.items())
 
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id, or `latest`.")]
 
 
 def attach_command(run: Run = "latest", directory: Directory = HERE, quiet: Quiet = False, json: Json = False) -> None:
+    """`labctl attach`: follow a run to its end, and exit with the code of its result."""
     with answering(as_json=json, quiet=quiet) as output:
         lab = replace(context(directory, output), showing=output.showing)
         try:
@@ -237,10 +243,11 @@ def attach_command(run: Run = "latest", directory: Directory = HERE, quiet: Quie
 
 def stop_command(
     run: Run = "latest",
-    grace: Annotated[float, typer.Option(min=0, help="Seconds between TERM and KILL.")] = 5,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds between SIGTERM and SIGKILL.")] = 5,
     directory: Directory = HERE,
     json: Json = False,
 ) -> None:
+    """`labctl stop`: stop a run."""
     with answering(as_json=json) as output:
         lab = context(directory, output)
         answer = flows.stop(lab, run, grace)
@@ -251,7 +258,7 @@ runs_command = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
 
 
 class RunVerdict(str, Enum):
-    """What `runs --verdict` takes."""
+    """Choices of `runs --verdict`."""
 
     PASS = "PASS"  # noqa: S105
     FAIL = "FAIL"
@@ -263,16 +270,17 @@ class RunVerdict(str, Enum):
 def list_runs(
     ctx: typer.Context,
     workload: Annotated[
-        str, typer.Option(metavar="NAME", autocompletion=complete_workload, help="Only runs of this workload.")
+        str, typer.Option(metavar="NAME", autocompletion=complete_workload, help="List only runs of this workload.")
     ] = "",
     verdict: Annotated[
         RunVerdict | None,
-        typer.Option(metavar="PASS|FAIL|ERROR", case_sensitive=False, help="Only runs that ended with this verdict."),
+        typer.Option(metavar="PASS|FAIL|ERROR", case_sensitive=False, help="List only runs with this verdict."),
     ] = None,
-    since: Annotated[str, typer.Option(metavar="TIME", help="Only runs since 2d, 3h or 2026-11-25.")] = "",
+    since: Annotated[str, typer.Option(metavar="TIME", help="List only runs since 2d, 3h or 2026-11-25.")] = "",
     directory: Directory = HERE,
     json: Json = False,
 ) -> None:
+    """`labctl runs`: list runs."""
     if name := ctx.invoked_subcommand:
         if any(getattr(ctx.get_parameter_source(option), "name", "") == "COMMANDLINE" for option in ctx.params):
             ctx.fail(f"options follow the subcommand: labctl runs {name} [OPTIONS]")
@@ -280,10 +288,10 @@ def list_runs(
     from labctl.records.store import RunFilter
 
     with answering(as_json=json) as output:
-        wanted = RunFilter(
+        run_filter = RunFilter(
             workload=workload, verdict=verdict.value if verdict else "", since=parse_since(since) if since else None
         )
-        listed = flows.runs(context(directory, output), wanted)
+        listed = flows.runs(context(directory, output), run_filter)
         rows = [
             (
                 run.run_id,
@@ -300,13 +308,14 @@ def list_runs(
         output.answer(listed, table(("RUN", "STATE", "AGE", "NODES", "STEP", "VERDICT", "CAUSE", "SECONDS"), rows))
 
 
-@runs_command.command("prune", help="Remove the oldest runs that have ended.")
+@runs_command.command("prune", help="Remove the oldest finished runs.")
 def prune_command(
-    keep: Annotated[int, typer.Option(min=1, metavar="N", help="How many of those that have ended to keep.")],
+    keep: Annotated[int, typer.Option(min=1, metavar="N", help="Number of finished runs to keep.")],
     directory: Directory = HERE,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
+    """`labctl runs prune`: remove the oldest finished runs."""
     with answering(as_json=json, stopped="re-run to finish") as output:
         lab = context(directory, output)
         if dry_run:
@@ -318,7 +327,7 @@ def prune_command(
 
 
 def parse_since(text: str) -> datetime:
-    """The local time that is so long ago, as ``2d``, ``3h`` or ``30m``, or a date or time itself. ConfigError."""
+    """Parse a duration before now, as ``2d``, ``3h`` or ``30m``, or a date or time, into local time. ConfigError."""
     if ago := re.fullmatch(r"(\d{1,5})([dhm])", text):
         unit = {"d": "days", "h": "hours", "m": "minutes"}[ago[2]]
         return datetime.now() - timedelta(**{unit: int(ago[1])})
@@ -329,11 +338,13 @@ def parse_since(text: str) -> datetime:
 
 
 def age(seconds: float | None) -> str:
-    """How long ago, in the largest unit."""
+    """Format an age in its largest unit, as ``3h``; ``-`` if unknown."""
     if seconds is None:
         return "-"
-    unit, size = next((one for one in (("d", 86400), ("h", 3600), ("m", 60)) if seconds >= one[1]), ("s", 1))
-    return f"{seconds // size:.0f}{unit}"
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds // size:.0f}{unit}"
+    return f"{seconds // 1:.0f}s"
 
 
 def show_command(
@@ -341,6 +352,7 @@ def show_command(
     directory: Directory = HERE,
     json: Json = False,
 ) -> None:
+    """`labctl show`: print the result of a run."""
     with answering(as_json=json) as output:
         lab = context(directory, output)
         answer = flows.show(lab, run)
@@ -348,26 +360,27 @@ def show_command(
 
 
 def repeated_text(repeated: RepeatedRuns) -> str:
-    """Each run's verdict and figures, and how these spread."""
+    """Render verdict and duration of each run, and the spread of their metrics."""
     runs = [(run.run_id, run.verdict, run.cause or "-", quantity(run.seconds)) for run in repeated.runs]
     return f"{table(('RUN', 'VERDICT', 'CAUSE', 'SECONDS'), runs)}\n\n{spread_table(repeated.spread)}".rstrip()
 
 
 def spread_table(spread: Mapping[str, Spread]) -> str:
+    """Render median, range and coefficient of variation of each metric."""
     rows = [
         (
-            f"{name} ({one.unit})" if one.unit else name,
-            quantity(one.median),
-            f"{quantity(min(one.values))} to {quantity(max(one.values))}",
-            "-" if one.cv is None else f"{100 * one.cv:.2g} %",
+            f"{name} ({metric.unit})" if metric.unit else name,
+            quantity(metric.median),
+            f"{quantity(min(metric.values))} to {quantity(max(metric.values))}",
+            "-" if metric.cv is None else f"{100 * metric.cv:.2g} %",
         )
-        for name, one in spread.items()
+        for name, metric in spread.items()
     ]
     return table(("METRIC", "MEDIAN", "RANGE", "CV"), rows) if rows else ""
 
 
 def run_text(run: Result | RunSummary, lab: Path) -> str:
-    """A run's result, or its state without one, and the directory of its record."""
+    """Render the result of a run, or its state if it has none, and the directory of its record."""
     rows = [("run", run.run_id)]
     if isinstance(run, Result):
         rows += result_rows(run)
@@ -382,7 +395,7 @@ def run_text(run: Result | RunSummary, lab: Path) -> str:
 
 
 def result_rows(result: Result) -> list[tuple[str, str]]:
-    """Metrics, ranks, time and verdict of a run."""
+    """Return name and text of notes, metrics, ranks, duration and verdict of a result."""
     rows = list(result.notes.items())
     for name, value in result.metrics.items():
         unit = f" {value['unit']}" if value.get("unit") else ""
@@ -407,7 +420,7 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
 
 
 def next_step(result: Result) -> str:
-    """What to do about how a run ended, where that is known."""
+    """Return advice for the way a run ended; empty if there is none."""
     if result.cause == "node-lost":
         on = f"`labctl run --resume {result.run_id}` goes on from its last checkpoint, if it saved any"
         return f"`labctl up` starts the node again; then {on}"
@@ -419,17 +432,18 @@ def next_step(result: Result) -> str:
         if module.missed and re.search(module.missed, result.message):
             return f"the lab has no {name} device: `labctl devices` lists what it has"
     for pattern, step in STEPS:
-        if found := re.search(pattern, result.message):
-            if pattern is not NOT_THERE:
-                return step.format(*found.groups())
-            path = Path(found[1])
+        match = re.search(pattern, result.message)
+        if match and pattern is not NOT_FOUND:
+            return step.format(*match.groups())
+        if match:
+            path = Path(match[1])
             absent = "" if path.exists() else f" (this machine has no {path} either)"
             return f"{step.format(mountable(path))}{absent}"
     return ""
 
 
 def mountable(path: Path) -> str:
-    """The directory to mount so that a path is found, or a word for it where that one may not be mounted."""
+    """Return the directory to mount so that a path exists in nodes; ``DIRECTORY`` if it may not be mounted."""
     from labctl.config import mount_sources
 
     folder = path if path.is_dir() else path.parent

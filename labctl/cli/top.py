@@ -1,4 +1,4 @@
-"""top."""
+"""Command top."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ if TYPE_CHECKING:
     from labctl.records.samples import NodeSamples, Reading
     from labctl.runs.top import RunView
 
-# Seconds between two pictures.
 PACE = 1.0
-# Columns where there is no terminal.
+"""Seconds between updates."""
 WIDE = 120
+"""Columns if there is no terminal."""
 SHORT = {"utilisation": "util", "temperature": "temp"}
 LEAVES = "q leaves it: the run goes on"
 
 
 def top_command(
     run: Annotated[
-        str, typer.Argument(metavar="RUN", help="Run id.  [default: the latest that is under way]", show_default=False)
+        str, typer.Argument(metavar="RUN", help="Run id.  [default: the latest running]", show_default=False)
     ] = "",
     directory: Directory = HERE,
     json: Json = False,
 ) -> None:
+    """`labctl top`: watch a run until it ends or q is pressed; print it once without a terminal."""
     with answering(as_json=json) as output:
         lab = context(directory, output)
         try:
@@ -53,7 +54,7 @@ def top_command(
 
 
 class Screen:
-    """The whole of a terminal for a run, as long as the block lasts; what was there before is there again then."""
+    """Context manager that shows a run on the whole terminal, and restores the terminal at its end."""
 
     def __init__(self) -> None:
         self._live: Any = None
@@ -63,6 +64,7 @@ class Screen:
         return self
 
     def _open(self) -> None:
+        """Switch to the alternate screen, and read keys without echo."""
         import termios
         import tty
 
@@ -71,12 +73,13 @@ class Screen:
 
         if sys.stdin.isatty():
             self._terminal = termios.tcgetattr(sys.stdin)
-            # What was typed before counts, too.
+            # Not TCSAFLUSH: keys that were pressed before count.
             tty.setcbreak(sys.stdin, termios.TCSADRAIN)
         self._live = Live(console=Console(highlight=False), screen=True, auto_refresh=False)
         self._live.start()
 
     def __exit__(self, *_: object) -> None:
+        """Restore the terminal."""
         import termios
 
         if self._live:
@@ -85,7 +88,7 @@ class Screen:
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._terminal)
 
     def show(self, view: RunView) -> bool:
-        """Show it for a while; whether nobody has pressed q."""
+        """Show the run for a while; return False once q is pressed."""
         from rich.text import Text
 
         if not self._live:
@@ -95,6 +98,7 @@ class Screen:
         return not self._is_left()
 
     def _is_left(self) -> bool:
+        """Wait for a key; tell if it was q or the end of input."""
         if not self._terminal:
             time.sleep(PACE)
             return False
@@ -103,10 +107,10 @@ class Screen:
 
 
 def view_text(view: RunView, width: int = 0, height: int = 0) -> str:
-    """A run, how far it is, its nodes and its devices; of so many columns and rows what has room there."""
+    """Render a run: progress, nodes and devices, cut to ``width`` columns and ``height`` rows unless 0."""
     progress = view.progress
-    what = (view.workload, view.state, f"{clock(view.seconds)} of {clock(view.timeout)}", f"run {view.run_id}")
-    lines = [fitting(what, width)]
+    title = (view.workload, view.state, f"{clock(view.seconds)} of {clock(view.timeout)}", f"run {view.run_id}")
+    lines = [fitting(title, width)]
     steps = [step_text(progress)]
     if progress.seconds_left is not None:
         steps.append(f"{clock(progress.seconds_left)} left")
@@ -126,7 +130,7 @@ def view_text(view: RunView, width: int = 0, height: int = 0) -> str:
 
 
 def fitting(parts: Iterable[str], width: int) -> str:
-    """As many of these, in one line, as so many characters have room for."""
+    """Join as many texts as fit into ``width`` characters; all of them if it is 0."""
     line = ""
     for part in parts:
         longer = f"{line}  {part}".strip()
@@ -135,29 +139,37 @@ def fitting(parts: Iterable[str], width: int) -> str:
 
 
 Row = tuple[tuple[str, ...], "Mapping[str, Reading]"]
-"""What is named in the first columns, and what was sampled of it."""
+"""First columns, and the samples by name."""
 
 
 def node_rows(nodes: Iterable[NodeSamples]) -> list[Row]:
-    return [((one.node,), one.values) for one in nodes]
+    return [((node.node,), node.values) for node in nodes]
 
 
 def device_rows(nodes: Iterable[NodeSamples]) -> list[Row]:
-    return [((one.node, number), values) for one in nodes for number, values in one.devices.items()]
+    """Return a row per device of the nodes."""
+    rows: list[Row] = []
+    for node in nodes:
+        rows += [((node.node, number), values) for number, values in node.devices.items()]
+    return rows
 
 
 def sampled(head: Sequence[str], rows: Sequence[Row], width: int) -> list[str]:
-    """A table of samples; of the last columns those are left out that so many characters have no room for."""
-    units = {name: reading.unit for _, values in rows for name, reading in values.items()}
-    # What is hardly ever other than 0 is the first to have no room.
+    """Render a table of samples; columns at the end that exceed ``width`` are left out."""
+    units: dict[str, str] = {}
+    for _, values in rows:
+        units |= {name: reading.unit for name, reading in values.items()}
+    # Last, as it is left out first: it is hardly ever other than 0.
     names = sorted(units, key="lost samples".__eq__)
     while True:
         titles = (f"{SHORT.get(name, name).upper()} {units[name]}".strip() for name in names)
-        cells = [
-            (*named, *(quantity(values[name].value) if name in values else "-" for name in names))
-            for named, values in rows
-        ]
+        cells = [(*first, *value_cells(values, names)) for first, values in rows]
         lines = printable(table((*head, *titles), cells)).splitlines()
         if not width or not names or max(map(len, lines)) <= width:
             return lines
         names.pop()
+
+
+def value_cells(values: Mapping[str, Reading], names: Iterable[str]) -> list[str]:
+    """Return the values of these names as text; ``-`` if there is none."""
+    return [quantity(values[name].value) if name in values else "-" for name in names]

@@ -1,4 +1,4 @@
-"""What to type next where a command line cannot be read."""
+"""Hints for command lines that cannot be parsed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ ELSEWHERE = {
     "submit": "run",
     "train": "run",
 }
-"""What people type who know Docker, Compose or a batch system, and labctl's command for it."""
+"""labctl's command for commands of Docker, Compose and batch systems."""
 
 
 def correct(message: str, arguments: list[str], commands: Collection[str]) -> tuple[str, str]:
-    """The message of a usage error and the hint that goes with it, which may be empty."""
+    """Return the message of a usage error, and a hint, which may be empty."""
     first = arguments[0] if arguments else ""
     misplaced = "No such option" in message or "unexpected extra argument" in message
     if first.startswith("-"):

@@ -1,4 +1,4 @@
-"""validate, baseline."""
+"""Commands validate and baseline."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from labctl.cli.output import say, table
 
 if TYPE_CHECKING:
     from labctl.batches.baseline import ValidationReport
-    from labctl.reports.validation import Validation
+    from labctl.reports.validation import LinkVerdict, NodeVerdict, Validation
 
 
 def complete_profile(incomplete: str) -> list[str]:
+    """Return profile names for shell completion."""
     from labctl.batches import profile
 
     return [name for name in profile.names() if name.startswith(incomplete)]
@@ -36,8 +37,8 @@ Profile = Annotated[
     ),
 ]
 Keep = Annotated[bool, typer.Option("--keep", help="Leave the lab up.")]
-# Nodes that the text lists.
 NODES = 20
+"""Nodes and actions that the text lists."""
 
 
 def validate_command(
@@ -47,20 +48,23 @@ def validate_command(
         Path | None, typer.Option(metavar="DIR", help="Directory of the report.  [default: reports/TIME-PROFILE]")
     ] = None,
     print_profile: Annotated[
-        bool, typer.Option("--print-profile", help="Print the profile's YAML, to copy and change, and do nothing.")
+        bool, typer.Option("--print-profile", help="Print the YAML of the profile, to copy and change, and exit.")
     ] = False,
     directory: Directory = HERE,
     setting: Setting = None,
     json: Json = False,
 ) -> None:
+    """`labctl validate`: validate the cluster, and write a report."""
     end_as_ctrl_c()
     with answering(as_json=json) as output:
         lab = context(directory, output, setting)
         if print_profile:
             from labctl.batches import profile as profiles
 
-            said = lab.environ.get("TEST_CONFIGURATION", "")
-            say(profiles.find(profile or profiles.configured(said, lab.warn)).read_text(encoding="utf-8").rstrip())
+            configured = lab.environ.get("TEST_CONFIGURATION", "")
+            say(
+                profiles.find(profile or profiles.configured(configured, lab.warn)).read_text(encoding="utf-8").rstrip()
+            )
             return
         report = flows.validate(lab, profile, keep=keep, out=out)
         output.answer(report, report_text(report))
@@ -77,6 +81,7 @@ def baseline_command(
     setting: Setting = None,
     json: Json = False,
 ) -> None:
+    """`labctl baseline`: validate the cluster, and record its figures if it passes."""
     end_as_ctrl_c()
     with answering(as_json=json) as output:
         done = flows.baseline(context(directory, output, setting), profile, keep=keep, file=out)
@@ -87,11 +92,11 @@ def baseline_command(
 
 
 def end_as_ctrl_c() -> None:
-    """Have the lab removed where this process is to end, and where its terminal is closed."""
+    """Handle SIGTERM and SIGHUP like Ctrl-C, so that the lab is removed."""
     terminal = [stream for stream in (1, 2) if os.isatty(stream)]
 
     def hang_up(number: int, frame: FrameType | None) -> None:
-        """Write to nothing what would go to the terminal: each write there fails from now on."""
+        """Redirect the terminal to /dev/null, as each write to it fails from now on; raise KeyboardInterrupt."""
         for stream in terminal:
             with Path(os.devnull).open("w") as nothing:
                 os.dup2(nothing.fileno(), stream)
@@ -103,30 +108,36 @@ def end_as_ctrl_c() -> None:
 
 
 def report_text(report: ValidationReport) -> str:
-    """The steps, the nodes and links that are not good, what to do, and the page."""
-    found = report.validation
+    """Render steps, bad nodes and links, actions, verdict, and the path of the page."""
+    validation = report.validation
     steps = table(
         ("STEP", "STATUS", "SECONDS", "RESULT"),
-        [(step.name, step.status, f"{step.seconds:.1f}", shortened(step.message)) for step in found.steps],
+        [(step.name, step.status, f"{step.seconds:.1f}", shortened(step.message)) for step in validation.steps],
     )
-    drained = f"drained: {', '.join(found.drained)}" if found.drained else ""
-    parts = [steps, verdicts_table(found), drained, actions_text(found)]
-    parts.append(f"{found.verdict}: {found.message}\nreport: {report.page}")
+    drained = f"drained: {', '.join(validation.drained)}" if validation.drained else ""
+    parts = [steps, verdicts_table(validation), drained, actions_text(validation)]
+    parts.append(f"{validation.verdict}: {validation.message}\nreport: {report.page}")
     return "\n\n".join(filter(None, parts))
 
 
-def verdicts_table(found: Validation) -> str:
-    bad = [one for one in found.nodes if one.verdict != "good"]
-    rows = [(one.node, one.host, one.verdict, shortened("; ".join(one.evidence))) for one in bad[:NODES]]
-    rows += [(f"{one.a} - {one.b}", "", one.verdict, shortened("; ".join(one.evidence))) for one in found.links]
+def verdicts_table(validation: Validation) -> str:
+    """Render the nodes and links that are not good; empty if all are."""
+    bad = [node for node in validation.nodes if node.verdict != "good"]
+    rows = [(node.node, node.host, node.verdict, evidence_text(node)) for node in bad[:NODES]]
+    rows += [(f"{link.a} - {link.b}", "", link.verdict, evidence_text(link)) for link in validation.links]
     more = f"\n... and {len(bad) - NODES:,} more: --json lists all" if len(bad) > NODES else ""
     return table(("NODE", "HOST", "VERDICT", "EVIDENCE"), rows) + more if rows else ""
 
 
-def actions_text(found: Validation) -> str:
-    """What to do, each only once."""
-    advice = [*(one.advice for one in found.nodes), *(one.advice for one in found.links)]
-    advice += [step.advice for step in found.steps]
+def evidence_text(verdict: NodeVerdict | LinkVerdict) -> str:
+    return shortened("; ".join(verdict.evidence))
+
+
+def actions_text(validation: Validation) -> str:
+    """Render the advice of nodes, links and steps, each only once."""
+    advice = [node.advice for node in validation.nodes]
+    advice += [link.advice for link in validation.links]
+    advice += [step.advice for step in validation.steps]
     lines = [f"  {number}. {text}" for number, text in enumerate(dict.fromkeys(filter(None, advice)), start=1)]
     return "\n".join(("what to do:", *lines[:NODES])) if lines else ""
 
