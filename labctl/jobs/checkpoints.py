@@ -1,4 +1,4 @@
-"""The last whole checkpoint of a run, and the workload that goes on from it."""
+"""Find the last complete checkpoint of a run, and resume a workload from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labctl.records import store
 
 
 class Checkpoint(Struct, frozen=True, kw_only=True):
-    """A whole checkpoint: the run that wrote it, its path in that run's directory, and its number of ranks if known."""
+    """A complete checkpoint: its run, its path in the run's directory, and its number of ranks if known."""
 
     run_id: str
     path: str
@@ -27,50 +27,51 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
 
 
 class Marker(Struct, frozen=True):
-    """What a marker may say, as JSON: the ranks that wrote the checkpoint, and its files with their sizes in bytes."""
+    """Optional content of a checkpoint's marker file: the number of ranks, and files with their sizes in bytes."""
 
     world_size: int | None = None
     files: Mapping[str, int] = field(default_factory=dict)
 
 
 def going_on(lab: Lab, workload: Workload, run_id: str, ranks: int) -> tuple[Workload, str]:
-    """The workload with the argument that has it go on from a run, and the checkpoint's name.
+    """Return the workload with the argument that resumes from a run, and the name of the checkpoint.
 
-    ConfigError where the workload does not say how, the run has no whole checkpoint, or one of other ranks.
+    ConfigError if the workload does not declare how to resume, the run has no complete checkpoint, or the number of
+    ranks differs.
     """
     if workload.resume is None:
         raise ConfigError(
             f"{workload.declared}: `{workload.name}` does not say how it resumes",
             hint="declare `resume: {argument: --resume, checkpoint: 'checkpoints/*'}`: docs/bring-your-own.md#resume",
         )
-    found, why = last(lab.directory, run_id, workload.resume)
-    if found is None:
+    checkpoint, why = last(lab.directory, run_id, workload.resume)
+    if checkpoint is None:
         raise ConfigError(
             f"run {run_id} has no whole checkpoint: {why}",
             hint=f"have the script save some, as opt-*, lora-clm and vit do with --set save-every=STEPS; "
             f"from the beginning: labctl run {workload.name}",
         )
-    if found.ranks not in (None, ranks) and not workload.elastic:
+    if checkpoint.ranks not in (None, ranks) and not workload.elastic:
         raise ConfigError(
-            f"checkpoint {found} is of {found.ranks} ranks, and this run has {ranks}",
+            f"checkpoint {checkpoint} is of {checkpoint.ranks} ranks, and this run has {ranks}",
             hint="choose as many slots by --hostfile, --include or --exclude",
         )
     option = workload.resume.argument
-    path = store.directory(lab.directory, found.run_id) / found.path
+    path = store.directory(lab.directory, checkpoint.run_id) / checkpoint.path
     return replace(
         workload,
         arguments=(*workload.arguments, option, str(path)),
         inputs=(*workload.inputs, (option.removeprefix("--"), "path")),
-    ), str(found)
+    ), str(checkpoint)
 
 
 def last(lab: Path, run_id: str, declared: Resume) -> tuple[Checkpoint | None, str]:
-    """The last whole checkpoint of a run, else of the one that it went on from; and why the last one is not whole."""
+    """Return the last complete checkpoint of a run, or of the run that it resumed; else None and the reason."""
     first = ""
     while True:
-        found, why = last_of(lab, run_id, declared)
-        if found:
-            return found, ""
+        checkpoint, why = last_of(lab, run_id, declared)
+        if checkpoint:
+            return checkpoint, ""
         first = first or why
         earlier = store.job(store.directory(lab, run_id)).resumed.partition("/")[0]
         if not earlier or not store.is_run(lab, earlier) or earlier >= run_id:
@@ -79,9 +80,9 @@ def last(lab: Path, run_id: str, declared: Resume) -> tuple[Checkpoint | None, s
 
 
 def last_of(lab: Path, run_id: str, declared: Resume) -> tuple[Checkpoint | None, str]:
-    """The last whole checkpoint in a run's own directory; and why the last one there is not whole."""
+    """Return the last complete checkpoint in a run's own directory; else None and why the last one is incomplete."""
     top = store.directory(lab, run_id)
-    # What leads out of the run's directory was not written by the run.
+    # Links out of the run's directory are not of this run.
     places = [path for path in top.glob(declared.checkpoint) if path.resolve().is_relative_to(top.resolve())]
     reason = f"nothing in {top} matches {declared.checkpoint}"
     for number, place in enumerate(sorted(places, key=lambda path: by_number(str(path)), reverse=True)):
@@ -93,14 +94,14 @@ def last_of(lab: Path, run_id: str, declared: Resume) -> tuple[Checkpoint | None
 
 
 def by_number(path: str) -> list[tuple[int, str]]:
-    """Has step-9 come before step-10."""
+    """Sort key of paths that puts step-9 before step-10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split("([0-9]+)", path)]
 
 
 def whole(place: Path, name: str) -> tuple[Marker | None, str]:
-    """What the marker of this name says of a checkpoint; None, and the reason, for one that is not whole.
+    """Return the marker of a checkpoint; None and the reason if the checkpoint is incomplete.
 
-    Without a name every checkpoint is whole. A marker that is JSON must be so to its end.
+    Without a marker name, every checkpoint is complete. A marker in JSON must be valid.
     """
     if not name:
         return Marker(), ""
@@ -112,7 +113,7 @@ def whole(place: Path, name: str) -> tuple[Marker | None, str]:
         try:
             marker = msgspec.json.decode(content, type=Marker)
         except msgspec.ValidationError:
-            pass  # Another program's, which says nothing of files.
+            pass  # JSON of another program, without a list of files.
         except (ValueError, RecursionError) as error:
             return None, f"{name}: {error}"
     missing = [file for file, size in marker.files.items() if not is_file(place / file, size)]

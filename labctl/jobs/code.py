@@ -1,4 +1,4 @@
-"""The code of a run: a copy of the workload's folder, or of the folder of a script, which its ranks may change."""
+"""Code of a run: a copy of the workload's folder, or of a script's folder, which ranks may change."""
 
 from __future__ import annotations
 
@@ -22,29 +22,31 @@ from labctl.system.files import PASSWORDS, SKIPPED, leads_out, walk
 from labctl.system.progress import amount
 
 LARGEST = 50_000_000
-"""Bytes of a file beside the script that is copied; data are for the cache."""
+"""Largest file beside the script to copy, in bytes: data belong into the cache."""
 MOST_BYTES, MOST_FILES = 500_000_000, 10_000
+"""Largest folder to copy."""
 KEPT = (".env", ".lab", ".devcontainer", "runs")
-"""What labctl keeps in a lab directory: settings, keys, results."""
-# Files that a warning names.
+"""Files and folders of labctl in a lab directory, which are not copied."""
 SHOWN = 5
+"""Files that a warning names."""
 
 
 class Code(Struct, frozen=True):
-    """What a run is to have of a folder, and the names in it that are left out, with the reason."""
+    """Files to copy into a run, and the names that are left out, with the reason."""
 
     copies: tuple[Copy, ...]
     left_out: tuple[str, ...] = ()
 
 
 class _TooMuchError(Exception):
-    """More than a run copies."""
+    """A folder has more than MOST_BYTES or MOST_FILES."""
 
 
 def choose(lab: Lab, workload: Workload) -> tuple[Workload, Code]:
-    """What to copy for a workload, or for a script that an absolute path names; the workload then has its file's name.
+    """Choose the files to copy for a workload, or for a script named by an absolute path; return the workload with it.
 
-    ConfigError for a script that cannot be started, for a workload's folder that is too much, and where git fails.
+    The script becomes relative to the copy. ConfigError if a script cannot be started, a workload's folder is too
+    large, or git fails.
     """
     path = Path(workload.script)
     if not path.is_absolute():
@@ -59,7 +61,7 @@ def choose(lab: Lab, workload: Workload) -> tuple[Workload, Code]:
     inputs.require_script(lab, workload)
     path = path.resolve()
     listed = git.files(path.parent, "--exclude-standard", "--cached", "--others")
-    # A folder that is ignored as a whole is no matter of git's.
+    # If git ignores the folder itself, its list is empty: copy all.
     names, ignored = (listed, _ignored(path)) if listed else (walk(path.parent, hidden=False), ())
     others = (name for name in names if name != path.name)
     try:
@@ -74,7 +76,7 @@ def choose(lab: Lab, workload: Workload) -> tuple[Workload, Code]:
 
 
 def remark(code: Code) -> str:
-    """What a person should know of the files that ranks will not find; empty where that is nothing."""
+    """Return a warning about files that are not copied; empty if there are none."""
     if not code.left_out:
         return ""
     more = f" and {len(code.left_out) - SHOWN} more" if len(code.left_out) > SHOWN else ""
@@ -82,7 +84,7 @@ def remark(code: Code) -> str:
 
 
 def _outside_labs(lab: Lab, folder: Path, names: Iterable[str]) -> Iterator[str]:
-    """The names but those of what labctl keeps in a lab directory, of this lab or another."""
+    """Yield the names without the files of labctl in a lab directory, of this lab or another."""
 
     @cache
     def is_lab(directory: Path) -> bool:
@@ -95,7 +97,7 @@ def _outside_labs(lab: Lab, folder: Path, names: Iterable[str]) -> Iterator[str]
 
 
 def _ignored(script: Path) -> Iterator[str]:
-    """What lies beside a script and git ignores, as data do: directories by their own name, hidden names never."""
+    """Yield names beside a script that git ignores, as data sets often are, without hidden ones."""
     for name in git.files(script.parent, "--exclude-standard", "--others", "--ignored", "--directory"):
         path = Path(name)
         if path.name not in (script.name, *SKIPPED) and not any(part.startswith(".") for part in path.parts):
@@ -103,9 +105,9 @@ def _ignored(script: Path) -> Iterator[str]:
 
 
 def _read(folder: Path, names: Iterable[str], script: str) -> Code:
-    """What can be copied of these names, the script of any size.
+    """Choose the files to copy among these names; the script may have any size.
 
-    _TooMuchError where that is more than a run copies, ConfigError where the script cannot be copied.
+    _TooMuchError if it is more than a run copies, ConfigError if the script cannot be copied.
     """
 
     @cache
@@ -117,35 +119,35 @@ def _read(folder: Path, names: Iterable[str], script: str) -> Code:
     size = 0
     for name in names:
         try:
-            # Git still lists what was removed, and what was in a folder where now is a file or a link.
+            # Git may list removed files, and files below a folder that is now a file or link.
             if not is_real((folder / name).parent):
                 continue
-            found = (folder / name).lstat()
+            status = (folder / name).lstat()
         except FileNotFoundError:
             continue
-        is_script, reason = name == script, _reason(folder, name, found)
+        is_script, reason = name == script, _reason(folder, name, status)
         if is_script and reason:
             path = folder / name
             raise ConfigError(f"script {path} cannot be copied into the run: {reason}", hint=f"ls -l {path}")
-        if not is_script and found.st_size > LARGEST:
-            reason = reason or amount(found.st_size)
+        if not is_script and status.st_size > LARGEST:
+            reason = reason or amount(status.st_size)
         if reason:
             left_out.append(f"{shlex.quote(name)} ({reason})")
             continue
-        size += 0 if is_script else found.st_size
+        size += 0 if is_script else status.st_size
         copies.append(Copy(path=f"{WORK}/{name}", root=folder, name=name))
         if size > MOST_BYTES or len(copies) > MOST_FILES:
             raise _TooMuchError
     return Code(tuple(copies), tuple(left_out))
 
 
-def _reason(folder: Path, name: str, found: os.stat_result) -> str:
-    """Why a name is left out; empty for what is copied."""
-    if stat.S_ISLNK(found.st_mode):
+def _reason(folder: Path, name: str, status: os.stat_result) -> str:
+    """Return the reason to leave a name out; empty to copy it."""
+    if stat.S_ISLNK(status.st_mode):
         return "a link that leads out" if leads_out(name, str((folder / name).readlink())) else ""
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         return "a repository of its own"
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return "no file"
     if PurePath(name).name in PASSWORDS:
         return "may contain passwords"

@@ -20,17 +20,16 @@ RUNS = "runs"
 
 
 def resolve(lab: Lab, workload: Workload) -> Workload:
-    """The workload with its inputs as paths in the containers.
+    """Return the workload with its inputs as paths in the containers.
 
-    ConfigError for an input that is required and missing, does not exist, is not of its kind, or is not mounted in the
-    containers.
+    ConfigError for an input that is required and missing, not found, of another kind, or not mounted.
     """
     require(workload)
     return _with_paths(workload, lambda option, value, kind: _resolve(lab, workload.name, option, value, kind))
 
 
 def named_models(workload: Workload, place: str) -> Workload:
-    """The workload with models that are named as on the hub, such as ``facebook/opt-350m``, as paths below a place."""
+    """Return the workload with models named as on the hub (``facebook/opt-350m``) as paths below ``place``."""
 
     def located(_: str, value: str, kind: str) -> str:
         named = kind == "model" and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", value)
@@ -40,16 +39,16 @@ def named_models(workload: Workload, place: str) -> Workload:
 
 
 def _with_paths(workload: Workload, path_of: Callable[[str, str, str], str]) -> Workload:
-    """The workload with another path in place of each input's, by its option, path and kind."""
-    words = list(workload.arguments)
+    """Return the workload with each input path replaced by ``path_of(option, path, kind)``."""
+    arguments = list(workload.arguments)
     for index, option, value, kind in _given(workload):
         path = path_of(option, value, kind)
-        words[index] = f"{option}={path}" if words[index].startswith(f"{option}=") else path
-    return replace(workload, arguments=tuple(words))
+        arguments[index] = f"{option}={path}" if arguments[index].startswith(f"{option}=") else path
+    return replace(workload, arguments=tuple(arguments))
 
 
 def require(workload: Workload) -> None:
-    """ConfigError for a required input that nothing names."""
+    """Raise ConfigError if a required input is missing."""
     options = [*map(_option, workload.arguments)]
     for name in workload.required_inputs:
         if _option(f"--{name}") not in options:
@@ -57,12 +56,12 @@ def require(workload: Workload) -> None:
 
 
 def given(workload: Workload) -> tuple[str, ...]:
-    """The paths that a workload's inputs name."""
+    """Return the paths of a workload's inputs."""
     return tuple(value for _, _, value, _ in _given(workload))
 
 
 def earlier(lab: Lab, workload: Workload) -> tuple[str, ...]:
-    """The ids of runs whose results the workload's inputs name."""
+    """Return the ids of runs whose results are inputs of the workload."""
     runs = lab.directory / RUNS
     places = (locate(lab, path) for path in given(workload))
     inside = (place.relative_to(runs) for place in places if place.is_relative_to(runs))
@@ -70,28 +69,29 @@ def earlier(lab: Lab, workload: Workload) -> tuple[str, ...]:
 
 
 def _given(workload: Workload) -> Iterator[tuple[int, str, str, str]]:
-    """Each input that is given: the index of the argument with its path, its option, the path, and its kind."""
-    words = workload.arguments
+    """Yield each input that is given: index of the argument with its path, option, path, and kind."""
+    arguments = workload.arguments
     # The last of a repeated argument counts: the path it replaces need not exist.
-    last = {_option(word): index for index, word in enumerate(words)}
+    last = {_option(argument): index for index, argument in enumerate(arguments)}
     for name, kind in workload.inputs:
         if (index := last.get(_option(f"--{name}"))) is None:
             continue
-        option, equals, value = words[index].partition("=")
+        option, equals, value = arguments[index].partition("=")
         if equals:
             yield index, option, value, kind
-        elif index + 1 < len(words):
-            yield index + 1, option, words[index + 1], kind
+        elif index + 1 < len(arguments):
+            yield index + 1, option, arguments[index + 1], kind
 
 
-def _option(word: str) -> str:
-    """The option of an argument, whichever its spelling: ``--data-path`` of ``--data_path=mnist``."""
-    return word.partition("=")[0].replace("_", "-")
+def _option(argument: str) -> str:
+    """Return the option of an argument in one spelling: ``--data-path`` of ``--data_path=mnist``."""
+    return argument.partition("=")[0].replace("_", "-")
 
 
 def _resolve(lab: Lab, workload: str, option: str, value: str, kind: str) -> str:
+    """Return the path in the containers of an input. ConfigError if it does not exist or is not mounted."""
     path = locate(lab, value)
-    # Paths on other hosts are checked there once the launcher runs; runs are all on this machine.
+    # Paths on other hosts are checked there by the launcher; runs are all on this machine.
     elsewhere = naming.sent(lab.hosts[0]) and not path.is_relative_to(lab.directory / RUNS)
     problem = None if elsewhere else _problem(path, kind)
     if problem:
@@ -108,7 +108,7 @@ def _resolve(lab: Lab, workload: str, option: str, value: str, kind: str) -> str
 
 
 def locate(lab: Lab, value: str) -> Path:
-    """The path on the host: container paths are translated back, relative ones are below the cache."""
+    """Return the host path of an input: container paths are translated back, relative ones are below the cache."""
     for mount in lab.mounts:
         if PurePosixPath(value).is_relative_to(mount.target):
             return Path(mount.source) / PurePosixPath(value).relative_to(mount.target)
@@ -116,19 +116,19 @@ def locate(lab: Lab, value: str) -> Path:
 
 
 def cache_of(lab: Lab) -> str:
-    """The shared cache on the host."""
+    """Return the shared cache on the host."""
     return next(mount.source for mount in lab.mounts if mount.target.endswith("/.cache"))
 
 
 def in_container(lab: Lab, path: Path) -> str | None:
-    """The path in the containers of a path on the host; None if it is not mounted."""
+    """Return the path in the containers of a path on the host; None if it is not mounted."""
     from labctl.system.mounts import mounted_at
 
     return mounted_at(path.resolve(), ((mount.source, mount.target) for mount in lab.mounts))
 
 
 def _lies_in_mount(lab: Lab, path: Path) -> bool:
-    """Whether the path itself, wherever it leads, is in a folder that is mounted."""
+    """Tell if the path itself, without following links, is in a folder that is mounted."""
     from labctl.system.mounts import mounted_at
 
     named = Path(os.path.normpath(path))
@@ -137,7 +137,7 @@ def _lies_in_mount(lab: Lab, path: Path) -> bool:
 
 
 def _problem(path: Path, kind: str) -> str | None:
-    """The problem with an input of this kind; None if there is none."""
+    """Return the problem with an input of this kind; None if there is none."""
     if kind == "path":
         return None if path.exists() else "no such file or directory"
     if kind == "file":
@@ -148,6 +148,7 @@ def _problem(path: Path, kind: str) -> str | None:
 
 
 def _model_problem(config: Path) -> str | None:
+    """Return the problem with the config.json of a model; None if there is none."""
     if not config.is_file():
         return "not a model directory (no config.json)"
     try:
@@ -158,7 +159,7 @@ def _model_problem(config: Path) -> str | None:
 
 
 def require_mounted(lab: Lab, workload: Workload) -> None:
-    """ConfigError for a declared script elsewhere than in a folder that containers see: a file may come from anyone."""
+    """Raise ConfigError if a declared script is not in a mounted folder: declarations may come from others."""
     path = Path(workload.script)
     if path.is_absolute() and path.is_file() and in_container(lab, path) is None:
         folder = shlex.quote(f"{path.parent}:{path.parent}:ro")
@@ -169,12 +170,12 @@ def require_mounted(lab: Lab, workload: Workload) -> None:
 
 
 def require_script(lab: Lab, workload: Workload) -> None:
-    """ConfigError for a script, given by its path on the host, that cannot be started or leads out of a mount."""
+    """Raise ConfigError if a script on the host cannot be started, or is a link out of a mounted folder."""
     path = Path(workload.script)
     if path.is_dir():
         raise ConfigError(f"{workload.name}: {path} is a directory", hint="name the script in it")
     if not path.is_file():
-        near = nearest(path.name, [one.name for one in path.parent.glob("*") if one.is_file()])
+        near = nearest(path.name, [sibling.name for sibling in path.parent.glob("*") if sibling.is_file()])
         raise ConfigError(f"{workload.name}: script not found: {path}", hint=f"did you mean `{near}`?" if near else "")
     if path.suffix != ".py" and not os.access(path, os.X_OK):
         hint = f"chmod +x {shlex.quote(str(path))}, or use the suffix .py for Python"

@@ -1,4 +1,4 @@
-"""Builds the job of a run: its nodes, its launch command, and the script that every rank executes."""
+"""Build the job of a run: its nodes, its launch command, and the script that every rank executes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from labctl.workloads import deepspeed_config
 
 
 def render_program(lab: Lab, job: Job) -> File:
-    """The script that every rank executes; for a workload that starts its ranks itself, the launcher does."""
+    """Render the script that every rank executes, or the launcher if the workload starts its ranks itself."""
     workload = job.workload
     name = "start.sh.j2" if workload.launcher == "script" else "rank.sh.j2"
     content: str = template(Path(__file__).with_name(name)).render(
@@ -37,39 +37,40 @@ def render_program(lab: Lab, job: Job) -> File:
 
 
 def run_directory(lab: Lab, run_id: str) -> str:
-    """The directory in the containers that a run writes to."""
+    """Return the directory in the containers that a run writes to."""
     return f"{lab.project_path}/outputs/{run_id}"
 
 
 def prepare_directory(lab: Lab, job: Job) -> str:
-    """Where ``prepare`` runs: the copy of the workload, or the workload itself where the run has another script."""
+    """Return the directory of ``prepare``: the copy of the workload, or the workload itself if another script runs."""
     work = f"{WORK}/{job.workload.prepare}"
-    if any(one.path == work and one.root == job.workload.directory.resolve() for one in job.code):
+    if any(copy.path == work and copy.root == job.workload.directory.resolve() for copy in job.code):
         return f"{job.directory}/{WORK}"
     return f"{lab.project_path}/workloads/{job.workload.directory.name}"
 
 
 GRACE = 5
-"""Seconds between TERM and KILL for a run's processes."""
+"""Seconds between SIGTERM and SIGKILL for the processes of a run."""
 
 
 def limited(job: Job) -> tuple[str, ...]:
-    """The launch command, which ends with the run's time."""
+    """Return the launch command with the time limit of the run."""
     return ("timeout", f"--kill-after={GRACE}", f"{job.timeout:g}", *job.argv)
 
 
 WORK = "work"
-"""Where the copy of the code is, in the run's directory; ranks start in it."""
+"""Directory of the copied code in the run's directory; ranks start in it."""
 
 
 def command(script: str) -> tuple[str, ...]:
-    """The command that starts a script: .py with the image's Python, anything else directly."""
+    """Return the command that starts a script: .py with the image's Python, anything else directly."""
     if script.endswith(".py"):
         return ("python", "-u", script)
     return (script if "/" in script else f"./{script}",)
 
 
 CONFIG = "ds_config.json"
+"""DeepSpeed's configuration, in the run's directory."""
 
 
 def build(
@@ -83,17 +84,18 @@ def build(
 ) -> Job:
     """Build the job of a workload on these nodes and slots of the lab.
 
-    ``code`` is copied to where its ranks start; ``config_source`` is the source of DeepSpeed's configuration in errors.
-    ConfigError for what the launcher or DeepSpeed would reject.
+    ``code`` is copied to the directory that ranks start in; errors name ``config_source`` as the source of DeepSpeed's
+    configuration. ConfigError for options that the launcher or DeepSpeed would reject.
     """
     usual = dict(accelerators.get(lab.accelerator).launchers)
     workload = replace(workload, launcher=usual.get(workload.launcher, workload.launcher))
     directory = run_directory(lab, run_id)
     numbered = any(slots != tuple(range(len(slots))) for _, slots in chosen)
+    include = "@".join(f"{node.name}:{','.join(map(str, slots))}" for node, slots in chosen)
     launch = LaunchSpec(
         # If slots are chosen by number, the hostfile must include the last of them.
         entries=tuple((node.name, slots[-1] + 1 if numbered else len(slots)) for node, slots in chosen),
-        include="@".join(f"{node.name}:{','.join(map(str, slots))}" for node, slots in chosen) if numbered else "",
+        include=include if numbered else "",
         directory=directory,
         program=f"{directory}/rank.sh",
         master_port=lab.master_port,
@@ -110,8 +112,8 @@ def build(
     launcher = launchers.get(workload.launcher)
     files = launcher.files(launch)
     if workload.deepspeed is not None:
-        where, ranks = config_source or workload.declared, sum(len(slots) for _, slots in chosen)
-        config = deepspeed_config.complete(workload.deepspeed, ranks=ranks, accelerator=lab.accelerator, where=where)
+        source, ranks = config_source or workload.declared, sum(len(slots) for _, slots in chosen)
+        config = deepspeed_config.complete(workload.deepspeed, ranks=ranks, accelerator=lab.accelerator, where=source)
         files = (*files, File(path=CONFIG, content=json.dumps(config, indent=2) + "\n", mode=0o644))
         arguments = (*workload.arguments, f"--{workload.deepspeed_option}", f"{directory}/{CONFIG}")
         workload = replace(workload, arguments=arguments)
@@ -130,18 +132,18 @@ def build(
 
 
 def is_crowded(lab: Lab) -> bool:
-    """Whether nodes share cores, because there are more of them: with threads too, all would wait for each other."""
+    """Tell if the nodes share cores: with several threads per rank, all would wait for each other."""
     return lab.network == "bridge" and len(lab.nodes) > len(lab.hosts[0].cpus)
 
 
 def shares_cores(lab: Lab, chosen: tuple[tuple[Node, tuple[int, ...]], ...]) -> bool:
-    """Whether some of these ranks have no core to themselves."""
+    """Tell if any of these ranks has no core of its own."""
     cores, ranks = Counter[object](), Counter[object]()
     for node, slots in chosen:
-        where = node.name if node.cpuset else node.host
-        cores[where] = len(node.cpuset or lab.host(node.host).cpus)
-        ranks[where] += len(slots)
-    return is_crowded(lab) or any(ranks[where] > cores[where] for where in ranks)
+        owner = node.name if node.cpuset else node.host
+        cores[owner] = len(node.cpuset or lab.host(node.host).cpus)
+        ranks[owner] += len(slots)
+    return is_crowded(lab) or any(ranks[owner] > cores[owner] for owner in ranks)
 
 
 def choose(
@@ -152,11 +154,11 @@ def choose(
     include: str = "",
     exclude: str = "",
 ) -> tuple[tuple[Node, tuple[int, ...]], ...]:
-    """The nodes of a hostfile (default: all of the lab) with the slots to use, in its order.
+    """Return the nodes of a hostfile (default: all of the lab) with the slots to use, in its order.
 
-    ConfigError for a node or slots that the lab does not have.
+    ConfigError if the lab does not have a node or slot.
     """
-    known = {node.name: node for node in lab.nodes}
+    by_name = {node.name: node for node in lab.nodes}
     meant = nodes_of(lab, tuple(name for name, _ in entries), source)
     for node, (name, slots) in zip(meant, entries, strict=True):
         if slots > node.slots:
@@ -164,34 +166,35 @@ def choose(
             raise ConfigError(f"{source}: {called} has {node.slots} slots, not {slots}")
     named = tuple((node.name, slots) for node, (_, slots) in zip(meant, entries, strict=True))
     named = named or tuple((node.name, node.slots) for node in lab.nodes)
-    return tuple((known[name], slots) for name, slots in hostfile.select(named, include, exclude))
+    return tuple((by_name[name], slots) for name, slots in hostfile.select(named, include, exclude))
 
 
-# How a list of machines may call the one that labctl runs on.
 THIS_MACHINE = ("localhost", "127.0.0.1")
+"""Names of this machine in hostfiles, beside its hostname."""
 
 
 def nodes_of(lab: Lab, names: tuple[str, ...], source: str) -> tuple[Node, ...]:
-    """The nodes that these names stand for: a node's own, or its host's name or address; ``localhost`` is this machine.
+    """Return the node of each name: the name of a node, or name or address of its host; ``localhost`` is this machine.
 
-    Of a host with several nodes it is the first that nothing else names. ConfigError for a name that is none of these.
+    If a host has several nodes, it is the first that is not named otherwise. ConfigError if no node matches.
     """
     nodes = {node.name: node for node in lab.nodes}
     free = [node for node in lab.nodes if node.name not in names]
-    found = []
+    chosen = []
     for name in names:
-        node = nodes.get(name) or next((one for one in free if _is_called(lab.host(one.host), name)), None)
+        node = nodes.get(name) or next((node for node in free if _is_called(lab.host(node.host), name)), None)
         if node is None:
             hosts = "" if lab.hosts[0].name == HERE else f"; hosts: {', '.join(host.name for host in lab.hosts)}"
             used = any(_is_called(host, name) for host in lab.hosts)
             reason = f"no node of `{name}` is left" if used else f"lab {lab.name} has no node `{name}`"
             raise ConfigError(f"{source}: {reason}", hint=f"it has {', '.join(nodes)}{hosts}")
-        free = [one for one in free if one is not node]
-        found.append(node)
-    return tuple(found)
+        free = [other for other in free if other is not node]
+        chosen.append(node)
+    return tuple(chosen)
 
 
 def _is_called(host: Host, name: str) -> bool:
+    """Tell if a host has this name or address."""
     if host.name == HERE:
         return name.lower() in (*THIS_MACHINE, socket.gethostname().lower())
     return name.lower() in (host.name.lower(), host.address)

@@ -1,10 +1,11 @@
-"""The options of `labctl run`, and the job that follows from them."""
+"""Options of `labctl run`, and the job that is built from them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,15 @@ from labctl.workloads import deepspeed_config, external
 from labctl.workloads.schema import launcher_name
 
 DEEPSPEED = "deepspeed."
-# The launcher of scripts that start their ranks themselves.
+"""Prefix of options that are keys of DeepSpeed's configuration."""
 SCRIPT = "script"
-# Seconds that a script has whose time nobody has limited.
+"""Launcher of scripts that start their ranks themselves."""
 DAY = 24 * 3600
+"""Default time limit of a script, in seconds."""
 
 
 class RunOptions(Struct, frozen=True, kw_only=True):
-    """The options of one run."""
+    """Options of one run."""
 
     rehearse: bool = False
     timeout: float | None = None
@@ -40,7 +42,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     arguments: tuple[tuple[str, str | None], ...] = ()
     """``key, value``: the script gets ``--key value``; ``deepspeed.key`` is a key of DeepSpeed's configuration."""
     words: tuple[str, ...] = ()
-    """More arguments, as they are."""
+    """More arguments, passed on unchanged."""
     launcher: str = ""
     launcher_arguments: tuple[str, ...] = ()
     script: Path | None = None
@@ -50,16 +52,16 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     include: str = ""
     exclude: str = ""
     detach: bool = False
-    """Whether it is left once it is launched."""
+    """Return once it is launched."""
     wait: bool = False
     """Whether it waits for other runs that have its nodes."""
     resume: str = ""
-    """The run that it goes on from, or ``latest``."""
+    """Id of the run to resume, or ``latest``."""
     retries: int = 0
     retried: tuple[str, ...] = ()
-    """The attempts before, and how each ended."""
+    """Earlier attempts, and how each ended."""
     batch: str = ""
-    """The batch and the job that it is a run of."""
+    """Id of the batch and log of the job that it is a run of; else empty."""
 
 
 # Options of one run alone, which no other takes from its record.
@@ -67,7 +69,7 @@ OWN = ("detach", "wait", "resume", "retries", "retried", "batch")
 
 
 def recorded(workload: Workload, options: RunOptions) -> dict[str, Any]:
-    """The workload's name, empty for a script alone, and the options that `--resume` starts it with again, as JSON."""
+    """Return the workload's name, empty for a script alone, and the options that `--resume` uses again, as JSON."""
     asked = msgspec.to_builtins(options, enc_hook=lambda path: str(path.absolute()))
     kept = {key: value for key, value in asked.items() if value and key not in OWN}
     of = {"batch": options.batch} if options.batch else {}
@@ -75,27 +77,27 @@ def recorded(workload: Workload, options: RunOptions) -> dict[str, Any]:
 
 
 def resumed(directory: Path, name: str, options: RunOptions) -> tuple[str, RunOptions]:
-    """The workload and the options of the run that these are to go on from; what is given now comes on top.
+    """Return workload and options of the run to resume, overridden by the options given now.
 
-    ConfigError for a run that is not there, is running, or is one of another workload than ``name``.
+    ConfigError if the run does not exist, is running, or is of another workload than ``name``.
     """
     run_id = store.find(directory, options.resume)
     if store.state(directory, run_id) == "running":
         raise ConfigError(f"run {run_id} is still running", hint=f"labctl attach {run_id}, or labctl stop {run_id}")
-    known = store.job(store.directory(directory, run_id))
-    if known.request is None:
-        hint = f"labctl run {known.workload}, with what it was given then"
+    run = store.job(store.directory(directory, run_id))
+    if run.request is None:
+        hint = f"labctl run {run.workload}, with what it was given then"
         raise ConfigError(
             f"run {run_id} has no record of its options: it was stopped early or is an old one", hint=hint
         )
-    if name and name != known.workload:
-        raise ConfigError(f"run {run_id} is one of `{known.workload}`, not of `{name}`", hint="leave out the workload")
-    before = msgspec.convert(known.request["options"], RunOptions, dec_hook=lambda kind, value: kind(value))
-    return known.request["workload"], replace(over(before, options), resume=run_id)
+    if name and name != run.workload:
+        raise ConfigError(f"run {run_id} is one of `{run.workload}`, not of `{name}`", hint="leave out the workload")
+    before = msgspec.convert(run.request["options"], RunOptions, dec_hook=lambda kind, value: kind(value))
+    return run.request["workload"], replace(over(before, options), resume=run_id)
 
 
 def over(before: RunOptions, now: RunOptions) -> RunOptions:
-    """Options with those that are given now in place of the same ones of before; of ``--set`` both, key by key."""
+    """Return the options ``before``, overridden by those of ``now``; ``--set`` is merged key by key."""
     nodes = ("hostfile", "include", "exclude")
     kept = [key for key in RunOptions.__struct_fields__ if key not in (*OWN, "arguments")]
     if any(getattr(now, key) for key in nodes):
@@ -105,7 +107,7 @@ def over(before: RunOptions, now: RunOptions) -> RunOptions:
 
 
 def without(options: RunOptions, nodes: tuple[str, ...]) -> RunOptions:
-    """The options with these nodes left out, by DeepSpeed's --include or --exclude."""
+    """Return the options with these nodes excluded, by --include or --exclude."""
     named = options.include or options.exclude
     parts = [part for part in re.split("@" if ":" in named else "[@,]", named) if part]
     if options.include:
@@ -114,27 +116,13 @@ def without(options: RunOptions, nodes: tuple[str, ...]) -> RunOptions:
 
 
 def choose_workload(directory: Path, name: str, options: RunOptions, settings: Settings) -> Workload:
-    """The declared workload, or the script alone where no name is given, with the options of this run."""
-    chosen = (
-        external.load(
-            directory / "workloads", name, launchers.known(), external.roots(settings), rehearse=options.rehearse
-        )
-        if name
-        else of_script(options)
-    )
-    known = {metric.name for metric in chosen.metrics}
-    for criterion in options.expect:
-        if criterion.metric not in known:
-            hint = f"it has {', '.join(sorted(known))}" if known else "declare it in a workload.yml: docs/workloads.md"
-            raise ConfigError(f"--expect: {chosen.name} has no metric `{criterion.metric}`", hint=hint)
-    launcher = launcher_name(options.launcher) or chosen.launcher
-    launchers.get(launcher)
-    if launcher != chosen.launcher and SCRIPT in (launchers.name(launcher), chosen.launcher):
-        itself = "starts its ranks itself" if chosen.launcher == SCRIPT else "does not start its ranks itself"
-        raise ConfigError(f"{name} {itself}, so it cannot run under `{launcher}`", hint="leave out --launcher")
+    """Load a workload, or build one for the script if no name is given, with the options of this run. ConfigError."""
+    chosen = _declared(directory, name, options, settings) if name else of_script(options)
+    _require_metrics(chosen, options.expect)
+    launcher = _launcher(name, chosen, options)
     same = launchers.name(launcher) == launchers.name(chosen.launcher)
-    given = ((key, value) for key, value in options.arguments if not key.startswith(DEEPSPEED))
-    extra = (argument for key, value in given for argument in external.words(chosen, key, value))
+    given = [(key, value) for key, value in options.arguments if not key.startswith(DEEPSPEED)]
+    extra = chain.from_iterable(external.words(chosen, key, value) for key, value in given)
     if options.words:
         external.require_arguments(chosen, "arguments")
     return replace(
@@ -150,17 +138,45 @@ def choose_workload(directory: Path, name: str, options: RunOptions, settings: S
     )
 
 
+def _declared(directory: Path, name: str, options: RunOptions, settings: Settings) -> Workload:
+    """Load a declared workload. ConfigError."""
+    roots = external.roots(settings)
+    return external.load(directory / "workloads", name, launchers.known(), roots, rehearse=options.rehearse)
+
+
+def _require_metrics(workload: Workload, criteria: Iterable[Criterion]) -> None:
+    """Raise ConfigError if a criterion is about a metric that the workload does not have."""
+    names = {metric.name for metric in workload.metrics}
+    for criterion in criteria:
+        if criterion.metric not in names:
+            hint = f"it has {', '.join(sorted(names))}" if names else "declare it in a workload.yml: docs/workloads.md"
+            raise ConfigError(f"--expect: {workload.name} has no metric `{criterion.metric}`", hint=hint)
+
+
+def _launcher(name: str, workload: Workload, options: RunOptions) -> str:
+    """Return the launcher to use. ConfigError if the workload cannot run under it."""
+    launcher = launcher_name(options.launcher) or workload.launcher
+    launchers.get(launcher)
+    if launcher != workload.launcher and SCRIPT in (launchers.name(launcher), workload.launcher):
+        itself = "starts its ranks itself" if workload.launcher == SCRIPT else "does not start its ranks itself"
+        raise ConfigError(f"{name} {itself}, so it cannot run under `{launcher}`", hint="leave out --launcher")
+    return launcher
+
+
 def bounded(directory: Path, workload: Workload) -> Workload:
-    """The workload with the bounds of its relative criteria. ConfigError where the run of one has not that metric."""
-    return replace(workload, criteria=tuple(_bounded(directory, workload.name, one) for one in workload.criteria))
+    """Return the workload with the bounds of its relative criteria. ConfigError if a reference run lacks the metric."""
+    return replace(
+        workload, criteria=tuple(_bounded(directory, workload.name, criterion) for criterion in workload.criteria)
+    )
 
 
 def _bounded(directory: Path, workload: str, criterion: Criterion) -> Criterion:
+    """Return a relative criterion with its bound, from the reference run. ConfigError if it lacks the metric."""
     if criterion.relative is None:
         return criterion
     sign, share, run = criterion.relative
     if getattr(criterion, BOUNDS[sign]) is not None:
-        # Those of a batch are found once, before its first run.
+        # In a batch the bounds are set once, before its first run.
         return criterion
     run_id = latest(directory, workload) if run == "latest" else store.find(directory, run)
     result = store.read_result(directory, run_id)
@@ -176,7 +192,7 @@ def _bounded(directory: Path, workload: str, criterion: Criterion) -> Criterion:
 
 
 def latest(directory: Path, workload: str) -> str:
-    """The id of the workload's latest run that passed. ConfigError where none has."""
+    """Return the id of the workload's latest run that passed. ConfigError if none has."""
     for run_id in store.ids(directory):
         result = store.read_result(directory, run_id)
         if result and (result.workload, result.verdict) == (workload, "PASS"):
@@ -188,7 +204,7 @@ def latest(directory: Path, workload: str) -> str:
 
 
 def of_script(options: RunOptions) -> Workload:
-    """What is run and how, for a script that no workload declares. ConfigError without one."""
+    """Build the workload of a script that no workload declares. ConfigError without a script."""
     if options.script is None:
         hint = "labctl run WORKLOAD, as `labctl workloads` lists them, or labctl run --script FILE"
         raise ConfigError("neither a workload nor a script is named", hint=hint)
@@ -213,7 +229,10 @@ def of_script(options: RunOptions) -> Workload:
 
 
 def choose_config(chosen: Workload, options: RunOptions) -> deepspeed_config.Config | None:
-    """The DeepSpeed configuration: the workload's or that of --deepspeed-config, with the keys of --set."""
+    """Return the DeepSpeed configuration: the workload's or that of --deepspeed-config, with the keys of --set.
+
+    ConfigError if the workload takes none, or a key has no value.
+    """
     config = chosen.deepspeed
     if options.deepspeed_config:
         config = deepspeed_config.parse(read_text(options.deepspeed_config), str(options.deepspeed_config))
@@ -232,22 +251,22 @@ def choose_config(chosen: Workload, options: RunOptions) -> deepspeed_config.Con
 
 
 def unknown(workload: Workload, options: RunOptions) -> Iterator[str]:
-    """Warnings for unknown launcher options, script options and DeepSpeed keys, which are passed on."""
+    """Yield warnings about unknown launcher options, script options and DeepSpeed keys, which are passed on."""
     yield from launchers.unknown_options(workload.launcher, workload.launcher_arguments)
     given = [key for key, _ in options.arguments if not key.startswith(DEEPSPEED)]
     scripts = workload.directory.rglob("*.py") if given and not Path(workload.script).is_absolute() else ()
-    known = {option for path in scripts for option in options_of(path)}
+    declared = set(chain.from_iterable(map(options_of, scripts)))
     for key in given:
-        # argparse takes unique beginnings, too.
-        if known and not any(option.startswith(key) for option in known):
-            near = nearest(key, known)
+        # argparse accepts unique prefixes too.
+        if declared and not any(option.startswith(key) for option in declared):
+            near = nearest(key, declared)
             hint = f"; did you mean `{near}`?" if near else ""
             yield f"--set {key}: no script of {workload.name} has an option `--{key}`; passed on as it is{hint}"
     yield from deepspeed_config.unknown_keys(workload.deepspeed or {}, config_source(workload, options))
 
 
 def options_of(script: Path) -> list[str]:
-    """The options that a script declares; none where it cannot be read."""
+    """Return the options that a script declares; none if it cannot be read."""
     try:
         text = read_limited(script).decode("utf-8", "replace")
     except OSError:
@@ -256,7 +275,7 @@ def options_of(script: Path) -> list[str]:
 
 
 def config_source(workload: Workload, options: RunOptions) -> str:
-    """The source of the DeepSpeed configuration that errors name: --set, a file, or the declaration."""
+    """Return the source of the DeepSpeed configuration for errors: --set, a file, or the declaration."""
     if any(key.startswith(DEEPSPEED) for key, _ in options.arguments):
         return "--set"
     return str(options.deepspeed_config or workload.declared)
@@ -265,7 +284,7 @@ def config_source(workload: Workload, options: RunOptions) -> str:
 def build_job(
     lab: Lab, workload: Workload, options: RunOptions, now: datetime, warn: Callable[[str], None] = lambda _: None
 ) -> Job:
-    """Build the job of a run, with a new id, on the chosen nodes; checks the workload's inputs on this host."""
+    """Build the job of a run, with a new id, on the chosen nodes. ConfigError, also for inputs missing on this host."""
     source = str(options.hostfile or "hostfile")
     chosen = job.choose(lab, entries(options), source, include=options.include, exclude=options.exclude)
     run_id = store.new_id(workload.name, now)
@@ -289,12 +308,14 @@ def build_job(
 
 
 def entries(options: RunOptions) -> tuple[tuple[str, int], ...]:
-    """The lines of the hostfile, as names and slots; none where none is given. ConfigError."""
-    return hostfile.parse(read_text(options.hostfile), str(options.hostfile)) if options.hostfile else ()
+    """Return names and slots of the hostfile; none if none is given. ConfigError."""
+    if options.hostfile is None:
+        return ()
+    return hostfile.parse(read_text(options.hostfile), str(options.hostfile))
 
 
 def renamed(lab: Lab, options: RunOptions) -> str:
-    """Which node each machine of the hostfile is, as text; empty where they are called as the lab calls them."""
+    """Return node names of the hostfile that differ in the lab, as "a is worker-0, ..."; empty if none does."""
     names = tuple(name for name, _ in entries(options))
     nodes = job.nodes_of(lab, names, str(options.hostfile))
     return ", ".join(f"{name} is {node.name}" for name, node in zip(names, nodes, strict=True) if name != node.name)

@@ -15,25 +15,26 @@ from labctl.model import Metric, Pairs, Reduce
 from labctl.records import places
 
 LONGEST_LINE = 1 << 14
-"""Characters of a line that is searched for metrics and ranks: longer ones would take seconds."""
+"""Characters of a line that are searched for metrics and ranks: more would take seconds."""
 
 
 class Sample(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A number of a metric, at the step that its line names or its rank named last; a line of ``metrics.jsonl``."""
+    """A value of a metric, at the last step that its line or rank named; a line of ``metrics.jsonl``."""
 
     metric: str
     step: int | None
     seconds: float | None
-    """Since the run's first line; None where its record does not say."""
+    """Seconds since the run's first line; None if the record does not have them."""
     value: float | None
-    """None for nan and infinity, which JSON lacks; ``note`` has them."""
+    """None for nan and infinity, which JSON does not have: ``note`` is their name."""
     note: str = ""
 
 
 class Sampler:
-    """Reads the samples of metrics off lines as they come; of the lines themselves it holds nothing."""
+    """Parser of metrics in output lines; it keeps values and steps, not lines."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
+        """Compile the patterns of the metrics."""
         self._patterns = {metric.name: re.compile(metric.pattern) for metric in metrics}
         self._steps: dict[int | None, int] = {}
         self.step: places.Count | None = None
@@ -42,14 +43,14 @@ class Sampler:
         """All numbers of each metric, in order."""
 
     def read(self, line: str, rank: int | None = None, seconds: float | None = None) -> list[Sample]:
-        """The samples on a line, the first of each metric.
+        """Return the samples of a line, the first of each metric.
 
         Patterns match anywhere in a line, also after a ``worker-1: `` prefix; text that float() rejects is skipped.
         """
         self.step = places.step(line.lower())
         if self.step:
             self._steps[rank] = self.step[0]
-        found = []
+        samples = []
         for name, pattern in self._patterns.items():
             if match := pattern.search(line):
                 with suppress(ValueError):
@@ -57,49 +58,55 @@ class Sampler:
                     self.values[name].append(number)
                     value, note = finite(number)
                     at = None if seconds is None else round(seconds, 3)
-                    found.append(Sample(metric=name, step=self._steps.get(rank), seconds=at, value=value, note=note))
-        return found
+                    samples.append(Sample(metric=name, step=self._steps.get(rank), seconds=at, value=value, note=note))
+        return samples
 
 
 def searched(text: str) -> str:
-    """The part of a line that is searched: the first; of a progress bar that is drawn over and over the last."""
+    """Return the part of a line to search: its beginning; of a progress bar that is redrawn, its end."""
     if len(text) <= LONGEST_LINE:
         return text
     return text[-LONGEST_LINE:] if "\r" in text else text[:LONGEST_LINE]
 
 
 def finite(number: float) -> tuple[float | None, str]:
-    """A number as in JSON, and a note of what it is where JSON lacks it."""
+    """Return a number as in JSON, and its name if JSON does not have it."""
     return (number, "") if math.isfinite(number) else (None, str(number))
 
 
 def read_notes(notes: Pairs, lines: list[str]) -> dict[str, str]:
-    """The text that each pattern matches first; those that match nothing are left out."""
-    found = {name: next(filter(None, (re.search(pattern, line) for line in lines)), None) for name, pattern in notes}
-    return {name: match[1] for name, match in found.items() if match and match[1]}
+    """Return the text that each pattern matches first, by name; patterns without a match are left out."""
+    texts = {}
+    for name, pattern in notes:
+        match = next(filter(None, (re.search(pattern, line) for line in lines)), None)
+        if match and match[1]:
+            texts[name] = match[1]
+    return texts
 
 
 def reduce_values(metrics: Iterable[Metric], values: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
-    """Metrics as in JSON, ``{"value", "unit"}`` or ``{"first", "last"}``; those without values are left out.
+    """Reduce metrics to ``{"value", "unit"}`` or ``{"first", "last"}``, as in JSON; those without values are left out.
 
-    nan and infinity, which JSON lacks, are None with a ``note``.
+    nan and infinity, which JSON does not have, are None with a ``note``.
     """
     return {metric.name: _reduce(metric, kept) for metric in metrics if (kept := values[metric.name][metric.skip :])}
 
 
 def _reduce(metric: Metric, values: Sequence[float]) -> dict[str, Any]:
+    """Reduce the values of a metric."""
     if metric.reduce == "first-last":
         numbers = {"first": values[0], "last": values[-1]}
         unit = {"unit": metric.unit} if metric.unit else {}
     else:
-        numbers = {"value": _one_of(metric.reduce, values)}
+        numbers = {"value": _reduced(metric.reduce, values)}
         unit = {"unit": metric.unit}
     odd = [note for _, note in map(finite, numbers.values()) if note]
     shown = {key: finite(number)[0] for key, number in numbers.items()}
     return {**shown, **unit, **({"note": odd[0]} if odd else {})}
 
 
-def _one_of(reduce: Reduce, values: Sequence[float]) -> float:
+def _reduced(reduce: Reduce, values: Sequence[float]) -> float:
+    """Reduce values to one number."""
     if reduce in ("first", "last"):
         return values[0 if reduce == "first" else -1]
     # With nan, min, max and sorting depend on the order.

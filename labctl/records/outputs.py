@@ -1,4 +1,4 @@
-"""Moves what a run wrote, where containers can write, into its record, where they cannot."""
+"""Move the results of a run from a directory that containers can write to its record, which they cannot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from labctl.system import files
 
 MOST_FILES = 200_000
 MOST_FOLDERS = 64
-"""Folders within each other."""
+"""Depth of nested folders."""
 SAME = 1 << 20
 """Bytes up to which a file whose place is taken is compared with what has it."""
 MODE = 0o775
@@ -26,7 +26,7 @@ MODE = 0o775
 
 
 class Move(Struct):
-    """What became of what a run wrote, but for what has its own place: paths in the record, and in the run."""
+    """Paths that were not moved to their own place: ``aside`` in the record, ``stayed`` in the run's directory."""
 
     aside: list[str] = field(default_factory=list)
     stayed: list[str] = field(default_factory=list)
@@ -34,66 +34,67 @@ class Move(Struct):
 
 
 def move(written: Path, record: Path) -> Move:
-    """Move files and folders of a run into its record, and remove what is left empty.
+    """Move files and folders of a run into its record, and remove the directories that are left empty.
 
-    What has a name that labctl alone writes goes to ``hosts/local/``. What the record has with other content stays, and
-    so do links that lead out, pipes and sockets, and what is too much. What runs meanwhile may change ``written``, but
-    no link there is followed.
+    Files with names that are reserved for labctl go to ``hosts/local/``. Files that the record has with other content
+    stay, as do links that lead out, pipes, sockets, and files beyond the limits. Processes may change ``written``
+    meanwhile, but no link in it is followed.
     """
-    found = Move()
+    result = Move()
     try:
         with files.opened(written.parent) as above, files.opened(written.name, above) as source:
             with files.opened(record) as into:
-                _folder(found, source, into, "", MOST_FOLDERS)
-            if not found.stayed:
+                _folder(result, source, into, "", MOST_FOLDERS)
+            if not result.stayed:
                 os.rmdir(written.name, dir_fd=above)
     except FileNotFoundError:
         pass
     except OSError as error:
-        found.stayed.append(f"{written.name}: {error.strerror}")
-    return found
+        result.stayed.append(f"{written.name}: {error.strerror}")
+    return result
 
 
-def _folder(found: Move, source: int, into: int, above: str, deep: int) -> None:
+def _folder(result: Move, source: int, into: int, above: str, deep: int) -> None:
+    """Move the entries of a folder, given descriptors; ``above`` is its path in the record, ``deep`` the depth left."""
     with os.scandir(source) as entries:
-        names = [entry.name for entry in islice(entries, MOST_FILES - found.count + 1)]
+        names = [entry.name for entry in islice(entries, MOST_FILES - result.count + 1)]
     for name in names:
         path = f"{above}{name}"
-        found.count += 1
+        result.count += 1
         try:
-            if found.count > MOST_FILES or not deep:
-                found.stayed.append(path)
+            if result.count > MOST_FILES or not deep:
+                result.stayed.append(path)
                 return
             if path in KEPT:
                 with _made(ASIDE, into) as hosts, _made(HERE, hosts) as apart:
-                    before = len(found.stayed)
-                    _entry(found, name, source, apart, f"{ASIDE}/{HERE}/{path}", deep)
-                if len(found.stayed) == before:
-                    found.aside.append(f"{ASIDE}/{HERE}/{path}")
+                    before = len(result.stayed)
+                    _entry(result, name, source, apart, f"{ASIDE}/{HERE}/{path}", deep)
+                if len(result.stayed) == before:
+                    result.aside.append(f"{ASIDE}/{HERE}/{path}")
             else:
-                _entry(found, name, source, into, path, deep)
+                _entry(result, name, source, into, path, deep)
         except FileNotFoundError:
             continue
         except OSError as error:
-            found.stayed.append(f"{path}: {error.strerror}")
+            result.stayed.append(f"{path}: {error.strerror}")
 
 
-def _entry(found: Move, name: str, source: int, into: int, path: str, deep: int) -> None:
-    """Move one file, link or folder; ``path`` is its place in the record. OSError for a folder that cannot be moved."""
+def _entry(result: Move, name: str, source: int, into: int, path: str, deep: int) -> None:
+    """Move a file, link or folder; ``path`` is its place in the record. OSError if a folder cannot be moved."""
     if not stat.S_ISDIR(os.lstat(name, dir_fd=source).st_mode):
         if not _file(name, path, source, into):
-            found.stayed.append(path)
+            result.stayed.append(path)
         return
     with files.opened(name, source) as below, _made(name, into) as beside:
-        before = len(found.stayed)
-        _folder(found, below, beside, f"{path}/", deep - 1)
-    if len(found.stayed) == before:
+        before = len(result.stayed)
+        _folder(result, below, beside, f"{path}/", deep - 1)
+    if len(result.stayed) == before:
         os.rmdir(name, dir_fd=source)
 
 
 @contextmanager
 def _made(name: str, into: int) -> Iterator[int]:
-    """A descriptor of a folder, which is made where it is missing. OSError for anything else of its name."""
+    """Yield a descriptor of a folder, which is created if missing. OSError if the name is not a folder."""
     with suppress(FileExistsError):
         os.mkdir(name, 0o700, dir_fd=into)
     with files.opened(name, into) as folder:
@@ -101,7 +102,7 @@ def _made(name: str, into: int) -> Iterator[int]:
 
 
 def _file(name: str, path: str, source: int, into: int) -> bool:
-    """Move a file, or a link that stays in the run's directory; False for anything else."""
+    """Move a file, or a link that stays in the run's directory; return False if it cannot be moved."""
     if not _fits(name, source, path):
         return False
     if _exists(name, into):
@@ -110,7 +111,7 @@ def _file(name: str, path: str, source: int, into: int) -> bool:
             os.unlink(name, dir_fd=source)
         return same
     moving = f".moving-{os.urandom(8).hex()}"
-    # A second name, which nobody else can make that of something else meanwhile.
+    # By a hard link in the record, which no container can replace while it is checked.
     os.link(name, moving, src_dir_fd=source, dst_dir_fd=into, follow_symlinks=False)
     if not _fits(moving, into, path):
         os.unlink(moving, dir_fd=into)
@@ -135,6 +136,7 @@ def _restrict(name: str, folder: int) -> None:
 
 
 def _fits(name: str, folder: int, path: str) -> bool:
+    """Tell if a name is a regular file, or a link that does not lead out."""
     mode = os.lstat(name, dir_fd=folder).st_mode
     if stat.S_ISLNK(mode):
         return not files.leads_out(path, os.readlink(name, dir_fd=folder))
@@ -142,6 +144,7 @@ def _fits(name: str, folder: int, path: str) -> bool:
 
 
 def _exists(name: str, folder: int) -> bool:
+    """Tell if a name exists in a folder, also as broken link."""
     try:
         os.lstat(name, dir_fd=folder)
     except FileNotFoundError:
@@ -150,7 +153,7 @@ def _exists(name: str, folder: int) -> bool:
 
 
 def _content(name: str, folder: int) -> bytes | None:
-    """What a small file holds, or where a link leads."""
+    """Return the content of a small file, or the target of a link; None for a large file."""
     if stat.S_ISLNK(os.lstat(name, dir_fd=folder).st_mode):
         return os.fsencode(os.readlink(name, dir_fd=folder))
     with files.open_regular(name, folder) as stream:

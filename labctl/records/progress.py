@@ -1,4 +1,4 @@
-"""How far a run is, read off its lines as they come."""
+"""Progress of a run, parsed from its output."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from labctl.records import places
 from labctl.records.lines import Line
 from labctl.records.metrics import Sample, Sampler, finite, searched
 
-# ` 30%|███       | 30/100 [00:10<00:23,  2.93it/s]`, as the Trainer of transformers has it; bars with a name, such as
-# those of downloads, count something else.
+# ` 30%|███       | 30/100 [00:10<00:23,  2.93it/s]`, as transformers.Trainer prints; bars with a name, such as those of
+# downloads, do not count steps.
 BAR = re.compile(r"\r *\d{1,3}%\|[^|\r]*\| *(\d{1,12})/(\d{1,12}) \[")
 RECENT = 256
-"""Intervals between steps of which the median is taken."""
+"""Number of intervals between steps for the median."""
 
 
 class Tracker:
-    """Is given a run's lines and knows how far it is: of the lines it holds nothing, of each metric its numbers.
+    """Tracks the progress of a run from its output; it keeps values of metrics, not lines.
 
-    Lines of several ranks name the same steps: a step counts once, and those of ranks that are behind do not.
+    Ranks print the same steps: a step counts once, and steps of ranks that are behind do not count.
     """
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
+        """Start without progress."""
         self._units = {metric.name: metric.unit for metric in metrics}
         self._sampler = Sampler(metrics)
         self._began: float | None = None
         self._last_line: float | None = None
-        # The least that has been seen of these is what counts.
+        # Index of the best source seen so far, which counts.
         self._source = len(SOURCES)
         self._first = self._step = 0
         self._steps: int | None = None
@@ -40,11 +41,11 @@ class Tracker:
 
     @property
     def values(self) -> Mapping[str, Sequence[float]]:
-        """The numbers of each metric, in order."""
+        """Return the values of each metric, in order."""
         return self._sampler.values
 
     def read(self, lines: Iterable[Line]) -> list[Sample]:
-        """The samples on lines, as of ``Sampler``, with seconds since the first line."""
+        """Return the samples of lines, as ``Sampler``, with seconds since the first line."""
         samples: list[Sample] = []
         for line in lines:
             if self._began is None:
@@ -54,7 +55,7 @@ class Tracker:
             samples += self._sampler.read(text, line.rank, line.when - self._began)
             bar = last_bar(text) if "%|" in text else None
             if step := self._sampler.step:
-                # The Trainer's own lines name the step, and its bar of how many.
+                # Log lines of transformers.Trainer have the step, its bar the number of steps.
                 self._count(0, step[0], step[1] or (bar[1] if bar and bar[0] == step[0] else None), line.when)
             elif bar and self._source:
                 self._count(1, *bar, line.when)
@@ -63,9 +64,10 @@ class Tracker:
         return samples
 
     def _count(self, source: int, step: int, steps: int | None, when: float) -> None:
+        """Take a step from one of SOURCES into account, unless a better source was seen."""
         another = source == self._source == 1 and self._steps not in (None, steps)
         if another and self._step < (self._steps or 0):
-            # A bar beside one that is not at its end, as of an evaluation.
+            # Another bar while the first is not at its end, as of an evaluation.
             return
         if source < self._source or another:
             self._source, self._steps = source, None
@@ -76,14 +78,14 @@ class Tracker:
             self._intervals.append((when - self._at) / (step - self._step))
             self._step, self._at = step, when
         elif step <= self._first < self._step:
-            # It begins again, as in the next epoch.
+            # It starts over, as in the next epoch.
             self._step, self._at = step, when
         else:
             return
         self._steps = steps or self._steps
 
     def progress(self) -> Progress:
-        """How far it is by now; other threads may ask, too."""
+        """Return the progress so far; safe to call from other threads."""
         intervals = list(self._intervals)
         each = median(intervals) if intervals else None
         seen = self._source < len(SOURCES)
@@ -99,6 +101,7 @@ class Tracker:
         )
 
     def _last_values(self) -> Iterable[tuple[str, dict[str, object]]]:
+        """Yield the last value of each metric."""
         for name, values in self.values.items():
             if values:
                 value, note = finite(values[-1])
@@ -106,10 +109,10 @@ class Tracker:
 
 
 def last_bar(text: str) -> tuple[int, int] | None:
-    """The step and the number of steps of the last bar in a line, which is drawn there over and over."""
+    """Return step and number of steps of the last bar in a line, in which it is redrawn; None without one."""
     bars = BAR.findall(text)
     return (int(bars[-1][0]), int(bars[-1][1])) if bars else None
 
 
 SOURCES: tuple[Literal["step", "epoch"], ...] = ("step", "step", "epoch")
-"""What the numbers of lines, of bars and of epochs count, the best first."""
+"""Units of the sources of progress, best first: steps in lines, bars, and epochs in lines."""

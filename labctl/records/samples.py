@@ -1,4 +1,4 @@
-"""The last samples of the machine, which each node of a run writes to ``samples/<node>.csv``."""
+"""Last samples of the machine, which each node of a run writes to ``samples/<node>.csv``."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from msgspec import Struct
 from labctl.model import Job
 from labctl.records.metrics import finite
 
-# ``device 0 memory (MiB)``
 COLUMN = re.compile(r"(?P<device>device \d+ )?(?P<what>.+) \((?P<unit>[^)]*)\)")
-# Seconds for a node's answer.
+"""Title of a column, as ``device 0 memory (MiB)``."""
 LIMIT = 10
+"""Time limit of a node's answer, in seconds."""
 
 
 class Reading(Struct, frozen=True):
-    """A number that was sampled, and its unit."""
+    """A sampled number with its unit."""
 
     value: float
     unit: str
 
 
 class NodeSamples(Struct, frozen=True, kw_only=True):
-    """What was last sampled of a node and its devices; of one without samples nothing."""
+    """Last samples of a node and its devices; empty if there are none."""
 
     node: str
     seconds: float | None = None
-    """Since the run began there."""
+    """Seconds since the run began on the node."""
     values: Mapping[str, Reading] = {}
     devices: Mapping[str, Mapping[str, Reading]] = {}
-    """By number."""
+    """Per device, by number."""
 
 
 def look(job: Job, node: str) -> tuple[str, ...]:
@@ -41,7 +41,7 @@ def look(job: Job, node: str) -> tuple[str, ...]:
 
 
 def parse(node: str, text: str) -> NodeSamples:
-    """The head of a table and its last row, which may be half a row."""
+    """Parse the header and the last row of a table; empty if the row is incomplete."""
     head, row = [*csv.reader(text.splitlines()), [], []][:2]
     if head[:1] != ["seconds (s)"] or len(head) != len(row):
         return NodeSamples(node=node)
@@ -56,6 +56,7 @@ def parse(node: str, text: str) -> NodeSamples:
 
 
 def _number(cell: str) -> float | None:
+    """Parse a finite number; None for other text."""
     try:
         return finite(float(cell))[0]
     except ValueError:

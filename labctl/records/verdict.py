@@ -1,17 +1,17 @@
-"""Metrics, criteria and how the run ended -> Verdict."""
+"""Verdict of a run: from its metrics, its criteria, and how it ended."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from labctl.model import BOUNDS, Cause, Criterion, CriterionResult, Job, Relative, Sign, Verdict, Workload
 
-# Exit codes of an ERROR by its cause; 4 of every other cause.
 EXIT_CODES: dict[Cause, int] = {"does-not-fit": 3, "no-image": 3, "timeout": 124, "stalled": 124, "interrupted": 130}
+"""Exit code of an ERROR by cause; 4 for all other causes."""
 HOLDS: dict[Sign, Callable[[float, float], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -21,17 +21,17 @@ HOLDS: dict[Sign, Callable[[float, float], bool]] = {
 
 
 class RunOutcome(Struct, frozen=True, kw_only=True):
-    """How a run ended: the launcher's exit code, and the cause, with a message, if it was stopped or failed."""
+    """End of a run: the launcher's exit code; cause and message if the run was stopped or failed."""
 
     exit_code: int
     cause: Cause | None
     message: str
     silent: bool = False
-    """Whether no rank wrote a line."""
+    """No rank wrote a line."""
     seconds: float = 0
-    """That its command took, as the agent in the launcher says."""
+    """Duration of its command, as measured in the launcher."""
     gone: tuple[str, ...] = ()
-    """The nodes that it lost and went on without, and how."""
+    """Nodes that it lost and went on without, with the reason."""
 
 
 def judge(job: Job, metrics: Mapping[str, Mapping[str, Any]], ended: RunOutcome, world_size: int) -> Verdict:
@@ -39,13 +39,8 @@ def judge(job: Job, metrics: Mapping[str, Mapping[str, Any]], ended: RunOutcome,
 
     A missing or nan metric is never a pass.
     """
-    if ended.cause:
-        return error(ended.cause, ended.message or f"The run was stopped: {ended.cause}.")
-    if ended.exit_code:
-        return error("launcher-failed", ended.message or f"The launcher failed with exit code {ended.exit_code}.")
-    expected = sum(node.slots for node in job.nodes)
-    if world_size < expected:
-        return error("launcher-failed", f"Only {world_size} of {expected} ranks reported.")
+    if failed := _failure(job, ended, world_size):
+        return failed
     checks: list[CriterionResult] = []
     for criterion in job.workload.criteria:
         metric = metrics.get(criterion.metric, {})
@@ -58,6 +53,26 @@ def judge(job: Job, metrics: Mapping[str, Mapping[str, Any]], ended: RunOutcome,
         criteria = "criterion" if len(checks) == 1 else "criteria"
         message = f"{len(missed)} of {len(checks)} {criteria} not met: {_list(missed)}."
         return Verdict(status="FAIL", cause="criteria", message=message, exit_code=5, checks=tuple(checks))
+    message = _passed(checks, metrics, ended, world_size)
+    return Verdict(status="PASS", cause=None, message=message, exit_code=0, checks=tuple(checks))
+
+
+def _failure(job: Job, ended: RunOutcome, world_size: int) -> Verdict | None:
+    """Return the verdict on a run that was stopped, failed or lacks ranks; None if it completed."""
+    if ended.cause:
+        return error(ended.cause, ended.message or f"The run was stopped: {ended.cause}.")
+    if ended.exit_code:
+        return error("launcher-failed", ended.message or f"The launcher failed with exit code {ended.exit_code}.")
+    expected = sum(node.slots for node in job.nodes)
+    if world_size < expected:
+        return error("launcher-failed", f"Only {world_size} of {expected} ranks reported.")
+    return None
+
+
+def _passed(
+    checks: Sequence[CriterionResult], metrics: Mapping[str, Mapping[str, Any]], ended: RunOutcome, world_size: int
+) -> str:
+    """Render the message of a run that passed: its criteria, and what else the user should know."""
     ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
     message = f"All criteria met on {ranks}: {_list(checks)}." if checks else f"Completed on {ranks}; no criteria."
     if ended.silent:
@@ -66,7 +81,7 @@ def judge(job: Job, metrics: Mapping[str, Mapping[str, Any]], ended: RunOutcome,
         message += f" No criterion needs it, but {', '.join(odd)}."
     if ended.gone:
         message += f" It went on without {'; '.join(ended.gone)}."
-    return Verdict(status="PASS", cause=None, message=message, exit_code=0, checks=tuple(checks))
+    return message
 
 
 def error(cause: Cause, message: str) -> Verdict:
@@ -74,14 +89,15 @@ def error(cause: Cause, message: str) -> Verdict:
 
 
 def _why_absent(workload: Workload, name: str, metric: Mapping[str, Any]) -> str:
+    """Render the reason why the criteria of a metric cannot be checked."""
     if metric:
         return f"Metric `{name}` is {metric.get('note', 'incomplete')}; its criteria cannot be checked."
-    pattern = next(one.pattern for one in workload.metrics if one.name == name)
+    pattern = next(declared.pattern for declared in workload.metrics if declared.name == name)
     return f"Metric `{name}` not found in the output, by the pattern `{pattern}`; the criteria need it."
 
 
 def _checks(criterion: Criterion, metric: Mapping[str, Any]) -> list[CriterionResult]:
-    """The result per bound, which applies to the last value of a metric with a first and a last.
+    """Return a result per bound of a criterion; bounds apply to the last value of a metric with a first and a last.
 
     The value of a decrease is in per cent; None if the first value is 0.
     """
@@ -103,19 +119,19 @@ def _checks(criterion: Criterion, metric: Mapping[str, Any]) -> list[CriterionRe
 
 
 def final(metric: Mapping[str, Any]) -> str:
-    """The key of the number that a metric is judged by."""
+    """Return the key of the number that a metric is judged by."""
     return "value" if "value" in metric else "last"
 
 
 def distance(relative: Relative) -> str:
-    """Where a relative bound lies, such as ``5 % below RUN``."""
+    """Render a relative bound, as ``5 % below RUN``."""
     if not relative.share:
         return f"that of {relative.run}"
     return f"{abs(100 * relative.share):g} % {'below' if relative.share < 0 else 'above'} {relative.run}"
 
 
 def number(value: float) -> str:
-    """A number as a person writes it: six significant digits, and no exponent from a millionth to a quadrillion."""
+    """Format with six significant digits, and without exponent from a millionth to a quadrillion."""
     size = abs(value)
     if 999_999.5 <= size < 1e15:
         return f"{value:.0f}"

@@ -1,4 +1,4 @@
-"""What differed between runs, and what it did: their records -> groups of the same -> metrics, against the noise."""
+"""Compare runs: group those with equal settings, and test if the difference of their metrics is significant."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import combinations, pairwise
+from itertools import chain, combinations, pairwise
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any, Literal
@@ -23,17 +23,17 @@ from labctl.runs import series
 from labctl.system import files
 
 CODE = (".py", ".sh")
-"""Of a run's directory ``work/``, where ranks write too, what is compared beside the script."""
+"""Suffixes of files in a run's ``work/`` that are compared beside the script: ranks write other files there too."""
 PACKAGE = "package "
-"""How the names of facts begin that are of packages in the image."""
+"""Prefix of the names of facts about packages in the image."""
 BLOCKS = 10
-"""Parts of a series: single steps depend on those before them, means of parts hardly."""
-# Student's t for 95 % of the differences, by degrees of freedom from 1; beyond them it is no larger than 2.2.
+"""Parts of a series: consecutive steps are correlated, the means of parts hardly."""
 T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
+"""Student's t for 95 %, by degrees of freedom from 1; at most 2.2 beyond."""
 
 
 class RecordedRun(Struct, frozen=True, kw_only=True):
-    """What is compared of a run: ``facts`` are what it ran as, by name; its own id in them is ``RUN``."""
+    """Record of a run to compare: ``facts`` are its settings, versions and files; its own id in them is ``RUN``."""
 
     result: Result
     facts: Mapping[str, str]
@@ -42,7 +42,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
 
 
 class Spread(Struct, frozen=True, kw_only=True):
-    """A metric of repeated runs. ``cv``: standard deviation as a share of the mean; None of one run, or around 0."""
+    """A metric of repeated runs. ``cv`` is standard deviation / mean; None for a single run, or a mean of 0."""
 
     unit: str
     values: tuple[float, ...]
@@ -51,20 +51,20 @@ class Spread(Struct, frozen=True, kw_only=True):
 
 
 class RepeatedRuns(Struct, frozen=True, kw_only=True):
-    """Runs of the same, one after the other."""
+    """Results of a run that was repeated."""
 
     runs: tuple[Result, ...]
     spread: Mapping[str, Spread]
 
     @property
     def worst(self) -> Result:
-        """An ERROR is worse than a FAIL, and that than a PASS; the first of these."""
+        """Return the first result with the worst verdict: ERROR, then FAIL, then PASS."""
         severity = {"PASS": 0, "FAIL": 1}
         return max(self.runs, key=lambda run: severity.get(run.verdict, 2))
 
 
 class Group(Struct, frozen=True, kw_only=True):
-    """Runs that are the same in everything that was recorded."""
+    """Runs with equal facts."""
 
     name: str
     runs: tuple[str, ...]
@@ -73,23 +73,23 @@ class Group(Struct, frozen=True, kw_only=True):
 
 
 class Difference(Struct, frozen=True, kw_only=True):
-    """What is not the same in all groups; ``values`` by group, empty where a group has none."""
+    """A fact that differs between groups; ``values`` by group, empty if a group does not have it."""
 
     what: str
     values: Mapping[str, str]
 
 
 class Effect(Struct, frozen=True, kw_only=True):
-    """A metric of one group against that of another; the means of their runs, None where none has a figure.
+    """A metric of one group compared with another; values are means over runs, None if no run has one.
 
-    ``change`` and ``noise`` are shares of the other's: 95 % of differences between runs of the same are below
-    ``noise``, by the spread of repeated ``runs``, or, of one run each, by that of its ``steps``.
+    ``change`` and ``noise`` are shares of the other value. 95 % of the differences between equal runs are below
+    ``noise``, which is estimated from repeated ``runs``, or for one run each from the ``steps``.
     """
 
     metric: str
     unit: str
     at_end: bool
-    """Whether it is the last value of a series, as of a loss."""
+    """The values are the last of a series, as of a loss."""
     group: str
     against: str
     value: float | None
@@ -101,7 +101,7 @@ class Effect(Struct, frozen=True, kw_only=True):
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """Runs in groups of the same, what differs between the groups, and what that did."""
+    """Groups of equal runs, their differences, and the effects on metrics."""
 
     groups: tuple[Group, ...]
     differences: tuple[Difference, ...]
@@ -109,7 +109,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 
 def read(lab: Path, result: Result) -> RecordedRun:
-    """The record of a run that has ended; one of an earlier labctl has fewer facts."""
+    """Read the record of a run that has ended; records of earlier versions have fewer facts."""
     path = store.directory(lab, result.run_id)
     return RecordedRun(
         result=result,
@@ -120,49 +120,59 @@ def read(lab: Path, result: Result) -> RecordedRun:
 
 
 def compare(runs: Sequence[RecordedRun]) -> Comparison:
-    """Group the runs by what they ran as, and set each two groups against each other."""
+    """Group the runs by their facts, and compare each two groups."""
     same: dict[tuple[tuple[str, str], ...], list[RecordedRun]] = {}
     for run in _listed_alike(runs):
         same.setdefault(tuple(sorted(run.facts.items())), []).append(run)
     named = {_letter(number): group for number, group in enumerate(same.values())}
     facts = {name: group[0].facts for name, group in named.items()}
-    differences = (
-        Difference(what=what, values={name: redact_fact(what, of.get(what, "")) for name, of in facts.items()})
-        for what in dict.fromkeys(key for of in facts.values() for key in of)
-        if len({of.get(what) for of in facts.values()}) > 1
-    )
-    return Comparison(
-        groups=tuple(_group(name, group) for name, group in named.items()),
-        differences=tuple(differences),
-        effects=tuple(
-            _effect(metric, a, named[a], b, named[b])
-            for a, b in combinations(named, 2)
-            for metric in _metrics((*named[a], *named[b]))
-        ),
-    )
+    groups = [_group(name, group) for name, group in named.items()]
+    return Comparison(groups=tuple(groups), differences=tuple(_differences(facts)), effects=tuple(_effects(named)))
+
+
+def _differences(facts: Mapping[str, Mapping[str, str]]) -> Iterator[Difference]:
+    """Yield each fact that differs between groups, given the facts of each; secrets are redacted."""
+    for name in dict.fromkeys(chain.from_iterable(facts.values())):
+        if len({of_group.get(name) for of_group in facts.values()}) > 1:
+            values = {group: redact_fact(name, of_group.get(name, "")) for group, of_group in facts.items()}
+            yield Difference(what=name, values=values)
+
+
+def _effects(groups: Mapping[str, Sequence[RecordedRun]]) -> Iterator[Effect]:
+    """Compare each metric of each two groups."""
+    for a, b in combinations(groups, 2):
+        for metric in _metrics((*groups[a], *groups[b])):
+            yield _effect(metric, a, groups[a], b, groups[b])
 
 
 def _listed_alike(runs: Sequence[RecordedRun]) -> Sequence[RecordedRun]:
-    """The runs without the packages of their images, where an earlier labctl has not recorded those of one."""
-    if all(any(key.startswith(PACKAGE) for key in run.facts) for run in runs):
+    """Return the runs; without packages if one of them has none recorded, as by earlier versions of labctl."""
+    if all(map(_lists_packages, runs)):
         return runs
-    facts = ({key: value for key, value in run.facts.items() if not key.startswith(PACKAGE)} for run in runs)
-    return [replace(run, facts=less) for run, less in zip(runs, facts, strict=True)]
+    return [replace(run, facts=_without_packages(run.facts)) for run in runs]
+
+
+def _lists_packages(run: RecordedRun) -> bool:
+    return any(key.startswith(PACKAGE) for key in run.facts)
+
+
+def _without_packages(facts: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in facts.items() if not key.startswith(PACKAGE)}
 
 
 def spreads(results: Sequence[Result]) -> dict[str, Spread]:
-    """Each metric of repeated runs, of those that have a figure."""
-    return {
-        name: Spread(unit=_unit(name, results), values=values, median=median(values), cv=_cv(values))
-        for name in dict.fromkeys(name for result in results for name in result.metrics)
-        if (values := _values(name, results))
-    }
+    """Return the spread of each metric that any of these runs has."""
+    spread: dict[str, Spread] = {}
+    for name in dict.fromkeys(chain.from_iterable(result.metrics for result in results)):
+        if values := _values(name, results):
+            spread[name] = Spread(unit=_unit(name, results), values=values, median=median(values), cv=_cv(values))
+    return spread
 
 
 def in_words(effect: Effect) -> str:
-    """As ``throughput: 24.8 samples/s against 11.2 samples/s, 121 % faster: more than noise (4.1 %)``."""
+    """Render an effect, as ``throughput: 24.8 samples/s against 11.2 samples/s, 121 % faster: more than noise``."""
     name = f"{effect.metric} at the end" if effect.at_end else effect.metric
-    value, other = (_quantity(one, effect.unit) for one in (effect.value, effect.other))
+    value, other = _quantity(effect.value, effect.unit), _quantity(effect.other, effect.unit)
     figures = f"{name}: {value} against {other}"
     if effect.change is None:
         return figures
@@ -175,24 +185,26 @@ def in_words(effect: Effect) -> str:
 
 
 def redact_fact(name: str, value: str) -> str:
-    """The value of a fact, redacted if its name sounds secret."""
+    """Return the value of a fact; redacted if its name sounds secret."""
     return store.REDACTED if value and sounds_secret(name) else value
 
 
 def source_of_noise(compared: Comparison) -> str:
-    """What the noise of a comparison is known from, in a line; empty where nothing is compared."""
-    known = {effect.basis for effect in compared.effects if effect.change}
-    if "runs" in known:
+    """Render how the noise of a comparison was estimated; empty if nothing is compared."""
+    bases = {effect.basis for effect in compared.effects if effect.change}
+    if "runs" in bases:
         return "noise: 95 % of repeated runs are no further apart, by the spread within the groups"
-    if "steps" in known:
+    if "steps" in bases:
         return "noise: by the spread from step to step of one run each; `labctl run --repeat 3` shows that of runs"
-    return "noise: unknown of one run each; `labctl run --repeat 3` shows it" if known else ""
+    return "noise: unknown of one run each; `labctl run --repeat 3` shows it" if bases else ""
 
 
 def _quantity(value: float | None, unit: str) -> str:
+    """Format a value with its unit; ``none`` for None."""
     if value is None:
         return "none"
-    return f"{f'{value:,.0f}' if abs(value) >= 1000 else f'{value:.4g}'} {unit}".rstrip()
+    number = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{number} {unit}".rstrip()
 
 
 def _per_cent(share: float) -> str:
@@ -201,79 +213,81 @@ def _per_cent(share: float) -> str:
 
 
 def _group(name: str, runs: Sequence[RecordedRun]) -> Group:
+    """Build a group of runs with equal facts."""
     results = [run.result for run in runs]
+    run_ids = [result.run_id for result in results]
     return Group(
         name=name,
-        runs=tuple(result.run_id for result in results),
+        runs=tuple(run_ids),
         verdicts=tuple(result.verdict for result in results),
         metrics=spreads(results),
     )
 
 
 def _letter(number: int) -> str:
-    """A to Z, AA, AB ..."""
+    """Return the name of a group: A to Z, AA, AB ..."""
     return (_letter(number // 26 - 1) if number >= 26 else "") + chr(ord("A") + number % 26)
 
 
-# --- what it ran as ------------------------------------------------------------------------------------------
+# --- facts ---------------------------------------------------------------------------------------------------
 
 
 def _facts(path: Path, result: Result) -> dict[str, str]:
-    """What a run ran as, from its record: arguments, settings, versions, nodes, DeepSpeed's configuration, code."""
-    job, settings, versions, config = (
-        _document(path / name) for name in ("job.json", "settings.json", "versions.json", "ds_config.json")
-    )
-    job = job if isinstance(job, dict) else {}
-    found = {
+    """Return arguments, settings, versions, nodes, DeepSpeed configuration and code of a run, from its record."""
+    job, versions = _mapping(path / "job.json"), _mapping(path / "versions.json")
+    settings, config = _document(path / "settings.json"), _document(path / "ds_config.json")
+    workload = store.workload(path)
+    facts = {
         "workload": result.workload,
         "launcher": result.launcher,
-        "launcher arguments": " ".join(store.workload(path).launcher_arguments),
+        "launcher arguments": " ".join(workload.launcher_arguments),
         "nodes": ", ".join(f"{node['name']} slots={node['slots']}" for node in job.get("nodes", ())),
         **_options(job.get("rank_argv", ())),
         **dict(_flat("environment", job.get("environment", {}))),
         **dict(_flat("deepspeed", config)),
-        **{row["key"]: row["value"] for row in settings or ()},
-        **_origin(versions if isinstance(versions, dict) else {}, _copied(path.parents[1], job)),
-        **{f"file {name}": digest[:12] for name, digest in job.get("shared", {}).items()},
-        **dict(_code(path / "work", store.workload(path).script)),
-        **{name: text for name, text in result.notes.items() if name != store.REACHED},
-        "resumed from": result.resumed,
     }
+    facts |= {row["key"]: row["value"] for row in settings or ()}
+    facts |= _origin(versions, _copied(path.parents[1], job))
+    facts |= {f"file {name}": digest[:12] for name, digest in job.get("shared", {}).items()}
+    facts |= dict(_code(path / "work", workload.script))
+    facts |= {name: text for name, text in result.notes.items() if name != store.REACHED}
+    facts["resumed from"] = result.resumed
     # On Kubernetes the names of nodes end in the workload and the last part of the id.
-    own = result.run_id.split("-", 2)[-1]
-    return {key: text.replace(result.run_id, "RUN").replace(own, "RUN") for key, text in found.items() if text}
+    suffix = result.run_id.split("-", 2)[-1]
+    return {key: text.replace(result.run_id, "RUN").replace(suffix, "RUN") for key, text in facts.items() if text}
 
 
 def _copied(lab: Path, job: dict[str, Any]) -> set[str]:
-    """Where a run copied its code from: the files themselves are compared, not the commits there."""
+    """Return the folders that a run copied its code from: their files are compared, not their commits."""
     script = ((job.get("request") or {}).get("options") or {}).get("script")
     return {str(lab / "workloads"), *([str(Path(script).parent.resolve())] if script else ())}
 
 
 def _origin(versions: dict[str, Any], copied: Collection[str]) -> dict[str, str]:
-    """Versions, and what a run was on and of: of devices what they are, not which of them; of clones their commits."""
-    found = {**versions}
-    packages, code, devices = (found.pop(key, None) or {} for key in ("packages", "code", "devices"))
-    # That of the launcher's host is the lab's.
-    images = {
-        name: image for name, image in (found.pop("images", None) or {}).items() if image != found.get("image_id")
-    }
-    each = [device for node in devices.values() for device in node]
-    kinds = {f"device {key}": {device[key] for device in each} - {""} for key in ("name", "driver", "firmware")}
-    return {
-        **dict(_flat("", found)),
-        **{f"image on {name}": image for name, image in images.items() if image},
-        **{key: ", ".join(sorted(values)) for key, values in kinds.items()},
-        **{
-            f"code {one['path']}": one["commit"][:12] + (" changed" if one["dirty"] else "")
-            for one in code
-            if one["path"] not in copied
-        },
-        **{f"{PACKAGE}{name}": version for name, version in packages.items()},
-    }
+    """Return versions as facts: packages, images, kinds of devices, and commits of clones that were not copied."""
+    rest = {**versions}
+    packages, code, devices, images = (rest.pop(key, None) or {} for key in ("packages", "code", "devices", "images"))
+    facts = dict(_flat("", rest))
+    # The image of the launcher's host is that of the lab, ``image_id``.
+    facts |= {f"image on {name}": image for name, image in images.items() if image and image != rest.get("image_id")}
+    each = list(chain.from_iterable(devices.values()))
+    # Not which devices, but of which kind.
+    for key in ("name", "driver", "firmware"):
+        facts[f"device {key}"] = ", ".join(sorted({device[key] for device in each} - {""}))
+    for clone in code:
+        if clone["path"] not in copied:
+            facts[f"code {clone['path']}"] = clone["commit"][:12] + (" changed" if clone["dirty"] else "")
+    return facts | {f"{PACKAGE}{name}": version for name, version in packages.items()}
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    """Read a JSON object of a record; empty if it is missing or broken."""
+    document = _document(path)
+    return document if isinstance(document, dict) else {}
 
 
 def _document(path: Path) -> Any:
+    """Read a JSON file of a record; None if it is missing or broken."""
     try:
         return json.loads(store.read_record(path) or "null")
     except (ValueError, RecursionError):
@@ -281,7 +295,7 @@ def _document(path: Path) -> Any:
 
 
 def _flat(name: str, value: object) -> Iterator[tuple[str, str]]:
-    """What a document holds, under names such as ``deepspeed.zero_optimization.stage``."""
+    """Yield the values of a document, with names such as ``deepspeed.zero_optimization.stage``."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _flat(f"{name}.{key}".lstrip("."), inner)
@@ -289,39 +303,41 @@ def _flat(name: str, value: object) -> Iterator[tuple[str, str]]:
         yield name, value if isinstance(value, str) else json.dumps(value)
 
 
-def _options(words: Sequence[str]) -> dict[str, str]:
-    """The script's arguments, by option; the last of each counts, as for argparse."""
+def _options(arguments: Sequence[str]) -> dict[str, str]:
+    """Return the script's arguments by option; the last of each counts, as for argparse."""
     option = "arguments"
-    found: dict[str, list[str]] = {option: []}
-    for word in words[1:]:
-        if word.startswith("--"):
-            option, equals, value = word.partition("=")
-            found[option] = [value] if equals else []
+    values: dict[str, list[str]] = {option: []}
+    for argument in arguments[1:]:
+        if argument.startswith("--"):
+            option, equals, value = argument.partition("=")
+            values[option] = [value] if equals else []
         else:
-            found[option].append(word)
-    # An option without a value is something, too.
-    return {option: " ".join(given) or "given" for option, given in found.items() if given or option != "arguments"}
+            values[option].append(argument)
+    # Options without a value count too.
+    return {option: " ".join(given) or "given" for option, given in values.items() if given or option != "arguments"}
 
 
 def _code(folder: Path, script: str) -> Iterator[tuple[str, str]]:
+    """Yield a digest of the script and of each other code file."""
     for name in files.walk(folder):
         if name == script or name.endswith(CODE):
             content = store.read_record(folder / name)
             yield f"file {name}", "" if content is None else hashlib.sha256(content).hexdigest()[:12]
 
 
-# --- what it did ---------------------------------------------------------------------------------------------
+# --- effects -------------------------------------------------------------------------------------------------
 
 
 def _metrics(runs: Sequence[RecordedRun]) -> dict[str, None]:
-    return dict.fromkeys(name for run in runs for name in run.result.metrics)
+    """Return the names of all metrics, in order."""
+    return dict.fromkeys(chain.from_iterable(run.result.metrics for run in runs))
 
 
 def _values(name: str, results: Sequence[Result]) -> tuple[float, ...]:
-    """The figure of each run that has one; what those that broke off had printed counts only where all did."""
+    """Return the value of each run that has one; runs that ended with ERROR count only if all did."""
     results = [result for result in results if result.verdict != "ERROR"] or results
-    found = (result.metrics[name] for result in results if name in result.metrics)
-    return tuple(value for metric in found if isinstance(value := metric.get(final(metric)), (int, float)))
+    recorded = (result.metrics[name] for result in results if name in result.metrics)
+    return tuple(value for metric in recorded if isinstance(value := metric.get(final(metric)), (int, float)))
 
 
 def _unit(name: str, results: Sequence[Result]) -> str:
@@ -333,9 +349,12 @@ def _cv(values: Sequence[float]) -> float | None:
 
 
 def _effect(metric: str, a: str, runs: Sequence[RecordedRun], b: str, others: Sequence[RecordedRun]) -> Effect:
-    results, other_results = ([run.result for run in group] for group in (runs, others))
+    """Compare a metric of the runs of group ``a`` with those of group ``b``."""
+    results = [run.result for run in runs]
+    other_results = [run.result for run in others]
     values, other_values = _values(metric, results), _values(metric, other_results)
-    value, other = (mean(found) if found else None for found in (values, other_values))
+    value = mean(values) if values else None
+    other = mean(other_values) if other_values else None
     all_results = [*results, *other_results]
     effect = Effect(
         metric=metric,
@@ -354,6 +373,7 @@ def _effect(metric: str, a: str, runs: Sequence[RecordedRun], b: str, others: Se
 def _judged(
     effect: Effect, value: float, other: float, noise: float | None, basis: Literal["runs", "steps"] | None
 ) -> Effect:
+    """Return the effect with its change, and if the noise is known with a verdict."""
     change = (value - other) / abs(other)
     if noise is None:
         return replace(effect, change=change)
@@ -370,14 +390,20 @@ def _noise(
     runs: Sequence[RecordedRun],
     other_runs: Sequence[RecordedRun],
 ) -> tuple[float | None, Literal["runs", "steps"] | None]:
-    """How far two means may be apart by noise, in the metric's unit, and what that is known from."""
+    """Return the largest difference of two means due to noise, in the metric's unit, and how it was estimated."""
     degrees = len(values) + len(others) - 2
     if degrees:
-        squares = sum((one - mean(side)) ** 2 for side in (values, others) for one in side)
+        squares = sum((*_squares(values), *_squares(others)))
         return _t95(degrees) * math.sqrt(squares / degrees * (1 / len(values) + 1 / len(others))), "runs"
     errors = [_error(metric, run) for run in (*runs, *other_runs) if metric in run.result.metrics]
-    known = [error for error in errors if error is not None]
-    return (_t95(2 * BLOCKS - 2) * math.hypot(*known), "steps") if len(known) == 2 else (None, None)
+    estimated = [error for error in errors if error is not None]
+    return (_t95(2 * BLOCKS - 2) * math.hypot(*estimated), "steps") if len(estimated) == 2 else (None, None)
+
+
+def _squares(values: Sequence[float]) -> list[float]:
+    """Return the squared distances from the mean."""
+    center = mean(values)
+    return [(value - center) ** 2 for value in values]
 
 
 def _t95(degrees: int) -> float:
@@ -385,14 +411,14 @@ def _t95(degrees: int) -> float:
 
 
 def _error(name: str, run: RecordedRun) -> float | None:
-    """The standard error of a run's figure by what it printed on its way; None where that is too little."""
+    """Return the standard error of a run's value, estimated from its series; None if the series is too short."""
     metric, samples = run.declared.get(name), run.series.get(name, ())
-    values = [one.value for one in samples if one.value is not None]
+    values = [sample.value for sample in samples if sample.value is not None]
     if metric and metric.reduce in ("last", "first-last") and len(values) > 1:
         return _error_of_one(values[len(values) // 2 :])
     if len(values) > 1:
         return _error_of_mean(values[max(metric.skip if metric else 0, len(values) // BLOCKS) :])
-    # A rate that is printed once, at the end, is as sure as the time of a step.
+    # The relative error of a rate that is printed once, at the end, is that of the step time.
     times = [seconds for _, seconds in step_times(run.series)]
     (figure,) = _values(name, [run.result]) or (None,)
     if figure is None or not _unit(name, [run.result]).endswith("/s") or not times:
@@ -401,18 +427,21 @@ def _error(name: str, run: RecordedRun) -> float | None:
     return None if relative is None else figure * relative / mean(times)
 
 
-def step_times(found: Mapping[str, Sequence[Sample]]) -> list[tuple[int, float]]:
-    """Steps and the seconds that each took, by the series that has the most steps with a time."""
-    timed = [
-        [(one.step, one.seconds) for one in samples if one.step is not None and one.seconds is not None]
-        for samples in found.values()
-    ]
-    longest = max(timed, key=len, default=[])
+def step_times(by_metric: Mapping[str, Sequence[Sample]]) -> list[tuple[int, float]]:
+    """Return steps and the seconds of each, from the metric with the most steps that have a time."""
+    longest = max(map(_timed_steps, by_metric.values()), key=len, default=[])
     return [(to, (end - begin) / (to - of)) for (of, begin), (to, end) in pairwise(longest) if to > of]
 
 
+def _timed_steps(samples: Sequence[Sample]) -> list[tuple[int, float]]:
+    """Return step and time of the samples that have both."""
+    return [
+        (sample.step, sample.seconds) for sample in samples if sample.step is not None and sample.seconds is not None
+    ]
+
+
 def _error_of_mean(values: Sequence[float]) -> float | None:
-    """The standard error of the mean, by the means of consecutive parts."""
+    """Return the standard error of the mean, from the means of consecutive parts; None if there are too few."""
     parts = min(BLOCKS, len(values) // 2)
     if parts < 2:
         return None
@@ -421,6 +450,6 @@ def _error_of_mean(values: Sequence[float]) -> float | None:
 
 
 def _error_of_one(values: Sequence[float]) -> float | None:
-    """The standard deviation of single values around their trend, by how much each differs from the one before."""
+    """Return the standard deviation of single values around their trend, from consecutive differences."""
     steps = [after - before for before, after in pairwise(values)]
     return math.sqrt(mean(step * step for step in steps) / 2) if len(steps) > 1 else None

@@ -1,4 +1,4 @@
-"""What is known of a run that failed, in one archive to attach to a bug report: ``evidence.tar.gz`` of its record."""
+"""Evidence of a failed run, to attach to a bug report: ``evidence.tar.gz`` in its record."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from labctl.records.store import EVIDENCE
 from labctl.system import files
 
 LAST = 200
-"""Lines of each rank, and of what else is long."""
+"""Last lines of each rank, and of other long output."""
 MOST = 256
-"""Logs."""
+"""Logs at most."""
 PIECE, SEARCHED = 1 << 19, 1 << 20
-"""Bytes of the end of a log that hold its last lines, and of the output among which the cause is looked for."""
+"""Bytes to read of the end of a log, and of the output that is searched for the cause."""
 MINUTE = 60
-"""Rows of samples."""
+"""Last rows of samples."""
 LONGEST = 2000
-"""Characters of a line."""
+"""Last characters of a line."""
 LIMIT = 3
-"""Seconds for the hosts to say what they saw."""
+"""Seconds for the answer of a host."""
 REPORTED = re.compile(r"labctl: (?:(rank \d+) on (\S+) exited with code|(\S+) ran out of memory|stalled)")
 
 
@@ -58,20 +58,20 @@ def write(
 
 
 def _collected(lab: Lab, result: Result, path: Path, witnesses: Callable[[float], Mapping[str, str]] | None) -> bytes:
-    found = {
+    texts = {
         "evidence.txt": summary(path, result),
         **_of_record(path),
         **_of_ranks(path),
     }
     if witnesses:
-        found |= witnesses(time.time() - store.age(path))
+        texts |= witnesses(time.time() - store.age(path))
     # What the workload was given as a secret it may have printed, too.
     given = (*lab.hidden, *map(Secret, sorted(_secrets(store.decode(path / "job.json", Any)), key=len, reverse=True)))
-    return archive(result.run_id, {name: store.redact(text, given) for name, text in found.items()})
+    return archive(result.run_id, {name: store.redact(text, given) for name, text in texts.items()})
 
 
 def archive(run_id: str, texts: Mapping[str, str]) -> bytes:
-    """Files as a tar archive, the same for the same files."""
+    """Return a tar archive of these files; equal files give an equal archive."""
     packed = io.BytesIO()
     with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as stream, tarfile.open(fileobj=stream, mode="w") as tar:
         for name, text in texts.items():
@@ -83,12 +83,12 @@ def archive(run_id: str, texts: Mapping[str, str]) -> bytes:
 
 
 def summary(path: Path, result: Result) -> str:
-    """How a run ended, what failed first, and the lines that show it, with their times."""
+    """Render how a run ended, the first failure, and the lines that show it, with their times."""
     lines, times = _tail(path / store.OUTPUT, SEARCHED), _tail(path / store.TIMES, SEARCHED)
-    # Of each line there is one of its time: from the end, as the beginnings may be cut off differently.
+    # Each line has one in the times. Matched from the end: the beginnings may be cut off differently.
     printed_at = dict(zip(lines[-len(times) :], times[-len(lines) :], strict=False))
     first = next(filter(REPORTED.search, lines), "")
-    # What a metric lacks no line says.
+    # No line shows a missing metric.
     failed = result.cause not in ("criteria", "no-metric")
     shown = last_words.cause_lines(result.message, lines, stalled=result.cause == "stalled") if failed else []
     shown = shown or lines[-last_words.BEFORE :]
@@ -115,8 +115,8 @@ def _clock(time_and_rank: str) -> str:
 
 
 def _of_record(path: Path) -> dict[str, str]:
-    """What labctl itself wrote of the run, without values of keys that sound secret."""
-    found = {}
+    """Return files of the record by name, with values of keys that sound secret redacted."""
+    texts = {}
     for name in ("result.json", "job.json", "settings.json", "versions.json", "plan.txt"):
         content = store.read_record(path / name)
         if content is None:
@@ -124,18 +124,18 @@ def _of_record(path: Path) -> dict[str, str]:
         text = content.decode("utf-8", "replace")
         with suppress(ValueError, RecursionError):
             text = json.dumps(_without_secrets(json.loads(text)), indent=2) + "\n"
-        found[name] = text
+        texts[name] = text
     for sampled in sorted((path / "samples").glob("*.csv")):
         with suppress(OSError), files.open_regular(sampled) as stream:
             head = stream.readline(LONGEST).decode("utf-8", "replace").rstrip("\n")
-            found[f"samples/{sampled.name}"] = "\n".join((head, *_tail(sampled)[-MINUTE:], ""))
+            texts[f"samples/{sampled.name}"] = "\n".join((head, *_tail(sampled)[-MINUTE:], ""))
     for log in sorted((path / "stacks").glob("*.txt")):
-        found[f"stacks/{log.name}"] = "\n".join(_tail(log))
-    return found
+        texts[f"stacks/{log.name}"] = "\n".join(_tail(log))
+    return texts
 
 
 def _without_secrets(value: Any) -> Any:
-    """JSON without the values of keys that sound secret, as pairs, in mappings and in lists of settings."""
+    """Return JSON without the values of keys that sound secret: in mappings, pairs and lists of settings."""
     if isinstance(value, dict):
         named = _hides(value.get("key"))
         return {
@@ -146,7 +146,7 @@ def _without_secrets(value: Any) -> Any:
 
 
 def _redacted_items(items: list[Any]) -> Iterator[tuple[Any, str]]:
-    """Each item of a list without its secret, and that secret: the value of a pair or an option, also behind ``=``."""
+    """Yield each item of a list without its secret, and the secret: the value of a pair or option, also after ``=``."""
     secret = False
     for item in items:
         name, equals, given = item.partition("=") if isinstance(item, str) else ("", "", "")
@@ -164,21 +164,21 @@ def _hides(key: object) -> bool:
 
 
 def _secrets(value: Any) -> set[str]:
-    """The texts that ``_without_secrets`` takes out, but for short ones."""
+    """Return the texts that ``_without_secrets`` removes, except short ones."""
     if isinstance(value, dict):
-        own = {item for key, item in value.items() if _hides(key) and isinstance(item, str) and len(item) >= 4}
-        return own.union(*map(_secrets, value.values()))
+        hidden = {item for key, item in value.items() if _hides(key) and isinstance(item, str) and len(item) >= 4}
+        return hidden.union(*map(_secrets, value.values()))
     if isinstance(value, list):
         return {secret for _, secret in _redacted_items(value) if len(secret) >= 4}.union(*map(_secrets, value))
     return set()
 
 
 def _of_ranks(path: Path) -> dict[str, str]:
-    """The last lines of each rank and of the whole output."""
+    """Return the last lines of each rank and of the whole output, by file name."""
     logs = [log for pattern in store.LOGS for log in sorted(path.glob(pattern))][:MOST]
     return {str(log.relative_to(path)): "\n".join((*_tail(log)[-LAST:], "")) for log in logs}
 
 
 def _tail(path: Path, size: int = PIECE) -> list[str]:
-    """The last lines of a file; of a large one those in so many bytes of its end."""
+    """Return the last lines of a file, from at most ``size`` bytes at its end."""
     return [line[-LONGEST:] for line in store.last_lines(path, size)]

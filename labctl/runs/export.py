@@ -1,4 +1,4 @@
-"""A run as files of other programs: TensorBoard's event files, JUnit XML for CI servers."""
+"""Export a run: TensorBoard event files, JUnit XML for CI servers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from labctl.system import files
 
 
 class ExportedRun(Struct, frozen=True, kw_only=True):
-    """A run, and the files that were written of it."""
+    """A run, and the files that were written."""
 
     run_id: str
     files: tuple[str, ...]
@@ -31,7 +31,7 @@ class ExportedRun(Struct, frozen=True, kw_only=True):
 
 # --- TensorBoard ---------------------------------------------------------------------------------------------
 
-# Castagnoli's polynomial, reflected.
+# The Castagnoli polynomial, reflected.
 _CRC32C = 0x82F63B78
 # Wire types of protocol buffers.
 _VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5
@@ -51,7 +51,7 @@ def write(lab: Path, result: Result, *, tensorboard: Path | None, junit: Path | 
 def event_file(directory: Path, result: Result, samples: Iterable[Sample]) -> Path:
     """Write a run's samples below a log directory, which may have other runs; nan stands for what is no number.
 
-    A TFRecord of ``tensorflow.Event`` messages. HostError where it cannot be written.
+    The file is a TFRecord of ``tensorflow.Event`` messages. HostError if it cannot be written.
     """
     began = _began(result)
     path = directory / result.run_id / f"events.out.tfevents.{began:.0f}.labctl"
@@ -63,14 +63,14 @@ def event_file(directory: Path, result: Result, samples: Iterable[Sample]) -> Pa
 
 
 def _began(result: Result) -> float:
-    """In seconds since 1970; 0 where it is unknown."""
+    """Return the start of a run in seconds since 1970; 0 if unknown."""
     with suppress(ValueError):
         return datetime.fromisoformat(result.started).timestamp()
     return 0
 
 
 def _events(began: float, samples: Iterable[Sample]) -> Iterator[bytes]:
-    """``Event {double wall_time = 1; int64 step = 2; string file_version = 3; Summary summary = 5}``."""
+    """Yield encoded ``Event {double wall_time = 1; int64 step = 2; string file_version = 3; Summary summary = 5}``."""
     yield _double(1, began) + _bytes(3, b"brain.Event:2")
     places: Counter[str] = Counter()
     for sample in samples:
@@ -88,7 +88,7 @@ def _record(data: bytes) -> bytes:
 
 
 def _masked(data: bytes) -> bytes:
-    """TFRecord's checksum: CRC32C, rotated and shifted so that it can be stored in what is checked, too."""
+    """Return TFRecord's checksum: CRC32C, rotated and shifted, so that data may contain checksums."""
     crc, table = 0xFFFFFFFF, _table()
     for byte in data:
         crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
@@ -98,7 +98,10 @@ def _masked(data: bytes) -> bytes:
 
 @cache
 def _table() -> tuple[int, ...]:
+    """Return the table of CRC32C, once."""
+
     def entry(value: int) -> int:
+        """Return the CRC of one byte."""
         for _ in range(8):
             value = value >> 1 ^ (_CRC32C if value & 1 else 0)
         return value
@@ -107,6 +110,7 @@ def _table() -> tuple[int, ...]:
 
 
 def _number(value: int) -> bytes:
+    """Encode an integer as varint."""
     low = bytearray()
     while value > 0x7F:
         low.append(value & 0x7F | 0x80)
@@ -123,6 +127,7 @@ def _double(field: int, value: float) -> bytes:
 
 
 def _float(field: int, value: float) -> bytes:
+    """Encode a float; values too large for 32 bits become infinity."""
     try:
         return _number(field << 3 | _FLOAT) + struct.pack("<f", value)
     except OverflowError:
@@ -135,7 +140,7 @@ def _bytes(field: int, value: bytes) -> bytes:
 
 # --- JUnit ---------------------------------------------------------------------------------------------------
 
-# What XML 1.0 has no way to write.
+# Characters that XML 1.0 cannot represent.
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -155,11 +160,11 @@ def junit_xml(result: Result) -> str:
         time=str(result.seconds),
         timestamp=result.started,
     )
-    said = {"run": result.run_id, "lab": result.lab, "launcher": result.launcher}
+    identity = {"run": result.run_id, "lab": result.lab, "launcher": result.launcher}
     values = {name: (metric.get(final(metric)), metric.get("note", "")) for name, metric in result.metrics.items()}
     figures = {name: str(note if value is None else value) for name, (value, note) in values.items()}
     properties = SubElement(suite, "properties")
-    for key, value in {**said, **figures}.items():
+    for key, value in {**identity, **figures}.items():
         SubElement(properties, "property", name=xml_text(key), value=xml_text(value))
     ran = SubElement(suite, "testcase", classname=name, name="completes", time=str(result.seconds))
     if broke:
@@ -172,11 +177,11 @@ def junit_xml(result: Result) -> str:
 
 
 def xml_text(text: str) -> str:
-    """Text without what XML cannot hold."""
+    """Replace characters that XML cannot represent."""
     return _NOT_IN_XML.sub("?", text)
 
 
 def xml_document(root: Element) -> str:
-    """An element as a document."""
+    """Render an element as an XML document."""
     indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{tostring(root, encoding="unicode")}\n'

@@ -1,7 +1,6 @@
-"""``labctl freeze`` and ``verify``: what a lab is, as a file; and how what it is now differs from that.
+"""``labctl freeze`` and ``verify``: record the state of a lab in a file, and compare the lab with it later.
 
-The file is JSON, sorted, with one fact a line: git shows what changed, and no version such as 1.10 can be read as a
-number.
+The file is sorted JSON with one fact per line, so that git shows changes and versions such as 1.10 stay text.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from labctl.system import files
 LOCK = "lab.lock"
 SCHEMA = 1
 WHERE = ("hosts", "nodes")
-"""The parts of the file that say something of one host or node each."""
+"""Parts of the file that have facts per host or node."""
 
 
 class FrozenLab(Struct, frozen=True, kw_only=True):
-    """The file that was written, how many facts it holds, and whether that made it another."""
+    """The file, its number of facts, and if it was changed."""
 
     lock: str
     facts: int
@@ -32,7 +31,7 @@ class FrozenLab(Struct, frozen=True, kw_only=True):
 
 
 class Drift(Struct, frozen=True, kw_only=True):
-    """A fact that is not as it was, empty where there is or was none. ``where``: a host, a node, or the lab."""
+    """A fact that has changed, empty if it is or was missing; ``where`` is a host, a node, or ``lab``."""
 
     what: str
     where: str
@@ -41,7 +40,7 @@ class Drift(Struct, frozen=True, kw_only=True):
 
 
 class Verification(Struct, frozen=True, kw_only=True):
-    """What is not as a file has it, of so many facts."""
+    """Facts that differ from a lock file, which has ``facts`` of them."""
 
     lock: str
     facts: int
@@ -59,7 +58,7 @@ def freeze(backend: Backend, file: Path) -> FrozenLab:
 
 
 def write(path: Path, document: Mapping[str, Any]) -> bool:
-    """Write it; whether that changed the file. HostError."""
+    """Write the lock file; return True if that changed it. HostError if it cannot be written."""
     text = json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     try:
         same = path.is_file() and path.read_text(encoding="utf-8") == text
@@ -71,7 +70,7 @@ def write(path: Path, document: Mapping[str, Any]) -> bool:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What a file has of a lab. ConfigError where it is none that `freeze` wrote."""
+    """Read a lock file. ConfigError if `freeze` did not write it."""
     try:
         document = json.loads(files.read_limited(path))
         schema = document["schema"]
@@ -100,24 +99,25 @@ def differences(lock: str, before: Mapping[str, Any], now: Mapping[str, Any]) ->
     was, is_now = dict(_facts(before)), dict(_facts(now))
     keys = dict.fromkeys((*was, *is_now))
     drift = (
-        Drift(what=what, where=where, was=was.get((where, what), ""), now=is_now.get((where, what), ""))
-        for where, what in keys
-        if was.get((where, what), "") != is_now.get((where, what), "")
+        Drift(what=name, where=place, was=was.get((place, name), ""), now=is_now.get((place, name), ""))
+        for place, name in keys
+        if was.get((place, name), "") != is_now.get((place, name), "")
     )
     return Verification(lock=lock, facts=len(was), drift=tuple(drift))
 
 
 def _facts(document: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], str]]:
-    """Each fact by where it is and what it is: ``lab`` and ``packages torch``, ``worker-1`` and ``image``."""
+    """Yield each fact with its place and name: ``lab`` and ``packages torch``, ``worker-1`` and ``image``."""
     for part, content in document.items():
         if part in WHERE:
-            for name, facts in content.items():
-                yield from (((name, what), str(value)) for what, value in facts.items() if value is not None)
+            for place, facts in content.items():
+                yield from (((place, name), str(value)) for name, value in facts.items() if value is not None)
         else:
-            yield from ((("lab", what), value) for what, value in _flat(part, content))
+            yield from ((("lab", name), value) for name, value in _flat(part, content))
 
 
 def _flat(name: str, value: object) -> Iterator[tuple[str, str]]:
+    """Yield the values of nested mappings, with the keys joined to a name."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _flat(f"{name} {key}", inner)

@@ -1,4 +1,4 @@
-"""`labctl runs prune`: which records of runs are removed, and how."""
+"""`labctl runs prune`: choose the runs to remove, and remove their records."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from labctl.system import filelock, files
 
 
 class PrunedRuns(Struct, frozen=True):
-    """The runs whose records are removed, the oldest first, and how many that have ended are kept."""
+    """Runs to remove, the oldest first, and the number of finished runs that are kept."""
 
     removed: tuple[str, ...]
     kept: int
 
 
 def choose(lab: Path, keep: int) -> PrunedRuns:
-    """The oldest runs that were judged, all but so many; none from which one that is under way goes on."""
+    """Return the finished runs except the latest ``keep``; a run that a running one resumes is kept."""
     needed = {store.job(store.directory(lab, run_id)).resumed.partition("/")[0] for run_id in store.unjudged(lab)}
     ended = [run_id for run_id in store.ids(lab) if store.state(lab, run_id) == "done"]
-    old = [one for one in reversed(ended[keep:]) if one not in needed and not filelock.is_held(store.lock(lab, one))]
+    candidates = [run_id for run_id in reversed(ended[keep:]) if run_id not in needed]
+    old = [run_id for run_id in candidates if not filelock.is_held(store.lock(lab, run_id))]
     return PrunedRuns(tuple(old), len(ended) - len(old))
 
 
 def remove(lab: Path, run_id: str) -> None:
-    """Remove all that a run has left. HostError for what cannot be removed."""
+    """Remove the record and results of a run. HostError if they cannot be removed."""
     path = store.directory(lab, run_id)
     with store.recording(lab, run_id):
         if store.outputs(lab, run_id).is_dir():

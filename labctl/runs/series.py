@@ -1,4 +1,4 @@
-"""The metrics of a run over time, for reports."""
+"""Metrics of a run over time, for reports."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from labctl.records.metrics import Sample, Sampler, searched
 from labctl.system import files
 
 MOST = 1 << 14
-"""Samples of a metric that are in memory at once."""
+"""Samples of a metric to keep in memory."""
 
 
 def read(lab: Path, run_id: str) -> Iterator[Sample]:
-    """The samples of a run, in order, as far as they are written.
+    """Yield the samples of a run written so far, in order.
 
-    Those of a record without ``metrics.jsonl`` are read off its output, which does not have the times of lines.
+    Without ``metrics.jsonl`` in the record they are parsed from its output, without times.
     """
     try:
         stream = files.open_regular(store.directory(lab, run_id) / store.METRICS)
@@ -32,12 +32,13 @@ def read(lab: Path, run_id: str) -> Iterator[Sample]:
             try:
                 sample = msgspec.json.decode(line, type=Sample)
             except msgspec.DecodeError:
-                # The last line of a run that is under way, or whose labctl was killed.
+                # The last line is incomplete if the run is running, or its labctl was killed.
                 return
             yield sample
 
 
 def _read_output(lab: Path, run_id: str) -> Iterator[Sample]:
+    """Yield the samples in the output of a run; none if the record is incomplete."""
     try:
         sampler = Sampler(store.load_job(lab, run_id).workload.metrics)
         stream = files.open_regular(store.directory(lab, run_id) / store.OUTPUT)
@@ -49,7 +50,7 @@ def _read_output(lab: Path, run_id: str) -> Iterator[Sample]:
 
 
 def by_metric(samples: Iterable[Sample]) -> Mapping[str, Sequence[Sample]]:
-    """The samples of each metric, in order; of one with more than ``MOST`` every other, every fourth ... one."""
+    """Return the samples of each metric, in order; of more than ``MOST`` every second, fourth ... one."""
     kept: dict[str, list[Sample]] = {}
     count: Counter[str] = Counter()
     every: dict[str, int] = {}

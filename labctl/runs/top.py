@@ -1,4 +1,4 @@
-"""A run under way, looked at from beside it: how far it is, and what its nodes and devices do."""
+"""`labctl top`: observe a running run: progress, and samples of its nodes and devices."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from labctl.records.progress import Tracker
 from labctl.records.samples import NodeSamples
 from labctl.system.parallel import begin, pool
 
-# Seconds between two looks at the samples of the nodes.
 PACE = 2
-# Seconds for one look to be told what was printed before, and without a word after which that was all.
+"""Seconds between reads of the nodes' samples."""
 CATCHING_UP, SILENT = 10, 0.5
+"""Seconds for reading earlier output, and without output after which it is complete."""
 
 
 class RunView(Struct, frozen=True, kw_only=True):
-    """A run at a moment; ``state`` is ``running``, ``waiting`` for nodes of other runs, or ``ended``."""
+    """State of a run at a moment: ``running``, ``waiting`` for nodes of other runs, or ``ended``."""
 
     run_id: str
     workload: str
@@ -37,22 +37,23 @@ class RunView(Struct, frozen=True, kw_only=True):
 
 
 def under_way(backend: Backend, run: str) -> ActiveRun:
-    """A run that is under way, without a name the latest one. HostError where it is not, or none is."""
-    wanted = store.find(backend.context.directory, run) if run else ""
-    known = [one for one in backend.active().values() if wanted in ("", one.id)]
-    if unknown := [one.id for one in known if one.state == "unknown"]:
+    """Return a run that is under way, without a name the latest. HostError if it is not, none is, or it is unknown."""
+    directory = backend.context.directory
+    run_id = store.find(directory, run) if run else ""
+    active = [active for active in backend.active().values() if run_id in ("", active.id)]
+    if unknown := [other.id for other in active if other.state == "unknown"]:
         message = f"the launcher does not answer: whether run {unknown[0]} is under way is unknown"
         raise HostError(message, hint="labctl status")
-    here = [one for one in known if one.state == "running" and store.is_run(backend.context.directory, one.id)]
-    if not here and wanted:
-        raise HostError(f"run {wanted} is not under way", hint=f"labctl show {wanted}")
-    if not here:
+    running = [other for other in active if other.state == "running" and store.is_run(directory, other.id)]
+    if not running and run_id:
+        raise HostError(f"run {run_id} is not under way", hint=f"labctl show {run_id}")
+    if not running:
         raise HostError("no run is under way", hint="labctl run opt-tiny; `labctl runs` lists those that have ended")
-    return max(here, key=lambda one: one.order)
+    return max(running, key=lambda active: active.order)
 
 
 class Observer:
-    """Follows a run and records nothing of it."""
+    """Follows a run without recording it."""
 
     def __init__(self, backend: Backend, run: ActiveRun) -> None:
         self._backend, self._active = backend, run
@@ -77,6 +78,7 @@ class Observer:
         return True
 
     def view(self) -> RunView:
+        """Return the current state of the run."""
         progress = self._tracker.progress()
         waits = self._active.waits and progress.last_line is None
         return RunView(
@@ -88,6 +90,12 @@ class Observer:
             progress=progress,
             nodes=self._nodes,
         )
+
+    def _state(self, progress: Progress) -> str:
+        """Return ``ended``, ``waiting`` before its first line if it waits for nodes, or ``running``."""
+        if self.ended:
+            return "ended"
+        return "waiting" if self._active.waits and progress.last_line is None else "running"
 
     def look(self) -> RunView:
         """One view, once what was printed before is known."""
@@ -104,9 +112,9 @@ class Observer:
         return self.view()
 
     def watch(self, show: Callable[[RunView], bool]) -> RunView:
-        """Show one view after the other until the run ends or ``show``, which takes its time, says that it is enough.
+        """Show the state until the run ends or ``show`` returns False; return the last state.
 
-        The last one.
+        ``show`` waits between two states.
         """
         begin(self._keep_asking_nodes)
         try:
@@ -117,6 +125,7 @@ class Observer:
             self._over.set()
 
     def _keep_asking_nodes(self) -> None:
+        """Read the samples of the nodes regularly until the observer is done."""
         while not self._over.is_set():
             self._ask_nodes()
             self._over.wait(PACE)

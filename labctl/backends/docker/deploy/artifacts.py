@@ -1,4 +1,4 @@
-"""What ranks wrote, here and on hosts that do not see the lab's directory, comes into the run's record."""
+"""Results of ranks: push the run's directory to hosts, and move what ranks wrote there and here to the record."""
 
 from __future__ import annotations
 
@@ -21,32 +21,34 @@ from labctl.records.manifest import Manifest, scan
 from labctl.system import filelock
 from labctl.system.parallel import pool
 
-# Seconds for the files of a run; what a workload wrote may be large.
 SECONDS = 3600
-# Seconds for a run whose nodes were removed to end.
+"""Time limit of a transfer: the results of a run may be large."""
 ENDING = 300
-# Paths that a warning names.
+"""Seconds to wait for a run whose nodes were removed to end."""
 SHOWN = 3
+"""Paths that a warning names."""
 
 
 def hosts_apart(lab: Lab, job: Job) -> tuple[Host, ...]:
-    """The hosts of a run that do not see the lab's directory."""
+    """Return the hosts of a run that do not see the lab directory."""
     hosts = {host.name: host for host in map(lab.host_of, job.containers)}
     return tuple(filter(naming.sent, hosts.values()))
 
 
 def send(lab: Lab, job: Job, engine: Backend, earlier: tuple[str, ...] = ()) -> Manifest:
-    """Push the run's directory to each of its hosts; returns what that is. HostError where one does not get it.
+    """Push the run's directory to each of its hosts that need it; return its manifest. HostError if a host fails.
 
-    Workloads and clones go along: what was edited since `up` is what runs, as it is on this machine. So do the
-    ``earlier`` runs whose results it reads; they stay there.
+    Workloads and clones are pushed too, so that edits since `up` are used. So are ``earlier`` runs whose results it
+    reads.
     """
     manifest = scan(store.outputs(lab.directory, job.run_id))
     hosts = hosts_apart(lab, job)
     shared = provision.shared(lab) if hosts else {}
-    shared |= {f"runs/{run}": scan(lab.directory / "runs" / run) for run in earlier} if hosts else {}
+    if hosts:
+        shared |= {f"runs/{run}": scan(lab.directory / "runs" / run) for run in earlier}
 
     def give(host: Host) -> None:
+        """Push to one host."""
         connection = connection_to(engine, host.name)
         push.push(connection, host.directory, shared, seconds=SECONDS)
         push.push_new(connection, manifest, outputs_on(lab, host, job.run_id), seconds=SECONDS)
@@ -57,16 +59,16 @@ def send(lab: Lab, job: Job, engine: Backend, earlier: tuple[str, ...] = ()) -> 
 
 
 def outputs_on(lab: Lab, host: Host, run_id: str) -> str:
-    """What a run writes on a host."""
+    """Return the directory on a host that a run writes to."""
     return naming.own_path(lab, host, f"{naming.OUTPUTS}/{run_id}")
 
 
 def collect(
     lab: Lab, run_id: str, engine: Backend, warn: Callable[[str], None], pushed: Manifest | None = None
 ) -> None:
-    """Move what ranks wrote on this machine into the run's record, then what they wrote on the lab's hosts.
+    """Move the results of ranks into the run's record: of this machine first, then of the lab's hosts.
 
-    What cannot be moved stays, with a warning. Of files that several wrote the first host's stands.
+    Files that cannot be moved stay, with a warning. If several hosts wrote a file, that of the first host is kept.
     """
     path, hosts = store.directory(lab.directory, run_id), tuple(filter(naming.sent, lab.hosts))
     written = store.outputs(lab.directory, run_id)
@@ -79,16 +81,17 @@ def collect(
         stays = f"{first(moved.stayed)}; it stays in {naming.OUTPUTS}/{run_id}"
         warn(f"run {run_id}: not moved, because it is no file of the run or its name is taken: {stays}")
     done = {host.name: Event() for host in hosts}
-    turns = dict(zip(done, (lambda: True, *(one.wait for one in done.values())), strict=False))
+    turns = dict(zip(done, (lambda: True, *(event.wait for event in done.values())), strict=False))
 
     def in_turn(host: Host) -> None:
-        there = outputs_on(lab, host, run_id)
+        """Fetch from a host; its files are placed after those of the hosts before it."""
+        folder = outputs_on(lab, host, run_id)
         try:
             connection = connection_to(engine, host.name)
             if run_id in runs_on(connection, host.directory):
-                bring(connection, there, path, warn, pushed=pushed, turn=turns[host.name])
+                bring(connection, folder, path, warn, pushed=pushed, turn=turns[host.name])
         except HostError as error:
-            warn(f"{error.message}; what {host.name} has of the run stays there in {there}")
+            warn(f"{error.message}; what {host.name} has of the run stays there in {folder}")
         finally:
             turns[host.name]()
             done[host.name].set()
@@ -99,63 +102,64 @@ def collect(
 
 @contextmanager
 def warned(warn: Callable[[str], None]) -> Iterator[None]:
-    """A HostError within is a warning: whatever a workload made of its directory, its run comes to an end."""
+    """Turn a HostError in the block into a warning, so that the run is judged regardless."""
     try:
         yield
     except HostError as error:
         warn(error.message)
 
 
-def bring(connection: Connection, there: str, path: Path, warn: Callable[[str], None], **options: Any) -> None:
-    """Pull a run's directory from a host and remove it there. HostError where not all of it comes: then it stays."""
+def bring(connection: Connection, folder: str, path: Path, warn: Callable[[str], None], **options: Any) -> None:
+    """Pull a run's directory from a host and remove it there. HostError if it is incomplete: then it stays."""
     name = connection.target.name
-    result = pull.pull(connection, there, path, reserved=store.KEPT, seconds=SECONDS, **options)
+    result = pull.pull(connection, folder, path, reserved=store.KEPT, seconds=SECONDS, **options)
     if result.aside:
         warn(f"{name}: labctl or another host writes files of the same names: see {first(result.aside)} in {path}")
     if not result.complete:
         reason = "files changed while they were fetched"
         if result.refused:
             reason = f"not fetched, because it is no file of the run: {first(result.refused)}"
-        raise HostError(f"{name}: run {path.name}: {reason}", hint=remedy(connection, there), node=name)
-    push.remove(connection, there)
+        raise HostError(f"{name}: run {path.name}: {reason}", hint=remedy(connection, folder), node=name)
+    push.remove(connection, folder)
 
 
 def first(names: list[str]) -> str:
-    """The first of some names, as they can be printed."""
+    """Render the first of these names."""
     return f"{', '.join(map(shown, names[:SHOWN]))}{', ...' if names[SHOWN:] else ''}"
 
 
 def shown(name: str) -> str:
-    """A name that a host or a workload chose, as it can be printed."""
+    """Render a name chosen by a host or workload, without control characters."""
     return name if name.isprintable() and len(name) <= 100 else ascii(name)[:100]
 
 
-def remedy(connection: Connection, there: str) -> str:
-    return f"{ssh_errors.command(connection.target)} rm -r {shlex.quote(there)}  # if nobody needs it"
+def remedy(connection: Connection, folder: str) -> str:
+    """Return the command that removes a directory on a host."""
+    return f"{ssh_errors.command(connection.target)} rm -r {shlex.quote(folder)}  # if nobody needs it"
 
 
 def fetch_left(
     connection: Connection, directory: str, lab: Path, hidden: tuple[Secret, ...], notice: Callable[[str], None]
 ) -> None:
-    """Pull what runs have left in the lab's directory on a host, as where it did not answer when they ended.
+    """Pull results that earlier runs have left on a host, because it did not answer when they ended.
 
-    HostError where not all of a run comes: its directory stays there.
+    HostError if one is incomplete: its directory stays there.
     """
     name = connection.target.name
-    # One that is followed pulls its own as it ends.
+    # Runs that are followed pull their own results: wait for them to end.
     for lock in filelock.held_below(lab / filelock.RUNS):
         with filelock.held(lock, f"fetch from {name}", wait=ENDING, notice=notice):
             pass
     for run in runs_on(connection, directory):
-        there, path = f"{directory}/{naming.OUTPUTS}/{run}", store.directory(lab, run)
-        # The name is the host's word: what it brings goes to no other place than that of a run which was sent there.
+        folder, path = f"{directory}/{naming.OUTPUTS}/{run}", store.directory(lab, run)
+        # The name comes from the host: accept only runs of this lab, so that no other directory is written.
         if not store.is_run(lab, run):
             unexpected = f"{name}: {directory}/{naming.OUTPUTS} has what is no run of this lab: {ascii(run)[:100]}"
-            raise HostError(unexpected, hint=remedy(connection, there), node=name)
+            raise HostError(unexpected, hint=remedy(connection, folder), node=name)
         try:
-            bring(connection, there, path, notice)
+            bring(connection, folder, path, notice)
         except HostError as error:
-            stays = f"what {name} has of run {run} stays there in {there}"
+            stays = f"what {name} has of run {run} stays there in {folder}"
             raise HostError(f"{error.message}; {stays}", hint=error.hint, node=name) from error
         finally:
             store.redact_ranks(path, hidden)
@@ -163,5 +167,5 @@ def fetch_left(
 
 
 def runs_on(connection: Connection, directory: str) -> list[str]:
-    """The runs of which results are in the lab's directory on a host."""
+    """List the runs that have results in the lab directory on a host."""
     return connection.run(push.SCRIPT, "folders", f"{directory}/{naming.OUTPUTS}").out.splitlines()

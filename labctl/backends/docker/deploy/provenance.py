@@ -1,9 +1,10 @@
-"""What a run is on and of: images, packages, devices and drivers, commits of code, revisions of what is cached."""
+"""Provenance of a run: images, packages, devices, drivers, commits of code, revisions of cached models and data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,42 +24,48 @@ from labctl.model import HERE, Cache, Host, Job, Lab, Node
 from labctl.system import parallel
 
 PACKAGES = ".lab/packages-of"
-"""The packages of each image by its id, relative to the lab directory: an id never comes to mean another image."""
+"""Cache of the packages of images by image id, relative to the lab directory; the packages of an id never change."""
 LOOKING = 10
-"""Seconds for hosts to say of what commits a run's code is."""
+"""Time limit of reading commits and revisions on a host."""
 
 
 def begin(lab: Lab, job: Job, cluster: Cluster, observed: ObservedState) -> Future[dict[str, Any]]:
-    """Find it out for a run's record, beside what follows; what cannot be found out is left out."""
+    """Start collecting the provenance of a run in the background; parts that cannot be collected are left out."""
     return parallel.begin(lambda: of_run(lab, job, cluster, observed))
 
 
 def of_run(lab: Lab, job: Job, cluster: Cluster, observed: ObservedState) -> dict[str, Any]:
-    """What the record has of it. A host that does not say is left out: the run itself tells what is wrong there."""
+    """Return the provenance of a run. Hosts that do not answer are left out: the run itself reports their errors."""
     hosts = {host.name: host for host in map(lab.host_of, job.containers)}
     cached = repositories(job.workload.cache)
     asked = {name: [*code(lab, host), *snapshots(lab, host, cached)] for name, host in hosts.items()}
-    # A replay has its code from the record of another run, which says where it came from.
+    # A replay has its code from the record of another run, which has its provenance.
     roots = {copy.root for copy in job.code} if not job.replays else ()
     asked[HERE] = [*asked.get(HERE, ()), *code_here(lab, roots)]
-    found, _ = read(cluster, asked)
+    sources_by_host, _ = read(cluster, asked)
     try:
         image = observed.on(lab.hosts[0].name).image
         packages = packages_of(lab, cluster, image) if image else None
     except HostError:
         packages = None
+    images = {name: observed.on(name).image for name in hosts}
+    devices_by_node = {node.name: devices(lab, node) for node in job.nodes}
+    commits = list(chain.from_iterable(commits_of(*item) for item in sources_by_host.items()))
     return {
-        "images": {name: observed.on(name).image for name in hosts},
+        "images": images,
         "packages": packages,
-        "devices": {node.name: devices(lab, node) for node in job.nodes},
-        "code": [
-            {"host": host, "path": path, "commit": commit_of(value), "dirty": value != commit_of(value)}
-            for host, values in found.items()
-            for (kind, path), value in sorted(values.items())
-            if kind == "code"
-        ],
-        "cache": {name: revisions(lab, host, cached, found.get(name, {})) for name, host in hosts.items()},
+        "devices": devices_by_node,
+        "code": commits,
+        "cache": {name: revisions(lab, host, cached, sources_by_host.get(name, {})) for name, host in hosts.items()},
     }
+
+
+def commits_of(host: str, values: Sources) -> Iterator[dict[str, Any]]:
+    """Yield the commit of each folder of code on a host."""
+    for (kind, path), value in sorted(values.items()):
+        if kind == "code":
+            commit = commit_of(value)
+            yield {"host": host, "path": path, "commit": commit, "dirty": value != commit}
 
 
 def commit_of(value: str) -> str:
@@ -66,37 +73,40 @@ def commit_of(value: str) -> str:
 
 
 def packages_of(lab: Lab, cluster: Cluster, image: str) -> dict[str, str] | None:
-    """The packages of an image, by its id, that the launcher's host has. HostError if it does not list them."""
+    """Return the packages of an image, by id, on the launcher's host. HostError if it does not list them."""
     engine = cluster.daemons.get(lab.hosts[0].name)
     return sbom.versions(engine, image, lab.directory / PACKAGES) if engine else None
 
 
 def devices(lab: Lab, node: Node) -> list[dict[str, str]]:
-    """Those of a node, with the version of their driver."""
+    """Return the devices of a node, with the version of their driver."""
     driver = lab.host(node.host).driver
-    fields = ("id", "name", "uuid", "firmware")
-    return [{**{key: getattr(one, key) for key in fields}, "driver": driver} for one in node.devices.devices]
+    return [
+        {"id": device.id, "name": device.name, "uuid": device.uuid, "firmware": device.firmware, "driver": driver}
+        for device in node.devices.devices
+    ]
 
 
 def read(
     cluster: Cluster, asked: Mapping[str, Iterable[tuple[Kind, str]]], seconds: float = LOOKING
 ) -> tuple[dict[str, Sources], dict[str, HostError]]:
-    """What each host has of what it is asked for, all at once, and what failed on which."""
+    """Read commits, revisions and digests on all hosts concurrently; return them by host, and the hosts that failed."""
 
-    def look(wanted: tuple[str, Iterable[tuple[Kind, str]]]) -> Sources:
-        host, words = wanted
-        # The lab's directory is on this machine, whether or not it is one of the lab's hosts.
+    def look(request: tuple[str, Iterable[tuple[Kind, str]]]) -> Sources:
+        """Read one host."""
+        host, paths = request
+        # The lab directory is on this machine, also if this machine is not a host of the lab.
         connection = LocalConnection() if host == HERE else connection_to(cluster.engine, host)
-        return sources.read(connection, words, seconds)
+        return sources.read(connection, paths, seconds)
 
-    return parallel.map_hosts(look, {host: (host, words) for host, words in asked.items()})
+    return parallel.map_hosts(look, {host: (host, paths) for host, paths in asked.items()})
 
 
-# --- what to ask for -----------------------------------------------------------------------------------------
+# --- requests ------------------------------------------------------------------------------------------------
 
 
 def code_here(lab: Lab, roots: Iterable[Path] = ()) -> list[tuple[Kind, str]]:
-    """The lab's workloads, what else a run copies, and the clones that hosts are sent."""
+    """Return the folders of code on this machine: workloads, other folders that a run copies, and clones to push."""
     workloads = lab.directory / "workloads"
     others = (root for root in roots if not root.is_relative_to(workloads.resolve()))
     sent = dict(lab.clones) if any(map(naming.sent, lab.hosts)) else {}
@@ -104,27 +114,27 @@ def code_here(lab: Lab, roots: Iterable[Path] = ()) -> list[tuple[Kind, str]]:
 
 
 def code(lab: Lab, host: Host) -> list[tuple[Kind, str]]:
-    """What a host's nodes mount of it that is not the lab's own: clones, as far as they are any."""
+    """Return the folders that a host's nodes mount and that may be clones; not the lab's own mounts."""
     sent = dict(lab.clones) if naming.sent(host) else {}
-    own = {*own_mounts(lab), inputs.cache_of(lab), *sent}
-    places = (mount.source for mount in lab.mounts if mount.source not in own)
+    excluded = {*own_mounts(lab), inputs.cache_of(lab), *sent}
+    places = (mount.source for mount in lab.mounts if mount.source not in excluded)
     return [("code", naming.path_on(lab, host, path)) for path in dict.fromkeys(places)]
 
 
 def repositories(cache: Cache) -> dict[str, Path]:
-    """Where models and datasets lie below the shared cache, by what they are called."""
+    """Return the folders of models and data sets below the shared cache, by ``model NAME`` or ``dataset NAME``."""
     hub = Hub(endpoint="", token=None, cache=Path(HUB))
     models = {f"model {name}": hub.folder("model", name) for name in cache.models}
     return models | {f"dataset {name}": hub.folder("dataset", name) for name in cache.datasets}
 
 
-def snapshots(lab: Lab, host: Host, wanted: Mapping[str, Path]) -> list[tuple[Kind, str]]:
-    return [("snapshot", str(_cached(lab, host, path))) for path in wanted.values()]
+def snapshots(lab: Lab, host: Host, folders: Mapping[str, Path]) -> list[tuple[Kind, str]]:
+    return [("snapshot", str(_cached(lab, host, path))) for path in folders.values()]
 
 
-def revisions(lab: Lab, host: Host, wanted: Mapping[str, Path], found: Sources) -> dict[str, str | None]:
-    """The newest revision of each in the host's cache, which is the one that runs read; None of what is not there."""
-    return {name: found.get(("snapshot", str(_cached(lab, host, path)))) for name, path in wanted.items()}
+def revisions(lab: Lab, host: Host, folders: Mapping[str, Path], values: Sources) -> dict[str, str | None]:
+    """Return the newest revision in the host's cache, which runs use, by name; None if it is not cached."""
+    return {name: values.get(("snapshot", str(_cached(lab, host, path)))) for name, path in folders.items()}
 
 
 def _cached(lab: Lab, host: Host, path: Path) -> Path:
