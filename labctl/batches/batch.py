@@ -325,7 +325,7 @@ def run_job(
     with log:
 
         def write(text: str) -> None:
-            """Write to the log. HostError if the disk is full."""
+            """Write to the log. HostError if that fails."""
             with files.writing(path):
                 log.write(text)
 

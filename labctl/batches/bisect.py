@@ -43,7 +43,7 @@ class Run(Struct, frozen=True, kw_only=True):
     nodes: Group
     value: float | None
     figure: float | None
-    """Its value as a share of the median of good runs of about its size; None if it failed."""
+    """Value as a share of the median of good runs of about its size; None if it failed."""
     bad: bool
     why: str = ""
 
@@ -56,7 +56,7 @@ class BadNode(Struct, frozen=True, kw_only=True):
     figure: float | None
     """The median of its bad runs' figures; None if it is failing."""
     runs: tuple[Run, ...]
-    """Its tests with partners that are good with others, or alone where no such partner is known."""
+    """Its tests, with partners that are good with others, or alone if no such partner is known."""
 
 
 class BadLink(Struct, frozen=True, kw_only=True):
@@ -189,7 +189,7 @@ class _Bisection:
     def resolve(self, groups: Iterable[Group], suspects: Iterable[str]) -> Steps[list[Group]]:
         """Tell bad nodes from bad links: test the suspects, then the pairs whose nodes are both good.
 
-        Return the groups that have changed: without nodes and links that were found bad or unsure.
+        Return the groups that include a node or link that was found bad or unsure.
         """
         tests = yield from self.settle([(node,) for node in dict.fromkeys(suspects)])
         for (node,), runs in tests.items():
@@ -387,7 +387,7 @@ class _Bisection:
                 self.bad_with[run.nodes[1]].add(run.nodes[0])
             if not run.bad and run.value is not None:
                 self.values[_scale(run.nodes)].append(run.value)
-                # Alone, a node shows nothing of its network, but of two nodes there is no more to see.
+                # A run of a single node does not test the network, but of two nodes no better test exists.
                 if len(run.nodes) > 1 or len(self.order) < 3:
                     self.good.update(run.nodes)
 

@@ -56,7 +56,7 @@ def bounds(
     baseline: Baseline | None,
     hosts: Mapping[str, str],
 ) -> dict[tuple[str, str], Bound]:
-    """Return the bound of each metric of each job, by metric and subject; without one if nothing is comparable."""
+    """Return the bound of each metric of each job, by metric and subject; no entry if nothing is comparable."""
     by_subject = {}
     for limit in check.limits:
         values = [value for job in jobs if (value := job.value(limit.metric)) is not None]

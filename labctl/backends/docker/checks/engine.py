@@ -124,7 +124,7 @@ def plugin(ctx: CheckContext, code: str, name: str, oldest: str, level: Level, i
 
 
 def cgroups(ctx: CheckContext) -> Iterator[Finding]:
-    """Check that GPUs are given by CDI if the cgroup driver is systemd: a reload of it takes them away from a hook."""
+    """Check that GPUs are given by CDI if the cgroup driver is systemd, which revokes devices that a hook gave."""
     driver = str(ctx.info.get("CgroupDriver", ""))
     access = accelerators.get(ctx.lab.accelerator).engine
     if not access.cdi or driver != "systemd" or ctx.host.request == "cdi":
