@@ -82,7 +82,7 @@ def read(directory: Path, pattern: str = "") -> tuple[Measured, ...]:
 
 
 def recorded(directory: Path) -> Batch | None:
-    """Return the batch that a directory has logs of; only the jobs of one set if it is that set's; else None."""
+    """Return the batch whose logs are in a directory, reduced to one set if it has only that set's; else None."""
     batch, folder = record.load(directory), f"{directory.resolve().name}/"
     if batch or not (above := record.load(directory.resolve().parent)):
         return batch

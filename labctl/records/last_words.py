@@ -76,7 +76,7 @@ def cause_lines(message: str, lines: Sequence[str], *, stalled: bool = False) ->
 
 
 def _position(texts: Sequence[str], lines: Sequence[str]) -> int | None:
-    """Return the index of the first line that has a text, else the beginning of one but the first; None without."""
+    """Return the index of the first line that has a text, else that ends with the first words of one; else None."""
     for text in texts:
         for at, line in enumerate(lines):
             if text in line:

@@ -73,7 +73,7 @@ def state(ctx: CheckContext, name: str, container: Container | None, fingerprint
 
 
 def unusable(ctx: CheckContext, name: str, container: Container) -> Finding | None:
-    """Return the error of a container that is paused, has lost a device or memory, or does not run; else None."""
+    """Return the error of a container that is paused, is not running, or has lost what a run needs; else None."""
     wrong = partial(error, node=name, auto_fixable=True)
     if container.state == "paused":
         fix = ctx.command(f"docker unpause {container.name}")
