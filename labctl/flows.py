@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labctl.config.context import Context
-from labctl.config.settings import Settings
-from labctl.errors import ConfigError, HostError
+from labctl.errors import ConfigError
+from labctl.runs import opening
+from labctl.runs.opening import (
+    connected,
+    docker,
+    initialised_settings,
+    named_settings,
+    of_batch,
+    of_run,
+    settings_for,
+    to_remove,
+    to_replay,
+    to_run,
+)
 
 if TYPE_CHECKING:
-    from labctl.backends import Backend
     from labctl.backends.devices import DeviceReport
     from labctl.backends.docker.compose.devcontainer import DevcontainerFile
     from labctl.backends.docker.compose.render import RenderedFiles
     from labctl.backends.docker.lab.devices import EffectiveSettings
     from labctl.backends.kubernetes.importing import ImportedJob
-    from labctl.backends.kubernetes.job import ClusterJob
     from labctl.backends.kubernetes.lab import Submitted
     from labctl.backends.kubernetes.render import Kustomized, Manifests
-    from labctl.backends.kubernetes.target import Target
     from labctl.backends.plan import PlanPreview
     from labctl.backends.status import LabStatus
     from labctl.batches.baseline import BaselineReport, ValidationReport
@@ -39,14 +46,14 @@ if TYPE_CHECKING:
     from labctl.fit import FitReport
     from labctl.hub.report import CacheReport
     from labctl.jobs.request import RunOptions
-    from labctl.model import Cache, Result, Workload
+    from labctl.model import Cache, Result
     from labctl.records.store import RunFilter, RunList, RunSummary
     from labctl.reports.runs import WrittenReport
-    from labctl.runs.compare import Comparison, RecordedRun, RepeatedRuns
+    from labctl.runs.compare import Comparison, RepeatedRuns
     from labctl.runs.export import ExportedRun
     from labctl.runs.freeze import FrozenLab, Verification
     from labctl.runs.prune import PrunedRuns
-    from labctl.runs.start import Ask, Request
+    from labctl.runs.start import Ask
     from labctl.runs.top import RunView
     from labctl.system.setup.install import SetupResult
     from labctl.workloads.external import WorkloadList
@@ -215,75 +222,6 @@ def clean(context: Context) -> PlanPreview:
         return labs.take_down(backend, "labctl clean", state=".lab")
 
 
-# --- connecting ----------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def connected(
-    context: Context, command: str = "", settings: Settings | None = None, **options: Any
-) -> Iterator[Backend]:
-    """Connect the backend of this directory's lab for a command that the backend has to have. ConfigError."""
-    from labctl import backends
-
-    settings = settings or named_settings(context)
-    if command:
-        backends.require(settings, command)
-    with backends.connect(context, settings, **options) as backend:
-        yield backend
-
-
-@contextmanager
-def docker(context: Context, command: str, settings: Settings | None = None, **options: Any) -> Iterator[Any]:
-    """Connect Docker hosts for a command that is Docker's by nature. ConfigError for a lab elsewhere."""
-    with connected(context, command, settings or context.settings(), **options) as backend:
-        yield backend
-
-
-@contextmanager
-def to_remove(context: Context, *, images: bool) -> Iterator[Backend]:
-    """Connect all hosts of the lab, also drained ones."""
-    from labctl import backends
-
-    settings = named_settings(context)
-    if images:
-        backends.require(settings, "down --images")
-    with backends.connect(context, settings, drained=True) as backend:
-        yield backend
-
-
-def named_settings(context: Context, *, quiet: bool = False) -> Settings:
-    """Return the settings of the lab in the context's directory. ConfigError if it is not a lab directory.
-
-    ``quiet``: without their warnings, which the command gives itself.
-    """
-    from labctl.config import context as contexts
-
-    settings = context.declared() if quiet else context.settings()
-    if not quiet or settings.text("LAB_ENGINE") != "docker":
-        contexts.require_named(context, settings)
-    return settings
-
-
-def initialised_settings(context: Context) -> Settings:
-    """Return the settings of a directory that `labctl init` has made. ConfigError if it is none."""
-    from labctl.config import context as contexts
-
-    contexts.require_initialised(context)
-    return context.settings()
-
-
-def settings_for(context: Context, workload: str) -> Settings:
-    """Return the settings, with the image that a workload needs if one is named. ConfigError for no lab directory."""
-    settings = initialised_settings(context)
-    if not workload:
-        return settings
-    from labctl import backends
-    from labctl.jobs.request import RunOptions, choose_workload
-
-    chosen = choose_workload(context.directory, workload, RunOptions(), settings)
-    return backends.settings_for(context, settings, chosen)
-
-
 # --- runs ----------------------------------------------------------------------------------------------------
 
 
@@ -339,27 +277,6 @@ def repeat(context: Context, name: str, options: RunOptions, count: int, ask: As
     return RepeatedRuns(runs=tuple(results), spread=spreads(results))
 
 
-@contextmanager
-def to_run(
-    context: Context, name: str, options: RunOptions, ask: Ask | None, *, again: bool = False
-) -> Iterator[tuple[Backend, Request]]:
-    """Connect the backend for a run, and choose its workload; unknown options are warned of."""
-    from labctl import backends
-    from labctl.jobs import request
-    from labctl.runs import start
-
-    settings = named_settings(context) if not name else context.settings()
-    backends.require_options(settings, options)
-    if options.resume and not again:
-        name, options = request.resumed(context.directory, name, options)
-    workload = request.choose_workload(context.directory, name, options, settings)
-    settings = backends.settings_for(context, settings, workload)
-    if not again:
-        start.warn_of_unknown(context, settings, workload, options)
-    with backends.connect(context, settings) as backend:
-        yield backend, start.Request(workload=workload, options=options, ask=ask)
-
-
 def replay(context: Context, run: str) -> Result:
     """Repeat a run from its record: the same command, files, code, image and nodes. HostError for what has changed."""
     from labctl.runs import start
@@ -374,26 +291,6 @@ def plan_replay(context: Context, run: str) -> PlanPreview:
 
     with to_replay(context, run) as (backend, request):
         return start.preview_run(backend, request)
-
-
-@contextmanager
-def to_replay(context: Context, run: str) -> Iterator[tuple[Backend, Request]]:
-    """Connect the backend for a replay, and read the run; HostError that names what cannot be had."""
-    from labctl import backends
-    from labctl.jobs import replay as replays
-    from labctl.jobs.request import RunOptions
-    from labctl.records import store
-    from labctl.runs import start
-    from labctl.runs.replay import require_same
-
-    settings = named_settings(context)
-    backends.require(settings, "replay")
-    recorded = replays.read(context.directory, store.find(context.directory, run))
-    workload = recorded.job.workload
-    with backends.connect(context, backends.settings_for(context, settings, workload)) as backend:
-        require_same(backend, recorded)
-        again = partial(replays.job, recorded)
-        yield backend, start.Request(workload=workload, options=RunOptions(), replayed=again)
 
 
 def runs(context: Context, wanted: RunFilter | None = None) -> RunList:
@@ -430,22 +327,14 @@ def plan_prune(context: Context, keep: int) -> PrunedRuns:
 
 def show(context: Context, run: str) -> Result | RunSummary:
     """Return the result of a run (its id, or ``latest``), or its summary without one. An ended run is judged first."""
-    from labctl.records import store
-    from labctl.runs import judge
-
-    named_settings(context)
-    run_id = store.find(context.directory, run)
-    if not store.read_result(context.directory, run_id):
-        with connected(context, demand=False) as backend:
-            return judge.find(backend, run_id)
-    return store.read(context.directory, run_id)
+    return opening.show(context, run)
 
 
 def compare(context: Context, runs: Iterable[str]) -> Comparison:
     """Compare runs that have ended: settings that differ, and their metrics. ConfigError for fewer than two."""
     from labctl.runs import compare as comparing
 
-    recorded = read_records(context, runs)
+    recorded = opening.records(context, runs)
     if len(recorded) < 2:
         raise ConfigError("name two runs or more to compare", hint="labctl runs")
     return comparing.compare(recorded)
@@ -457,7 +346,7 @@ def report(context: Context, named: Sequence[str], out: Path | None = None) -> W
 
     if len(named) == 1 and named[0].endswith(".csv"):
         return reports.write_csv(Path(named[0]), out or context.directory / "reports" / Path(named[0]).stem)
-    runs = read_records(context, named)
+    runs = opening.records(context, named)
     directory = out or context.directory / "reports" / reports.name_of(runs)
     return reports.write(directory.absolute(), reports.of_runs(context.directory, runs))
 
@@ -468,31 +357,8 @@ def export(context: Context, run: str, *, tensorboard: Path | None = None, junit
 
     if not (tensorboard or junit):
         raise ConfigError("neither --tensorboard nor --junit is given", hint="labctl export latest --junit run.xml")
-    (result,) = ended(context, (run,))
+    (result,) = opening.results(context, (run,))
     return exports.write(context.directory, result, tensorboard=tensorboard, junit=junit)
-
-
-def read_records(context: Context, runs: Iterable[str]) -> list[RecordedRun]:
-    """Read the records of runs, each once. HostError for a run that has no result."""
-    from labctl.runs import compare as comparing
-
-    return [comparing.read(context.directory, result) for result in ended(context, runs)]
-
-
-def ended(context: Context, runs: Iterable[str]) -> list[Result]:
-    """Return the results of runs, each once. HostError for a run that has none."""
-    from labctl.model import Result
-    from labctl.records import store
-
-    named_settings(context)
-    run_ids = dict.fromkeys(store.find(context.directory, run) for run in runs)
-    results: list[Result] = []
-    for run_id in run_ids:
-        shown = show(context, run_id)
-        if not isinstance(shown, Result):
-            raise HostError(f"run {run_id} has no result: it is {shown.state}", hint=f"labctl attach {run_id}")
-        results.append(shown)
-    return results
 
 
 def attach(context: Context, run: str) -> Result:
@@ -517,17 +383,6 @@ def run_logs(context: Context, run: str, on_line: Callable[[str], None], **optio
 
     with of_run(context, run) as (backend, run_id):
         judge.logs(backend, run_id, on_line, **options)
-
-
-@contextmanager
-def of_run(context: Context, run: str) -> Iterator[tuple[Backend, str]]:
-    """Connect the backend for a run of the record. ConfigError for an unknown run."""
-    from labctl.records import store
-
-    settings = named_settings(context)
-    run_id = store.find(context.directory, run)
-    with connected(context, settings=settings) as backend:
-        yield backend, run_id
 
 
 def top(context: Context, run: str = "", show: Callable[[RunView], bool] | None = None) -> RunView:
@@ -601,19 +456,6 @@ def bisect(context: Context, name: str, options: RunOptions, show: Callable[[Bat
 
     with of_batch(context, "bisect", name, options) as (backend, workload):
         return search.bisect(backend, name, workload, options, show, **how)
-
-
-@contextmanager
-def of_batch(context: Context, command: str, name: str, options: RunOptions) -> Iterator[tuple[Backend, Workload]]:
-    """Connect the backend for runs of one workload after the other."""
-    from labctl import backends
-    from labctl.jobs.request import choose_workload
-
-    settings = context.settings()
-    backends.require(settings, command)
-    workload = choose_workload(context.directory, name, options, settings)
-    with backends.connect(context, backends.settings_for(context, settings, workload)) as backend:
-        yield backend, workload
 
 
 def evaluate(directories: Iterable[Path], limits: Limits, **files: Any) -> Evaluation:
@@ -753,9 +595,9 @@ def load_bundle(context: Context, file: Path, *, force: bool, ask: Callable[[str
 
 def k8s_render(context: Context, name: str, options: RunOptions) -> Manifests:
     """Render the workload as a job for Kubernetes, with all that it needs there. ConfigError; nothing is sent."""
-    from labctl.backends.kubernetes import render
+    from labctl.backends.kubernetes import job, render
 
-    made = render.rendered(*k8s_job(context, name, options))
+    made = render.rendered(*job.of_workload(context, name, options))
     if f"Secret/{made.name}" in made.objects:
         context.warn("its Secret is in clear text: keep it out of git, or use `labctl k8s export`, which leaves it out")
     return made
@@ -763,9 +605,9 @@ def k8s_render(context: Context, name: str, options: RunOptions) -> Manifests:
 
 def k8s_export(context: Context, name: str, options: RunOptions, directory: Path) -> Kustomized:
     """Write the workload as a job for Kubernetes into a directory for kustomize, without its Secret."""
-    from labctl.backends.kubernetes import render
+    from labctl.backends.kubernetes import job, render
 
-    return render.export(*k8s_job(context, name, options), directory)
+    return render.export(*job.of_workload(context, name, options), directory)
 
 
 def k8s_submit(context: Context, name: str, options: RunOptions) -> Submitted:
@@ -783,17 +625,6 @@ def k8s_delete(context: Context, name: str, *, storage: bool) -> Submitted:
     from labctl.backends.kubernetes import lab
 
     return lab.delete(lab.open_lab(context, initialised_settings(context)), name, storage=storage)
-
-
-def k8s_job(context: Context, name: str, options: RunOptions) -> tuple[Target, ClusterJob]:
-    """Build a workload's job for a cluster, and say where it is to run. ConfigError."""
-    from labctl.backends.kubernetes import job, target
-    from labctl.jobs.request import choose_workload
-
-    settings = initialised_settings(context)
-    workload = choose_workload(context.directory, name, options, settings)
-    place = target.read(settings, settings.text("LAB_ACCELERATOR"))
-    return place, job.build(settings, context.directory, place, workload, options)
 
 
 def k8s_import(context: Context, file: Path) -> ImportedJob:

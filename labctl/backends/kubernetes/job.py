@@ -10,11 +10,13 @@ from msgspec.structs import replace
 
 from labctl import accelerators
 from labctl.backends import spec
-from labctl.backends.kubernetes.target import USUAL_SLOTS, Target
+from labctl.backends.kubernetes.target import USUAL_SLOTS, Target, read
+from labctl.config import context as contexts
+from labctl.config.context import Context
 from labctl.config.settings import USUAL_NODES, Settings
 from labctl.errors import ConfigError
 from labctl.jobs import code, inputs, job
-from labctl.jobs.request import RunOptions, config_source
+from labctl.jobs.request import RunOptions, choose_workload, config_source
 from labctl.launchers import OPEN_MPI_NETWORK
 from labctl.model import Host, Job, Lab, Limits, Node, Pairs, Workload
 from labctl.system.files import walk
@@ -96,6 +98,15 @@ def build(
         files=files(built, workload, run_id),
         environment=environment(lab, target, built.directory, built.environment, kept=KEPT if owner else 0),
     )
+
+
+def of_workload(context: Context, name: str, options: RunOptions) -> tuple[Target, ClusterJob]:
+    """Build the job of a workload by its name, which no run is recorded of, and say where it is to run. ConfigError."""
+    contexts.require_initialised(context)
+    settings = context.settings()
+    workload = choose_workload(context.directory, name, options, settings)
+    target = read(settings, settings.text("LAB_ACCELERATOR"))
+    return target, build(settings, context.directory, target, workload, options)
 
 
 def one_pod(

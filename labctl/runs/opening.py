@@ -1,0 +1,177 @@
+"""Opens the backend of a directory's lab for a command: what the command needs is chosen, or refused, before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from labctl import backends
+from labctl.config import context as contexts
+from labctl.config.context import Context
+from labctl.config.settings import Settings
+from labctl.errors import HostError
+
+if TYPE_CHECKING:
+    from labctl.backends import Backend
+    from labctl.jobs.request import RunOptions
+    from labctl.model import Result, Workload
+    from labctl.records.store import RunSummary
+    from labctl.runs.compare import RecordedRun
+    from labctl.runs.start import Ask, Request
+
+
+@contextmanager
+def connected(
+    context: Context, command: str = "", settings: Settings | None = None, **options: Any
+) -> Iterator[Backend]:
+    """Connect the backend of this directory's lab for a command that the backend has to have. ConfigError."""
+    settings = settings or named_settings(context)
+    if command:
+        backends.require(settings, command)
+    with backends.connect(context, settings, **options) as backend:
+        yield backend
+
+
+@contextmanager
+def docker(context: Context, command: str, settings: Settings | None = None, **options: Any) -> Iterator[Any]:
+    """Connect Docker hosts for a command that is Docker's by nature. ConfigError for a lab elsewhere."""
+    with connected(context, command, settings or context.settings(), **options) as backend:
+        yield backend
+
+
+@contextmanager
+def to_remove(context: Context, *, images: bool) -> Iterator[Backend]:
+    """Connect all hosts of the lab, also drained ones."""
+    settings = named_settings(context)
+    if images:
+        backends.require(settings, "down --images")
+    with backends.connect(context, settings, drained=True) as backend:
+        yield backend
+
+
+@contextmanager
+def to_run(
+    context: Context, name: str, options: RunOptions, ask: Ask | None, *, again: bool = False
+) -> Iterator[tuple[Backend, Request]]:
+    """Connect the backend for a run, and choose its workload; unknown options are warned of."""
+    from labctl.jobs import request
+    from labctl.runs import start
+
+    settings = named_settings(context) if not name else context.settings()
+    backends.require_options(settings, options)
+    if options.resume and not again:
+        name, options = request.resumed(context.directory, name, options)
+    workload = request.choose_workload(context.directory, name, options, settings)
+    settings = backends.settings_for(context, settings, workload)
+    if not again:
+        start.warn_of_unknown(context, settings, workload, options)
+    with backends.connect(context, settings) as backend:
+        yield backend, start.Request(workload=workload, options=options, ask=ask)
+
+
+@contextmanager
+def to_replay(context: Context, run: str) -> Iterator[tuple[Backend, Request]]:
+    """Connect the backend for a replay, and read the run; HostError that names what cannot be had."""
+    from labctl.jobs import replay as replays
+    from labctl.jobs.request import RunOptions
+    from labctl.records import store
+    from labctl.runs import start
+    from labctl.runs.replay import require_same
+
+    settings = named_settings(context)
+    backends.require(settings, "replay")
+    recorded = replays.read(context.directory, store.find(context.directory, run))
+    workload = recorded.job.workload
+    with backends.connect(context, backends.settings_for(context, settings, workload)) as backend:
+        require_same(backend, recorded)
+        again = partial(replays.job, recorded)
+        yield backend, start.Request(workload=workload, options=RunOptions(), replayed=again)
+
+
+@contextmanager
+def of_run(context: Context, run: str) -> Iterator[tuple[Backend, str]]:
+    """Connect the backend for a run of the record. ConfigError for an unknown run."""
+    from labctl.records import store
+
+    settings = named_settings(context)
+    run_id = store.find(context.directory, run)
+    with connected(context, settings=settings) as backend:
+        yield backend, run_id
+
+
+@contextmanager
+def of_batch(context: Context, command: str, name: str, options: RunOptions) -> Iterator[tuple[Backend, Workload]]:
+    """Connect the backend for runs of one workload after the other."""
+    from labctl.jobs.request import choose_workload
+
+    settings = context.settings()
+    backends.require(settings, command)
+    workload = choose_workload(context.directory, name, options, settings)
+    with backends.connect(context, backends.settings_for(context, settings, workload)) as backend:
+        yield backend, workload
+
+
+def named_settings(context: Context, *, quiet: bool = False) -> Settings:
+    """Return the settings of the lab in the context's directory. ConfigError if it is not a lab directory.
+
+    ``quiet``: without their warnings, which the command gives itself.
+    """
+    settings = context.declared() if quiet else context.settings()
+    if not quiet or settings.text("LAB_ENGINE") != "docker":
+        contexts.require_named(context, settings)
+    return settings
+
+
+def initialised_settings(context: Context) -> Settings:
+    """Return the settings of a directory that `labctl init` has made. ConfigError if it is none."""
+    contexts.require_initialised(context)
+    return context.settings()
+
+
+def settings_for(context: Context, workload: str) -> Settings:
+    """Return the settings, with the image that a workload needs if one is named. ConfigError for no lab directory."""
+    settings = initialised_settings(context)
+    if not workload:
+        return settings
+    from labctl.jobs.request import RunOptions, choose_workload
+
+    chosen = choose_workload(context.directory, workload, RunOptions(), settings)
+    return backends.settings_for(context, settings, chosen)
+
+
+def show(context: Context, run: str) -> Result | RunSummary:
+    """Return the result of a run (its id, or ``latest``), or its summary without one. An ended run is judged first."""
+    from labctl.records import store
+    from labctl.runs import judge
+
+    settings = named_settings(context)
+    run_id = store.find(context.directory, run)
+    if not store.read_result(context.directory, run_id):
+        with connected(context, settings=settings, demand=False) as backend:
+            return judge.find(backend, run_id)
+    return store.read(context.directory, run_id)
+
+
+def results(context: Context, runs: Iterable[str]) -> list[Result]:
+    """Return the results of runs, each once. HostError for a run that has none."""
+    from labctl.model import Result
+    from labctl.records import store
+
+    named_settings(context)
+    run_ids = dict.fromkeys(store.find(context.directory, run) for run in runs)
+    ended: list[Result] = []
+    for run_id in run_ids:
+        shown = show(context, run_id)
+        if not isinstance(shown, Result):
+            raise HostError(f"run {run_id} has no result: it is {shown.state}", hint=f"labctl attach {run_id}")
+        ended.append(shown)
+    return ended
+
+
+def records(context: Context, runs: Iterable[str]) -> list[RecordedRun]:
+    """Read the records of runs, each once. HostError for a run that has no result."""
+    from labctl.runs import compare as comparing
+
+    return [comparing.read(context.directory, result) for result in results(context, runs)]
