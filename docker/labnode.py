@@ -630,8 +630,8 @@ def address(text: str) -> str:
 # --- runs ----------------------------------------------------------------------------------------------------
 
 RUNS = Path("/var/lib/lab/runs")
-# What rank.sh prints of a rank that failed, and the seconds that the other ranks then have to end by themselves.
-CRASHED, CRASH_GRACE = re.compile(rb"labctl: rank \d+ on \S+ exited with code \d+"), 5
+# What rank.sh reports of a rank that failed, and the seconds that the launcher then has to end the others by itself.
+CRASHED, CRASH_GRACE = re.compile(rb"\x01\d+!\x02labctl: (rank \d+ on \S+ exited with code \d+)"), 5
 GRACE = 5
 # Bytes of a line; what is longer comes in pieces.
 LONGEST_LINE = 1_000_000
@@ -647,8 +647,8 @@ STALL_STEPS, KNOWN_STEPS = 20, 3
 # Of lines that come at once no more of those that may name a step are heard, the last: what came before took no time.
 TOLD_AT_ONCE = 64
 STEP_WORDS = (b"step", b"iter", b"epoch")
-# What rank.sh puts before each line of its rank.
-RANK = re.compile(rb"\x01(\d+)\x02")
+# What rank_output.py puts before each line of a rank.
+RANK = re.compile(rb"\x01(\d+)!?\x02")
 # Seconds that the labctl which followed a run has to end what is left of it.
 JUDGING = 10
 # Seconds in which the processes of a stalled run are looked at, before it is ended all the same.

@@ -200,6 +200,8 @@ class RunLog:
         self._path = path
         self._tracker = Tracker(workload.metrics)
         self._notes = [re.compile(pattern) for _, pattern in workload.notes]
+        # Ranks that a script starts itself may report in by what it prints.
+        self._starts_itself = workload.launcher == "script"
         self.lines: list[str] = []
 
     @property
@@ -246,10 +248,17 @@ class RunLog:
                 continue
             text = searched(line.text)
             found = [note for note in self._notes if note.search(text)]
-            named = "rank" in text and (RANK_REPORTED.search(text) or RANKS_STARTED.search(text))
-            if found or named:
+            if found or self._names_ranks(line, text):
                 self.lines.append(text)
                 self._notes = [note for note in self._notes if note not in found]
+
+    def _names_ranks(self, line: Line, text: str) -> bool:
+        """Whether it is the report of a rank that has started, or what DeepSpeed's launcher says of ranks."""
+        if "rank" not in text:
+            return False
+        if RANK_REPORTED.match(line.said) if line.report else self._starts_itself and RANK_REPORTED.search(text):
+            return True
+        return bool(RANKS_STARTED.search(text))
 
     def close(self) -> None:
         """Close the log and redact what ranks wrote themselves; once is enough. HostError for what is not written."""

@@ -46,7 +46,7 @@ def programs(container: str, argv: tuple[str, ...]) -> Iterator[str]:
         raise Failed(1)
     elif "mpirun" in argv:
         for rank in range(2):
-            yield f"labctl: rank {rank} of 2 on worker-{rank}"
+            yield f"\x01{rank}!\x02labctl: rank {rank} of 2 on worker-{rank}"
         yield "answer 42"
 
 

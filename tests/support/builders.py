@@ -33,7 +33,7 @@ from labctl.model import (
     Node,
     Workload,
 )  # fmt: skip
-from labctl.records.lines import Line
+from labctl.records.lines import Line, line_of
 from labctl.records.metrics import Sampler
 from support.fake_backend import FakeBackend
 
@@ -158,7 +158,12 @@ def observed(of: Lab, **changes: dict[str, Any]) -> ObservedState:
 
 
 def printed(text: str, rank: int | None = None) -> Line:
-    """A line that a run prints now; what launchers put before what a rank says ends with ``|``, if there is any."""
+    """A line that a run prints now; what launchers put before what a rank says ends with ``|``, if there is any.
+
+    Or with the mark that rank_output.py puts there.
+    """
+    if "\x01" in text:
+        return line_of(text, time.time())
     return Line(text.replace("|", "", 1), time.time(), rank, text.rpartition("|")[2])
 
 

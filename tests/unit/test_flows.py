@@ -429,7 +429,7 @@ def test_a_run_is_held_against_one_that_was_recorded_before(
     with pytest.raises(ConfigError, match="no run of hello has passed yet"):
         flows.run(context, "hello", held)
     assert records(context) == []
-    ranks = [f"labctl: rank {rank} of 2 on worker-{rank}" for rank in (0, 1)]
+    ranks = [f"\x01{rank}!\x02labctl: rank {rank} of 2 on worker-{rank}" for rank in (0, 1)]
     launching(engine, *ranks, "speed 200")
     first = flows.run(context, "hello", RunOptions())
     launching(engine, *ranks, "speed 180")
@@ -451,7 +451,7 @@ def test_a_token_that_a_rank_says_before_it_crashes_is_shown_and_recorded_nowher
     events: list[Event] = []
     context = replace(context, emit=events.append)
     lab_is_up()
-    crash = "worker-1: labctl: rank 1 on worker-1 exited with code 9"
+    crash = "worker-1: \x011!\x02labctl: rank 1 on worker-1 exited with code 9"
     launching(engine, f"worker-1: KeyError: {token}", crash, code=1)
     result = flows.run(context, "hello", RunOptions())
     assert isinstance(result, model.Result)
@@ -569,7 +569,7 @@ class Fragile:
         script = (self.context.directory / "runs" / written.name / "rank.sh").read_text()
         self.launched.append(script.partition("hello.py")[2].partition(" <")[0].strip())
         if len(self.launched) > self.breaks:
-            yield from ("labctl: rank 0 of 2 on worker-0", "labctl: rank 1 of 2 on worker-1")
+            yield from ("\x010!\x02labctl: rank 0 of 2 on worker-0", "\x011!\x02labctl: rank 1 of 2 on worker-1")
             return
         if self.saves:
             (written / "ckpt").mkdir()

@@ -327,12 +327,12 @@ class CrashWatch:
 
     def _look_at(self, line: Line) -> None:
         text, self.now = metrics.searched(line.text), line.when
-        reports = "labctl: " in text or "[launch.py:" in text
-        if reports and self._hear_report(text):
+        reports = line.report or "[launch.py:" in text or (self._starts_itself and "labctl: " in text)
+        if reports and self._hear_report(line, text):
             return
         who, said = _speaker(line, text)
-        if reports and (said.startswith("labctl: ") or "[launch.py:" in said):
-            # labctl and DeepSpeed's launcher speak about ranks, not as one.
+        if reports and (line.report or said.startswith("labctl: ") or "[launch.py:" in said):
+            # rank.sh and DeepSpeed's launcher speak about ranks, not as one.
             return
         if who in self._speakers and said and not said.isspace():
             if who not in self._last:
@@ -340,13 +340,13 @@ class CrashWatch:
             self._last[who].append(said[: last_words.LONGEST])
             self._spoke_at[who] = self.now
 
-    def _hear_report(self, text: str) -> bool:
-        """Take note of what is said about ranks; whether it is that one failed."""
-        if self._elastic and store.RANK_REPORTED.search(text):
+    def _hear_report(self, line: Line, text: str) -> bool:
+        """Take note of a report about a rank; returns whether it is that the rank failed."""
+        if self._elastic and line.report and store.RANK_REPORTED.match(line.said):
             self.forgive()
-        if killed := OUT_OF_HOST_MEMORY.search(text):
+        if line.report and (killed := OUT_OF_HOST_MEMORY.match(line.said)):
             self._killed[killed[1]] = f"{killed[2]}; {memory_limit(self._stop.lab)}"
-        crash = self._crash_in(text)
+        crash = self._crash_in(line, text)
         if not crash:
             return False
         if len(self._ended) <= SHOWN:
@@ -359,10 +359,12 @@ class CrashWatch:
             self.reason = crash
         return True
 
-    def _crash_in(self, line: str) -> RankFailure | None:
-        if reported := REPORTED.search(line):
+    def _crash_in(self, line: Line, text: str) -> RankFailure | None:
+        # Ranks that a script starts itself may report by what it prints.
+        reported = REPORTED.match(line.said) if line.report else self._starts_itself and REPORTED.search(text)
+        if reported:
             who, node, code = reported[1], reported[2], int(reported[3])
-        elif self._starts_itself and (reported := DEEPSPEED_REPORTED.search(line)):
+        elif self._starts_itself and (reported := DEEPSPEED_REPORTED.search(text)):
             who, node, code = "a rank", reported[1], int(reported[2])
         else:
             return None

@@ -19,6 +19,7 @@ from labctl.jobs import code, inputs, job
 from labctl.jobs.request import RunOptions, choose_workload, config_source
 from labctl.launchers import OPEN_MPI_NETWORK
 from labctl.model import Host, Job, Lab, Limits, Node, Pairs, Workload
+from labctl.system.files import path as packaged
 from labctl.system.files import walk
 from labctl.workloads import external
 
@@ -191,6 +192,8 @@ def environment(lab: Lab, target: Target, directory: str, added: Pairs, *, kept:
 
 
 KEYS, HOME = "/etc/labctl/ssh", "/home/lab"
+RANK_OUTPUT = "rank_output.py"
+"""The program that prints what a rank does, which labctl's images have."""
 
 
 def files(built: Job, workload: Workload, run_id: str) -> tuple[tuple[str, bytes, bool], ...]:
@@ -200,6 +203,9 @@ def files(built: Job, workload: Workload, run_id: str) -> tuple[tuple[str, bytes
     found = [(f"{run}/{file.path}", file.content.encode(), bool(file.mode & 0o100)) for file in built.files]
     # The operator writes it.
     found = [one for one in found if one[0] != f"{run}/hostfile"]
+    # Whose the image is, is not known.
+    program = packaged("docker", RANK_OUTPUT).read_bytes()
+    found.append((f"{run}/{RANK_OUTPUT}", program, False))
     copies = [(f"{run}/{copy.path}", copy.root / copy.name) for copy in built.code]
     if common.is_dir():
         copies += [(f"workloads/common/{path}", common / path) for path in walk(common)]

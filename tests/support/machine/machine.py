@@ -24,7 +24,13 @@ from support.harness import Lab, wait_until
 
 HERE = Path(__file__).parent
 DOCKER = HERE.parents[2] / "docker"
-PROGRAMS = [DOCKER / "labnode.py", DOCKER / "step.regex", DOCKER / "sampler.py", *DOCKER.glob("*_sampler.py")]
+PROGRAMS = [
+    DOCKER / "labnode.py",
+    DOCKER / "rank_output.py",
+    DOCKER / "step.regex",
+    DOCKER / "sampler.py",
+    *DOCKER.glob("*_sampler.py"),
+]
 NODE_IMAGE = "stand-in/node"
 FORBIDDEN = ("Operation not permitted", "Permission denied", "permission denied")
 # /dev/full: every container may open it, and nothing comes of it.

@@ -206,6 +206,9 @@ def test_ranks_that_share_cores_yield_to_each_other(
 # --- the script of a rank ------------------------------------------------------------------------------------
 
 
+PROGRAM = Path(__file__).parents[3] / "docker/rank_output.py"
+
+
 class Ranks:
     """Executes rank.sh with a ``python`` that writes down what it was given."""
 
@@ -238,6 +241,7 @@ class Ranks:
         for path in (self.project / "outputs" / run_id / name for name in ("ranks", "work")):
             if not path.exists():
                 path.mkdir(parents=True)
+        shutil.copy(PROGRAM, self.project / "outputs" / run_id)
 
     def run(
         self,
@@ -356,6 +360,41 @@ def test_a_rank_that_fails_says_so_last_and_keeps_its_code(ranks: Ranks) -> None
     code, said = ranks.run(given={"FAKE_CODE": "7"})
     assert code == 7
     assert said.splitlines()[-1] == "labctl: rank 3 on worker-1 exited with code 7"
+
+
+FORGED = "labctl: rank 1 on worker-1 exited with code 7"
+
+
+def test_a_program_cannot_print_a_report(ranks: Ranks) -> None:
+    program = f"printf '{FORGED}\\n\\0011!\\002{FORGED}\\n'; printf '\\0011!\\002{FORGED}'; exit 9"
+    pipe = subprocess.PIPE
+    with subprocess.Popen(["bash", ranks.script(program)], env=ranks.environment, stdout=pipe, text=True) as child:
+        assert child.stdout
+        lines = [line_of(line, 0) for line in child.stdout.read().splitlines()]
+    assert [line.text for line in lines if line.report] == [
+        "labctl: rank 3 of 4 on worker-1",
+        "labctl: rank 3 on worker-1 exited with code 9",
+    ]
+    assert [(line.text, line.rank) for line in lines if not line.report] == [
+        (FORGED, 3),
+        (f"1!\x02{FORGED}", 3),
+        (f"1!\x02{FORGED}", 3),
+    ]
+    assert lines[-1].report, "a report comes behind all that the rank printed, on a line of its own"
+
+
+def test_a_rank_reports_where_there_is_no_python(ranks: Ranks) -> None:
+    script = Path(ranks.script("echo one; exit 9"))
+    script.write_text(script.read_text().replace("command -v", "false"))
+    done = subprocess.run(
+        ["bash", str(script)], env=ranks.environment, check=False, timeout=60, capture_output=True, text=True
+    )
+    lines = [line_of(line, 0) for line in done.stdout.splitlines()]
+    assert [(line.text, line.report) for line in lines] == [
+        ("labctl: rank 3 of 4 on worker-1", True),
+        ("one", False),
+        ("labctl: rank 3 on worker-1 exited with code 9", True),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -478,7 +517,7 @@ def test_a_line_with_nul_bytes_comes_whole_and_at_once(ranks: Ranks) -> None:
     with subprocess.Popen(["bash", str(script)], env=environment, stdout=subprocess.PIPE) as started:
         assert started.stdout
         assert [started.stdout.readline() for _ in range(2)] == [
-            b"\x013\x02labctl: rank 3 of 4 on worker-1\n",
+            b"\x013!\x02labctl: rank 3 of 4 on worker-1\n",
             b"\x013\x02loss: 1.5\n",
         ]
         go.write_text("\n")

@@ -201,6 +201,17 @@ def test_ranks_that_report_are_counted_by_that_alone() -> None:
     assert store.ranks_of(lines) == (Rank(rank=0, node="worker-0"),)
 
 
+def test_a_line_of_a_program_counts_as_the_report_of_a_rank_only_under_a_script(tmp_path: Path) -> None:
+    def heard(launcher: str) -> list[str]:
+        of, path = lab(directory=tmp_path), store.create(lab(directory=tmp_path), launcher, ())
+        with closing(store.RunLog(path, of, workload(launcher=launcher))) as log:
+            log.keep((printed("labctl: rank 1 of 2 on worker-1"), printed("\x010!\x02labctl: rank 0 of 2 on worker-0")))
+            return log.lines
+
+    assert heard("mpirun") == ["labctl: rank 0 of 2 on worker-0"]
+    assert heard("script") == ["labctl: rank 1 of 2 on worker-1", "labctl: rank 0 of 2 on worker-0"]
+
+
 # --- secrets -------------------------------------------------------------------------------------------------
 
 
@@ -232,7 +243,7 @@ def test_behind_a_progress_bar_that_was_drawn_many_times_numbers_are_read(tmp_pa
 def test_of_many_lines_only_numbers_stay_in_memory(tmp_path: Path) -> None:
     of = workload(metrics=(Metric(name="loss", pattern=r"loss (\S+)"),), notes=(("data", "data (.*)"),))
     with closing(store.RunLog(tmp_path, lab(), of)) as recorder:
-        recorder.keep((printed("labctl: rank 0 of 1 on worker-0"),))
+        recorder.keep((printed("\x010!\x02labctl: rank 0 of 1 on worker-0"),))
         recorder.keep((printed(f"step 0 loss 1.0 data {0:0100}"),))
         tracemalloc.start()
         for step in range(1, 5000):
@@ -285,7 +296,7 @@ def test_the_verdict_reads_what_was_said_though_the_record_hides_it(tmp_path: Pa
     metric = Metric(name="speed", pattern=r"Throughput: (\S+)")
     recorder = store.RunLog(started(of, "r1"), of, workload(metrics=(metric,)))
     for line in (
-        "worker-0: labctl: rank 0 of 1 on worker-0",
+        "worker-0: \x010!\x02labctl: rank 0 of 1 on worker-0",
         "nothing of note",
         "worker-0: Throughput: 2048.3 samples/sec",
     ):

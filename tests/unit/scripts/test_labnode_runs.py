@@ -105,11 +105,15 @@ def test_a_command_that_is_not_there_ends_the_run(agent: ModuleType) -> None:
     assert "No such file or directory" in lines[0]
 
 
+# As rank_output.py marks what rank.sh reports, in the words of printf.
+CRASH = r"\0011!\002labctl: rank 1 on worker-1 exited with code 7\n"
+
+
 @pytest.mark.parametrize(
     ("changes", "cause"),
     [
         ({"limit": -1.0}, "timeout"),
-        ({"argv": shell("echo labctl: rank 1 on worker-1 exited with code 7; sleep 60")}, "rank-crashed"),
+        ({"argv": shell(f"printf '{CRASH}'; sleep 60")}, "rank-crashed"),
         ({"patience": 1}, "interrupted"),
     ],
 )
@@ -123,6 +127,17 @@ def test_a_run_is_ended_for_its_time_its_ranks_or_its_absent_labctl(
     agent.supervise(path, job)
     ended = json.loads((path / "ended.json").read_text())
     assert (ended["code"], ended["cause"]) == (137, cause)
+
+
+@pytest.mark.parametrize("mark", ["", r"\0011\002", r"\0011\0021!\002"])
+def test_a_program_that_prints_the_words_of_a_report_goes_on(
+    agent: ModuleType, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    monkeypatch.setattr(agent, "CRASH_GRACE", 0.1)
+    printed = mark + CRASH.partition("002")[2]
+    ended, lines = supervised(agent, RUN, argv=shell(f"printf '{printed}'; sleep 0.5; echo done"))
+    assert (ended["code"], lines[-1]) == (0, "done")
+    assert lines[0].endswith("labctl: rank 1 on worker-1 exited with code 7")
 
 
 STEPS = "for step in 1 2 3 4 5; do echo step $step/{of}; sleep 0.02; done; {then}"

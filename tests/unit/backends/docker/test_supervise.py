@@ -107,7 +107,7 @@ def test_processes_that_cannot_be_ended_are_named() -> None:
 
 
 def test_a_node_that_dies_stops_the_run_and_is_named_with_its_rank() -> None:
-    engine = printing("labctl: rank 0 of 2 on worker-0", code=1, until=threading.Event())
+    engine = printing("\x010!\x02labctl: rank 0 of 2 on worker-0", code=1, until=threading.Event())
     engine.fallen = (("worker-1", "node-lost", "container died with exit code 137"),)
     ended, _ = run(engine)
     assert (ended.cause, ended.message) == ("node-lost", "worker-1 (rank 1): container died with exit code 137")
@@ -374,7 +374,7 @@ def test_an_elastic_launcher_goes_on_without_a_node_that_it_can_do_without(node:
         if "reap" in argv:
             told.set()
             return
-        yield "worker-1: labctl: rank 1 on worker-1 exited with code 1"
+        yield "worker-1: \x011!\x02labctl: rank 1 on worker-1 exited with code 1"
         assert told.wait(LIMIT)
 
     elastic = job(LAB, launcher="torchrun:elastic")
@@ -390,14 +390,14 @@ def test_an_elastic_launcher_goes_on_without_a_node_that_it_can_do_without(node:
         assert "labctl-demo-worker-1-1" in [container for container, argv in engine.started if "reap" in argv]
 
 
-CRASH = "worker-1: labctl: rank 1 on worker-1 exited with code 9"
+CRASH = "worker-1: \x011!\x02labctl: rank 1 on worker-1 exited with code 9"
 
 
 def test_a_crashed_rank_is_the_reason_even_when_the_others_end_by_themselves(stop: supervise.RunStopper) -> None:
     watch = supervise.CrashWatch(stop)
     watch.look_at((printed("Traceback (most recent call last):"),))
     watch.look_at((printed(CRASH),))
-    watch.look_at((printed("labctl: rank 0 on worker-0 exited with code 1"),))
+    watch.look_at((printed("\x010!\x02labctl: rank 0 on worker-0 exited with code 1"),))
     assert stop.message == ""
     watch.close()
     stop.wait()
@@ -428,7 +428,7 @@ def test_a_last_line_that_tells_of_no_error_is_not_told_as_one(stop: supervise.R
     ("lines", "said"),
     [
         ((), "no rank wrote a line"),
-        (("worker-0: step 1", "worker-1: labctl: rank 1 of 2 on worker-1"), "worker-1 wrote nothing"),
+        (("worker-0: step 1", "worker-1: \x011!\x02labctl: rank 1 of 2 on worker-1"), "worker-1 wrote nothing"),
         (("[1,1]<stdout>:step 1",), "rank 0 wrote nothing"),
         (("worker-1: step 1", "worker-0: step 1", "worker-0: step 2"), "worker-1 wrote nothing for 0 s"),
     ],
@@ -442,7 +442,7 @@ def test_who_was_silent_is_known_at_the_end(stop: supervise.RunStopper, lines: t
 
 def test_that_a_rank_reported_in_is_not_its_last_word(stop: supervise.RunStopper) -> None:
     watch = supervise.CrashWatch(stop)
-    watch.look_at((printed("worker-1: labctl: rank 1 of 2 on worker-1"),))
+    watch.look_at((printed("worker-1: \x011!\x02labctl: rank 1 of 2 on worker-1"),))
     watch.look_at((printed(CRASH),))
     watch.close()
     stop.wait()
@@ -476,7 +476,7 @@ def test_what_an_elastic_launcher_started_again_is_no_reason_any_more(stop: supe
     watch = supervise.CrashWatch(stop, elastic=True)
     watch.look_at((printed("worker-1: |ValueError: the first", 1),))
     watch.look_at((printed(CRASH),))
-    watch.look_at((printed("worker-1: labctl: rank 1 of 2 on worker-1"),))
+    watch.look_at((printed("worker-1: \x011!\x02labctl: rank 1 of 2 on worker-1"),))
     watch.look_at((printed("worker-1: |ValueError: the second", 1),))
     watch.look_at((printed(CRASH),))
     watch.close()
@@ -485,7 +485,7 @@ def test_what_an_elastic_launcher_started_again_is_no_reason_any_more(stop: supe
 
 
 LOST = "worker-0: RuntimeError: [pair.cc:553] Connection closed by peer [192.168.80.3]:3994. Check the remote worker."
-NOTICED = "worker-0: labctl: rank 0 on worker-0 exited with code 1"
+NOTICED = "worker-0: \x010!\x02labctl: rank 0 on worker-0 exited with code 1"
 
 
 @pytest.mark.parametrize("noticed_first", [True, False])
@@ -638,8 +638,8 @@ def test_a_word_of_memory_counts_where_no_other_error_follows_it(
 def test_a_rank_that_the_kernel_killed_is_out_of_memory_and_says_so(stop: supervise.RunStopper) -> None:
     watch = supervise.CrashWatch(stop)
     watch.look_at((printed("step 3/9", 0),))
-    watch.look_at((printed("labctl: worker-0 ran out of memory: the kernel killed 1 of its processes", 0),))
-    watch.look_at((printed("labctl: rank 0 on worker-0 exited with code 137", 0),))
+    watch.look_at((printed("\x010!\x02labctl: worker-0 ran out of memory: the kernel killed 1 of its processes", 0),))
+    watch.look_at((printed("\x010!\x02labctl: rank 0 on worker-0 exited with code 137", 0),))
     watch.close()
     assert stop.cause == "out-of-memory"
     ended = "rank 0 on worker-0 exited with code 137 (SIGKILL)"

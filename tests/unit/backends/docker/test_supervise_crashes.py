@@ -27,7 +27,7 @@ def crashes() -> CrashWatch:
 )
 def test_a_lost_peer_is_told_by_every_backend_in_its_own_words(crashes: CrashWatch, words: str) -> None:
     crashes.look_at((printed(f"worker-0: {words}"),))
-    crashes.look_at((printed("worker-0: labctl: rank 0 on worker-0 exited with code 1"),))
+    crashes.look_at((printed("worker-0: \x010!\x02labctl: rank 0 on worker-0 exited with code 1"),))
     crashes.close()
     assert crashes.reason is not None
     assert crashes.reason.follows
@@ -36,7 +36,9 @@ def test_a_lost_peer_is_told_by_every_backend_in_its_own_words(crashes: CrashWat
 def test_of_two_ranks_with_reasons_of_their_own_the_first_is_named(crashes: CrashWatch) -> None:
     for rank in (1, 0):
         crashes.look_at((printed(f"worker-{rank}: ValueError: {rank}"),))
-        crashes.look_at((printed(f"worker-{rank}: labctl: rank {rank} on worker-{rank} exited with code 1"),))
+        crashes.look_at(
+            (printed(f"worker-{rank}: \x01{rank}!\x02labctl: rank {rank} on worker-{rank} exited with code 1"),)
+        )
     crashes.close()
     assert str(crashes.reason) == "rank 1 on worker-1 exited with code 1: ValueError: 1"
 
@@ -44,7 +46,7 @@ def test_of_two_ranks_with_reasons_of_their_own_the_first_is_named(crashes: Cras
 def test_the_last_words_of_a_rank_are_those_that_a_bar_was_drawn_over_with(crashes: CrashWatch) -> None:
     bars = "".join(f"\r {step}%|###   | {step}/100 [00:10<00:23]" for step in range(100))
     crashes.look_at((printed(f"worker-0: {bars}\rValueError: no data"),))
-    crashes.look_at((printed("worker-0: labctl: rank 0 on worker-0 exited with code 1"),))
+    crashes.look_at((printed("worker-0: \x010!\x02labctl: rank 0 on worker-0 exited with code 1"),))
     crashes.close()
     assert str(crashes.reason) == "rank 0 on worker-0 exited with code 1: ValueError: no data"
 

@@ -83,6 +83,7 @@ def test_the_workloads_files_are_where_its_ranks_start_and_programs_stay_program
     run = "outputs/demo-mine"
     assert {path: program for path, _, program in made.files} == {
         f"{run}/rank.sh": True,
+        f"{run}/rank_output.py": False,
         f"{run}/work/mine.py": False,
         f"{run}/work/sub/helper.sh": True,
         f"{run}/work/weights.bin": False,

@@ -963,7 +963,7 @@ def test_a_run_that_prints_its_first_line_late_still_ends_with_its_time(
     world.pods(**runs("2026-01-02T03:04:00Z"))
     # Python takes its time to start, and the run's clock goes.
     rank = world.run.job.nodes[0].name
-    world.prints(f"\x010\x02labctl: rank 0 of 2 on {rank}", second=4)
+    world.prints(f"\x010!\x02labctl: rank 0 of 2 on {rank}", second=4)
     world.prints(f"{MARK}124", second=10)
     outcome = world.supervise()
     assert (outcome.exit_code, outcome.cause) == (124, "timeout")
@@ -998,7 +998,7 @@ def test_a_run_in_which_no_rank_speaks_is_said_to_be_silent(world: World) -> Non
 def test_a_rank_that_fails_is_named_by_its_short_node(world: World) -> None:
     world.pods(**runs())
     node = world.run.job.nodes[1].name
-    world.prints(f"labctl: rank 1 on {node} exited with code 9", f"{MARK}9")
+    world.prints(f"\x011!\x02labctl: rank 1 on {node} exited with code 9", f"{MARK}9")
     outcome = world.supervise()
     assert outcome.cause == "rank-crashed"
     assert outcome.message == "rank 1 on worker-1 exited with code 9"
@@ -1018,7 +1018,7 @@ def test_a_rank_that_is_started_again_is_forgiven_unless_the_run_fails(
     world = World(tmp_path, monkeypatch, timeout="10s")
     elastic(world)
     world.pods(**runs())
-    world.prints(f"labctl: rank 1 on {world.run.job.nodes[1].name} exited with code 9", second=1)
+    world.prints(f"\x011!\x02labctl: rank 1 on {world.run.job.nodes[1].name} exited with code 9", second=1)
     world.prints(f"{MARK}{code}", second=11)
     assert world.supervise().cause == cause
 
@@ -1059,7 +1059,7 @@ def judged(world: World, **given: Any) -> tuple[Result, Path]:
 
 def reported(world: World) -> list[str]:
     nodes = [node.name for node in world.run.job.nodes]
-    return [f"\x01{rank}\x02labctl: rank {rank} of 2 on {node}" for rank, node in enumerate(nodes)]
+    return [f"\x01{rank}!\x02labctl: rank {rank} of 2 on {node}" for rank, node in enumerate(nodes)]
 
 
 def archive(*members: tuple[tarfile.TarInfo, bytes]) -> tuple[tuple[int, bytes], ...]:

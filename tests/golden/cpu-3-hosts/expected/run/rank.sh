@@ -8,58 +8,27 @@ export MASTER_ADDR=${MASTER_ADDR:-worker-2} MASTER_PORT=${MASTER_PORT:-29500}
 # A launcher that hands on its whole environment hands on its own name too.
 node=$(uname -n)
 # Whole lines only, in writes that a pipe keeps together: a launcher that marks each piece of output with its rank would else
-# mark the middle of one. And no NUL, at which pdsh ends a line. Launchers that name the node alone do not say whose a line
-# is: labctl reads a mark. A rank that its launcher starts again goes on in its log. What a rank prints when it is told to
-# end has to arrive, too.
-exec > >(trap '' TERM INT HUP; exec /usr/bin/python3 -ISc '
-import fcntl, os, stat, sys, time
-
-def write(file, text):
-    try:
-        while text:
-            text = text[os.write(file, text):]
-    except OSError:
-        pass  # The other one may be there still.
-
-mark = b"\x01%s\x02" % sys.argv[1].encode()
-log, begun = -1, []
-try:
-    log = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-except OSError as error:
-    begun = [b"labctl: a rank has no log: %s\n" % os.fsencode(str(error))]
-# Open MPI puts its mark before what it reads at once and at each line, and drops what makes too much of that. It has a terminal
-# for the output, which holds no writes apart, and for errors a pipe, which does if it is told to.
-out = 1
-if "OMPI_COMM_WORLD_RANK" in os.environ and stat.S_ISFIFO(os.fstat(2).st_mode):
-    fcntl.fcntl(2, fcntl.F_SETFL, fcntl.fcntl(2, fcntl.F_GETFL) | os.O_DIRECT)
-    out = 2
-more, drawn = True, 0
-while more:
-    more = os.read(0, 1 << 16)
-    text = more.replace(b"\0", b"")
-    end = text.rfind(b"\n") + 1
-    if more and not end:
-        begun.append(text)
-        if b"\r" not in text or time.monotonic() < drawn + 1:
-            continue
-        # A bar that is drawn over and over is a line each second: how far it is shall be seen.
-        text = b"".join(begun)
-        end = text.rfind(b"\r")
-        lines, begun, drawn = text[:end] and text[:end] + b"\n", [text[end:]], time.monotonic()
-    else:
-        lines, begun = b"".join((*begun, text[:end])), [text[end:]]
-        if not more and lines:
-            lines += b"\n"
-    write(log, lines)
-    lines = lines and mark + lines[:-1].replace(b"\n", b"\n" + mark) + b"\n"
-    while lines:
-        size, cut = 4096, 0
-        while not cut or lines.count(b"\n", 0, cut) > 128:
-            cut = lines.rfind(b"\n", 0, size) + 1 or lines.find(b"\n") + 1
-            size //= 2
-        write(out, lines[:cut])
-        lines = lines[cut:]
-' "$RANK" /workspace/outputs/20260102-150405-ask-3fa2/ranks/rank-"$RANK".log) 2>&1
+# mark the middle of one. Launchers that name the node alone do not say whose a line is: labctl reads a mark. Lines of this
+# script have another, which no program can print: they come through a pipe of their own. A rank that its launcher starts
+# again goes on in its log. What a rank prints when it is told to end has to arrive, too.
+log=/workspace/outputs/20260102-150405-ask-3fa2/ranks/rank-"$RANK".log
+greeting="labctl: rank $RANK of $WORLD_SIZE on $node"
+# Beside the run's own files where the image may be anyone's.
+output=/workspace/outputs/20260102-150405-ask-3fa2/rank_output.py
+[[ -r $output ]] || output=/opt/lab/rank_output.py
+if python=$(command -v /usr/bin/python3 || command -v python3); then
+    exec {reports}<> <(:)
+    exec > >(trap '' TERM INT HUP; exec "$python" -IS "$output" "$RANK" "$log" "$reports" "$greeting") 2>&1
+    mark=
+else
+    # Its lines have no marks, but those of this script do.
+    exec {reports}>&1 2>&1
+    mark=$'\x01'$RANK$'!\x02'
+    echo "$mark$greeting"
+fi
+report() {
+    echo "$mark$*" >&"$reports"
+}
 # How many processes of this node the kernel has ended for want of memory, as cgroup v2 or v1 has it.
 count_killed() {
     local name number
@@ -73,12 +42,11 @@ say_failed() {
     [[ $code != 0 ]] || return
     local before=$killed
     count_killed
-    [[ $killed == "$before" ]] || echo "labctl: $node ran out of memory: the kernel killed $((killed - before)) of its processes"
-    echo "labctl: rank $RANK on $node exited with code $code"
+    [[ $killed == "$before" ]] || report "labctl: $node ran out of memory: the kernel killed $((killed - before)) of its processes"
+    report "labctl: rank $RANK on $node exited with code $code"
 }
 count_killed
 trap say_failed EXIT
-echo "labctl: rank $RANK of $WORLD_SIZE on $node"
 # A rank that is ended by SIGSEGV or SIGABRT writes where it was, and so does one of a stalled run.
 export PYTHONFAULTHANDLER=${PYTHONFAULTHANDLER:-1}
 export LABCTL_RUN_ID=20260102-150405-ask-3fa2 LABCTL_RUN_DIR=/workspace/outputs/20260102-150405-ask-3fa2
@@ -120,7 +88,7 @@ exec {lock}>&-
 # A rank outlives its launcher by no more than this, whatever became of labctl. Nobody answers what it asks. Its group is
 # its own, in which SIGINT means what it does to a program that a person starts.
 set -m
-timeout --kill-after=10 120 python -u ask.py --say 'it'"'"'s; $(touch x)' '' --count 3 < /dev/null &
+timeout --kill-after=10 120 python -u ask.py --say 'it'"'"'s; $(touch x)' '' --count 3 < /dev/null {reports}>&- &
 wait $!
 code=$?
 # The launcher waits for whoever has the output open: the rank's group, or what it started in a session of its own.
@@ -139,7 +107,7 @@ for ((tenths = 0; tenths < 50; tenths++)); do
 done
 left+=($(pgrep -g $!))
 names=$(ps -o args= -p "${left[*]}" | paste -sd ';')
-echo "labctl: rank $RANK on $node has ended; what it started and left is ended too: $names"
+report "labctl: rank $RANK on $node has ended; what it started and left is ended too: $names"
 kill -TERM -- -$! "${left[@]}" 2> /dev/null
 sleep 1
 find_left
