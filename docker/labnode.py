@@ -18,6 +18,8 @@ And, as root in the launcher, where no rank can interfere:
     labnode.py launch JOB                start a run, which goes on whoever looks on, and follow it; JOB is JSON
     labnode.py follow RUN_ID PLACE       print what it has printed since that place, until it has ended
     labnode.py stop RUN_ID GRACE CAUSE MESSAGE
+                                         end a run for this reason, unless it has one; with a GRACE of 0 at once, also
+                                         if it is being ended
     labnode.py runs                      one JSON line for each run that is under way, or is not forgotten
     labnode.py forget RUN_ID             remove what is kept of a run that has ended
     labnode.py user DIRECTORY COMMAND... become the lab's user, who alone may enter the directory, and that command
@@ -649,8 +651,10 @@ TOLD_AT_ONCE = 64
 STEP_WORDS = (b"step", b"iter", b"epoch")
 # What rank_output.py puts before each line of a rank.
 RANK = re.compile(rb"\x01(\d+)!?\x02")
-# Seconds that the labctl which followed a run has to end what is left of it.
-JUDGING = 10
+# What rank.sh reports of a rank that left processes on its node.
+LEFT = re.compile(rb"\x01\d+!\x02labctl: rank \d+ on \S+ (?:has ended; what it started and left|left processes)")
+# Exit codes of a command that timeout(1) has ended.
+TIMED_OUT = (124, 137)
 # Seconds in which the processes of a stalled run are looked at, before it is ended all the same.
 STACKS_LIMIT = 30
 AGENT = ("/usr/bin/python3", "-I", "/opt/lab/labnode.py")
@@ -794,8 +798,12 @@ def stop(run_id: str, grace: str, cause: str, message: str) -> None:
     if not folder.is_dir() or state_of(folder) != "running":
         sys.exit(f"run {run_id} is not running")
     asked = {"grace": float(grace), "cause": cause, "message": message}
-    with contextlib.suppress(FileExistsError), (folder / "stop.json").open("x") as file:
-        json.dump(asked, file)
+    try:
+        with (folder / "stop.json").open("x") as file:
+            json.dump(asked, file)
+    except FileExistsError:
+        if not float(grace):
+            (folder / "at-once").touch()
 
 
 def follow(run_id: str, place: str) -> None:
@@ -850,18 +858,32 @@ def hear_reader(watched: Path) -> None:
 class Seen:
     """What a supervisor knows of its run."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_reports: bool = True) -> None:
+        """``has_reports``: its ranks are started by rank.sh, which reports on them as no program can."""
+        self._has_reports = has_reports
         self.crashed: float | None = None
+        """When the first rank failed, and how, in words."""
+        self.crash = ""
+        self.leaves = False
+        """Whether a rank left processes on its node."""
         self.lost: dict[str, str] = {}
+        self.uncleaned: set[str] = set()
+        """Nodes on which what is left of the run could not be ended."""
         self.steps = Steps()
 
     def hear(self, lines: bytes) -> None:
         """Take note of lines that came at once."""
-        if self.crashed is None and CRASHED.search(lines):
-            self.crashed = time.monotonic()
+        if self._has_reports and b"!\x02" in lines:
+            self._hear_reports(lines)
         told = filter(may_name_step, reversed(lines.split(b"\n"))) if may_name_step(lines) else ()
         for line in (b"", *reversed([*itertools.islice(told, TOLD_AT_ONCE)])):
             self.steps.hear(line)
+
+    def _hear_reports(self, lines: bytes) -> None:
+        crash = CRASHED.search(lines)
+        if self.crashed is None and crash:
+            self.crashed, self.crash = time.monotonic(), crash[1].decode(errors="replace")
+        self.leaves = self.leaves or bool(LEFT.search(lines))
 
 
 def may_name_step(lines: bytes) -> bool:
@@ -911,7 +933,7 @@ class Steps:
 
 def supervise(folder: Path, job: dict[str, Any]) -> None:
     """Run the job's command once its nodes are free, record what it prints, end it for a reason, and clean up."""
-    seen = Seen()
+    seen = Seen(has_reports=job["launcher"] != "script")
     ended: dict[str, object] | None = None
     while ended is None and any(other["order"] < job["order"] and share_nodes(other, job) for other in under_way()):
         ended = asked_to_stop(folder)
@@ -946,15 +968,17 @@ def supervise(folder: Path, job: dict[str, Any]) -> None:
         # What holds the output is left of the run.
         reader.join(0.5)
         if reader.is_alive():
-            clean(job, 1, began)
+            clean(job, seen, 1, began)
             reader.join(GRACE)
         if child.stdout and not reader.is_alive():
             child.stdout.close()
-        code = child.returncode
-        seconds = round(time.monotonic() - began, 3)
-        finish(folder, {"code": code if code >= 0 else 128 - code, "seconds": seconds, **ended})
-    if not is_forgotten(folder):
-        clean(job, 1, began)
+        code = child.returncode if child.returncode >= 0 else 128 - child.returncode
+        over, seconds = time.time(), round(time.monotonic() - began, 3)
+        ended = ended or judged(job, seen, code, began, seconds)
+        if code or ended or seen.leaves or job["launcher"] == "script" or job.get("elastic"):
+            clean(job, seen, 1, began, last=True)
+        left = sorted(seen.uncleaned)
+        finish(folder, {"at": round(over, 3), "code": code, "seconds": seconds, **ended, "left": left})
 
 
 @contextlib.contextmanager
@@ -1009,13 +1033,18 @@ def finish(folder: Path, ended: dict[str, object]) -> None:
     (folder / "ended.new").rename(folder / "ended.json")
 
 
-def is_forgotten(folder: Path) -> bool:
-    """Whether the labctl that follows has ended what is left of a run, and has taken all of it, within seconds."""
-    unseen = seconds_since(folder / "watched")
-    deadline = time.monotonic() + (JUDGING if unseen is not None and unseen < NODE_LOOK else 0)
-    while folder.exists() and time.monotonic() < deadline:
-        time.sleep(LOOK)
-    return not folder.exists()
+def judged(job: dict[str, Any], seen: Seen, code: int, began: float, seconds: float) -> dict[str, object]:
+    """Why a command that ended by itself did not end well, if its ranks or its time are the reason."""
+    in_time = seen.crashed is not None and seen.crashed - began < job["limit"]
+    if in_time and not job.get("elastic"):
+        return {"cause": "rank-crashed", "message": seen.crash}
+    if code in TIMED_OUT and seconds >= job["limit"]:
+        return timed_out(job)
+    return {}
+
+
+def timed_out(job: dict[str, Any]) -> dict[str, object]:
+    return {"cause": "timeout", "message": "timed out after {:g} s".format(job["limit"])}
 
 
 def oversee(
@@ -1025,20 +1054,24 @@ def oversee(
     over = threading.Event()
     threading.Thread(target=watch_nodes, args=(folder, job, seen, over), daemon=True).start()
     ending: dict[str, object] = {}
-    end = threading.Thread()
+    end, hurry = threading.Thread(), threading.Thread(target=clean, args=(job, seen, 0, began), daemon=True)
     while child.poll() is None:
         if not ending:
-            ending = asked_to_stop(folder) or reason(folder, job, seen, began) or {}
+            asked = asked_to_stop(folder)
+            ending = asked or reason(folder, job, seen, began) or {}
             if ending:
                 grace = float(ending.pop("grace", GRACE))  # type: ignore[arg-type]
-                stalled = ending["cause"] == "stalled"
+                # Who asks knows why: a node is paused.
+                stalled = not asked and ending["cause"] == "stalled"
                 if stalled:
                     # Said before ranks are ended for it, so that who follows takes their end for no failure.
                     record(output, "labctl: stalled: {}\n".format(ending["message"]).encode())
                 end = threading.Thread(
-                    target=end_run, args=(job, grace, began), kwargs={"stalled": stalled}, daemon=True
+                    target=end_run, args=(job, seen, grace, began), kwargs={"stalled": stalled}, daemon=True
                 )
                 end.start()
+        elif hurry.ident is None and (folder / "at-once").exists():
+            hurry.start()
         time.sleep(LOOK)
     over.set()
     if ending:
@@ -1058,9 +1091,9 @@ def reason(folder: Path, job: dict[str, Any], seen: Seen, began: float) -> dict[
     now = time.monotonic()
     # The command's own limit comes first.
     if now - began > job["limit"] + 1:
-        return {"cause": "timeout", "message": "timed out after {:g} s".format(job["limit"])}
+        return timed_out(job)
     if seen.crashed is not None and not job.get("elastic") and now - seen.crashed > CRASH_GRACE:
-        return {"cause": "rank-crashed", "message": ""}
+        return {"cause": "rank-crashed", "message": seen.crash}
     if seen.lost:
         node, why = next(iter(seen.lost.items()))
         return {"cause": "node-lost", "message": f"{node}: {why}"}
@@ -1124,37 +1157,53 @@ def become_as_user(directory: str, *command: str) -> NoReturn:
     become(command)
 
 
-def end_run(job: dict[str, Any], grace: float, began: float, *, stalled: bool) -> None:
+def end_run(job: dict[str, Any], seen: Seen, grace: float, began: float, *, stalled: bool) -> None:
     """End a run; of one that is stalled, what its processes do is kept first."""
     if stalled:
         everywhere(job, STACKS_LIMIT, *[[*AGENT, "stacks", job["id"], job["directory"]]] * 2)
-    clean(job, grace, began)
+    clean(job, seen, grace, began)
 
 
-def clean(job: dict[str, Any], grace: float, began: float) -> None:
-    """End what runs of a run, in this container and in its workers, all at once."""
+def clean(job: dict[str, Any], seen: Seen, grace: float, began: float, *, last: bool = False) -> None:
+    """End what runs of a run, in this container and in its workers, all at once; note the nodes where that fails.
+
+    The ``last`` time first here: what a script's own ssh sessions have started is theirs until those end. And not on
+    nodes where it has failed before.
+    """
     own = [*AGENT, "reap", job["id"], str(grace)]
     lasted = f"LABCTL_RUN_SECONDS={time.monotonic() - began:.3f}"
     # In the launcher only a script that starts its ranks itself can have left something there.
     here = ["env", *([lasted] if job["launcher"] == "script" else []), *own]
-    everywhere(job, grace + 20, here, ["env", lasted, *own])
+    there = ["env", lasted, *own]
+    if last and job["launcher"] == "script":
+        seen.uncleaned.update(everywhere({**job, "nodes": []}, grace + 20, here, there))
+    nodes = [node for node in job["nodes"] if not last or node not in seen.uncleaned]
+    seen.uncleaned.update(everywhere({**job, "nodes": nodes}, grace + 20, here, there))
 
 
-def everywhere(job: dict[str, Any], limit: float, here: list[str], there: list[str]) -> None:
-    """Run a command in this container and one in each of the run's workers, as the lab's user, all at once."""
+def everywhere(job: dict[str, Any], limit: float, here: list[str], there: list[str]) -> list[str]:
+    """Run a command in this container and one in each of the run's workers, as the lab's user, all at once.
+
+    Returns the nodes where it fails, or that are not reached.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
     ssh = ["ssh", "-n", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "--"]
-    commands = [here, *([*ssh, node, shlex.join(there)] for node in job["nodes"])]
+    commands = {"launcher": here, **{node: [*ssh, node, shlex.join(there)] for node in job["nodes"]}}
 
-    def run(command: list[str]) -> None:
+    def failed(node: str) -> str:
         quiet = subprocess.DEVNULL
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            words, variables = as_user("/", command), {**os.environ, "HOME": str(HOME)}
-            subprocess.run(words, stdin=quiet, stdout=quiet, stderr=quiet, env=variables, timeout=limit, check=False)
+        words, variables = as_user("/", commands[node]), {**os.environ, "HOME": str(HOME)}
+        try:
+            done = subprocess.run(
+                words, stdin=quiet, stdout=quiet, stderr=quiet, env=variables, timeout=limit, check=False
+            )
+        except (OSError, subprocess.SubprocessError):
+            return node
+        return node if done.returncode else ""
 
     with ThreadPoolExecutor(min(len(commands), 64)) as pool:
-        list(pool.map(run, commands))
+        return [node for node in pool.map(failed, commands) if node]
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ AWAY = 5
 
 
 class Ended(Struct, frozen=True, kw_only=True):
-    """How a run ended, as the agent says; ``cause`` where the agent ended it."""
+    """How a run ended, as the agent says; ``cause`` if the agent ended it, or its ranks or its time are the reason."""
 
     code: int
     cause: Cause | None = None
@@ -26,6 +26,8 @@ class Ended(Struct, frozen=True, kw_only=True):
     """When, in seconds since 1970."""
     lost: bool = False
     """Whether the agent was ended before the run was."""
+    left: tuple[str, ...] = ()
+    """Nodes on which the agent could not end what is left of the run."""
 
 
 class ActiveRun(Struct, frozen=True, kw_only=True):

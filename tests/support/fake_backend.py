@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from labctl.model import Cause, Pairs
 from labctl.records.active import ActiveRun
 from labctl.system.process import CompletedProcess
 
+CRASHED = re.compile(r"\x01\d+!\x02labctl: (rank \d+ on \S+ exited with code \d+)")
 Answer = Callable[[str, tuple[str, ...]], Iterator[str]]
 """Container and command -> the lines that the program prints."""
 
@@ -71,6 +73,10 @@ class FakeBackend:
     done: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
     launched: list[Launch] = field(default_factory=list)
     """The runs that its agent was given."""
+    end: Mapping[str, Any] = field(default_factory=dict)
+    """What its agent says of how a run ended, beside its exit code."""
+    stops: list[tuple[str, str, str]] = field(default_factory=list)
+    """Grace, cause and message of each time that its agent was asked to end a run."""
     observations: int = 0
     """How often ``observe`` was called."""
     running: threading.Event = field(default_factory=threading.Event)
@@ -157,16 +163,32 @@ class FakeBackend:
             on_lines((text,))
 
         self.running.set()
+        if argv[: len(AGENT) + 1] == (*AGENT, "follow") and self.stops:
+            self._execute(container, argv, lambda _: None, user=user)
+            on_line(f"end {msgspec.json.encode({'code': 137, **self._reason([])}).decode()}")
+            return 0
         if argv[: len(AGENT) + 1] != (*AGENT, "launch"):
             return self._execute(container, argv, on_line, user=user, environment=environment)[0]
         # As the agent in the launcher supervises and follows a run.
         self.launched.append(msgspec.json.decode(argv[-1], type=Launch))
         places = itertools.count(1)
-        code, _ = self._execute(
-            container, self.launched[-1].argv, lambda line: on_line(f"{next(places)} 0.0 {line}"), user=user
-        )
-        on_line(f'end {{"code": {code}}}')
+        crashes: list[str] = []
+
+        def on_output(line: str) -> None:
+            crashes.extend(CRASHED.findall(line))
+            on_line(f"{next(places)} 0.0 {line}")
+
+        code, _ = self._execute(container, self.launched[-1].argv, on_output, user=user)
+        on_line(f"end {msgspec.json.encode({'code': code, **self._reason(crashes), **self.end}).decode()}")
         return 0
+
+    def _reason(self, crashes: list[str]) -> dict[str, str]:
+        """Why its agent ended a run, or what it says of one that ended by itself."""
+        if self.stops:
+            return dict(zip(("cause", "message"), self.stops[0][1:], strict=True))
+        launch = self.launched[-1]
+        believed = crashes and not launch.elastic and launch.launcher != "script"
+        return {"cause": "rank-crashed", "message": crashes[0]} if believed else {}
 
     def attach(self, container: str, argv: tuple[str, ...], *, on_line: OnLine | None = None, **options: Any) -> int:
         return self._execute(container, argv, on_line or (lambda _: None), **options)[0]
@@ -186,6 +208,9 @@ class FakeBackend:
     def _execute(self, container: str, argv: tuple[str, ...], on_line: OnLine, **options: Any) -> tuple[int, str]:
         self.started.append((container, argv))
         self.options.append(options)
+        if argv[: len(AGENT) + 1] == (*AGENT, "stop"):
+            grace, cause, message = argv[len(AGENT) + 2 :]
+            self.stops.append((grace, cause, message))
         if container in self.dead:
             return 1, f"Error response from daemon: No such container: {container}"
         try:

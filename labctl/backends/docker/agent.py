@@ -249,9 +249,14 @@ def start(lab: Lab, engine: Backend, launch: Launch) -> None:
         raise in_use(follower.busy)
 
 
-def stop(lab: Lab, engine: Backend, run_id: str, grace: float, message: str) -> None:
-    """Have the agent end a run: TERM, and KILL after so many seconds. HostError for one that is not running."""
-    agent(lab, engine, model.LAUNCHER, "stop", run_id, f"{grace:g}", "interrupted", message, root=True)
+def stop(
+    lab: Lab, engine: Backend, run_id: str, grace: float, message: str, cause: model.Cause = "interrupted"
+) -> None:
+    """Have the agent end a run: TERM, and KILL after so many seconds. HostError for one that is not running.
+
+    A ``grace`` of 0 also ends a run at once that is being ended.
+    """
+    agent(lab, engine, model.LAUNCHER, "stop", run_id, f"{grace:g}", cause, message, root=True)
 
 
 def forget(lab: Lab, engine: Backend, run_id: str) -> None:

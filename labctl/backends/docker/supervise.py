@@ -36,7 +36,6 @@ REPORTED = re.compile(r"labctl: (rank \d+) on (\S+) exited with code (\d+)")
 DEEPSPEED_REPORTED = re.compile(r"^(\S+): .*\[launch\.py:.* exits with return code = (-?\d+)")
 # The rank or node of a line, as marked by pdsh (`worker-0: `), Open MPI (`[1,0]<stdout>:`) or Horovod (`[0]<stderr>:`).
 SPEAKER = re.compile(r"(?:\[(?:\d+,)?(\d+)\](?:<std\w+>:)? ?|(\S+): )(.*)")
-STALLED = re.compile(r"labctl: stalled: (.*)")
 OUT_OF_MEMORY = r"out of memory|OutOfMemoryError|can(?:'t|not) allocate memory|\bMemoryError\b|bad_alloc"
 # Printed by rank.sh.
 OUT_OF_HOST_MEMORY = re.compile(r"labctl: (\S+) (ran out of memory: .*)$")
@@ -82,41 +81,31 @@ def signal_name(code: int) -> str:
 SILENT = "no rank wrote a line"
 # Other ranks that a message names.
 SHOWN = 4
-# The timeout inside the launcher comes first; this one covers a launcher that does not answer.
-WATCHDOG_DELAY = 1
-# Seconds after a rank failed for the launcher to stop the others itself.
-CRASH_GRACE = 5
-
-# Exit codes of a command that timeout(1) has ended.
-TIMED_OUT = (124, 137)
+# Seconds until an agent is asked again to end a run, which it may be about to begin.
+ASK_AGAIN = 0.5
 # Causes that may hide a lost device, which ranks notice before the node's health check.
 SYMPTOMS: tuple[Cause | None, ...] = (None, "rank-crashed", "launcher-failed")
 
 
 class RunStopper:
-    """Stops a run, for the first reason given: kills its processes in every container."""
+    """Has the agent end a run, for the first reason given."""
 
-    def __init__(self, lab: Lab, job: Job, engine: Backend, age: float = 0) -> None:
-        """``age``: seconds that the run has lasted already."""
+    def __init__(self, lab: Lab, job: Job, engine: Backend) -> None:
         self.lab, self.job, self._engine = lab, job, engine
         # Reentrant: a signal handler may interrupt the main thread while it holds the lock.
         self._lock = threading.RLock()
-        self._thread: threading.Thread | None = None
-        self._began = time.clock_gettime(time.CLOCK_BOOTTIME) - age
+        self._over = threading.Event()
         self.cause: Cause | None = None
         self.message = ""
-        self.over = False
-        """Whether the run has ended: then nothing stops it any more."""
         self.asked = threading.Event()
         """Set by Ctrl-C."""
-        self.silence: Callable[[], str] = str
         self.gone: dict[str, str] = {}
         """Nodes that the run has lost and goes on without, and how."""
 
     def note(self, cause: Cause, message: str) -> bool:
         """Whether this is the first reason."""
         with self._lock:
-            if self.cause is not None or self.over:
+            if self.cause is not None or self._over.is_set():
                 return False
             self.cause, self.message = cause, message
             return True
@@ -125,34 +114,20 @@ class RunStopper:
         """Stop the run for this reason; later ones are ignored."""
         with self._lock:
             if self.note(cause, message):
-                self._thread = threading.Thread(target=self._end, daemon=True)
-                self._thread.start()
+                threading.Thread(target=self.end, args=(GRACE,), daemon=True).start()
 
-    def _end(self) -> None:
-        if self.cause == "interrupted":
-            # One that waits for nodes has nothing yet that could be ended.
+    def end(self, grace: float) -> None:
+        """End the run: TERM, and KILL after so many seconds."""
+        cause = self.cause or "interrupted"
+        while not self._over.is_set():
             with contextlib.suppress(HostError):
-                agent.stop(self.lab, self._engine, self.job.run_id, GRACE, self.message)
-        self.reap()
+                return agent.stop(self.lab, self._engine, self.job.run_id, grace, self.message, cause)
+            self._over.wait(ASK_AGAIN)
+        return None
 
-    def reap(self, grace: float = GRACE) -> list[str]:
-        """Kill the run's processes in all containers; returns those that could not be killed, as text."""
-        lasted = time.clock_gettime(time.CLOCK_BOOTTIME) - self._began
-        gone = tuple(self.gone)
-        nodes = tuple(node.name for node in self.job.nodes if node.name not in gone)
-
-        def reap(nodes: tuple[str, ...]) -> list[str]:
-            run_id, launcher = self.job.run_id, self.job.workload.launcher
-            return agent.reap(self.lab, self._engine, run_id, grace, nodes=nodes, lasted=lasted, launcher=launcher)
-
-        if gone:
-            # One that was cut off may have ranks still; one that cannot be asked is no news.
-            reap(gone)
-        return reap(nodes)
-
-    def wait(self) -> None:
-        if self._thread:
-            self._thread.join()
+    def close(self) -> None:
+        """Take no reason any more: the run has ended."""
+        self._over.set()
 
 
 def launch_of(
@@ -190,41 +165,32 @@ def supervise(
     age: float = 0,
     notice: Callable[[str], object] = len,
 ) -> RunOutcome:
-    """Launch a run, or follow one that was launched before, to its end; then kill its remaining processes.
+    """Launch a run, or follow one that was launched before, to its end.
 
     A run that is launched here ends with Ctrl-C. ``keep`` gets lines as they come and returns them redacted,
     ``losses`` are those of the lab's nodes, where others listen to them, too; ``notice`` gets a line for a connection
-    that breaks; ``age`` as ``RunStopper``. RecordError where a line cannot be written, HostError where the connection
-    to the run is lost, which then goes on.
+    that breaks; ``age``: seconds that the run has lasted already. RecordError where a line cannot be written, HostError
+    where the connection to the run is lost, which then goes on.
     """
-    stop = RunStopper(lab, job, engine, age)
-    began = time.monotonic()
+    stop, watch = RunStopper(lab, job, engine), CrashWatch(lab, job)
+    began = time.monotonic() - age
     with contextlib.ExitStack() as watchers:
         watchers.enter_context(node_losses(stop, lab, job, losses or Losses(engine, lab.name), notice))
         if launch:
-            watchers.enter_context(watchdog(stop, job.timeout) if not launch.wait else contextlib.nullcontext())
             watchers.enter_context(interrupts(stop))
         try:
-            ended = follow(lab, job, engine, stop, keep, launch, notice)
+            ended = follow(lab, job, engine, stop, watch, keep, launch, notice)
         except LaunchError as error:
-            ended = Ended(code=1)
-            stop.because("launcher-failed", error.message)
-        except (store.RecordError, KeyboardInterrupt):
-            if launch:
-                stop.wait()
-                stop.reap(grace=1)
-            raise
-        stop.wait()
-        stop.over = True
-        left = stop.reap(grace=1)
-        if left and wait_for_hosts(stop, lab, engine, notice):
-            left = stop.reap(grace=1)
+            ended = Ended(code=1, lost=True)
+            stop.note("launcher-failed", error.message)
+        stop.close()
+        left = end_left(stop, ended, time.monotonic() - began, engine, notice)
         if ended.code != 0 and stop.cause is None:
             ended = ended if ended.seconds else replace(ended, seconds=time.monotonic() - began)
             stop.cause, stop.message = explain(ended, lab, job, engine)
         if ended.code != 0 and stop.cause in SYMPTOMS:
             look_at_devices(stop, lab, job, engine)
-    silence = stop.silence()
+    silence = watch.silence()
     if stop.cause == "timeout" and silence:
         stop.message += f"; {silence}"
     if left:
@@ -239,6 +205,27 @@ def supervise(
         seconds=ended.seconds,
         gone=tuple(stop.gone.values()),
     )
+
+
+def end_left(
+    stop: RunStopper, ended: Ended, lasted: float, engine: Backend, notice: Callable[[str], object]
+) -> list[str]:
+    """End by Docker what an agent that was lost, or did not reach a node, has left; returns what stays, as text."""
+    lab, job = stop.lab, stop.job
+
+    def reap(nodes: tuple[str, ...]) -> list[str]:
+        return agent.reap(lab, engine, job.run_id, 1, nodes=nodes, lasted=lasted, launcher=job.workload.launcher)
+
+    back = wait_for_hosts(stop, lab, engine, notice)
+    gone = tuple(name for name in stop.gone if ended.lost or name in ended.left)
+    if gone:
+        # One that was cut off may have ranks still; one that cannot be asked is no news.
+        reap(gone)
+    if not ended.lost and not set(ended.left) - {*stop.gone}:
+        return []
+    nodes = tuple(node.name for node in job.nodes if node.name not in stop.gone)
+    left = reap(nodes)
+    return reap(nodes) if left and back and wait_for_hosts(stop, lab, engine, notice) else left
 
 
 def wait_for_hosts(stop: RunStopper, lab: Lab, engine: Backend, notice: Callable[[str], object]) -> bool:
@@ -264,53 +251,63 @@ def follow(
     job: Job,
     engine: Backend,
     stop: RunStopper,
+    watch: CrashWatch,
     keep: Callable[[Sequence[Line]], Sequence[Line]],
     launch: agent.Launch | None,
     notice: Callable[[str], object],
 ) -> Ended:
     """Follow the run to its end, over another connection where one breaks. HostError where that does not come back."""
-    launcher = job.workload.launcher
-    watch = CrashWatch(stop, starts_itself=launcher == "script", elastic=launchers.is_elastic(launcher))
-    with contextlib.closing(watch) as crash:
-        stop.silence = crash.silence
 
-        def look(lines: Sequence[Line]) -> None:
-            for line in lines:
-                if line.rank is None and (stalled := STALLED.match(line.text)):
-                    # The agent ends it; ranks that are ended report a failure, too.
-                    stop.note("stalled", stalled[1])
-            crash.look_at(keep(lines))
+    def look(lines: Sequence[Line]) -> None:
+        watch.look_at(keep(lines))
 
-        follower = agent.Follower(look, notice, lambda: stop.cause in ("interrupted", "node-lost"))
+    follower = agent.Follower(look, notice, lambda: stop.cause in ("interrupted", "node-lost"))
+    try:
         ended = agent.follow(lab, engine, job.run_id, follower, launch)
-        crash.now = ended.at or crash.now
-        if ended.code == 0 or (ended.code in TIMED_OUT and ended.seconds >= job.timeout):
-            crash.forgive()
-        if ended.code == 0 and stop.cause == "timeout":
-            # It had ended before labctl, which could not know, thought of its limit.
-            stop.cause, stop.message = None, ""
-        if ended.cause and ended.cause != "rank-crashed":
-            # Ranks that are ended report a failure, too.
-            stop.note(ended.cause, ended.message)
-        if stop.cause == "stalled" and (which := paused_nodes(lab, job, engine)) not in stop.message:
-            stop.message = f"{which}; {stop.message}"
-        return ended
+    except (store.RecordError, KeyboardInterrupt):
+        if launch:
+            end_unrecorded(lab, job, engine, follower.place)
+        raise
+    watch.now = ended.at or watch.now
+    cause, message = judged(ended, watch)
+    if cause:
+        stop.note(cause, message)
+    if stop.cause == "stalled" and (which := paused_nodes(lab, job, engine)) not in stop.message:
+        stop.message = f"{which}; {stop.message}"
+    return ended
+
+
+def judged(ended: Ended, watch: CrashWatch) -> tuple[Cause | None, str]:
+    """Why a run ended, as its agent says, with what its ranks printed of that; None if neither says anything."""
+    if ended.cause not in (None, "rank-crashed"):
+        return ended.cause, ended.message
+    if watch.cause and (ended.cause or ended.code != 0):
+        return watch.cause, watch.message
+    return ended.cause, ended.message
+
+
+def end_unrecorded(lab: Lab, job: Job, engine: Backend, place: int) -> None:
+    """End a run whose output cannot be written, from this place on."""
+    rest = agent.Follower(len)
+    rest.place = place
+    with contextlib.suppress(HostError):
+        agent.stop(lab, engine, job.run_id, 1, "its output cannot be written")
+        agent.follow(lab, engine, job.run_id, rest)
 
 
 class CrashWatch:
-    """Finds the rank failure that explains a run, and stops the run if the other ranks do not exit by themselves.
+    """Finds the rank failure that explains a run, in what the run printed.
 
     That is the first one that is not a consequence of a lost peer. Ranks that a script starts itself report nothing;
     for them DeepSpeed's launcher does. An elastic launcher starts them again.
     """
 
-    def __init__(self, stop: RunStopper, *, starts_itself: bool = False, elastic: bool = False) -> None:
-        self._stop, self._starts_itself, self._elastic = stop, starts_itself, elastic
-        nodes = {node.name: node.slots for node in stop.job.nodes}
-        self._speakers = {*nodes, *(f"rank {rank}" for rank in range(sum(nodes.values())))}
+    def __init__(self, lab: Lab, job: Job) -> None:
+        self._lab, self._nodes = lab, {node.name: node.slots for node in job.nodes}
+        self._starts_itself = job.workload.launcher == "script"
+        self._elastic = launchers.is_elastic(job.workload.launcher)
+        self._speakers = {*self._nodes, *(f"rank {rank}" for rank in range(sum(self._nodes.values())))}
         self._kept = last_words.kept(len(self._speakers))
-        self._timer = threading.Timer(CRASH_GRACE, self._tell)
-        self._timer.daemon = True
         self._killed: dict[str, str] = {}
         patterns = (OUT_OF_MEMORY, *(one.out_of_memory for one in accelerators.modules().values()))
         self._out_of_memory = re.compile("|".join(filter(None, patterns)), re.IGNORECASE)
@@ -320,6 +317,25 @@ class CrashWatch:
         """When the last line was printed, in seconds since 1970."""
         self._ended: list[RankFailure] = []
         self.reason: RankFailure | None = None
+
+    @property
+    def cause(self) -> Cause | None:
+        return self.reason.cause if self.reason else None
+
+    @property
+    def message(self) -> str:
+        """The failed rank, and other ranks that failed; empty if none did."""
+        if not self.reason:
+            return ""
+        # Ranks that a script starts itself have no number here by which to tell them apart.
+        ranks = () if self._starts_itself else self._ended
+        others = [crash.ended for crash in ranks if crash.who != self.reason.who]
+        return "; ".join((str(self.reason), *others[:SHOWN]))
+
+    @property
+    def ends_run(self) -> bool:
+        """Whether a rank failed that reports by rank.sh, under a launcher that does not start it again."""
+        return self.reason is not None and not self._elastic and not self._starts_itself
 
     def look_at(self, lines: Sequence[Line]) -> None:
         for line in lines:
@@ -343,19 +359,16 @@ class CrashWatch:
     def _hear_report(self, line: Line, text: str) -> bool:
         """Take note of a report about a rank; returns whether it is that the rank failed."""
         if self._elastic and line.report and store.RANK_REPORTED.match(line.said):
-            self.forgive()
+            # Its launcher has started it again.
+            self.reason, self._ended, self._killed = None, [], {}
         if line.report and (killed := OUT_OF_HOST_MEMORY.match(line.said)):
-            self._killed[killed[1]] = f"{killed[2]}; {memory_limit(self._stop.lab)}"
+            self._killed[killed[1]] = f"{killed[2]}; {memory_limit(self._lab)}"
         crash = self._crash_in(line, text)
         if not crash:
             return False
         if len(self._ended) <= SHOWN:
             self._ended.append(crash)
-        if self.reason is None:
-            self.reason = crash
-            if not self._elastic:
-                self._timer.start()
-        elif self.reason.follows and not crash.follows:
+        if self.reason is None or (self.reason.follows and not crash.follows):
             self.reason = crash
         return True
 
@@ -375,22 +388,10 @@ class CrashWatch:
         cause: Cause = "out-of-memory" if any(map(self._out_of_memory.search, searched)) else "rank-crashed"
         return RankFailure(who, node, code if code >= 0 else 128 - code, words, cause)
 
-    def _tell(self) -> None:
-        if reason := self.reason:
-            # Ranks that a script starts itself have no number here by which to tell them apart.
-            ranks = () if self._starts_itself else self._ended
-            others = [crash.ended for crash in ranks if crash.who != reason.who]
-            self._stop.because(reason.cause, "; ".join((str(reason), *others[:SHOWN])))
-
-    def forgive(self) -> None:
-        """Forget the failed ranks of a run, if its elastic launcher started them again."""
-        if self._elastic:
-            self.reason, self._ended, self._killed = None, [], {}
-
     def silence(self) -> str:
         """Who wrote nothing, or nothing for the longest time, as text; empty where that says nothing."""
-        nodes = [node.name for node in self._stop.job.nodes]
-        ranks = [f"rank {rank}" for rank in range(sum(node.slots for node in self._stop.job.nodes))]
+        nodes = [*self._nodes]
+        ranks = [f"rank {rank}" for rank in range(sum(self._nodes.values()))]
         # Lines of a script's own ranks are marked by node or by rank, as its launcher has it.
         speakers = ranks if self._spoke_at.keys() & set(ranks) else nodes
         if not self._spoke_at:
@@ -400,11 +401,6 @@ class CrashWatch:
             return f"{', '.join(never[:SHOWN])}{more} wrote nothing"
         longest = min(speakers, key=self._spoke_at.__getitem__)
         return f"{longest} wrote nothing for {self.now - self._spoke_at[longest]:.0f} s"
-
-    def close(self) -> None:
-        """Report a failed rank at the end of the output, too."""
-        self._timer.cancel()
-        self._tell()
 
 
 def _speaker(line: Line, text: str) -> tuple[str, str]:
@@ -417,7 +413,7 @@ def _speaker(line: Line, text: str) -> tuple[str, str]:
 
 
 def explain(ended: Ended, lab: Lab, job: Job, engine: Backend) -> tuple[Cause | None, str]:
-    """The cause of a failure that was not detected while it ran: a stopped container, or the timeout."""
+    """The cause of a failure that the agent has no reason for: a stopped container, or that the agent was ended."""
     observed = engine.observe(lab.name)
     for name in job.containers:
         container = observed.container(name)
@@ -427,8 +423,6 @@ def explain(ended: Ended, lab: Lab, job: Job, engine: Backend) -> tuple[Cause | 
             return "node-lost", f"{describe_node(name, job)}: container {container.state if container else 'gone'}"
     if ended.lost:
         return "interrupted", "the launcher was restarted, or its agent was ended"
-    if ended.code in TIMED_OUT and ended.seconds >= job.timeout:
-        return "timeout", f"timed out after {job.timeout:g} s"
     return None, ""
 
 
@@ -469,18 +463,6 @@ def describe_node(name: str, job: Job) -> str:
 
 
 @contextlib.contextmanager
-def watchdog(stop: RunStopper, timeout: float) -> Iterator[None]:
-    """Stop the run at its timeout."""
-    timer = threading.Timer(timeout + WATCHDOG_DELAY, stop.because, ("timeout", f"timed out after {timeout:g} s"))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-@contextlib.contextmanager
 def node_losses(
     stop: RunStopper, lab: Lab, job: Job, losses: Losses, notice: Callable[[str], object]
 ) -> Iterator[None]:
@@ -512,7 +494,7 @@ def interrupts(stop: RunStopper) -> Iterator[None]:
     def handle(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         stop.asked.set()
         if stop.cause == "interrupted":
-            threading.Thread(target=stop.reap, args=(0,), daemon=True).start()
+            threading.Thread(target=stop.end, args=(0,), daemon=True).start()
         stop.because("interrupted", f"stopped by {signal.Signals(number).name}")
 
     # HUP ends this process at once, as where it is killed: the agent ends the run unless it is followed again.

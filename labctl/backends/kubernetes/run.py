@@ -9,14 +9,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from datetime import datetime
 from typing import IO
 
 from msgspec.structs import replace
 
-from labctl import launchers
-from labctl.backends.docker.supervise import SILENT, TIMED_OUT, CrashWatch, RunStopper, interrupts
+from labctl.backends.docker.supervise import SILENT, CrashWatch, RunStopper, interrupts
 from labctl.backends.kubernetes import pods, render
 from labctl.backends.kubernetes.api import (
     COLLECTIONS,
@@ -186,6 +185,12 @@ def remove(api: Api, kind: str, name: str) -> None:
 # --- follow --------------------------------------------------------------------------------------------------
 
 
+# Exit codes of a command that timeout(1) has ended.
+TIMED_OUT = (124, 137)
+# Seconds after a rank failed for the launcher to stop the others itself.
+CRASH_GRACE = 5
+
+
 class JobStopper(RunStopper):
     """Stops a run for the first reason given: its launch command is told to end, as results are still to be fetched."""
 
@@ -197,7 +202,11 @@ class JobStopper(RunStopper):
         """Whether nothing of it is waited for."""
         super().__init__(run.lab, run.job, KubernetesEngine(api, run.lab.name))
 
-    def _end(self) -> None:
+    def end(self, grace: float) -> None:
+        """Have the launch command end; a second Ctrl-C waits for nothing."""
+        if not grace:
+            self.killed = True
+            return
         self.told = time.monotonic()
         with suppress(HostError):
             for pod in run_pods(self._api, self._run):
@@ -206,10 +215,6 @@ class JobStopper(RunStopper):
                     KubernetesEngine(self._api, self._run.lab.name).exec(
                         pod["metadata"]["name"], end, user="", limit=GRACE
                     )
-
-    def reap(self, grace: float = GRACE) -> list[str]:  # noqa: ARG002 - a second Ctrl-C
-        self.killed = True
-        return []
 
 
 def run_pods(api: Api, run: ClusterRun) -> list[Manifest]:
@@ -501,24 +506,29 @@ def supervise(
     """
     stop = JobStopper(run, api)
     follower = Follower(api, run, stop, patience, notice)
-    launcher = run.job.workload.launcher
-    watch = CrashWatch(stop, starts_itself=launcher == "script", elastic=launchers.is_elastic(launcher))
-    stop.silence = watch.silence
+    watch = CrashWatch(run.lab, run.job)
+    # No agent is beside the ranks.
+    overdue = threading.Timer(CRASH_GRACE, lambda: stop.because(watch.cause or "rank-crashed", watch.message))
+    overdue.daemon = True
 
     def look(line: Line) -> None:
         watch.look_at(keep((line,)))
+        if watch.ends_run and overdue.ident is None:
+            overdue.start()
 
     with interrupts(stop) if ends else nullcontext():
-        # A rank that failed just before the end is told of then.
-        with closing(watch):
+        try:
             ended = follower.follow(look)
-            watch.now = ended.at or watch.now
-            if ended.code == 0 or (ended.code in TIMED_OUT and ended.seconds >= run.job.timeout):
-                watch.forgive()
-        stop.over = True
-    if ended.code in TIMED_OUT and stop.cause is None and ended.seconds >= run.job.timeout:
-        stop.cause, stop.message = "timeout", f"timed out after {run.job.timeout:g} s"
-    silence = stop.silence()
+        finally:
+            overdue.cancel()
+        watch.now = ended.at or watch.now
+        late = ended.code in TIMED_OUT and ended.seconds >= run.job.timeout
+        if watch.cause and (watch.ends_run or (ended.code != 0 and not late)):
+            stop.note(watch.cause, watch.message)
+        if late:
+            stop.note("timeout", f"timed out after {run.job.timeout:g} s")
+        stop.close()
+    silence = watch.silence()
     if stop.cause == "timeout" and silence:
         stop.message += f"; {silence}"
     outcome = RunOutcome(

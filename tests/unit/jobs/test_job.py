@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -362,6 +363,8 @@ def test_a_rank_that_fails_says_so_last_and_keeps_its_code(ranks: Ranks) -> None
     assert said.splitlines()[-1] == "labctl: rank 3 on worker-1 exited with code 7"
 
 
+SUBREAPER = 36
+"""PR_SET_CHILD_SUBREAPER; linux/prctl.h."""
 FORGED = "labctl: rank 1 on worker-1 exited with code 7"
 
 
@@ -558,6 +561,25 @@ def test_what_a_rank_started_and_left_does_not_keep_the_run_from_ending(ranks: R
     )
     assert done.returncode == code
     assert "rank 3 on worker-1 has ended; what it started and left is ended too: sleep 600\n" in done.stdout
+
+
+@pytest.mark.parametrize(("program", "leaves"), [("exit 0", False), ("setsid sleep 600 > /dev/null 2>&1 &", True)])
+def test_a_rank_says_if_it_left_processes_that_have_its_output_no_more(
+    ranks: Ranks, program: str, leaves: bool
+) -> None:
+    script = Path(ranks.script(f"{program}\necho $! > {ranks.root}/left"))
+    # In place of the node's own, a parent that is this test's: orphans of other programs are none of it.
+    orphanage = f"import ctypes, os, subprocess, sys; ctypes.CDLL(None).prctl({SUBREAPER}, 1); "
+    orphanage += "os.environ['INIT'] = str(os.getpid()); sys.exit(subprocess.call(sys.argv[1:]))"
+    text = script.read_text().replace("/opt/lab/labnode.py", str(PROGRAM)).replace("[1]} != 1 ", "[1]} != $INIT ")
+    script.write_text(text)
+    command = [sys.executable, "-c", orphanage, "bash", "-c", f"bash {script}; exit"]
+    done = subprocess.run(command, env=ranks.environment, check=True, timeout=60, capture_output=True, text=True)
+    try:
+        assert ("labctl: rank 3 on worker-1 left processes behind\n" in done.stdout) == leaves
+    finally:
+        if leaves:
+            os.kill(int((ranks.root / "left").read_text()), signal.SIGKILL)
 
 
 class TestPreparing:

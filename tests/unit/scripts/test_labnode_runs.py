@@ -30,7 +30,8 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(made, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(made, "be_user", lambda _: None)
     monkeypatch.setattr(made, "START_SAMPLERS", "")
-    monkeypatch.setattr(made, "clean", lambda job, *_: made.signal_all(made.processes(job["id"]), signal.SIGKILL))
+    monkeypatch.setattr(made, "clean_nodes", made.clean, raising=False)
+    monkeypatch.setattr(made, "clean", lambda job, *_, **__: made.signal_all(made.processes(job["id"]), signal.SIGKILL))
     return made
 
 
@@ -138,6 +139,68 @@ def test_a_program_that_prints_the_words_of_a_report_goes_on(
     ended, lines = supervised(agent, RUN, argv=shell(f"printf '{printed}'; sleep 0.5; echo done"))
     assert (ended["code"], lines[-1]) == (0, "done")
     assert lines[0].endswith("labctl: rank 1 on worker-1 exited with code 7")
+
+
+def test_a_script_has_no_reports(agent: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "CRASH_GRACE", 0.1)
+    argv = shell(f"printf '{CRASH}'; sleep 0.5; echo done")
+    ended, lines = supervised(agent, RUN, argv=argv, launcher="script")
+    assert (ended["code"], lines[-1], "cause" in ended) == (0, "done", False)
+
+
+@pytest.mark.parametrize(
+    ("script", "changes", "cause", "message"),
+    [
+        (f"printf '{CRASH}'; exit 1", {}, "rank-crashed", "rank 1 on worker-1 exited with code 7"),
+        (f"printf '{CRASH}'", {}, "rank-crashed", "rank 1 on worker-1 exited with code 7"),
+        (f"printf '{CRASH}'; exit 1", {"elastic": True}, None, ""),
+        ("exit 1", {}, None, ""),
+        ("exit 124", {}, None, ""),
+        (f"sleep 0.2; printf '{CRASH}'; exit 124", {"limit": 0.1}, "timeout", "timed out after 0.1 s"),
+        ("sleep 0.2; exit 137", {"limit": 0.1}, "timeout", "timed out after 0.1 s"),
+    ],
+)
+def test_why_a_command_that_ended_by_itself_failed(
+    agent: ModuleType, script: str, changes: dict[str, Any], cause: str | None, message: str
+) -> None:
+    ended, _ = supervised(agent, RUN, argv=shell(script), **changes)
+    assert (ended.get("cause"), ended.get("message", "")) == (cause, message)
+
+
+LEAVES = r"\0011!\002labctl: rank 1 on worker-1 left processes behind\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "changes", "cleaned"),
+    [
+        ("echo done", {}, False),
+        (f"printf '{LEAVES}'", {}, True),
+        ("exit 1", {}, True),
+        ("echo done", {"launcher": "script"}, True),
+        ("echo done", {"elastic": True}, True),
+    ],
+)
+def test_nodes_are_looked_at_only_if_something_may_be_left(
+    agent: ModuleType, monkeypatch: pytest.MonkeyPatch, script: str, changes: dict[str, Any], cleaned: bool
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(agent, "clean", lambda *_, **given: asked.append(given))
+    supervised(agent, RUN, argv=shell(script), **changes)
+    assert asked == ([{"last": True}] if cleaned else [])
+
+
+def test_nodes_on_which_something_stays_are_named(
+    agent: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/ssh").write_text(f'#!/bin/sh\necho "$7" >> {tmp_path}/asked\n[ "$7" != worker-1 ]\n')
+    (tmp_path / "bin/ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    monkeypatch.setattr(agent, "clean", agent.clean_nodes)
+    monkeypatch.setattr(agent, "as_user", lambda _, command: ["true"] if "ssh" not in command else command)
+    ended, _ = supervised(agent, RUN, argv=shell("exit 1"), nodes=["worker-0", "worker-1"])
+    assert ended["left"] == ["worker-1"]
+    assert sorted((tmp_path / "asked").read_text().split()) == ["worker-0", "worker-1"]
 
 
 STEPS = "for step in 1 2 3 4 5; do echo step $step/{of}; sleep 0.02; done; {then}"
@@ -260,7 +323,7 @@ def test_each_node_of_a_run_is_sampled_while_its_command_runs_and_no_longer(
     agent: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     in_place_of_ssh(agent, monkeypatch, tmp_path, f'echo "$@" > {tmp_path}/$6; cat; rm {tmp_path}/$6')
-    monkeypatch.setattr(agent, "clean", lambda *_: None)
+    monkeypatch.setattr(agent, "clean", lambda *_, **__: None)
     began = time.time()
     argv = shell(f"cd {tmp_path}; until [ -s worker-0 ] && [ -s worker-1 ]; do sleep 0.02; done; cat worker-*")
     ended, lines = supervised(agent, RUN, argv=argv, nodes=["worker-0", "worker-1"])
@@ -294,6 +357,39 @@ def test_the_first_who_stops_a_run_gives_the_reason(agent: ModuleType) -> None:
     assert (ended["cause"], ended["message"]) == ("interrupted", "stopped by ann")
     with pytest.raises(SystemExit, match=f"run {RUN} is not running"):
         agent.stop(RUN, "0", "interrupted", "late")
+
+
+def test_a_run_that_is_stopped_as_stalled_is_not_looked_at(agent: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "everywhere", lambda *_: pytest.fail("its nodes are asked"))
+    path, job = folder(agent, RUN, argv=shell("sleep 60"))
+    alive = agent.lock(path / "alive")
+    agent.stop(RUN, "0", "stalled", "worker-1 is paused")
+    agent.supervise(path, job)
+    os.close(alive)
+    assert json.loads((path / "ended.json").read_text())["message"] == "worker-1 is paused"
+    assert (path / "output").read_text() == ""
+
+
+def test_a_second_stop_with_no_grace_ends_at_once_what_is_being_ended(
+    agent: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, job = folder(agent, RUN, argv=shell("sleep 60"))
+    alive = agent.lock(path / "alive")
+    graces: list[float] = []
+
+    def clean(job: dict[str, Any], _: object, grace: float, *__: object, **___: object) -> None:
+        graces.append(grace)
+        if len(graces) == 1:
+            agent.stop(RUN, "0", "interrupted", "at once")
+        if not grace:
+            agent.signal_all(agent.processes(job["id"]), signal.SIGKILL)
+
+    monkeypatch.setattr(agent, "clean", clean)
+    agent.stop(RUN, "60", "interrupted", "stopped by ann")
+    agent.supervise(path, job)
+    os.close(alive)
+    assert graces[:2] == [60, 0]
+    assert json.loads((path / "ended.json").read_text())["message"] == "stopped by ann"
 
 
 def test_a_node_that_is_gone_ends_a_run_that_nobody_follows(agent: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

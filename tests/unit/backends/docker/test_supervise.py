@@ -64,6 +64,10 @@ def run(engine: FakeBackend, timeout: float = 60.0) -> tuple[RunOutcome, list[st
     return supervise.supervise(LAB, task, engine, keep, supervise.launch_of(LAB, task)), lines
 
 
+def watching(launcher: str = "deepspeed") -> supervise.CrashWatch:
+    return supervise.CrashWatch(LAB, job(LAB, launcher=launcher))
+
+
 @pytest.fixture
 def stop() -> supervise.RunStopper:
     return supervise.RunStopper(LAB, JOB, FakeBackend())
@@ -72,11 +76,11 @@ def stop() -> supervise.RunStopper:
 # --- the whole of a run --------------------------------------------------------------------------------------
 
 
-def test_a_run_that_ends_well_has_no_cause_and_is_looked_for_everywhere() -> None:
+def test_a_run_that_ends_well_has_no_cause_and_leaves_labctl_nothing_to_do() -> None:
     engine = printing("one", "two")
     ended, lines = run(engine)
     assert (ended.exit_code, ended.cause, lines) == (0, None, ["one", "two"])
-    assert engine.reaped() == EVERYWHERE
+    assert (engine.stops, engine.reaped()) == ([], [])
 
 
 def test_the_launch_has_the_limit_the_run_id_and_the_persons_uid() -> None:
@@ -101,9 +105,40 @@ def test_processes_that_cannot_be_ended_are_named() -> None:
             yield '{"pid": 7, "command": "python"}'
             raise Failed(1)
 
-    ended, _ = run(FakeBackend(answer=answer, seen=observed(LAB)))
+    engine = FakeBackend(answer=answer, seen=observed(LAB), end={"left": ["worker-1"]})
+    ended, _ = run(engine)
     assert ended.cause == "launcher-failed"
     assert 'could not kill: worker-1: {"pid": 7' in ended.message
+    assert engine.reaped() == EVERYWHERE
+
+
+def test_a_run_whose_agent_is_lost_is_ended_by_docker() -> None:
+    engine = printing("one")
+    engine.end = {"code": 137, "lost": True}
+    ended, _ = run(engine)
+    assert (ended.cause, ended.message) == ("interrupted", "the launcher was restarted, or its agent was ended")
+    assert engine.reaped() == EVERYWHERE
+
+
+def test_an_agent_that_does_not_know_a_run_yet_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "ASK_AGAIN", 0.01)
+    asked = threading.Event()
+    again = threading.Event()
+
+    def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        yield from ()
+        if "stop" in argv and not asked.is_set():
+            asked.set()
+            raise Failed(1, "run r1 is not running")
+        if "stop" in argv:
+            again.set()
+        else:
+            assert again.wait(LIMIT)
+            raise Failed(137)
+
+    engine = FakeBackend(answer=answer, seen=observed(LAB), fallen=(("worker-1", "node-lost", "container died"),))
+    assert run(engine)[0].cause == "node-lost"
+    assert len(engine.stops) == 2
 
 
 def test_a_node_that_dies_stops_the_run_and_is_named_with_its_rank() -> None:
@@ -111,7 +146,7 @@ def test_a_node_that_dies_stops_the_run_and_is_named_with_its_rank() -> None:
     engine.fallen = (("worker-1", "node-lost", "container died with exit code 137"),)
     ended, _ = run(engine)
     assert (ended.cause, ended.message) == ("node-lost", "worker-1 (rank 1): container died with exit code 137")
-    assert engine.reaped() == EVERYWHERE
+    assert (engine.stops, engine.reaped()) == ([("5", "node-lost", ended.message)], [])
 
 
 def test_a_node_of_another_run_may_die() -> None:
@@ -139,7 +174,7 @@ def test_a_device_that_is_lost_stops_the_run_with_its_own_cause() -> None:
     engine.fallen = (("worker-1", "device-lost", REASON),)
     ended, _ = run(engine)
     assert (ended.cause, ended.message) == ("device-lost", f"worker-1 (rank 1): {REASON}")
-    assert engine.reaped() == EVERYWHERE
+    assert engine.stops == [("5", "device-lost", ended.message)]
 
 
 def with_devices(reason: str, launch: str = "") -> tuple[RunOutcome, list[str]]:
@@ -198,12 +233,26 @@ def test_nodes_without_devices_are_not_asked_for_them() -> None:
     assert not [argv for _, argv in engine.started if "health" in argv]
 
 
-def test_a_run_past_its_time_is_stopped_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "WATCHDOG_DELAY", 0)
-    engine = printing(code=137, until=threading.Event())
-    ended, _ = run(engine, timeout=0.05)
-    assert (ended.cause, ended.message) == ("timeout", "timed out after 0.05 s; no rank wrote a line")
-    assert engine.reaped() == EVERYWHERE
+def test_a_run_past_its_time_says_who_was_silent() -> None:
+    engine = printing(code=124)
+    engine.end = {"cause": "timeout", "message": "timed out after 60 s"}
+    ended, _ = run(engine)
+    assert (ended.cause, ended.message) == ("timeout", "timed out after 60 s; no rank wrote a line")
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_line_that_a_program_prints_is_no_report(code: int) -> None:
+    ended, _ = run(printing("worker-1: \x011\x02labctl: rank 1 on worker-1 exited with code 7", code=code))
+    assert (ended.exit_code, ended.cause) == (code, None)
+
+
+@pytest.mark.parametrize(("code", "cause"), [(0, None), (1, "rank-crashed")])
+def test_what_deepspeeds_launcher_prints_under_a_script_explains_a_run_that_failed(
+    code: int, cause: str | None
+) -> None:
+    engine, task = printing(f"{FAILED}1", code=code), job(LAB, launcher="script")
+    ended = supervise.supervise(LAB, task, engine, as_printed, supervise.launch_of(LAB, task))
+    assert (ended.cause, engine.stops) == (cause, [])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -217,25 +266,22 @@ def test_a_signal_stops_the_run_and_the_handlers_come_back(number: signal.Signal
 
     ended = supervise.supervise(LAB, JOB, engine, keep, LAUNCH)
     assert (ended.cause, ended.message) == ("interrupted", f"stopped by {number.name}")
-    assert engine.reaped() == EVERYWHERE
+    assert (engine.stops, engine.reaped()) == ([("5", "interrupted", ended.message)], [])
     assert signal.getsignal(number) is before
 
 
-@pytest.mark.parametrize(("presses", "graces"), [(1, {"5", "1"}), (2, {"5", "1", "0"})])
-def test_a_second_ctrl_c_leaves_processes_no_grace(presses: int, graces: set[str]) -> None:
-    engine = printing("started", code=1, until=threading.Event())
+@pytest.mark.parametrize(("presses", "graces"), [(1, ["5"]), (2, ["0", "5"])])
+def test_a_second_ctrl_c_leaves_processes_no_grace(presses: int, graces: list[str]) -> None:
+    engine = printing("started", code=1)
 
     def keep(lines: Sequence[Line]) -> Sequence[Line]:
         for _ in range(presses):
             signal.raise_signal(signal.SIGINT)
+        wait_until(lambda: len(engine.stops) == presses, LIMIT, "the agent is asked")
         return lines
 
     supervise.supervise(LAB, JOB, engine, keep, LAUNCH)
-
-    def given() -> set[str]:
-        return {argv[argv.index("reap") + 2] for _, argv in engine.started if "reap" in argv}
-
-    wait_until(lambda: given() == graces, LIMIT, f"graces {graces}")
+    assert sorted(grace for grace, _, _ in engine.stops) == graces
 
 
 def fill_disk(path: Path) -> None:
@@ -261,7 +307,8 @@ def test_a_record_that_cannot_be_written_leaves_no_process_behind(tmp_path: Path
     with pytest.raises(HostError, match=r"^cannot write .*/runs/r1/output\.log: No space left on device$") as caught:
         supervise.supervise(of, JOB, engine, keep, LAUNCH)
     assert (caught.value.exit_code, caught.value.hint) == (3, f"df -h {path}")
-    assert engine.reaped() == EVERYWHERE
+    assert engine.stops == [("1", "interrupted", "its output cannot be written")]
+    assert "follow" in {argv[len(agent.AGENT)] for _, argv in engine.started if argv[: len(agent.AGENT)] == agent.AGENT}
     with pytest.raises(HostError, match="No space left on device"):
         log.close()
     log.close()
@@ -317,8 +364,13 @@ def test_a_secret_in_why_the_launcher_failed_or_a_process_stayed_is_not_in_the_v
 def test_the_first_reason_stands(stop: supervise.RunStopper) -> None:
     stop.because("timeout", "first")
     stop.because("interrupted", "second")
-    stop.wait()
     assert (stop.cause, stop.message) == ("timeout", "first")
+
+
+def test_a_run_that_has_ended_takes_no_reason(stop: supervise.RunStopper) -> None:
+    stop.close()
+    stop.because("node-lost", "late")
+    assert stop.cause is None
 
 
 def test_a_signal_while_a_reason_is_noted_does_not_hang(
@@ -343,18 +395,20 @@ def test_a_signal_while_a_reason_is_noted_does_not_hang(
 
 @pytest.mark.parametrize(("launcher", "where"), [("deepspeed", EVERYWHERE[1:]), ("script", EVERYWHERE)])
 def test_what_left_the_run_is_ended_where_the_workload_runs(launcher: str, where: list[str]) -> None:
-    engine = FakeBackend()
-    of = replace(JOB, workload=replace(JOB.workload, launcher=launcher))
-    assert supervise.RunStopper(LAB, of, engine).reap(0) == []
-    asked = {container: argv for container, argv in engine.started if argv[0] == "env"}
+    engine, task = printing(), job(LAB, launcher=launcher)
+    engine.end = {"lost": True}
+    supervise.supervise(LAB, task, engine, as_printed, supervise.launch_of(LAB, task))
+    asked = {container: argv for container, argv in engine.started if argv[0] == "env" and "reap" in argv}
     assert sorted(asked) == where
-    assert all(re.fullmatch(r"LABCTL_RUN_SECONDS=0\.\d+", argv[1]) for argv in asked.values())
+    assert all(re.fullmatch(r"LABCTL_RUN_SECONDS=\d\.\d+", argv[1]) for argv in asked.values())
     assert engine.reaped() == EVERYWHERE
 
 
 def test_a_container_that_is_gone_holds_nothing() -> None:
-    engine = FakeBackend(dead=("labctl-demo-worker-1-1",))
-    assert supervise.RunStopper(LAB, JOB, engine).reap(0) == []
+    engine = printing()
+    engine.end, engine.seen = {"left": ["worker-1"]}, observed(LAB, worker_1={"state": "exited"})
+    engine.dead = ("labctl-demo-worker-1-1",)
+    assert run(engine)[0].cause is None
     assert engine.reaped() == EVERYWHERE
 
 
@@ -371,14 +425,16 @@ def test_an_elastic_launcher_goes_on_without_a_node_that_it_can_do_without(node:
         told.set()
 
     def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
-        if "reap" in argv:
+        if "stop" in argv:
             told.set()
+        if {"stop", "reap"} & {*argv}:
             return
         yield "worker-1: \x011!\x02labctl: rank 1 on worker-1 exited with code 1"
         assert told.wait(LIMIT)
 
     elastic = job(LAB, launcher="torchrun:elastic")
     engine = FakeBackend(answer=answer, seen=observed(LAB), fallen=((node, "node-lost", "container died"),))
+    engine.end = {"left": [node]}
     launch = supervise.launch_of(LAB, elastic)
     ended = supervise.supervise(LAB, elastic, engine, as_printed, launch, notice=notice)
     assert (launch.elastic, launch.needed) == (True, ("worker-0",))
@@ -393,35 +449,28 @@ def test_an_elastic_launcher_goes_on_without_a_node_that_it_can_do_without(node:
 CRASH = "worker-1: \x011!\x02labctl: rank 1 on worker-1 exited with code 9"
 
 
-def test_a_crashed_rank_is_the_reason_even_when_the_others_end_by_themselves(stop: supervise.RunStopper) -> None:
-    watch = supervise.CrashWatch(stop)
+def test_a_crashed_rank_is_the_reason_even_when_the_others_end_by_themselves() -> None:
+    watch = watching()
     watch.look_at((printed("Traceback (most recent call last):"),))
     watch.look_at((printed(CRASH),))
     watch.look_at((printed("\x010!\x02labctl: rank 0 on worker-0 exited with code 1"),))
-    assert stop.message == ""
-    watch.close()
-    stop.wait()
-    assert stop.cause == "rank-crashed"
-    assert stop.message == "rank 1 on worker-1 exited with code 9; rank 0 on worker-0 exited with code 1"
+    assert watch.cause == "rank-crashed"
+    assert watch.message == "rank 1 on worker-1 exited with code 9; rank 0 on worker-0 exited with code 1"
 
 
-def test_a_crashed_ranks_last_words_are_in_the_reason(stop: supervise.RunStopper) -> None:
-    watch = supervise.CrashWatch(stop)
+def test_a_crashed_ranks_last_words_are_in_the_reason() -> None:
+    watch = watching()
     watch.look_at((printed("worker-1: ValueError: no such data"),))
     watch.look_at((printed("worker-0: step 3"),))
     watch.look_at((printed(CRASH),))
-    watch.close()
-    stop.wait()
-    assert stop.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
+    assert watch.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
 
 
-def test_a_last_line_that_tells_of_no_error_is_not_told_as_one(stop: supervise.RunStopper) -> None:
-    watch = supervise.CrashWatch(stop)
+def test_a_last_line_that_tells_of_no_error_is_not_told_as_one() -> None:
+    watch = watching()
     watch.look_at((printed("worker-1: step 3, loss 0.5"),))
     watch.look_at((printed(CRASH),))
-    watch.close()
-    stop.wait()
-    assert stop.message == "rank 1 on worker-1 exited with code 9; the last it wrote: step 3, loss 0.5"
+    assert watch.message == "rank 1 on worker-1 exited with code 9; the last it wrote: step 3, loss 0.5"
 
 
 @pytest.mark.parametrize(
@@ -433,55 +482,47 @@ def test_a_last_line_that_tells_of_no_error_is_not_told_as_one(stop: supervise.R
         (("worker-1: step 1", "worker-0: step 1", "worker-0: step 2"), "worker-1 wrote nothing for 0 s"),
     ],
 )
-def test_who_was_silent_is_known_at_the_end(stop: supervise.RunStopper, lines: tuple[str, ...], said: str) -> None:
-    watch = supervise.CrashWatch(stop)
+def test_who_was_silent_is_known_at_the_end(lines: tuple[str, ...], said: str) -> None:
+    watch = watching()
     for line in lines:
         watch.look_at((printed(line),))
     assert watch.silence() == said
 
 
-def test_that_a_rank_reported_in_is_not_its_last_word(stop: supervise.RunStopper) -> None:
-    watch = supervise.CrashWatch(stop)
+def test_that_a_rank_reported_in_is_not_its_last_word() -> None:
+    watch = watching()
     watch.look_at((printed("worker-1: \x011!\x02labctl: rank 1 of 2 on worker-1"),))
     watch.look_at((printed(CRASH),))
-    watch.close()
-    stop.wait()
-    assert stop.message == "rank 1 on worker-1 exited with code 9"
+    assert watch.message == "rank 1 on worker-1 exited with code 9"
 
 
 @pytest.mark.parametrize("mark", ["[1,1]<stderr>:", "[1]<stderr>:", "[1] "])
-def test_last_words_are_found_under_the_marks_of_every_launcher(stop: supervise.RunStopper, mark: str) -> None:
-    watch = supervise.CrashWatch(stop)
+def test_last_words_are_found_under_the_marks_of_every_launcher(mark: str) -> None:
+    watch = watching()
     watch.look_at((printed(f"{mark}ValueError: no such data"),))
     watch.look_at((printed(mark.replace("1", "0", 2) + "step 3"),))
     watch.look_at((printed(mark + CRASH),))
-    watch.close()
-    stop.wait()
-    assert stop.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
+    assert watch.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
 
 
-def test_a_ranks_last_words_are_its_own_where_each_line_says_whose_it_is(stop: supervise.RunStopper) -> None:
-    watch = supervise.CrashWatch(stop)
+def test_a_ranks_last_words_are_its_own_where_each_line_says_whose_it_is() -> None:
+    watch = watching()
     watch.look_at((printed("worker-1: |ValueError: no such data", 1),))
     watch.look_at((printed("worker-1: |step 3", 0),))
     watch.look_at((printed("worker-1: RuntimeError: what its launcher says of it"),))
     assert watch.silence() == "rank 1 wrote nothing for 0 s"
     watch.look_at((printed(f"worker-1: |{CRASH.removeprefix('worker-1: ')}", 1),))
-    watch.close()
-    stop.wait()
-    assert stop.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
+    assert watch.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
 
 
-def test_what_an_elastic_launcher_started_again_is_no_reason_any_more(stop: supervise.RunStopper) -> None:
-    watch = supervise.CrashWatch(stop, elastic=True)
+def test_what_an_elastic_launcher_started_again_is_no_reason_any_more() -> None:
+    watch = watching("torchrun:elastic")
     watch.look_at((printed("worker-1: |ValueError: the first", 1),))
     watch.look_at((printed(CRASH),))
     watch.look_at((printed("worker-1: \x011!\x02labctl: rank 1 of 2 on worker-1"),))
     watch.look_at((printed("worker-1: |ValueError: the second", 1),))
     watch.look_at((printed(CRASH),))
-    watch.close()
-    stop.wait()
-    assert stop.message == "rank 1 on worker-1 exited with code 9: ValueError: the second"
+    assert watch.message == "rank 1 on worker-1 exited with code 9: ValueError: the second"
 
 
 LOST = "worker-0: RuntimeError: [pair.cc:553] Connection closed by peer [192.168.80.3]:3994. Check the remote worker."
@@ -489,28 +530,22 @@ NOTICED = "worker-0: \x010!\x02labctl: rank 0 on worker-0 exited with code 1"
 
 
 @pytest.mark.parametrize("noticed_first", [True, False])
-def test_a_rank_that_lost_its_peer_is_not_the_reason_where_the_peer_tells_its_own(
-    stop: supervise.RunStopper, *, noticed_first: bool
-) -> None:
-    watch = supervise.CrashWatch(stop)
+def test_a_rank_that_lost_its_peer_is_not_the_reason_where_the_peer_tells_its_own(*, noticed_first: bool) -> None:
+    watch = watching()
     watch.look_at((printed("worker-1: ValueError: no such data"),))
     watch.look_at((printed(LOST),))
     for line in (NOTICED, CRASH) if noticed_first else (CRASH, NOTICED):
         watch.look_at((printed(line),))
-    watch.close()
-    stop.wait()
-    first, _, other = stop.message.partition("; ")
+    first, _, other = watch.message.partition("; ")
     assert first == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
     assert other == "rank 0 on worker-0 exited with code 1"
 
 
-def test_a_rank_that_lost_its_peer_is_the_reason_where_no_other_says_one(stop: supervise.RunStopper) -> None:
-    watch = supervise.CrashWatch(stop)
+def test_a_rank_that_lost_its_peer_is_the_reason_where_no_other_says_one() -> None:
+    watch = watching()
     watch.look_at((printed(LOST),))
     watch.look_at((printed(NOTICED),))
-    watch.close()
-    stop.wait()
-    assert stop.message == f"rank 0 on worker-0 exited with code 1: {LOST.removeprefix('worker-0: ')}"
+    assert watch.message == f"rank 0 on worker-0 exited with code 1: {LOST.removeprefix('worker-0: ')}"
 
 
 FAILED = "worker-1: [2026-01-02 15:04:05] [ERROR] [launch.py:341:sigkill_handler] [] exits with return code = "
@@ -519,23 +554,21 @@ FAILED = "worker-1: [2026-01-02 15:04:05] [ERROR] [launch.py:341:sigkill_handler
 @pytest.mark.parametrize(
     ("code", "said"), [("1", "a rank on worker-1 exited with code 1"), ("-9", "exited with code 137 (SIGKILL)")]
 )
-def test_deepspeed_reports_for_ranks_that_a_script_started(stop: supervise.RunStopper, code: str, said: str) -> None:
-    watch = supervise.CrashWatch(stop, starts_itself=True)
+def test_deepspeed_reports_for_ranks_that_a_script_started(code: str, said: str) -> None:
+    watch = watching("script")
     watch.look_at((printed("worker-1: ValueError: no such data"),))
     killing = "[2026-01-02 15:04:05,000] [INFO] [launch.py:335:sigkill_handler] Killing subprocess 7"
     watch.look_at((printed(f"worker-1: {killing}"),))
     watch.look_at((printed(f"{FAILED}{code}"),))
-    watch.close()
-    assert stop.cause == "rank-crashed"
-    assert said in stop.message
-    assert stop.message.endswith(": ValueError: no such data")
+    assert watch.cause == "rank-crashed"
+    assert said in watch.message
+    assert watch.message.endswith(": ValueError: no such data")
 
 
-def test_a_rank_that_reports_by_itself_is_not_reported_for(stop: supervise.RunStopper) -> None:
-    watch = supervise.CrashWatch(stop)
+def test_a_rank_that_reports_by_itself_is_not_reported_for() -> None:
+    watch = watching()
     watch.look_at((printed(f"{FAILED}1"),))
-    watch.close()
-    assert stop.cause is None
+    assert watch.cause is None
 
 
 def test_a_container_that_stays_and_cannot_be_entered_is_not_taken_for_empty(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -565,34 +598,25 @@ def test_what_a_script_started_over_ssh_is_ended_after_the_script() -> None:
     assert engine.started[0][0].endswith("-launcher-1")
 
 
-def test_what_nobody_of_the_run_says_is_not_kept(stop: supervise.RunStopper) -> None:
-    watch = supervise.CrashWatch(stop)
+def test_what_nobody_of_the_run_says_is_not_kept() -> None:
+    watch = watching()
     for number in range(1000):
         watch.look_at((printed(f"{number}: {'x' * 10_000}"),))
     watch.look_at((printed(f"worker-1: {'y' * 10_000}"),))
     watch.look_at((printed(CRASH),))
-    watch.close()
-    assert len(stop.message) < 2000
+    assert len(watch.message) < 2000
     assert len(watch._last) == 1
 
 
 @pytest.mark.parametrize("start", ["a: [launch.py:", "a: global_rank_mapping=defaultdict(<class 'list'>, {"])
-def test_a_line_of_a_mebibyte_takes_no_time(stop: supervise.RunStopper, tmp_path: Path, start: str) -> None:
+def test_a_line_of_a_mebibyte_takes_no_time(tmp_path: Path, start: str) -> None:
     began = time.process_time()
     line = start * ((1 << 20) // len(start))
-    supervise.CrashWatch(stop, starts_itself=True).look_at((printed(line),))
+    watching("script").look_at((printed(line),))
     (tmp_path / "runs").mkdir()
     with contextlib.closing(store.RunLog(tmp_path, replace(LAB, directory=tmp_path), JOB.workload)) as log:
         log.keep((printed(line),))
     assert time.process_time() - began < 1
-
-
-def test_the_others_are_ended_when_they_do_not_end_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "CRASH_GRACE", 0.01)
-    engine = printing(CRASH, code=1, until=threading.Event())
-    ended, _ = run(engine)
-    assert ended.cause == "rank-crashed"
-    assert engine.reaped() == EVERYWHERE
 
 
 @pytest.mark.parametrize(
@@ -609,12 +633,11 @@ def test_the_others_are_ended_when_they_do_not_end_by_themselves(monkeypatch: py
         "RuntimeError: Native API failed. Native API returns: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)",
     ],
 )
-def test_a_rank_that_had_no_memory_is_out_of_memory(stop: supervise.RunStopper, line: str) -> None:
-    watch = supervise.CrashWatch(stop)
+def test_a_rank_that_had_no_memory_is_out_of_memory(line: str) -> None:
+    watch = watching()
     watch.look_at((printed(line, 1),))
     watch.look_at((printed(CRASH),))
-    watch.close()
-    assert stop.cause == "out-of-memory"
+    assert watch.cause == "out-of-memory"
 
 
 @pytest.mark.parametrize(
@@ -624,34 +647,29 @@ def test_a_rank_that_had_no_memory_is_out_of_memory(stop: supervise.RunStopper, 
         (("CUDA out of memory", "step 4/10"), "out-of-memory"),
     ],
 )
-def test_a_word_of_memory_counts_where_no_other_error_follows_it(
-    stop: supervise.RunStopper, lines: tuple[str, ...], cause: str
-) -> None:
-    watch = supervise.CrashWatch(stop)
+def test_a_word_of_memory_counts_where_no_other_error_follows_it(lines: tuple[str, ...], cause: str) -> None:
+    watch = watching()
     for line in lines:
         watch.look_at((printed(line, 1),))
     watch.look_at((printed(CRASH),))
-    watch.close()
-    assert stop.cause == cause
+    assert watch.cause == cause
 
 
-def test_a_rank_that_the_kernel_killed_is_out_of_memory_and_says_so(stop: supervise.RunStopper) -> None:
-    watch = supervise.CrashWatch(stop)
+def test_a_rank_that_the_kernel_killed_is_out_of_memory_and_says_so() -> None:
+    watch = watching()
     watch.look_at((printed("step 3/9", 0),))
     watch.look_at((printed("\x010!\x02labctl: worker-0 ran out of memory: the kernel killed 1 of its processes", 0),))
     watch.look_at((printed("\x010!\x02labctl: rank 0 on worker-0 exited with code 137", 0),))
-    watch.close()
-    assert stop.cause == "out-of-memory"
+    assert watch.cause == "out-of-memory"
     ended = "rank 0 on worker-0 exited with code 137 (SIGKILL)"
     had = "LAB_MEMORY is not set: a node has what its host has left"
-    assert stop.message == f"{ended}: ran out of memory: the kernel killed 1 of its processes; {had}"
+    assert watch.message == f"{ended}: ran out of memory: the kernel killed 1 of its processes; {had}"
 
 
-def test_words_alone_stop_nothing(stop: supervise.RunStopper) -> None:
-    watch = supervise.CrashWatch(stop)
+def test_words_alone_stop_nothing() -> None:
+    watch = watching()
     watch.look_at((printed("warning: out of memory is near"),))
-    watch.close()
-    assert stop.cause is None
+    assert watch.cause is None
 
 
 # --- why it failed -------------------------------------------------------------------------------------------
@@ -670,13 +688,6 @@ def test_a_container_that_does_not_run_explains_a_failure() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("code", "seconds", "cause"), [(124, 61, "timeout"), (137, 61, "timeout"), (124, 3, None), (1, 61, None)]
-)
-def test_the_inner_limit_explains_only_what_took_that_long(code: int, seconds: float, cause: str | None) -> None:
-    assert supervise.explain(Ended(code=code, seconds=seconds), LAB, JOB, FakeBackend(seen=observed(LAB)))[0] == cause
-
-
 def test_a_node_is_described_with_its_ranks() -> None:
     of = job(lab((node(0, slots=2), node(1, slots=1), node(2, slots=3))))
     assert [supervise.describe_node(name, of) for name in ("worker-0", "worker-1", "worker-2", "launcher")] == [
@@ -685,12 +696,3 @@ def test_a_node_is_described_with_its_ranks() -> None:
         "worker-2 (ranks 3 to 5)",
         "launcher",
     ]
-
-
-def test_the_watchdog_is_silent_once_the_run_is_over(stop: supervise.RunStopper) -> None:
-    before = set(threading.enumerate())
-    with supervise.watchdog(stop, 60):
-        (timer,) = (one for one in set(threading.enumerate()) - before if isinstance(one, threading.Timer))
-    timer.join(LIMIT)
-    assert not timer.is_alive()
-    assert stop.cause is None

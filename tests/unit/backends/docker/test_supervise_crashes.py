@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 from support.builders import job, lab, printed
-from support.fake_backend import FakeBackend
 
-from labctl.backends.docker.supervise import CrashWatch, RunStopper, signal_name
+from labctl.backends.docker.supervise import CrashWatch, signal_name
 
 
 @pytest.fixture
 def crashes() -> CrashWatch:
-    return CrashWatch(RunStopper(lab(), job(), FakeBackend()))
+    return CrashWatch(lab(), job())
 
 
 @pytest.mark.parametrize(
@@ -28,7 +27,6 @@ def crashes() -> CrashWatch:
 def test_a_lost_peer_is_told_by_every_backend_in_its_own_words(crashes: CrashWatch, words: str) -> None:
     crashes.look_at((printed(f"worker-0: {words}"),))
     crashes.look_at((printed("worker-0: \x010!\x02labctl: rank 0 on worker-0 exited with code 1"),))
-    crashes.close()
     assert crashes.reason is not None
     assert crashes.reason.follows
 
@@ -39,7 +37,6 @@ def test_of_two_ranks_with_reasons_of_their_own_the_first_is_named(crashes: Cras
         crashes.look_at(
             (printed(f"worker-{rank}: \x01{rank}!\x02labctl: rank {rank} on worker-{rank} exited with code 1"),)
         )
-    crashes.close()
     assert str(crashes.reason) == "rank 1 on worker-1 exited with code 1: ValueError: 1"
 
 
@@ -47,7 +44,6 @@ def test_the_last_words_of_a_rank_are_those_that_a_bar_was_drawn_over_with(crash
     bars = "".join(f"\r {step}%|###   | {step}/100 [00:10<00:23]" for step in range(100))
     crashes.look_at((printed(f"worker-0: {bars}\rValueError: no data"),))
     crashes.look_at((printed("worker-0: \x010!\x02labctl: rank 0 on worker-0 exited with code 1"),))
-    crashes.close()
     assert str(crashes.reason) == "rank 0 on worker-0 exited with code 1: ValueError: no data"
 
 

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from support import clusters, running
 from support.api_server import ERR, SUCCESS, failure
 from support.fake_api import MPIJOBS, OLD, TRAINJOBS, FakeApi
+from support.harness import wait_until
 from support.running import RunningApi, condition, ended, pod_of, runs, unplaced, waits
 
 from labctl import launchers
@@ -825,7 +826,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_silent_server(world: World) -> None
 
     def silent() -> None:
         world.api.fails = 0
-        world.stop.reap()
+        world.stop.end(0)
 
     world.then(None, silent)
     with pytest.raises(HostError, match="is left to itself"):
@@ -880,7 +881,7 @@ def test_a_store_that_chooses_a_leader_does_not_end_the_following(world: World) 
 def test_a_run_is_told_to_end_in_its_launcher_alone(world: World) -> None:
     world.pods(**runs())
     world.stop.because("interrupted", "stopped by SIGINT")
-    world.stop.wait()
+    wait_until(lambda: bool(world.api.executed), LIMIT, "its command is ended")
     assert world.api.executed == [("sh", "-c", 'kill -TERM "$(cat ~/.command)"')]
     assert world.stop.told
     world.stop.because("node-lost", "later")
@@ -891,7 +892,6 @@ def test_a_run_that_has_not_begun_ends_at_once(world: World) -> None:
     world.pods(**waits("ContainerCreating"))
     world.then(None, None, lambda: world.stop.because("interrupted", "stopped by SIGINT"))
     assert world.follow().code == 137
-    world.stop.wait()
     assert world.api.executed == []
 
 

@@ -100,9 +100,28 @@ find_left() {
         [[ $pid == $$ || ! $fd -ef /proc/$$/fd/1 ]] || left+=("$pid")
     done
 }
+# What has left the rank, and has its output elsewhere, is a child of the node's init that is younger than the rank. The agent
+# of the node ends what is left of a run, and looks for it if a rank says so.
+report_leavers() {
+    local file stat fields began
+    [[ -e /opt/lab/labnode.py ]] || return
+    for file in /proc/$$/stat /proc/[0-9]*/stat; do
+        stat=
+        read -rd '' stat < "$file"
+        # state, parent, and in the 20th place when it started, behind a name in parentheses that may be anything; proc(5).
+        read -ra fields <<< "${stat##*)}"
+        : "${began:=${fields[19]}}"
+        [[ ${fields[1]} != 1 || ${fields[0]} == [ZX] ]] || ((fields[19] < began)) || break
+        file=
+    done 2> /dev/null
+    [[ -z $file ]] || report "labctl: rank $RANK on $node left processes behind"
+}
 for ((tenths = 0; tenths < 50; tenths++)); do
     find_left
-    [[ -v left ]] || kill -0 -- -$! 2> /dev/null || exit $code
+    [[ -v left ]] || kill -0 -- -$! 2> /dev/null || {
+        report_leavers
+        exit $code
+    }
     sleep 0.1
 done
 left+=($(pgrep -g $!))
