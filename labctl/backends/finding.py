@@ -9,6 +9,8 @@ from msgspec import Struct
 
 from labctl.model import HERE
 
+LIMIT = 10.0
+"""Seconds that a check may take, unless it says otherwise."""
 Level = Literal["ok", "warn", "error"]
 
 

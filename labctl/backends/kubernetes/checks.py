@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from labctl.backends.docker.checks.examination import LIMIT
-from labctl.backends.finding import Finding
+from labctl.backends.finding import LIMIT, Finding
 from labctl.backends.kubernetes import capacity, pods
 from labctl.backends.kubernetes.api import Manifest, Refused, Unreachable, is_ready, node_of
 from labctl.backends.kubernetes.capacity import TAINTED, amount, hindrances, number, workers_held

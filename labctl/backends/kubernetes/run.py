@@ -15,7 +15,6 @@ from typing import IO
 
 from msgspec.structs import replace
 
-from labctl.backends.docker.supervise import SILENT, CrashWatch, RunStopper, interrupts
 from labctl.backends.kubernetes import pods, render
 from labctl.backends.kubernetes.api import (
     COLLECTIONS,
@@ -33,12 +32,14 @@ from labctl.backends.kubernetes.api import (
 from labctl.backends.kubernetes.job import KEPT, STORAGE, ClusterJob
 from labctl.backends.kubernetes.target import Kind, Target
 from labctl.backends.kubernetes.waiting import Waiting
+from labctl.backends.stopping import RunStopper, interrupts
 from labctl.config.settings import Settings
 from labctl.errors import HostError
 from labctl.jobs.job import GRACE
 from labctl.model import LAUNCHER, Cause
 from labctl.records import store
 from labctl.records.active import Ended, Run
+from labctl.records.crash import SILENT, CrashWatch
 from labctl.records.lines import Line, line_of
 from labctl.records.merge import Merge
 from labctl.records.verdict import RunOutcome
@@ -200,7 +201,7 @@ class JobStopper(RunStopper):
         """When it was told to end, on the monotonic clock; 0 before."""
         self.killed = False
         """Whether nothing of it is waited for."""
-        super().__init__(run.lab, run.job, KubernetesEngine(api, run.lab.name))
+        super().__init__(run.lab, run.job)
 
     def end(self, grace: float) -> None:
         """Have the launch command end; a second Ctrl-C waits for nothing."""

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from labctl import accelerators
-from labctl.backends.docker.checks.examination import GIB, LIMIT, UP, CheckContext, gib
+from labctl.backends.docker.checks.examination import GIB, UP, CheckContext, gib
 from labctl.backends.docker.compose import render
 from labctl.backends.docker.deploy import images
 from labctl.backends.docker.images import catalog, packages
 from labctl.backends.docker.lab import capabilities as kernel_limits
-from labctl.backends.finding import Finding, Level, error, ok, problem, warn
+from labctl.backends.finding import LIMIT, Finding, Level, error, ok, problem, warn
 from labctl.errors import HostError
 from labctl.model import HERE
 

@@ -28,8 +28,6 @@ from labctl.system import filelock, procfs
 from labctl.system.cached import once
 from labctl.system.hostpath import HostPath
 
-LIMIT = 10.0
-"""Default time limit of a check, in seconds."""
 SSH_SECONDS = 20.0
 """Time limit of logins to all workers."""
 COUNT_SECONDS = 30.0

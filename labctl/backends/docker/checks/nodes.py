@@ -16,10 +16,10 @@ from labctl import naming
 from labctl.accelerators import leases
 from labctl.backends.docker import agent
 from labctl.backends.docker.checks.engine import judge_skew, skew
-from labctl.backends.docker.checks.examination import LIMIT, RECREATE, SSH_SECONDS, UP, CheckContext
+from labctl.backends.docker.checks.examination import RECREATE, SSH_SECONDS, UP, CheckContext
 from labctl.backends.docker.deploy import plan
 from labctl.backends.docker.hosts import ssh_errors
-from labctl.backends.finding import Finding, error, ok, warn
+from labctl.backends.finding import LIMIT, Finding, error, ok, warn
 from labctl.backends.state import Container, lost
 from labctl.config.settings import EXTRA
 from labctl.errors import HostError

@@ -16,11 +16,11 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from labctl.backends.docker.checks.examination import COUNT_SECONDS, LIMIT, SSH_SECONDS, TRAFFIC_SECONDS, CheckContext
+from labctl.backends.docker.checks.examination import COUNT_SECONDS, SSH_SECONDS, TRAFFIC_SECONDS, CheckContext
 from labctl.backends.docker.daemon import DockerEngine
 from labctl.backends.docker.images import catalog
 from labctl.backends.docker.lab.cluster import Cluster, connect, last_dump, load_lab, placement, read_inventory
-from labctl.backends.finding import Finding, error, ok, warn
+from labctl.backends.finding import LIMIT, Finding, error, ok, warn
 from labctl.backends.state import Container
 from labctl.config.context import Context, require_named
 from labctl.errors import ConfigError, HostError, LabError, parsing

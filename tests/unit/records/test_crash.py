@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.builders import job, lab, printed
 
-from labctl.backends.docker.supervise import CrashWatch, signal_name
+from labctl.records.crash import CrashWatch, signal_name
 
 
 @pytest.fixture

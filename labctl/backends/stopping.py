@@ -1,0 +1,70 @@
+"""Ends a run that is followed: on Ctrl-C, or because of what befalls its nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+from labctl.jobs.job import GRACE
+from labctl.model import Cause, Job, Lab
+
+
+class RunStopper:
+    """Ends a run for the first reason given, and keeps that reason."""
+
+    def __init__(self, lab: Lab, job: Job) -> None:
+        self.lab, self.job = lab, job
+        # Reentrant: a signal handler may interrupt the main thread while it holds the lock.
+        self._lock = threading.RLock()
+        self.over = threading.Event()
+        self.cause: Cause | None = None
+        self.message = ""
+        self.asked = threading.Event()
+        """Set by Ctrl-C."""
+        self.gone: dict[str, str] = {}
+        """Nodes that the run has lost and goes on without, and how."""
+
+    def note(self, cause: Cause, message: str) -> bool:
+        """Whether this is the first reason."""
+        with self._lock:
+            if self.cause is not None or self.over.is_set():
+                return False
+            self.cause, self.message = cause, message
+            return True
+
+    def because(self, cause: Cause, message: str) -> None:
+        """Stop the run for this reason; later ones are ignored."""
+        with self._lock:
+            if self.note(cause, message):
+                threading.Thread(target=self.end, args=(GRACE,), daemon=True).start()
+
+    def end(self, grace: float) -> None:
+        """End the run: TERM, and KILL after ``grace`` seconds."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Take no reason any more: the run has ended."""
+        self.over.set()
+
+
+@contextlib.contextmanager
+def interrupts(stop: RunStopper) -> Iterator[None]:
+    """Stop the run on INT and TERM; a second Ctrl-C kills at once. HUP leaves it to whoever attaches in time."""
+
+    def handle(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        stop.asked.set()
+        if stop.cause == "interrupted":
+            threading.Thread(target=stop.end, args=(0,), daemon=True).start()
+        stop.because("interrupted", f"stopped by {signal.Signals(number).name}")
+
+    # HUP ends this process at once, as where it is killed: the agent ends the run unless it is followed again.
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,189 @@
+"""Finds the rank failure that explains a run in what the run printed."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+
+from msgspec import Struct
+
+from labctl import accelerators, launchers
+from labctl.model import Cause, Job, Lab
+from labctl.records import last_words, metrics, store
+from labctl.records.lines import Line
+
+REPORTED = re.compile(r"labctl: (rank \d+) on (\S+) exited with code (\d+)")
+# Printed by DeepSpeed's launcher on the node of a failed rank; deepspeed/launcher/launch.py.
+DEEPSPEED_REPORTED = re.compile(r"^(\S+): .*\[launch\.py:.* exits with return code = (-?\d+)")
+# The rank or node of a line, as marked by pdsh (`worker-0: `), Open MPI (`[1,0]<stdout>:`) or Horovod (`[0]<stderr>:`).
+SPEAKER = re.compile(r"(?:\[(?:\d+,)?(\d+)\](?:<std\w+>:)? ?|(\S+): )(.*)")
+OUT_OF_MEMORY = r"out of memory|OutOfMemoryError|can(?:'t|not) allocate memory|\bMemoryError\b|bad_alloc"
+# Printed by rank.sh.
+OUT_OF_HOST_MEMORY = re.compile(r"labctl: (\S+) (ran out of memory: .*)$")
+# Errors of gloo, torch's store, NCCL and Horovod in a rank that lost its peer.
+PEER_LOST = re.compile(
+    r"closed by peer|reset by peer|broken pipe|connection was likely closed|remote process exit|ncclRemoteError"
+    r"|HorovodInternalError",
+    re.IGNORECASE,
+)
+SILENT = "no rank wrote a line"
+# Other ranks that a message names.
+SHOWN = 4
+
+
+class RankFailure(Struct, frozen=True):
+    """A failed rank: its node, the exit code of its process, and its last words."""
+
+    who: str
+    node: str
+    code: int
+    words: str
+    cause: Cause
+
+    def __str__(self) -> str:
+        if not self.words:
+            return self.ended
+        return f"{self.ended}{': ' if last_words.is_error(self.words) else '; the last it wrote: '}{self.words}"
+
+    @property
+    def ended(self) -> str:
+        return f"{self.who} on {self.node} exited with code {self.code}{signal_name(self.code)}"
+
+    @property
+    def follows(self) -> bool:
+        """Whether it failed because another rank had."""
+        return bool(PEER_LOST.search(self.words))
+
+
+def signal_name(code: int) -> str:
+    """The signal of a shell's exit code above 128."""
+    with suppress(ValueError):
+        return f" ({signal.Signals(code - 128).name})" if code > 128 else ""
+    return ""
+
+
+class CrashWatch:
+    """Finds the rank failure that explains a run, in what the run printed.
+
+    That is the first one that is not a consequence of a lost peer. Ranks that a script starts itself report nothing;
+    for them DeepSpeed's launcher does. An elastic launcher starts them again.
+    """
+
+    def __init__(self, lab: Lab, job: Job) -> None:
+        self._lab, self._nodes = lab, {node.name: node.slots for node in job.nodes}
+        self._starts_itself = job.workload.launcher == "script"
+        self._elastic = launchers.is_elastic(job.workload.launcher)
+        self._speakers = {*self._nodes, *(f"rank {rank}" for rank in range(sum(self._nodes.values())))}
+        self._kept = last_words.kept(len(self._speakers))
+        self._killed: dict[str, str] = {}
+        patterns = (OUT_OF_MEMORY, *(one.out_of_memory for one in accelerators.modules().values()))
+        self._out_of_memory = re.compile("|".join(filter(None, patterns)), re.IGNORECASE)
+        self._last: dict[str, deque[str]] = {}
+        self._spoke_at: dict[str, float] = {}
+        self.now = 0.0
+        """When the last line was printed, in seconds since 1970."""
+        self._ended: list[RankFailure] = []
+        self.reason: RankFailure | None = None
+
+    @property
+    def cause(self) -> Cause | None:
+        return self.reason.cause if self.reason else None
+
+    @property
+    def message(self) -> str:
+        """The failed rank, and other ranks that failed; empty if none did."""
+        if not self.reason:
+            return ""
+        # Ranks that a script starts itself have no number here by which to tell them apart.
+        ranks = () if self._starts_itself else self._ended
+        others = [crash.ended for crash in ranks if crash.who != self.reason.who]
+        return "; ".join((str(self.reason), *others[:SHOWN]))
+
+    @property
+    def ends_run(self) -> bool:
+        """Whether a rank failed that reports by rank.sh, under a launcher that does not start it again."""
+        return self.reason is not None and not self._elastic and not self._starts_itself
+
+    def look_at(self, lines: Sequence[Line]) -> None:
+        for line in lines:
+            self._look_at(line)
+
+    def _look_at(self, line: Line) -> None:
+        text, self.now = metrics.searched(line.text), line.when
+        reports = line.report or "[launch.py:" in text or (self._starts_itself and "labctl: " in text)
+        if reports and self._hear_report(line, text):
+            return
+        who, said = _speaker(line, text)
+        if reports and (line.report or said.startswith("labctl: ") or "[launch.py:" in said):
+            # rank.sh and DeepSpeed's launcher speak about ranks, not as one.
+            return
+        if who in self._speakers and said and not said.isspace():
+            if who not in self._last:
+                self._last[who] = deque(maxlen=self._kept)
+            self._last[who].append(said[: last_words.LONGEST])
+            self._spoke_at[who] = self.now
+
+    def _hear_report(self, line: Line, text: str) -> bool:
+        """Take note of a report about a rank; returns whether it is that the rank failed."""
+        if self._elastic and line.report and store.RANK_REPORTED.match(line.said):
+            # Its launcher has started it again.
+            self.reason, self._ended, self._killed = None, [], {}
+        if line.report and (killed := OUT_OF_HOST_MEMORY.match(line.said)):
+            self._killed[killed[1]] = f"{killed[2]}; {memory_limit(self._lab)}"
+        crash = self._crash_in(line, text)
+        if not crash:
+            return False
+        if len(self._ended) <= SHOWN:
+            self._ended.append(crash)
+        if self.reason is None or (self.reason.follows and not crash.follows):
+            self.reason = crash
+        return True
+
+    def _crash_in(self, line: Line, text: str) -> RankFailure | None:
+        # Ranks that a script starts itself may report by what it prints.
+        reported = REPORTED.match(line.said) if line.report else self._starts_itself and REPORTED.search(text)
+        if reported:
+            who, node, code = reported[1], reported[2], int(reported[3])
+        elif self._starts_itself and (reported := DEEPSPEED_REPORTED.search(text)):
+            who, node, code = "a rank", reported[1], int(reported[2])
+        else:
+            return None
+        lines = self._last.get(who) or self._last.get(node) or ()
+        words = self._killed.get(node) or last_words.quoted(lines, who)
+        # An error of another kind tells more than an earlier word of memory: that may have been a warning.
+        searched = (words,) if last_words.is_error(words) else lines
+        cause: Cause = "out-of-memory" if any(map(self._out_of_memory.search, searched)) else "rank-crashed"
+        return RankFailure(who, node, code if code >= 0 else 128 - code, words, cause)
+
+    def silence(self) -> str:
+        """Who wrote nothing, or nothing for the longest time, as text; empty where that says nothing."""
+        nodes = [*self._nodes]
+        ranks = [f"rank {rank}" for rank in range(sum(self._nodes.values()))]
+        # Lines of a script's own ranks are marked by node or by rank, as its launcher has it.
+        speakers = ranks if self._spoke_at.keys() & set(ranks) else nodes
+        if not self._spoke_at:
+            return "" if self._starts_itself else SILENT
+        if never := [name for name in speakers if name not in self._spoke_at]:
+            more = f" and {len(never) - SHOWN} more" if len(never) > SHOWN else ""
+            return f"{', '.join(never[:SHOWN])}{more} wrote nothing"
+        longest = min(speakers, key=self._spoke_at.__getitem__)
+        return f"{longest} wrote nothing for {self.now - self._spoke_at[longest]:.0f} s"
+
+
+def _speaker(line: Line, text: str) -> tuple[str, str]:
+    """The rank or node that a line is of, with what it says; of a progress bar what is drawn last. Empty for others."""
+    if line.rank is not None:
+        return f"rank {line.rank}", line.said.rpartition("\r")[2]
+    if speaker := SPEAKER.match(text):
+        return speaker[2] or f"rank {speaker[1]}", speaker[3].rpartition("\r")[2]
+    return "", ""
+
+
+def memory_limit(lab: Lab) -> str:
+    """What a container that ran out of memory had of it."""
+    if lab.memory:
+        return f"a node has LAB_MEMORY={lab.memory}"
+    return "LAB_MEMORY is not set: a node has what its host has left"
