@@ -72,7 +72,7 @@ def build(
 
 def ports(settings: Settings, network: Network) -> tuple[tuple[str, int, int], ...]:
     """What the launcher publishes. ConfigError where it has its host's own network, which needs no publishing."""
-    found = settings.found["LAB_PORTS"]
+    found = settings.values["LAB_PORTS"]
     if found.value and network == "host":
         reason = "with several hosts the launcher has its host's own network, where a server's port is the host's port"
         raise found.error(reason, "remove it; the server itself chooses its address")

@@ -19,21 +19,25 @@ from labctl.model import Event, Progress
 from labctl.system import files
 
 KEPT = ".lab/image.json"
-"""What a workload has made of the settings of the lab's image, relative to the lab directory."""
+"""The image settings that a workload overrode when the lab was brought up; path relative to the lab directory."""
 OF_THE_IMAGE = ("LAB_IMAGE", "LAB_PACKAGES", "LAB_APT")
 BY_WORKLOAD = "workload "
-"""How the origin of such a setting begins."""
+"""Prefix of the origin of a setting that a workload overrode."""
 
 Showing = Callable[[Callable[[], Progress], float, float], AbstractContextManager[None]]
-"""Shows how far a run is for the time of a block: what tells it, the run's age and its time limit in seconds."""
+"""Context manager that displays a run's progress: a function that reads it, the run's age and its time limit in s."""
 
 
 def unshown(progress: Callable[[], Progress], age: float, limit: float) -> AbstractContextManager[None]:  # noqa: ARG001
+    """Display no progress; the default of ``Context.showing``."""
     return nullcontext()
 
 
 class Context(Struct, frozen=True, kw_only=True):
-    """What the command line passes to a flow; ``emit`` receives progress, ``showing`` that of a run under way."""
+    """Everything that the command line passes to a flow.
+
+    ``emit`` receives events; ``showing`` displays the progress of a running run.
+    """
 
     directory: Path
     environ: Mapping[str, str]
@@ -42,9 +46,9 @@ class Context(Struct, frozen=True, kw_only=True):
     showing: Showing = unshown
 
     def settings(self) -> settings.Settings:
-        """The effective settings; emits their warnings. ConfigError with ``file:line``.
+        """Load the effective settings and emit their warnings; raise ConfigError, ``file:line: reason``.
 
-        With the image of a workload that the lab was brought up for, unless they name another since.
+        Includes the image settings of the workload that the lab was brought up for, except those changed since.
         """
         declared = self.declared()
         for warning in declared.warnings:
@@ -53,14 +57,14 @@ class Context(Struct, frozen=True, kw_only=True):
             kept = json.loads((self.directory / KEPT).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return declared
-        found = declared
+        effective = declared
         for key, (before, value, origin) in kept.items():
             if declared.text(key) == before:
-                found = found.with_value(key, value, origin)
-        return found
+                effective = effective.with_value(key, value, origin)
+        return effective
 
     def keep_image(self, used: Settings) -> None:
-        """Have the lab's later commands expect what a workload's settings have made of its image. HostError."""
+        """Record the image settings that a workload overrode, so that later commands use them. HostError."""
         declared = self.declared()
         kept = {
             key: (declared.text(key), used.text(key), used.origin(key))
@@ -73,10 +77,11 @@ class Context(Struct, frozen=True, kw_only=True):
             self.forget_image()
 
     def forget_image(self) -> None:
+        """Delete the record of the image settings that a workload overrode."""
         (self.directory / KEPT).unlink(missing_ok=True)
 
     def declared(self) -> Settings:
-        """The settings of flags, environment and .env alone. ConfigError with ``file:line``."""
+        """Load the settings from flags, environment and .env alone. ConfigError, ``file:line: reason``."""
         loaded = self._with_requirements(settings.load(self.directory, self.environ, self.flags))
         if name := loaded.text("LAB_DOCKERFILE"):
             path = self.directory.absolute() / Path(name).expanduser()
@@ -84,13 +89,13 @@ class Context(Struct, frozen=True, kw_only=True):
         return loaded
 
     def _with_requirements(self, loaded: Settings) -> Settings:
-        """The settings with the packages of LAB_REQUIREMENTS among those of LAB_PACKAGES."""
+        """Return the settings with the packages of LAB_REQUIREMENTS added to LAB_PACKAGES."""
         name = loaded.text("LAB_REQUIREMENTS")
         if not name:
             return loaded
         path, origin = self.directory / Path(name).expanduser(), loaded.origin("LAB_REQUIREMENTS")
-        wanted = (*loaded.text("LAB_PACKAGES").split(), *requirements.read(path, f"LAB_REQUIREMENTS ({origin})"))
-        return loaded.with_value("LAB_PACKAGES", " ".join(wanted), origin)
+        packages = (*loaded.text("LAB_PACKAGES").split(), *requirements.read(path, f"LAB_REQUIREMENTS ({origin})"))
+        return loaded.with_value("LAB_PACKAGES", " ".join(packages), origin)
 
     def warn(self, text: str) -> None:
         self.emit(Event(kind="warning", text=text))
@@ -105,35 +110,35 @@ class Context(Struct, frozen=True, kw_only=True):
         self.lines((text,))
 
     def lines(self, texts: Iterable[str]) -> None:
-        """What a program has printed at once."""
+        """Emit lines that a program printed together, as one event."""
         self.emit(Event(kind="line", text="\n".join(texts)))
 
 
 def find_lab(directory: Path, environ: Mapping[str, str]) -> Path:
-    """The nearest directory upwards whose .env sets LAB_NAME, else the directory itself.
+    """Return the nearest directory upwards whose .env sets LAB_NAME, or the directory itself if none does.
 
-    Code below a lab directory may have a .env of its own. ConfigError if the lab's is somebody else's: in a directory
-    where others write, it would say on which hosts and in which containers a command runs.
+    Code below a lab directory may have a .env of its own. ConfigError if another user owns the lab's .env: in a
+    directory that others can write to, it would decide on which hosts and in which containers a command runs.
     """
-    for one in (directory, *directory.parents):
-        if is_lab(one):
-            _require_own(one / ".env", environ)
-            return one
+    for folder in (directory, *directory.parents):
+        if is_lab(folder):
+            _require_own(folder / ".env", environ)
+            return folder
     return directory
 
 
 def is_lab(directory: Path) -> bool:
-    """Whether a directory has a .env that can be read and sets LAB_NAME."""
-    file = directory / ".env"
+    """Tell if a directory has a readable .env that sets LAB_NAME."""
+    dotenv = directory / ".env"
     try:
-        text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+        text = dotenv.read_text(encoding="utf-8", errors="replace") if dotenv.is_file() else ""
     except OSError:
         return False
     return bool(re.search(r"^\s*(export\s+)?LAB_NAME\s*=", text, re.MULTILINE))
 
 
 def _require_own(file: Path, environ: Mapping[str, str]) -> None:
-    """ConfigError if neither the caller, root, nor who called sudo owns the file, or the link to it."""
+    """Raise ConfigError unless the caller, root or the user behind sudo owns the file, and the link to it."""
     caller = os.geteuid()
     trusted = ("0", str(caller), environ.get("SUDO_UID") if caller == 0 else None)
     if others := [uid for uid in (file.lstat().st_uid, file.stat().st_uid) if str(uid) not in trusted]:
@@ -145,6 +150,7 @@ def _require_own(file: Path, environ: Mapping[str, str]) -> None:
 
 
 def _user(uid: int) -> str:
+    """Return a user's name and uid for a message, or the uid alone if it has no name."""
     import pwd
 
     try:

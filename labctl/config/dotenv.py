@@ -1,4 +1,4 @@
-"""One strict dialect of ``.env``: nothing is expanded, nothing is guessed, every error names its line.
+"""A strict dialect of ``.env``: nothing is expanded, nothing is guessed, every error names its line.
 
 Blank lines, ``# comment`` lines and ``KEY=VALUE``, optionally after ``export``. A bare value has neither blanks nor
 quotes; in single quotes everything is literal; in double quotes the escapes are \\ \" \n \r \t and no others. ``$`` is
@@ -31,7 +31,7 @@ _REFUSED_ANYWHERE = (
     (r"[^\0]*\0", "a NUL inside the line", _LINE_ENDS),
     (r"[^\r]*\r", "a carriage return inside the line", _LINE_ENDS),
 )
-# The first that matches is the reason. None of them shows a value, nor a key that is none: either may be a secret.
+# The first pattern that matches gives the reason. No reason quotes a value or an invalid key: either may be a secret.
 _REFUSED = (
     (rf"{_KEY}[ \t]*:(\s|$)", "a colon where '=' belongs", "write KEY=value, not KEY: value"),
     (r"[^=]*$", "no '='", "write KEY=value; a comment begins with #"),
@@ -46,19 +46,23 @@ _REFUSED = (
         'after it only a # comment may follow; inside double quotes a quote is written \\"',
     ),
     (
-        rf'{_KEY}="[^"\\]*(\\[\\"nrt][^"\\]*)*\\(?P<found>[^\\"nrt])',
-        "unknown escape \\{found} in double quotes",
+        rf'{_KEY}="[^"\\]*(\\[\\"nrt][^"\\]*)*\\(?P<character>[^\\"nrt])',
+        "unknown escape \\{character} in double quotes",
         'known are \\\\ \\" \\n \\r \\t; in single quotes a backslash is literal',
     ),
     (rf"""{_KEY}=[^\s'"]+['"]""", "a quote inside the bare value of {key}", "quote the whole value: {key}='...'"),
     (rf"{_KEY}=[ \t]+[^# \t]", "blanks after '='", _NO_BLANKS),
     (rf"""{_KEY}=[^\s'"]+[ \t]+[^# \t]""", "blanks in the bare value of {key}", _QUOTE_BLANKS),
-    (rf"""{_KEY}=[^\s'"]*(?P<found>[^\S \t])""", "a blank (U+{code:04X}) in the bare value of {key}", _QUOTE_BLANKS),
+    (
+        rf"""{_KEY}=[^\s'"]*(?P<character>[^\S \t])""",
+        "a blank (U+{code:04X}) in the bare value of {key}",
+        _QUOTE_BLANKS,
+    ),
 )
 
 
 class Entry(Struct, frozen=True):
-    """One assignment and the line it stands on."""
+    """An assignment and its line number."""
 
     key: str
     value: str
@@ -69,7 +73,7 @@ class Entry(Struct, frozen=True):
 
 
 def read(path: Path, *, shown: str = "") -> tuple[Entry, ...]:
-    """The entries of a file, called ``shown`` in errors. ConfigError where unreadable or writable by everyone."""
+    """Read a .env file, called ``shown`` in errors; raise ConfigError if it is unreadable or world-writable."""
     shown = shown or str(path)
     try:
         everyone_writes = path.stat().st_mode & stat.S_IWOTH
@@ -87,19 +91,17 @@ def read(path: Path, *, shown: str = "") -> tuple[Entry, ...]:
 
 
 def parse(text: str, path: str) -> tuple[Entry, ...]:
-    """The entries of a text, in order. ConfigError ``path:line: reason``, which never shows a value."""
+    """Parse the text of a .env file, in order; raise ConfigError, ``path:line: reason``, which never shows a value."""
     from dotenv.parser import parse_stream
 
     entries: dict[str, Entry] = {}
     # Not splitlines(): it also breaks at U+0085, U+2028 and others, which may stand inside a value.
     for number, whole in enumerate(text.split("\n"), start=1):
         line = whole.removesuffix("\r").strip(" \t")
-        nothing = line[:1] in ("", "#")
-        for pattern, reason, hint in (*_REFUSED_ANYWHERE, *(() if nothing else _REFUSED)):
-            if match := re.match(pattern, line):
-                words = {"code": ord(match.groupdict().get("found") or "\0"), **match.groupdict()}
-                raise ConfigError(f"{path}:{number}: {reason.format(**words)}", hint=hint.format(**words))
-        if nothing:
+        assigns = line[:1] not in ("", "#")
+        refused = (*_REFUSED_ANYWHERE, *_REFUSED) if assigns else _REFUSED_ANYWHERE
+        _require_unambiguous(line, refused, f"{path}:{number}")
+        if not assigns:
             continue
         binding = next(parse_stream(StringIO(line)))
         # In single quotes python-dotenv takes a backslash for an escape.
@@ -112,8 +114,16 @@ def parse(text: str, path: str) -> tuple[Entry, ...]:
     return tuple(entries.values())
 
 
+def _require_unambiguous(line: str, refused: tuple[tuple[str, str, str], ...], where: str) -> None:
+    """Raise ConfigError if a line matches a refused pattern, given as pattern, reason and hint."""
+    for pattern, reason, hint in refused:
+        if match := re.match(pattern, line):
+            fields = {"code": ord(match.groupdict().get("character") or "\0"), **match.groupdict()}
+            raise ConfigError(f"{where}: {reason.format(**fields)}", hint=hint.format(**fields))
+
+
 def quote(value: str) -> str:
-    """Text that ``parse`` reads back as exactly this value. ValueError on NUL and on lone surrogates."""
+    """Quote a value so that ``parse`` reads back exactly this value. ValueError on NUL and on lone surrogates."""
     if "\0" in value or not is_utf8(value):
         raise ValueError("a value cannot hold NUL or lone surrogates")
     if _PORTABLE.fullmatch(value):
@@ -124,5 +134,5 @@ def quote(value: str) -> str:
 
 
 def is_utf8(value: str) -> bool:
-    """Whether UTF-8 can say it: lone surrogates, such as undecodable bytes of the process environment, it cannot."""
+    """Tell if a text can be encoded as UTF-8: lone surrogates, as from undecodable environment bytes, cannot."""
     return not any("\ud800" <= character <= "\udfff" for character in value)

@@ -9,17 +9,17 @@ from labctl.errors import ConfigError
 
 MAX_SLOTS = 1024
 PREFIX = "hostfile_"
-"""How the files of a hostfile set are called, before the job's name."""
+"""Prefix of the files of a hostfile set; the job's name follows."""
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 
 
 def parse(text: str, path: str) -> tuple[tuple[str, int], ...]:
-    """Nodes of a hostfile with their slots, in order.
+    """Parse a hostfile into pairs of node and slots, in order; raise ConfigError, ``path:line: reason``.
 
     DeepSpeed takes ``^(\\S+)\\s+slots=(\\d+)`` from each line and ignores the rest (fetch_hostfile in
-    deepspeed/launcher/runner.py); here the rest may only be a comment. Raises ConfigError, ``path:line: reason``.
+    deepspeed/launcher/runner.py); here the rest may only be a comment.
     """
     if text.startswith("\ufeff"):
         raise ConfigError(f"{path}:1: begins with a byte order mark", hint="save it as UTF-8 without BOM")
@@ -29,34 +29,34 @@ def parse(text: str, path: str) -> tuple[tuple[str, int], ...]:
         where = f"{path}:{number}"
         if "\0" in line:
             raise ConfigError(f"{where}: contains a NUL byte")
-        words = line.partition("#")[0].split()
-        if not words:
+        fields = line.partition("#")[0].split()
+        if not fields:
             continue
-        name = host_name(words[0], where)
+        name = host_name(fields[0], where)
         # DNS and ssh ignore case.
         earlier = first_line.setdefault(name.lower(), number)
         if earlier != number:
             raise ConfigError(f"{where}: duplicate host {quote(name)}, first named on line {earlier}")
-        slots[name] = _slots(words, where)
+        slots[name] = _slots(fields, where)
     if not slots:
         raise ConfigError(f"{path}:1: no nodes listed", hint="write one line per node, such as `worker-0 slots=8`")
     return tuple(slots.items())
 
 
 def format_hostfile(entries: Iterable[tuple[str, int]]) -> str:
-    """The text of a hostfile; the inverse of ``parse``."""
+    """Return the text of a hostfile; the inverse of ``parse``."""
     return "".join(f"{name} slots={slots}\n" for name, slots in entries)
 
 
 def job_name(name: str) -> str:
-    """The job that a hostfile of a set stands for: ``2xN_batch0001``; empty for a file that is named otherwise."""
+    """Return the job's name in the file name of a hostfile set (``hostfile_2xN_batch0001``); empty for other names."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", name.removeprefix(PREFIX)) if name.startswith(PREFIX) else ""
 
 
 def select(
     entries: tuple[tuple[str, int], ...], include: str = "", exclude: str = ""
 ) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Nodes with the numbers of their used slots, in the hostfile's order.
+    """Return the nodes and slot numbers that ``--include`` or ``--exclude`` selects, in the hostfile's order.
 
     In DeepSpeed's syntax (parse_inclusion_exclusion in deepspeed/launcher/runner.py): ``worker-0@worker-1:0,2`` is all
     of worker-0 and two slots of worker-1. ConfigError for both options, unknown nodes or slots, or no slots left.
@@ -77,7 +77,7 @@ def select(
 
 
 def _filter(text: str, slots: dict[str, int], option: str) -> dict[str, set[int]]:
-    """The slots that an inclusion or exclusion names, by node."""
+    """Return the slots that a filter names, by node. ConfigError on an unknown node or slot."""
     named: dict[str, set[int]] = {}
     # Without slots, which are comma-separated, nodes may be too.
     for part in filter(None, re.split("@" if ":" in text else "[@,]", text)):
@@ -86,8 +86,8 @@ def _filter(text: str, slots: dict[str, int], option: str) -> dict[str, set[int]
             form = "; separate nodes with `@`, slots with `,`: worker-0@worker-1:0,2" if "," in part else ""
             hint = f"known: {', '.join(slots)}{form}"
             raise ConfigError(f"{option} {quote(text)}: no node {quote(name)}", hint=hint)
-        words = numbers.split(",") if colon else [str(number) for number in range(slots[name])]
-        for word in words:
+        listed = numbers.split(",") if colon else [str(number) for number in range(slots[name])]
+        for word in listed:
             if not re.fullmatch("[0-9]{1,4}", word) or int(word) >= slots[name]:
                 hint = f"{name} has slots 0 to {slots[name] - 1}"
                 raise ConfigError(f"{option} {quote(text)}: {name} has no slot {quote(word)}", hint=hint)
@@ -96,7 +96,7 @@ def _filter(text: str, slots: dict[str, int], option: str) -> dict[str, set[int]
 
 
 def host_name(word: str, where: str) -> str:
-    """Check an RFC 1123 name. ConfigError."""
+    """Return a host name if it is valid by RFC 1123; raise ConfigError otherwise."""
     if "@" in word:
         raise ConfigError(f"{where}: {quote(word)} names a user; user and port belong in the ssh config")
     if len(word) > 253 or not _NAME.fullmatch(word):
@@ -107,19 +107,20 @@ def host_name(word: str, where: str) -> str:
     return word
 
 
-def _slots(words: list[str], where: str) -> int:
-    if len(words) == 1:
-        raise ConfigError(f"{where}: slots are missing", hint=f"write `{words[0]} slots=8`")
-    key, equals, count = words[1].partition("=")
+def _slots(fields: list[str], where: str) -> int:
+    """Return the slots of a hostfile line that was split at blanks. ConfigError."""
+    if len(fields) == 1:
+        raise ConfigError(f"{where}: slots are missing", hint=f"write `{fields[0]} slots=8`")
+    key, equals, count = fields[1].partition("=")
     if key != "slots" or not equals:
-        raise ConfigError(f"{where}: expected `slots=N`, found {quote(words[1])}")
-    if len(words) > 2:
-        raise ConfigError(f"{where}: unknown word {quote(words[2])} after the slots")
+        raise ConfigError(f"{where}: expected `slots=N`, found {quote(fields[1])}")
+    if len(fields) > 2:
+        raise ConfigError(f"{where}: unknown word {quote(fields[2])} after the slots")
     return slot_count(count, where)
 
 
 def slot_count(count: str, where: str) -> int:
-    """Parse a number of slots. ConfigError."""
+    """Parse a number of slots from 1 to 1024; raise ConfigError otherwise."""
     if not (count.isascii() and count.isdecimal()):
         raise ConfigError(f"{where}: slots must be a number, not {quote(count)}")
     # Counted before it is converted: int() of thousands of digits is slow, or an error of its own.
@@ -130,6 +131,6 @@ def slot_count(count: str, where: str) -> int:
 
 
 def quote(word: str) -> str:
-    """Quote a word for a terminal: control characters escaped, cut at 80."""
+    """Quote a word for a terminal, with control characters escaped, cut at 80 characters."""
     shown = word.encode("unicode_escape").decode("ascii")
     return f"`{shown[:80]}...`" if len(shown) > 80 else f"`{shown}`"

@@ -1,7 +1,7 @@
 """The inventory: which machines a lab runs on and how ssh reaches them. The first is the master.
 
-Its forms: a host per line with ``key=value`` words (a hostfile and a plain list are such), ``MASTER_IP=`` and
-``MEMBER_IPS=`` as in an env file, and an Ansible inventory in YAML. In each, ``user@host:port`` says what it says to
+Forms: a host per line with ``key=value`` words (a hostfile and a plain list are such), ``MASTER_IP=`` and
+``MEMBER_IPS=`` as in an env file, and an Ansible inventory in YAML. In each, ``user@host:port`` means what it means to
 ssh. Values become arguments of ssh: all are data.
 """
 
@@ -26,9 +26,9 @@ from labctl.model import HERE
 from labctl.system import process
 
 Given = dict[str, tuple[str, str]]
-"""What is said of a host by our own words for it: its text and where it stands."""
+"""Fields of a host, by labctl's name for each: the text and its ``file:line``."""
 Named = tuple[str, Given, str]
-"""A host's name, what is said of it, and where it stands."""
+"""A host's name, its fields, and its ``file:line``."""
 
 VARIABLES = {
     "ansible_host": "address",
@@ -40,7 +40,7 @@ VARIABLES = {
     "labctl_docker": "docker",
 }
 _KNOWN = f"known: {', '.join(VARIABLES)}; what else ssh needs belongs in ~/.ssh/config"
-# They change how a host is reached: to pass over them could be to reach another one.
+# These variables change how a host is reached: ignoring them could reach another host.
 _REFUSED = "ansible_(connection|password|private_key_file|ssh_.*)|labctl_.*"
 _INSTALL = "install ansible-core: labctl then asks its ansible-inventory"
 _ALL = "all"
@@ -48,12 +48,15 @@ _SECTIONS = ("hosts", "vars", "children")
 
 
 class NeedsAnsible(ConfigError):
-    """An inventory has what only Ansible resolves."""
+    """Raised for an inventory that only Ansible can resolve."""
 
 
 def resolved(path: Path, shown: str, text: str) -> Iterator[Named]:
-    """As ``hosts``, by `ansible-inventory`; none where that is not installed. A line is the first that has the name."""
-    # Neither an executable file nor a plugin's configuration is run as one.
+    """Read an inventory with `ansible-inventory`; yield nothing if that is not installed.
+
+    A host's line is the first line of ``text`` that has its name.
+    """
+    # Ansible would execute an executable inventory, and load the plugin that a YAML file names.
     only = {"ANSIBLE_INVENTORY_ENABLED": "yaml,ini", "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "true"}
     # Seconds; it takes about one.
     done = process.run(("ansible-inventory", "--list", "-i", str(path)), check=False, timeout=60, env=only)
@@ -62,19 +65,26 @@ def resolved(path: Path, shown: str, text: str) -> Iterator[Named]:
     if done.code:
         raise ConfigError(f"{shown}:1: ansible-inventory cannot read it: {' '.join(done.err.split())[:300]}")
     groups = json.loads(done.out)
+    lines = _first_lines(text)
+    for name in dict.fromkeys(_members(groups, _ALL)):
+        where = f"{shown}:{lines.get(name, 1)}"
+        variables = groups["_meta"]["hostvars"].get(name, {})
+        if refused := next((key for key in variables.keys() - VARIABLES if re.fullmatch(_REFUSED, key)), ""):
+            raise ConfigError(f"{where}: `{refused}` is not understood here", hint=_KNOWN)
+        yield name, {VARIABLES[key]: (str(value), where) for key, value in variables.items() if key in VARIABLES}, where
+
+
+def _first_lines(text: str) -> dict[str, int]:
+    """Return the number of the first line that has each word, comments left out."""
     lines: dict[str, int] = {}
     for number, line in enumerate(text.split("\n"), start=1):
         for word in re.findall(r"[^\s\"'{},:=]+", line.partition("#")[0]):
             lines.setdefault(word, number)
-    for name in dict.fromkeys(_members(groups, _ALL)):
-        where = f"{shown}:{lines.get(name, 1)}"
-        given = groups["_meta"]["hostvars"].get(name, {})
-        if refused := next((key for key in given.keys() - VARIABLES if re.fullmatch(_REFUSED, key)), ""):
-            raise ConfigError(f"{where}: `{refused}` is not understood here", hint=_KNOWN)
-        yield name, {VARIABLES[key]: (str(value), where) for key, value in given.items() if key in VARIABLES}, where
+    return lines
 
 
 def _members(groups: dict[str, Any], name: str) -> Iterator[str]:
+    """Yield the hosts of a group and of its child groups; duplicates are possible."""
     group = groups.get(name, {})
     yield from group.get("hosts", ())
     for child in group.get("children", ()):
@@ -82,9 +92,9 @@ def _members(groups: dict[str, Any], name: str) -> Iterator[str]:
 
 
 def hosts(path: Path, shown: str) -> Iterator[Named]:
-    """The hosts of an Ansible inventory, in the order of the file. ConfigError, ``path:line: reason``.
+    """Read the hosts of an Ansible inventory in YAML, in the file's order; raise ConfigError, ``path:line: reason``.
 
-    As Ansible has it: what a host says itself goes before its groups, a group before those that hold it, and ``all``
+    Precedence as in Ansible: a host's own variables override its groups', a group's override its parents', and ``all``
     holds every host.
     """
     for name in ("group_vars", "host_vars"):
@@ -95,28 +105,28 @@ def hosts(path: Path, shown: str) -> Iterator[Named]:
         root.node.value = [(name, node) for name, node in root.node.value if not _is_nothing(node)]
     for name, value in root.entries().items():
         if name == "hosts":
-            # Without a group around them: so writes the operator that validates clusters.
+            # The operator that validates clusters writes hosts without a group around them.
             read.take_hosts(value, _ALL)
         else:
             read.take_group(name, value, ())
     for name, host in read.hosts.items():
-        said: Given = {}
+        fields: Given = {}
         for _, group in sorted((read.depth(group, host.where), group) for group in read.holding(host)):
-            said |= read.groups[group].said
-        yield name, said | host.said, host.where
+            fields |= read.groups[group].fields
+        yield name, fields | host.fields, host.where
 
 
 class _Member:
-    """A group or a host, and the groups that list it."""
+    """A group or a host: its fields, and the groups that list it."""
 
     def __init__(self, where: str = "") -> None:
         self.where = where
-        self.said: Given = {}
+        self.fields: Given = {}
         self.parents: set[str] = set()
 
 
 class _Inventory:
-    """Groups and hosts by name: either may be spoken of at several places."""
+    """The groups and hosts of an Ansible inventory by name; each may appear several times in the file."""
 
     def __init__(self) -> None:
         self.groups: dict[str, _Member] = {_ALL: _Member()}
@@ -124,6 +134,7 @@ class _Inventory:
         self._depths: dict[str, int] = {_ALL: 0}
 
     def take_group(self, name: str, value: Value, above: tuple[str, ...]) -> None:
+        """Add a group and its children; ``above`` are the groups around it. ConfigError on a cycle."""
         if name in above:
             raise value.error(f"group `{name}` holds itself", hint="take it out of the `children` below it")
         group = self.groups.setdefault(name, _Member())
@@ -133,30 +144,31 @@ class _Inventory:
             if section == "hosts":
                 self.take_hosts(content, name)
             elif section == "vars":
-                group.said |= _variables(content)
+                group.fields |= _variables(content)
             else:
                 for child, body in _entries(content):
                     self.take_group(child, body, (*above, name))
 
     def take_hosts(self, value: Value, group: str) -> None:
+        """Add the hosts that a group lists. NeedsAnsible for a range of names."""
         for name, content in _entries(value):
             where = f"{content.path}:{content.line}"
             if "[" in name:
                 raise NeedsAnsible(f"{where}: bad host name `{name}`, a range", hint=_INSTALL)
             host = self.hosts.setdefault(name, _Member(where))
             host.parents.add(group)
-            host.said |= _variables(content)
+            host.fields |= _variables(content)
 
     def holding(self, host: _Member) -> list[str]:
-        """The groups that hold the host, and those that hold them."""
-        found, new = {_ALL}, host.parents
-        while new := new - found:
-            found |= new
+        """Return the groups that hold the host, directly or through child groups."""
+        groups, new = {_ALL}, host.parents
+        while new := new - groups:
+            groups |= new
             new = {parent for name in new for parent in self.groups[name].parents}
-        return sorted(found)
+        return sorted(groups)
 
     def depth(self, name: str, where: str, below: tuple[str, ...] = ()) -> int:
-        """How many groups stand above this one, by the longest way."""
+        """Return the number of groups above this group, by the longest path. ConfigError on a cycle."""
         if name in below:
             reason = f"group `{name}` of this host holds itself"
             raise ConfigError(f"{where}: {reason}", hint=f"of {', '.join(below)}, take one out of another's `children`")
@@ -167,20 +179,21 @@ class _Inventory:
 
 
 def _variables(value: Value) -> Given:
-    said: Given = {}
+    """Return the fields that variables set. NeedsAnsible for templates, ConfigError for unknown ssh variables."""
+    fields: Given = {}
     for name, content in _entries(value):
         where = f"{content.path}:{content.line}"
         if name in ("<<", "ansible_group_priority") or (name in VARIABLES and "{{" in str(content.node.value)):
             raise NeedsAnsible(f"{where}: `{name}` is not understood here", hint=_INSTALL)
         if name in VARIABLES:
-            said[VARIABLES[name]] = content.text(), where
+            fields[VARIABLES[name]] = content.text(), where
         elif re.fullmatch(_REFUSED, name):
             raise content.error(f"`{name}` is not understood here", hint=_KNOWN)
-    return said
+    return fields
 
 
-def _entries(value: Value, known: Collection[str] | None = None) -> Iterable[tuple[str, Value]]:
-    return () if _is_nothing(value.node) else value.entries(known).items()
+def _entries(value: Value, names: Collection[str] | None = None) -> Iterable[tuple[str, Value]]:
+    return () if _is_nothing(value.node) else value.entries(names).items()
 
 
 def _is_nothing(node: Any) -> bool:
@@ -188,11 +201,11 @@ def _is_nothing(node: Any) -> bool:
 
 
 class InventoryHost(Struct, frozen=True, kw_only=True):
-    """A host as the inventory names it; what is empty or 0 is left to the person's own ssh config and to the host."""
+    """A host of the inventory; an empty or zero field is left to the user's ssh config or to the host."""
 
     name: str
     address: str = ""
-    """What ssh is asked for instead of the name: an IP address, a DNS name or an alias of the ssh config."""
+    """Connect ssh to this instead of the name: an IP address, a DNS name or an alias of the ssh config."""
     user: str = ""
     port: int = 0
     key: str = ""
@@ -207,9 +220,9 @@ class InventoryHost(Struct, frozen=True, kw_only=True):
 
 
 def read(path: Path, shown: str = "") -> tuple[InventoryHost, ...]:
-    """The hosts of an inventory file, called ``shown`` in errors; ConfigError, ``file:line: reason``.
+    """Read the hosts of an inventory file, called ``shown`` in errors; raise ConfigError, ``file:line: reason``.
 
-    A relative ``key`` is one beside the file.
+    A relative ``key`` is a path relative to the file.
     """
     shown = shown or str(path)
     try:
@@ -224,23 +237,27 @@ def read(path: Path, shown: str = "") -> tuple[InventoryHost, ...]:
     first = _first(text)
     try:
         if path.suffix in (".yaml", ".yml") or first == "---" or first.endswith(":"):
-            found = _checked(hosts(path, shown), shown)
+            listed = _checked(hosts(path, shown), shown)
         else:
-            found = parse(text, shown)
+            listed = parse(text, shown)
     except NeedsAnsible:
-        if not (listed := list(resolved(path, shown, text))):
+        if not (named := list(resolved(path, shown, text))):
             raise
-        found = _checked(listed, shown)
+        listed = _checked(named, shown)
     folder = path.absolute().parent
-    return tuple(replace(one, key=str(folder / Path(one.key).expanduser())) if one.key else one for one in found)
+    return tuple(_with_absolute_key(host, folder) for host in listed)
+
+
+def _with_absolute_key(host: InventoryHost, folder: Path) -> InventoryHost:
+    return replace(host, key=str(folder / Path(host.key).expanduser())) if host.key else host
 
 
 DRAINED = "drained.txt"
-"""Machines that are left out, in the lab directory: a name per line, and why behind a ``#``."""
+"""File of the machines to leave out, in the lab directory: a name per line, with the reason after ``#``."""
 
 
 def drained(directory: Path) -> dict[str, str]:
-    """The machines that a lab leaves out, by name, and why; none without the file."""
+    """Return the reason for each machine that the lab leaves out, by name in lower case; empty without the file."""
     path = directory / DRAINED
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     named = (line.partition("#") for line in lines)
@@ -250,7 +267,7 @@ def drained(directory: Path) -> dict[str, str]:
 def in_use(
     directory: Path, listed: tuple[InventoryHost, ...]
 ) -> tuple[tuple[InventoryHost, ...], tuple[tuple[str, str], ...]]:
-    """Hosts without those that the lab leaves out; and those, with the reason."""
+    """Split hosts into those that the lab uses, and pairs of name and reason for those in ``drained.txt``."""
     out = drained(directory)
     why = {host.name: out.get(host.name.lower(), out.get(host.address.lower())) for host in listed}
     left_out = tuple((name, reason or DRAINED) for name, reason in why.items() if reason is not None)
@@ -258,7 +275,7 @@ def in_use(
 
 
 def parse(text: str, shown: str) -> tuple[InventoryHost, ...]:
-    """The hosts of a text that is not YAML, in order. ConfigError as ``read``."""
+    """Parse the text of an inventory that is not YAML, in order. ConfigError as ``read``."""
     if text.startswith("\ufeff"):
         raise ConfigError(f"{shown}:1: begins with a byte order mark", hint="save it as UTF-8 without BOM")
     return _checked(_seed(text, shown) if _ASSIGNMENT.match(_first(text)) else _lines(text, shown), shown)
@@ -271,13 +288,13 @@ _ONCE = "name each machine once; `slots=` says how much of it is used"
 
 
 def _first(text: str) -> str:
-    """The first line that says something."""
-    found = re.search(r"^[ \t]*([^#\s][^#\n]*)", text, re.MULTILINE)
-    return found[1].rstrip() if found else ""
+    """Return the first line that is neither empty nor a comment; empty if none."""
+    match = re.search(r"^[ \t]*([^#\s][^#\n]*)", text, re.MULTILINE)
+    return match[1].rstrip() if match else ""
 
 
 def _checked(listed: Iterable[Named], shown: str) -> tuple[InventoryHost, ...]:
-    """The hosts, if there are some and no two are the same."""
+    """Return the hosts; raise ConfigError if none is listed or two are the same machine."""
     names: dict[str, InventoryHost] = {}
     machines: dict[tuple[str, int], InventoryHost] = {}
     for target in starmap(_target, listed):
@@ -295,7 +312,7 @@ def _checked(listed: Iterable[Named], shown: str) -> tuple[InventoryHost, ...]:
 
 
 def same(target: InventoryHost, earlier: InventoryHost) -> ConfigError:
-    """What is wrong with two names for one machine."""
+    """Return the error for two names of the same machine."""
     text = f"{target.where}: {quote(target.name)} is the same machine as {quote(earlier.name)} {_at(earlier)}"
     return ConfigError(text, hint=_ONCE)
 
@@ -308,6 +325,7 @@ def _at(target: InventoryHost) -> str:
 
 
 def _lines(text: str, shown: str) -> Iterator[Named]:
+    """Yield the hosts of an inventory with a host per line. NeedsAnsible for an Ansible inventory in INI form."""
     if group := re.search(r"^[ \t]*(\[[^\n]+\])[ \t\r]*$", text, re.MULTILINE):
         raise NeedsAnsible(
             f"{shown}:{text.count(chr(10), 0, group.start()) + 1}: {quote(group[1])} begins a group, as in an Ansible "
@@ -316,13 +334,14 @@ def _lines(text: str, shown: str) -> Iterator[Named]:
         )
     for number, line in enumerate(text.split("\n"), start=1):
         where = f"{shown}:{number}"
-        if words := _words(line, where):
-            yield words[0], _assigned(words, where), where
+        if fields := _split(line, where):
+            yield fields[0], _assigned(fields, where), where
 
 
-def _words(line: str, where: str) -> list[str]:
+def _split(line: str, where: str) -> list[str]:
+    """Split a line at blanks, without its comment. ConfigError on control characters."""
     if "#" in line:
-        # A path may hold one: a comment begins with the line or after a blank.
+        # A path may contain `#`: a comment begins with the line or after a blank.
         line = re.split(r"(?:^|[ \t])#", line, maxsplit=1)[0]
     if not line.isprintable() and not (line := line.removesuffix("\r").replace("\t", " ")).isprintable():
         raise ConfigError(f"{where}: contains a control character: {quote(line)}", hint="retype the line")
@@ -330,20 +349,20 @@ def _words(line: str, where: str) -> list[str]:
 
 
 def _assigned(line: list[str], where: str) -> Given:
-    """What the words after the name say."""
-    found: Given = {}
+    """Parse the ``key=value`` words after the name. ConfigError on other words and on duplicate keys."""
+    fields: Given = {}
     for word in line[1:]:
         key, equals, value = word.partition("=")
         if not equals:
             raise ConfigError(f"{where}: expected `key=value`, found {quote(word)}", hint=_meant(word, line[0]))
-        if key in found:
+        if key in fields:
             raise ConfigError(f"{where}: {quote(key)} is given twice", hint="leave one of them out")
-        found[key] = value, where
-    return found
+        fields[key] = value, where
+    return fields
 
 
 def _meant(word: str, name: str) -> str:
-    """What to write for a word that says nothing as it is."""
+    """Return a hint for a word that is not ``key=value``."""
     if _is_ip(word) or "@" in word or ":" in word:
         return f"write `address={word}`"
     if _is_ip(name) and word not in _FIELDS:
@@ -358,17 +377,18 @@ def _is_ip(word: str) -> bool:
         return False
 
 
-def _target(name: str, given: Given, where: str) -> InventoryHost:
+def _target(name: str, fields: Given, where: str) -> InventoryHost:
+    """Build a host from its name and fields. ConfigError on unknown fields and invalid values."""
     if "@" in name or ":" in name:
-        name, given = _apart(name, given, where)
+        name, fields = _apart(name, fields, where)
     if name == HERE:
         raise ConfigError(f"{where}: {quote(name)} is this machine's name here", hint="call the host something else")
-    address, its_line = given.get("address", ("", ""))
+    address, its_line = fields.get("address", ("", ""))
     if "@" in address or ":" in address:
-        address, given = _apart(address, given, its_line)
-        given["address"] = address, its_line
+        address, fields = _apart(address, fields, its_line)
+        fields["address"] = address, its_line
     values: dict[str, Any] = {}
-    for key, (text, its_line) in given.items():
+    for key, (text, its_line) in fields.items():
         if not (check := _FIELDS.get(key)):
             hint = f"write `{VARIABLES[key]}=`" if key in VARIABLES else did_you_mean(key, _FIELDS)
             raise ConfigError(f"{its_line}: unknown word {quote(key)}", hint=hint)
@@ -380,33 +400,42 @@ def _target(name: str, given: Given, where: str) -> InventoryHost:
 
 
 def _apart(word: str, given: Given, where: str) -> tuple[str, Given]:
-    """The host of ``user@host:port``, as ssh and scp write it, and all that is given with what else the word gives."""
+    """Split ``user@host:port``, as ssh and scp write it, into the host and the fields, which gain user and port.
+
+    ConfigError if a field is already set.
+    """
     user, at, rest = word.rpartition("@")
     # More than one colon makes it an IPv6 address, unless that is in brackets.
-    found = re.fullmatch(r"(\[[^][]*\]|[^][:]*):([^:]*)", rest)
-    said = {**({"user": user} if at else {}), **({"port": found[2]} if found else {})}
-    if twice := next((key for key in said if key in given), ""):
+    with_port = re.fullmatch(r"(\[[^][]*\]|[^][:]*):([^:]*)", rest)
+    fields: Given = {}
+    if at:
+        fields["user"] = user, where
+    if with_port:
+        fields["port"] = with_port[2], where
+    if twice := next((key for key in fields if key in given), ""):
         raise ConfigError(
             f"{where}: {quote(word)} gives a {twice}, and so does `{twice}=`", hint="leave one of them out"
         )
-    return found[1].strip("[]") if found else rest, {**given, **{key: (text, where) for key, text in said.items()}}
+    return with_port[1].strip("[]") if with_port else rest, given | fields
 
 
 # --- values ---
 
 
-def _matching(key: str, pattern: str, what: str) -> Callable[[str, str], str]:
+def _matching(key: str, pattern: str, form: str) -> Callable[[str, str], str]:
+    """Return a validator that accepts a printable text that matches a pattern; ``form`` describes it in the error."""
     compiled = re.compile(pattern)
 
     def check(text: str, where: str) -> str:
         if not compiled.fullmatch(text) or not text.isprintable():
-            raise ConfigError(f"{where}: {key} must be {what}, not {quote(text)}")
+            raise ConfigError(f"{where}: {key} must be {form}, not {quote(text)}")
         return text
 
     return check
 
 
 def _address(text: str, where: str) -> str:
+    """Return a valid IP address or host name; raise ConfigError otherwise."""
     if ":" not in text:
         return host_name(text, where)
     try:
@@ -424,7 +453,7 @@ def _port(text: str, where: str) -> int:
 
 
 _ZONED = _matching("address", r"[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?", "an IP address or a name")
-# Sockets have addresses of at most 107 bytes; ssh takes `%`, `${` and a colon in paths for its own signs.
+# Socket addresses have at most 107 bytes; ssh expands `%` and `${` in paths, and splits at a colon.
 _FIELDS: dict[str, Callable[[str, str], Any]] = {
     "address": _address,
     "user": _matching("user", r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,254}", "a user's name"),
@@ -441,11 +470,11 @@ _FIELDS: dict[str, Callable[[str, str], Any]] = {
 
 _MASTER, _MEMBERS = HOST_WORDS = ("MASTER_IP", "MEMBER_IPS")
 OPERATOR_WORDS = ("TEST_CONFIGURATION", "BUILD_VERSION", "SKIP_NETWORK_SETUP", "L3_ENABLED")
-"""What else such a file says; nothing of it is about hosts."""
+"""Other keys of a MASTER_IP file; they configure the tests, not the hosts."""
 
 
 def operator_words(path: Path, shown: str) -> dict[str, str]:
-    """What a file of MASTER_IP and MEMBER_IPS says besides; nothing where it has another form. ConfigError."""
+    """Return the other keys of a MASTER_IP file and their values; empty for other forms. ConfigError."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     if not _ASSIGNMENT.match(_first(text)):
         return {}
@@ -453,6 +482,7 @@ def operator_words(path: Path, shown: str) -> dict[str, str]:
 
 
 def _seed(text: str, shown: str) -> Iterator[Named]:
+    """Yield the hosts of a MASTER_IP file, named node-0, node-1 and so on. ConfigError on unknown keys."""
     entries = {entry.key: entry for entry in dotenv.parse(text, shown)}
     for entry in entries.values():
         if entry.key not in (_MASTER, _MEMBERS, *OPERATOR_WORDS):

@@ -1,6 +1,7 @@
-"""Which directories of a host may be mounted into containers, which write there: not its system, keys and engines.
+"""Rules for mounts: host directories that containers may write to, and container paths that users may mount over.
 
-And where in a container a person's own may be: not where labctl's or the system's are.
+Forbidden on hosts: system directories, directories of keys, engine sockets. Forbidden in containers: paths of the
+system and of labctl.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ EXAMPLES = {
     "HOST_OPTIMUM_HABANA_PATH": "~/optimum-habana",
     "LAB_MOUNTS": "/data/imagenet:/data:ro",
 }
-"""The settings whose values are mounted, and a value of each."""
+"""The settings whose values are mounted, each with an example."""
 
 _SYSTEM = re.compile(r"/(home|root|usr)?|(/usr)?/(s?bin|lib(32|64|x32)?)")
 _CLOSED = ("/boot", "/dev", "/etc", "/proc", "/run", "/sys", "/var/run", "/var/lib/containerd", "/var/lib/docker")
-"""Closed with all that is below them, but for what is open."""
+"""Forbidden with everything below, except for ``_OPEN``."""
 _OPEN = re.compile(r"/dev/shm/.+|(/var)?/run/(user/\d+/.+|media(/.+)?)")  # noqa: S108
 _KEYS = (".ssh", ".gnupg", ".docker", ".kube", ".aws")
 _SOCKETS = ("docker.sock", "containerd.sock", "podman.sock")
@@ -33,30 +34,33 @@ _MOUNT = re.compile(r"(?P<source>~?/[^\s:]*|~):(?P<target>/[A-Za-z0-9._+/-]*)(:(
 
 
 def split(value: str, home: str) -> tuple[Mount, ...]:
-    """The mounts of ``source:target[:ro]``, with spaces between them. ValueError for anything else."""
+    """Parse ``source:target[:ro]`` mounts separated by spaces; raise ValueError for anything else."""
     mounts = []
     for word in value.split():
-        if not (found := _MOUNT.fullmatch(word)) or ".." in found["target"].split("/"):
+        if not (match := _MOUNT.fullmatch(word)) or ".." in match["target"].split("/"):
             raise ValueError("must be mounts with spaces between them", "write them like /data/imagenet:/data:ro")
-        source = re.sub(r"\A~(?=/|\Z)", lambda _: home, found["source"])
-        target = _normal(found["target"])
-        mounts.append(Mount(source=source, target=target, read_only=found["mode"] == "ro"))
+        source = re.sub(r"\A~(?=/|\Z)", lambda _: home, match["source"])
+        target = _normal(match["target"])
+        mounts.append(Mount(source=source, target=target, read_only=match["mode"] == "ro"))
     if len({mount.target for mount in mounts}) < len(mounts):
         raise ValueError("has two mounts at one place", "give each a place of its own in the containers")
     return tuple(mounts)
 
 
 def target_refusal(target: str, project: str) -> str:
-    """Why nothing of a person's may be mounted there; empty where it may."""
-    if target == "/" or any(_is_in(target, one) or _is_in(one, target) for one in _TAKEN):
+    """Return the reason why users may not mount at a container path; empty if they may."""
+    if target == "/" or any(_is_in(target, taken) or _is_in(taken, target) for taken in _TAKEN):
         return "is the system's, or labctl's own"
-    if target == project or any(_is_in(target, f"{project}{one}") for one in _OF_THE_PROJECT):
+    if target == project or any(_is_in(target, f"{project}{folder}") for folder in _OF_THE_PROJECT):
         return "is labctl's own"
     return f"holds {project}" if _is_in(project, target) else ""
 
 
 def refusal(path: str, home: str, *, here: bool) -> str:
-    """Why an absolute path may not be mounted, empty where it may; ``here``, on this machine, links are followed."""
+    """Return the reason why an absolute host path may not be mounted; empty if it may.
+
+    If ``here``, the path is on this machine: links are followed and the directory's content is checked.
+    """
     named = _normal(path)
     if reason := _refusal(named, _normal(home)):
         return reason
@@ -68,7 +72,7 @@ def refusal(path: str, home: str, *, here: bool) -> str:
 
 
 def _refusal(path: str, home: str) -> str:
-    """What the words of a path say."""
+    """Return the reason why a path may not be mounted, judged by its text alone; empty if it may."""
     parts = PurePosixPath(path).parts
     if parts[-1] in _SOCKETS:
         return "is an engine's socket, which gives containers the host"
@@ -76,16 +80,17 @@ def _refusal(path: str, home: str) -> str:
         return f"is in {keys}, where keys and passwords are"
     if _SYSTEM.fullmatch(path):
         return "is a directory of the system"
-    if not _OPEN.fullmatch(path) and (closed := next((one for one in _CLOSED if _is_in(path, one)), "")):
+    closed = next((folder for folder in _CLOSED if _is_in(path, folder)), "")
+    if closed and not _OPEN.fullmatch(path):
         return f"is in {closed}, which is the system's"
     if path == home:
         return "is the home directory"
-    held = next((one for one in (home, *_CLOSED) if _is_in(one, path)), "")
+    held = next((folder for folder in (home, *_CLOSED) if _is_in(folder, path)), "")
     return held and f"holds {held}"
 
 
 def _content(path: str) -> str:
-    """What is there on this machine."""
+    """Return the reason why a path of this machine may not be mounted, judged by its content; empty if it may."""
     try:
         if Path(path).is_socket():
             return "is a socket"
@@ -102,5 +107,5 @@ def _is_in(path: str, directory: str) -> bool:
 
 
 def _normal(path: str) -> str:
-    """Without ``..``, as engines take it; two slashes at its beginning are one."""
+    """Resolve ``..`` and double slashes in the text of a path, as engines do."""
     return "/" + os.path.normpath(path).lstrip("/")

@@ -1,4 +1,4 @@
-"""``compose.override.yml`` in a lab's directory: what a person adds to the services, in Docker Compose's own words."""
+"""``compose.override.yml`` in the lab directory: the user's additions to the services, in Docker Compose's syntax."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from labctl.model import Pairs
 
 FILE = "compose.override.yml"
 TAGS = ("!reset", "!override")
-"""Compose's own: what a value of the lab's files becomes."""
-# Compose would take other paths from the directory of the file that labctl writes. A build may be of a repository.
+"""Compose's tags: remove or replace a value of the lab's files."""
+# Compose would resolve relative paths from the directory of the file that labctl writes. A build context may be a URL.
 ABSOLUTE = re.compile(r"[/$]|\w+://|git@")
 FILES = ("configs", "secrets")
 
 
 def read(directory: Path, services: tuple[str, ...]) -> Pairs:
-    """Each service that the file adds to, and what that is as JSON; under the empty name what is for all.
+    """Read the additions to each service, as JSON by service name; the empty name has the other sections.
 
-    ConfigError for what is no YAML, for a service that the lab does not have, and for a relative path.
+    ConfigError for invalid YAML, for a service that the lab does not have, and for a relative path.
     """
     sections = _sections(directory)
     if "name" in sections or "include" in sections:
         key = "name" if "name" in sections else "include"
         raise sections[key].error(f"`{key}` is labctl's own", hint="remove it")
-    found = sections.pop("services").entries() if "services" in sections else {}
-    for name, service in found.items():
+    additions = sections.pop("services").entries() if "services" in sections else {}
+    for name, service in additions.items():
         if name not in services:
             raise service.error(f"no service `{name}` in this lab", hint=did_you_mean(name, services))
         for key, value in service.entries().items():
             _require_absolute(value, _paths(key, _untagged(value.data(TAGS))))
-    for name in FILES:
-        for one in sections[name].entries().values() if name in sections else ():
-            _require_absolute(one, _members(_untagged(one.data(TAGS)), "file"))
-    parts = {name: one.data(TAGS) for name, one in found.items()}
+    for section in (sections[name] for name in FILES if name in sections):
+        for entry in section.entries().values():
+            _require_absolute(entry, _members(_untagged(entry.data(TAGS)), "file"))
+    parts = {name: service.data(TAGS) for name, service in additions.items()}
     if shared := {name: section.data(TAGS) for name, section in sections.items()}:
         parts[""] = shared
     return tuple((name, _json(part)) for name, part in parts.items())
 
 
 def services(directory: Path) -> tuple[str, ...]:
-    """Those that the file adds to, of any lab. ConfigError as ``read``."""
+    """Return the services that the file adds to, whether the lab has them or not. ConfigError as ``read``."""
     sections = _sections(directory)
     return tuple(sections["services"].entries()) if "services" in sections else ()
 
 
 def text(override: Pairs, services: tuple[str, ...]) -> str:
-    """The part for some services as a compose file; empty where there is none."""
+    """Return the compose file for these services; empty if the override adds nothing to them."""
     parts = dict(override)
     mine = {name: json.loads(parts[name]) for name in services if name in parts}
     if not mine:
@@ -60,6 +60,7 @@ def text(override: Pairs, services: tuple[str, ...]) -> str:
 
 
 def _sections(directory: Path) -> dict[str, Value]:
+    """Return the top-level sections of the file; empty without one. ConfigError."""
     path = directory / FILE
     if not path.exists():
         return {}
@@ -73,20 +74,27 @@ def _require_absolute(value: Value, paths: Iterator[Any]) -> None:
 
 
 def _paths(key: str, value: Any) -> Iterator[Any]:
-    """What a key of a service names of the host; empty where that is no path."""
+    """Yield the host paths in the value of a service's key; nothing if the key has none."""
     if key == "env_file":
-        for one in value if isinstance(value, list) else [value]:
-            yield from _members(one, "path") if isinstance(one, dict) else [one]
+        for file in value if isinstance(value, list) else [value]:
+            yield from _members(file, "path") if isinstance(file, dict) else [file]
     elif key == "extends":
         yield from _members(value, "file")
     elif key == "build":
         yield from _members(value, "context") if isinstance(value, dict) else [value]
     elif key == "volumes" and isinstance(value, list):
-        for one in value:
-            if isinstance(one, dict) and one.get("type") == "bind":
-                yield from _members(one, "source")
-            elif isinstance(one, str) and ("/" in (source := one.partition(":")[0]) or source.startswith((".", "~"))):
-                yield one
+        yield from _volume_sources(value)
+
+
+def _volume_sources(volumes: list[Any]) -> Iterator[Any]:
+    """Yield the bind mounts among volumes: of a mapping the source, of a text the whole."""
+    for volume in volumes:
+        if isinstance(volume, dict) and volume.get("type") == "bind":
+            yield from _members(volume, "source")
+        elif isinstance(volume, str):
+            source = volume.partition(":")[0]
+            if "/" in source or source.startswith((".", "~")):
+                yield volume
 
 
 def _members(value: Any, key: str) -> Iterator[Any]:
@@ -99,21 +107,21 @@ def _untagged(value: Any) -> Any:
 
 
 def _tag(value: Any) -> str:
-    """The tag that a value was read with; empty without one."""
+    """Return the Compose tag that a value was read with; empty without one."""
     return next((tag for tag in TAGS if isinstance(value, dict) and tag in value), "")
 
 
 def _yaml(value: Any, margin: str = "\n") -> str:
-    """As JSON, which YAML takes, with Compose's tags before what has them."""
+    """Return a value as JSON, which is valid YAML, with Compose's tags before tagged values."""
     if tag := _tag(value):
         return f"{tag} {_yaml(value[tag], margin)}"
     deeper = f"{margin}  "
     if isinstance(value, dict):
-        # Compose merges by a bare `<<` alone.
-        named = ((key if key == "<<" else json.dumps(key), one) for key, one in value.items())
-        ends, inner = "{}", [f"{key}: {_yaml(one, deeper)}" for key, one in named]
+        # Compose merges by an unquoted `<<` only.
+        named = ((key if key == "<<" else json.dumps(key), item) for key, item in value.items())
+        ends, inner = "{}", [f"{key}: {_yaml(item, deeper)}" for key, item in named]
     elif isinstance(value, list):
-        ends, inner = "[]", [_yaml(one, deeper) for one in value]
+        ends, inner = "[]", [_yaml(item, deeper) for item in value]
     else:
         return json.dumps(value)
     return f"{ends[0]}{deeper}{f',{deeper}'.join(inner)}{margin}{ends[1]}" if inner else ends

@@ -11,15 +11,18 @@ from labctl.errors import ConfigError
 LARGEST = 1 << 20
 
 
-def read(path: Path, what: str) -> tuple[str, ...]:
-    """The requirements of a file, each without spaces. ConfigError, ``file:line: reason``, for anything else in it."""
+def read(path: Path, source: str) -> tuple[str, ...]:
+    """Read the requirements of a file, each without spaces; ``source`` names the setting in errors.
+
+    ConfigError, ``file:line: reason``, for anything else in the file.
+    """
     try:
         with path.open(encoding="utf-8") as stream:
             text = stream.read(LARGEST)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{what}: {path}: cannot be read: {reason}", hint="name a file of requirements") from error
-    found = []
+        raise ConfigError(f"{source}: {path}: cannot be read: {reason}", hint="name a file of requirements") from error
+    packages = []
     for number, line in enumerate(text.splitlines(), start=1):
         word = without_spaces(re.sub(r"(^|\s)#.*", "", line))
         if not word:
@@ -29,10 +32,10 @@ def read(path: Path, what: str) -> tuple[str, ...]:
         except ValueError as error:
             hint = "options, URLs and markers are not taken; build an image of your own for them: docs/images.md"
             raise ConfigError(f"{path}:{number}: {error.args[0]}", hint=hint) from None
-        found.append(word)
-    return tuple(found)
+        packages.append(word)
+    return tuple(packages)
 
 
 def without_spaces(requirement: str) -> str:
-    """A requirement as it fits into a list with spaces between its words."""
+    """Remove the spaces around operators, so that a requirement fits into a space-separated list."""
     return re.sub(r"\s*([=<>!~,]+)\s*", r"\1", requirement).strip()

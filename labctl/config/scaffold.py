@@ -18,14 +18,14 @@ HOSTS = "hosts.txt"
 
 
 class InitializedLab(Struct, frozen=True):
-    """A lab directory, and what was written in it."""
+    """A lab directory and the paths that were written in it."""
 
     directory: str
     written: tuple[str, ...]
 
 
 def initialise(directory: Path) -> tuple[str, ...]:
-    """Create missing files; returns their paths. Existing files are kept."""
+    """Create the missing files of a lab directory and return their names; existing files are kept."""
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"{directory} is a file", hint="labctl init DIRECTORY")
     make_private(directory)
@@ -43,7 +43,7 @@ def initialise(directory: Path) -> tuple[str, ...]:
 
 
 def copy_tree(name: str, directory: Path) -> bool:
-    """Copy a folder that labctl ships, unless the directory has one that is not empty."""
+    """Copy a folder that labctl ships; return False if the directory already has it with content."""
     target = directory / name
     if target.exists() and any(target.iterdir()):
         return False
@@ -52,6 +52,6 @@ def copy_tree(name: str, directory: Path) -> bool:
 
 
 def lab_name(directory: Path) -> str:
-    """A lab name unique to this directory: its name as an RFC 1123 label, and four characters of a hash of its path."""
+    """Return a lab name unique to this directory: its name as an RFC 1123 label and 4 characters of its path's hash."""
     stem = re.sub(r"[^a-z0-9]+", "-", directory.name.lower()).strip("-")[:30] or "lab"
     return f"{stem}-{hashlib.sha256(str(directory).encode()).hexdigest()[:4]}"

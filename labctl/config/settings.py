@@ -1,4 +1,4 @@
-"""Settings from flags, the process environment, ``.env`` and defaults, in this order, with their origin."""
+"""Settings from flags, the process environment, ``.env`` and defaults, in order of precedence, with their origin."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from labctl.model import Mount, Pairs, Secret
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 Validator = Callable[[str], None]
-"""Rejects a value with ``ValueError(reason)`` or ``ValueError(reason, hint)``, which do not contain it."""
+"""Raises ``ValueError(reason)`` or ``ValueError(reason, hint)``, neither of which contains the value."""
 
 
 def in_bytes(text: str) -> int:
-    """``64k`` as 65536. ValueError if it is not a size."""
+    """Parse a size with an optional binary unit into bytes: ``64k`` is 65536. ValueError."""
     match = re.fullmatch(r"([0-9]+)([kmgt]?)i?b?", text.lower())
     if match is None:
         raise ValueError(f"{text!r} is not a number")
@@ -31,7 +31,7 @@ def in_bytes(text: str) -> int:
 
 
 def shaped(pattern: str, reason: str, hint: str = "") -> Validator:
-    """A validator for a pattern."""
+    """Return a validator that accepts a full match of a pattern."""
 
     def check(value: str) -> None:
         if not re.fullmatch(pattern, value):
@@ -41,7 +41,7 @@ def shaped(pattern: str, reason: str, hint: str = "") -> Validator:
 
 
 def whole(low: int, high: int) -> Validator:
-    """A validator for a whole number."""
+    """Return a validator for a whole number from ``low`` to ``high``."""
 
     def check(value: str) -> None:
         if not re.fullmatch(r"0|[1-9][0-9]{0,18}", value) or not low <= int(value) <= high:
@@ -51,12 +51,13 @@ def whole(low: int, high: int) -> Validator:
 
 
 def span(word: str) -> tuple[int, int] | None:
-    """The first and last index of a range such as ``0-3``; None if it is not one."""
+    """Return the first and last index of a range such as ``0-3``; None if the word is not a range."""
     match = re.fullmatch(r"(\d{1,4})-(\d{1,4})", word)
     return (int(match[1]), int(match[2])) if match else None
 
 
 def devices(value: str) -> None:
+    """Validate a comma-separated list of devices and ranges."""
     if not re.fullmatch(r"[\w:./-]+(\s*,\s*[\w:./-]+)*", value):
         raise ValueError("must be comma-separated devices", "write it like 0,1 or 0-3; labctl devices")
     for word in map(str.strip, value.split(",")):
@@ -65,6 +66,7 @@ def devices(value: str) -> None:
 
 
 def size(value: str) -> None:
+    """Validate a size of at least 6 MiB."""
     # Six MiB is the least memory that the engine accepts.
     if (
         not re.fullmatch(r"[1-9][0-9]{0,17}([kmgt](i?b)?|b)?", value.lower())
@@ -73,26 +75,27 @@ def size(value: str) -> None:
         raise ValueError("must be a size of at least 6m", "write it like 512m or 8g")
 
 
-def accelerator_meant(word: str, known: tuple[str, ...]) -> str:
-    """The accelerator that somebody means who writes its vendor's other word, or misspells it; empty where unknown."""
+def accelerator_meant(word: str, names: tuple[str, ...]) -> str:
+    """Return the accelerator that an alias or a misspelling most likely means; empty if none is close."""
     from labctl import accelerators
 
     called = (name for name, module in accelerators.modules().items() if word in module.aliases)
-    return next(called, "") or nearest(word, known)
+    return next(called, "") or nearest(word, names)
 
 
 def accelerators_known() -> tuple[str, ...]:
-    """The values of LAB_ACCELERATOR."""
+    """Return the values of LAB_ACCELERATOR."""
     from labctl import accelerators
 
     return ("auto", accelerators.CPU, *(name for name in accelerators.modules() if name != accelerators.CPU))
 
 
 def accelerator(value: str) -> None:
-    known = accelerators_known()
-    if value not in known:
-        near = accelerator_meant(value.lower(), known)
-        reason = f"unknown accelerator {value[:40]!r}; known are {', '.join(known)}"
+    """Validate the name of an accelerator."""
+    names = accelerators_known()
+    if value not in names:
+        near = accelerator_meant(value.lower(), names)
+        reason = f"unknown accelerator {value[:40]!r}; known are {', '.join(names)}"
         raise ValueError(reason, f"did you mean {near}?" if near else "auto takes what it finds")
 
 
@@ -102,7 +105,7 @@ def requirements(value: str) -> None:
 
 
 def require_requirement(word: str) -> None:
-    """ValueError unless it is one requirement of pip's, without spaces."""
+    """Raise ValueError unless the word is a requirement of pip without spaces."""
     if not re.fullmatch(
         r"[A-Za-z0-9][\w.-]*(\[[\w.,-]+\])?(([=<>!~]=?=?[\w.*+!-]+)(,[=<>!~]=?=?[\w.*+!-]+)*)?", word, re.ASCII
     ):
@@ -114,13 +117,13 @@ def mounts_list(value: str) -> None:
     mount_sources.split(value, "/home")
 
 
-def one_of(*words: str) -> Validator:
-    """A validator for one of these words."""
+def one_of(*choices: str) -> Validator:
+    """Return a validator that accepts these words only."""
 
     def check(value: str) -> None:
-        if value not in words:
-            near = nearest(value.lower(), words)
-            raise ValueError(f"must be one of {', '.join(words)}", f"did you mean {near}?" if near else "")
+        if value not in choices:
+            near = nearest(value.lower(), choices)
+            raise ValueError(f"must be one of {', '.join(choices)}", f"did you mean {near}?" if near else "")
 
     return check
 
@@ -130,7 +133,7 @@ def published_ports(value: str) -> None:
 
 
 def split_ports(value: str) -> tuple[tuple[str, int, int], ...]:
-    """Address, host port and container port of each of ``LAB_PORTS``; ValueError on one that is none."""
+    """Return address, host port and container port of each port in ``LAB_PORTS``; raise ValueError on invalid ports."""
     published = tuple(split_port(word) for word in value.split())
     taken = [host for _, host, _ in published]
     if twice := next((port for port in taken if taken.count(port) > 1), None):
@@ -139,7 +142,10 @@ def split_ports(value: str) -> tuple[tuple[str, int, int], ...]:
 
 
 def split_port(word: str) -> tuple[str, int, int]:
-    """``8080:80`` as ``("127.0.0.1", 8080, 80)``: only who asks for an address opens the port to others."""
+    """Parse a port to publish: ``8080:80`` is ``("127.0.0.1", 8080, 80)``; raise ValueError if invalid.
+
+    Other machines reach the port only if the setting names an address.
+    """
     match = re.fullmatch(r"(?:([0-9.]{7,15}):)?(?:([0-9]{1,5}):)?([0-9]{1,5})", word)
     if match is None:
         raise ValueError(f"`{word[:60]}` is no port", "write it like 6006, 8080:80 or 0.0.0.0:9000:9000")
@@ -164,7 +170,7 @@ object_name = shaped(
     r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?",
     "must be at most 253 of a-z, 0-9 and inner '-' and '.', such as registry.team",
 )
-# It is the value of a label.
+# Kubernetes limits the value of a label to 63 characters.
 queue_name = shaped(
     r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?", "must be at most 63 of a-z, 0-9 and inner '-' and '.', such as team.gpus"
 )
@@ -174,7 +180,7 @@ distribution_packages = shaped(
 )
 memlock = shaped(r"unlimited|0|[1-9][0-9]{0,17}", "must be 'unlimited' or a number of bytes")
 host_path = shaped(r"/.*", "must be an absolute path", "begin it with / or ~/")
-# So narrow because launchers put it into remote shell commands without quotes.
+# Narrow because launchers put it into remote shell commands without quotes.
 container_path = shaped(r"(/(?!\.\.?(/|\Z))[A-Za-z0-9._+-]+)+", "must be /an/absolute/path of letters, digits, . _ + -")
 url = shaped(r"(https?|file)://\S+", "must be a URL", "begin it with https://, http:// or file://")
 sources = shaped(r"((https?|file):/)?/\S+(\s+((https?|file):/)?/\S+)*", "must be space-separated URLs or /paths")
@@ -188,7 +194,7 @@ EXTRA = "LAB_ENV_"
 """``LAB_ENV_<NAME>=value`` gives workloads ``NAME=value``."""
 
 LOGIN = re.compile(r"://[^\s:/]*:(\S+)@")
-"""In a URL the part before the host, with a password."""
+"""User and password of a URL."""
 _SENSITIVE = r"TOKEN(?![A-Z])|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_KEY|_KEY\Z"
 
 # --- the table -----------------------------------------------------------------------------------------------
@@ -207,7 +213,7 @@ def engine(value: str) -> None:
 
 
 class Setting(NamedTuple):
-    """A key and its default; env.example says what it is for."""
+    """A setting's key and default; env.example documents it."""
 
     key: str
     default: str
@@ -282,7 +288,7 @@ _BY_NAME = {name: setting for setting in SETTINGS for name in (setting.key, *set
 
 
 class SettingValue(Struct, frozen=True):
-    """A value with the key (or alias) it was set by, and its origin."""
+    """A value, the key or alias that set it, and its origin."""
 
     key: str
     value: str
@@ -292,170 +298,186 @@ class SettingValue(Struct, frozen=True):
         return f"SettingValue({self.key!r}, {self.origin!r})"  # its value may be a secret
 
     def error(self, reason: str, hint: str = "") -> ConfigError:
+        """Return a ConfigError that names the key and its origin, not the value."""
         where = f"--setting {self.key}" if self.origin == "flag" else f"{self.origin}: {self.key}"
         return ConfigError(f"{where}: {reason}", hint=hint)
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """Every setting with its value and origin. KeyError on a key that is not in the table."""
+    """Every setting with its value and origin. KeyError on an unknown key."""
 
-    found: Mapping[str, SettingValue]
+    values: Mapping[str, SettingValue]
     extra: tuple[SettingValue, ...] = ()
     """The ``LAB_ENV_`` variables, by name."""
     home: str
     warnings: tuple[str, ...] = ()
 
     def text(self, key: str) -> str:
-        """The value, with ``~`` of a host path expanded; empty where not set. ValueError for a secret."""
+        """Return the value, with ``~`` of a host path expanded; empty if not set. ValueError for a secret."""
         if _BY_NAME[key].secret:
             raise ValueError(f"{key} is a secret: use secret()")
-        return _expanded(_BY_NAME[key], self.found[key].value, self.home)
+        return _expanded(_BY_NAME[key], self.values[key].value, self.home)
 
     def number(self, key: str) -> int:
-        """The value as a number, sizes in bytes: 0 where not set, -1 for unlimited."""
+        """Return the value as a number, sizes in bytes: 0 if not set, -1 for unlimited."""
         text = self.text(key)
         return -1 if text == "unlimited" else in_bytes(text or "0")
 
     def secret(self, key: str) -> Secret | None:
-        """The value, hidden; None where not set."""
-        value = self.found[key].value
+        """Return the value wrapped so that it is never printed; None if not set."""
+        value = self.values[key].value
         return Secret(value) if value else None
 
     def origin(self, key: str) -> str:
-        """``default``, ``.env:3``, ``environment`` or ``flag``."""
-        return self.found[key].origin
+        """Return the origin: ``default``, ``.env:3``, ``environment`` or ``flag``."""
+        return self.values[key].origin
 
     def with_value(self, key: str, value: str, origin: str) -> Settings:
-        return replace(self, found={**self.found, key: SettingValue(key, value, origin)})
+        """Return a copy with this value and origin of a setting."""
+        return replace(self, values={**self.values, key: SettingValue(key, value, origin)})
 
     @property
     def mounts(self) -> tuple[Mount, ...]:
-        """The mounts of LAB_MOUNTS."""
-        return mount_sources.split(self.found["LAB_MOUNTS"].value, self.home)
+        """Mounts of LAB_MOUNTS."""
+        return mount_sources.split(self.values["LAB_MOUNTS"].value, self.home)
 
     def rows(self) -> tuple[tuple[str, str, str], ...]:
-        """Key, redacted value and origin of every effective setting."""
-        everything = (*self.found.items(), *((found.key, found) for found in self.extra))
-        return tuple((key, _shown(found), found.origin) for key, found in everything)
+        """Return key, redacted value and origin of every effective setting."""
+        keyed = (*self.values.items(), *((setting.key, setting) for setting in self.extra))
+        return tuple((key, _shown(setting), setting.origin) for key, setting in keyed)
 
     @property
     def environment(self) -> Pairs:
-        """The extra environment of workloads, without secrets."""
-        return tuple((_name(found), found.value) for found in self.extra if not _is_secret(found))
+        """Extra environment of workloads, without secrets."""
+        return tuple((_name(setting), setting.value) for setting in self.extra if not _is_secret(setting))
 
     @property
     def secret_environment(self) -> tuple[tuple[str, Secret], ...]:
-        """The extra environment with secret names, or passwords in URLs."""
-        return tuple((_name(found), Secret(found.value)) for found in self.extra if _is_secret(found))
+        """Extra environment of workloads with secret names, or passwords in URLs."""
+        return tuple((_name(setting), Secret(setting.value)) for setting in self.extra if _is_secret(setting))
 
 
 def load(directory: Path, environ: Mapping[str, str], flags: Mapping[str, str]) -> Settings:
-    """The settings of the lab in ``directory``; ``flags`` by key. ConfigError ``where: key: reason`` on any bad one."""
+    """Load the settings of the lab in ``directory``; ``flags`` by key. ConfigError, ``origin: key: reason``."""
     typed = [SettingValue(key, value, "flag") for key, value in flags.items()]
     exported = [SettingValue(key, value, "environment") for key, value in environ.items() if _is_known(key)]
     file = directory / ".env"
     entries = dotenv.read(file, shown=file.name) if lexists(file) else ()
     written = [SettingValue(entry.key, entry.value, f"{file.name}:{entry.line}") for entry in entries]
     home = environ.get("HOME") or str(Path.home())
-    for found in (*typed, *exported, *written):
-        _check(found, home)
+    for setting in (*typed, *exported, *written):
+        _check(setting, home)
     defaults = {setting.key: SettingValue(setting.key, setting.default, "default") for setting in SETTINGS}
     in_force = defaults | _by_key(written) | _by_key(exported) | _by_key(typed)
     _check_ports(in_force["LAB_SSH_PORT"], in_force["LAB_MASTER_PORT"])
     for key in mount_sources.EXAMPLES:
         _check_mount(in_force[key], home, in_force["PROJECT_PATH"].value, here=not in_force["LAB_HOSTS"].value)
-    unread = sorted(key for key in environ if key.startswith("LAB_") and not _is_known(key))
-    return Settings(
-        found={key: in_force[key] for key in defaults},
-        extra=tuple(in_force[key] for key in sorted(in_force.keys() - defaults.keys())),
-        home=home,
-        warnings=tuple(f"environment: unknown key {key}, not read ({_hint_for_unknown(key)})" for key in unread),
-    )
+    extra = tuple(in_force[key] for key in sorted(in_force.keys() - defaults.keys()))
+    values = {key: in_force[key] for key in defaults}
+    return Settings(values=values, extra=extra, home=home, warnings=_unknown_keys(environ))
+
+
+def _unknown_keys(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a warning for each ``LAB_`` variable of the environment that is not a setting."""
+    unknown = sorted(key for key in environ if key.startswith("LAB_") and not _is_known(key))
+    return tuple(f"environment: unknown key {key}, not read ({_hint_for_unknown(key)})" for key in unknown)
 
 
 def _is_known(key: str) -> bool:
     return key in _BY_NAME or (key.startswith(EXTRA) and key != EXTRA)
 
 
-def _check(found: SettingValue, home: str) -> None:
-    if not _is_known(found.key):
-        where = "--setting" if found.origin == "flag" else found.origin
-        raise ConfigError(f"{where}: unknown key {found.key}", hint=_hint_for_unknown(found.key))
-    if "\0" in found.value or not dotenv.is_utf8(found.value):
-        raise found.error("not UTF-8 text without NUL")
-    if found.key.startswith(EXTRA):
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", _name(found)):
-            raise found.error(f"the part after {EXTRA} is not a variable name")
-    elif re.search(r"[\x00-\x1f\x7f]", found.value):
-        raise found.error("contains a line break, a tab or another control character")
-    elif found.value:
-        setting = _BY_NAME[found.key]
+def _check(setting: SettingValue, home: str) -> None:
+    """Raise ConfigError if a setting is unknown or its value invalid."""
+    if not _is_known(setting.key):
+        where = "--setting" if setting.origin == "flag" else setting.origin
+        raise ConfigError(f"{where}: unknown key {setting.key}", hint=_hint_for_unknown(setting.key))
+    if "\0" in setting.value or not dotenv.is_utf8(setting.value):
+        raise setting.error("not UTF-8 text without NUL")
+    if setting.key.startswith(EXTRA):
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", _name(setting)):
+            raise setting.error(f"the part after {EXTRA} is not a variable name")
+    elif re.search(r"[\x00-\x1f\x7f]", setting.value):
+        raise setting.error("contains a line break, a tab or another control character")
+    elif setting.value:
+        declared = _BY_NAME[setting.key]
         try:
-            setting.kind(_expanded(setting, found.value, home))
+            declared.kind(_expanded(declared, setting.value, home))
         except ValueError as error:
-            raise found.error(*error.args) from None
+            raise setting.error(*error.args) from None
 
 
 def _hint_for_unknown(key: str) -> str:
+    """Return the hint for an unknown key: the nearest setting, or how to pass the variable to workloads."""
     near = nearest(key.upper(), _BY_NAME, cutoff=0.7)
     otherwise = f"env.example lists every key; {EXTRA}{key}=... would hand {key} to workloads"
     return f"did you mean {near}?" if near else otherwise
 
 
 def _by_key(layer: Iterable[SettingValue]) -> dict[str, SettingValue]:
-    """The values of one source by key. ConfigError if a key and its alias differ."""
+    """Return the set values of a source by key, aliases resolved. ConfigError if a key and its alias differ."""
     chosen: dict[str, SettingValue] = {}
-    for found in layer:
-        if found.key.startswith(EXTRA):
-            chosen[found.key] = found
-        elif found.value:
-            first = chosen.setdefault(_BY_NAME[found.key].key, found)
+    for setting in layer:
+        if setting.key.startswith(EXTRA):
+            chosen[setting.key] = setting
+        elif setting.value:
+            first = chosen.setdefault(_BY_NAME[setting.key].key, setting)
             # Environments often set proxies in both spellings, not for labctl.
-            if first.value != found.value and not (found.origin == "environment" and found.key.islower()):
-                raise found.error(f"differs from {first.key} ({first.origin}), the same setting", "keep one of the two")
+            if first.value != setting.value and not (setting.origin == "environment" and setting.key.islower()):
+                raise setting.error(
+                    f"differs from {first.key} ({first.origin}), the same setting", "keep one of the two"
+                )
     return chosen
 
 
 def _check_ports(ssh: SettingValue, master: SettingValue) -> None:
+    """Raise ConfigError if the ssh port and the master port are the same."""
     if ssh.value == master.value:
         blamed, other = (ssh, master) if master.origin == "default" else (master, ssh)
         raise blamed.error(f"{blamed.value} is also {other.key} ({other.origin})", "the two ports must differ")
 
 
-def _check_mount(found: SettingValue, home: str, project: str, *, here: bool) -> None:
-    several = found.key == "LAB_MOUNTS"
-    mounts = mount_sources.split(found.value, home) if several else ()
-    paths = [mount.source for mount in mounts] if several else [_expanded(_BY_NAME[found.key], found.value, home)]
+def _check_mount(setting: SettingValue, home: str, project: str, *, here: bool) -> None:
+    """Raise ConfigError if a setting mounts a forbidden host path, or over a forbidden container path."""
+    if setting.key == "LAB_MOUNTS":
+        mounts = mount_sources.split(setting.value, home)
+        paths = [mount.source for mount in mounts]
+    else:
+        mounts = ()
+        paths = [_expanded(_BY_NAME[setting.key], setting.value, home)]
     for path in filter(None, paths):
         if reason := mount_sources.refusal(path, home, here=here):
-            hint = f"name a directory for this alone, such as {mount_sources.EXAMPLES[found.key]}"
-            raise found.error(f"containers would write {path}, which {reason}", hint)
+            hint = f"name a directory for this alone, such as {mount_sources.EXAMPLES[setting.key]}"
+            raise setting.error(f"containers would write {path}, which {reason}", hint)
     for mount in mounts:
         if reason := mount_sources.target_refusal(mount.target, project):
-            raise found.error(f"{mount.target} in the containers {reason}", "mount it at /data, say")
+            raise setting.error(f"{mount.target} in the containers {reason}", "mount it at /data, say")
 
 
 def sounds_secret(key: str) -> bool:
-    """Whether the value of a key is secret; of an option such as ``--api-key``, too."""
+    """Tell if the value of a key is secret; also for the name of an option such as ``--api-key``."""
     setting = _BY_NAME.get(key)
     name = key.removeprefix(EXTRA).replace("-", "_")
     return setting.secret if setting else bool(re.search(_SENSITIVE, name, re.IGNORECASE))
 
 
-def _is_secret(found: SettingValue) -> bool:
-    return sounds_secret(found.key) or bool(LOGIN.search(found.value))
+def _is_secret(setting: SettingValue) -> bool:
+    return sounds_secret(setting.key) or bool(LOGIN.search(setting.value))
 
 
-def _name(found: SettingValue) -> str:
-    return found.key.removeprefix(EXTRA)
+def _name(setting: SettingValue) -> str:
+    """Return the variable's name, without ``LAB_ENV_``."""
+    return setting.key.removeprefix(EXTRA)
 
 
-def _shown(found: SettingValue) -> str:
-    if sounds_secret(found.key):
-        return "set" if found.value else "unset"
-    # Up to the last @ of a word: a password may itself hold / and @, and a proxy may lack its scheme.
-    return re.sub(r"((?:\w+://)?)\S+@", r"\1[REDACTED]@", found.value)
+def _shown(setting: SettingValue) -> str:
+    """Return the value for display: secrets as ``set`` or ``unset``, logins in URLs redacted."""
+    if sounds_secret(setting.key):
+        return "set" if setting.value else "unset"
+    # Up to the last @ of a word: a password may itself contain / and @, and a proxy may have no scheme.
+    return re.sub(r"((?:\w+://)?)\S+@", r"\1[REDACTED]@", setting.value)
 
 
 def _expanded(setting: Setting, value: str, home: str) -> str:
+    """Replace ``~`` at the beginning of a host path by the home directory."""
     return re.sub(r"\A~(?=/|\Z)", lambda _: home, value) if setting.kind is host_path else value

@@ -17,17 +17,18 @@ from msgspec import Struct
 from labctl.errors import ConfigError, did_you_mean
 
 LARGEST = 1 << 20
-"""Bytes of a file."""
+"""Maximum size of a file in bytes."""
 MOST_VALUES = 200_000
-"""As many as a document may hold, those that aliases stand for included."""
+"""Maximum number of values in a document, with its aliases expanded."""
 DEEPEST = 100
-"""Levels of a document, those that aliases stand for included."""
+"""Maximum depth of a document, with its aliases expanded."""
 
 
 def compose(path: Path, shown: str, hint: str = "") -> Value:
-    """The root of a YAML file.
+    """Return the root of a YAML file.
 
-    ConfigError with ``shown:line`` for what is not YAML, not UTF-8, empty (``hint``), too large or nested too deeply.
+    ConfigError with ``shown:line`` for a file that is invalid, not UTF-8, empty (``hint``), too large or nested too
+    deeply.
     """
     import yaml
 
@@ -38,7 +39,7 @@ def compose(path: Path, shown: str, hint: str = "") -> Value:
 
 
 def documents(path: Path, shown: str) -> list[Value]:
-    """The roots of a YAML file of several documents, but for empty ones. ConfigError as for ``compose``."""
+    """Return the roots of a YAML file of several documents, without empty documents. ConfigError as for ``compose``."""
     import yaml
 
     nodes = _nodes(path, shown, lambda text: list(yaml.compose_all(text, Loader=yaml.SafeLoader)))
@@ -47,6 +48,7 @@ def documents(path: Path, shown: str) -> list[Value]:
 
 
 def _nodes(path: Path, shown: str, parse: Callable[[str], list[Any]]) -> list[Any]:
+    """Parse a file into nodes within the limits of size and depth; raise ConfigError, ``shown:line: reason``."""
     import yaml
 
     text = ""
@@ -69,9 +71,9 @@ def _nodes(path: Path, shown: str, parse: Callable[[str], list[Any]]) -> list[An
 
 
 def content(path: Path, shown: str) -> bytes:
-    """The bytes of a regular file of at most 1 MiB; ConfigError for anything else, which is not waited for."""
+    """Return the bytes of a regular file of at most 1 MiB; raise ConfigError for anything else, without blocking."""
     try:
-        # A pipe that nobody writes to would be waited for.
+        # Opening a named pipe without a writer would block.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ConfigError(f"{shown}:1: is not a regular file", hint=f"ls -l {shlex.quote(str(path))}")
@@ -83,23 +85,33 @@ def content(path: Path, shown: str) -> bytes:
     return data
 
 
-def _measure(node: Any, shown: str, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """How many values a node holds and how deep, with those of its aliases; ``known`` is None of those around it."""
-    if id(node) in known:
-        if not (measured := known[id(node)]):
-            raise ConfigError(f"{shown}:{node.start_mark.line + 1}: an alias holds itself", hint="write it out")
-        return measured
-    known[id(node)] = None
-    inner = () if node.id == "scalar" else chain(*node.value) if node.id == "mapping" else node.value
-    below = [_measure(one, shown, known) for one in inner]
-    values, depth = 1 + sum(one for one, _ in below), 1 + max((deep for _, deep in below), default=0)
+def _measure(node: Any, shown: str, measured: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
+    """Return a node's number of values and its depth, with its aliases expanded; raise ConfigError beyond the limits.
+
+    ``measured`` has the result by id of each node visited, None for the nodes around this one.
+    """
     where = f"{shown}:{node.start_mark.line + 1}"
+    if id(node) in measured:
+        if not (result := measured[id(node)]):
+            raise ConfigError(f"{where}: an alias holds itself", hint="write it out")
+        return result
+    measured[id(node)] = None
+    children = [_measure(child, shown, measured) for child in _children(node)]
+    values = 1 + sum(count for count, _ in children)
+    depth = 1 + max((levels for _, levels in children), default=0)
     if values > MOST_VALUES:
         raise ConfigError(f"{where}: holds more than {MOST_VALUES} values with its aliases")
     if depth > DEEPEST:
         raise ConfigError(f"{where}: is nested too deeply, over {DEEPEST} levels")
-    known[id(node)] = values, depth
+    measured[id(node)] = values, depth
     return values, depth
+
+
+def _children(node: Any) -> Iterable[Any]:
+    """Return the nodes directly below a node; of a mapping, keys and values."""
+    if node.id == "mapping":
+        return chain(*node.value)
+    return () if node.id == "scalar" else node.value
 
 
 class Value(Struct, frozen=True):
@@ -116,7 +128,7 @@ class Value(Struct, frozen=True):
     def read(
         self, schema: Schema, required: Iterable[str] = (), former: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """The mapping, each key read by the schema; unknown keys are errors.
+        """Return the mapping with each value converted by the schema. ConfigError on unknown and on missing keys.
 
         ``former`` maps deprecated keys, still accepted, to the current ones.
         """
@@ -126,9 +138,8 @@ class Value(Struct, frozen=True):
                 raise self.error(f"`{self.name}` has no `{key}`")
         return {key: schema[key](value) for key, value in entries.items()}
 
-    def entries(
-        self, known: Collection[str] | None = None, former: Mapping[str, str] | None = None
-    ) -> dict[str, Value]:
+    def entries(self, keys: Collection[str] | None = None, former: Mapping[str, str] | None = None) -> dict[str, Value]:
+        """Return the entries of the mapping by key; ConfigError on duplicates and on keys not in ``keys``, if given."""
         self._must_be("mapping")
         entries: dict[str, Value] = {}
         for key, node in self.node.value:
@@ -136,8 +147,8 @@ class Value(Struct, frozen=True):
             if key.id != "scalar":
                 raise value.error(f"a key of `{self.name}` must be text")
             name = (former or {}).get(value.name, value.name)
-            if known is not None and name not in known:
-                raise value.error(f"unknown key `{name}`", hint=did_you_mean(name, known))
+            if keys is not None and name not in keys:
+                raise value.error(f"unknown key `{name}`", hint=did_you_mean(name, keys))
             if name in entries:
                 raise value.error(f"duplicate key `{name}`, first on line {entries[name].line}")
             entries[name] = value
@@ -148,6 +159,7 @@ class Value(Struct, frozen=True):
         return [Value(self.path, node.start_mark.line + 1, self.name, node) for node in self.node.value]
 
     def text(self) -> str:
+        """Return the text of a string, integer or float; ConfigError for other types, such as ``yes`` and dates."""
         self._must_be("scalar")
         text, kind = str(self.node.value), self.node.tag.rpartition(":")[2]
         if kind not in ("str", "int", "float"):
@@ -157,25 +169,31 @@ class Value(Struct, frozen=True):
         return text
 
     def number(self) -> float:
+        """Return the finite number of an unquoted scalar."""
         number = finite(self.text()) if self.node.style is None else None
         if number is None:
             raise self.error(f"`{self.name}` must be a number, not `{self.node.value}`")
         return number
 
     def whole(self) -> int:
+        """Return the whole number, 0 or more, of an unquoted scalar."""
         text = self.text()
         if self.node.style is not None or not re.fullmatch("0|[1-9][0-9_]{0,29}", text):
             raise self.error(f"`{self.name}` must be a whole number, not `{text}`")
         return int(text.replace("_", ""))
 
-    def choice(self, known: Collection[str]) -> str:
+    def choice(self, choices: Collection[str]) -> str:
+        """Return the text if it is among the choices."""
         text = self.text()
-        if text not in known:
-            raise self.error(f"unknown {self.name} `{text}`", hint=did_you_mean(text, known))
+        if text not in choices:
+            raise self.error(f"unknown {self.name} `{text}`", hint=did_you_mean(text, choices))
         return text
 
     def data(self, tags: Collection[str] = ()) -> Any:
-        """The value as plain data; 1e-5, text in YAML 1.1, is a number. With one of ``tags`` it is ``{tag: value}``."""
+        """Return plain data; 1e-5, which YAML 1.1 reads as text, is a number.
+
+        A value with a tag of ``tags`` becomes ``{tag: value}``; other tags raise ConfigError.
+        """
         tag = self.node.tag
         if tag.startswith("!") and tag not in tags:
             raise self.error(f"unknown tag `{tag}`", hint="quote the value if it begins with `!`")
@@ -188,6 +206,7 @@ class Value(Struct, frozen=True):
         return {tag: value} if tag in tags else value
 
     def _scalar(self) -> Any:
+        """Return a scalar as YAML 1.1 reads it, and plain text that is a finite number as a number."""
         import yaml
 
         loader: Any = yaml.SafeLoader("")
@@ -213,7 +232,7 @@ _KINDS = {"scalar": "text", "sequence": "a list", "mapping": "a mapping"}
 
 
 def finite(text: str) -> float | None:
-    """The text as a number; None for nan, infinity and anything else."""
+    """Parse a number; return None for nan, infinity and anything else."""
     try:
         number = float(text)
     except ValueError:

@@ -132,4 +132,4 @@ def _toleration(settings: Settings, word: str) -> Toleration:
 
 
 def _error(settings: Settings, key: str, reason: str, hint: str = "") -> ConfigError:
-    return settings.found[key].error(reason, hint)
+    return settings.values[key].error(reason, hint)

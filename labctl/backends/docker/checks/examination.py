@@ -216,7 +216,7 @@ class CheckContext(Struct, frozen=True, kw_only=True, dict=True):
         The name may be an alias. Not the line number: the command of one finding may move the line of the next.
         """
         extra = {setting.key: setting for setting in self.settings.extra}
-        setting = {**self.settings.found, **extra}[key]
+        setting = {**self.settings.values, **extra}[key]
         line = ""
         if setting.origin.startswith(".env:"):
             lines = (self.lab.directory / ".env").read_text(encoding="utf-8").splitlines()
