@@ -1,4 +1,4 @@
-"""A property that is computed once for each object."""
+"""A property that is computed once per object."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ T = TypeVar("T")
 
 
 class once(Generic[T]):  # noqa: N801 - a decorator
-    """As ``functools.cached_property`` of Python 3.12: before, all objects of a class wait for the one that is slow.
+    """Compute a property at its first use and store it in the object, as ``functools.cached_property`` of Python 3.12.
 
-    Threads that ask an object at once may each compute it.
+    Earlier versions of that lock all objects of a class while one computes. Here threads that read an object's property
+    at once may each compute it.
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
@@ -22,6 +23,6 @@ class once(Generic[T]):  # noqa: N801 - a decorator
         self._name = name
 
     def __get__(self, instance: Any, owner: type | None = None) -> T:
-        # What is in the object's own dictionary counts before this descriptor, from then on.
+        # A descriptor without __set__ gives way to the object's dictionary: this runs once.
         value = instance.__dict__[self._name] = self._compute(instance)
         return value

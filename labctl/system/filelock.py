@@ -1,4 +1,4 @@
-"""Locks that name their holder and vanish with it: a kernel lock on a file that says who took it, and for what."""
+"""Kernel locks on files that name their holder and purpose; a lock ends with the process that holds it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from typing import TextIO
 from labctl.errors import HostError
 from labctl.system.files import make_private
 
-# Relative to the lab directory: held by what changes the lab, and while a run is staged.
+# Lock of changes to the lab and of the staging of runs, relative to the lab directory.
 LAB = ".lab/lock"
-# Of each run a lock, held by who stages, records or judges it.
+# Folder with a lock for each run, held while it is staged, recorded or judged.
 RUNS = ".lab/runs"
-# Bytes of what a holder wrote, and characters of each word of it, that are read.
+# Maximum bytes that are read of a holder's text, and maximum characters of each value in it.
 LONGEST_TEXT = 4096
 LONGEST_WORD = 200
 
@@ -30,9 +30,9 @@ LONGEST_WORD = 200
 def held(
     path: Path, purpose: str, *, wait: float = 0, notice: Callable[[str], None] = lambda _: None, mode: int = 0o600
 ) -> Iterator[None]:
-    """Hold the lock while the block runs; wait at most so many seconds for another holder.
+    """Hold the lock while the block runs; wait up to ``wait`` seconds for another holder.
 
-    Raises HostError that names the holder when it is not given up in time. ``mode`` is that of the file.
+    Raises LockHeld, which names the holder, if the lock stays held. ``mode`` is the file's.
     """
     from filelock import FileLock, Timeout
 
@@ -40,7 +40,7 @@ def held(
     lock = FileLock(path, mode=mode, poll_interval=0.1, fallback_to_soft=False, on_acquired=descriptors.append)
 
     def acquire(seconds: float) -> None:
-        # Whoever has it may remove the file with its directory, as `clean` does.
+        # The holder may remove the file with its directory, as `clean` does.
         while not lock.is_locked:
             make_private(path.parent)
             if mode & 0o077:
@@ -70,9 +70,9 @@ def held(
 
 
 def create(path: Path, mode: int) -> None:
-    """Create the file if it is missing, of exactly this mode from the moment that it is there; HostError where not.
+    """Create the file if it is missing, with exactly this mode from the start; raise HostError if it cannot be opened.
 
-    An existing one is opened without O_CREAT: fs.protected_regular denies that for another user's file in /tmp.
+    An existing file is opened without O_CREAT: fs.protected_regular denies that for another user's file in /tmp.
     """
     try:
         if not os.path.lexists(path):
@@ -90,11 +90,12 @@ class LockHeld(HostError):
 
 
 def busy(path: Path) -> LockHeld:
-    """What is raised where another process holds the lock."""
+    """Return the error to raise if another process holds the lock."""
     return LockHeld(f"{holder(path)} holds {path}", hint="wait for it, or end that process")
 
 
 def _owner(purpose: str) -> dict[str, str | int]:
+    """Return purpose, pid, user, host and start time of this process, as a holder writes them into its lock."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -104,7 +105,7 @@ def _owner(purpose: str) -> dict[str, str | int]:
 
 
 def holder(path: Path) -> str:
-    """Who holds a lock, in words."""
+    """Describe the holder of a lock for a message."""
     try:
         return "`{purpose}` by {user} (pid {pid} on {host}, since {since})".format_map(said(path))
     except KeyError:
@@ -112,14 +113,14 @@ def holder(path: Path) -> str:
 
 
 def said(path: Path) -> dict[str, str]:
-    """What the last holder wrote of itself, fit to be printed; empty where that cannot be read."""
+    """Read the last holder's description of itself, printable; empty if it cannot be read."""
     with contextlib.suppress(OSError), reading(path) as stream:
         return words(stream.read(LONGEST_TEXT))
     return {}
 
 
 def words(text: str) -> dict[str, str]:
-    """What a holder wrote, fit to be printed; empty where it makes no sense."""
+    """Parse a holder's description of itself, printable; empty if it is invalid."""
     try:
         return {key: plain(str(value)) for key, value in json.loads(text).items()}
     except (ValueError, AttributeError):
@@ -127,17 +128,17 @@ def words(text: str) -> dict[str, str]:
 
 
 def plain(text: str) -> str:
-    """One short line of printable characters: the words of a lock that everyone may write are a stranger's."""
+    """Return a short line of printable characters: any user may have written a lock that everyone can write."""
     return "".join(character if character.isprintable() else "?" for character in text[:LONGEST_WORD])
 
 
 def held_below(folder: Path) -> list[Path]:
-    """The locks of a folder that some process holds now."""
+    """Return the locks in a folder that a process holds now."""
     return [path for path in sorted(folder.glob("*.lock")) if is_held(path)]
 
 
 def is_held(path: Path) -> bool:
-    """Whether some process holds the lock now."""
+    """Tell if a process holds the lock now."""
     try:
         with reading(path) as stream:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -147,6 +148,6 @@ def is_held(path: Path) -> bool:
 
 
 def reading(path: Path) -> TextIO:
-    """The file to read: never another's link, nor a pipe that would wait for a writer."""
+    """Open a lock to read it; OSError for a symbolic link, and never block at a pipe without a writer."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     return os.fdopen(descriptor, encoding="utf-8", errors="replace")

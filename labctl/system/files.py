@@ -1,4 +1,4 @@
-"""Files of this machine: written atomically, packaged ones, free space, and whether paths stay below a directory."""
+"""Files of this machine: atomic writes, packaged files, free space, and checks that paths stay below a directory."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from labctl.system.progress import amount
 
 LARGE = 1 << 30
 PASSWORDS = frozenset({".env", ".netrc", ".git-credentials", ".pypirc"})
-"""Names of files of other programs with passwords and tokens."""
+"""Files of other programs that hold passwords and tokens."""
 SKIPPED = ("__pycache__", ".git")
-"""Names that ``walk`` passes over."""
+"""Names that ``walk`` skips."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
 LARGEST_TEXT = 32 << 20
-"""Bytes; the indexes of the largest models have 20 MB."""
+"""Maximum size of a text file in bytes; the indexes of the largest models have 20 MB."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
 def write_all(directory: Path, files: Iterable[File]) -> tuple[str, ...]:
-    """Write the files below the directory; returns the paths that changed. HostError names the path it cannot write."""
+    """Write the files below the directory and return the paths that changed. HostError names the path that failed."""
 
     def put(file: File) -> bool:
         path = directory / file.path
@@ -42,11 +42,12 @@ def write_all(directory: Path, files: Iterable[File]) -> tuple[str, ...]:
 
 
 def outdated(directory: Path, files: Iterable[File]) -> tuple[File, ...]:
-    """The files that are missing below the directory or read otherwise."""
+    """Return the files that are missing below the directory or differ from it in content."""
     return tuple(file for file in files if not _holds(directory / file.path, file))
 
 
 def _holds(path: Path, file: File) -> bool:
+    """Tell if a path is the file or the link, with the same content; False if it cannot be read."""
     try:
         if file.link:
             return str(path.readlink()) == file.content
@@ -58,7 +59,7 @@ def _holds(path: Path, file: File) -> bool:
 
 
 def link(path: Path, target: str) -> bool:
-    """Make a symbolic link, in place of another one; False if it is there. HostError as ``write``."""
+    """Create a symbolic link, replacing another; return False if it already exists. HostError as ``write``."""
     try:
         make_private(path.parent)
         if path.is_symlink():
@@ -72,7 +73,7 @@ def link(path: Path, target: str) -> bool:
 
 
 def write(path: Path, content: str, mode: int = 0o600) -> bool:
-    """Replace a file in one step, so that a reader or a crash never sees half of it; False if nothing changed."""
+    """Replace a file atomically; return False if its content and mode were already right. HostError."""
     data = _bytes(content)
     with writing(path):
         make_private(path.parent)
@@ -85,7 +86,7 @@ def write(path: Path, content: str, mode: int = 0o600) -> bool:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """HostError that names the path, for an OSError within."""
+    """Convert an OSError in the block to a HostError that names the path."""
     try:
         yield
     except OSError as error:
@@ -94,7 +95,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def make_private(directory: Path) -> None:
-    """A directory and its missing parents, for their owner alone whatever the umask; HostError where it cannot be."""
+    """Create a directory and its missing parents with mode 0700, whatever the umask. HostError."""
     try:
         for folder in (*reversed(directory.parents), directory):
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -105,10 +106,10 @@ def make_private(directory: Path) -> None:
 def create_all(
     directory: Path, files: Iterable[File], folders: Iterable[str] = (), copies: Iterable[Copy] = ()
 ) -> None:
-    """Make a directory, which must be new, with these folders and files. HostError names what cannot be written.
+    """Create a new directory with these folders, files and copies; raise HostError that names the path that failed.
 
-    No link is followed that another process puts in there, or in what is copied, meanwhile; what is to be copied and is
-    gone by then is left out.
+    No symbolic link is followed that another process creates meanwhile, here or in the sources. Sources that have
+    disappeared are skipped.
     """
     with writing(directory):
         make_private(directory.parent)
@@ -134,16 +135,16 @@ def create_all(
         path = Path(file.path)
         with writing(directory / path), folder(path.parent) as parent, create(path.name, parent, file.mode) as stream:
             stream.write(_bytes(file.content))
-    for one in copies:
-        path = Path(one.path)
-        below = open_below(one.root, Path(one.name).parent)
+    for copy in copies:
+        path = Path(copy.path)
+        below = open_below(copy.root, Path(copy.name).parent)
         with writing(directory / path), folder(path.parent) as parent, suppress(FileNotFoundError), below as source:
             _copy(path.name, source, parent)
 
 
 @contextmanager
 def open_below(root: Path, path: Path) -> Iterator[int]:
-    """A descriptor of a directory by its path below another; OSError for a link on the way."""
+    """Open a directory by its path below another; OSError for a symbolic link on the way."""
     with ExitStack() as held:
         handle = held.enter_context(opened(root))
         for part in path.parts:
@@ -152,7 +153,7 @@ def open_below(root: Path, path: Path) -> Iterator[int]:
 
 
 def _copy(name: str, source: int, into: int) -> None:
-    """Copy a file or a link; its blocks are shared where the file system can do that. OSError."""
+    """Copy a file or a link, sharing its blocks if the file system can. OSError."""
     if stat.S_ISLNK(os.lstat(name, dir_fd=source).st_mode):
         os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=into)
         return
@@ -166,21 +167,21 @@ def _copy(name: str, source: int, into: int) -> None:
 
 
 def walk(folder: Path, *, hidden: bool = True) -> Iterator[str]:
-    """Every file and link below a folder, but compiled Python and git's own; names with a dot if ``hidden``."""
+    """Yield every file and link below a folder, except compiled Python and ``.git``; names with a dot if ``hidden``."""
 
-    def wanted(names: Iterable[str]) -> list[str]:
+    def kept(names: Iterable[str]) -> list[str]:
         return sorted(name for name in names if name not in SKIPPED and (hidden or not name.startswith(".")))
 
     for above, folders, files in os.walk(folder):
         here = Path(above)
         links = [name for name in folders if (here / name).is_symlink()]
-        folders[:] = wanted(set(folders).difference(links))
-        yield from (str((here / name).relative_to(folder)) for name in wanted((*files, *links)))
+        folders[:] = kept(set(folders).difference(links))
+        yield from (str((here / name).relative_to(folder)) for name in kept((*files, *links)))
 
 
 @contextmanager
 def opened(directory: str | Path, parent: int | None = None, *, follow: bool = False) -> Iterator[int]:
-    """A descriptor of a directory, relative to that of its parent; OSError for a link, unless to ``follow``."""
+    """Open a directory, relative to the descriptor ``parent`` if given; OSError for a link, unless ``follow``."""
     handle = os.open(directory, _FOLDER | (0 if follow else os.O_NOFOLLOW), dir_fd=parent)
     try:
         yield handle
@@ -189,7 +190,7 @@ def opened(directory: str | Path, parent: int | None = None, *, follow: bool = F
 
 
 def open_regular(path: str | Path, parent: int | None = None, *, follow: bool = False) -> BinaryIO:
-    """A file to read; OSError for a link, unless to ``follow``, and for a pipe or device, which might never end."""
+    """Open a file to read; OSError for a link, unless ``follow``, and for a pipe or device, which might never end."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW), dir_fd=parent)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -198,7 +199,7 @@ def open_regular(path: str | Path, parent: int | None = None, *, follow: bool = 
 
 
 def read_limited(path: Path) -> bytes:
-    """A file, or what a link leads to, that containers may have written; OSError where it is none or too large."""
+    """Read a file, or a link's target, that containers may have written; OSError if not regular or over 32 MiB."""
     with open_regular(path, follow=True) as stream:
         size = os.fstat(stream.fileno()).st_size
         data = stream.read(LARGEST_TEXT + 1) if size <= LARGEST_TEXT else b""
@@ -208,7 +209,7 @@ def read_limited(path: Path) -> bytes:
 
 
 def create(name: str, parent: int, mode: int) -> BinaryIO:
-    """A new file of a directory, given by its descriptor, to write; OSError where there is anything of its name."""
+    """Create a file to write in the directory with the descriptor ``parent``; OSError if the name exists."""
     handle = os.open(name, _NEW, 0o600, dir_fd=parent)
     try:
         os.fchmod(handle, mode)
@@ -219,7 +220,7 @@ def create(name: str, parent: int, mode: int) -> BinaryIO:
 
 
 def replace_in(parent: int, name: str, pieces: Iterable[bytes], mode: int) -> None:
-    """Replace a file of a directory, given by its descriptor, in one step; a link of its name is replaced. OSError."""
+    """Replace a file atomically in the directory with the descriptor ``parent``; a link is replaced itself. OSError."""
     temporary = f".new-{os.urandom(8).hex()}"
     try:
         with create(temporary, parent, mode) as stream:
@@ -236,21 +237,24 @@ def _bytes(content: str) -> bytes:
 
 
 class Room(Struct, frozen=True):
-    """Free bytes of a file system."""
+    """Free space of a file system in bytes."""
 
     filesystem: str
     free: int
 
 
 def room_at(path: Path) -> Room:
-    """Room on the file system of a path that may not exist yet."""
-    there = next(one for one in (path, *path.parents) if one.exists()).resolve()
-    mount = next(one for one in (there, *there.parents) if one.is_mount())
-    return Room(str(mount), shutil.disk_usage(there).free)
+    """Return the free space of the file system of a path; the path need not exist."""
+    nearest = next(parent for parent in (path, *path.parents) if parent.exists()).resolve()
+    mount = next(parent for parent in (nearest, *nearest.parents) if parent.is_mount())
+    return Room(str(mount), shutil.disk_usage(nearest).free)
 
 
-def require_room(what: str, needed: Iterable[tuple[Room, int]], host: str = "", hint: str = "") -> None:
-    """HostError if a file system has too little room for all the bytes that go to it; ``host`` if it is another's."""
+def require_room(purpose: str, needed: Iterable[tuple[Room, int]], host: str = "", hint: str = "") -> None:
+    """Raise HostError if a file system has too little free space for the bytes that ``needed`` sums up for it.
+
+    ``host`` names the machine in the error if it is another machine.
+    """
     totals = Counter[str]()
     for room, size in needed:
         totals[room.filesystem] += size
@@ -258,7 +262,7 @@ def require_room(what: str, needed: Iterable[tuple[Room, int]], host: str = "", 
         if total > room.free:
             where = f"{host}: " if host else ""
             raise HostError(
-                f"{where}no room for {what}: {amount(total)} needed on {room.filesystem}, "
+                f"{where}no room for {purpose}: {amount(total)} needed on {room.filesystem}, "
                 f"{amount(room.free)} free: {amount(total - room.free)} too little",
                 hint=hint or (f"on {host}: df -h" if host else f"df -h {room.filesystem}"),
                 node=host or None,
@@ -266,25 +270,25 @@ def require_room(what: str, needed: Iterable[tuple[Room, int]], host: str = "", 
 
 
 def path(*parts: str) -> Path:
-    """A packaged file or folder: from the installed wheel's ``_data``, else from the checkout."""
+    """Return the path of a packaged file or folder: in the installed wheel's ``_data``, else in the checkout."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "_data"
     return (installed if installed.is_dir() else package.parent).joinpath(*parts)
 
 
 def is_below(path: str) -> bool:
-    """Whether a path, joined to a directory, names something in it: it is relative, without ``..``."""
+    """Tell if a path stays below the directory that it is joined to: it is relative, without ``..``."""
     return not path.startswith("/") and ".." not in path.split("/")
 
 
 def leads_out(name: str, target: str) -> bool:
-    """Whether a symbolic link, by its name below a directory, leads out of it or may do so through another link."""
+    """Tell if a symbolic link, named below a directory, leads out of it or could do so through another link."""
     end = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
     return not is_below(end) or climbs_late(target)
 
 
 def climbs_late(target: str) -> bool:
-    """Whether a link goes up after it went down: where that leads depends on other links."""
+    """Tell if a link's target has ``..`` after another part: its end then depends on other links."""
     return ".." in dropwhile(lambda part: part == "..", PurePosixPath(target).parts)
 
 

@@ -1,4 +1,4 @@
-"""Paths on a host whose /proc, /sys and /etc are read: those of this machine, or of what another host reported."""
+"""Paths below which a host's /proc, /sys and /etc are read: this machine's files, or another host's report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 
 class HostPath(Protocol):
-    """The part of ``pathlib.Path`` that reading a host takes; ``hosts.facts.DumpPath`` has it too."""
+    """The part of ``pathlib.Path`` that reading a host needs; ``hosts.facts.DumpPath`` implements it too."""
 
     @property
     def name(self) -> str: ...

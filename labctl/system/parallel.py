@@ -1,4 +1,4 @@
-"""Threads for what is done on several hosts, or nodes, at once."""
+"""Thread pools for work on several hosts or nodes at once."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from labctl.model import HERE
 T = TypeVar("T")
 K = TypeVar("K")
 
-# Hosts, and nodes, that are worked on at once.
+# Maximum number of hosts or nodes that are worked on at once.
 WIDTH = 32
 
 
 @contextmanager
 def pool(width: int = WIDTH, *, endless: bool = False) -> Iterator[ThreadPoolExecutor]:
-    """At most so many threads, never more than WIDTH unless their work is ``endless``. All is done when the block ends.
+    """Provide up to ``width`` threads, and WIDTH at most unless their work is ``endless``; wait for them at the end.
 
-    Where an exception leaves it, as Ctrl-C does, nobody waits: what has not begun never does, and what runs ends with
-    the connection that it uses.
+    An exception in the block, such as Ctrl-C, does not wait: queued work is dropped, and running work ends with the
+    connection that it uses.
     """
     threads = ThreadPoolExecutor(max(1, width if endless else min(width, WIDTH)))
     try:
@@ -35,30 +35,30 @@ def pool(width: int = WIDTH, *, endless: bool = False) -> Iterator[ThreadPoolExe
     threads.shutdown()
 
 
-def map_hosts(work: Callable[[K], T], wanted: Mapping[str, K]) -> tuple[dict[str, T], dict[str, HostError]]:
-    """What came of each, by host, and what failed on which; in their order.
+def map_hosts(work: Callable[[K], T], hosts: Mapping[str, K]) -> tuple[dict[str, T], dict[str, HostError]]:
+    """Run ``work`` for each host at once; return the results and the failures by host, in order.
 
-    Any other exception than those that hosts, files and settings cause is a bug: it is raised once all are done.
+    Other exceptions than those of hosts, files and settings are bugs: the first is raised after all work has ended.
     """
 
-    def attempt(name: str, one: K) -> T:
+    def attempt(name: str, host: K) -> T:
         with parsing(name):
-            return work(one)
+            return work(host)
 
     done: dict[str, T] = {}
     failures: dict[str, HostError] = {}
     bugs: list[Exception] = []
-    with pool(len(wanted)) as threads:
-        futures = {name: threads.submit(attempt, name, one) for name, one in wanted.items()}
+    with pool(len(hosts)) as threads:
+        futures = {name: threads.submit(attempt, name, host) for name, host in hosts.items()}
         for name, future in futures.items():
             try:
                 done[name] = future.result()
             except HostError as error:
                 failures[name] = error
             except (ConfigError, OSError) as error:
-                said = str(error) if name == HERE else f"{name}: {error}"
-                failures[name] = HostError(said, hint=getattr(error, "hint", ""), node=name)
-            except Exception as error:  # noqa: BLE001 - the others are not left in the middle for it
+                message = str(error) if name == HERE else f"{name}: {error}"
+                failures[name] = HostError(message, hint=getattr(error, "hint", ""), node=name)
+            except Exception as error:  # noqa: BLE001 - raised below, after the other hosts' work
                 bugs.append(error)
     if bugs:
         raise bugs[0]
@@ -66,13 +66,13 @@ def map_hosts(work: Callable[[K], T], wanted: Mapping[str, K]) -> tuple[dict[str
 
 
 def run_with_deadlines(tasks: Sequence[tuple[Callable[[], T], float]], width: int = 16) -> list[T | None]:
-    """The result of each task, in their order; None for one not done within its seconds. Raises what a task raised.
+    """Return the result of each task, in order; None for a task not done within its seconds. Raises a task's error.
 
-    A task that hangs holds up neither the others nor the end of the process: its thread is a daemon.
+    A hanging task delays neither the others nor the end of the process: its thread is a daemon.
     """
     started: list[tuple[Future[T], float]] = []
     for work, seconds in tasks:
-        while len(busy := [one for one, end in started if not one.done() and time.monotonic() < end]) >= width:
+        while len(busy := _unfinished(started)) >= width:
             wait(busy, timeout=0.1, return_when=FIRST_COMPLETED)
         started.append((begin(work), time.monotonic() + seconds))
     for future, end in started:
@@ -80,14 +80,20 @@ def run_with_deadlines(tasks: Sequence[tuple[Callable[[], T], float]], width: in
     return [future.result() if future.done() else None for future, _ in started]
 
 
+def _unfinished(started: Sequence[tuple[Future[T], float]]) -> list[Future[T]]:
+    """Return the futures that are neither done nor past their deadline."""
+    now = time.monotonic()
+    return [future for future, end in started if not future.done() and now < end]
+
+
 def begin(work: Callable[[], T]) -> Future[T]:
-    """Start this beside what follows; the end of the process does not wait for it: its thread is a daemon."""
+    """Start work in a daemon thread, which does not delay the end of the process."""
     future: Future[T] = Future()
 
     def fulfil() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+        except BaseException as error:  # noqa: BLE001 - raised by the future's result()
             future.set_exception(error)
 
     threading.Thread(target=fulfil, daemon=True).start()

@@ -1,4 +1,4 @@
-"""PCI devices as sysfs shows them: address, maker, driver, NUMA node, cores near them.
+"""PCI devices as sysfs shows them: address, vendor, driver, NUMA node, nearby cores.
 
 Source: Documentation/ABI/testing/sysfs-bus-pci of the kernel.
 """
@@ -18,7 +18,7 @@ _CLASSES = ("0x03", "0x12")
 
 
 class PciDevice(Struct, frozen=True, kw_only=True):
-    """A display controller or accelerator; ``vendor`` as ``0x10de``, ``driver`` empty where none has it."""
+    """A display controller or accelerator; ``vendor`` as ``0x10de``, ``driver`` empty if none is bound."""
 
     address: str
     vendor: str
@@ -27,7 +27,7 @@ class PciDevice(Struct, frozen=True, kw_only=True):
 
 
 def cards(root: HostPath) -> tuple[PciDevice, ...]:
-    """Every display controller and processing accelerator of this host, with or without a driver."""
+    """Return every display controller and processing accelerator of this host, with or without a driver."""
     folders = sorted((root / "sys/bus/pci/devices").glob("*"))
     classes = ((folder, procfs.read(folder / "class")[:4]) for folder in folders)
     return tuple(
@@ -43,29 +43,29 @@ def cards(root: HostPath) -> tuple[PciDevice, ...]:
 
 
 def address(text: str) -> str:
-    """The first PCI address in a text, as sysfs writes it: ``00000000:3B:00.0`` is ``0000:3b:00.0``; else empty."""
+    """Return the first PCI address in a text as sysfs writes it: ``0000:3b:00.0`` for ``00000000:3B:00.0``; or ""."""
     match = _ADDRESS.search(text)
     return f"{int(match[1] or '0', 16):04x}:{match[2]}:{match[3]}.{match[4]}".lower() if match else ""
 
 
 def address_of(folder: HostPath) -> str:
-    """Where a device's folder in sysfs leads; empty where that is no PCI device."""
+    """Return the PCI address that a device's sysfs folder resolves to; empty if it is not a PCI device."""
     name = folder.resolve().name
     return name if _ADDRESS.fullmatch(name) else ""
 
 
 def order(address: str) -> tuple[int, ...]:
-    """The key by which PCI addresses are in bus order."""
+    """Sort key of a PCI address, for bus order."""
     return tuple(int(part, 16) for part in re.split(r"[:.]", address))
 
 
 def driver(folder: HostPath) -> str:
-    """Name of the driver that has a device; empty where none has."""
+    """Return the name of the driver bound to a device; empty if none is."""
     link = folder / "driver"
     return link.resolve().name if link.is_symlink() else ""
 
 
 def cpus(folder: HostPath, root: HostPath) -> tuple[int, ...]:
-    """The cores near a device, of those that may be used."""
+    """Return the usable cores near a device."""
     usable = set(procfs.cpus(root))
     return tuple(core for core in procfs.parse_cpulist(procfs.read(folder / "local_cpulist")) if core in usable)

@@ -1,4 +1,4 @@
-"""Starts processes: argument lists, never a command line; a failure is a HostError that says what ran."""
+"""Starts processes from argument lists, never through a shell line; a failure is a HostError with the command."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from msgspec import Struct
 from labctl.errors import HostError, OutputClosed
 
 NOT_FOUND = 127
-"""The code of a program that is not there, as shells give it."""
-# Seconds for what is to be done when this process is gone.
+"""Exit code of a program that does not exist, as in shells."""
+# Seconds that a guard may run after this process has ended.
 GUARDING = 60
 CHUNK = 1 << 16
-# Longer than what the agent in a node makes of a line of a million bytes.
+# Longer than the agent's message for a line of a million bytes.
 LONGEST_LINE = 1 << 21
 _TEXT: dict[str, Any] = {"text": True, "encoding": "utf-8", "errors": "replace"}
 
 
 class ProcessTimeout(HostError):
-    """A program was ended because its time was up."""
+    """A program was killed because its time was up."""
 
 
 class ProgramNotFound(HostError):
-    """A program is not on this machine."""
+    """A program does not exist on this machine."""
 
 
 class CompletedProcess(Struct, frozen=True):
-    """What ran and what came of it."""
+    """A program's arguments, exit code and output."""
 
     argv: tuple[str, ...]
     code: int
@@ -54,10 +54,10 @@ def run(
     check: bool = True,
     errors: str = "replace",
 ) -> CompletedProcess:
-    """Run to the end and return the output; ``env`` is added to this process's own.
+    """Run a program to its end and return its output; ``env`` is added to this process's environment.
 
-    ``errors`` is Python's word for what becomes of bytes that are not UTF-8.
-    HostError when it takes too long and, with ``check``, when it fails or is not there (else its code is 127).
+    ``errors`` is Python's error handler for bytes that are not UTF-8.
+    HostError if it takes too long and, with ``check``, if it fails or is not found (otherwise the code is 127).
     """
     pipe = subprocess.PIPE
     streams = {"stdin": subprocess.DEVNULL if input is None else pipe, "stdout": pipe, "stderr": pipe}
@@ -78,7 +78,7 @@ def stream(
     timeout: float | None = None,
     check: bool = True,
 ) -> CompletedProcess:
-    """Run long work, handing on each line of its output and errors, as ``stream_blocks`` does several."""
+    """Run a program and pass on each line of its output and errors as it comes; else as ``stream_blocks``."""
 
     def each(lines: Sequence[str]) -> None:
         for line in lines:
@@ -98,17 +98,17 @@ def stream_blocks(
     pulse: float = 0,
     rest: bool = True,
 ) -> CompletedProcess:
-    """Run long work, handing on the lines of its output and errors, those that come at once together.
+    """Run a program and pass on the lines of its output and errors in blocks, as they come.
 
-    ``out`` keeps the last 30. A line of more than 2 MiB comes in pieces; ``rest``: so does what has no end at the end,
-    as of a connection that broke. With a ``pulse`` its input gets an empty line each so many seconds, and is open until
-    this process ends, however that comes. Errors as ``run``.
+    ``out`` keeps the last 30 lines. A line of more than 2 MiB comes in pieces. ``rest``: pass on an unfinished last
+    line too, as a broken connection leaves it. With a ``pulse``, the program's input stays open until this process ends
+    and gets an empty line every ``pulse`` seconds. Errors as ``run``.
     """
     tail: deque[str] = deque(maxlen=30)
     stdin = subprocess.PIPE if pulse else subprocess.DEVNULL
     pipes = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     try:
-        # As bytes: in text a carriage return would be the end of a line, too.
+        # As bytes: text mode would end lines at carriage returns too.
         with _child(argv, timeout, env=env, cwd=cwd, **pipes) as child, _pulsing(child, pulse):
             for lines in _blocks(child.stdout, rest) if child.stdout else ():
                 tail.extend(lines)
@@ -120,7 +120,7 @@ def stream_blocks(
 
 
 def _blocks(stdout: IO[bytes], rest: bool) -> Iterator[list[str]]:
-    """The lines of a pipe, those that come at once together, and the ``rest`` at its end."""
+    """Yield the lines of a pipe in blocks as they arrive; with ``rest`` also an unfinished last line."""
     begun = b""
     while text := os.read(stdout.fileno(), min(CHUNK, LONGEST_LINE - len(begun))):
         begun += text
@@ -133,6 +133,7 @@ def _blocks(stdout: IO[bytes], rest: bool) -> Iterator[list[str]]:
 
 
 def _split(block: bytes) -> list[str]:
+    """Split a block into lines, without carriage returns at their ends."""
     text = block.decode("utf-8", "replace")
     lines = text.removesuffix("\n").split("\n")
     return [line.rstrip("\r") for line in lines] if "\r" in text else lines
@@ -140,7 +141,7 @@ def _split(block: bytes) -> list[str]:
 
 @contextmanager
 def _pulsing(child: subprocess.Popen[Any], seconds: float) -> Iterator[None]:
-    """Send the child an empty line each so many seconds, if any, until the block is left."""
+    """Write an empty line to the child every ``seconds``, if not 0, until the block is left."""
     over = threading.Event()
 
     def send() -> None:
@@ -160,7 +161,7 @@ def _pulsing(child: subprocess.Popen[Any], seconds: float) -> Iterator[None]:
 
 
 def allow_more_files() -> None:
-    """Let this process have as many files open as it may: each run that it follows has five."""
+    """Raise this process's limit of open files to the maximum: each run that it follows has five."""
     import resource
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -168,23 +169,24 @@ def allow_more_files() -> None:
 
 
 def variable(name: str) -> str:
-    """A variable of this process's environment, which the programs that it starts inherit; empty where it is unset."""
+    """Return a variable of this process's environment, which started programs inherit; empty if unset."""
     return os.environ.get(name, "")
 
 
 def without(names: Iterable[str], argv: Sequence[str]) -> tuple[str, ...]:
-    """The words that run a program without these variables, should this process's environment have any of them."""
-    unset = [word for name in names if name in os.environ for word in ("-u", name)]
-    return ("env", *unset, *argv) if unset else tuple(argv)
+    """Return the arguments that run a program without these variables of this process's environment."""
+    present = [name for name in names if name in os.environ]
+    options = [word for name in present for word in ("-u", name)]
+    return ("env", *options, *argv) if options else tuple(argv)
 
 
 def attached(
     argv: Sequence[str], forward: Callable[[signal.Signals], None], *, env: Mapping[str, str] | None = None
 ) -> int:
-    """Run a program on this process's own input and output to its end; returns its code. ``env`` as ``run``.
+    """Run a program on this process's input and output to its end and return its code; ``env`` as ``run``.
 
-    What would end this process meanwhile (INT, TERM, HUP, less ignored signals) goes to ``forward`` instead.
-    HostError when the program is not there, or was itself ended by a signal; OutputClosed when its output is closed.
+    INT, TERM and HUP go to ``forward`` meanwhile, unless they were ignored. HostError if the program is not found or
+    ends by a signal; OutputClosed if its output is closed.
     """
     ours = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {
@@ -193,7 +195,7 @@ def attached(
         if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
-        # In a session of its own: the terminal's signals come through here alone.
+        # A new session: the terminal's signals reach it only through `forward`.
         child = subprocess.Popen(argv, start_new_session=True, env={**os.environ, **(env or {})})
         before[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, lambda number, _: child.send_signal(number))
         code = child.wait()
@@ -211,7 +213,7 @@ def attached(
 
 @contextmanager
 def begun() -> Iterator[Callable[[Sequence[str]], None]]:
-    """Hands out a function that starts a program without waiting for it; all have ended when the block is left."""
+    """Provide a function that starts a program without waiting; at the end of the block wait for all of them."""
     children: list[subprocess.Popen[bytes]] = []
 
     def begin(argv: Sequence[str]) -> None:
@@ -227,10 +229,10 @@ def begun() -> Iterator[Callable[[Sequence[str]], None]]:
 
 @contextmanager
 def guarded(argv: Sequence[str]) -> Iterator[None]:
-    """Run the program if the block is left by an exception, and also if this process is killed within it.
+    """Run the program if an exception leaves the block, and also if this process is killed within it.
 
-    A shell waits for a word from here; that the pipe closes without one tells it of any death, SIGKILL's too. Those
-    that began within the block, and have a minute each, hold the pipe too: what they need is there until they are done.
+    A shell waits for a word on a pipe from this process; the pipe closing without it reveals any death, even by
+    SIGKILL. Guards started within the block, which have a minute each, hold the pipe too: this program runs after them.
     """
     quiet = subprocess.DEVNULL
     wait = ("sh", "-c", f'read -r word && [ "$word" = done ] || exec timeout {GUARDING} "$@"', "sh", *argv)
@@ -247,8 +249,8 @@ def guarded(argv: Sequence[str]) -> Iterator[None]:
 
 
 def held_by_guards(child: subprocess.Popen[Any]) -> None:
-    """Have the guards that begin from now on hold the input of a child open until they are done."""
-    assert child.stdin is not None  # noqa: S101 - it was asked for
+    """Let the guards that start from now on keep the input of a child open until they end."""
+    assert child.stdin is not None  # noqa: S101 - a pipe was requested
     os.set_inheritable(child.stdin.fileno(), True)
 
 
@@ -263,9 +265,9 @@ def _start(argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
 def _child(
     argv: Sequence[str], timeout: float | None, *, env: Mapping[str, str] | None = None, **options: Any
 ) -> Iterator[subprocess.Popen[Any]]:
-    """A child that has ended when the block is left: killed with what it started by an exception, or as its time is up.
+    """Provide a child process that has ended when the block is left; kill it with its descendants on error or timeout.
 
-    Without a limit it stays in the terminal's own group: Ctrl-C reaches it, and sudo can ask for a password.
+    Without a timeout it stays in the terminal's process group: Ctrl-C reaches it, and sudo can ask for a password.
     """
     own_session = timeout is not None
     child = _start(argv, env={**os.environ, **(env or {})}, start_new_session=own_session, **options)
@@ -285,7 +287,7 @@ def _child(
 
 @contextmanager
 def _limited(child: subprocess.Popen[Any], timeout: float | None) -> Iterator[threading.Event]:
-    """Kill the child, which leads a session of its own, when its time is up; hands out whether it was."""
+    """Kill the child, a session leader, after ``timeout`` seconds; provide an event that tells if that happened."""
     expired = threading.Event()
     if timeout is None:
         yield expired
@@ -305,7 +307,7 @@ def _limited(child: subprocess.Popen[Any], timeout: float | None) -> Iterator[th
 
 
 def _kill(child: subprocess.Popen[Any], *, own_session: bool) -> None:
-    """End the child; with all that it started, where it leads a session of its own."""
+    """Kill the child, with its descendants if it leads its own session."""
     with suppress(ProcessLookupError, PermissionError):
         if own_session:
             os.killpg(child.pid, signal.SIGKILL)
@@ -313,28 +315,30 @@ def _kill(child: subprocess.Popen[Any], *, own_session: bool) -> None:
             child.terminate()
 
 
-def _judged(done: CompletedProcess, said: str, check: bool) -> CompletedProcess:
+def _judged(done: CompletedProcess, output: str, check: bool) -> CompletedProcess:
+    """Return the completed process; with ``check``, raise HostError with the last lines of ``output`` if it failed."""
     if check and done.code != 0:
-        last = "\n".join(said.rstrip().splitlines()[-20:])
+        last = "\n".join(output.rstrip().splitlines()[-20:])
         raise HostError(f"{shlex.join(done.argv)}: exit code {done.code}" + (f"\n{last}" if last else ""))
     return done
 
 
 def _not_found(argv: Sequence[str], check: bool, error: ProgramNotFound) -> CompletedProcess:
+    """Return a completed process with exit code 127, or raise the error with ``check``."""
     if check:
         raise error
     return CompletedProcess(tuple(argv), NOT_FOUND, "", f"{argv[0]}: not found")
 
 
 def feed(argv: Sequence[str], chunks: Iterable[bytes], *, timeout: float) -> CompletedProcess:
-    """Run a program to its end with these bytes for its input; whatever its code.
+    """Run a program to its end with these chunks as its input; return whatever its exit code is.
 
-    What the chunks raise is raised here, and the program killed. HostError when it is not there or takes too long.
+    An exception of ``chunks`` kills the program and is raised. HostError if it is not found or takes too long.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
         with _child(argv, timeout, stdin=subprocess.PIPE, stdout=out, stderr=errors) as child:
-            assert child.stdin is not None  # noqa: S101 - it was asked for
-            # One that hears no more may still have something to say, and its code says what came of it.
+            assert child.stdin is not None  # noqa: S101 - a pipe was requested
+            # A program that closes its input early may still print; its exit code tells if it failed.
             with suppress(BrokenPipeError), child.stdin:
                 for chunk in chunks:
                     child.stdin.write(chunk)
@@ -342,17 +346,17 @@ def feed(argv: Sequence[str], chunks: Iterable[bytes], *, timeout: float) -> Com
 
 
 def drain(argv: Sequence[str], on_chunk: Callable[[bytes], object], *, timeout: float) -> CompletedProcess:
-    """Run a program to its end, handing on the bytes of its output; errors as ``feed``."""
+    """Run a program to its end and pass on its output as bytes; errors as ``feed``."""
     with tempfile.TemporaryFile() as errors:
         with _child(argv, timeout, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors) as child:
-            assert child.stdout is not None  # noqa: S101 - it was asked for
+            assert child.stdout is not None  # noqa: S101 - a pipe was requested
             while chunk := os.read(child.stdout.fileno(), CHUNK):
                 on_chunk(chunk)
         return CompletedProcess(tuple(argv), child.returncode, "", _text(errors))
 
 
 def bridge(argv: Sequence[str], descriptor: int, gate: AbstractContextManager[object], seconds: float) -> None:
-    """Run a program on this descriptor, its input and its output, to its end: for so many seconds within the gate."""
+    """Run a program with a descriptor as input and output to its end; hold the gate for the first ``seconds`` only."""
     with gate:
         child = subprocess.Popen(
             argv, stdin=descriptor, stdout=descriptor, stderr=subprocess.DEVNULL, start_new_session=True
@@ -363,34 +367,34 @@ def bridge(argv: Sequence[str], descriptor: int, gate: AbstractContextManager[ob
 
 
 class BackgroundProcess:
-    """A program beside this one. Its input is a pipe that closes with this process, however that ends.
+    """A program beside this one; its input is a pipe that closes when this process ends, however that is.
 
-    Guards that have begun meanwhile are done before it closes.
+    Guards that have started meanwhile end before the pipe closes.
     """
 
     def __init__(self, argv: Sequence[str], errors: Path) -> None:
-        """Start it; what it says on its standard error goes to the file. HostError when it is not there."""
+        """Start the program with its standard error written to a file. HostError if it is not found."""
         pipe = subprocess.PIPE
         with errors.open("wb") as sink:
             self._child = _start(argv, stdin=pipe, stdout=pipe, stderr=sink, start_new_session=True)
         held_by_guards(self._child)
         self.number = self._child.pid
-        """Of the process, and of the group that it leads."""
-        self._told_to_end = False
+        """Id of the process, and of the process group that it leads."""
+        self._ending = False
 
     def lines(self, seconds: float) -> Generator[str, None, None]:
-        """Its output as it comes, line ends kept; it is killed if a reader still waits after so long.
+        """Yield lines of its output, line ends kept; kill it after ``seconds``.
 
         A line of more than 2 MiB comes in pieces.
         """
         stdout = self._child.stdout
-        assert stdout is not None  # noqa: S101 - it was asked for
+        assert stdout is not None  # noqa: S101 - a pipe was requested
         with _limited(self._child, seconds):
             while line := stdout.readline(LONGEST_LINE):
                 yield line.decode("utf-8", "replace")
 
     def ended(self, seconds: float = 0) -> bool:
-        """Whether it has ended, or does within so many seconds."""
+        """Tell if the program has ended, waiting up to ``seconds`` for it."""
         try:
             self._child.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -398,10 +402,13 @@ class BackgroundProcess:
         return True
 
     def end(self, seconds: float = 2) -> None:
-        """End it with all that it started: politely first, and once, as its number may be another's afterwards."""
-        if self._told_to_end:
+        """End the program and its descendants: SIGTERM first, SIGKILL after ``seconds``.
+
+        Repeated calls do nothing: the process id may belong to another process by then.
+        """
+        if self._ending:
             return
-        self._told_to_end = True
+        self._ending = True
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._child.pid, signal.SIGTERM)
         if not self.ended(seconds):
@@ -411,6 +418,6 @@ class BackgroundProcess:
 
 
 def _text(file: IO[bytes]) -> str:
-    """What a program said beside its output, the first 2 MiB of it."""
+    """Return the first 2 MiB of a temporary file as text."""
     file.seek(0)
     return file.read(LONGEST_LINE).decode("utf-8", "replace")

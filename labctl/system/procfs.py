@@ -1,4 +1,4 @@
-"""Facts about a host, read from the /proc, /sys and /etc below a root: no Docker, no processes."""
+"""Facts about a host, read from its /proc, /sys and /etc: no Docker, no processes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from labctl.system import routing
 from labctl.system.hostpath import HostPath
 
 ROOT = Path("/")
-"""Where /proc, /sys and /etc of this host are."""
+"""This host's root, which has /proc, /sys and /etc."""
 
 
 def read(path: HostPath) -> str:
-    """The text of a file that the kernel or the system keeps; empty where it cannot be read."""
+    """Return the text of a file of the kernel or the system; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -25,14 +25,14 @@ def read(path: HostPath) -> str:
 
 
 def default_mtu(root: HostPath = ROOT) -> int:
-    """MTU of the default route's interface; 1500 where there is none. Source: /proc/net/route, /sys/class/net."""
+    """MTU of the default route's interface; 1500 without one. Source: /proc/net/route, /sys/class/net."""
     interface = routing.default_interface(routing.parse(read(root / "proc/net/route")))
     text = read(root / f"sys/class/net/{interface}/mtu") if interface else ""
     return int(text) if text.strip() else 1500
 
 
 def cpus(root: HostPath = ROOT) -> tuple[int, ...]:
-    """The cores that this process may use or, on another host's files, the one that read them. Source: proc(5)."""
+    """Return the cores that this process may use; of another host, those its reporting process may. Source: proc(5)."""
     if root == ROOT:
         return tuple(sorted(os.sched_getaffinity(0)))
     fields = (line.partition(":") for line in read(root / "proc/self/status").splitlines())
@@ -43,57 +43,59 @@ def cpus(root: HostPath = ROOT) -> tuple[int, ...]:
 
 
 def has_bf16(root: HostPath = ROOT) -> bool:
-    """Whether the processor has bf16 instructions; True where /proc/cpuinfo lists none at all."""
+    """Tell if the processor has bf16 instructions; True if /proc/cpuinfo lists no flags at all."""
     fields = (line.partition(":") for line in read(root / "proc/cpuinfo").splitlines())
     flags = next((value.split() for name, _, value in fields if name.strip() in ("flags", "Features")), ())
     return not flags or not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
 
 
 def numa_nodes(root: HostPath = ROOT) -> tuple[tuple[int, ...], ...]:
-    """Of the cores that may be used, those of each NUMA node; none where the kernel names none."""
+    """Return the usable cores of each NUMA node; empty if the kernel shows no nodes."""
     usable = set(cpus(root))
     folders = sorted((root / "sys/devices/system/node").glob("node[0-9]*"), key=lambda path: int(path.name[4:]))
-    shares = (tuple(core for core in parse_cpulist(read(path / "cpulist")) if core in usable) for path in folders)
-    return tuple(share for share in shares if share)
+    near = (parse_cpulist(read(path / "cpulist")) for path in folders)
+    shares = (tuple(filter(usable.__contains__, cores)) for cores in near)
+    return tuple(filter(None, shares))
 
 
 def parse_cpulist(text: str) -> tuple[int, ...]:
-    """``0-3,8`` as numbers. Source: the kernel's cpulist format, cpuset(7)."""
+    """Parse the kernel's cpulist format, ``0-3,8``, into core numbers. Source: cpuset(7)."""
     spans = (word.partition("-") for word in text.strip().split(",") if word)
     return tuple(core for low, _, high in spans for core in range(int(low), int(high or low) + 1))
 
 
 def infiniband(root: HostPath = ROOT) -> tuple[str, ...]:
-    """The character devices through which a program uses RDMA: one a card, and the connection manager's."""
-    found = sorted(path.name for path in (root / "dev/infiniband").glob("*"))
-    return tuple(f"/dev/infiniband/{name}" for name in found if name.startswith("uverbs") or name == "rdma_cm")
+    """Return the character devices that RDMA needs: a device per card, and the connection manager's."""
+    names = sorted(path.name for path in (root / "dev/infiniband").glob("*"))
+    return tuple(f"/dev/infiniband/{name}" for name in names if name.startswith("uverbs") or name == "rdma_cm")
 
 
 def fabrics(root: HostPath = ROOT) -> tuple[Fabric, ...]:
-    """The RDMA devices, each by its first port; ``state`` is the word of ``4: ACTIVE``.
+    """Return the RDMA devices, each by its first port; ``state`` is the word in ``4: ACTIVE``.
 
     Source: Documentation/ABI/stable/sysfs-class-infiniband.
     """
-    return tuple(
-        Fabric(
-            name=folder.name,
-            layer=read(folder / "ports/1/link_layer").strip(),
-            state=read(folder / "ports/1/state").rpartition(":")[2].strip(),
-            numa=numa(folder / "device"),
-            interface=next((path.name for path in sorted((folder / "device/net").glob("*"))), ""),
-        )
-        for folder in sorted((root / "sys/class/infiniband").glob("*"))
+    return tuple(map(_fabric, sorted((root / "sys/class/infiniband").glob("*"))))
+
+
+def _fabric(folder: HostPath) -> Fabric:
+    return Fabric(
+        name=folder.name,
+        layer=read(folder / "ports/1/link_layer").strip(),
+        state=read(folder / "ports/1/state").rpartition(":")[2].strip(),
+        numa=numa(folder / "device"),
+        interface=next((path.name for path in sorted((folder / "device/net").glob("*"))), ""),
     )
 
 
 def numa(device: HostPath) -> int | None:
-    """The NUMA node of a device; None where the kernel does not know one, which it writes as -1."""
+    """Return the NUMA node of a device; None if the kernel does not know it, which it writes as -1."""
     text = read(device / "numa_node").strip()
     return int(text) if text.isdecimal() else None
 
 
 def memory(root: HostPath = ROOT) -> int:
-    """Memory of this host in bytes."""
+    """Total memory of this host in bytes."""
     return _meminfo(root, "MemTotal")
 
 
@@ -103,18 +105,18 @@ def memory_available(root: HostPath = ROOT) -> int:
 
 
 def os_release(root: HostPath = ROOT) -> Mapping[str, str]:
-    """The distribution's own description, such as ``ID`` and ``VERSION_CODENAME``; empty where it has none."""
+    """Return the fields of /etc/os-release, such as ``ID`` and ``VERSION_CODENAME``; empty without the file."""
     return parse_os_release(read(root / "etc/os-release") or read(root / "usr/lib/os-release"))
 
 
 def parse_os_release(text: str) -> dict[str, str]:
-    """``KEY=value`` lines, quoted as a shell would. Source: os-release(5)."""
+    """Parse ``KEY=value`` lines with a shell's quotes. Source: os-release(5)."""
     pairs = (line.partition("=") for line in text.splitlines() if "=" in line and not line.lstrip().startswith("#"))
     return {key.strip(): "".join(shlex.split(value)) for key, _, value in pairs}
 
 
 def groups(*names: str, root: HostPath = ROOT) -> tuple[int, ...]:
-    """Numbers of those of the named groups that exist there. Source: group(5)."""
+    """Return the ids of the named groups that exist. Source: group(5)."""
     if root == ROOT:
         numbers = {entry.gr_name: entry.gr_gid for entry in grp.getgrall()}
     else:
@@ -124,7 +126,7 @@ def groups(*names: str, root: HostPath = ROOT) -> tuple[int, ...]:
 
 
 def group_of(path: str, root: HostPath = ROOT) -> int:
-    """Number of the group that a file belongs to; root's where it is gone."""
+    """Return the id of the group that owns a file; 0 if the file does not exist."""
     try:
         return (root / path.lstrip("/")).stat().st_gid
     except OSError:
@@ -132,9 +134,10 @@ def group_of(path: str, root: HostPath = ROOT) -> int:
 
 
 def lock_directory(root: HostPath = ROOT) -> str:
-    """Where everyone may put a lock file and only its owner may remove it: the same for every person on this host.
+    """Return a directory for lock files that every user may create and only the owner may remove.
 
-    /run/lock is root's alone on some distributions, such as Fedora's; /tmp is never.
+    It is the same for all users of a host: /run/lock, or /tmp on distributions where only root may write /run/lock,
+    such as Fedora.
     """
     preferred = root / "run/lock"
     everyones = preferred.is_dir() and preferred.stat().st_mode & 0o1777 == 0o1777
@@ -142,10 +145,11 @@ def lock_directory(root: HostPath = ROOT) -> str:
 
 
 def has_systemd(root: HostPath = ROOT) -> bool:
-    """Whether systemd is the running service manager. Source: sd_booted(3)."""
+    """Tell if systemd is the running service manager. Source: sd_booted(3)."""
     return (root / "run/systemd/system").is_dir()
 
 
 def _meminfo(root: HostPath, name: str) -> int:
+    """Return a value of /proc/meminfo in bytes; 0 if it is missing."""
     lines = (line.split() for line in read(root / "proc/meminfo").splitlines())
     return next((int(fields[1]) * 1024 for fields in lines if fields and fields[0] == f"{name}:"), 0)

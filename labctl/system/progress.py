@@ -1,4 +1,4 @@
-"""How far long work is: a line now and then, in the units that people read."""
+"""Progress of long work: a line now and then, in units that people read."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from contextlib import AbstractContextManager, contextmanager
 from msgspec import Struct, field
 
 PACE = 10.0
-"""Seconds between two lines of what cannot say how far it is."""
+"""Seconds between two lines about work without a known size."""
 At = Callable[[str], AbstractContextManager[None]]
-"""The time that this one is at something."""
+"""Context manager that marks a name as busy while its block runs."""
 
 
 class Progress(Struct):
-    """Tells now and then how much of something long is done; ``total`` and ``done`` in bytes."""
+    """Reports the progress of long work now and then; ``total`` and ``done`` in bytes."""
 
     label: str
     total: int
@@ -31,7 +31,7 @@ class Progress(Struct):
         self._marks.append((self.clock(), self.done))
 
     def advance(self, count: int) -> None:
-        """So many bytes more are done."""
+        """Add ``count`` bytes to the work that is done; report at most every ``every`` seconds."""
         self.done += count
         if self.clock() - self._marks[-1][0] >= self.every:
             share = 100 * self.done // max(1, self.total)
@@ -39,7 +39,7 @@ class Progress(Struct):
             self._marks.append((self.clock(), self.done))
 
     def finish(self) -> None:
-        """The last line."""
+        """Report the end, with the time and the rate."""
         began, before = self._marks[0]
         took = f"{amount(self.done - before)} in {self.clock() - began:.0f} s"
         self.notice(f"{self.label}: 100 %, {took}, {self._rate(self._marks[0])}")
@@ -49,13 +49,13 @@ class Progress(Struct):
 
 
 @contextmanager
-def waiting(notice: Callable[[str], None], said: Callable[[float], str]) -> Iterator[None]:
-    """Tell now and then what is to be said of a block that lasts, if anything; ``said`` is given the seconds so far."""
+def waiting(notice: Callable[[str], None], describe: Callable[[float], str]) -> Iterator[None]:
+    """Report every 10 s while the block runs; ``describe`` gets the seconds so far and returns the line, or empty."""
     began, over = time.monotonic(), threading.Event()
 
     def tell() -> None:
         while not over.wait(PACE):
-            if text := said(time.monotonic() - began):
+            if text := describe(time.monotonic() - began):
                 notice(text)
 
     thread = threading.Thread(target=tell, daemon=True)
@@ -69,7 +69,7 @@ def waiting(notice: Callable[[str], None], said: Callable[[float], str]) -> Iter
 
 @contextmanager
 def waiting_for(doing: str, notice: Callable[[str], None]) -> Iterator[At]:
-    """Tell now and then who is at something, each of them in the block that is handed out, and for how long."""
+    """Report every 10 s which names are in a block of the context manager that this provides, and for how long."""
     began: dict[str, float] = {}
 
     @contextmanager
@@ -80,23 +80,23 @@ def waiting_for(doing: str, notice: Callable[[str], None]) -> Iterator[At]:
         finally:
             del began[name]
 
-    def said(_: float) -> str:
+    def describe(_: float) -> str:
         now = dict(began)
         return f"{listed(now)}: {doing}, {time.monotonic() - min(now.values()):.0f} s" if now else ""
 
-    with waiting(notice, said):
+    with waiting(notice, describe):
         yield at
 
 
 def listed(names: Iterable[str], most: int = 8) -> str:
-    """Names with commas, of many the first ones and how many more there are."""
+    """Join names with commas; beyond ``most``, give the number of further names."""
     every = tuple(names)
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return ", ".join(every[:most]) + more
 
 
 def amount(size: int) -> str:
-    """Bytes in the decimal units that the hub shows."""
+    """Format bytes in the decimal units that the hub shows."""
     for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if size >= unit:
             return f"{size / unit:,.{0 if size >= 100 * unit else 1}f} {name}"

@@ -1,6 +1,6 @@
-"""By which interface and address each host meets the others, read off the hosts' own routing tables. IPv4 alone.
+"""Interface and address by which each host reaches the others, computed from the hosts' routing tables. IPv4 only.
 
-Nothing is sent: what the kernel would do with a packet to each of the others is worked out from its tables.
+No packet is sent: the tables tell what the kernel would do with a packet to each of the others.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from msgspec import Struct
 from labctl.errors import ConfigError, HostError
 
 _INNER = re.compile(r"lo|docker0|docker_gwbridge|br-[0-9a-f]{12}|veth.*")
-"""Loopback, and what Docker makes for containers: a bridge that people made may be called ``br-lan``."""
+"""Loopback and Docker's interfaces for containers; not a user's bridge such as ``br-lan``."""
 _GATEWAY = 0x2
-"""RTF_GATEWAY of linux/route.h."""
+"""Flag RTF_GATEWAY of linux/route.h."""
 _EVERY = (1 << 32) - 1
 
 
 class Route(Struct, frozen=True):
-    """A line of /proc/net/route: the addresses from ``first`` to ``last``, as numbers, leave by the interface."""
+    """A line of /proc/net/route: packets to addresses from ``first`` to ``last``, as numbers, leave by ``interface``."""
 
     interface: str
-    """Empty where the kernel refuses them."""
+    """Empty if the kernel rejects the packets."""
     first: int
     last: int
     metric: int
@@ -34,29 +34,29 @@ class Route(Struct, frozen=True):
 
 
 class Network(Struct, frozen=True, kw_only=True):
-    """Where a host is on the network, in its own words."""
+    """A host's interfaces, addresses and routes as the host reports them."""
 
     interfaces: tuple[str, ...] = ()
     addresses: tuple[tuple[str, str], ...] = ()
-    """Interfaces and their IPv4 addresses, the first of each being the one that it sends from."""
+    """Pairs of interface and IPv4 address; the first address of an interface is its source address."""
     routes: tuple[Route, ...] = ()
     reached: str = ""
     """The address at which ssh reached it."""
     reached_by: str = ""
-    """The interface that has this address; empty where none has."""
+    """Interface of this address; empty if none has it."""
 
     @property
     def usable(self) -> dict[str, str]:
-        """The interfaces that may lead to other hosts, and the first address of each."""
-        found: dict[str, str] = {}
+        """Interfaces that may lead to other hosts, with the first address of each."""
+        first_addresses: dict[str, str] = {}
         for name, address in self.addresses:
             if not _INNER.fullmatch(name):
-                found.setdefault(name, address)
-        return found
+                first_addresses.setdefault(name, address)
+        return first_addresses
 
 
 class ClusterMember(Struct, frozen=True, kw_only=True):
-    """A host among the others; ``iface`` is what the inventory asks for, ``where`` the ``file:line`` of it."""
+    """A host of the cluster; ``iface`` is set by the inventory at ``where``, a ``file:line``."""
 
     name: str
     network: Network
@@ -65,7 +65,7 @@ class ClusterMember(Struct, frozen=True, kw_only=True):
 
 
 class Endpoint(Struct, frozen=True):
-    """How the others reach a host, and it reaches them."""
+    """Interface and address by which a host exchanges packets with the others."""
 
     interface: str
     address: str
@@ -75,7 +75,7 @@ class Endpoint(Struct, frozen=True):
 
 
 def parse(text: str) -> tuple[Route, ...]:
-    """The routes of /proc/net/route, whose numbers are in the order of the machine's bytes: little-endian."""
+    """Parse /proc/net/route, whose numbers are in the machine's byte order: little-endian."""
     routes = []
     for line in text.splitlines()[1:]:
         if len(fields := line.split()) < 8:
@@ -88,30 +88,33 @@ def parse(text: str) -> tuple[Route, ...]:
 
 
 def default_interface(routes: Collection[Route]) -> str:
-    """Interface of the default route with the lowest metric; empty where there is none."""
+    """Return the interface of the default route with the lowest metric; empty without one."""
     default = [route for route in routes if route.last - route.first == _EVERY and route.gateway]
     return min(default, key=lambda route: route.metric).interface if default else ""
 
 
 def addresses(text: str) -> tuple[tuple[str, str], ...]:
-    """Interfaces and addresses of ``ip -o -4 addr show``."""
+    """Parse ``ip -o -4 addr show`` into pairs of interface and address."""
     return tuple(re.findall(r"^\d+: +([^\s@:]{1,15})\S* +inet ([0-9.]+)", text, re.MULTILINE))
 
 
 def local_addresses(trie: str, routes: Collection[Route]) -> tuple[tuple[str, str], ...]:
-    """The same of /proc/net/fib_trie, which names no interfaces: that of the network which holds an address."""
-    found = re.findall(r"\|-- ([0-9.]+)\n(?: +/\d+ .*\n)*? +/32 host LOCAL", trie)
+    """Parse /proc/net/fib_trie into pairs of interface and address.
+
+    The file names no interfaces: an address's interface is the one whose network holds it.
+    """
+    local = re.findall(r"\|-- ([0-9.]+)\n(?: +/\d+ .*\n)*? +/32 host LOCAL", trie)
     direct = [route for route in routes if not route.gateway]
-    taken = {address: next(interfaces(direct, [int(IPv4Address(address))]))[0] for address in found}
+    taken = {address: next(interfaces(direct, [int(IPv4Address(address))]))[0] for address in local}
     return tuple((interface, address) for address, interface in taken.items() if interface)
 
 
 def reached(connection: str, addresses: Collection[tuple[str, str]], inet6: str) -> tuple[str, str]:
-    """The host's address in SSH_CONNECTION, and the interface that has it; ``inet6`` is /proc/net/if_inet6."""
-    words = connection.split()
-    address = words[2].partition("%")[0].removeprefix("::ffff:") if len(words) > 2 else ""
+    """Return the host's address in SSH_CONNECTION and its interface; ``inet6`` is the text of /proc/net/if_inet6."""
+    parts = connection.split()
+    address = parts[2].partition("%")[0].removeprefix("::ffff:") if len(parts) > 2 else ""
     if ":" not in address:
-        return address, next((name for name, own in addresses if own == address), "")
+        return address, next((interface for interface, assigned in addresses if assigned == address), "")
     digits = f"{int(IPv6Address(address)):032x}"
     lines = (line.split() for line in inet6.splitlines())
     return address, next((fields[-1] for fields in lines if fields and fields[0] == digits), "")
@@ -121,29 +124,30 @@ def reached(connection: str, addresses: Collection[tuple[str, str]], inet6: str)
 
 
 def endpoints(members: Sequence[ClusterMember]) -> tuple[Endpoint, ...]:
-    """The interface of each host that routes to all the others, and its address there; what ``iface=`` says stands.
+    """Return for each host the interface that routes to all the others, and its address there; ``iface=`` overrides it.
 
-    The others' addresses are first those that ssh reached: a master that was reached from outside has another among
-    the hosts, so what comes out is tried a second time. Raises ConfigError for an ``iface=`` that is not found,
-    HostError where no interface leads to all the others.
+    The others' addresses are at first those that ssh reached. A host that ssh reached from outside may have another
+    address among the hosts, so the result is checked by a second pass. Raises ConfigError for an ``iface=`` that is not
+    found, HostError if no interface leads to all the others.
     """
-    known = _distinct(members, tuple(_asked(member) if member.iface else _met(member) for member in members))
-    found = _distinct(members, _leaving(members, known))
-    for member, endpoint, again in zip(members, found, _leaving(members, found), strict=True):
+    assumed = _distinct(members, tuple(_asked(member) if member.iface else _met(member) for member in members))
+    routed = _distinct(members, _leaving(members, assumed))
+    for member, endpoint, again in zip(members, routed, _leaving(members, routed), strict=True):
         if endpoint != again:
             raise _unroutable(
                 member,
                 f"reaches the others where ssh did by {endpoint.interface}, but where they reach each other by "
                 f"{again.interface}: one interface is needed for both",
             )
-    return found
+    return routed
 
 
 def _asked(member: ClusterMember) -> Endpoint:
+    """Return the endpoint that ``iface=`` sets. ConfigError if the interface is unusable."""
     if address := member.network.usable.get(member.iface):
         return Endpoint(member.iface, address)
-    there = member.iface in member.network.interfaces
-    reason = "has no IPv4 address" if there else "is not there"
+    exists = member.iface in member.network.interfaces
+    reason = "has no IPv4 address" if exists else "does not exist"
     if _INNER.fullmatch(member.iface):
         reason = "leads to no other host"
     where = f"{member.where}: " if member.where else ""
@@ -155,7 +159,7 @@ def _asked(member: ClusterMember) -> Endpoint:
 
 
 def _met(member: ClusterMember) -> Endpoint:
-    """Where ssh reached a host, unless that is no address of its own or none that others could use."""
+    """Return the endpoint at which ssh reached a host, or its default route's; raise HostError without either."""
     network, usable = member.network, member.network.usable
     likely = (network.reached_by, default_interface(network.routes), *(usable if len(usable) == 1 else ()))
     interface = next((name for name in likely if name in usable), "")
@@ -170,19 +174,20 @@ def _met(member: ClusterMember) -> Endpoint:
     return Endpoint(interface, network.reached if direct else usable[interface])
 
 
-def _leaving(members: Sequence[ClusterMember], known: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
-    """For each host the endpoint by which it reaches those of the others."""
-    names = {int(IPv4Address(endpoint.address)): member.name for member, endpoint in zip(members, known, strict=True)}
+def _leaving(members: Sequence[ClusterMember], assumed: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
+    """Return for each host the endpoint by which it reaches the endpoints of the others."""
+    names = {int(IPv4Address(endpoint.address)): member.name for member, endpoint in zip(members, assumed, strict=True)}
     numbers = sorted(names)
     return tuple(
         endpoint if member.iface or len(members) == 1 else _way_out(member, endpoint, numbers, names)
-        for member, endpoint in zip(members, known, strict=True)
+        for member, endpoint in zip(members, assumed, strict=True)
     )
 
 
 def _way_out(member: ClusterMember, endpoint: Endpoint, numbers: Sequence[int], names: dict[int, str]) -> Endpoint:
-    own = int(IPv4Address(endpoint.address))
-    taken = dict(interfaces(member.network.routes, [number for number in numbers if number != own]))
+    """Return the endpoint by which a host reaches the addresses ``numbers``. HostError unless one interface does."""
+    own_number = int(IPv4Address(endpoint.address))
+    taken = dict(interfaces(member.network.routes, [number for number in numbers if number != own_number]))
     called = {name: f"{names[number]} ({IPv4Address(number)})" for name, number in taken.items()}
     if "" in taken:
         raise _unroutable(member, f"has no route to {called['']}")
@@ -204,9 +209,9 @@ def _way_out(member: ClusterMember, endpoint: Endpoint, numbers: Sequence[int], 
 
 
 def interfaces(routes: Collection[Route], numbers: Sequence[int]) -> Iterator[tuple[str, int]]:
-    """The interfaces by which addresses leave, each with one of them; no interface where there is no route.
+    """Yield each interface by which packets to the addresses leave, with one of them; "" without a route.
 
-    ``numbers`` are in order. The kernel takes the longest prefix that fits, then the lowest metric.
+    ``numbers`` are sorted. As the kernel does: the longest prefix that matches, then the lowest metric.
     """
     left = list(numbers)
     for route in sorted(routes, key=lambda route: (route.last - route.first, route.metric)):
@@ -218,9 +223,10 @@ def interfaces(routes: Collection[Route], numbers: Sequence[int]) -> Iterator[tu
         yield "", left[0]
 
 
-def _distinct(members: Sequence[ClusterMember], found: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
+def _distinct(members: Sequence[ClusterMember], endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
+    """Return the endpoints; raise HostError if two members have the same address."""
     owners: dict[str, ClusterMember] = {}
-    for member, endpoint in zip(members, found, strict=True):
+    for member, endpoint in zip(members, endpoints, strict=True):
         first = owners.setdefault(endpoint.address, member)
         if first is not member:
             raise HostError(
@@ -229,7 +235,7 @@ def _distinct(members: Sequence[ClusterMember], found: tuple[Endpoint, ...]) -> 
                 hint=f"name a host once; {_advice(member)}",
                 node=member.name,
             )
-    return found
+    return endpoints
 
 
 def _unroutable(member: ClusterMember, problem: str) -> HostError:
@@ -241,7 +247,7 @@ def _advice(member: ClusterMember) -> str:
 
 
 def _has(member: ClusterMember) -> str:
-    """A host's interfaces that may lead to others, with their addresses."""
+    """Describe a host's interfaces that may lead to others, with their addresses."""
     usable = member.network.usable
     outer = (name for name in member.network.interfaces if not _INNER.fullmatch(name))
     names = dict.fromkeys((*usable, *outer))
@@ -249,5 +255,5 @@ def _has(member: ClusterMember) -> str:
 
 
 def free_port(after: int, busy: Collection[int]) -> int:
-    """A TCP port that is not ``busy``: the next one, where programs may choose."""
+    """Return the next TCP port after ``after`` that is not ``busy``; from 20000 on if ``after`` is 65000 or more."""
     return next(number for number in count(after + 1 if after < 65000 else 20000) if number not in busy)

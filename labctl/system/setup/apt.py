@@ -1,4 +1,4 @@
-"""This host's apt configuration, read as data: which archive its packages come from, under either format.
+"""This host's apt configuration, read as data in either format: the archives that its packages come from.
 
 Sources: sources.list(5) for the one-line and the deb822 format, apt_preferences(5).
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -20,7 +21,7 @@ SUFFIXES = ("", "-updates", "-security")
 
 
 class Source(Struct, frozen=True):
-    """One archive of apt."""
+    """An archive of apt."""
 
     uris: tuple[str, ...]
     suites: tuple[str, ...]
@@ -29,18 +30,17 @@ class Source(Struct, frozen=True):
 
 
 def read(root: Path = Path("/")) -> tuple[Source, ...]:
-    """Every enabled source of binary packages; a file that cannot be read counts as empty."""
+    """Return every enabled source of binary packages; an unreadable file counts as empty."""
     folder = root / "etc/apt"
     one_line = [folder / "sources.list", *sorted((folder / "sources.list.d").glob("*.list"))]
     deb822 = sorted((folder / "sources.list.d").glob("*.sources"))
-    return (
-        *(source for path in one_line for source in parse_list(procfs.read(path))),
-        *(source for path in deb822 for source in parse_deb822(procfs.read(path))),
-    )
+    listed = chain.from_iterable(parse_list(procfs.read(path)) for path in one_line)
+    stanzas = chain.from_iterable(parse_deb822(procfs.read(path)) for path in deb822)
+    return (*listed, *stanzas)
 
 
 def parse_list(text: str) -> Iterator[Source]:
-    """``deb [signed-by=KEY] URI SUITE COMPONENT...`` lines."""
+    """Parse ``deb [signed-by=KEY] URI SUITE COMPONENT...`` lines."""
     for line in text.splitlines():
         match = re.fullmatch(r"\s*deb\s+(?:\[([^\]]*)\]\s+)?(\S+)\s+(\S+)\s*(.*)", line.partition("#")[0].rstrip())
         if match:
@@ -49,7 +49,7 @@ def parse_list(text: str) -> Iterator[Source]:
 
 
 def parse_deb822(text: str) -> Iterator[Source]:
-    """Stanzas of ``Key: value`` with continuation lines."""
+    """Parse stanzas of ``Key: value`` with continuation lines; disabled stanzas are skipped."""
     plain = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
     for stanza in re.split(r"\n\s*\n", plain):
         fields = {
@@ -63,7 +63,7 @@ def parse_deb822(text: str) -> Iterator[Source]:
 
 
 def archive(sources: tuple[Source, ...], distribution: str, suite: str) -> Source | None:
-    """The distribution's own main archive of a suite, over http; None where no source is that."""
+    """Return the distribution's own main archive of a suite, over http; None if no source is that."""
     for source in sources:
         uris = tuple(uri for uri in source.uris if urlsplit(uri).scheme in {"http", "https"})
         if suite in source.suites and "main" in source.components and _is_own(source, uris, distribution):
@@ -72,35 +72,35 @@ def archive(sources: tuple[Source, ...], distribution: str, suite: str) -> Sourc
 
 
 def for_release(sources: tuple[Source, ...], distribution: str, host_codename: str, codename: str) -> str:
-    """``sources.list`` for another release of the same distribution, from the same mirrors; empty where there is none.
+    """Return a ``sources.list`` for another release of the distribution, from the same mirrors; empty without mirrors.
 
-    Only what the distribution itself publishes: a third party's entry never passes.
+    Only the distribution's own archives: third-party sources are left out.
     """
-    found = {suffix: archive(sources, distribution, host_codename + suffix) for suffix in SUFFIXES}
-    firsts = {suffix: source.uris[0] for suffix, source in found.items() if source and source.uris}
+    archives = {suffix: archive(sources, distribution, host_codename + suffix) for suffix in SUFFIXES}
+    firsts = {suffix: source.uris[0] for suffix, source in archives.items() if source and source.uris}
     return "".join(_line(uri, codename + suffix, distribution) for suffix, uri in firsts.items())
 
 
 def for_mirror(mirror: str, codename: str) -> str:
-    """``sources.list`` that takes a Debian release from one mirror, which keeps security beside the archive."""
+    """Return a ``sources.list`` for a Debian release from a single mirror; security is in ``MIRROR-security``."""
     base = mirror.rstrip("/")
     return "".join(_line(f"{base}-security" if s == "-security" else base, codename + s, "debian") for s in SUFFIXES)
 
 
 def candidates(policy: str) -> dict[str, str]:
-    """Package -> version that apt would install, from the output of ``apt-cache policy``."""
-    found = re.findall(r"^(\S+):\n.*\n  Candidate: (.*)$", policy, re.MULTILINE)
-    return {package: version for package, version in found if version != "(none)"}
+    """Return the version that apt would install of each package, parsed from ``apt-cache policy``."""
+    versions = re.findall(r"^(\S+):\n.*\n  Candidate: (.*)$", policy, re.MULTILINE)
+    return {package: version for package, version in versions if version != "(none)"}
 
 
 def _is_own(source: Source, uris: tuple[str, ...], distribution: str) -> bool:
-    """A third party also has suites named like the release: the key tells it apart, or else the path."""
+    """Tell if a source is the distribution's, by its key or else its path: third parties use the same suite names."""
     if source.signed_by:
         return Path(source.signed_by).name.startswith(f"{distribution}-archive-")
     return any(distribution in urlsplit(uri).path for uri in uris)
 
 
 def _line(uri: str, suite: str, distribution: str) -> str:
-    # Where Ubuntu keeps Open MPI and pdsh, which are Debian's main.
+    # Ubuntu has Open MPI and pdsh in universe, Debian in main.
     components = "main universe" if distribution == "ubuntu" else "main"
     return f"deb [signed-by=/usr/share/keyrings/{distribution}-archive-keyring.gpg] {uri} {suite} {components}\n"

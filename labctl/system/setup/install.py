@@ -1,4 +1,4 @@
-"""Sets this host up to run a lab: Docker Engine, buildx and compose. First a plan, then its execution."""
+"""Installs Docker Engine, buildx and compose on this host: first a plan, then its execution."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ MANUAL = "https://docs.docker.com/engine/install/"
 STATE = Path("/var/lib/labctl")
 LOG = STATE / "dockerd.log"
 NEXT = {"bookworm": "trixie", "trixie": "forky"}
-"""Debian releases and the one after each."""
+"""Debian releases and their successors."""
 
 
 class SetupStep(Struct, frozen=True):
-    """A command to run as root, and why; ``input`` is its stdin."""
+    """A command to run as root and the reason for it; ``input`` is its stdin."""
 
     argv: tuple[str, ...]
     reason: str
@@ -44,7 +44,7 @@ class SetupStep(Struct, frozen=True):
 
 
 class SetupPlan(Struct, frozen=True):
-    """The steps in order; ``unfinished`` if the rest depends on their outcome."""
+    """Steps in order; ``unfinished`` if further steps depend on their outcome."""
 
     steps: tuple[SetupStep, ...]
     present: str
@@ -59,7 +59,7 @@ class SetupPlan(Struct, frozen=True):
         return "\n".join(("to make this host able to run a lab:", *listed))
 
     def typed(self) -> tuple[str, ...]:
-        """The steps as shell command lines of this user; root's if there is no sudo."""
+        """Return the steps as this user's shell command lines; as root's if there is no sudo."""
         lines = []
         for step in self.steps:
             line = shlex.join((*(self.prefix or ()), *step.argv))
@@ -73,7 +73,7 @@ class SetupPlan(Struct, frozen=True):
 
 
 def plan(facts: Facts) -> SetupPlan:
-    """What this host is missing and how to install it. HostError if it cannot be installed by labctl."""
+    """Plan the installation of missing requirements. HostError if labctl cannot install them on this distribution."""
     missing = _missing(facts)
     present = f"Docker Engine {facts.engine}, buildx {facts.buildx}, compose {facts.compose}"
     if missing and facts.distribution not in {"debian", "ubuntu"}:
@@ -83,13 +83,7 @@ def plan(facts: Facts) -> SetupPlan:
         return SetupPlan((update,), present, facts.prefix, unfinished=True)
     packages, from_next = _packages(facts, missing)
     steps = _next_release(facts) if from_next else ()
-    if packages:
-        words = "--no-install-recommends", *packages
-        install = ("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "--yes", *words)
-        steps += (
-            SetupStep(("apt-get", "install", "--simulate", *words), "check that nothing else is upgraded or removed"),
-            SetupStep(install, f"install {', '.join(packages)}"),
-        )
+    steps += _install(packages)
     if not (facts.running or facts.denied) or "Docker Engine" in missing:
         steps += _start(facts)
     if (person := facts.outsider) and (steps or facts.denied):
@@ -98,11 +92,23 @@ def plan(facts: Facts) -> SetupPlan:
     return SetupPlan(steps, present, facts.prefix)
 
 
+def _install(packages: tuple[str, ...]) -> tuple[SetupStep, ...]:
+    """Return the steps that install packages, after a simulation; none without packages."""
+    if not packages:
+        return ()
+    selection = ("--no-install-recommends", *packages)
+    install = ("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "--yes", *selection)
+    return (
+        SetupStep(("apt-get", "install", "--simulate", *selection), "check that nothing else is upgraded or removed"),
+        SetupStep(install, f"install {', '.join(packages)}"),
+    )
+
+
 def _missing(facts: Facts) -> tuple[str, ...]:
-    """The requirements that are not installed, or too old."""
+    """Return the requirements that are not installed or too old."""
     versions = {
         "Docker Engine": facts.engine,
-        # Of whatever version.
+        # Any version will do.
         "docker command": OLDEST["docker command"] if facts.command else "",
         "buildx": facts.buildx,
         "compose": facts.compose,
@@ -111,31 +117,35 @@ def _missing(facts: Facts) -> tuple[str, ...]:
 
 
 def _packages(facts: Facts, missing: tuple[str, ...]) -> tuple[tuple[str, ...], bool]:
-    """The packages to install, and whether they come from the next release because this one's are too old."""
-    found = {}
-    for need in missing:
-        candidates = {name: facts.candidates[name] for name in PACKAGES[need] if name in facts.candidates}
-        found[need] = next((name for name in candidates if not is_older(candidates[name], OLDEST[need])), "")
-    if found.get("Docker Engine") and found.get("docker command") == "":
-        # Older packages of the engine bring the command with them.
-        del found["docker command"]
-    if all(found.values()):
-        return tuple(found.values()), False
+    """Return the packages to install; True if they come from the next release, as this release's are too old."""
+    packages = {need: _new_enough(facts, need) for need in missing}
+    if packages.get("Docker Engine") and packages.get("docker command") == "":
+        # Older packages of the engine include the command.
+        del packages["docker command"]
+    if all(packages.values()):
+        return tuple(packages.values()), False
     if facts.distribution != "debian" or facts.codename not in NEXT:
         raise _unknown_way(facts, missing)
     return tuple(PACKAGES[need][0] for need in missing), True
 
 
+def _new_enough(facts: Facts, need: str) -> str:
+    """Return the first package that is available in a sufficient version; empty if none is."""
+    candidates = {name: facts.candidates[name] for name in PACKAGES[need] if name in facts.candidates}
+    return next((name for name, version in candidates.items() if not is_older(version, OLDEST[need])), "")
+
+
 def _next_release(facts: Facts) -> tuple[SetupStep, ...]:
-    own = apt.archive(facts.sources, facts.distribution, facts.codename)
-    if own is None:
+    """Return the steps that add the next Debian release as a source, pinned to labctl's packages. HostError."""
+    archive = apt.archive(facts.sources, facts.distribution, facts.codename)
+    if archive is None:
         raise HostError(
             f"no source under /etc/apt is the main archive of Debian {facts.codename}, which this host runs",
             hint=f"add that source, or install Docker Engine {OLDEST_ENGINE} or newer by hand",
         )
     release = NEXT[facts.codename]
-    signed = f"Signed-By: {own.signed_by}\n" if own.signed_by else ""
-    source = f"Types: deb\nURIs: {' '.join(own.uris)}\nSuites: {release}\nComponents: main\n{signed}"
+    signed = f"Signed-By: {archive.signed_by}\n" if archive.signed_by else ""
+    source = f"Types: deb\nURIs: {' '.join(archive.uris)}\nSuites: {release}\nComponents: main\n{signed}"
     named = " ".join(names[0] for names in PACKAGES.values())
     pins = (
         f"Package: *\nPin: release n={release}\nPin-Priority: 1\n\n"
@@ -144,7 +154,7 @@ def _next_release(facts: Facts) -> tuple[SetupStep, ...]:
     pinning = f"keep everything but {named} away from Debian {release}"
     adding = f"Debian {facts.codename}'s own packages are too old: add Debian {release} as a source"
     return (
-        # The pin first: at no moment may the next release be open to the whole system.
+        # The pin comes first: no other package may come from the next release even for a moment.
         SetupStep(("tee", "/etc/apt/preferences.d/labctl-next"), pinning, pins),
         SetupStep(("tee", "/etc/apt/sources.list.d/labctl-next.sources"), adding, source),
         SetupStep(("apt-get", "update"), "update the package lists"),
@@ -152,6 +162,7 @@ def _next_release(facts: Facts) -> tuple[SetupStep, ...]:
 
 
 def _start(facts: Facts) -> tuple[SetupStep, ...]:
+    """Return the steps that start Docker, by systemd or directly."""
     if facts.systemd:
         return (SetupStep(("systemctl", "enable", "--now", "docker"), "start Docker, now and at boot"),)
     daemon = (
@@ -165,6 +176,7 @@ def _start(facts: Facts) -> tuple[SetupStep, ...]:
 
 
 def _unknown_way(facts: Facts, missing: tuple[str, ...]) -> HostError:
+    """Return the error for requirements that this distribution has no packages of."""
     where = f"{facts.distribution} {facts.codename}".strip() or "this distribution"
     message = f"missing: {', '.join(missing)}; {where} has no packages of it that labctl knows"
     needed = f"Docker Engine {OLDEST_ENGINE} or newer with buildx and compose {OLDEST_COMPOSE} or newer"
@@ -175,26 +187,22 @@ def _unknown_way(facts: Facts, missing: tuple[str, ...]) -> HostError:
 
 
 class SetupResult(Struct, frozen=True):
-    """Whether this host was changed."""
+    """Result of ``setup``: ``changed`` if this host was changed."""
 
     changed: bool
 
 
 def setup(*, yes: bool, ask: Callable[[str], bool] | None, emit: Emit) -> bool:
-    """Set this host up to run a lab; False if it already was. ``ask`` is None if there is no terminal.
+    """Set this host up to run a lab; return False if it already was. ``ask`` is None without a terminal.
 
-    HostError if root is needed and not available (its hint has the commands), if aborted, or if a step failed.
+    HostError if root is needed and not available (the hint has the commands), if aborted, or if a step failed.
     """
     agreed, acted = yes, False
     while (steps := plan(observe())).steps:
         emit(str(steps))
-        if steps.prefix is None:
-            typed = (*steps.typed(), *(("labctl setup",) if steps.unfinished else ()))
-            raise HostError("permission denied: this needs root or sudo", hint="\n".join(("as root:", *typed)))
-        if not agreed and ask is None:
-            raise HostError("cannot prompt: not a terminal", hint="labctl setup --yes")
-        if not agreed and ask and not ask("do this?"):
-            raise HostError("aborted", hint="labctl setup")
+        _require_root(steps)
+        if not agreed:
+            _confirm(ask)
         carry_out(steps, emit)
         agreed = acted = True
         if not steps.unfinished:
@@ -210,8 +218,24 @@ def setup(*, yes: bool, ask: Callable[[str], bool] | None, emit: Emit) -> bool:
     return acted
 
 
+def _require_root(steps: SetupPlan) -> None:
+    """Raise HostError, with the commands to run as root, if this user can neither be root nor use sudo."""
+    if steps.prefix is None:
+        again = ("labctl setup",) if steps.unfinished else ()
+        commands = ("as root:", *steps.typed(), *again)
+        raise HostError("permission denied: this needs root or sudo", hint="\n".join(commands))
+
+
+def _confirm(ask: Callable[[str], bool] | None) -> None:
+    """Raise HostError unless the user agrees at the terminal."""
+    if ask is None:
+        raise HostError("cannot prompt: not a terminal", hint="labctl setup --yes")
+    if not ask("do this?"):
+        raise HostError("aborted", hint="labctl setup")
+
+
 def carry_out(steps: SetupPlan, emit: Emit) -> None:
-    """Run the steps in order, and wait until Docker answers. HostError at the first failure."""
+    """Run the steps in order, then wait until Docker answers. HostError at the first failure."""
     prefix = steps.prefix or ()
     for number, step in enumerate(steps.steps, 1):
         emit(f"[{number}/{len(steps.steps)}] {step.reason}")
@@ -227,7 +251,7 @@ def carry_out(steps: SetupPlan, emit: Emit) -> None:
 
 
 def _require_harmless(simulation: str, argv: tuple[str, ...]) -> None:
-    """HostError if ``apt-get install`` would change other packages than it names, or install too old an engine."""
+    """Raise HostError if ``apt-get install`` would change unnamed packages, or install too old an engine."""
     actions = re.findall(r"^Inst (\S+) (\[\S+\] )?\((\S+)", simulation, re.MULTILINE)
     upgraded = sorted({package for package, old, _ in actions if old} - set(argv))
     removed = re.findall(r"^(?:Remv|Purg) (\S+)", simulation, re.MULTILINE)
@@ -242,13 +266,14 @@ def _require_harmless(simulation: str, argv: tuple[str, ...]) -> None:
 
 
 def _wait_until_it_answers(prefix: tuple[str, ...]) -> None:
+    """Wait up to 60 s for Docker to answer. HostError if it does not, died, or an old engine still runs."""
     deadline, pid_file = time.monotonic() + 60, STATE / "dockerd.pid"
     while True:
-        # With the prefix, as this session may not be in group docker yet.
+        # As root: this session may not be in group docker yet.
         version, reason = ask_docker(engine_version, prefix=prefix)
         if not reason:
             break
-        # Of the daemon that was started here.
+        # Without systemd, a step above started the daemon and wrote this file.
         died = pid_file.is_file() and not Path(f"/proc/{pid_file.read_text(encoding='utf-8').strip()}").exists()
         if died or time.monotonic() > deadline:
             log = procfs.read(LOG).splitlines()[-20:]

@@ -1,4 +1,4 @@
-"""What a lab requires of this host: Docker Engine, its command, buildx, compose; and which of it the host has."""
+"""Requirements of a lab on this host: Docker Engine, its command, buildx, compose; and which of them are installed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from labctl.system.setup import apt
 
 OLDEST_ENGINE = "24"
-"""Its BuildKit, 0.11, reads labctl's Dockerfiles without a frontend from a registry. Oldest tested: 26.1."""
+"""Oldest with BuildKit 0.11, which reads labctl's Dockerfiles without a registry's frontend. Oldest tested: 26.1."""
 OLDEST_BUILDX = "0.10"
-"""The first with ``--provenance`` (github.com/docker/buildx/releases/tag/v0.10.0). Oldest tested: 0.13."""
+"""Oldest with ``--provenance`` (github.com/docker/buildx/releases/tag/v0.10.0). Oldest tested: 0.13."""
 OLDEST_COMPOSE = "2.24.4"
-"""The first that reads ``!override`` in compose.override.yml (docs.docker.com/reference/compose-file/merge).
+"""Oldest that reads ``!override`` in compose.override.yml (docs.docker.com/reference/compose-file/merge).
 
-Its client has API 1.44, the oldest that Engine 29 answers. Oldest tested: 2.26.
+Its client has API 1.44, the oldest that Engine 29 accepts. Oldest tested: 2.26.
 """
 OLDEST: Mapping[str, str] = {
     "Docker Engine": OLDEST_ENGINE,
@@ -41,42 +41,42 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "buildx": ("docker-buildx", "docker-buildx-plugin"),
     "compose": ("docker-compose", "docker-compose-v2", "docker-compose-plugin"),
 }
-"""Requirement -> packages that may meet it; the distribution's own name first."""
+"""Packages that may meet each requirement; the distribution's own name first."""
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """What this host has; a version is empty if the thing is missing."""
+    """Installed versions and permissions on this host; a version is empty if the program is missing."""
 
     distribution: str
     codename: str
     sources: tuple[apt.Source, ...]
     candidates: Mapping[str, str]
     engine: str
-    """Version of the running daemon, else of the installed one."""
+    """Version of the running daemon, or of the installed one if none runs."""
     running: bool
     denied: bool
     """Permission denied on the daemon's socket."""
     outsider: str
-    """The user's name if not in group docker, whose members may open it; empty for members and root."""
+    """The user's name if not in group docker, which may open the socket; empty for members and root."""
     command: bool
     buildx: str
     compose: str
     systemd: bool
     mtu: int
     daemon: str
-    """Path of ``dockerd``, or where its package puts it."""
+    """Path of ``dockerd``; the package's path if it is not installed."""
     prefix: tuple[str, ...] | None
-    """What to put before a command to run it as root; None if this user cannot."""
+    """Arguments before a command that run it as root; None if this user cannot."""
 
 
 def observe() -> Facts:
-    """This host as it is."""
+    """Examine this host."""
     from labctl.system.setup import apt
 
     release = procfs.os_release()
     engine, why = ask_docker(engine_version)
     names = [name for alternatives in PACKAGES.values() for name in alternatives]
-    # A user's PATH on Debian has no /usr/sbin.
+    # On Debian, users' PATH does not include /usr/sbin.
     daemon = shutil.which("dockerd") or "/usr/sbin/dockerd"
     policy = process.run(["apt-cache", "policy", *names], check=False, env={"LC_ALL": "C"}).out
     return Facts(
@@ -99,7 +99,7 @@ def observe() -> Facts:
 
 
 def root_prefix() -> tuple[str, ...] | None:
-    """What makes a command root's: nothing, ``sudo``, or None if there is no sudo or it cannot ask."""
+    """Return the arguments that run a command as root: none, ``sudo``, or None if sudo is missing or cannot ask."""
     if os.geteuid() == 0:
         return ()
     if shutil.which("sudo") is None:
@@ -110,10 +110,11 @@ def root_prefix() -> tuple[str, ...] | None:
 
 
 def _outsider() -> str:
+    """Return the user's name if it has to be added to group docker; empty if not."""
     try:
         user = pwd.getpwuid(os.geteuid())
     except KeyError:
-        # A number without a name cannot be put into a group.
+        # A uid without a name cannot be added to a group.
         return ""
     if os.geteuid() == 0:
         return ""
@@ -125,7 +126,7 @@ def _outsider() -> str:
 
 
 def ask_docker(ask: Callable[[DockerClient], str], seconds: float = 20, prefix: Sequence[str] = ()) -> tuple[str, str]:
-    """What the docker command answers, and why it does not; one of both is empty."""
+    """Query the docker command; return its answer and the reason if it fails, either of them empty."""
     from python_on_whales import DockerClient
     from python_on_whales.exceptions import DockerException
 
@@ -140,24 +141,24 @@ def ask_docker(ask: Callable[[DockerClient], str], seconds: float = 20, prefix: 
 
 
 def engine_version(docker: DockerClient) -> str:
-    """That of the daemon."""
+    """Return the version of the daemon; empty if it does not answer."""
     server = docker.version().server
     return (server and server.version) or ""
 
 
 def plugin_version(name: str, seconds: float = 20) -> tuple[str, str]:
-    """What ``docker NAME version`` prints for compose or buildx, and why it fails; one of both is empty."""
+    """Return the output of ``docker NAME version`` and the reason if it fails, either of them empty."""
     return ask_docker(lambda docker: str(getattr(docker, name).version()), seconds)
 
 
 def first_version(text: str) -> str:
-    """The first word that looks like a version, such as ``2.26.1``; empty if there is none."""
-    words = (word.lstrip("v") for word in text.replace(",", " ").split())
-    return next((word for word in words if word[:1].isdigit()), "")
+    """Return the first word that looks like a version, such as ``2.26.1``; empty if none does."""
+    candidates = (word.lstrip("v") for word in text.replace(",", " ").split())
+    return next((word for word in candidates if word[:1].isdigit()), "")
 
 
 def is_older(version: str, oldest: str) -> bool:
-    """Compare the numbers of two versions, as in ``5:27.0.1-1~debian``; one without a number is older than all."""
+    """Tell if a version, such as ``5:27.0.1-1~debian``, is older than another; a version without a number is older."""
     return _numbers(version) < _numbers(oldest)
 
 

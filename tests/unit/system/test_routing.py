@@ -218,7 +218,7 @@ def test_a_host_alone_needs_no_route() -> None:
 
 @pytest.mark.parametrize(
     ("iface", "reason"),
-    [("ib7", "is not there"), ("eth2", "has no IPv4 address"), ("docker0", "leads to no other host"),
+    [("ib7", "does not exist"), ("eth2", "has no IPv4 address"), ("docker0", "leads to no other host"),
      ("lo", "leads to no other host")],
 )  # fmt: skip
 def test_an_interface_that_is_not_to_be_had_is_named_with_its_line(iface: str, reason: str) -> None:
