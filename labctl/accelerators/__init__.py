@@ -1,4 +1,4 @@
-"""Accelerators: one module per vendor, which owns all that labctl knows of it; a new file is a new accelerator.
+"""Accelerators: a module per vendor, which holds everything specific to it; a new file adds an accelerator.
 
 A module of this package is an accelerator if it has ``MODULE``. What it adds to a compose file is in
 ``compose/<name>.yml.j2``, its image in ``docker/<name>.Dockerfile``. ``docker/<name>_sampler.py`` samples its devices,
@@ -12,6 +12,7 @@ import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from importlib import import_module
+from itertools import chain
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -23,30 +24,30 @@ from labctl.system.hostpath import HostPath
 from labctl.system.procfs import ROOT
 
 CPU = "cpu"
-"""What a machine without devices is."""
+"""Accelerator of a machine without devices."""
 
 
 class PciVendor(Struct, frozen=True):
-    """A vendor's PCI devices: its id, what messages call one, and the kernel drivers that serve it."""
+    """A vendor's PCI devices: its id, the noun for a device in messages, and the kernel drivers that serve it."""
 
     id: str
     name: str
     drivers: tuple[str, ...] = ()
     first_file: str = ""
-    """The command that makes the first device file, where the driver leaves that to a program."""
+    """Command that creates the first device file, if the driver leaves that to a program."""
     other: str = ""
-    """What a device of the same classes that is no display controller is: not one of these."""
+    """Noun for the vendor's processing accelerators, if those are not its GPUs."""
     integrated: str = ""
-    """The address of what is part of the processor."""
+    """PCI address of the GPU inside the processor."""
 
 
 class Tool(Struct, frozen=True):
-    """A vendor's command that prints one line of CSV a device, and what its columns are. Memory is in MiB."""
+    """A vendor's command that prints a CSV line per device, and the meaning of its columns. Memory is in MiB."""
 
     argv: tuple[str, ...]
     columns: tuple[str, ...] = ("index", "pci", "name", "memory", "uuid")
     lists_all: bool = True
-    """Whether it knows every device that its vendor's driver serves."""
+    """True if it lists every device that its vendor's driver serves."""
 
     @property
     def name(self) -> str:
@@ -54,7 +55,7 @@ class Tool(Struct, frozen=True):
 
 
 class EngineAccess(Struct, frozen=True, kw_only=True):
-    """The ways in which an engine hands devices in; one that has none of them gets device files."""
+    """The ways in which a container engine can pass devices; without any, containers get the device files."""
 
     cdi: str = ""
     """Kind of the CDI devices, such as ``example.com/gpu``."""
@@ -64,128 +65,135 @@ class EngineAccess(Struct, frozen=True, kw_only=True):
     """Name of the container runtime."""
     noun: str = ""
     hint: str = ""
-    """What to do where the engine has none of the ways."""
+    """Advice if the engine has none of the ways."""
     program: str = ""
-    """What the package brings that has to be installed, and where the package is from."""
+    """Program to install; ``package`` contains it, from the archive ``source``."""
     package: str = ""
     source: str = ""
     configure: str = ""
-    """As root: what tells the engine of the runtime; where empty, daemon.json is written."""
+    """Root command that registers the runtime with the engine; if empty, labctl writes daemon.json."""
     generate_cdi: str = ""
-    """As root: what writes the CDI specification into ``{folder}``."""
+    """Root command that writes the CDI specification into ``{folder}``."""
     enable_cdi: str = ""
 
     @property
     def is_open(self) -> bool:
-        """Whether the engine decides which of several ways it is."""
+        """Tell if the engine decides between several ways."""
         return len(self.ways) > 1
 
     @property
     def ways(self) -> tuple[Request, ...]:
+        """Ways that this vendor supports, the preferred first."""
         names: dict[Request, str] = {"cdi": self.cdi, "reservation": self.driver, "runtime": self.runtime}
         return tuple(way for way, name in names.items() if name)
 
 
 class Watch(Struct, frozen=True, kw_only=True):
-    """What shows that a node still has its devices; the node agent is given it as JSON."""
+    """Signs that a node still has its devices; the node agent gets them as JSON."""
 
     files: tuple[str, ...]
-    """Patterns below /dev of what programs open; the first one matches one file for each device."""
+    """Patterns of device files below /dev; the first pattern matches one file per device."""
     tool: tuple[str, ...] = ()
     line: str = ""
-    """A regular expression for the tool's line of a device."""
+    """Regular expression for the tool's line of a device."""
 
 
 class Advice(Struct, frozen=True):
-    """What a vendor's check found, for doctor; without an impact all is well. An empty ``fix`` is a new image."""
+    """Result of a vendor's check, for doctor: fine if ``impact`` is empty. An empty ``fix`` means a new image."""
 
     code: str
     summary: str
     impact: str = ""
     fix: str = ""
-    """A command to run as root; ``{sudo}`` stands before further ones."""
+    """Command to run as root; ``{sudo}`` marks further commands in it."""
 
 
 Variables = Callable[[], Mapping[str, str]]
 
 
 class AcceleratorModule(Struct, frozen=True, kw_only=True):
-    """All that labctl knows of a vendor. Only the first three members are needed; they and those after are pure."""
+    """Everything specific to a vendor. Only the first three fields are required; functions have no side effects."""
 
     sought: str
-    """What is looked for, in words."""
+    """Description of the devices, for messages."""
     find: Callable[[HostPath], tuple[Device, ...]]
-    """Its devices on the host whose files are below a root directory."""
+    """Returns the devices of the host whose files are below a root directory."""
     container: Callable[[Host, tuple[Device, ...]], DeviceMapping]
-    """What only this vendor's devices ask of a container; see ``mapping``."""
+    """Returns the part of a container's device mapping that is specific to this vendor; see ``mapping``."""
     aliases: tuple[str, ...] = ()
-    """What people write for its name."""
+    """Other names that users write for it."""
     missed: str = ""
-    """A pattern of what programs say that find none of its devices."""
+    """Pattern of the error of programs that find none of its devices."""
     kernel: str = ""
-    """A pattern of the kernel's messages about its devices and driver."""
+    """Pattern of the kernel's messages about its devices and driver."""
     out_of_memory: str = ""
-    """A pattern of what programs say whose devices have no memory left, beside the usual words."""
+    """Pattern of the error of programs whose devices are out of memory, besides the usual message."""
     order: int = 50
-    """Its place among what ``auto`` tries."""
+    """Position in the order that ``auto`` tries."""
     driver: Callable[[HostPath], str] = lambda _: ""
-    """Version of the kernel driver; empty where it is not loaded."""
+    """Version of the kernel driver; empty if it is not loaded."""
     pci: PciVendor | None = None
     tool: Tool | None = None
     engine: EngineAccess = EngineAccess()
     watch: Watch | None = None
     attributes: tuple[str, ...] = ()
-    """What is read of another host: patterns below a device's folder in sysfs, and below its root directory."""
+    """Files to read from another host: patterns below a device's folder in sysfs; ``texts`` below its root."""
     texts: tuple[str, ...] = ()
     present: tuple[str, ...] = ()
-    """Files of which only the existence counts; those that exist are in ``Host.files``."""
+    """Files to check for existence; those that exist are in ``Host.files``."""
     count: tuple[str, str] | None = None
-    """The module of torch that counts its devices, and TensorFlow's kind of them: ``docker/count_devices.py``."""
+    """Module of torch that counts its devices, and TensorFlow's kind of them: ``docker/count_devices.py``."""
     reset: str = ""
-    """As root: what resets ``{device}``, which is not in use."""
+    """Root command that resets ``{device}``, which is not in use."""
     host_checks: Callable[[Host, Callable[[str], str]], Iterable[Advice]] = lambda *_: ()
-    """What it asks of a host, whose files are read by path."""
+    """Checks a host's configuration, given a function that reads the host's files by path."""
     image_check: Callable[[str, str, str, Variables], Advice | None] = lambda *_: None
-    """Why a driver's version does not support an image, by its name, what it was built on and its environment.
+    """Checks if a driver version supports an image, given its name, its base image and its environment.
 
-    The summary is empty where it does; None where that is unknown.
+    The summary is empty if it does; None if that is unknown.
     """
     require_image: Callable[[str], None] = lambda _: None
-    """HostError where the image cannot serve under this host's driver."""
+    """Raises HostError if the image cannot run with this host's driver."""
     base_image: Callable[[], str] = lambda: ""
-    """What its image is built on, where this host decides that."""
+    """Returns the base image that this host's driver requires; empty if any will do."""
 
     torch_index: str = ""
     """Where its image's torch comes from, if not from the package index."""
     images: tuple[tuple[str, str], ...] = ()
-    """Which of labctl's images it has in the place of one that a workload asks for."""
+    """Pairs of an image that a workload asks for and labctl's image for this vendor."""
     resources: tuple[str, ...] = ()
-    """Names that device plugins of Kubernetes give its devices, the usual one first."""
+    """Resource names of its Kubernetes device plugins, the usual name first."""
     launchers: tuple[tuple[str, str], ...] = ()
-    """Which way of a launcher its images have, where that is not the usual one."""
+    """Pairs of a launcher and the variant that its images have, if not the usual one."""
 
     def mapping(self, host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
-        """What one node with these devices asks of its container; RDMA only where the host has it."""
-        own = self.container(host, devices)
+        """Return the device mapping of a node's container; with RDMA devices if the host has them."""
+        vendor_part = self.container(host, devices)
         if not devices:
-            return own
-        ways = self.engine.ways
-        way = host.request if host.request in ways else ways[-1] if ways else None
+            return vendor_part
+        way = self._way(host)
         kind = f"{self.engine.cdi}=" if way == "cdi" else ""
         rdma = (("IPC_LOCK", "root pins memory for RDMA; ranks by memlock"),) if host.infiniband else ()
         return replace(
-            own,
+            vendor_part,
             devices=devices,
             runtime=self.engine.runtime if way == "runtime" else None,
             driver={"reservation": self.engine.driver, "cdi": "cdi"}.get(way or "", ""),
             requests=tuple(f"{kind}{device.id}" for device in devices) if way in ("reservation", "cdi") else (),
-            paths=(*own.paths, *host.infiniband),
-            cap_add=(*own.cap_add, *rdma),
+            paths=(*vendor_part.paths, *host.infiniband),
+            cap_add=(*vendor_part.cap_add, *rdma),
         )
+
+    def _way(self, host: Host) -> Request | None:
+        """Return the way in which the host's engine passes devices; None if containers get device files."""
+        ways = self.engine.ways
+        if host.request in ways:
+            return host.request
+        return ways[-1] if ways else None
 
 
 class Detection(Struct, frozen=True, kw_only=True):
-    """The accelerator of a lab on this host, the devices that it may use, and why it is this one."""
+    """The accelerator of a lab on this host, the devices it may use, and the reason for the choice."""
 
     name: str
     devices: tuple[Device, ...]
@@ -196,119 +204,130 @@ UNSUPPORTED = PciVendor("0x1002", "an AMD card")
 
 
 def modules() -> dict[str, AcceleratorModule]:
-    """Every accelerator by name, in the order in which ``auto`` tries them; a CPU lab is the last."""
+    """Return every accelerator by name, in the order that ``auto`` tries; ``cpu`` is last."""
     return _modules(tuple(__path__))
 
 
 @lru_cache
 def _modules(path: tuple[str, ...]) -> dict[str, AcceleratorModule]:
-    found = {one.name: import_module(f"{__name__}.{one.name}") for one in pkgutil.iter_modules(path)}
-    every = {name: one.MODULE for name, one in found.items() if hasattr(one, "MODULE")}
-    return dict(sorted(every.items(), key=lambda item: (item[1].order, item[0])))
+    """Import the modules below ``path`` that define an accelerator."""
+    imported = {info.name: import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(path)}
+    accelerators = {name: module.MODULE for name, module in imported.items() if hasattr(module, "MODULE")}
+    return dict(sorted(accelerators.items(), key=lambda item: (item[1].order, item[0])))
 
 
 def get(name: str) -> AcceleratorModule:
-    """The module of an accelerator; ConfigError lists the known ones."""
-    known = modules()
-    if name not in known:
-        raise ConfigError(f"unknown accelerator `{name}`", hint=f"known: {', '.join(sorted(known))}")
-    return known[name]
+    """Return the module of an accelerator; raise ConfigError that lists the names if it is unknown."""
+    available = modules()
+    if name not in available:
+        raise ConfigError(f"unknown accelerator `{name}`", hint=f"known: {', '.join(sorted(available))}")
+    return available[name]
 
 
-def choose(wanted: str, root: HostPath) -> Detection:
-    """The accelerator that the setting asks for; ``auto`` takes what is there.
+def choose(setting: str, root: HostPath) -> Detection:
+    """Return the accelerator that LAB_ACCELERATOR names; ``auto`` detects it.
 
-    Graphics inside the processor serve only who asks for them, and only where there is no card. HostError where the
-    host has no device of the wanted kind.
+    A GPU inside the processor is used only if named, and only without a card. HostError if the host has no device of
+    the named kind.
     """
-    if wanted == "auto":
+    if setting == "auto":
         return detect_accelerator(root)
-    module = get(wanted)
-    found = module.find(root)
-    if not found and wanted != CPU:
+    module = get(setting)
+    devices = module.find(root)
+    if not devices and setting != CPU:
         raise HostError(
-            f"this host has no {wanted} device: " + "; ".join((f"no {module.sought}", *remarks(root))),
+            f"this host has no {setting} device: " + "; ".join((f"no {module.sought}", *remarks(root))),
             hint="labctl devices; set LAB_ACCELERATOR=auto or LAB_ACCELERATOR=cpu in .env",
         )
-    return Detection(name=wanted, devices=cards_of(found) or found, why="asked for by LAB_ACCELERATOR")
+    return Detection(name=setting, devices=cards_of(devices) or devices, why="asked for by LAB_ACCELERATOR")
 
 
 def detect_accelerator(root: HostPath) -> Detection:
-    """The first accelerator in order that this host has, and what was looked for before it."""
+    """Return the first accelerator in order that this host has cards of; its reason lists those not found."""
     missed: list[str] = []
     for name, module in modules().items():
         if name == CPU:
             continue
-        found = module.find(root)
-        if devices := cards_of(found):
-            here = f"found {len(devices)} ({module.sought})"
-            return Detection(name=name, devices=devices, why=", ".join((*missed, here)))
-        own = f", but for the processor's own (LAB_ACCELERATOR={name} takes it)" if found else ""
-        missed.append(f"no {module.sought}{own}")
+        devices = module.find(root)
+        if cards := cards_of(devices):
+            present = f"found {len(cards)} ({module.sought})"
+            return Detection(name=name, devices=cards, why=", ".join((*missed, present)))
+        integrated = f", but for the processor's own (LAB_ACCELERATOR={name} takes it)" if devices else ""
+        missed.append(f"no {module.sought}{integrated}")
     return Detection(name=CPU, devices=(), why=", ".join(missed))
 
 
 def cards_of(devices: tuple[Device, ...]) -> tuple[Device, ...]:
-    """Those that are no part of the processor."""
+    """Return the devices that are not part of the processor."""
     return tuple(device for device in devices if not device.integrated)
 
 
 def find_all(root: HostPath) -> dict[str, tuple[Device, ...]]:
-    """The devices of every accelerator that this host has some of, in the order in which ``auto`` tries them."""
-    found = {name: module.find(root) for name, module in modules().items()}
-    return {name: devices for name, devices in found.items() if devices}
+    """Return the devices of every accelerator that this host has, in the order that ``auto`` tries."""
+    every = {name: module.find(root) for name, module in modules().items()}
+    return {name: devices for name, devices in every.items() if devices}
 
 
 def remarks(root: HostPath) -> tuple[str, ...]:
-    """Why each card that no lab can use is not among the devices."""
+    """Explain for each unusable card why it is not among the devices."""
     return tuple(remark(card, vendor) for card, vendor in unused(root))
 
 
 def unserved(root: HostPath) -> tuple[str, ...]:
-    """The same of those cards that ``auto`` would take if they had their driver and device file."""
+    """Explain the same for cards that ``auto`` would take if they had their driver and device file."""
     cards = ((card, vendor) for card, vendor in unused(root) if vendor.drivers and not is_other(card, vendor))
     return tuple(remark(card, vendor) for card, vendor in cards if card.address != vendor.integrated)
 
 
 def unused(root: HostPath) -> Iterator[tuple[pci.PciDevice, PciVendor]]:
-    """The cards of known vendors that no device file leads to."""
-    found = find_all(root)
-    mapped = {device.pci for devices in found.values() for device in devices}
+    """Yield the cards of known vendors that have no device file."""
+    found_by_name = find_all(root)
+    mapped = {device.pci for device in chain.from_iterable(found_by_name.values())}
     # Without addresses a device file cannot be matched to its card.
-    unclear = {get(name).pci for name, devices in found.items() if not all(device.pci for device in devices)}
-    vendors = {one.id: one for one in (UNSUPPORTED, *(module.pci for module in modules().values())) if one}
+    unclear = {get(name).pci for name, devices in found_by_name.items() if not _all_have_addresses(devices)}
+    vendors = _vendors()
     for card in pci.cards(root):
         vendor = vendors.get(card.vendor)
         if vendor and card.address not in mapped and not (vendor in unclear and card.driver in vendor.drivers):
             yield card, vendor
 
 
+def _all_have_addresses(devices: tuple[Device, ...]) -> bool:
+    return all(device.pci for device in devices)
+
+
+def _vendors() -> dict[str, PciVendor]:
+    """Return the vendors by PCI id, those without an accelerator module included."""
+    supported = (module.pci for module in modules().values() if module.pci)
+    return {vendor.id: vendor for vendor in (UNSUPPORTED, *supported)}
+
+
 def is_other(card: pci.PciDevice, vendor: PciVendor) -> bool:
-    """Whether this is something else of the same vendor and class."""
+    """Tell if a card is a processing accelerator of the vendor that is not its GPU, such as an NPU."""
     return bool(vendor.other) and not card.display and card.driver not in vendor.drivers
 
 
 def remark(card: pci.PciDevice, vendor: PciVendor) -> str:
-    """Why a card is not among the devices."""
-    what, wanted = f"{vendor.name} at {card.address}", " or ".join(vendor.drivers)
+    """Explain why a card is not among the devices."""
+    label, drivers = f"{vendor.name} at {card.address}", " or ".join(vendor.drivers)
     if not vendor.drivers:
-        return f"{what} is left alone: labctl has no accelerator for it"
+        return f"{label} is left alone: labctl has no accelerator for it"
     if is_other(card, vendor):
         return f"{vendor.other} at {card.address} is left alone: it is no GPU"
     if not card.driver:
-        return f"{what} has no driver; {wanted} would serve it"
+        return f"{label} has no driver; {drivers} would serve it"
     if card.driver not in vendor.drivers:
-        return f"{what} is held by the driver {card.driver}, not by {wanted}"
+        return f"{label} is held by the driver {card.driver}, not by {drivers}"
     fix = f" (`{vendor.first_file}` makes the first)" if vendor.first_file else ""
-    return f"{what} has its driver, {card.driver}, but no device file{fix}"
+    return f"{label} has its driver, {card.driver}, but no device file{fix}"
 
 
-def observe(wanted: str, root: HostPath = ROOT) -> tuple[str, Host]:
-    """The accelerator that the setting asks for (``auto`` takes what is there) and the host whose files are below root.
+def observe(setting: str, root: HostPath = ROOT) -> tuple[str, Host]:
+    """Return the accelerator that LAB_ACCELERATOR names or ``auto`` detects, and the host whose files are below root.
 
-    Paths are as that host knows them. Raises HostError when there is no device of the wanted kind.
+    Paths are the host's own. Raises HostError if the host has no device of the named kind.
     """
-    choice = choose(wanted, root)
+    choice = choose(setting, root)
     module = get(choice.name)
     return choice.name, Host(
         name="local",
@@ -329,9 +348,9 @@ def observe(wanted: str, root: HostPath = ROOT) -> tuple[str, Host]:
 
 
 def groups(devices: tuple[Device, ...], root: HostPath) -> tuple[int, ...]:
-    """The groups that may open these devices, and ``render`` and ``video`` where the host names them; never root's.
+    """Return the ids of the groups that own these devices, and of ``render`` and ``video`` if the host has them.
 
-    Who opens a device is decided by the number of its group.
+    Never root's group. Access to a device is decided by the group's id, not its name.
     """
     named = procfs.groups("render", "video", root=root)
     owning = (procfs.group_of(device.path, root) for device in devices)

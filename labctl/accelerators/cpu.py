@@ -5,8 +5,8 @@ from __future__ import annotations
 from labctl.accelerators import AcceleratorModule
 from labctl.model import DeviceMapping
 
-# So that DeepSpeed does not look for anything else, and that each rank of a script of Accelerate's or of transformers'
-# Trainer does not train alone: without a GPU they take the ranks for one job only if told so.
+# DS_ACCELERATOR stops DeepSpeed from searching for devices. Without ACCELERATE_USE_CPU and without a GPU, each rank of
+# a script of Accelerate's or of transformers' Trainer would train alone.
 _ENVIRONMENT = (("ACCELERATE_USE_CPU", "true"), ("DS_ACCELERATOR", "cpu"))
 
 MODULE = AcceleratorModule(

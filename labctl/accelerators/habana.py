@@ -15,18 +15,18 @@ from labctl.system.hostpath import HostPath
 from labctl.system.procfs import numa, read
 
 GAUDINET = "/etc/gaudinet.json"
-"""Description of the network between Gaudis, where a host has one."""
+"""Description of the network between Gaudis, on hosts that have it."""
 HUGEPAGES = 15_000
-"""Pages of 2 MiB for eight Gaudis: what Intel's own cluster software reserves comes to 14 500."""
+"""Huge pages of 2 MiB for eight Gaudis; Intel's own cluster software reserves about 14 500."""
 BALANCED = ((5, 9), (5, 16))
 """First and last kernel on which Habana asks to turn NUMA balancing off; hccl_demo's README."""
 
 
 def find(root: HostPath) -> tuple[Device, ...]:
-    """The ``/dev/accel/accel<N>`` that the habanalabs driver serves: an NPU uses the same folder.
+    """Return the ``/dev/accel/accel<N>`` that the habanalabs driver serves; NPUs use the same folder.
 
     Source: Documentation/ABI/testing/sysfs-driver-habanalabs of the kernel (device_type, fw_os_ver, status);
-    ``module_id`` is read where Intel's own Gaudi resource drivers read it.
+    ``module_id`` is read from the file that Intel's own Gaudi resource drivers read.
     """
     names = (re.fullmatch(r"accel(\d+)", path.name) for path in (root / "dev/accel").glob("accel*"))
     indices = sorted((match[1] for match in names if match), key=int)
@@ -35,7 +35,7 @@ def find(root: HostPath) -> tuple[Device, ...]:
 
 
 def device(root: HostPath, index: str, folder: HostPath) -> Device:
-    """A Gaudi by its folder in sysfs. Its status is ``operational`` while it can be used."""
+    """Build a Gaudi from its folder in sysfs. Its status is ``operational`` while it is usable."""
     status = read(folder / "status").strip()
     return Device(
         id=index,
@@ -51,12 +51,12 @@ def device(root: HostPath, index: str, folder: HostPath) -> Device:
 
 
 def driver(root: HostPath) -> str:
-    """Version of the kernel driver, such as ``1.18.0-ee698fb``; empty where it is not loaded."""
+    """Return the version of the kernel driver, such as ``1.18.0-ee698fb``; empty if it is not loaded."""
     return read(root / "sys/module/habanalabs/version").strip()
 
 
 def container(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
-    """By index and module id, what Intel's run line asks for, and the network description if there is one.
+    """Return the environment and mounts for these Gaudis: index and module ids, network description if present.
 
     Source: docs.habana.ai, "Multiple Dockers Each with a Single Workload" (modules) and "Docker Installation".
     """
@@ -74,16 +74,16 @@ def container(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
     )
 
 
-# --- what a Gaudi asks of its host ---------------------------------------------------------------------------
+# --- requirements on the host ---------------------------------------------------------------------------
 
 
 def host_checks(host: Host, read: Callable[[str], str]) -> Iterator[Advice]:
-    """Huge pages, no NUMA balancing on some kernels, an IOMMU that passes accesses through."""
+    """Yield the checks of a Gaudi host: huge pages, NUMA balancing on kernels 5.9 to 5.16, IOMMU passthrough."""
     pages, count = read("proc/sys/vm/nr_hugepages") or "0", len(host.devices)
-    wanted = HUGEPAGES * max(1, count) // 8
+    required = HUGEPAGES * max(1, count) // 8
     impact = "the driver's buffers come from them: large models fail to allocate host memory"
-    summary, fix = f"{pages} huge pages for {count} Gaudis", f"sysctl -w vm.nr_hugepages={wanted}"
-    yield Advice("LAB-GAUDI-001", summary, impact if int(pages) < wanted else "", fix)
+    summary, fix = f"{pages} huge pages for {count} Gaudis", f"sysctl -w vm.nr_hugepages={required}"
+    yield Advice("LAB-GAUDI-001", summary, impact if int(pages) < required else "", fix)
 
     release = re.match(r"(\d+)\.(\d+)", read("proc/sys/kernel/osrelease") or os.uname().release)
     kernel = (int(release[1]), int(release[2])) if release else (0, 0)
@@ -93,8 +93,8 @@ def host_checks(host: Host, read: Callable[[str], str]) -> Iterator[Advice]:
     summary = f"NUMA balancing is {'on' if on else 'off'} under kernel {kernel[0]}.{kernel[1]}"
     yield Advice("LAB-GAUDI-002", summary, impact if bad else "", "sysctl -w kernel.numa_balancing=0")
 
-    words = set(read("proc/cmdline").split())
-    bad = bool(words & {"intel_iommu=on", "amd_iommu=on"}) and "iommu=pt" not in words
+    parameters = set(read("proc/cmdline").split())
+    bad = bool(parameters & {"intel_iommu=on", "amd_iommu=on"}) and "iommu=pt" not in parameters
     summary = f"the IOMMU {'translates accesses' if bad else 'is off or passes accesses through'}"
     impact = "each memory access of a device is translated, which costs bandwidth; some fail"
     fix = (
@@ -104,19 +104,19 @@ def host_checks(host: Host, read: Callable[[str], str]) -> Iterator[Advice]:
     yield Advice("LAB-GAUDI-003", summary, impact if bad else "", fix)
 
 
-# --- which of Habana's images belongs to which driver --------------------------------------------------------
-# Versions are of the Gaudi software, which both are part of. Sources: docker/habana.releases; names of images, and that
-# driver and image are of one release: Support Matrix and installation guide of docs.habana.ai.
+# --- Habana's images and drivers --------------------------------------------------------
+# Versions are of the Gaudi software, which includes driver and image. Sources: docker/habana.releases; that driver and
+# image must be of the same release, and the images' names: Support Matrix and installation guide of docs.habana.ai.
 
 
 def installed_release(root: HostPath = Path("/")) -> str:
-    """The Gaudi software's version of this host's driver, such as ``1.22.0``; empty where there is none."""
+    """Return the Gaudi software version of this host's driver, such as ``1.22.0``; empty without a driver."""
     query = ["hl-smi", "-Q", "driver_version", "-f", "csv,noheader"]
     return _version(driver(root) or process.run(query, check=False, timeout=10).out)
 
 
 def base_image() -> str:
-    """Habana's PyTorch image for this host's driver. HostError if there is none."""
+    """Return Habana's PyTorch image for this host's driver. HostError without a driver."""
     if release := installed_release():
         return base_for(release)
     raise HostError(
@@ -126,24 +126,24 @@ def base_image() -> str:
 
 
 def base_for(release: str) -> str:
-    """Habana's PyTorch image for a driver. HostError if its release is not known."""
-    known = _torch_of()
-    same = [row for row in known if _minor(row[0]) == _minor(release)]
+    """Return Habana's PyTorch image for a driver. HostError if its release is unknown."""
+    releases = _torch_of()
+    same = [row for row in releases if _minor(row[0]) == _minor(release)]
     if not same:
-        minors = dict.fromkeys(_minor(software) for software, _ in known)
+        minors = dict.fromkeys(_minor(software) for software, _ in releases)
         raise HostError(
             f"Habana's image for driver {release} is not known: known are the releases {', '.join(minors)}",
-            hint=f"set LAB_BASE_IMAGE to the image of the driver's own release, named like {_image(*known[-1])}",
+            hint=f"set LAB_BASE_IMAGE to the image of the driver's own release, named like {_image(*releases[-1])}",
         )
     return _image(*next((row for row in same if row[0] == release), same[-1]))
 
 
 def why_mismatch(release: str, image: str) -> str:
-    """Why an image of Habana's cannot run under a driver; empty if it can, or if its name has no release.
+    """Explain why an image of Habana's cannot run with a driver; empty if it can, or if its name has no release.
 
-    A patch release apart is no mismatch.
+    Image and driver may differ in the patch release.
     """
-    # Docker tells a registry, whose address may look like a version, by a dot or a colon.
+    # As in Docker, a first part with a dot or a colon is a registry, whose address may look like a version.
     first, _, rest = image.partition("/")
     name = rest if rest and ("." in first or ":" in first) else image
     software = _version(name) if "gaudi" in image or "habana" in image else ""
@@ -155,14 +155,14 @@ def why_mismatch(release: str, image: str) -> str:
 
 
 def require_image(image: str) -> None:
-    """HostError if an image cannot run under this host's driver; nothing is known on a host without one."""
+    """Raise HostError if an image cannot run with this host's driver; without a driver any image passes."""
     release = installed_release()
     if why := release and why_mismatch(release, image):
         raise HostError(why, hint="unset LAB_BASE_IMAGE and LAB_IMAGE, then: labctl build")
 
 
 def _torch_of() -> list[tuple[str, str]]:
-    """Software and torch of each image, oldest first."""
+    """Return the software and torch version of each image, oldest first."""
     rows = files.path("docker", "habana.releases").read_text(encoding="utf-8").splitlines()
     return [(row.split()[0], row.split()[1]) for row in rows if row and not row.startswith("#")]
 
@@ -176,8 +176,8 @@ def _minor(version: str) -> str:
 
 
 def _version(text: str) -> str:
-    found = re.search(r"(?<![\d.])\d+\.\d+\.\d+", text)
-    return found[0] if found else ""
+    match = re.search(r"(?<![\d.])\d+\.\d+\.\d+", text)
+    return match[0] if match else ""
 
 
 _RUNTIME = "/usr/bin/habana-container-runtime"

@@ -1,4 +1,4 @@
-"""Intel GPUs by their render nodes under ``/dev/dri``."""
+"""Intel GPUs by their render nodes in ``/dev/dri``."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from labctl.system.procfs import numa, read
 
 VENDOR = "0x8086"
 INTEGRATED = "0000:00:02.0"
-"""Where every Intel processor has its own graphics. Source: the processors' datasheets, device 2, function 0."""
+"""PCI address of the GPU inside every Intel processor. Source: the processors' datasheets, device 2, function 0."""
 MEMORY = ("tile*/physical_vram_size_bytes", "drm/card*/lmem_total_bytes")
-"""Files of a GPU that have its memory, those of xe and that of i915."""
+"""Files with a GPU's memory size, of the driver xe and of i915."""
 
 
 def find(root: HostPath) -> tuple[Device, ...]:
-    """Render nodes whose PCI vendor is Intel, in the order of their numbers: ``/dev/dri`` may be another maker's."""
+    """Return the render nodes of Intel GPUs in the order of their numbers; others in ``/dev/dri`` are skipped."""
     names = (re.fullmatch(r"renderD(\d+)", path.name) for path in (root / "dev/dri").glob("renderD*"))
     nodes = sorted((match for match in names if match), key=lambda match: int(match[1]))
     folders = ((match[0], root / "sys/class/drm" / match[0] / "device") for match in nodes)
-    # Their names below by-path hold across reboots.
+    # Names in by-path are stable across reboots.
     by_path = (path for path in sorted((root / "dev/dri/by-path").glob("*-render")) if path.is_symlink())
     links = {link.resolve().name: link.name for link in by_path}
     return tuple(
@@ -34,10 +34,10 @@ def find(root: HostPath) -> tuple[Device, ...]:
 
 
 def device(root: HostPath, name: str, folder: HostPath, link: str) -> Device:
-    """A GPU by its folder in sysfs. xe reports memory per tile, i915 per card, or neither does."""
+    """Build a GPU from its folder in sysfs. xe reports memory per tile, i915 per card; either may not report it."""
     address = pci.address_of(folder)
     texts = (read(path).strip() for pattern in MEMORY for path in folder.glob(pattern))
-    memory = sum(int(text) for text in texts if text.isdecimal()) or None
+    memory = sum(map(int, filter(str.isdecimal, texts))) or None
     return Device(
         id=f"/dev/dri/{name}",
         path=f"/dev/dri/{name}",
@@ -52,20 +52,22 @@ def device(root: HostPath, name: str, folder: HostPath, link: str) -> Device:
 
 
 def driver(root: HostPath) -> str:
-    """``i915`` or ``xe`` with its own version, or the kernel's that it came with; empty where there is no Intel GPU."""
-    names = {pci.driver(root / "sys/class/drm" / Path(one.path).name / "device") for one in find(root)} - {""}
+    """Return ``i915`` or ``xe`` with its version, or the kernel's if built in; empty without an Intel GPU."""
+    folders = (root / "sys/class/drm" / Path(gpu.path).name / "device" for gpu in find(root))
+    names = set(map(pci.driver, folders)) - {""}
     kernel = read(root / "proc/sys/kernel/osrelease").strip()
     versions = ((name, read(root / f"sys/module/{name}/version").strip() or kernel) for name in sorted(names))
     return ", ".join(f"{name} {version}".strip() for name, version in versions)
 
 
 def container(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
-    """These render nodes by name, their by-path links, and this host's own render and video groups."""
+    """Return the render nodes by name, their by-path links, and the host's render and video groups."""
+    links = tuple((device.link, f"../{Path(device.path).name}") for device in devices if device.link)
     return DeviceMapping(
         paths=tuple(device.path for device in devices),
-        links=tuple((device.link, f"../{Path(device.path).name}") for device in devices if device.link),
+        links=links,
         environment=(
-            ("ZE_AFFINITY_MASK", ",".join(str(index) for index in range(len(devices)))),
+            ("ZE_AFFINITY_MASK", ",".join(map(str, range(len(devices))))),
             ("CCL_SOCKET_IFNAME", host.interface),
             ("FI_TCP_IFACE", host.interface),
         ),

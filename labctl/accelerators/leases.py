@@ -1,7 +1,8 @@
-"""A device has one lab at a time: its lease is a kernel lock on a file of the host, held by the container that has it.
+"""Device leases: a device belongs to one lab at a time. A lease is a kernel lock on a file of the host.
 
-No process of labctl's holds it, so it needs no daemon; the kernel frees it when the container is gone, however it went.
-The container takes it (``labnode.py``); what is here says who has it, and keeps two from being granted at once.
+The container that has the device holds the lock (``labnode.py``), not a labctl process: so no daemon is needed, and the
+kernel frees the lock when the container ends, for any reason. This module reads who holds a lease, and serializes the
+labs that assign devices.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from labctl.model import HERE, Device, Host, Lab
 from labctl.naming import lease_path
 from labctl.system import filelock
 
-# Everyone on the host may take a lock, whoever was the first to need it.
+# Every user of the host may take a lock, whoever created its file.
 SHARED = 0o666
 GRANTING = "labctl-up.lock"
 
 
 Lease = Mapping[str, str]
-"""What the holder of a device's lock says of itself."""
+"""The description that the holder of a device's lock wrote of itself."""
 
 
 def user_name(uid: str) -> str:
-    """The name of a user's number; the number where nobody here has it."""
+    """Return the name of a uid; ``user UID`` if it is unknown on this machine."""
     try:
         return pwd.getpwuid(int(uid)).pw_name
     except (KeyError, ValueError, OverflowError):
@@ -37,81 +38,83 @@ def user_name(uid: str) -> str:
 
 @contextlib.contextmanager
 def granting(lab: Lab, *, wait: float, notice: Callable[[str], None]) -> Iterator[None]:
-    """Be the only one on this host that gives out devices; a lab without any does not wait.
+    """Hold the lock that allows only one lab on this host to assign devices; skip it for a lab without devices.
 
-    Raises HostError where another is not done in time, or the locks cannot be made: without them, two labs would get
-    the same device and neither would know.
+    Raises HostError if the lock stays held, or the locks cannot be created: without them, two labs would get the same
+    device unnoticed.
     """
-    wanted = [lease_path(host.locks, device) for host, device in handed_out_here(lab)]
-    if not wanted:
+    locks = [lease_path(host.locks, device) for host, device in handed_out_here(lab)]
+    if not locks:
         yield
         return
     path = Path(lab.hosts[0].locks) / GRANTING
     with filelock.held(path, f"labctl up of lab {lab.name}", wait=wait, notice=notice, mode=SHARED):
-        for missing in wanted:
+        for missing in locks:
             filelock.create(missing, SHARED)
         yield
 
 
 def handed_out_here(lab: Lab) -> list[tuple[Host, Device]]:
-    """The devices of this machine that the lab's nodes get; on other hosts the nodes themselves look at the locks."""
-    return [(lab.host(node.host), device) for node in lab.nodes if node.host == HERE for device in node.devices.devices]
+    """Return the devices of this machine that the lab's nodes get; nodes on other hosts check the locks themselves."""
+    local = [node for node in lab.nodes if node.host == HERE]
+    return [(lab.host(node.host), device) for node in local for device in node.devices.devices]
 
 
 def require_free(lab: Lab) -> None:
-    """HostError that names the holder of each device that the lab would get and another lab has."""
+    """Raise HostError that names the holder of each device that the lab would get and another lab holds."""
     held = [(host, device, lease(host.locks, device)) for host, device in handed_out_here(lab)]
-    taken = [(host, device, found) for host, device, found in held if is_foreign(lab, host, found)]
+    taken = [(host, device, holder) for host, device, holder in held if is_foreign(lab, host, holder)]
     if taken:
-        lines = (f"device {called(device)} is held by {in_words(found)}" for _, device, found in taken)
-        host, _, found = taken[0]
-        raise HostError("\n".join(lines), hint=remedy(lab, host, found))
+        lines = (f"device {called(device)} is held by {in_words(holder)}" for _, device, holder in taken)
+        host, _, holder = taken[0]
+        raise HostError("\n".join(lines), hint=remedy(lab, host, holder))
 
 
 def lease(locks: str, device: Device) -> Lease | None:
-    """Of a device of this machine, whose locks lie in that folder; None where nobody holds it."""
+    """Return the lease of a device of this machine, by its folder of locks; None if the device is free."""
     path = lease_path(locks, device)
     return filelock.said(path) if filelock.is_held(path) else None
 
 
 def holder(locks: str, device: Device) -> str:
-    """Who holds a device of this machine, in words; empty where nobody does."""
+    """Describe the holder of a device of this machine; empty if the device is free."""
     return in_words(lease(locks, device))
 
 
-def in_words(found: Lease | None, named: Callable[[str], str] = user_name) -> str:
-    """Who holds it, with the name of a user's number as that host has it; empty where nobody does."""
-    if found is None:
+def in_words(held: Lease | None, named: Callable[[str], str] = user_name) -> str:
+    """Describe the holder of a lease; ``named`` maps a uid to a name on that host. Empty if the device is free."""
+    if held is None:
         return ""
     try:
-        owner = named(found["uid"])
-        return f"lab `{found['lab']}` of {owner} ({found['node']}, {found['directory']}, since {found['since']})"
+        owner = named(held["uid"])
+        return f"lab `{held['lab']}` of {owner} ({held['node']}, {held['directory']}, since {held['since']})"
     except KeyError:
         return "another lab"
 
 
-def is_foreign(lab: Lab, host: Host, found: Lease | None) -> bool:
-    """Whether it is another lab that holds a device; a lab whose directory was renamed is still the same."""
-    if found is None:
+def is_foreign(lab: Lab, host: Host, held: Lease | None) -> bool:
+    """Tell if another lab holds a device; a lab whose directory was renamed is still the same."""
+    if held is None:
         return False
-    directory = found.get("directory", "")
-    moved = found.get("uid") == str(host.uid) and not os.path.lexists(directory)
-    return found.get("lab") != lab.name or not (directory == filelock.plain(str(lab.directory)) or moved)
+    directory = held.get("directory", "")
+    moved = held.get("uid") == str(host.uid) and not os.path.lexists(directory)
+    return held.get("lab") != lab.name or not (directory == filelock.plain(str(lab.directory)) or moved)
 
 
-def remedy(lab: Lab, host: Host, found: Lease | None) -> str:
-    """What to type next: end the other lab where it is this person's own, or take what is free."""
-    own = found and found.get("uid") == str(host.uid) and "directory" in found
-    ways = [f"labctl down -C {shlex.quote(found['directory'])}" if found and own else "wait for it, or ask them"]
+def remedy(lab: Lab, host: Host, held: Lease | None) -> str:
+    """Return the hint: end the other lab if it is this user's own, or use free devices."""
+    is_own = held and held.get("uid") == str(host.uid) and "directory" in held
+    ways = [f"labctl down -C {shlex.quote(held['directory'])}" if held and is_own else "wait for it, or ask them"]
     if free := enough(lab, host):
         ways.append(f"set LAB_DEVICES={','.join(free)} in .env, which {'is' if len(free) == 1 else 'are'} free")
     return "; or ".join(ways)
 
 
 def enough(lab: Lab, host: Host) -> tuple[str, ...]:
-    """The devices of this machine that no other lab has, by id; none where they are fewer than the lab needs."""
-    free = tuple(one.id for one in host.devices if not is_foreign(lab, host, lease(host.locks, one)))
-    return free if len(free) >= sum(len(node.devices.devices) for node in lab.nodes) else ()
+    """Return the ids of this machine's devices that no other lab holds; empty if they are too few for the lab."""
+    free = tuple(device.id for device in host.devices if not is_foreign(lab, host, lease(host.locks, device)))
+    needed = sum(len(node.devices.devices) for node in lab.nodes)
+    return free if len(free) >= needed else ()
 
 
 def called(device: Device) -> str:

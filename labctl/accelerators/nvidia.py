@@ -1,4 +1,4 @@
-"""NVIDIA GPUs, which an engine hands in as CDI devices, by device reservations or by the runtime ``nvidia``."""
+"""NVIDIA GPUs, passed by the engine as CDI devices, by device reservations or by the runtime ``nvidia``."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from labctl.system.procfs import numa, read
 
 GPUS = "proc/driver/nvidia/gpus"
 DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
-"""Oldest driver for each CUDA. Source: CUDA's release notes, "Minimum Required Driver Version" for minor versions."""
+"""Oldest driver for each major version of CUDA.
+
+Source: CUDA's release notes, "Minimum Required Driver Version" for minor versions.
+"""
 
 
 def find(root: HostPath) -> tuple[Device, ...]:
-    """The GPUs by the driver's device files ``/dev/nvidia<minor>``, with what the driver tells of each.
+    """Return the GPUs by the driver's device files ``/dev/nvidia<minor>``, with what the driver reports of each.
 
-    An id is the index that nvidia-smi, ``--gpus device=`` and NVIDIA_VISIBLE_DEVICES use: the place in PCI order among
-    all GPUs of the driver, which need not be the minor number. Where the driver does not tell the minors, they stand
-    for the indices. Source: NVIDIA in nvidia-docker#376 (minor numbers differ from the PCI order of nvidia-smi).
+    An id is the index that nvidia-smi, ``--gpus device=`` and NVIDIA_VISIBLE_DEVICES use: the position in PCI order
+    among all GPUs of the driver, which may differ from the minor number. If the driver does not report minors, they
+    serve as indices. Source: NVIDIA in nvidia-docker#376 (minor numbers differ from the PCI order of nvidia-smi).
     """
     names = (re.fullmatch(r"nvidia(\d+)", path.name) for path in (root / "dev").glob("nvidia*"))
     minors = sorted((match[1] for match in names if match), key=int)
@@ -35,14 +38,14 @@ def find(root: HostPath) -> tuple[Device, ...]:
 
 
 def information(folder: HostPath) -> dict[str, str]:
-    """The fields that the driver tells of a GPU, and its ``address``."""
+    """Return the fields that the driver reports of a GPU, and its ``address``."""
     lines = (line.partition(":") for line in read(folder / "information").splitlines())
     fields = {name.strip(): value.strip() for name, _, value in lines if value.strip()}
     return {**fields, "address": pci.address(folder.name)}
 
 
 def device(root: HostPath, index: str, fields: Mapping[str, str]) -> Device:
-    """A GPU; the driver writes ``?`` in uuid and firmware of one that nobody has opened yet."""
+    """Build a GPU; the driver writes ``?`` as uuid and firmware of a GPU that no program has opened yet."""
     folder = root / "sys/bus/pci/devices" / fields["address"]
     uuid, bios = fields.get("GPU UUID", ""), fields.get("Video BIOS", "")
     return Device(
@@ -58,14 +61,17 @@ def device(root: HostPath, index: str, fields: Mapping[str, str]) -> Device:
 
 
 def driver(root: HostPath) -> str:
-    """Version of the kernel driver, such as ``550.54.15``; empty where it is not loaded."""
+    """Return the version of the kernel driver, such as ``550.54.15``; empty if it is not loaded."""
     version = read(root / "sys/module/nvidia/version").strip()
     line = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", read(root / "proc/driver/nvidia/version"))
     return version or (line[1] if line else "")
 
 
 def container(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
-    """An image may ask for every GPU, and get them where the engine's default runtime is ``nvidia``: hence ``void``."""
+    """Return the environment for these GPUs; ``void`` hides all from the image unless the runtime gets ids.
+
+    Otherwise an image that asks for every GPU would get them if the engine's default runtime is ``nvidia``.
+    """
     every = ("NVIDIA_VISIBLE_DEVICES", "void")
     ids = ("NVIDIA_VISIBLE_DEVICES", ",".join(device.id for device in devices))
     return DeviceMapping(
@@ -79,7 +85,7 @@ def container(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
 
 
 def image_check(version: str, image: str, base: str, variables: Variables) -> Advice | None:
-    """Whether a driver supports the CUDA of labctl's own image; another's asks for what it needs by itself."""
+    """Check if a driver supports the CUDA of labctl's own image; None for other images, which check it themselves."""
     cuda = cuda_of(image, base, variables)
     if not cuda:
         return None
@@ -93,9 +99,9 @@ def image_check(version: str, image: str, base: str, variables: Variables) -> Ad
 
 
 def cuda_of(image: str, base: str, variables: Variables) -> int:
-    """Major version of CUDA in labctl's own image; 0 where it is unknown.
+    """Return the major version of CUDA in labctl's own image; 0 if it is unknown.
 
-    On a distribution's image the lock file has it, on one of NVIDIA's own its CUDA_VERSION.
+    The lock file has it for an image based on a distribution, CUDA_VERSION for an image based on NVIDIA's.
     """
     if image.removesuffix(":latest") not in ("labctl/nvidia", "labctl/nvidia-horovod"):
         return 0
@@ -103,12 +109,12 @@ def cuda_of(image: str, base: str, variables: Variables) -> int:
         version = variables().get("CUDA_VERSION", "").partition(".")[0]
         return int(version) if version.isdecimal() else 0
     text = read(files.path("docker", "nvidia.lock"))
-    # The compiler brings that of its own release beside the one that torch was built for.
+    # The lock may also have the newer runtime of the compiler's release, besides the version that torch was built for.
     return min(map(int, re.findall(r"^nvidia-cuda-runtime\S*==(\d+)", text, re.MULTILINE)), default=0)
 
 
 def why_too_old(version: str, cuda: int) -> str:
-    """Why a driver does not support a CUDA; empty where it does, or where nothing is known of that CUDA."""
+    """Explain why a driver does not support a CUDA version; empty if it does, or if that CUDA is unknown."""
     from packaging.version import Version
 
     oldest = DRIVERS.get(cuda, "")

@@ -1,6 +1,6 @@
-"""What the vendors' tools add to devices: name, memory, uuid, and what is wrong with one.
+"""Details of devices from the vendors' tools: name, memory, uuid and health.
 
-A tool that is not installed adds nothing; what the kernel reported stays.
+A tool that is not installed adds nothing; the kernel's report stays.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from labctl.model import Device
 from labctl.system import pci, process
 
 Run = Callable[[Sequence[str], float], process.CompletedProcess]
-"""Runs a program on the host that has the devices, for so many seconds, whatever its exit code."""
+"""Runs a program on the host with the devices, for up to some seconds; returns whatever its exit code is."""
 SECONDS = 10
-"""A healthy tool takes one or two, on a host of eight GPUs without persistence mode a few more."""
+"""Timeout of a tool; it takes 1 to 2 s, a few more on a host of eight GPUs without persistence mode."""
 MIB = 1 << 20
 
 _SICK = re.compile(r"unknown error|is lost|requires? reset|reset required|err!", re.IGNORECASE)
-"""What a tool writes into a cell that it could not fill."""
+"""Pattern of a cell that a tool could not fill."""
 
 
 def run_here(argv: Sequence[str], seconds: float) -> process.CompletedProcess:
@@ -32,36 +32,36 @@ def run_here(argv: Sequence[str], seconds: float) -> process.CompletedProcess:
 
 
 def describe(accelerator: str, devices: tuple[Device, ...], run: Run = run_here) -> tuple[Device, ...]:
-    """The devices with what their vendor's tool says of them; a tool that fails or hangs is said in their health."""
+    """Return the devices with the vendor tool's details; a tool that fails or hangs is reported as their health."""
     tool = accelerators.get(accelerator).tool
     if tool is None or not devices:
         return devices
     try:
         done = run(tool.argv, SECONDS)
     except (HostError, OSError) as error:
-        # Too slow, or a file that is no program.
+        # The tool is too slow or not executable.
         return tuple(replace(device, health=str(error)) for device in devices)
     if done.code == process.NOT_FOUND:
         return devices
-    rows, words = read(tool, f"{done.out}\n{done.err}".splitlines())
-    return tuple(completed(device, tool, row_of(device, rows), words, done.code) for device in devices)
+    rows, messages = read(tool, f"{done.out}\n{done.err}".splitlines())
+    return tuple(completed(device, tool, row_of(device, rows), messages, done.code) for device in devices)
 
 
 def read(tool: Tool, lines: Iterable[str]) -> tuple[tuple[dict[str, str], ...], tuple[str, ...]]:
-    """The lines that are rows of the tool's table, and the others: its words to people."""
-    rows, words = [], []
+    """Split the tool's output into rows of its table and other lines, which are messages."""
+    rows, messages = [], []
     for line in filter(None, map(str.strip, lines)):
         cells = next(csv.reader([line], skipinitialspace=True), [])
         row = dict(zip(tool.columns, map(str.strip, cells), strict=False))
         if len(cells) == len(tool.columns) and row["index"].isdecimal():
             rows.append(row)
         elif len(cells) != len(tool.columns):
-            words.append(line)
-    return tuple(rows), tuple(words)
+            messages.append(line)
+    return tuple(rows), tuple(messages)
 
 
 def row_of(device: Device, rows: Iterable[Mapping[str, str]]) -> Mapping[str, str] | None:
-    """The device's row by its PCI address or, where either side has none, by its index."""
+    """Return the device's row, by PCI address or, if either address is missing, by index; None without a row."""
     for row in rows:
         address = pci.address(row["pci"])
         if (address == device.pci) if address and device.pci else (row["index"] == device.id):
@@ -69,9 +69,11 @@ def row_of(device: Device, rows: Iterable[Mapping[str, str]]) -> Mapping[str, st
     return None
 
 
-def completed(device: Device, tool: Tool, row: Mapping[str, str] | None, words: tuple[str, ...], code: int) -> Device:
-    """The device with the row's words; cells that say nothing leave what the kernel reported."""
-    health = complaint(device, tool, row, words, code)
+def completed(
+    device: Device, tool: Tool, row: Mapping[str, str] | None, messages: tuple[str, ...], code: int
+) -> Device:
+    """Return the device with the details of its row; empty cells keep the kernel's report."""
+    health = complaint(device, tool, row, messages, code)
     row = {name: text for name, text in (row or {}).items() if not re.fullmatch(r"\[.*\]|N/A|", text)}
     memory = re.match(r"\d+", row.get("memory", ""))
     return replace(
@@ -83,9 +85,9 @@ def completed(device: Device, tool: Tool, row: Mapping[str, str] | None, words: 
     )
 
 
-def complaint(device: Device, tool: Tool, row: Mapping[str, str] | None, words: tuple[str, ...], code: int) -> str:
-    """What the tool says is wrong with a device: a line that names it, a cell, or its failure as a whole."""
-    naming = [line for line in words if device.pci and pci.address(line) == device.pci]
+def complaint(device: Device, tool: Tool, row: Mapping[str, str] | None, messages: tuple[str, ...], code: int) -> str:
+    """Return the tool's complaint about a device: a line that names it, a cell, or the tool's failure; else empty."""
+    naming = [line for line in messages if device.pci and pci.address(line) == device.pci]
     if naming:
         return naming[0]
     if row:
@@ -95,5 +97,5 @@ def complaint(device: Device, tool: Tool, row: Mapping[str, str] | None, words: 
     if code == 0:
         return "does not list it" if tool.lists_all else ""
     # A failure that names other devices says nothing of this one.
-    general = (line for line in words if not pci.address(line))
-    return next(general, "") if words else f"exit code {code}"
+    general = (line for line in messages if not pci.address(line))
+    return next(general, "") if messages else f"exit code {code}"
