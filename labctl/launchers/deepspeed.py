@@ -32,14 +32,14 @@ RESERVED = frozenset({
 
 
 def check(launch: LaunchSpec) -> None:
-    """Over Open MPI slots cannot be chosen by number."""
+    """Raise ConfigError if slots are chosen by number over Open MPI."""
     if launch.way == "openmpi":
         first_slots_only("deepspeed:openmpi", launch)
 
 
 def argv(launch: LaunchSpec) -> tuple[str, ...]:
-    """The command for the launcher container, to be run in the run's directory."""
-    # What DeepSpeed does not tell mpirun.
+    """Return the command for the launcher container, to run in the run's directory."""
+    # Options that DeepSpeed does not pass to mpirun by itself.
     options = ("--allow-run-as-root", "--tag-output", "--bind-to", "none", *open_mpi_options(launch))
     mpi = ("--launcher_args", shlex.join(options)) if launch.way == "openmpi" else ()
     return (
@@ -60,6 +60,6 @@ def argv(launch: LaunchSpec) -> tuple[str, ...]:
 
 
 def files(launch: LaunchSpec) -> tuple[File, ...]:
-    """The hostfile and the environment, relative to the run's directory."""
+    """Return the hostfile and the environment file, relative to the run's directory."""
     variables = "".join(f"{name}={value}\n" for name, value in launch.variables)
     return (*hostfile(launch), File(path=".deepspeed_env", content=variables, mode=0o644))

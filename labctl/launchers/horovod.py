@@ -1,11 +1,11 @@
 """Horovod's horovodrun, with Gloo, with the image's MPI, or elastic.
 
-Facts from Horovod 0.28.1 as it was tried across containers: with several networks it may pick different interfaces on
-different nodes, so the interface is named; its cache of checked hosts outlives the containers that were checked, so it
-is off; it hands the launcher's whole environment to every rank.
+Facts from Horovod 0.28.1, tried across containers: with several networks it may pick different interfaces on different
+nodes, so the interface is named; its cache of checked hosts outlives the containers that were checked, so it is off; it
+passes the launcher's whole environment to every rank.
 
-``horovod:elastic``: a script with ``hvd.elastic`` goes on from its last commit with the ranks of the nodes that are
-left. horovodrun asks a script of the run's which those are.
+``horovod:elastic``: a script with ``hvd.elastic`` continues from its last commit with the ranks of the remaining nodes.
+horovodrun gets the list of remaining nodes from a script of the run.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ RESERVED = frozenset({
 
 
 def check(launch: LaunchSpec) -> None:
-    """Slots cannot be chosen by number, nor interfaces by host."""
+    """Raise ConfigError if slots are chosen by number, or if interface names differ between hosts."""
     first_slots_only("horovod", launch)
     one_interface_only("horovod", launch)
 
 
 def argv(launch: LaunchSpec) -> tuple[str, ...]:
-    """The command for the launcher container."""
+    """Return the command for the launcher container."""
     elastic = launch.way == ELASTIC
     return (
         "horovodrun",
@@ -68,7 +68,7 @@ NODES = Path(__file__).with_name(SCRIPT).read_text(encoding="utf-8")
 
 
 def files(launch: LaunchSpec) -> tuple[File, ...]:
-    """The hostfile, and what names the nodes that are there to an elastic horovodrun."""
+    """Return the hostfile and, for an elastic run, the script that lists reachable nodes."""
     if launch.way != ELASTIC:
         return hostfile(launch)
     nodes = shlex.join(f"{name}:{slots}" for name, slots in launch.entries)

@@ -26,13 +26,13 @@ RESERVED = frozenset({
 
 
 def check(launch: LaunchSpec) -> None:
-    """Slots cannot be chosen by number, nor interfaces by host."""
+    """Raise ConfigError if slots are chosen by number, or if interface names differ between hosts."""
     first_slots_only("impi", launch)
     one_interface_only("impi", launch)
 
 
 def argv(launch: LaunchSpec) -> tuple[str, ...]:
-    """The command for the launcher container."""
+    """Return the command for the launcher container."""
     return (
         "mpiexec.hydra",
         "-machinefile", f"{launch.directory}/machinefile",
@@ -48,6 +48,6 @@ def argv(launch: LaunchSpec) -> tuple[str, ...]:
 
 
 def files(launch: LaunchSpec) -> tuple[File, ...]:
-    """The machine file, relative to the run's directory."""
+    """Return the machine file, relative to the run's directory."""
     lines = "".join(f"{name}:{slots}\n" for name, slots in launch.entries)
     return (File(path="machinefile", content=lines, mode=0o644),)

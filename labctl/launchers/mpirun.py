@@ -1,7 +1,7 @@
 """Open MPI's mpirun.
 
-ssh takes the port from the lab's ssh configuration. Ranks are not bound to cores unless a person asks: the cores of a
-node are its cpuset, which several ranks may share.
+ssh takes the port from the lab's ssh configuration. Ranks are not bound to cores unless the user asks for it: the cores
+of a node are its cpuset, which several ranks may share.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ RESERVED = frozenset({
 
 
 def check(launch: LaunchSpec) -> None:
-    """Slots cannot be chosen by number."""
+    """Raise ConfigError if slots are chosen by number."""
     first_slots_only("mpirun", launch)
 
 
 def argv(launch: LaunchSpec) -> tuple[str, ...]:
-    """The command for the launcher container."""
+    """Return the command for the launcher container."""
     bound = any(word.partition("=")[0] == "--bind-to" for word in launch.options)
     return (
         "mpirun",

@@ -1,6 +1,6 @@
 """A script that starts its ranks by itself: it runs once, in the launcher container.
 
-It finds the nodes in ``$LABCTL_HOSTFILE``, and every rank must report in with ``labctl: rank R of W on NODE``.
+It reads the nodes from ``$LABCTL_HOSTFILE``, and every rank must report in with ``labctl: rank R of W on NODE``.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ RESERVED: frozenset[str] = frozenset()
 
 
 def check(launch: LaunchSpec) -> None:
-    """Slots cannot be chosen by number."""
+    """Raise ConfigError if slots are chosen by number."""
     first_slots_only("script", launch)
 
 
 def argv(launch: LaunchSpec) -> tuple[str, ...]:
-    """The program itself."""
+    """Return the program itself."""
     return (launch.program,)
 
 

@@ -1,11 +1,11 @@
-"""PyTorch's torchrun, started on every node at once by pdsh; or with its own elasticity, over ssh.
+"""PyTorch's torchrun, started on every node at once by pdsh; or elastic, started over ssh.
 
-Ranks meet at the first node without an election (``--node-rank`` is given, so the rendezvous is static). pdsh sends
-``%n`` as the place of a node in its list, which DeepSpeed's launcher relies on too.
+Ranks meet at the first node without an election (``--node-rank`` is given, so the rendezvous is static). pdsh replaces
+``%n`` by a node's position in its list, which DeepSpeed's launcher relies on too.
 
-``torchrun:elastic``: when a rank fails or a node is lost, torchrun starts the ranks again on the nodes that are left,
-with a smaller world. The first node holds the rendezvous (c10d), so its end is the run's. pdsh would end with 255 for
-each node that was lost.
+``torchrun:elastic``: after a rank fails or a node is lost, torchrun restarts the ranks on the remaining nodes, with a
+smaller world. The first node holds the rendezvous (c10d), so its end is the run's. pdsh would exit with 255 for each
+lost node.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ RESERVED = frozenset({
 
 
 def check(launch: LaunchSpec) -> None:
-    """As many slots on every node, and not by number."""
+    """Raise ConfigError if slots differ between nodes or are chosen by number."""
     first_slots_only("torchrun", launch)
     counts = {slots: name for name, slots in reversed(launch.entries)}
     if len(counts) > 1:
-        said = ", ".join(f"{name} has {slots}" for slots, name in counts.items())
+        listed = ", ".join(f"{name} has {slots}" for slots, name in counts.items())
         raise ConfigError(
-            f"torchrun starts as many ranks on every node, but the slots differ: {said}",
+            f"torchrun starts as many ranks on every node, but the slots differ: {listed}",
             hint="give all nodes the same slots in the hostfile, or use --launcher deepspeed or mpirun",
         )
 
 
 def argv(launch: LaunchSpec) -> tuple[str, ...]:
-    """The command for the launcher container."""
+    """Return the command for the launcher container."""
     nodes = [name for name, _ in launch.entries]
     if launch.way == ELASTIC:
         return (
@@ -78,13 +78,16 @@ def argv(launch: LaunchSpec) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-# Restarts of the ranks, and seconds that those that are left wait for more nodes, unless the options say otherwise.
+# Restarts of the ranks, and seconds that a new rendezvous waits for more nodes, unless the options say otherwise.
 RESTARTS, LAST_CALL = 10, 5
 SCRIPT = "torchrun.sh"
 ON_EVERY_NODE = Path(__file__).with_name(SCRIPT).read_text(encoding="utf-8")
 
 
 def files(launch: LaunchSpec) -> tuple[File, ...]:
-    """For the record: pdsh is given the nodes by name. And what starts an elastic torchrun."""
+    """Return the hostfile, for the record only: pdsh gets the nodes as arguments.
+
+    For an elastic run also the script that starts torchrun on every node.
+    """
     script = File(path=SCRIPT, content=ON_EVERY_NODE, mode=0o755)
     return (*hostfile(launch), *((script,) if launch.way == ELASTIC else ()))

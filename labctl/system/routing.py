@@ -23,7 +23,7 @@ _EVERY = (1 << 32) - 1
 
 
 class Route(Struct, frozen=True):
-    """A line of /proc/net/route: packets to addresses ``first`` to ``last``, as numbers, leave by ``interface``."""
+    """A line of /proc/net/route: packets to addresses ``first`` to ``last``, as numbers, leave by the interface."""
 
     interface: str
     """Empty if the kernel rejects the packets."""
