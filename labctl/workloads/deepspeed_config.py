@@ -1,7 +1,7 @@
-"""DeepSpeed's configuration: read strictly, completed for a world size, checked with the reason.
+"""DeepSpeed's configuration: read strictly, completed for a world size, and checked, with the reason for each error.
 
 Keys as in deepspeed/runtime/{config,constants}.py and deepspeed/runtime/zero/config.py of DeepSpeed 0.19. DeepSpeed
-ignores keys that it does not know, so labctl warns about those that are not in 0.19 and passes them on.
+ignores unknown keys, so labctl warns about keys that are not in 0.19 and passes them on.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ ALIASES = {"micro_batch_per_gpu": MICRO, "micro_batch_size": MICRO, "batch_size"
 
 
 def parse(text: str, where: str) -> dict[str, Any]:
-    """A configuration file's content; ConfigError, ``file:line: reason``, for what is not JSON."""
+    """Parse a configuration file; raise ConfigError, ``file:line: reason``, if it is not a JSON object."""
     try:
         config = json.loads(text, object_pairs_hook=lambda pairs: _distinct(pairs, where))
     except json.JSONDecodeError as error:
@@ -78,17 +78,17 @@ def parse(text: str, where: str) -> dict[str, Any]:
 
 
 def _distinct(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
-    """An object's keys; ConfigError for one that is given twice, which DeepSpeed refuses too."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    """Return the entries of an object; raise ConfigError for a duplicate key, which DeepSpeed rejects too."""
+    config = dict(pairs)
+    if len(config) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ConfigError(f"{where}: `{twice}` is given twice", hint="keep one of the two")
-    return found
+    return config
 
 
 def merge(base: Config, over: Config) -> dict[str, Any]:
-    """The keys of both, section by section; ``over`` wins."""
+    """Merge two configurations section by section; ``over`` wins."""
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
@@ -97,7 +97,7 @@ def merge(base: Config, over: Config) -> dict[str, Any]:
 
 
 def assign(config: Config, dotted: str, text: str) -> dict[str, Any]:
-    """The configuration with one key set, ``zero_optimization.stage`` to ``3``; the value is JSON where it can be."""
+    """Set a key, such as ``zero_optimization.stage`` to ``3``; the value is parsed as JSON if possible."""
     try:
         over: Any = json.loads(text)
     except ValueError:
@@ -108,7 +108,7 @@ def assign(config: Config, dotted: str, text: str) -> dict[str, Any]:
 
 
 def resolve_bf16(workload: Workload, accelerator: str, hosts: Iterable[Host]) -> Workload:
-    """The workload with ``bf16.enabled: auto`` decided, alike for all ranks: false if a CPU host computes it slowly."""
+    """Replace ``bf16.enabled: auto`` by a value for all ranks: false if a CPU host computes bf16 slowly."""
     config = workload.deepspeed or {}
     if config.get("bf16", {}).get("enabled") != "auto":
         return workload
@@ -117,9 +117,9 @@ def resolve_bf16(workload: Workload, accelerator: str, hosts: Iterable[Host]) ->
 
 
 def complete(config: Config, *, ranks: int, accelerator: str, where: str) -> dict[str, Any]:
-    """The configuration with its batch sizes filled in: batch = micro-batch x accumulation steps x ranks.
+    """Complete the batch sizes of the configuration: batch = micro-batch x accumulation steps x ranks.
 
-    Raises ConfigError for batch sizes that do not go together, and for a precision that the device lacks.
+    Raises ConfigError for contradictory batch sizes, and for a precision that the device lacks.
     """
     check_sections(config, where)
     enabled = {name: config.get(name, {}).get("enabled", False) for name in ("fp16", "bf16")}
@@ -137,20 +137,20 @@ def complete(config: Config, *, ranks: int, accelerator: str, where: str) -> dic
 
 
 def unknown_keys(config: Config, where: str) -> Iterator[str]:
-    """A warning for each key that DeepSpeed 0.19 does not have, with the nearest that it has."""
-    for section, known in {"": frozenset(_TOP.split()), **SECTIONS}.items():
+    """Yield a warning for each key that DeepSpeed 0.19 does not have, with the nearest existing key."""
+    for section, keys in {"": frozenset(_TOP.split()), **SECTIONS}.items():
         inner = config.get(section) if section else config
         for key in inner if isinstance(inner, Mapping) else ():
-            if key in known:
+            if key in keys:
                 continue
             shown = f"{section}.{key}" if section else key
-            near = nearest(ALIASES.get(key, key), known)
+            near = nearest(ALIASES.get(key, key), keys)
             hint = f"; did you mean `{near}`?" if near else ""
             yield f"{where}: DeepSpeed 0.19 has no key `{shown}` and ignores it{hint}"
 
 
 def check_sections(config: Config, where: str) -> None:
-    """ConfigError for a section that is not an object, and for a stage of ZeRO that does not exist."""
+    """Raise ConfigError for a section that is not an object, and for an invalid ZeRO stage."""
     for section in SECTIONS:
         inner = config.get(section, {})
         if not isinstance(inner, Mapping):
@@ -161,15 +161,11 @@ def check_sections(config: Config, where: str) -> None:
 
 
 def batch_sizes(config: Config, ranks: int, where: str) -> dict[str, int]:
-    """Micro-batch, accumulation steps and batch, the missing ones computed as DeepSpeed does.
+    """Return micro-batch, accumulation steps and batch, the missing ones computed as DeepSpeed does.
 
-    From deepspeed/runtime/config.py, ``_set_batch_related_parameters``; ConfigError where they do not go together.
+    From deepspeed/runtime/config.py, ``_set_batch_related_parameters``; ConfigError if they contradict each other.
     """
-    given = {key: config[key] for key in (MICRO, STEPS, BATCH) if key in config}
-    for key, value in given.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{where}: `{key}` must be a whole number above 0, not {json.dumps(value)}")
-    micro, steps, batch = (given.get(key) for key in (MICRO, STEPS, BATCH))
+    micro, steps, batch = (_positive(config, key, where) for key in (MICRO, STEPS, BATCH))
     if batch is None and micro is None:
         raise ConfigError(f"{where}: neither `{BATCH}` nor `{MICRO}` is given", hint=f"give {MICRO}")
     parts = ranks * (micro or 1) * (steps or 1)
@@ -182,3 +178,13 @@ def batch_sizes(config: Config, ranks: int, where: str) -> dict[str, int]:
         )
     micro = micro or batch // parts
     return {MICRO: micro, STEPS: batch // (micro * ranks), BATCH: batch}
+
+
+def _positive(config: Config, key: str, where: str) -> int | None:
+    """Return a positive whole number of the configuration; None if the key is missing. ConfigError."""
+    if key not in config:
+        return None
+    value = config[key]
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{where}: `{key}` must be a whole number above 0, not {json.dumps(value)}")
+    return value

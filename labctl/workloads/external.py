@@ -1,14 +1,14 @@
-"""Scripts of a person's own clones, run as they are: ``dschat/run_opt-13b``, ``gaudi/language-modeling/run_lora_clm``.
+"""Scripts of the user's own clones, run unchanged: ``dschat/run_opt-13b``, ``gaudi/language-modeling/run_lora_clm``.
 
-This is the one place that knows how the clones are laid out. How their scripts are run and judged is declared like
-any workload's, in ``workloads/dschat`` and ``workloads/gaudi``; there the first argument names the clone's script.
+Only this module knows the layout of the clones. The runs of their scripts and the criteria are declared like any
+workload's, in ``workloads/dschat`` and ``workloads/gaudi``; there the first argument names the clone's script.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -22,18 +22,18 @@ from labctl.workloads import loader
 
 
 class ExternalRepo(Struct, frozen=True, kw_only=True):
-    """A repository whose scripts labctl runs, by the first part of their names: ``dschat``."""
+    """A repository with scripts that labctl runs, by the first part of their names: ``dschat``."""
 
     family: str
     setting: str
-    """The setting that says where on the host it is."""
+    """Setting with its path on the host."""
     repository: str
     """Its folder below PROJECT_PATH."""
     scripts: str
     kinds: tuple[tuple[str, str], ...]
-    """Which files below ``scripts`` may be scripts, and what the text of one holds that is meant to be run so."""
+    """Pairs of a glob of files below ``scripts`` and a pattern of the text of runnable scripts."""
     takes: str
-    """The same, in words."""
+    """Description of ``kinds`` for messages."""
 
 
 _STEP = r"(?ms)^OUTPUT=\$\d$.*\bmain\.py\b"
@@ -42,7 +42,7 @@ DSCHAT = ExternalRepo(
     setting="HOST_REPO_PATH",
     repository="DeepSpeedExamples",
     scripts="applications/DeepSpeed-Chat/training",
-    # Lambda's, which are begun beside the steps' folders, and Microsoft's own, in the folder of their step.
+    # Lambda's scripts start beside the steps' folders, Microsoft's in the folder of their step.
     kinds=(
         ("*.sh", r"(?s)\$\{?2\b.*\bmain\.py\b"),
         ("step*/training_scripts/*/*.sh", _STEP),
@@ -61,9 +61,9 @@ GAUDI = ExternalRepo(
 CLONES = (DSCHAT, GAUDI)
 FAMILIES = {clone.family: clone for clone in CLONES}
 
-# What rehearses a Gaudi workload, beside its declaration.
+# Script that rehearses a Gaudi workload, in the folder of its declaration.
 CHECK = "check.py"
-# The environment variable of a workload that says which optimum-habana its arguments were written for.
+# Environment variable of a workload: the version of optimum-habana that its arguments were written for.
 WRITTEN_FOR = "LABCTL_WRITTEN_FOR"
 
 # A name becomes part of a run's id, and of paths.
@@ -71,18 +71,18 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 _REPOSITORY = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 
 
-def roots(found: Settings) -> dict[str, Path]:
-    """Where on this host the clones are, by family."""
-    paths = {clone.family: found.text(clone.setting) for clone in CLONES}
+def roots(settings: Settings) -> dict[str, Path]:
+    """Return the paths of the configured clones on this host, by family."""
+    paths = {clone.family: settings.text(clone.setting) for clone in CLONES}
     return {family: Path(path) for family, path in paths.items() if path}
 
 
 def load(
     directory: Path, name: str, launchers: tuple[str, ...], clones: Mapping[str, Path], *, rehearse: bool = False
 ) -> Workload:
-    """The workload of that name, from the folder of workloads or from a clone.
+    """Load the workload of that name, from the folder of workloads or from a clone.
 
-    Raises ConfigError as ``workload.load`` does, and where the clone or the script in it is not there.
+    Raises ConfigError as ``loader.load`` does, and if the clone or the script in it is missing.
     """
     family, _, script = name.partition("/")
     if family == DSCHAT.family and rehearse:
@@ -94,26 +94,26 @@ def load(
     clone = FAMILIES.get(declared.directory.name)
     if clone is None:
         return declared
-    given = (*filter(None, [script]), *declared.arguments)
-    path = locate(clone, given[0] if given else "", clones.get(clone.family))
+    arguments = (*filter(None, [script]), *declared.arguments)
+    path = locate(clone, arguments[0] if arguments else "", clones.get(clone.family))
     if script:
         declared = replace(declared, name=name, description=str(path))
     if clone is DSCHAT:
-        named = path.relative_to(clones[clone.family] / clone.scripts)
+        relative = path.relative_to(clones[clone.family] / clone.scripts)
         # Not every step of Microsoft's prints a throughput.
-        criteria = declared.criteria if named.parent == Path() else ()
-        return replace(declared, arguments=(str(named),), criteria=criteria, cache=named_on_hub(procfs.read(path)))
+        criteria = declared.criteria if relative.parent == Path() else ()
+        return replace(declared, arguments=(str(relative),), criteria=criteria, cache=named_on_hub(procfs.read(path)))
     if rehearse:
-        # As check.py finds it below PROJECT_PATH.
-        arguments = (f"{clone.repository}/{clone.scripts}/{given[0]}.py", *given[1:])
-        return replace(declared, arguments=arguments, inputs=())
-    return replace(declared, script=str(path), arguments=given[1:])
+        # check.py takes a path relative to PROJECT_PATH.
+        checked = f"{clone.repository}/{clone.scripts}/{arguments[0]}.py"
+        return replace(declared, arguments=(checked, *arguments[1:]), inputs=())
+    return replace(declared, script=str(path), arguments=arguments[1:])
 
 
 def words(of: Workload, key: str, value: str | None) -> tuple[str, ...]:
-    """What a script gets of ``--set key=value``, or of a bare ``--set key``; ConfigError where it takes nothing.
+    """Return the script's arguments for ``--set key=value``, or a bare ``--set key``; ConfigError if it takes none.
 
-    For a Gaudi workload a value is read as a shell does: none is a bare flag, two are a list.
+    For a Gaudi workload the value is split as a shell does: empty is a bare flag, several words are a list.
     """
     require_arguments(of, "--set")
     if value is None:
@@ -127,7 +127,7 @@ def words(of: Workload, key: str, value: str | None) -> tuple[str, ...]:
 
 
 def require_arguments(of: Workload, option: str) -> None:
-    """ConfigError where a script takes no arguments of a person's, as by this option."""
+    """Raise ConfigError if the workload's script takes no arguments from the user, as by this option."""
     if of.directory.name == DSCHAT.family and not (is_step(of) and option == "arguments"):
         raise ConfigError(
             f"{of.name} takes no {option}: its arguments are written in the script, which is run as it is",
@@ -136,17 +136,17 @@ def require_arguments(of: Workload, option: str) -> None:
 
 
 def is_step(of: Workload) -> bool:
-    """Whether it is one of Microsoft's scripts, which are in the folder of a step."""
+    """Tell if the workload is a script of Microsoft's, which is in the folder of a step."""
     return of.directory.name == DSCHAT.family and "/" in "".join(of.arguments[:1])
 
 
 def script_of(of: Workload) -> Path | None:
-    """The DeepSpeed-Chat script on this host that a workload runs; None for another workload."""
+    """Return the DeepSpeed-Chat script on this host that a workload runs; None for other workloads."""
     return Path(of.description) if of.directory.name == DSCHAT.family else None
 
 
 def at(of: Workload, job: str, directory: str) -> Workload:
-    """The workload as one run starts it: DeepSpeed-Chat's scripts get the job's name, the hostfile and a folder."""
+    """Return the workload as a run starts it: DeepSpeed-Chat's scripts get job, hostfile and folder as arguments."""
     if of.directory.name != DSCHAT.family:
         return of
     script, *more = of.arguments
@@ -154,7 +154,7 @@ def at(of: Workload, job: str, directory: str) -> Workload:
 
 
 class WorkloadInfo(Struct, frozen=True, kw_only=True):
-    """A workload in a list; ``source`` is the ``file:line`` of its declaration."""
+    """A row of the list of workloads; ``source`` is the ``file:line`` of its declaration."""
 
     name: str
     launcher: str
@@ -163,43 +163,50 @@ class WorkloadInfo(Struct, frozen=True, kw_only=True):
 
 
 class WorkloadList(Struct, frozen=True):
-    """The workloads of a lab, and the errors of those that cannot be read."""
+    """The workloads of a lab, and the errors of unreadable ones."""
 
     workloads: tuple[WorkloadInfo, ...]
     errors: tuple[ConfigError, ...]
 
 
 def list_all(directory: Path, launchers: tuple[str, ...], clones: Mapping[str, Path]) -> WorkloadList:
-    """Every workload that can be read, each family followed by the scripts of its clone, and the errors of the rest."""
+    """List every readable workload, each family followed by its clone's scripts, and the errors of the rest."""
     declared, errors = loader.list_all(directory, launchers)
     listed: list[WorkloadInfo] = []
-    for one in declared:
-        info = WorkloadInfo(name=one.name, launcher=one.launcher, description=one.description, source=one.declared)
+    for workload in declared:
+        info = WorkloadInfo(
+            name=workload.name,
+            launcher=workload.launcher,
+            description=workload.description,
+            source=workload.declared,
+        )
         listed.append(info)
-        clone, root = FAMILIES.get(one.name), clones.get(one.name)
+        clone, root = FAMILIES.get(info.name), clones.get(info.name)
         if clone and root:
-            found = scripts(clone, root).items()
-            listed += [replace(info, name=f"{one.name}/{name}", description=str(path)) for name, path in found]
+            paths = scripts(clone, root).items()
+            listed += [replace(info, name=f"{info.name}/{name}", description=str(path)) for name, path in paths]
     return WorkloadList(tuple(listed), errors)
 
 
 def remarks(of: Workload, clones: Mapping[str, Path]) -> tuple[str, ...]:
-    """What a person should know of the clone before this workload runs from it."""
+    """Return warnings about the clone that this workload runs from."""
     root = clones.get(of.directory.name)
     if root is None:
         return ()
     if of.directory.name == GAUDI.family:
-        wanted, found = dict(of.environment).get(WRITTEN_FOR, ""), version(root)
-        differs = f"{of.name} was written for optimum-habana {wanted}; {root} is {found or 'of no known version'}"
-        return () if found == wanted else (f"{differs} (git checkout v{wanted})",)
-    own = root / DSCHAT.scripts / ".deepspeed_env"
-    if not own.exists():
+        expected, actual = dict(of.environment).get(WRITTEN_FOR, ""), version(root)
+        differs = f"{of.name} was written for optimum-habana {expected}; {root} is {actual or 'of no known version'}"
+        return () if actual == expected else (f"{differs} (git checkout v{expected})",)
+    environment = root / DSCHAT.scripts / ".deepspeed_env"
+    if not environment.exists():
         return ()
-    return (f"{own} is for its authors' machines and is not read: LAB_ENV_<NAME>=value in .env sets a variable",)
+    return (
+        f"{environment} is for its authors' machines and is not read: LAB_ENV_<NAME>=value in .env sets a variable",
+    )
 
 
 def require_device(of: Workload, accelerator: str, clones: Mapping[str, Path]) -> None:
-    """HostError where a workload needs devices that the lab does not have."""
+    """Raise HostError if a workload needs devices that the lab does not have."""
     if of.directory.name == GAUDI.family and of.script != CHECK and accelerator != "habana":
         raise HostError(
             f"{of.name} needs Gaudis: it imports Habana's own software, and this lab's accelerator is {accelerator}",
@@ -221,11 +228,11 @@ def require_device(of: Workload, accelerator: str, clones: Mapping[str, Path]) -
 
 
 def locate(clone: ExternalRepo, script: str, root: Path | None) -> Path:
-    """The script in the clone on the host. ConfigError where it is not there, with what is."""
-    what = f"`{clone.family}/{script or 'SCRIPT'}`"
+    """Return the script's path in the clone on the host. ConfigError, with the nearest script, if it is missing."""
+    label = f"`{clone.family}/{script or 'SCRIPT'}`"
     if root is None:
         raise ConfigError(
-            f"{what} is a script of your clone of {clone.repository}, and {clone.setting} does not say where that is",
+            f"{label} is a script of your clone of {clone.repository}, and {clone.setting} does not say where that is",
             hint=f"set {clone.setting} in .env to the clone's folder, then `labctl up`",
         )
     folder = root / clone.scripts
@@ -234,57 +241,68 @@ def locate(clone: ExternalRepo, script: str, root: Path | None) -> Path:
             f"{clone.setting}: {root} is no clone of {clone.repository}: it has no {clone.scripts}",
             hint=f"set {clone.setting} to the clone's top folder",
         )
-    known = scripts(clone, root)
-    if script in known:
-        return known[script]
+    paths = scripts(clone, root)
+    if script in paths:
+        return paths[script]
     if not script:
-        raise ConfigError(f"{what}: say which script of {folder}", hint="`labctl workloads` lists them")
-    near = nearest(script, known, cutoff=0)
+        raise ConfigError(f"{label}: say which script of {folder}", hint="`labctl workloads` lists them")
+    near = nearest(script, paths, cutoff=0)
     raise ConfigError(
-        f"{folder}: no script {what}; {clone.family} runs those that {clone.takes}",
+        f"{folder}: no script {label}; {clone.family} runs those that {clone.takes}",
         hint=f"the nearest is {clone.family}/{near}; `labctl workloads` lists them" if near else "",
     )
 
 
 def scripts(clone: ExternalRepo, root: Path) -> dict[str, Path]:
-    """The clone's scripts by name: their path below ``scripts`` without suffix, and without ``training_scripts/``.
+    """Return the clone's scripts by name: their path below ``scripts`` without suffix and ``training_scripts/``.
 
-    Those with odd names, and links that lead out of the clone, are passed over.
+    Scripts with invalid names, and links that lead out of the clone, are skipped.
     """
     folder = root / clone.scripts
-    found = {
-        path.relative_to(folder).as_posix().removesuffix(path.suffix).replace("training_scripts/", ""): path
-        for pattern, mark in clone.kinds
-        for path in folder.glob(pattern)
-        if path.is_file() and path.resolve().is_relative_to(root.resolve()) and re.search(mark, procfs.read(path))
-    }
-    return {name: found[name] for name in sorted(found) if _NAME.fullmatch(name)}
+    marked = ((path, mark) for pattern, mark in clone.kinds for path in folder.glob(pattern))
+    runnable = [path for path, mark in marked if _is_runnable(path, mark, root)]
+    paths = {_script_name(path, folder): path for path in runnable}
+    return {name: paths[name] for name in sorted(paths) if _NAME.fullmatch(name)}
+
+
+def _is_runnable(path: Path, mark: str, root: Path) -> bool:
+    """Tell if a path is a file inside the clone whose text matches the pattern of runnable scripts."""
+    is_inside = path.is_file() and path.resolve().is_relative_to(root.resolve())
+    return is_inside and bool(re.search(mark, procfs.read(path)))
+
+
+def _script_name(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).as_posix().removesuffix(path.suffix).replace("training_scripts/", "")
 
 
 def calls_cuda(root: Path) -> bool:
-    """Whether the steps of a clone of DeepSpeed-Chat ask torch for CUDA by name, as Lambda's do."""
+    """Tell if the steps of a DeepSpeed-Chat clone use torch.cuda directly, as Lambda's do."""
     steps = (root / DSCHAT.scripts).glob("step*/main.py")
     return any(re.search(r"(?m)^[^#\n]*torch\.cuda\.set_device\(", procfs.read(step)) for step in steps)
 
 
 def named_on_hub(text: str) -> Cache:
-    """The models and data sets that a DeepSpeed-Chat script names; what it gets by a variable is not known.
+    """Return the models and data sets that a DeepSpeed-Chat script names; names in variables are not seen.
 
-    ``setup_env.sh opt-13b 3`` stands for facebook/opt-13b.
+    ``setup_env.sh opt-13b 3`` means facebook/opt-13b.
     """
     code = re.sub(r"(?m)^\s*#.*|\\$", "", text)
     models = [f"facebook/{name}" for name in re.findall(r"setup_env\.sh\s+(opt-[\w.-]+)", code)]
     models += re.findall(rf"model_name_or_path[ =]+({_REPOSITORY})(?=\s|$)", code)
     models += [f"{owner}/{name}" for owner, name in re.findall(r"models--([\w.-]+?)--([\w.-]+)", code)]
-    lists = re.findall(r"--data_path\s+((?:(?!--)\S+\s+)*)", code)
-    datasets = [word for words in lists for word in words.split() if re.fullmatch(_REPOSITORY, word)]
-    # Data of a person's own are `local/...` to DeepSpeed-Chat, and what an earlier step trained is in its output.
-    own = {"local", "output", *re.findall(r"(?:\bOUTPUT=|--output_dir[ =]+)(?:\./)?([\w-]+)", code)}
-    models, datasets = ([name for name in names if name.partition("/")[0] not in own] for names in (models, datasets))
-    return Cache(models=tuple(dict.fromkeys(models)), datasets=tuple(dict.fromkeys(datasets)))
+    data_paths = " ".join(re.findall(r"--data_path\s+((?:(?!--)\S+\s+)*)", code)).split()
+    datasets = [word for word in data_paths if re.fullmatch(_REPOSITORY, word)]
+    # DeepSpeed-Chat calls the user's own data `local/...`; models that an earlier step trained are in its output.
+    local = {"local", "output", *re.findall(r"(?:\bOUTPUT=|--output_dir[ =]+)(?:\./)?([\w-]+)", code)}
+    return Cache(models=_remote(models, local), datasets=_remote(datasets, local))
+
+
+def _remote(names: Iterable[str], local: Collection[str]) -> tuple[str, ...]:
+    """Return the distinct names in order, without names of local owners."""
+    return tuple(dict.fromkeys(name for name in names if name.partition("/")[0] not in local))
 
 
 def version(root: Path) -> str:
-    """The version that a clone of optimum-habana says it has; empty where it says none."""
+    """Return the version of a clone of optimum-habana; empty if it does not state one."""
     match = re.search(r"__version__ = \"([^\"]+)\"", procfs.read(root / "optimum/habana/version.py"))
     return match[1] if match else ""

@@ -1,8 +1,8 @@
-"""workload.yml -> Workload: a strict reader whose errors name file, line and the nearest right spelling.
+"""workload.yml -> Workload: a strict reader whose errors name file, line and the nearest correct spelling.
 
-Text may be written as a string or as a number, which is taken as it is written; true, no, null and dates are quoted.
-A variant adds its arguments to the common ones, merges environment, inputs, metrics and DeepSpeed's keys by name, and
-replaces the rest.
+Text may be written as a string or as a number, which is kept as written; true, no, null and dates must be quoted.
+A variant appends its arguments to the common ones, merges environment, inputs, metrics and DeepSpeed's keys by name,
+and replaces the rest.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from labctl.workloads.schema import FORMER_KEYS, NAME, schema
 
 FILE = "workload.yml"
 Declared = tuple[Workload, Workload | None]
-"""A workload and its rehearsal."""
+"""A workload and its rehearsal, None if it has none."""
 
 
 def load(directory: Path, name: str, launchers: tuple[str, ...], *, rehearse: bool = False) -> Workload:
-    """The workload of that name, or its rehearsal; broken files that do not hide it are passed over.
+    """Load the workload of that name, or its rehearsal; other files may be broken.
 
-    Raises ConfigError where it is unknown, declared twice, broken, or has no rehearsal to give.
+    Raises ConfigError if it is unknown, declared twice, broken, or has no rehearsal.
     """
-    # All files are read only where none that has the name in it declares it.
+    # Files without the name in their text are parsed only if no other file declares it.
     for text in (name, ""):
         declared, errors = _scan(directory, launchers, text)
-        if found := [pair for pair in declared if pair[0].name == name]:
+        if matching := [pair for pair in declared if pair[0].name == name]:
             break
     else:
-        # A file that cannot be read may be the one that declares it.
+        # An unreadable file may be the one that declares it.
         raise errors[0] if errors else _unknown(directory, name, [workload for workload, _ in declared])
-    for clash in _clashes(found):
+    for clash in _clashes(matching):
         raise clash
-    workload, rehearsal = found[0]
+    workload, rehearsal = matching[0]
     if not rehearse:
         return workload
     if rehearsal is None:
@@ -52,7 +52,7 @@ def load(directory: Path, name: str, launchers: tuple[str, ...], *, rehearse: bo
 
 
 def list_all(directory: Path, launchers: tuple[str, ...]) -> tuple[tuple[Workload, ...], tuple[ConfigError, ...]]:
-    """Every workload that can be read, by folder and then in the file's order; and the errors of those that cannot."""
+    """Return every readable workload, by folder and then in the file's order; and the errors of unreadable ones."""
     declared, errors = _scan(directory, launchers)
     return tuple(workload for workload, _ in declared), (*errors, *_clashes(declared))
 
@@ -61,7 +61,7 @@ def list_all(directory: Path, launchers: tuple[str, ...]) -> tuple[tuple[Workloa
 
 
 def _scan(directory: Path, launchers: tuple[str, ...], name: str = "") -> tuple[list[Declared], list[ConfigError]]:
-    """What the files declare and what is wrong with them; of the files that have the name in them, if it is given."""
+    """Read the workload files, or only those whose text has ``name``; return the declarations and the errors."""
     if not directory.is_dir():
         hint = f"cd into a lab's directory, or `labctl init {shlex.quote(str(directory.parent))}`"
         raise ConfigError(f"{directory}: no such folder of workloads", hint=hint)
@@ -78,20 +78,22 @@ def _scan(directory: Path, launchers: tuple[str, ...], name: str = "") -> tuple[
 
 
 def _clashes(declared: Iterable[Declared]) -> list[ConfigError]:
+    """Return an error for each workload whose name is already declared."""
     first: dict[str, Workload] = {}
     return [
-        ConfigError(f"{again.declared}: workload `{again.name}` is already declared at {known.declared}")
+        ConfigError(f"{again.declared}: workload `{again.name}` is already declared at {earlier.declared}")
         for again, _ in declared
-        if (known := first.setdefault(again.name, again)) is not again
+        if (earlier := first.setdefault(again.name, again)) is not again
     ]
 
 
-def _unknown(directory: Path, name: str, known: list[Workload]) -> ConfigError:
-    if not known:
+def _unknown(directory: Path, name: str, declared: list[Workload]) -> ConfigError:
+    """Return the error for an unknown workload, with the nearest of the declared ones."""
+    if not declared:
         return ConfigError(f"{directory}: no workload is declared here", hint="`labctl init` writes some")
     if Path(name).is_file():
         return ConfigError(f"no workload `{name}`", hint=f"a script is run by: labctl run --script {name}")
-    by_name = {workload.name.lower(): workload for workload in known}
+    by_name = {workload.name.lower(): workload for workload in declared}
     near = by_name.get(nearest(name.lower(), by_name))
     hint = f"the nearest is `{near.name}` ({near.declared}); " if near else ""
     return ConfigError(f"no workload `{name}`", hint=f"{hint}`labctl workloads` lists them")
@@ -103,6 +105,7 @@ def _shown(path: Path) -> str:
 
 
 def _read_file(path: Path, launchers: tuple[str, ...]) -> list[Declared]:
+    """Parse a workload file into its variants; without ``variants``, its folder names the only workload."""
     folder = path.parent
     root = compose(path, _shown(path), hint="a workload needs description, launcher, script and timeout")
     fields = schema(folder, launchers)
@@ -116,10 +119,11 @@ def _read_file(path: Path, launchers: tuple[str, ...]) -> list[Declared]:
     ]
 
 
-def _declare(name: str, folder: Path, at: Value, common: dict[str, Any], own: dict[str, Any]) -> Declared:
+def _declare(name: str, folder: Path, at: Value, common: dict[str, Any], variant: dict[str, Any]) -> Declared:
+    """Build a workload and its rehearsal from the common fields and a variant's; raise ConfigError if incomplete."""
     if not NAME.fullmatch(name):
         raise at.error(f"bad workload name `{name}`", hint="letters, digits, `.`, `_` and `-`, at most 63")
-    fields = {**common, **own}
+    fields = {**common, **variant}
     for key in ("description", "launcher", "script", "timeout"):
         if key not in fields:
             raise at.error(f"workload `{name}` has no `{key}`")
@@ -129,10 +133,11 @@ def _declare(name: str, folder: Path, at: Value, common: dict[str, Any], own: di
     if fields["launcher"] == "script" and "prepare" in fields:
         raise at.error(f"workload `{name}` starts its ranks itself, so nothing runs its `prepare` on the nodes")
     rehearse = fields.pop("rehearse", None)
-    merged = {key: {**common.get(key, {}), **own.get(key, {})} for key in ("metrics", "notes", "inputs", "environment")}
+    by_name = ("metrics", "notes", "inputs", "environment")
+    merged = {key: {**common.get(key, {}), **variant.get(key, {})} for key in by_name}
     metrics: dict[str, Metric] = merged["metrics"]
     fields |= {
-        **_merged(common, own),
+        **_merged(common, variant),
         "inputs": tuple(merged["inputs"].items()),
         "environment": tuple(merged["environment"].items()),
         "metrics": tuple(metrics.values()),
@@ -148,16 +153,17 @@ def _declare(name: str, folder: Path, at: Value, common: dict[str, Any], own: di
     return workload, replace(workload, memory=None, required_inputs=(), **smaller)
 
 
-def _merged(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of both, and DeepSpeed's keys, section by section; None where neither declares any."""
-    configs = [part["deepspeed"] for part in (common, own) if part.get("deepspeed") is not None]
+def _merged(common: dict[str, Any], variant: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of both, and DeepSpeed's keys merged section by section; None if neither has any."""
+    configs = [part["deepspeed"] for part in (common, variant) if part.get("deepspeed") is not None]
     return {
-        "arguments": (*common.get("arguments", ()), *own.get("arguments", ())),
+        "arguments": (*common.get("arguments", ()), *variant.get("arguments", ())),
         "deepspeed": deepspeed_config.merge(configs[0], configs[-1]) if configs else None,
     }
 
 
 def _resolve(criteria: Iterable[tuple[Value, Criterion]], metrics: dict[str, Metric]) -> tuple[Criterion, ...]:
+    """Return the criteria; raise ConfigError for one on an unknown or unsuitable metric."""
     for at, criterion in criteria:
         metric = metrics.get(criterion.metric)
         if metric is None:

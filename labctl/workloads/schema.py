@@ -1,4 +1,4 @@
-"""The fields of workload.yml: each reader takes a YAML value and gives what the model holds, or says what is wrong."""
+"""Fields of workload.yml: each reader converts a YAML value for the model, or raises ConfigError with file and line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from labctl.workloads import deepspeed_config
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 TASKS = ("sft", "reward", "rlhf")
 FORMER_KEYS = {"describe": "description", "requires": "required_inputs", "drop": "decrease"}
-"""Names that workload.yml had before, still taken, and those of today."""
+"""Deprecated keys of workload.yml, still accepted, and their current names."""
 INPUT_KINDS = ("directory", "file", "model", "path")
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -33,7 +33,7 @@ _RELATIVE = re.compile(r"([+-]?[0-9]+(?:\.[0-9]+)?) ?% of (\S+)")
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of ``30s``, ``20m``, ``2h`` or ``90``. Raises ConfigError unless above zero and at most a year."""
+    """Parse ``30s``, ``20m``, ``2h`` or ``90`` into seconds; raise ConfigError unless above 0 and at most a year."""
     match = _DURATION.fullmatch(text.strip())
     seconds = float(match[1]) * _SECONDS[match[2]] if match else 0
     if not 0 < seconds <= _YEAR:
@@ -42,7 +42,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_expectation(text: str) -> Criterion:
-    """The criterion in ``throughput>=600``, ``loss<2.5``, ``throughput=600..700`` or ``throughput>=-5% of latest``.
+    """Parse ``throughput>=600``, ``loss<2.5``, ``throughput=600..700`` or ``throughput>=-5% of latest``.
 
     Raises ConfigError for anything else.
     """
@@ -55,7 +55,7 @@ def parse_expectation(text: str) -> Criterion:
 
 
 def _bounds(sign: str, text: str) -> dict[str, Any]:
-    """The fields of a criterion that stand for a sign and what is behind it; none where that is no bound."""
+    """Return the fields of a criterion for a sign and the text after it; empty if they are not a bound."""
     if sign == "=":
         low, high = map(finite, text.partition("..")[::2])
         return {"min": low, "max": high} if low is not None and high is not None and low <= high else {}
@@ -70,7 +70,7 @@ def _criteria(value: Value) -> tuple[tuple[Value, Criterion], ...]:
 
 
 def schema(folder: Path, launchers: tuple[str, ...]) -> Schema:
-    """What a workload in this folder may declare, be it common to all variants or one's own."""
+    """Return the reader of each field that a workload in this folder may declare, common or in a variant."""
     return {
         "description": Value.text,
         "launcher": lambda value: _launcher(value, launchers),
@@ -102,22 +102,24 @@ def schema(folder: Path, launchers: tuple[str, ...]) -> Schema:
     }
 
 
-def _launcher(value: Value, known: tuple[str, ...]) -> str:
-    return launcher_name(value.text()) if launcher_name(value.text()) in known else value.choice(known)
+def _launcher(value: Value, launchers: tuple[str, ...]) -> str:
+    name = launcher_name(value.text())
+    return name if name in launchers else value.choice(launchers)
 
 
 def launcher_name(text: str) -> str:
-    """The launcher `script` by its name of before, `own`, too."""
+    """Return the current name of a launcher: ``script`` was formerly ``own``."""
     return "script" if text == "own" else text
 
 
 def _script(value: Value, folder: Path) -> str:
-    """A file of the folder, or one by its path, which a run looks for: it may be on another machine."""
+    """Return a file of the folder, or an absolute path, which is checked by the run as it may be on another machine."""
     text = value.text()
     return str(Path(text).expanduser()) if text.startswith(("/", "~/")) else _file(value, folder)
 
 
 def _file(value: Value, folder: Path) -> str:
+    """Return the path of an existing file relative to the folder. ConfigError."""
     text = value.text()
     path = (folder / text).resolve()
     if not path.is_relative_to(folder.resolve()):
@@ -130,6 +132,7 @@ def _file(value: Value, folder: Path) -> str:
 
 
 def _image(value: Value) -> str:
+    """Return the name of a Dockerfile of labctl's. ConfigError."""
     text = value.text()
     if not re.fullmatch("[a-z0-9][a-z0-9-]*", text):
         raise value.error(
@@ -147,6 +150,7 @@ def _distribution_package(value: Value) -> str:
 
 
 def _valid(value: Value, check: Callable[[str], None], text: str) -> str:
+    """Return the text if the validator accepts it; raise ConfigError with its reason otherwise."""
     try:
         check(text)
     except ValueError as error:
@@ -159,6 +163,7 @@ def _requirements(value: Value, folder: Path) -> tuple[str, ...]:
 
 
 def _flag(value: Value) -> bool:
+    """Return true or false. ConfigError."""
     flag = value.data()
     if not isinstance(flag, bool):
         raise value.error(f"`{value.name}` must be true or false")
@@ -170,6 +175,7 @@ def _words(value: Value) -> tuple[str, ...]:
 
 
 def _named(value: Value, kind: str, pattern: re.Pattern[str], hint: str) -> dict[str, Value]:
+    """Return the entries of a mapping whose keys match the pattern. ConfigError."""
     entries = value.entries()
     for name, entry in entries.items():
         if not pattern.fullmatch(name):
@@ -183,6 +189,7 @@ def _inputs(value: Value) -> dict[str, str]:
 
 
 def _deepspeed(value: Value) -> dict[str, Any]:
+    """Return a DeepSpeed configuration whose sections are objects. ConfigError."""
     value.entries()
     config: dict[str, Any] = value.data()
     deepspeed_config.check_sections(config, f"{value.path}:{value.line}")
@@ -203,6 +210,7 @@ def _timeout(value: Value) -> float:
 
 
 def _metrics(value: Value) -> dict[str, Metric]:
+    """Return the metrics by name."""
     fields: Schema = {
         "pattern": _pattern,
         "unit": Value.text,
@@ -219,7 +227,8 @@ def _notes(value: Value) -> dict[str, str]:
     return {name: _pattern(entry, "text") for name, entry in entries.items()}
 
 
-def _pattern(value: Value, what: str = "number") -> str:
+def _pattern(value: Value, content: str = "number") -> str:
+    """Return a regular expression that has exactly one group. ConfigError."""
     text = value.text()
     try:
         groups = re.compile(text).groups
@@ -227,12 +236,13 @@ def _pattern(value: Value, what: str = "number") -> str:
         raise value.error(f"`{text}` is not a regular expression: {error}") from None
     if groups != 1:
         raise value.error(
-            f"`{text}` must have exactly one group, the {what}; it has {groups}", hint="(?:...) is no group"
+            f"`{text}` must have exactly one group, the {content}; it has {groups}", hint="(?:...) is no group"
         )
     return text
 
 
 def _criterion(value: Value) -> Criterion:
+    """Return a criterion written as a text or as a mapping. ConfigError for missing or contradictory bounds."""
     if value.node.id == "scalar":
         try:
             return parse_expectation(value.text())
@@ -242,6 +252,11 @@ def _criterion(value: Value) -> Criterion:
     criterion = Criterion(**value.read(fields, required=("metric",), former=FORMER_KEYS))
     if criterion.min is None and criterion.max is None and criterion.decrease is None:
         raise value.error("a criterion needs `min`, `max` or `decrease`")
+    return _consistent(criterion, value)
+
+
+def _consistent(criterion: Criterion, value: Value) -> Criterion:
+    """Return the criterion; raise ConfigError if its bounds contradict each other."""
     if criterion.min is not None and criterion.max is not None and criterion.min > criterion.max:
         raise value.error("`min` is above `max`")
     if criterion.decrease is not None and not 0 < criterion.decrease <= 1:
@@ -257,6 +272,7 @@ def _repositories(value: Value) -> tuple[str, ...]:
 
 
 def _memory(value: Value) -> Memory:
+    """Return the fields for the memory estimate; numbers become defaults of the script's arguments."""
     defaults: Schema = {
         **dict.fromkeys(
             ("parameters", "sequence_length", "max_prompt_length", "max_answer_length", "lora_dim"),
@@ -268,10 +284,8 @@ def _memory(value: Value) -> Memory:
     read = value.read({"model": Value.text, "critic": Value.text, "task": _task, **defaults})
     if ("model" in read) == ("parameters" in read):
         raise value.error("`memory` takes the model's config.json, `model`, or only their number, `parameters`")
-    return Memory(
-        **{name: item for name, item in read.items() if name not in defaults},
-        defaults=tuple((name, item) for name, item in read.items() if name in defaults),
-    )
+    given = {name: item for name, item in read.items() if name not in defaults}
+    return Memory(**given, defaults=tuple((name, item) for name, item in read.items() if name in defaults))
 
 
 def _resume(value: Value) -> Resume:
@@ -281,15 +295,17 @@ def _resume(value: Value) -> Resume:
 
 def _long_option(value: Value) -> str:
     if not _LONG_OPTION.fullmatch(value.text()):
-        raise value.error(f"`{value.text()}` is no option of a script", hint="such as --resume")
+        raise value.error(f"`{value.text()}` is not a valid script option", hint="such as --resume")
     return value.text()
 
 
 def _below(value: Value) -> str:
-    """A path, or a pattern of paths, in a run's directory."""
+    """Return a path, or a glob, below a run's directory. ConfigError."""
     text = value.text()
     if not PurePosixPath(text).parts or not is_below(text) or "**" in text:
-        raise value.error(f"`{text}` is no path in the run's directory", hint="such as checkpoints/* or work/last.pt")
+        raise value.error(
+            f"`{text}` is not a path in the run's directory", hint="such as checkpoints/* or work/last.pt"
+        )
     return text
 
 
