@@ -16,7 +16,7 @@ from labctl.fit.training import Training, of
 __all__ = ["Capacity", "FitReport", "Training", "advise", "check", "fits", "needs", "of", "report"]
 
 LORA_DIM = 8
-"""Rank of the adapters that are suggested: the smallest that Hu et al. 2021 find enough, section 7.2."""
+"""Rank of the suggested LoRA adapters: the smallest that Hu et al. 2021, section 7.2, find sufficient."""
 
 
 class Capacity(Struct, frozen=True, kw_only=True):
@@ -36,26 +36,26 @@ class Requirement(Struct, frozen=True, kw_only=True):
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """One setting to change: what to type, and what it costs."""
+    """A setting to change: the text of ``--set``, and its cost."""
 
     set: str
     reason: str
 
 
 class FitAdvice(Struct, frozen=True, kw_only=True):
-    """The cheapest changes after which a training fits, and what it requires then."""
+    """The cheapest changes after which a training fits, and the memory that it requires then."""
 
     changes: tuple[Change, ...]
     required: Requirement
 
 
 class FitReport(Struct, frozen=True, kw_only=True):
-    """The memory of a training by component, and whether it fits: None if that is unknown."""
+    """The memory of a training by component; ``fits`` is None if unknown."""
 
     workload: str
     nodes: int
     training: Mapping[str, Any]
-    """The fields of ``Training``, with models by name and their parameters in all."""
+    """Fields of ``Training``, with models by name and their total parameters."""
     items: tuple[MemoryItem, ...]
     excluded: tuple[str, ...]
     required: Requirement
@@ -65,7 +65,7 @@ class FitReport(Struct, frozen=True, kw_only=True):
 
 
 def needs(training: Training) -> Requirement:
-    """The peak memory of a training."""
+    """Return the peak memory of a training."""
     items = memory.lines(training)
     device, device_phase = peak(items, "device")
     in_host: tuple[Location, ...] = ("device", "host") if training.accelerator == "cpu" else ("host",)
@@ -74,7 +74,7 @@ def needs(training: Training) -> Requirement:
 
 
 def fits(training: Training, capacity: Capacity) -> bool | None:
-    """Whether a training fits; None if unknown, as for a model whose activations are not counted."""
+    """Tell if a training fits; None if unknown, as for a model whose activations are not counted."""
     required = needs(training)
     pairs = [(required.host, capacity.host)]
     if training.accelerator != "cpu":
@@ -86,7 +86,7 @@ def fits(training: Training, capacity: Capacity) -> bool | None:
 
 
 def advise(training: Training, capacity: Capacity) -> FitAdvice | None:
-    """The cheapest changes after which the training is not known to exceed the capacity; None where none help."""
+    """Return the cheapest changes after which the training may fit; None if no changes suffice."""
     for _, changed in sorted(_candidates(training), key=lambda candidate: candidate[0]):
         if fits(changed, capacity) is not False:
             return FitAdvice(changes=tuple(_changes(training, changed)), required=needs(changed))
@@ -94,7 +94,7 @@ def advise(training: Training, capacity: Capacity) -> FitAdvice | None:
 
 
 def check(training: Training, capacity: Capacity) -> str | None:
-    """Why a run cannot fit on CPU nodes, with what to change; None if it may fit."""
+    """Explain why a run cannot fit on CPU nodes, with changes that help; None if it may fit."""
     if fits(training, capacity) is not False or capacity.host is None:
         return None
     advice = advise(training, capacity)
@@ -108,19 +108,19 @@ def check(training: Training, capacity: Capacity) -> str | None:
 
 
 def report(workload: str, nodes: int, training: Training, capacity: Capacity) -> FitReport:
-    """Estimate the memory of a training on so many nodes and compare it with what is available."""
+    """Estimate the memory of a training and compare it with the available memory."""
     fit = fits(training, capacity)
     summary = {name: value for name, value in asdict(training).items() if name not in ("model", "critic")}
+    summary |= {
+        "model": training.model.name,
+        "critic": training.critic.name if training.critic else None,
+    }
+    summary["parameters"] = sum(model.parameters for model in training.models)
+    summary["trained"] = sum(model.trained for model in training.models)
     return FitReport(
         workload=workload,
         nodes=nodes,
-        training={
-            **summary,
-            "model": training.model.name,
-            "critic": training.critic.name if training.critic else None,
-            "parameters": sum(model.parameters for model in training.models),
-            "trained": sum(model.trained for model in training.models),
-        },
+        training=summary,
         items=memory.lines(training),
         excluded=("activations",) if training.model.counted else (),
         required=needs(training),
@@ -131,11 +131,11 @@ def report(workload: str, nodes: int, training: Training, capacity: Capacity) ->
 
 
 def _candidates(training: Training) -> Iterator[tuple[float, Training]]:
-    """Every combination of changes, with its cost in steps' time.
+    """Yield every combination of changes with its cost, relative to the time of a step.
 
-    Stage 3 sends half as much again (ZeRO, section 7), recomputation takes a third more time (Korthikanti et al.,
-    table 2); offloading waits for the host; a smaller micro-batch uses the device less well; LoRA changes what is
-    learnt and so comes last.
+    Stage 3 sends 1.5 times as much (ZeRO, section 7), recomputation takes a third more time (Korthikanti et al.,
+    table 2); offloading waits for the host; a smaller micro-batch uses the device less well; LoRA changes the result
+    and so comes last.
     """
     stages = range(training.stage, 4)
     checkpointing = sorted({training.gradient_checkpointing, True})
@@ -168,6 +168,7 @@ def _candidates(training: Training) -> Iterator[tuple[float, Training]]:
 
 
 def _changes(old: Training, new: Training) -> Iterator[Change]:
+    """Yield the settings that turn the old training into the new one."""
     if new.stage != old.stage:
         reason = "1.5 times the communication" if new.stage == 3 else "no extra communication"
         yield Change(set=f"deepspeed.zero_optimization.stage={new.stage}", reason=reason)

@@ -1,7 +1,7 @@
-"""The memory that a training run takes, line by line: how many bytes, in which phase of a step, by which formula.
+"""The memory of a training run by component: bytes in each phase of a step, with formula and source.
 
-The states are those of Rajbhandari et al. 2020, ZeRO, sections 3 and 5. What DeepSpeed 0.19 and torch's AdamW hold
-beside them (buckets, copies, temporary tensors) is taken from their source, which each line names.
+The states are those of Rajbhandari et al. 2020, ZeRO, sections 3 and 5. Further memory of DeepSpeed 0.19 and torch's
+AdamW (buckets, copies, temporary tensors) is taken from their source, which each line names.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from msgspec.structs import replace
 from labctl.fit.training import Model, Training
 
 PHASES = ("build", "generate", "forward", "backward", "step")
-"""RLHF generates answers before it learns from them; no other task does."""
+"""Phases of a step; only RLHF generates answers, before it learns from them."""
 Location = Literal["device", "host"]
 
 ZERO = "Rajbhandari et al. 2020 (ZeRO), section 3.1 and, for the division among ranks, section 5"
 STAGES = ("deepspeed/runtime/zero/stage_1_and_2.py", "deepspeed/runtime/zero/stage3.py")
 
 SYMBOLS = """\
-P parameters, T those trained, F those of models that are only asked, L elements of the largest tensor,
+P parameters, T those trained, F those of frozen models, L elements of the largest tensor,
 w bytes of a weight, N ranks, s sequence length, a answer length, b sequences of a forward pass,
 l layers, h hidden size, f width of the perceptron, v vocabulary"""
 
 
 class MemoryItem(Struct, frozen=True, kw_only=True):
-    """Bytes per rank of one component, in each phase."""
+    """Bytes per rank of a component, in each phase."""
 
     component: str
     formula: str
@@ -45,25 +45,30 @@ class MemoryItem(Struct, frozen=True, kw_only=True):
 
 
 def peak(parts: tuple[MemoryItem, ...], *places: Location) -> tuple[int, str]:
-    """Bytes per rank in these places, in the phase that takes most, and that phase."""
-    return max((sum(line.during(phase) for line in parts if line.location in places), phase) for phase in PHASES)
+    """Return the bytes per rank in these locations in the phase with the highest sum, and that phase."""
+    counted = [line for line in parts if line.location in places]
+    return max((_total(counted, phase), phase) for phase in PHASES)
+
+
+def _total(parts: Iterable[MemoryItem], phase: str) -> int:
+    return sum(line.during(phase) for line in parts)
 
 
 def summed(parts: Iterable[MemoryItem]) -> tuple[MemoryItem, ...]:
     """Merge items of the same component, formula and location."""
-    found: dict[tuple[str, str, Location], MemoryItem] = {}
+    merged: dict[tuple[str, str, Location], MemoryItem] = {}
     for line in parts:
         key = line.component, line.formula, line.location
-        before = found.get(key)
+        before = merged.get(key)
         totals: dict[str, Any] = (
             {phase: before.during(phase) + line.during(phase) for phase in PHASES} if before else {}
         )
-        found[key] = replace(before or line, **totals)
-    return tuple(found.values())
+        merged[key] = replace(before or line, **totals)
+    return tuple(merged.values())
 
 
 def always(component: str, formula: str, source: str, size: int, location: Location = "device") -> MemoryItem:
-    """An item that stays allocated through a whole step."""
+    """Build an item that stays allocated during a whole step."""
     return MemoryItem(
         component=component, formula=formula, source=source, forward=size, backward=size, step=size, location=location
     )
@@ -73,17 +78,17 @@ def always(component: str, formula: str, source: str, size: int, location: Locat
 
 
 def share(training: Training, model: Model, size: int, stage: int) -> int:
-    """The bytes of one rank, where ZeRO divides this from the given stage on."""
+    """Return the bytes of a rank, divided by the ranks if ZeRO does that from this stage on."""
     return -(-size // training.ranks) if model.stage >= stage else size
 
 
 def largest(model: Model) -> int:
-    """Elements of the largest tensor that is trained."""
+    """Number of elements of the largest trained tensor."""
     return min(model.shape.largest, model.trained)
 
 
 def stepped(training: Training, model: Model) -> tuple[int, str]:
-    """Elements that ZeRO's optimiser updates at once, and as a formula: this rank's share, in stage 3 by groups."""
+    """Return the elements that ZeRO's optimizer updates at once, and their formula; in stage 3 a group of the share."""
     elements = share(training, model, model.trained, 1)
     if model.stage == 3:
         return min(elements, training.sub_group), "min(T / N, sub_group_size)"
@@ -91,19 +96,20 @@ def stepped(training: Training, model: Model) -> tuple[int, str]:
 
 
 def bucket(training: Training, model: Model) -> tuple[int, str]:
-    """Bytes of a bucket: torch.empty takes all of it, on a CPU only what is written to; and as a formula."""
+    """Return the bytes of a bucket and their formula; on a CPU only written memory counts of torch.empty."""
     if training.accelerator == "cpu":
         return training.width * min(model.trained, training.reduce_bucket), "w min(T, reduce_bucket_size)"
     return training.width * training.reduce_bucket, "w reduce_bucket_size"
 
 
 def held_lines(training: Training, model: Model) -> tuple[MemoryItem, ...]:
-    """What a model and its optimiser hold from one step to the next."""
+    """Return the memory that a model and its optimizer keep between steps."""
     buckets = _buckets(training, model) if model.stage == 3 else ()
     return (*_weights(training, model), *_optimiser(training, model), *buckets)
 
 
 def _weights(training: Training, model: Model) -> tuple[MemoryItem, ...]:
+    """Return the weights: while the model is built, of the trained model, and of RLHF's frozen models."""
     width, cpu, sharded = training.width, training.accelerator == "cpu", model.stage == 3
     location: Location = "host" if training.offload_parameters and sharded else "device"
     slash = " / N" if sharded else ""
@@ -122,9 +128,10 @@ def _weights(training: Training, model: Model) -> tuple[MemoryItem, ...]:
 
 
 def _optimiser(training: Training, model: Model) -> tuple[MemoryItem, ...]:
+    """Return the optimizer's states."""
     trained, stage, slash = model.trained, model.stage, " / N" if model.stage else ""
     location: Location = "host" if training.offload_optimizer else "device"
-    # ZeRO clones its share of the weights also where they are in fp32 already.
+    # ZeRO clones its share of the weights even if they are in fp32 already.
     master = share(training, model, 4 * trained, 1) if training.mixed_precision or stage else 0
     return (
         always("master weights", f"4 T{slash}", f"{ZERO}; {STAGES[stage == 3]}" if stage else ZERO, master, location),
@@ -134,7 +141,7 @@ def _optimiser(training: Training, model: Model) -> tuple[MemoryItem, ...]:
 
 
 def _offloaded(training: Training, model: Model) -> tuple[MemoryItem, ...]:
-    """What offloading the optimiser adds: on the host, and in stages 1 and 2 on the device."""
+    """Return the additional memory of an offloaded optimizer: on the host, and in stages 1 and 2 on the device."""
     width, source = training.width, STAGES[model.stage == 3]
     most = width * largest(model)
     gradients, updated = (share(training, model, size * model.trained, 1) for size in (4, width))
@@ -150,27 +157,27 @@ def _offloaded(training: Training, model: Model) -> tuple[MemoryItem, ...]:
 
 
 def _buckets(training: Training, model: Model) -> tuple[MemoryItem, ...]:
-    """Stage 3 keeps its bucket, and this rank's share of the gradients, for the next step."""
-    own = share(training, model, training.width * model.trained, 1)
+    """Return the bucket and the rank's share of the gradients, which stage 3 keeps between steps."""
+    rank_share = share(training, model, training.width * model.trained, 1)
     location: Location = "host" if training.offload_optimizer else "device"
     size, formula = bucket(training, model)
     return (
-        always("gradients of this rank's share", "w T / N", f"{ZERO}; {STAGES[1]}", own, location),
+        always("gradients of this rank's share", "w T / N", f"{ZERO}; {STAGES[1]}", rank_share, location),
         always("bucket of gradients", formula, f"{STAGES[1]}, _setup_for_real_optimizer", size),
     )
 
 
 PROCESS = 435 * 2**20
-"""Bytes of Python, torch, DeepSpeed and transformers in a rank on CPU before a model is there: docs/figures.md."""
+"""Bytes of Python, torch, DeepSpeed and transformers in a CPU rank without a model: docs/figures.md."""
 ALLREDUCE = 500_000_000
 """MEMORY_OPT_ALLREDUCE_SIZE of deepspeed/runtime/engine.py, in elements."""
 RECOMPUTE = "Korthikanti et al. 2022 (Reducing Activation Recomputation), section 4.1"
 
 
 def lines(training: Training) -> tuple[MemoryItem, ...]:
-    """Every component of this training's memory.
+    """Return every component of this training's memory.
 
-    RLHF trains its models one after the other: both are held, and one of them, that which needs more, is at work.
+    RLHF trains its models in turn: both stay allocated, and the model that needs more memory is counted as active.
     """
     process = PROCESS if training.accelerator == "cpu" else 0
     held = (
@@ -180,12 +187,12 @@ def lines(training: Training) -> tuple[MemoryItem, ...]:
     if training.task == "rlhf":
         held = (*(replace(line, generate=line.step) for line in held), *_generating(training, training.models[0]))
     each = [(*held, *_working(training, model)) for model in training.models]
-    found = max(each, key=lambda parts: peak(parts, "device", "host"))
-    return tuple(line for line in found if any(map(line.during, PHASES)))
+    highest = max(each, key=lambda parts: peak(parts, "device", "host"))
+    return tuple(line for line in highest if any(map(line.during, PHASES)))
 
 
 def _generating(training: Training, actor: Model) -> tuple[MemoryItem, ...]:
-    """What RLHF adds while the actor writes answers, and then says how likely they were, without gradients."""
+    """Return RLHF's additional memory while the actor generates answers and computes their log-probabilities."""
     logits, formula = _logits(training)
     written = actor.shape.keys_and_values(training.tokens, training.width)
     return (
@@ -203,7 +210,7 @@ def _generating(training: Training, actor: Model) -> tuple[MemoryItem, ...]:
 
 
 def _working(training: Training, model: Model) -> tuple[MemoryItem, ...]:
-    """What forward pass, backward pass and step of one model need beside what is held."""
+    """Return the additional memory of a model's forward pass, backward pass and step."""
     gradients = _gradients(training, model) if model.stage else _whole_gradients(training, model)
     gathered = training.width * min(model.parameters, training.max_live) if model.stage == 3 else 0
     live = MemoryItem(
@@ -215,32 +222,17 @@ def _working(training: Training, model: Model) -> tuple[MemoryItem, ...]:
 
 
 def _gradients(training: Training, model: Model) -> tuple[MemoryItem, ...]:
-    """Under ZeRO: gradients pass through a bucket, of which each rank keeps its share."""
-    width, stage, kept, source = training.width, model.stage, model.stage == 3, STAGES[model.stage == 3]
+    """Return the gradients under ZeRO: they pass through a bucket, and each rank keeps its share."""
+    width, kept, source = training.width, model.stage == 3, STAGES[model.stage == 3]
     accumulating = training.gradient_accumulation_steps > 1
-    own = share(training, model, width * model.trained, 1)
-    whole = width * model.trained if stage == 1 and accumulating else 0
-    # Where one bucket holds all gradients, the copy of it is gone before this rank's share is taken out.
-    beside = own if (stage == 2 and accumulating) or model.trained > training.reduce_bucket else 0
-    size, filled = bucket(training, model)
+    whole = width * model.trained if model.stage == 1 and accumulating else 0
     elements, formula = stepped(training, model)
-    passing = () if kept else (
-        MemoryItem(
-            component="gradients of this rank's share", formula="w T / N", source=f"{ZERO}; {source}",
-            forward=own if stage == 2 and accumulating else 0, backward=beside,
-            location="host" if training.offload_optimizer else "device",
-        ),
-        MemoryItem(
-            component="bucket of gradients", formula=filled, source=f"{source}, setup_buckets",
-            backward=size * (2 if training.overlap else 1),
-        ),
-    )  # fmt: skip
     return (
         MemoryItem(
             component="gradients that accumulate", formula="w T", source=f"{ZERO}; {source}",
             forward=whole, backward=whole,
         ),
-        *passing,
+        *(() if kept else _passing(training, model)),
         MemoryItem(
             component="copy of the bucket", formula="w min(T, reduce_bucket_size)",
             source=f"{source}, {'__avg_scatter_contiguous_grads' if kept else 'allreduce_bucket'}",
@@ -253,8 +245,29 @@ def _gradients(training: Training, model: Model) -> tuple[MemoryItem, ...]:
     )  # fmt: skip
 
 
+def _passing(training: Training, model: Model) -> tuple[MemoryItem, ...]:
+    """Return the rank's share of the gradients and the bucket, which stages 1 and 2 free after the backward pass."""
+    source = STAGES[0]
+    keeps_share = model.stage == 2 and training.gradient_accumulation_steps > 1
+    rank_share = share(training, model, training.width * model.trained, 1)
+    # If a single bucket holds all gradients, its copy is freed before this rank's share is extracted.
+    beside = rank_share if keeps_share or model.trained > training.reduce_bucket else 0
+    size, filled = bucket(training, model)
+    return (
+        MemoryItem(
+            component="gradients of this rank's share", formula="w T / N", source=f"{ZERO}; {source}",
+            forward=rank_share if keeps_share else 0, backward=beside,
+            location="host" if training.offload_optimizer else "device",
+        ),
+        MemoryItem(
+            component="bucket of gradients", formula=filled, source=f"{source}, setup_buckets",
+            backward=size * (2 if training.overlap else 1),
+        ),
+    )  # fmt: skip
+
+
 def _whole_gradients(training: Training, model: Model) -> tuple[MemoryItem, ...]:
-    """Without ZeRO: every rank has all gradients, and the optimiser a copy of them in fp32."""
+    """Return the gradients without ZeRO: each rank has all, and the optimizer a copy in fp32."""
     whole = training.width * model.trained
     summed = training.width * min(model.trained, ALLREDUCE) if training.ranks > 1 else 0
     return (
@@ -274,7 +287,7 @@ def _whole_gradients(training: Training, model: Model) -> tuple[MemoryItem, ...]
 
 
 def _temporary(training: Training, model: Model) -> tuple[MemoryItem, ...]:
-    """What torch's AdamW computes beside its states: on a CPU tensor by tensor, elsewhere all tensors at once."""
+    """Return the temporary tensors of torch's AdamW: on a CPU tensor by tensor, elsewhere all tensors at once."""
     if training.fused_optimizer or training.offload_optimizer:
         return ()
     cpu = training.accelerator == "cpu"
@@ -292,6 +305,7 @@ def _temporary(training: Training, model: Model) -> tuple[MemoryItem, ...]:
 
 
 def _activations(training: Training, model: Model) -> tuple[MemoryItem, ...]:
+    """Return the activations and logits kept for the backward pass."""
     width, tokens, shape = training.width, training.tokens, model.shape
     logits, logits_formula = _logits(training)
     layer = shape.layer_activations(tokens, width)
@@ -299,7 +313,7 @@ def _activations(training: Training, model: Model) -> tuple[MemoryItem, ...]:
     if training.gradient_checkpointing:
         kept = layer + shape.layers * width * tokens * shape.hidden
     formula = f"s b (w (8 h + {'' if shape.relu else '2 '}f){' + 2 h' if shape.dropout else ''})"
-    # The backward pass frees a layer's activations as it goes; the first bucket may be full when some are still there.
+    # The backward pass frees activations layer by layer; the first bucket may fill up before all are freed.
     left = max(0.0, 1 - training.reduce_bucket / model.trained) if model.stage else 0.0
     return (
         MemoryItem(
@@ -317,11 +331,11 @@ def _activations(training: Training, model: Model) -> tuple[MemoryItem, ...]:
 
 
 def _logits(training: Training) -> tuple[int, str]:
-    """Bytes where a loss over logits holds most, on the way from the forward to the backward pass; and as a formula.
+    """Return the peak bytes of a loss over logits, between forward and backward pass, and their formula.
 
-    Of all tokens: log-probabilities, their gradient and that of the logits, all fp32 (ForCausalLMLoss; log_softmax
-    keeps its result, and nll_loss and log_softmax each hand back a gradient of that size). RLHF asks for the answer's
-    alone, and its cross_entropy holds the logits, themselves in fp32, these transposed, and their logarithm.
+    Of all tokens: log-probabilities, their gradient and the logits' gradient, all fp32 (ForCausalLMLoss; log_softmax
+    keeps its result, and nll_loss and log_softmax each return a gradient of that size). RLHF computes only the answer's
+    logits, and its cross_entropy holds the logits, in their own precision and in fp32, transposed, and their logarithm.
     """
     vocabulary = training.model.vocabulary
     if not training.answer_length:

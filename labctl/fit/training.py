@@ -1,4 +1,4 @@
-"""What of a training run decides its memory, read from a workload: its shape, DeepSpeed's settings, its arguments."""
+"""The parameters of a training run that determine its memory: model shape, DeepSpeed's settings, arguments."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ LAYER = "decoder.layers.N."
 
 
 class DecoderConfig(Struct, frozen=True, kw_only=True):
-    """A decoder of the OPT family; ``projected`` is the width of the word embeddings.
+    """The shape of a decoder of the OPT family; ``projected`` is the width of the word embeddings.
 
-    Of another model only ``counted``, the number of its parameters, is known: its activations are not counted.
+    Of other models only ``counted``, the number of parameters, is set: their activations are not counted.
     """
 
     name: str
@@ -37,14 +37,17 @@ class DecoderConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def linear(self) -> dict[str, tuple[int, int]]:
-        """Linear layers of one decoder layer: dotted name -> (inputs, outputs)."""
+        """Linear layers of a decoder layer by dotted name: (inputs, outputs)."""
         attention = [f"{LAYER}self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "out_proj")]
         perceptron = {f"{LAYER}fc1": (self.hidden, self.feed_forward), f"{LAYER}fc2": (self.feed_forward, self.hidden)}
         return dict.fromkeys(attention, (self.hidden, self.hidden)) | perceptron
 
     @property
     def parameters(self) -> int:
-        """Zhang et al. 2022, OPT: tied embeddings, positions offset by 2, biases, two norms per layer."""
+        """Number of parameters.
+
+        Zhang et al. 2022, OPT: tied embeddings, positions offset by 2, biases, two norms per layer.
+        """
         if self.counted:
             return self.counted
         norm = 2 * self.hidden
@@ -59,38 +62,42 @@ class DecoderConfig(Struct, frozen=True, kw_only=True):
         return max(self.vocabulary * self.projected, self.hidden * self.feed_forward)
 
     def adapters(self, rank: int, modules: tuple[str, ...]) -> int:
-        """Hu et al. 2021, LoRA: rank x (inputs + outputs) per adapted linear layer.
+        """Return the number of LoRA parameters: rank x (inputs + outputs) per adapted linear layer.
 
-        As in DeepSpeed-Chat, a layer is adapted when one of the words is in its dotted name. ConfigError for a word
-        that is in none.
+        Hu et al. 2021, LoRA. As in DeepSpeed-Chat, a layer is adapted if its dotted name contains one of ``modules``.
+        ConfigError for a module that no layer contains.
         """
         for module in modules:
             if not any(module in name for name in self.linear):
-                known = ", ".join(self.linear)
-                raise ConfigError(f"{self.name} has no linear layer `{module}` for LoRA", hint=f"it has {known}")
-        adapted = [sizes for name, sizes in self.linear.items() if any(module in name for module in modules)]
-        return self.layers * sum(rank * sum(sizes) for sizes in adapted)
+                layers = ", ".join(self.linear)
+                raise ConfigError(f"{self.name} has no linear layer `{module}` for LoRA", hint=f"it has {layers}")
+        adapted = (sizes for name, sizes in self.linear.items() if _names_any(name, modules))
+        return self.layers * rank * sum(map(sum, adapted))
 
     def layer_activations(self, tokens: int, width: int) -> int:
-        """Bytes that one layer keeps for its backward pass; ``tokens`` is micro-batch x sequence, ``width`` 2 or 4.
+        """Return the bytes that a layer keeps for its backward pass.
 
-        Korthikanti et al. 2022, section 4.1, sbh(34 + 5as/h): the inputs of both norms and of the three products of
-        attention, Q, K, V and the attention's result, the input of the first layer of the perceptron and of the
-        second, of its activation function too, and two masks of dropout. 5as/h is not kept: the attention that torch
-        and transformers choose (scaled_dot_product_attention) recomputes it, as in the paper's section 5. ReLU
-        keeps its result, which is the second layer's input, and no other.
+        ``tokens`` is micro-batch x sequence, ``width`` 2 or 4. Korthikanti et al. 2022, section 4.1, sbh(34 + 5as/h):
+        the inputs of both norms, Q, K, V and the result of attention, the inputs of both layers of the perceptron and
+        of its activation function, and two dropout masks. 5as/h is not kept: the attention that torch and transformers
+        choose (scaled_dot_product_attention) recomputes it, as in the paper's section 5. ReLU keeps its result, which
+        is the second layer's input, and nothing else.
         """
         kept = 8 * self.hidden + self.feed_forward * (1 if self.relu else 2)
         masks = 2 * self.hidden if self.dropout else 0
         return tokens * (width * kept + masks)
 
     def keys_and_values(self, tokens: int, width: int) -> int:
-        """Bytes of what attention remembers of the tokens so far, of two tensors per layer."""
+        """Return the bytes of attention's keys and values of the tokens so far, in all layers."""
         return 2 * width * self.layers * self.hidden * tokens
 
 
+def _names_any(layer: str, modules: tuple[str, ...]) -> bool:
+    return any(module in layer for module in modules)
+
+
 def read(path: Path) -> DecoderConfig:
-    """The shape that a config.json, or a directory with one, describes. ConfigError if it is unknown."""
+    """Read a model's shape from a config.json, or a directory with it. ConfigError if the model is not OPT."""
     file = path / "config.json" if path.is_dir() else path
     try:
         config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -114,27 +121,27 @@ def read(path: Path) -> DecoderConfig:
         raise ConfigError(f"{file}: is no config.json of a model: {error!r}") from error
 
 
-# Elements, as in deepspeed/runtime/zero/config.py.
+# Defaults in elements, as in deepspeed/runtime/zero/config.py.
 REDUCE_BUCKET, MAX_LIVE, SUB_GROUP = 500_000_000, 1_000_000_000, 1_000_000_000
 LORA_MODULES = ("q_proj", "v_proj")
 ALIASES = {"actor_lora_dim": "lora_dim"}
 
 
 class Model(Struct, frozen=True, kw_only=True):
-    """A model that is trained: how many parameters it has, how many of them are trained, and under which ZeRO stage."""
+    """A trained model: its parameters, how many of them are trained, and its ZeRO stage."""
 
     shape: DecoderConfig
     parameters: int
     trained: int
     stage: int
     asked: int = 0
-    """Parameters of the model of its shape that RLHF only asks: the actor's reference, the critic's reward model."""
+    """Parameters of its frozen counterpart in RLHF: the actor's reference, the critic's reward model."""
     speaks: bool = True
-    """Whether it ends in logits; a reward model and a critic end in one number per token."""
+    """True if it ends in logits; reward models and critics end in a number per token."""
 
 
 class Training(Struct, frozen=True, kw_only=True):
-    """One training run on ``ranks`` devices; ``slots`` of them share a host's memory."""
+    """A training run on ``ranks`` devices; ``slots`` of them share a host's memory."""
 
     model: DecoderConfig
     critic: DecoderConfig | None = None
@@ -147,19 +154,19 @@ class Training(Struct, frozen=True, kw_only=True):
     critic_stage: int | None = None
     """ZeRO stage of critic and reward model; None: the actor's."""
     mixed_precision: bool = True
-    """Weights of two bytes (bf16, fp16) with a master copy in fp32; else all in fp32."""
+    """True for 2-byte weights (bf16, fp16) with a master copy in fp32; False for fp32 only."""
     micro_batch: int = 1
     gradient_accumulation_steps: int = 1
     sequence_length: int
     answer_length: int = 0
-    """Tokens of a sequence that RLHF's actor writes."""
+    """Tokens of a sequence that RLHF's actor generates."""
     gradient_checkpointing: bool = False
     lora_dim: int = 0
     lora_modules: tuple[str, ...] = LORA_MODULES
     offload_optimizer: bool = False
     offload_parameters: bool = False
     fused_optimizer: bool = False
-    """DeepSpeed's own, which needs no temporary tensors; else torch's AdamW."""
+    """True for DeepSpeed's optimizer, which needs no temporary tensors; False for torch's AdamW."""
     overlap: bool = False
     reduce_bucket: int = REDUCE_BUCKET
     max_live: int = MAX_LIVE
@@ -172,12 +179,12 @@ class Training(Struct, frozen=True, kw_only=True):
 
     @property
     def tokens(self) -> int:
-        """Tokens of a forward pass; a reward model sees a chosen and a rejected answer of each sample."""
+        """Tokens of a forward pass; a reward model processes a chosen and a rejected answer of each sample."""
         return self.micro_batch * self.sequence_length * (2 if self.task == "reward" else 1)
 
     @property
     def models(self) -> tuple[Model, ...]:
-        """Those that are trained; the actor is the first."""
+        """The trained models; the actor is the first."""
         first = self._model(self.model, self.stage, self.lora_dim, speaks=self.task != "reward")
         if not self.critic:
             return (first,)
@@ -185,6 +192,7 @@ class Training(Struct, frozen=True, kw_only=True):
         return first, self._model(self.critic, stage, 0, speaks=False)
 
     def _model(self, shape: DecoderConfig, stage: int, lora_dim: int, *, speaks: bool) -> Model:
+        """Build a trained model; without logits (``speaks``) it ends in a head of a number per token."""
         head = 0 if speaks else shape.hidden
         adapters = shape.adapters(lora_dim, self.lora_modules) if lora_dim else 0
         total = shape.parameters + head + adapters
@@ -199,7 +207,7 @@ class Training(Struct, frozen=True, kw_only=True):
 
 
 def of(workload: Workload, accelerator: str, slots: int, nodes: int) -> Training:
-    """The training that a workload with a `memory` and a `deepspeed` section is. ConfigError where it has none."""
+    """Build the training of a workload with a `memory` and a `deepspeed` section. ConfigError without them."""
     memory, config = workload.memory, workload.deepspeed
     if memory is None or config is None:
         missing = "memory" if memory is None else "deepspeed"
@@ -207,37 +215,35 @@ def of(workload: Workload, accelerator: str, slots: int, nodes: int) -> Training
             f"{workload.name}: its memory is not known: {workload.declared} declares no `{missing}` section",
             hint="write `memory: {model: config.json, sequence_length: 512}` beside `deepspeed: {...}`",
         )
-    said = {**{name: list(values) for name, values in memory.defaults}, **arguments(workload.arguments)}
-    counted = _whole(workload, said, "parameters")
-    model = DecoderConfig(name=workload.name, counted=counted) if counted else _shape(workload, memory.model, said)
+    given = {**{name: list(values) for name, values in memory.defaults}, **arguments(workload.arguments)}
+    counted = _whole(workload, given, "parameters")
+    model = DecoderConfig(name=workload.name, counted=counted) if counted else _shape(workload, memory.model, given)
     if model is None:
         raise ConfigError(f"{workload.declared}: `memory.model` {memory.model} names an argument that is not given")
-    task = _filled(memory.task, said) or TASKS[0]
+    task = _filled(memory.task, given) or TASKS[0]
     if task not in TASKS:
         hint = f"known: {', '.join(TASKS)}"
         raise ConfigError(f"{workload.name}: the memory of task `{task}` is not known", hint=hint)
-    sequence, answer = (0, 0) if counted else _lengths(workload, task, said)
-    checkpointing = said.get("gradient_checkpointing", ["no"])
+    sequence, answer = (0, 0) if counted else _lengths(workload, task, given)
     zero = config.get("zero_optimization", {})
     batch = deepspeed_config.batch_sizes(config, slots * nodes, workload.declared)
     return Training(
         model=model,
-        critic=(_shape(workload, memory.critic, said) or model) if task == "rlhf" else None,
+        critic=(_shape(workload, memory.critic, given) or model) if task == "rlhf" else None,
         task=task,
         accelerator=accelerator,
         ranks=slots * nodes,
         slots=slots,
         stage=zero.get("stage", 0),
-        critic_stage=_whole(workload, said, "critic_zero_stage") if said.get("critic_zero_stage") else None,
+        critic_stage=_whole(workload, given, "critic_zero_stage") if given.get("critic_zero_stage") else None,
         mixed_precision=any(config.get(name, {}).get("enabled", False) for name in ("bf16", "fp16")),
         micro_batch=batch[deepspeed_config.MICRO],
         gradient_accumulation_steps=batch[deepspeed_config.STEPS],
         sequence_length=sequence,
         answer_length=answer,
-        # On when it is given, alone or with anything but a no.
-        gradient_checkpointing=not {"false", "off", "no", "0"} & {word.lower() for word in checkpointing},
-        lora_dim=_whole(workload, said, "lora_dim"),
-        lora_modules=tuple(said.get("lora_modules", LORA_MODULES)),
+        gradient_checkpointing=_is_on(given.get("gradient_checkpointing", ["no"])),
+        lora_dim=_whole(workload, given, "lora_dim"),
+        lora_modules=tuple(given.get("lora_modules", LORA_MODULES)),
         offload_optimizer=_offloaded(zero, "offload_optimizer"),
         offload_parameters=_offloaded(zero, "offload_param"),
         fused_optimizer="optimizer" in config,
@@ -248,46 +254,52 @@ def of(workload: Workload, accelerator: str, slots: int, nodes: int) -> Training
     )
 
 
-def arguments(words: tuple[str, ...]) -> dict[str, list[str]]:
-    """``--lora-modules q_proj v_proj`` as ``lora_modules: [q_proj, v_proj]``; what is given last counts."""
-    found: dict[str, list[str]] = {}
+def _is_on(values: list[str]) -> bool:
+    """Tell if an option is on: it is given, alone or with any value but a no."""
+    return {"false", "off", "no", "0"}.isdisjoint(value.lower() for value in values)
+
+
+def arguments(argv: tuple[str, ...]) -> dict[str, list[str]]:
+    """Parse ``--lora-modules q_proj v_proj`` into ``lora_modules: [q_proj, v_proj]``; the last occurrence counts."""
+    options: dict[str, list[str]] = {}
     values: list[str] = []
-    for word in words:
+    for word in argv:
         if word.startswith("--"):
             option, equals, value = word.removeprefix("--").partition("=")
             name = option.replace("-", "_")
-            found[ALIASES.get(name, name)] = values = [value] if equals else []
+            options[ALIASES.get(name, name)] = values = [value] if equals else []
         else:
             values.append(word)
-    return found
+    return options
 
 
-def _shape(workload: Workload, declared: str | None, said: Mapping[str, list[str]]) -> DecoderConfig | None:
-    """The shape in a file relative to the workload, where ``{name}`` is the value of the argument ``--name``."""
-    path = _filled(declared or "", said)
+def _shape(workload: Workload, declared: str | None, given: Mapping[str, list[str]]) -> DecoderConfig | None:
+    """Read the shape from a file beside the workload, with ``{name}`` filled by ``--name``; None without a file."""
+    path = _filled(declared or "", given)
     return read(workload.directory / path) if path else None
 
 
-def _lengths(workload: Workload, task: str, said: Mapping[str, list[str]]) -> tuple[int, int]:
-    """Tokens of a sequence, and how many of them RLHF writes: its sequences are a prompt and an answer."""
+def _lengths(workload: Workload, task: str, given: Mapping[str, list[str]]) -> tuple[int, int]:
+    """Return the tokens of a sequence, and how many of them RLHF generates: a sequence is prompt and answer."""
     names = ("max_prompt_length", "max_answer_length") if task == "rlhf" else ("sequence_length",)
-    lengths = [_whole(workload, said, name) for name in names]
+    lengths = [_whole(workload, given, name) for name in names]
     if not all(lengths):
-        missing = [name.replace("_", " ") for name in names if not _whole(workload, said, name)]
+        missing = [name.replace("_", " ") for name in names if not _whole(workload, given, name)]
         raise ConfigError(f"{workload.declared}: neither `memory` nor the arguments give {' and '.join(missing)}")
     return sum(lengths), lengths[-1] if task == "rlhf" else 0
 
 
-def _filled(text: str, said: Mapping[str, list[str]]) -> str:
-    """The text with ``{name}`` replaced by the argument ``--name``; empty where that is not given."""
+def _filled(text: str, given: Mapping[str, list[str]]) -> str:
+    """Return the text with ``{name}`` replaced by the argument ``--name``; empty if that is not given."""
     try:
-        return text.format_map({name: values[-1] for name, values in said.items() if values})
+        return text.format_map({name: values[-1] for name, values in given.items() if values})
     except (KeyError, ValueError, IndexError):
         return ""
 
 
-def _whole(workload: Workload, said: Mapping[str, list[str]], name: str) -> int:
-    values = said.get(name)
+def _whole(workload: Workload, given: Mapping[str, list[str]], name: str) -> int:
+    """Return an argument as a whole number; 0 if it is not given. ConfigError."""
+    values = given.get(name)
     if not values:
         return 0
     try:
@@ -298,4 +310,5 @@ def _whole(workload: Workload, said: Mapping[str, list[str]], name: str) -> int:
 
 
 def _offloaded(zero: Mapping[str, Any], key: str) -> bool:
+    """Tell if a section of ZeRO's configuration offloads to another device."""
     return str((zero.get(key) or {}).get("device", "none")) != "none"
