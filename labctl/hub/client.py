@@ -6,7 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
@@ -14,10 +14,13 @@ from labctl.errors import ConfigError, HostError
 from labctl.model import Secret
 from labctl.system.files import is_below
 
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import RepoSibling
+
 Kind = Literal["model", "dataset"]
 
 HUB = "huggingface/hub"
-"""Path below the cache; in the containers HF_HOME is its ``huggingface``."""
+"""Path of the hub's cache below HOST_CACHE_PATH; in the containers HF_HOME is its ``huggingface``."""
 PATIENCE = 10
 """Timeout of a request in seconds."""
 
@@ -36,11 +39,11 @@ class Hub(Struct, frozen=True, kw_only=True):
 
     @property
     def credential(self) -> str | Literal[False]:
-        """The token for huggingface_hub; False keeps it from looking for one itself."""
+        """The token for huggingface_hub; False prevents it from searching for a token itself."""
         return self.token.reveal() if self.token else False
 
     def folder(self, kind: Kind, name: str) -> Path:
-        """The cache directory of a repository: ``models--facebook--opt-350m``."""
+        """Return the cache directory of a repository: ``models--facebook--opt-350m``."""
         return self.cache / f"{kind}s--{name.replace('/', '--')}"
 
 
@@ -67,39 +70,36 @@ class Repository(Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Total size of the files in bytes."""
         return sum(file.size for file in self.files)
 
     def link(self, file: RemoteFile) -> Path:
-        """The path by which workloads read a file."""
+        """Return the path by which workloads read a file."""
         return self.folder / "snapshots" / self.revision / file.path
 
     def blob(self, file: RemoteFile) -> Path:
-        """The path of a file's content once complete."""
+        """Return the path of a file's complete content."""
         return self.folder / "blobs" / file.blob
 
     def partial(self, file: RemoteFile) -> Path:
-        """The path of a large file's content while it is downloaded."""
+        """Return the path of a large file's content during its download."""
         return self.folder / "blobs" / f"{file.blob}.incomplete"
 
 
 class Unreachable(HostError):
-    """No answer from the hub."""
+    """The hub does not answer."""
 
 
 def look_up(hub: Hub, kind: Kind, name: str) -> Repository:
-    """The repository's current revision. HostError."""
+    """Return the repository's current revision and its files. HostError."""
     from huggingface_hub import HfApi
 
     with answers(hub, kind, name):
         api = HfApi(endpoint=hub.endpoint, token=hub.credential)
         ask = api.model_info if kind == "model" else api.dataset_info
-        found = ask(name, files_metadata=True, timeout=PATIENCE)
-    files = tuple(
-        RemoteFile(one.rfilename, one.size or 0, one.lfs.sha256 if one.lfs else one.blob_id or "", bool(one.lfs))
-        for one in found.siblings or ()
-    )
-    repository = Repository(kind=kind, name=name, revision=found.sha or "", files=files, folder=hub.folder(kind, name))
+        info = ask(name, files_metadata=True, timeout=PATIENCE)
+    files = tuple(map(_remote_file, info.siblings or ()))
+    repository = Repository(kind=kind, name=name, revision=info.sha or "", files=files, folder=hub.folder(kind, name))
     if wrong := impossible(repository):
         raise HostError(
             f"{kind} {name}: the hub at {hub.shown} gives {wrong}",
@@ -108,8 +108,15 @@ def look_up(hub: Hub, kind: Kind, name: str) -> Repository:
     return repository
 
 
+def _remote_file(listed: RepoSibling) -> RemoteFile:
+    """Convert a file of the hub's answer."""
+    if listed.lfs:
+        return RemoteFile(listed.rfilename, listed.size or 0, listed.lfs.sha256, True)
+    return RemoteFile(listed.rfilename, listed.size or 0, listed.blob_id or "", False)
+
+
 def impossible(repository: Repository) -> str:
-    """What in a hub's answer cannot be, and may be meant to lead out of the cache; empty where nothing is."""
+    """Describe what is invalid in a hub's answer, and may be an attempt to write outside the cache; else empty."""
     if not re.fullmatch(r"[0-9a-f]{40}", repository.revision):
         return f"no revision: {ascii(repository.revision)[:100]}"
     for file in repository.files:
@@ -122,7 +129,7 @@ def impossible(repository: Repository) -> str:
 
 @contextlib.contextmanager
 def answers(hub: Hub, kind: Kind, name: str) -> Iterator[None]:
-    """Raise errors of huggingface_hub as LabError."""
+    """Convert errors of huggingface_hub in the block to LabError."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     try:
@@ -144,7 +151,7 @@ def answers(hub: Hub, kind: Kind, name: str) -> Iterator[None]:
 
 
 def refused(hub: Hub, kind: Kind, name: str, status: int) -> HostError:
-    """The error for an HTTP status; the hub answers 401 also for repositories that do not exist."""
+    """Return the error for an HTTP status; the hub answers 401 also for repositories that do not exist."""
     if status not in (401, 403, 404):
         return HostError(f"{kind} {name}: the hub at {hub.shown} answers {status}", hint="re-run later")
     wrong = "permission denied" if status == 403 else "repository not found, or permission denied"
@@ -157,7 +164,7 @@ def refused(hub: Hub, kind: Kind, name: str, status: int) -> HostError:
 
 
 def transport_error() -> type[Exception]:
-    """The base class of huggingface_hub's HTTP errors, which depends on its version."""
+    """Return the base class of huggingface_hub's HTTP errors, which depends on its version."""
     from huggingface_hub.errors import HfHubHTTPError
 
     return HfHubHTTPError.__bases__[0]

@@ -1,7 +1,7 @@
 """``labctl cache``: downloads models and datasets, a workload's or by name, into the shared cache of this host.
 
-huggingface_hub discards partial files. So large files are downloaded here into its blobs; it then downloads the small
-ones and links the snapshot that workloads read.
+huggingface_hub discards partial files, so large files are downloaded here into its blobs; huggingface_hub then
+downloads the small files and links the snapshot that workloads read.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ TRIES = 5
 """Attempts in a row without progress before a download fails."""
 PIECE = 1 << 20
 WEIGHTS = {"*.safetensors.index.json": "*.safetensors", "*.bin.index.json": "*model*.bin"}
-"""Weights by the index of their parts, in order of preference; one of them is enough. Not ``training_args.bin``."""
+"""Pattern of weights by the pattern of their index, in order of preference; not ``training_args.bin``."""
 TEXTS = (".json", ".txt", ".model", ".jinja")
-"""Configuration and tokenisers."""
+"""Suffixes of configuration and tokenizers."""
 
 
 class WeightIndex(Struct, frozen=True):
@@ -55,7 +55,7 @@ class WeightIndex(Struct, frozen=True):
 
 
 def connect(settings: Settings, environ: Mapping[str, str]) -> Hub:
-    """The hub of this environment, and its cache below HOST_CACHE_PATH."""
+    """Return the hub of this environment, with its cache below HOST_CACHE_PATH."""
     return Hub(
         endpoint=endpoint_of(environ),
         token=settings.secret("HF_TOKEN"),
@@ -64,83 +64,89 @@ def connect(settings: Settings, environ: Mapping[str, str]) -> Hub:
 
 
 def endpoint_of(environ: Mapping[str, str]) -> str:
-    """Where the hub is. ConfigError where HF_ENDPOINT is no URL."""
+    """Return the hub's URL. ConfigError if HF_ENDPOINT is not a URL."""
     endpoint = environ.get("HF_ENDPOINT") or ENDPOINT
     if not re.fullmatch(r"https?://[^\s/]\S*", endpoint):
         raise ConfigError("environment: HF_ENDPOINT is not a URL", hint=f"unset it, or write it like {ENDPOINT}")
     return endpoint.rstrip("/")
 
 
-def fetch(context: Context, hub: Hub, wanted: Cache, *, dry_run: bool) -> tuple[Item, ...]:
-    """Download what is wanted and not complete in the cache.
+def fetch(context: Context, hub: Hub, requested: Cache, *, dry_run: bool) -> tuple[Item, ...]:
+    """Download the requested repositories that are incomplete in the cache; with a dry run only report them.
 
     Nothing is downloaded before every repository was found and the disk has room for all. HostError.
     """
-    repositories = names(wanted)
+    repositories = names(requested)
     if dry_run or not repositories:
         return tuple(item for _, item in survey(context, hub, repositories))
     root = hub.cache.parents[1]
     make_root(root)
     with filelock.held(root / LOCK, "labctl cache", wait=PATIENCE, notice=context.notice):
-        return tuple(download(context, hub, one, item) for one, item in survey(context, hub, repositories))
+        surveyed = survey(context, hub, repositories)
+        return tuple(download(context, hub, repository, item) for repository, item in surveyed)
 
 
-def names(wanted: Cache) -> tuple[tuple[Kind, str], ...]:
-    """Each repository once."""
-    models: list[tuple[Kind, str]] = [("model", name) for name in wanted.models]
-    return tuple(dict.fromkeys([*models, *(("dataset", name) for name in wanted.datasets)]))
+def names(requested: Cache) -> tuple[tuple[Kind, str], ...]:
+    """Return each requested repository once."""
+    models: list[tuple[Kind, str]] = [("model", name) for name in requested.models]
+    return tuple(dict.fromkeys([*models, *(("dataset", name) for name in requested.datasets)]))
 
 
 def make_root(root: Path) -> None:
-    """Create the default cache. HostError if another does not exist: a typo or a disk that is not mounted."""
+    """Create the default cache. HostError if another path does not exist: a typo or an unmounted disk."""
     if not root.is_dir() and root != Path.home() / ".cache/labctl":
         raise HostError(f"HOST_CACHE_PATH {root} does not exist", hint=f"mkdir -p {shlex.quote(str(root))}")
     make_private(root)
 
 
-# --- what there is and what is missing -----------------------------------------------------------------------
+# --- survey of the cache -----------------------------------------------------------------------
 
 
 def survey(context: Context, hub: Hub, repositories: Iterable[tuple[Kind, str]]) -> list[tuple[Repository, Item]]:
-    """Compare each repository with the cache, and report it. HostError if one is unavailable or the disk is full."""
-    found: list[tuple[Repository, Item]] = []
+    """Compare each repository with the cache and report it. HostError if one is unavailable or the disk is full."""
+    surveyed: list[tuple[Repository, Item]] = []
     absent: list[tuple[Kind, str]] = []
     failure: HostError | None = None
     for kind, name in repositories:
         require_no_link(hub, hub.folder(kind, name))
         try:
             if isinstance(failure, Unreachable):
-                # Do not wait for the hub again.
+                # Each request would wait for its timeout.
                 raise failure
             repository = wanted_of(look_up(hub, kind, name))
             item = describe(repository, repository.size, "to fetch" if missing(repository) else "present")
         except HostError as error:
             failure = error
-            here = whole_here(hub, kind, name)
-            if not here and not isinstance(error, Unreachable):
+            cached = whole_here(hub, kind, name)
+            if not cached and not isinstance(error, Unreachable):
                 raise
-            if not here:
+            if not cached:
                 absent.append((kind, name))
                 continue
-            repository, item = here
-        found.append((repository, item))
-        left = f" in {len(repository.files)} files, {amount(to_come(repository))} to fetch"
-        state = left if item.state == "to fetch" else ", complete"
-        context.notice(f"{repository} ({item.revision[:8]}): {amount(item.bytes)}{state}")
+            repository, item = cached
+        surveyed.append((repository, item))
+        _notice_state(context, repository, item)
     if failure and absent:
         raise by_hand(hub, failure, absent)
     if failure:
         context.warn(f"not compared with the hub: {failure.message}")
-    needed = sum(to_come(repository) for repository, _ in found)
+    needed = sum(to_come(repository) for repository, _ in surveyed)
     hint = "free as much, or set HOST_CACHE_PATH to a larger disk"
     require_room("the download", [(room_at(hub.cache), needed)], hint=hint)
-    return found
+    return surveyed
+
+
+def _notice_state(context: Context, repository: Repository, item: Item) -> None:
+    """Report a repository's size and what is left to download."""
+    left = f" in {len(repository.files)} files, {amount(to_come(repository))} to fetch"
+    state = left if item.state == "to fetch" else ", complete"
+    context.notice(f"{repository} ({item.revision[:8]}): {amount(item.bytes)}{state}")
 
 
 def require_no_link(hub: Hub, folder: Path) -> None:
-    """HostError for what containers may have put in a repository's cache, which would lead writers out of it.
+    """Raise HostError if a container put a file into a repository's cache that leads writers out of it.
 
-    That is all but directories, files, and the links to files that huggingface_hub makes in snapshots and ``blobs``.
+    Allowed are directories, regular files, and the links to files that huggingface_hub makes in snapshots and blobs.
     """
     root = hub.cache.parents[1]
     for top in (folder, hub.cache / ".locks" / folder.name, hub.cache / "blobs", hub.cache / "CACHEDIR.TAG"):
@@ -148,28 +154,33 @@ def require_no_link(hub: Hub, folder: Path) -> None:
         inside = (Path(at, name) for at, folders, files in os.walk(top) for name in (*folders, *files))
         for path in chain(way, inside):
             with suppress(FileNotFoundError):
-                mode = path.lstat().st_mode
-                is_own = path.parent == folder / "blobs" or folder / "snapshots" in path.parents[1:]
-                # Path.is_dir raises where a link leads to what may not be seen.
-                if stat.S_ISLNK(mode) and is_own and not os.path.isdir(path):  # noqa: PTH112
-                    continue
-                if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
-                    what = "a link" if stat.S_ISLNK(mode) else "no regular file"
-                    raise HostError(
-                        f"{path} is {what}: a container may have put it there, to change other files",
-                        hint=f"rm {shlex.quote(str(path))}",
-                    )
+                _require_harmless(path, folder)
+
+
+def _require_harmless(path: Path, folder: Path) -> None:
+    """Raise HostError for a link that huggingface_hub did not make, and for pipes and the like."""
+    mode = path.lstat().st_mode
+    is_cache_link = path.parent == folder / "blobs" or folder / "snapshots" in path.parents[1:]
+    # Path.is_dir raises if a link's target may not be seen.
+    if stat.S_ISLNK(mode) and is_cache_link and not os.path.isdir(path):  # noqa: PTH112
+        return
+    if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+        kind = "a link" if stat.S_ISLNK(mode) else "no regular file"
+        raise HostError(
+            f"{path} is {kind}: a container may have put it there, to change other files",
+            hint=f"rm {shlex.quote(str(path))}",
+        )
 
 
 def wanted_of(repository: Repository) -> Repository:
-    """The files to fetch: all of a dataset; of a model one set of weights, configuration and tokenizer.
+    """Return the repository with the files to fetch: a whole dataset; a model's weights, configuration, tokenizer.
 
     HostError for a model without weights.
     """
     if repository.kind == "dataset":
         return repository
     top = [file for file in repository.files if "/" not in file.path]
-    formats = ([file for file in top if fnmatch.fnmatch(file.path, pattern)] for pattern in WEIGHTS.values())
+    formats = (_matching(top, pattern) for pattern in WEIGHTS.values())
     weights = next(filter(None, formats), [])
     if not weights:
         raise HostError(
@@ -177,6 +188,10 @@ def wanted_of(repository: Repository) -> Repository:
             hint=f"name another repository; this one holds {', '.join(sorted(file.path for file in top)[:8])}",
         )
     return replace(repository, files=(*weights, *(file for file in top if file.path.endswith(TEXTS))))
+
+
+def _matching(files: Iterable[RemoteFile], pattern: str) -> list[RemoteFile]:
+    return [file for file in files if fnmatch.fnmatch(file.path, pattern)]
 
 
 def describe(repository: Repository, size: int, state: State) -> Item:
@@ -191,10 +206,10 @@ def describe(repository: Repository, size: int, state: State) -> Item:
 
 
 def whole_here(hub: Hub, kind: Kind, name: str) -> tuple[Repository, Item] | None:
-    """The newest snapshot that is complete by its own files; None if there is none."""
+    """Return the newest snapshot that is complete by its own files; None if none is."""
     snapshots = (hub.folder(kind, name) / "snapshots").glob("*")
     for snapshot in sorted(snapshots, key=lambda path: path.lstat().st_mtime, reverse=True):
-        # Containers write here: a snapshot that cannot be read is not complete.
+        # Containers can write here: an unreadable snapshot counts as incomplete.
         with suppress(OSError, ValueError, RecursionError, MsgspecError):
             sizes = {path.name: path.stat().st_size for path in snapshot.rglob("*") if path.is_file()}
             if sizes and (kind == "dataset" or any(has_all_weights(snapshot, index, set(sizes)) for index in WEIGHTS)):
@@ -206,14 +221,14 @@ def whole_here(hub: Hub, kind: Kind, name: str) -> tuple[Repository, Item] | Non
 
 
 def has_all_weights(snapshot: Path, index: str, files: set[str]) -> bool:
-    """Whether weights of this format are complete: every part that their index names is there."""
+    """Tell if a format's weights are complete: every part that their index names exists."""
     indexes = (json.decode(read_limited(path), type=WeightIndex) for path in snapshot.glob(index))
-    parts = {part for one in indexes for part in one.weight_map.values()}
+    parts = {part for weights in indexes for part in weights.weight_map.values()}
     return parts <= files and bool(fnmatch.filter(files, WEIGHTS[index]))
 
 
 def by_hand(hub: Hub, failure: HostError, absent: Iterable[tuple[Kind, str]]) -> HostError:
-    """The error for repositories missing while the hub is unreachable, with other ways to get them."""
+    """Return the error for repositories missing while the hub is unreachable, with other ways to get them."""
     lines = ", ".join(f"{kind} {name}" for kind, name in absent)
     folders = " ".join(hub.folder(kind, name).name for kind, name in absent)
     way = (
@@ -224,12 +239,12 @@ def by_hand(hub: Hub, failure: HostError, absent: Iterable[tuple[Kind, str]]) ->
 
 
 def missing(repository: Repository) -> tuple[RemoteFile, ...]:
-    """The files that are missing or incomplete."""
+    """Return the files that are missing or incomplete."""
     return tuple(file for file in repository.files if size_of(repository.link(file)) != file.size)
 
 
 def to_come(repository: Repository) -> int:
-    """Bytes left to download."""
+    """Return the bytes left to download."""
     left = 0
     for file in missing(repository):
         if size_of(repository.blob(file)) != file.size:
@@ -239,7 +254,7 @@ def to_come(repository: Repository) -> int:
 
 
 def size_of(path: Path) -> int:
-    """Bytes; -1 if there is no file."""
+    """Return the size of a file in bytes; -1 if it does not exist."""
     try:
         return path.stat().st_size
     except OSError:
@@ -250,7 +265,7 @@ def size_of(path: Path) -> int:
 
 
 def download(context: Context, hub: Hub, repository: Repository, item: Item) -> Item:
-    """Download the missing files and link them, unless all are there. After a HostError the next call resumes."""
+    """Download and link a repository's missing files, if any. After a HostError the next call resumes."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils import disable_progress_bars
 
@@ -262,16 +277,16 @@ def download(context: Context, hub: Hub, repository: Repository, item: Item) -> 
         with client.answers(hub, repository.kind, repository.name):
             for file in missing(repository):
                 for path in (repository.blob(file), repository.link(file)):
-                    # huggingface_hub would take them for complete.
+                    # huggingface_hub would consider it complete.
                     if size_of(path) not in (-1, file.size):
                         remove(hub, path)
                 if not file.large:
-                    # Older versions of huggingface_hub append to it, also where it is a link.
+                    # Older versions of huggingface_hub append to it, even if it is a link.
                     remove(hub, repository.partial(file))
                 if file.large and not repository.blob(file).exists():
                     download_large(hub, repository, file, progress)
             small = to_come(repository)
-            # They would overwrite labctl's output.
+            # The bars would overwrite labctl's output.
             disable_progress_bars()
             require_no_link(hub, repository.folder)
             snapshot_download(
@@ -325,14 +340,14 @@ def download_large(hub: Hub, repository: Repository, file: RemoteFile, progress:
 
 
 def remove(hub: Hub, path: Path) -> None:
-    """Remove a file of the cache, if it is there. OSError where a link is on the way."""
+    """Remove a file of the cache, if it exists. OSError if its path has a symbolic link."""
     with suppress(FileNotFoundError), folder_of(hub, path) as folder:
         os.unlink(path.name, dir_fd=folder)
 
 
 @contextmanager
 def folder_of(hub: Hub, path: Path) -> Iterator[int]:
-    """A descriptor of the directory of a file in the cache, made if missing. OSError where a link is on the way."""
+    """Open the directory of a file in the cache, creating it if missing. OSError if its path has a symbolic link."""
     root = hub.cache.parents[1]
     with ExitStack() as held:
         folder = held.enter_context(opened(root, follow=True))
@@ -344,10 +359,10 @@ def folder_of(hub: Hub, path: Path) -> Iterator[int]:
 
 
 def open_partial(name: str, folder: int) -> IO[bytes]:
-    """The file to append to; what a workload put in its place, a link to another file, is removed. OSError."""
+    """Open the file to append to, replacing a link that a workload may have put in its place. OSError."""
     with suppress(FileNotFoundError):
-        found = os.lstat(name, dir_fd=folder)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        existing = os.lstat(name, dir_fd=folder)
+        if not stat.S_ISREG(existing.st_mode) or existing.st_nlink > 1:
             os.unlink(name, dir_fd=folder)
     handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644, dir_fd=folder)
     if os.fstat(handle).st_nlink > 1:
@@ -359,7 +374,7 @@ def open_partial(name: str, folder: int) -> IO[bytes]:
 def receive(
     hub: Hub, repository: Repository, file: RemoteFile, stream: IO[bytes], digest: hashlib._Hash, progress: Progress
 ) -> None:
-    """Append the rest of a file, as far as one response has it."""
+    """Append the rest of a file, as far as the response goes."""
     from huggingface_hub import get_session, hf_hub_url
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
@@ -370,11 +385,11 @@ def receive(
     headers |= build_hf_headers(token=hub.credential)
     with get_session().stream("GET", url, headers=headers, timeout=client.PATIENCE, follow_redirects=True) as answer:
         hf_raise_for_status(answer)
-        # A server without ranges sends the whole file: skip what is here.
-        known = 0 if answer.status_code == 206 else stream.tell()
+        # A server without ranges sends the whole file: skip the part that was received before.
+        skipped = 0 if answer.status_code == 206 else stream.tell()
         for piece in answer.iter_bytes():
-            new = piece[known:]
-            known = max(0, known - len(piece))
+            new = piece[skipped:]
+            skipped = max(0, skipped - len(piece))
             stream.write(new)
             digest.update(new)
             progress.advance(len(new))
