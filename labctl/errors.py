@@ -1,4 +1,4 @@
-"""Errors for people: what was tried, on which node, what came back, what to type next."""
+"""Errors for users: what was tried, on which node, what came back, what to type next."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class LabError(Exception):
-    """A failure with a message for people, a hint of what to type next, and the exit code that scripts see."""
+    """A failure with a message for users, a hint of what to type next, and the exit code."""
 
     kind = "error"
     exit_code = 1
@@ -20,49 +20,49 @@ class LabError(Exception):
 
 
 class ConfigError(LabError):
-    """What was typed or written cannot be used; the message begins with ``file:line:`` where there is one."""
+    """Invalid input, typed or in a file; the message begins with ``file:line:`` if it is in a file."""
 
     kind = "config"
     exit_code = 2
 
 
 class HostError(LabError):
-    """The host, Docker, the image, the network or ssh does not allow it."""
+    """A failure of a host, Docker, the image, the network or ssh."""
 
     kind = "environment"
     exit_code = 3
 
 
 class OutputClosed(LabError):
-    """Nobody reads the output any more, as after ``| head``: nothing is left to be said."""
+    """The reader of the output is gone, as after ``| head``: nothing more is printed."""
 
     kind = "unread"
     exit_code = 141
 
 
 class Interrupted(LabError):
-    """The person stopped it; everything was cleaned up first."""
+    """The user stopped the command; everything was cleaned up first."""
 
     kind = "interrupted"
     exit_code = 130
 
 
-def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The known word most like this one; empty where none is near."""
+def nearest(word: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return the candidate most like this word; empty if none is similar."""
     from difflib import get_close_matches
 
-    return next(iter(get_close_matches(word, known, n=1, cutoff=cutoff)), "")
+    return next(iter(get_close_matches(word, candidates, n=1, cutoff=cutoff)), "")
 
 
-def did_you_mean(word: str, known: Collection[str]) -> str:
-    """A hint: the nearest known spelling, or all of them."""
-    near = nearest(word, known)
-    return f"did you mean `{near}`?" if near else f"known: {', '.join(known) or 'none'}"
+def did_you_mean(word: str, candidates: Collection[str]) -> str:
+    """Return a hint: the nearest candidate, or all of them."""
+    near = nearest(word, candidates)
+    return f"did you mean `{near}`?" if near else f"known: {', '.join(candidates) or 'none'}"
 
 
 @contextmanager
 def on_host(name: str) -> Iterator[None]:
-    """What fails within is said of this host, unless it says itself where."""
+    """Name this host in a HostError of the block, unless the error already names a node."""
     try:
         yield
     except HostError as error:
@@ -73,22 +73,22 @@ def on_host(name: str) -> Iterator[None]:
 
 @contextmanager
 def parsing(name: str) -> Iterator[None]:
-    """HostError of this host where the block cannot parse what it answered; of this machine that is a bug."""
+    """Convert a parsing error in the block to a HostError of this host; for this machine it is a bug and passes."""
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         if name == "local":
             raise
-        what = f"{type(error).__name__}: {error}"[:300]
-        raise HostError(f"{name}: its answer is invalid: {what}", hint="labctl doctor", node=name) from error
+        problem = f"{type(error).__name__}: {error}"[:300]
+        raise HostError(f"{name}: its answer is invalid: {problem}", hint="labctl doctor", node=name) from error
 
 
 Failures = Mapping[str, HostError]
-"""What failed, by the name of the host."""
+"""Errors by the name of the host."""
 
 
 def raise_all(lost: Failures) -> None:
-    """HostError that says what failed on each of these hosts; nothing where none failed."""
+    """Raise a HostError that lists the failure of each host; do nothing if none failed."""
     if len(lost) == 1:
         raise next(iter(lost.values()))
     if lost:

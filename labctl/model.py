@@ -1,4 +1,4 @@
-"""The nouns: what a lab, a workload, a run and its result are. Frozen data; nothing here acts."""
+"""The data of a lab, a workload, a run and its result; frozen, without behaviour."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from typing import Any, Literal, NamedTuple, NoReturn
 from msgspec import Struct, field
 
 HERE = "local"
-"""The name of this machine among hosts."""
+"""Name of this machine among hosts."""
 BRIDGED = "eth0"
-"""The interface of a lab's bridge network, as a container on it sees it."""
+"""Interface of a lab's bridge network inside its containers."""
 
 Request = Literal["reservation", "cdi", "runtime"]
-"""How an engine is asked for a device: by a reservation, as a CDI device, or through its vendor's runtime."""
+"""Ways to request a device from an engine: by reservation, as a CDI device, or through its vendor's runtime."""
 
 
 class Device(Struct, frozen=True, kw_only=True):
-    """One accelerator of a host, as its kernel shows it; name, memory (bytes), uuid and health are its vendor's words.
+    """An accelerator of a host as its kernel reports it; name, memory (bytes), uuid and health come from its vendor.
 
-    ``health`` is empty while nothing is known to be wrong.
+    ``health`` is empty if no fault is known.
     """
 
     id: str
-    """How it is asked for: the index of a card, or a render node such as ``/dev/dri/renderD128``."""
+    """Id to request it by: the index of a card, or a render node such as ``/dev/dri/renderD128``."""
     path: str
     pci: str = ""
     """PCI address, such as ``0000:3b:00.0``."""
     module: str = ""
-    """Id of its slot, where its vendor gives one: indices may change with a reboot, this does not."""
+    """Id of its slot, if the vendor has that: unlike an index, it is stable across reboots."""
     numa: int | None = None
     cpus: tuple[int, ...] = ()
-    """Cores near it."""
+    """Nearby cores."""
     link: str = ""
     """Name below ``/dev/dri/by-path``."""
     integrated: bool = False
@@ -42,12 +42,12 @@ class Device(Struct, frozen=True, kw_only=True):
     memory: int | None = None
     uuid: str = ""
     firmware: str = ""
-    """Version of what runs on it, where its driver shows that."""
+    """Version of its firmware, if the driver reports it."""
     health: str = ""
 
 
 class Fabric(Struct, frozen=True, kw_only=True):
-    """An RDMA device, such as ``mlx5_0``: ``layer`` is InfiniBand or Ethernet (RoCE), ``state`` that of its port."""
+    """An RDMA device, such as ``mlx5_0``: ``layer`` is InfiniBand or Ethernet (RoCE), ``state`` its port's."""
 
     name: str
     layer: str
@@ -57,47 +57,47 @@ class Fabric(Struct, frozen=True, kw_only=True):
 
 
 class Host(Struct, frozen=True, kw_only=True):
-    """A machine with a Docker daemon, as it was found. ``memory`` in bytes."""
+    """A machine with a container engine, as examined. ``memory`` in bytes."""
 
     name: str
     number: int = 0
-    """Its place among the lab's hosts."""
+    """Index among the lab's hosts."""
     address: str = ""
-    """The IPv4 address by which nodes on other hosts reach it."""
+    """IPv4 address by which nodes on other hosts reach it."""
     interface: str = BRIDGED
-    """What nodes use to talk to each other, by its name in the containers."""
+    """Interface for traffic between nodes, by its name in the containers."""
     home: str = ""
-    """The person's home there."""
+    """The user's home directory there."""
     directory: str = ""
-    """The lab's directory there; empty where it is the lab directory itself."""
+    """The lab's directory there; empty if the host sees the lab directory itself."""
     slots: int = 0
-    """Slots that the list of hosts gives it; 0 where it says nothing."""
+    """Slots that the inventory sets; 0 if it sets none."""
     cpus: tuple[int, ...]
     memory: int
     mtu: int
     uid: int
     gid: int
     bf16: bool = True
-    """Whether its processor has bf16 instructions."""
+    """True if its processor has bf16 instructions."""
     devices: tuple[Device, ...] = ()
-    """Those of the lab's accelerator."""
+    """Devices of the lab's accelerator."""
     driver: str = ""
-    """Version of their kernel driver."""
+    """Version of the devices' kernel driver."""
     request: Request = "reservation"
     groups: tuple[int, ...] = ()
-    """Numeric render and video groups of this host."""
+    """Ids of the groups that may open the devices."""
     numa: tuple[tuple[int, ...], ...] = ()
-    """The cores of each NUMA node."""
+    """Cores of each NUMA node."""
     infiniband: tuple[str, ...] = ()
     """Character devices of RDMA, such as ``/dev/infiniband/uverbs0``."""
     files: tuple[str, ...] = ()
-    """Those of the files that its accelerator's module asks for that are there."""
+    """Existing files among those that the accelerator's module checks for."""
     locks: str = "/run/lock"
-    """Where the locks of its devices lie."""
+    """Folder of the devices' locks."""
 
 
 class Mount(NamedTuple):
-    """A bind mount: an absolute path on the node's host to an absolute path in the container."""
+    """A bind mount of an absolute path on the node's host at an absolute path in the container."""
 
     source: str
     target: str
@@ -105,22 +105,22 @@ class Mount(NamedTuple):
 
 
 class DeviceMapping(Struct, frozen=True, kw_only=True):
-    """What an accelerator asks of a container; one template turns it into YAML."""
+    """The container options that devices require; a template turns them into YAML."""
 
     devices: tuple[Device, ...] = ()
     runtime: str | None = None
     driver: str = ""
-    """The engine's device driver that gets ``requests``; ``cdi`` for CDI devices."""
+    """The engine's device driver for ``requests``; ``cdi`` for CDI devices."""
     requests: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
-    """Device files that are mapped under their own names."""
+    """Device files that are mapped to the same path."""
     links: tuple[tuple[str, str], ...] = ()
-    """Names below ``/dev/dri/by-path`` and where they lead."""
+    """Links below ``/dev/dri/by-path`` and their targets."""
     environment: tuple[tuple[str, str], ...] = ()
     launcher_environment: tuple[tuple[str, str], ...] = ()
-    """That of the launcher, which gets no device."""
+    """Environment of the launcher, which gets no device."""
     cap_add: tuple[tuple[str, str], ...] = ()
-    """Capability and the reason for it."""
+    """Pairs of capability and reason."""
     group_add: tuple[int, ...] = ()
     mounts: tuple[Mount, ...] = ()
 
@@ -131,7 +131,7 @@ LAUNCHER = "launcher"
 
 
 class Secret:
-    """Text that only ``reveal()`` gives; it is not a string, so that nothing prints or serializes it by accident."""
+    """Text that only ``reveal()`` returns; not a string, so that nothing prints or serializes it by accident."""
 
     __slots__ = ("__value",)
 
@@ -139,7 +139,7 @@ class Secret:
         self.__value = value
 
     def reveal(self) -> str:
-        """The plain value."""
+        """Return the plain value."""
         return self.__value
 
     def __bool__(self) -> bool:
@@ -168,7 +168,7 @@ class Secret:
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """Kernel limits of a container: ``-1`` is unlimited, ``None`` is whatever the engine gives. Bytes or counts."""
+    """Limits of a container in bytes or counts: ``-1`` is unlimited, ``None`` the engine's default."""
 
     memlock: int | None = -1
     stack: int | None = 67_108_864
@@ -177,24 +177,24 @@ class Limits(Struct, frozen=True, kw_only=True):
 
     @property
     def ulimits(self) -> dict[str, int]:
-        """Those that a daemon may refuse to raise, by their names in compose."""
+        """The ulimits that are set, by their names in compose; a daemon may refuse to raise them."""
         asked = {"memlock": self.memlock, "stack": self.stack, "nofile": self.nofile}
         return {name: value for name, value in asked.items() if value is not None}
 
 
 class Node(Struct, frozen=True, kw_only=True):
-    """One worker container: one line of the hostfile."""
+    """A worker container: a line of the hostfile."""
 
     name: str
     host: str
     slots: int
     cpuset: tuple[int, ...] = ()
-    """Cores it may use; empty means all of the host's."""
+    """Cores that it may use; empty for all of the host's."""
     devices: DeviceMapping = field(default_factory=DeviceMapping)
 
 
 class Lab(Struct, frozen=True, kw_only=True):
-    """A lab in full: everything that the templates and the launchers need, nothing that acts."""
+    """The complete description of a lab: everything that templates and launchers need."""
 
     name: str
     directory: Path
@@ -204,9 +204,9 @@ class Lab(Struct, frozen=True, kw_only=True):
     nodes: tuple[Node, ...]
     hosts: tuple[Host, ...]
     network: Network = "bridge"
-    """One host's nodes share a bridge; where there are several hosts, a node has its host's own network."""
+    """``bridge`` if all nodes are on the same host; else ``host``: each node uses its host's network."""
     owner: str = ""
-    """Who makes it, as ``person@machine``."""
+    """Its creator, as ``user@machine``."""
     home: str = ""
     ssh_port: int
     master_port: int
@@ -216,26 +216,26 @@ class Lab(Struct, frozen=True, kw_only=True):
     project_path: str
     mounts: tuple[Mount, ...]
     clones: Pairs = ()
-    """Those mount sources that are sent to hosts, and the folder that each gets below the lab's directory there."""
+    """Mount sources that are copied to hosts, and the folder of each below the lab's directory there."""
     environment: Pairs
     ports: tuple[tuple[str, int, int], ...] = ()
-    """What the launcher publishes: address and port of its host, port in the container."""
+    """Ports that the launcher publishes: address and port of its host, port in the container."""
     sshd_log_level: str = "VERBOSE"
     override: Pairs = ()
-    """What a person adds to services of the compose files, as JSON by service; under the empty name what is for all."""
+    """The user's additions to the compose files, as JSON by service; the empty name has the other sections."""
     secrets: tuple[tuple[str, Secret], ...] = ()
-    """Files under ``/run/secrets``."""
+    """Contents of files in ``/run/secrets``."""
     hidden: tuple[Secret, ...] = ()
-    """Values that no record may show."""
+    """Values to redact in records."""
 
     @property
     def interfaces(self) -> str:
-        """The interfaces that nodes use to talk to each other, commas between where hosts name them differently."""
+        """Interfaces for traffic between nodes, comma-separated if hosts name them differently."""
         return ",".join(dict.fromkeys(host.interface for host in self.hosts))
 
     @property
     def addresses(self) -> str:
-        """The same for Open MPI, which takes no two names: the smallest network that has all hosts' addresses."""
+        """Interface for Open MPI, which accepts a single name; or the smallest network of all hosts' addresses."""
         if "," not in self.interfaces:
             return self.interfaces
         numbers = [int(IPv4Address(host.address)) for host in self.hosts]
@@ -243,16 +243,16 @@ class Lab(Struct, frozen=True, kw_only=True):
         return str(IPv4Network((min(numbers), 32 - differing), strict=False))
 
     def host_of(self, node: str) -> Host:
-        """The host of a worker, or of the launcher, which is with the first node."""
-        return self.host(next((one.host for one in self.nodes if one.name == node), self.nodes[0].host))
+        """Return the host of a worker, or of the launcher, which runs beside the first node."""
+        return self.host(next((worker.host for worker in self.nodes if worker.name == node), self.nodes[0].host))
 
     @property
     def containers(self) -> tuple[str, ...]:
-        """The names of all that it runs: the launcher, then the workers."""
+        """Names of its containers: the launcher, then the workers."""
         return (LAUNCHER, *(node.name for node in self.nodes))
 
     def containers_on(self, host: str) -> tuple[str, ...]:
-        """The names of what runs on a host: the launcher first where it has it, then its workers."""
+        """Return the names of a host's containers: the launcher first if it runs there, then the workers."""
         workers = tuple(node.name for node in self.nodes if node.host == host)
         return (LAUNCHER, *workers) if self.nodes[0].host == host else workers
 
@@ -261,7 +261,7 @@ class Lab(Struct, frozen=True, kw_only=True):
 
 
 class File(Struct, frozen=True, kw_only=True):
-    """A file to be written: path relative to the lab directory, bytes as text, mode; or a link to its content."""
+    """A file to write: path relative to the lab directory, bytes as text, mode; or a link to its content."""
 
     path: str
     content: str
@@ -273,7 +273,7 @@ class File(Struct, frozen=True, kw_only=True):
 
 
 class Copy(Struct, frozen=True, kw_only=True):
-    """A file, or a link, to be copied: the path that it gets, and the directory that it is in and its path there."""
+    """A file or link to copy from ``name`` below ``root`` to ``path``."""
 
     path: str
     root: Path
@@ -286,9 +286,9 @@ Reduce = Literal["first", "last", "min", "max", "mean", "median", "first-last"]
 
 
 class Metric(Struct, frozen=True, kw_only=True):
-    """A number read off the output: ``pattern`` has one group; the first ``skip`` samples are left out.
+    """A number parsed from the output: ``pattern`` has a single group; the first ``skip`` samples are left out.
 
-    A run without an ``optional`` one is not remarked.
+    A run without an ``optional`` metric passes silently.
     """
 
     name: str
@@ -301,11 +301,11 @@ class Metric(Struct, frozen=True, kw_only=True):
 
 Sign = Literal[">=", "<=", ">", "<"]
 BOUNDS: dict[Sign, str] = {">=": "min", "<=": "max", ">": "above", "<": "below"}
-"""The field of a criterion that has each bound."""
+"""Field of a criterion for each comparison."""
 
 
 class Relative(NamedTuple):
-    """A bound that is what a run has recorded, more or less a share of it: -0.05 is 5 % below.
+    """A bound relative to another run's value: a share of -0.05 is 5 % below.
 
     ``run`` is an id, or `latest`: the workload's latest run that passed.
     """
@@ -316,10 +316,10 @@ class Relative(NamedTuple):
 
 
 class Criterion(Struct, frozen=True, kw_only=True):
-    """What a metric must satisfy: bounds, of which ``above`` and ``below`` do not hold for the bound itself; or to have
-    fallen by a share, ``decrease`` (0.2: 20 %).
+    """Bounds on a metric, or a ``decrease`` by at least a share (0.2: 20 %).
 
-    A ``relative`` one has its bound, too, once its run has been read.
+    ``above`` and ``below`` exclude the bound itself. A ``relative`` criterion also has its bound, once the other run
+    has been read.
     """
 
     metric: str
@@ -332,7 +332,7 @@ class Criterion(Struct, frozen=True, kw_only=True):
 
 
 class Memory(NamedTuple):
-    """What `fit` needs: ``{name}`` in a path is argument ``--name``; ``defaults`` stand for arguments not given."""
+    """Input of `fit`: ``{name}`` in a path is argument ``--name``; ``defaults`` replace arguments not given."""
 
     model: str = ""
     critic: str | None = None
@@ -341,17 +341,17 @@ class Memory(NamedTuple):
 
 
 class Cache(Struct, frozen=True, kw_only=True):
-    """What can be fetched before a run: names of models and datasets on the hub."""
+    """Models and datasets on the hub that can be downloaded before a run."""
 
     models: tuple[str, ...] = ()
     datasets: tuple[str, ...] = ()
 
 
 class Resume(NamedTuple):
-    """How a script goes on: the option that takes a checkpoint, and where in the run's directory it writes them.
+    """The option of a script that takes a checkpoint, and the checkpoints' path in the run's directory.
 
-    ``checkpoint`` is a pattern of files or directories; ``marker``, if there is one, is the file that a directory has
-    from when it is whole.
+    ``checkpoint`` is a glob of files or directories; ``marker``, if set, is a file that a directory has once it is
+    complete.
     """
 
     argument: str
@@ -360,7 +360,7 @@ class Resume(NamedTuple):
 
 
 class Workload(Struct, frozen=True, kw_only=True):
-    """A script, in its directory or by absolute path, under a launcher; and how to judge it. ``timeout`` in seconds."""
+    """A script, relative to its directory or absolute, its launcher and its criteria. ``timeout`` in seconds."""
 
     name: str
     description: str
@@ -377,34 +377,35 @@ class Workload(Struct, frozen=True, kw_only=True):
     launcher_arguments: tuple[str, ...] = ()
     image: str = ""
     packages: tuple[str, ...] = ()
-    """Python packages that its image is to have besides, as pip names them."""
+    """Additional Python packages of its image, as pip requirements."""
     apt: tuple[str, ...] = ()
     prepare: str = ""
-    """A script that one rank of each node runs before the ranks start."""
+    """Script that runs once on each node before the ranks start."""
     inputs: Pairs = ()
-    """Arguments that are paths on the host, and what must be there: directory, file, path (either) or model."""
-    required_inputs: tuple[str, ...] = ()  # inputs that a run, but no rehearsal, must be given
+    """Arguments that are paths on the host, and the required kind: directory, file, path (either) or model."""
+    required_inputs: tuple[str, ...] = ()
+    """Inputs that a run must be given, but not a rehearsal."""
     deepspeed: Mapping[str, Any] | None = None
     deepspeed_option: str = "deepspeed_config"
-    """The script's option for DeepSpeed's configuration; ``deepspeed`` in Hugging Face's."""
+    """The script's option for DeepSpeed's configuration; ``deepspeed`` in Hugging Face's scripts."""
     cache: Cache = Cache()
     memory: Memory | None = None
     local_rank: bool = False
-    """Whether the script gets ``--local_rank N``, as DeepSpeed's launcher gives it."""
+    """True if the script gets ``--local_rank N``, as from DeepSpeed's launcher."""
     notes: Pairs = ()
-    """What the record quotes of the output: names, and patterns with one group."""
+    """Texts of the output to record: pairs of a name and a pattern with a single group."""
     resume: Resume | None = None
     elastic: bool = False
-    """Whether it goes on with fewer ranks than those of a checkpoint, when a node is lost for good."""
+    """True if it can resume a checkpoint with fewer ranks, after a node is lost for good."""
 
     @property
     def has_own_image(self) -> bool:
-        """Whether it needs another image than the lab's usual one."""
+        """Tell if it needs another image than the lab's default."""
         return bool(self.image or self.packages or self.apt)
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """One run, ready to start: what the launcher container executes and the files it needs."""
+    """A run, ready to start: the launcher's command and the files it needs."""
 
     run_id: str
     workload: Workload
@@ -416,19 +417,19 @@ class Job(Struct, frozen=True, kw_only=True):
     directory: str
     """Absolute path of the run's directory inside the containers."""
     code: tuple[Copy, ...] = ()
-    """What its ranks find where they start."""
+    """Files in the directory that ranks start in."""
     request: Mapping[str, Any] = field(default_factory=dict)
-    """The options that it was asked for with, as JSON has them."""
+    """Options of the command that requested it, as JSON values."""
     resumed: str = ""
-    """The checkpoint that it goes on from, as ``RUN/checkpoints/step-60``."""
+    """Checkpoint that it resumes, as ``RUN/checkpoints/step-60``."""
     retried: tuple[str, ...] = ()
-    """The attempts before it, and how each ended."""
+    """Earlier attempts, and how each ended."""
     replays: str = ""
-    """The run that it repeats with the same everything."""
+    """Id of the run that it replays."""
 
     @property
     def containers(self) -> tuple[str, ...]:
-        """The names of what it runs in: the launcher, then its nodes."""
+        """Names of its containers: the launcher, then its nodes."""
         return (LAUNCHER, *(node.name for node in self.nodes))
 
 
@@ -436,7 +437,7 @@ class Job(Struct, frozen=True, kw_only=True):
 
 
 class Event(NamedTuple):
-    """Something that happened while a plan was carried out; ``text`` of a ``line`` may be several, printed at once."""
+    """Progress of a plan; ``text`` of a ``line`` may be several lines, printed at once."""
 
     kind: Literal["step", "line", "notice", "warning", "waiting"]
     text: str
@@ -444,7 +445,7 @@ class Event(NamedTuple):
 
 
 class CriterionResult(Struct, frozen=True, kw_only=True):
-    """A criterion, the value it met, and whether it held."""
+    """A criterion, the metric's value, and whether it passed."""
 
     criterion: str
     value: float | None
@@ -452,20 +453,20 @@ class CriterionResult(Struct, frozen=True, kw_only=True):
 
 
 class Progress(Struct, frozen=True, kw_only=True):
-    """How far a run says it is; None where it does not say."""
+    """A run's progress as the run reports it; None if it does not."""
 
     counts: Literal["step", "epoch"] = "step"
-    """What ``step`` and ``steps`` count."""
+    """Unit of ``step`` and ``steps``."""
     step: int | None = None
     steps: int | None = None
-    """How many there will be."""
+    """Total number of steps."""
     metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """The last value of each, with its unit."""
+    """Last value of each metric, with its unit."""
     seconds_per_step: float | None = None
-    """Their median, of the last few hundred."""
+    """Median of the last few hundred steps."""
     seconds_left: float | None = None
     last_line: float | None = None
-    """When that was printed, in seconds since 1970."""
+    """Time of the last line, in seconds since 1970."""
 
 
 Cause = Literal[
@@ -475,7 +476,7 @@ Cause = Literal[
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """PASS, FAIL (ran, but missed its criteria) or ERROR (did not run as asked), with the exit code that says so."""
+    """PASS, FAIL (ran, but missed its criteria) or ERROR (did not run as requested), with the exit code."""
 
     status: Literal["PASS", "FAIL", "ERROR"]
     cause: Cause | None
@@ -485,7 +486,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
 
 class HostFailure(Struct, frozen=True):
-    """A host that failed or does not answer, with the hint what to type next."""
+    """A host that failed or does not answer, with a hint of what to type next."""
 
     host: str
     message: str
@@ -493,20 +494,20 @@ class HostFailure(Struct, frozen=True):
 
 
 class Rank(Struct, frozen=True, kw_only=True):
-    """A rank that reported in, and the node it ran on."""
+    """A rank that reported in, and its node."""
 
     rank: int
     node: str
 
 
 class Result(Struct, frozen=True, kw_only=True):
-    """The outcome of a run, key by key as written to ``result.json``. ``seconds`` is wall-clock time."""
+    """The outcome of a run, as written to ``result.json``. ``seconds`` is wall-clock time."""
 
     run_id: str
     workload: str
     launcher: str
     lab: str
-    # Those of ``Verdict``; a later labctl may have written others.
+    # Values of ``Verdict``; a later labctl may have written others.
     verdict: str
     cause: str | None
     message: str
@@ -515,13 +516,13 @@ class Result(Struct, frozen=True, kw_only=True):
     ranks: tuple[Rank, ...] = ()
     metrics: Mapping[str, Mapping[str, float | int | str | None]] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
-    """What the script said of itself, such as its weights and data, by the names that the workload declares."""
+    """Texts that the script printed, such as its weights and data, by the names that the workload declares."""
     checks: tuple[CriterionResult, ...] = ()
     seconds: float = 0.0
     started: str = ""
     resumed: str = ""
-    """The checkpoint that it went on from, as ``RUN/checkpoints/step-60``."""
+    """Checkpoint that it resumed, as ``RUN/checkpoints/step-60``."""
     retried: tuple[str, ...] = ()
-    """The attempts before it, and how each ended."""
+    """Earlier attempts, and how each ended."""
     replays: str = ""
-    """The run that it repeated with the same everything."""
+    """Id of the run that it replayed."""

@@ -7,15 +7,15 @@ from pathlib import Path
 from labctl.model import Device, Host, Lab
 
 OUTPUTS = "runs/.outputs"
-"""Where a run writes until it ends, relative to the lab directory."""
+"""Folder that a run writes to until it ends, relative to the lab directory."""
 CLONES = "clones"
-"""Where the clones that were sent lie in the lab's directory on a host."""
+"""Folder of copied clones, relative to the lab's directory on a host."""
 NOTEBOOKS = "runs/notebooks"
-"""Containers can write here and to ``OUTPUTS``, and nowhere else below ``runs/``."""
+"""Folder of notebooks. Containers can write here and to ``OUTPUTS``, and to no other folder below ``runs/``."""
 
 
 def project_name(lab: str) -> str:
-    """The compose project and network of a lab of this name."""
+    """Return the compose project and network of the lab with this name."""
     return f"labctl-{lab}"
 
 
@@ -28,19 +28,19 @@ def container_name(lab: Lab, node: str) -> str:
 
 
 def container_of(lab: str, node: str) -> str:
-    """The name that compose gives the container of a node, in a lab of this name."""
+    """Return the container name that compose gives a node of the lab with this name."""
     return f"{project_name(lab)}-{node}-1"
 
 
 def node_directory(node: str) -> str:
-    """Where a node's files lie, relative to the lab directory: the unit that is copied to a remote host."""
+    """Return the folder of a node's files, relative to the lab directory: the unit that is copied to a host."""
     return f".lab/nodes/{node}"
 
 
 def cache_directory(node: str) -> str:
-    """Where a node keeps the kernels and operators that were compiled on it, relative to the lab directory.
+    """Return the folder of kernels and operators compiled on a node, relative to the lab directory.
 
-    Each node has its own: one shared by all leaves them waiting for each other's locks.
+    Each node has its own: in a shared folder nodes would wait for each other's locks.
     """
     return f".lab/cache/{node}"
 
@@ -50,12 +50,12 @@ def compose_path(node: str) -> str:
 
 
 def override_path(node: str) -> str:
-    """What a person adds to it, relative to the lab directory."""
+    """Return the path of the user's additions to a node's compose file, relative to the lab directory."""
     return f"{node_directory(node)}/override.yml"
 
 
 def lease_path(locks: str, device: Device) -> Path:
-    """The file whose lock is a device's lease: named by PCI address, as indices may change, or by its device file."""
+    """Return the file whose lock is a device's lease: named by PCI address, which is stable, or by device file."""
     return Path(locks) / f"labctl-{lease_name(device)}.lock"
 
 
@@ -64,27 +64,27 @@ def lease_name(device: Device) -> str:
 
 
 def own_path(lab: Lab, host: Host, path: str) -> str:
-    """Where something of the lab's directory is on a host."""
+    """Return the path on a host of a path relative to the lab's directory."""
     return f"{host.directory or lab.directory}/{path}"
 
 
 def path_on(lab: Lab, host: Host, path: str) -> str:
-    """Where a path of this machine is on a host: its lab directory, clones and person's home are elsewhere."""
+    """Return the path on a host of a path of this machine: lab directory, clones and home may be elsewhere there."""
     clone = dict(lab.clones).get(path)
     if clone and sent(host):
         return own_path(lab, host, clone)
     moved = ((str(lab.directory), host.directory), (lab.home, host.home))
-    for here, there in moved:
-        if here and there and (path == here or path.startswith(f"{here}/")):
-            return there + path.removeprefix(here)
+    for local, remote in moved:
+        if local and remote and (path == local or path.startswith(f"{local}/")):
+            return remote + path.removeprefix(local)
     return path
 
 
 def fingerprint(content: str) -> str:
-    """The ``labctl.config-hash`` label in a rendered compose file."""
+    """Return the ``labctl.config-hash`` label in a rendered compose file."""
     return content.split("labctl.config-hash: ", 1)[1].split("\n", 1)[0].strip('"')
 
 
 def sent(host: Host) -> bool:
-    """Whether the lab's files are sent to this host, because it does not see the lab directory itself."""
+    """Tell if the lab's files are copied to this host, because it does not see the lab directory itself."""
     return bool(host.directory)
