@@ -1,4 +1,4 @@
-"""A run that is under way, and how one ended, as the agent beside its ranks tells it."""
+"""Runs that are under way, and how they ended, as the agent beside their ranks reports."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ AWAY = 5
 
 
 class Ended(Struct, frozen=True, kw_only=True):
-    """How a run ended, as the agent says; ``cause`` if the agent ended it, or its ranks or its time are the reason."""
+    """End of a run as the agent reports it; ``cause`` is None unless the agent, a rank or the time limit ended it."""
 
     code: int
     cause: Cause | None = None
     message: str = ""
     seconds: float = 0
     at: float = 0
-    """When, in seconds since 1970."""
+    """Time of the end, in seconds since 1970."""
     lost: bool = False
-    """Whether the agent was ended before the run was."""
+    """The agent ended before the run did."""
     left: tuple[str, ...] = ()
-    """Nodes on which the agent could not end what is left of the run."""
+    """Nodes on which the agent could not end the processes of the run."""
 
 
 class ActiveRun(Struct, frozen=True, kw_only=True):
-    """A run that the agent knows: ``state`` is running, ended or lost."""
+    """A run that the agent reports: ``state`` is running, ended or lost."""
 
     id: str
     nodes: tuple[str, ...]
     state: str
     order: float = 0
-    """When it was launched, in seconds since 1970."""
+    """Time of its launch, in seconds since 1970."""
     port: int = 0
     owner: str = ""
     patience: float = 0
     waits: bool = False
     step: str = ""
-    """The last that it has printed of where it is, such as ``step 12/100``."""
+    """The last step or epoch that it printed, such as ``step 12/100``."""
     followed: float | None = None
-    """Seconds since it was last followed; None where it never was."""
+    """Seconds since it was last followed; None if it never was."""
 
 
 class LaunchError(HostError):
@@ -53,26 +53,26 @@ class LaunchError(HostError):
 
 
 class InUse(LaunchError):
-    """Nodes are those of other runs."""
+    """Other runs use nodes of a run."""
 
 
 def in_use(runs: Iterable[ActiveRun]) -> InUse:
-    """What is raised where other runs have a run's nodes."""
-    first, *_ = found = tuple(runs)
-    words = "; ".join(f"{', '.join(run.nodes)}: in use by run {run.id} ({run.owner}, {since(run)})" for run in found)
-    return InUse(words, hint=f"--wait waits for it; `labctl stop {first.id}` ends it")
+    """Return the error for a run whose nodes these runs use; ``runs`` is not empty."""
+    first, *_ = users = tuple(runs)
+    message = "; ".join(f"{', '.join(run.nodes)}: in use by run {run.id} ({run.owner}, {since(run)})" for run in users)
+    return InUse(message, hint=f"--wait waits for it; `labctl stop {first.id}` ends it")
 
 
 def since(run: ActiveRun) -> str:
-    """When a run was launched, and that nobody follows it where that is so."""
-    words = f"since {datetime.fromtimestamp(run.order).astimezone():%Y-%m-%d %H:%M:%S}"
+    """Render the time of a launch; if the run is no longer followed, also the seconds until it ends."""
+    text = f"since {datetime.fromtimestamp(run.order).astimezone():%Y-%m-%d %H:%M:%S}"
     if run.patience and run.followed is not None and run.followed > AWAY:
-        words += f", its labctl is gone and it ends in {max(0, run.patience - run.followed):.0f} s"
-    return words
+        text += f", its labctl is gone and it ends in {max(0, run.patience - run.followed):.0f} s"
+    return text
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """A run: the job, and the lab whose nodes it has."""
+    """A run: its job, and the lab whose nodes it uses."""
 
     lab: Lab
     job: Job
@@ -82,10 +82,10 @@ class Run(Struct, frozen=True, kw_only=True):
         return self.job.run_id
 
     def short(self, text: str) -> str:
-        """Return a text with nodes by the names that the lab has for them."""
+        """Return a text with nodes by their names in the lab."""
         return text
 
     @property
     def directory(self) -> Path:
-        """The directory of its record."""
+        """Directory of its record."""
         return self.lab.directory / "runs" / self.run_id

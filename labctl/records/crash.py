@@ -1,4 +1,4 @@
-"""Finds the rank failure that explains a run in what the run printed."""
+"""Find the rank failure that explains a run in the output of the run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHOWN = 4
 
 
 class RankFailure(Struct, frozen=True):
-    """A failed rank: its node, the exit code of its process, and its last words."""
+    """A failed rank: its node, the exit code of its process, and its last output or the reason of its end."""
 
     who: str
     node: str
@@ -44,9 +44,11 @@ class RankFailure(Struct, frozen=True):
     cause: Cause
 
     def __str__(self) -> str:
+        """Render the failure with its last output, which is marked as such unless it is about an error."""
         if not self.words:
             return self.ended
-        return f"{self.ended}{': ' if last_words.is_error(self.words) else '; the last it wrote: '}{self.words}"
+        before = ": " if last_words.is_error(self.words) else "; the last it wrote: "
+        return f"{self.ended}{before}{self.words}"
 
     @property
     def ended(self) -> str:
@@ -54,37 +56,38 @@ class RankFailure(Struct, frozen=True):
 
     @property
     def follows(self) -> bool:
-        """Whether it failed because another rank had."""
+        """Tell if it failed because another rank had."""
         return bool(PEER_LOST.search(self.words))
 
 
 def signal_name(code: int) -> str:
-    """The signal of a shell's exit code above 128."""
+    """Return the signal of a shell's exit code, as `` (SIGKILL)``; empty for other codes."""
     with suppress(ValueError):
         return f" ({signal.Signals(code - 128).name})" if code > 128 else ""
     return ""
 
 
 class CrashWatch:
-    """Finds the rank failure that explains a run, in what the run printed.
+    """Finds the rank failure that explains a run, in the output of the run.
 
-    That is the first one that is not a consequence of a lost peer. Ranks that a script starts itself report nothing;
-    for them DeepSpeed's launcher does. An elastic launcher starts them again.
+    It is the first failure that is not a consequence of a lost peer. Ranks that a script starts itself report nothing;
+    DeepSpeed's launcher reports them. An elastic launcher restarts its ranks.
     """
 
     def __init__(self, lab: Lab, job: Job) -> None:
+        """Start without a failure."""
         self._lab, self._nodes = lab, {node.name: node.slots for node in job.nodes}
         self._starts_itself = job.workload.launcher == "script"
         self._elastic = launchers.is_elastic(job.workload.launcher)
         self._speakers = {*self._nodes, *(f"rank {rank}" for rank in range(sum(self._nodes.values())))}
         self._kept = last_words.kept(len(self._speakers))
         self._killed: dict[str, str] = {}
-        patterns = (OUT_OF_MEMORY, *(one.out_of_memory for one in accelerators.modules().values()))
+        patterns = (OUT_OF_MEMORY, *(module.out_of_memory for module in accelerators.modules().values()))
         self._out_of_memory = re.compile("|".join(filter(None, patterns)), re.IGNORECASE)
         self._last: dict[str, deque[str]] = {}
         self._spoke_at: dict[str, float] = {}
         self.now = 0.0
-        """When the last line was printed, in seconds since 1970."""
+        """Time of the last line, in seconds since 1970."""
         self._ended: list[RankFailure] = []
         self.reason: RankFailure | None = None
 
@@ -94,7 +97,7 @@ class CrashWatch:
 
     @property
     def message(self) -> str:
-        """The failed rank, and other ranks that failed; empty if none did."""
+        """Render the failed rank, and up to SHOWN others that failed; empty if none did."""
         if not self.reason:
             return ""
         # Ranks that a script starts itself have no number here by which to tell them apart.
@@ -104,7 +107,7 @@ class CrashWatch:
 
     @property
     def ends_run(self) -> bool:
-        """Whether a rank failed that reports by rank.sh, under a launcher that does not start it again."""
+        """Tell if a rank reported its failure by rank.sh, under a launcher that does not restart it."""
         return self.reason is not None and not self._elastic and not self._starts_itself
 
     def look_at(self, lines: Sequence[Line]) -> None:
@@ -112,24 +115,29 @@ class CrashWatch:
             self._look_at(line)
 
     def _look_at(self, line: Line) -> None:
+        """Take a line into account: the report of a failure, or output of a rank or node."""
         text, self.now = metrics.searched(line.text), line.when
         reports = line.report or "[launch.py:" in text or (self._starts_itself and "labctl: " in text)
         if reports and self._hear_report(line, text):
             return
-        who, said = _speaker(line, text)
-        if reports and (line.report or said.startswith("labctl: ") or "[launch.py:" in said):
-            # rank.sh and DeepSpeed's launcher speak about ranks, not as one.
+        who, output = _speaker(line, text)
+        if reports and (line.report or output.startswith("labctl: ") or "[launch.py:" in output):
+            # Output of rank.sh and DeepSpeed's launcher, not of the rank.
             return
-        if who in self._speakers and said and not said.isspace():
-            if who not in self._last:
-                self._last[who] = deque(maxlen=self._kept)
-            self._last[who].append(said[: last_words.LONGEST])
-            self._spoke_at[who] = self.now
+        if who in self._speakers and output and not output.isspace():
+            self._keep(who, output)
+
+    def _keep(self, who: str, output: str) -> None:
+        """Keep the last output of a rank or node, and when it was printed."""
+        if who not in self._last:
+            self._last[who] = deque(maxlen=self._kept)
+        self._last[who].append(output[: last_words.LONGEST])
+        self._spoke_at[who] = self.now
 
     def _hear_report(self, line: Line, text: str) -> bool:
-        """Take note of a report about a rank; returns whether it is that the rank failed."""
+        """Take a report about a rank into account; return True if it is of a failure."""
         if self._elastic and line.report and store.RANK_REPORTED.match(line.said):
-            # Its launcher has started it again.
+            # Its launcher restarted it.
             self.reason, self._ended, self._killed = None, [], {}
         if line.report and (killed := OUT_OF_HOST_MEMORY.match(line.said)):
             self._killed[killed[1]] = f"{killed[2]}; {memory_limit(self._lab)}"
@@ -143,6 +151,7 @@ class CrashWatch:
         return True
 
     def _crash_in(self, line: Line, text: str) -> RankFailure | None:
+        """Parse the failure of a rank in a line; None if the line reports none."""
         # Ranks that a script starts itself may report by what it prints.
         reported = REPORTED.match(line.said) if line.report else self._starts_itself and REPORTED.search(text)
         if reported:
@@ -152,14 +161,14 @@ class CrashWatch:
         else:
             return None
         lines = self._last.get(who) or self._last.get(node) or ()
-        words = self._killed.get(node) or last_words.quoted(lines, who)
-        # An error of another kind tells more than an earlier word of memory: that may have been a warning.
-        searched = (words,) if last_words.is_error(words) else lines
+        quote = self._killed.get(node) or last_words.quoted(lines, who)
+        # A quoted error decides: an earlier line about memory may have been a warning.
+        searched = (quote,) if last_words.is_error(quote) else lines
         cause: Cause = "out-of-memory" if any(map(self._out_of_memory.search, searched)) else "rank-crashed"
-        return RankFailure(who, node, code if code >= 0 else 128 - code, words, cause)
+        return RankFailure(who, node, code if code >= 0 else 128 - code, quote, cause)
 
     def silence(self) -> str:
-        """Who wrote nothing, or nothing for the longest time, as text; empty where that says nothing."""
+        """Render the ranks or nodes that wrote nothing, else the one silent for longest; empty if not known."""
         nodes = [*self._nodes]
         ranks = [f"rank {rank}" for rank in range(sum(self._nodes.values()))]
         # Lines of a script's own ranks are marked by node or by rank, as its launcher has it.
@@ -174,7 +183,7 @@ class CrashWatch:
 
 
 def _speaker(line: Line, text: str) -> tuple[str, str]:
-    """The rank or node that a line is of, with what it says; of a progress bar what is drawn last. Empty for others."""
+    """Return the rank or node of a line and its output, of a progress bar the last state; empty if not known."""
     if line.rank is not None:
         return f"rank {line.rank}", line.said.rpartition("\r")[2]
     if speaker := SPEAKER.match(text):
@@ -183,7 +192,7 @@ def _speaker(line: Line, text: str) -> tuple[str, str]:
 
 
 def memory_limit(lab: Lab) -> str:
-    """What a container that ran out of memory had of it."""
+    """Render the memory limit of a node, for the message of a container that ran out of memory."""
     if lab.memory:
         return f"a node has LAB_MEMORY={lab.memory}"
     return "LAB_MEMORY is not set: a node has what its host has left"

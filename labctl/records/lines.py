@@ -1,4 +1,4 @@
-"""The lines that a run prints."""
+"""Lines that runs print."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class Line(Struct, frozen=True, gc=False):
-    """What a run printed: ``said`` by a rank, behind what launchers put before it, where that is known."""
+    """A line of a run; ``said`` is the part that its rank printed, behind the prefixes of launchers, if known."""
 
     text: str
     when: float
@@ -14,17 +14,17 @@ class Line(Struct, frozen=True, gc=False):
     rank: int | None = None
     said: str = ""
     report: bool = False
-    """Whether rank.sh itself printed it, and no program that it started."""
+    """Printed by rank.sh itself, not by the program of the rank."""
 
 
 def line_of(text: str, when: float) -> Line:
-    """A line as it was printed, and when, without the mark of its rank.
+    """Parse a line as printed: the mark of its rank is taken out.
 
-    That is what rank_output.py puts before each line, behind what launchers put there. No rank can print one.
+    rank_output.py puts the mark before each line, behind the prefixes of launchers. No rank can print one.
     """
-    before, mark, said = text.partition("\x02")
+    before, mark, output = text.partition("\x02")
     before, begins, rank = before.rpartition("\x01")
     number = rank[:-1] if (report := rank.endswith("!")) else rank
     if mark and begins and number.isdecimal() and len(number) < 8:
-        return Line(before + said, when, int(number), said, report)
+        return Line(before + output, when, int(number), output, report)
     return Line(text, when)

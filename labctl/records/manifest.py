@@ -1,4 +1,4 @@
-"""Manifest of a directory: names, modes, sizes and digests, as it is here and as a host describes it."""
+"""Manifest of a directory: names, modes, sizes and digests, on this machine or as a host describes it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -16,50 +17,53 @@ from labctl.errors import ConfigError, HostError
 
 SKIPPED = "__pycache__"
 RESERVED = (".versions", ".current")
-"""Names that a pushed directory has on its host beside those of the tree."""
+"""Names in a pushed directory on its host that are not of the tree."""
 PIECE = 1 << 18
 Keep = Callable[[os.DirEntry[str], str], bool]
-"""Whether a name, by its path below the root, belongs to a manifest."""
+"""Tells if an entry, by its path below the root, belongs to a manifest."""
 
 
 class Entry(Struct, frozen=True):
-    """One name in a tree."""
+    """An entry of a tree."""
 
     path: str
     """Relative to the root, as ``os.fsdecode`` reads it."""
     kind: Literal["dir", "file", "link"]
     mode: int
-    """Permission bits. A directory's owner may do all in it: else nobody could fill or remove it."""
+    """Permission bits. A directory's owner has all, or it could not be filled or removed."""
     size: int
     """Bytes of a file; 0 for others."""
     content: str
-    """SHA-256 of a file's content; where a link leads; nothing for a directory."""
+    """SHA-256 of a file's content; target of a link; empty for a directory."""
 
 
 class Manifest(Struct, frozen=True):
-    """What lies below a root here; parents stand before what is in them."""
+    """Entries below a directory of this machine; parents come before their entries."""
 
     root: Path
     entries: tuple[Entry, ...]
 
 
 def scan(root: Path, only: Collection[str] | None = None) -> Manifest:
-    """The manifest of a directory, or of these of its names alone, without compiled Python, sockets and devices.
+    """Return the manifest of a directory, without compiled Python, sockets and devices.
 
-    HostError for what cannot be read here, ConfigError for a name that is reserved on hosts.
+    ``only``: the names at the top to include; None for all. HostError for an entry that cannot be read, ConfigError for
+    a name that is reserved on hosts.
     """
     return _read(root, lambda _, path: only is None or path.partition("/")[0] in only)
 
 
 def pick(root: Path, names: Iterable[str]) -> Manifest:
-    """The manifest of these files and links below a directory, as far as they are there. Errors as ``scan``."""
-    wanted = frozenset(names)
-    folders = {str(folder) for name in wanted for folder in PurePosixPath(name).parents}
-    # Git still lists what was removed, and what was in a folder where now is a file or a link.
-    return _read(root, lambda item, path: path in (folders if item.is_dir(follow_symlinks=False) else wanted))
+    """Return the manifest of these files and links below a directory; missing ones are left out. Errors as ``scan``."""
+    leaves = frozenset(names)
+    parents = chain.from_iterable(PurePosixPath(name).parents for name in leaves)
+    folders = frozenset(map(str, parents))
+    # Git also lists removed files, and files in a folder that was replaced by a file or a link.
+    return _read(root, lambda item, path: path in (folders if item.is_dir(follow_symlinks=False) else leaves))
 
 
 def _read(root: Path, keep: Keep) -> Manifest:
+    """Return the manifest of the entries to keep. Errors as ``scan``."""
     root = root.resolve()
     try:
         entries = tuple(_scan(root, "", keep))
@@ -72,8 +76,9 @@ def _read(root: Path, keep: Keep) -> Manifest:
 
 
 def _scan(root: Path, folder: str, keep: Keep) -> Iterator[Entry]:
-    with os.scandir(root / folder) as found:
-        items = sorted(found, key=lambda item: item.name)
+    """Yield the entries to keep below a folder, by name, each folder before its entries. OSError if unreadable."""
+    with os.scandir(root / folder) as entries:
+        items = sorted(entries, key=lambda item: item.name)
     for item in items:
         path = f"{folder}{item.name}"
         try:
@@ -87,10 +92,11 @@ def _scan(root: Path, folder: str, keep: Keep) -> Iterator[Entry]:
             elif item.is_file():
                 yield _file(path, item.path)
         except FileNotFoundError:
-            continue  # As good as removed before it was listed: an editor's intermediate file.
+            continue  # Removed since it was listed, as an editor's intermediate file.
 
 
 def _file(path: str, place: str) -> Entry:
+    """Return the entry of a file; ``place`` is where it lies."""
     digest = hashlib.sha256()
     size = 0
     with open(place, "rb", buffering=0) as stream:  # noqa: PTH123 - ten thousand times, and scandir gives no Path
@@ -102,11 +108,11 @@ def _file(path: str, place: str) -> Entry:
 
 
 def scan_nodes(directory: Path, nodes: Sequence[str], *, launcher: bool) -> dict[str, Manifest]:
-    """What a host with these nodes of a lab gets for them, by where it lies below the lab's directory on both sides.
+    """Return the manifests of what a host gets for these nodes, by path below the lab's directory on both sides.
 
     The first node's directory holds the launcher's files and its private key; only the ``launcher``'s host gets them.
-    They are pushed apart because the running launcher is to see new ones: a mount of something below a pushed
-    directory shows for ever what lay there when its container started.
+    Each is pushed by itself so that the running launcher sees new files: a mount of something below a pushed directory
+    keeps the content that it had when its container started.
     """
     manifests = {}
     for node in nodes:
@@ -120,9 +126,9 @@ def scan_nodes(directory: Path, nodes: Sequence[str], *, launcher: bool) -> dict
 
 
 def parse(records: Iterator[bytes]) -> tuple[frozenset[str], frozenset[Entry]]:
-    """One directory of what a host described: names that lead to its version in force, and the entries of that.
+    """Parse a host's description of a directory: names that lead to its current version, and the entries of that.
 
-    No names where there is no such directory; no entries where they cannot be read, as while they are being changed.
+    No names if the directory does not exist; no entries if they cannot be read, as while they are being changed.
     """
 
     def paths() -> list[str]:
@@ -135,17 +141,16 @@ def parse(records: Iterator[bytes]) -> tuple[frozenset[str], frozenset[Entry]]:
     modes, facts, sums = (next(records, b"") for _ in range(3))
     sizes = [line.split() for line in facts.splitlines()]
     digests = re.findall(rb"(?m)^\\?([0-9a-f]{64}) ", sums)
+    entries: set[Entry] = set()
     try:
-        entries = (
-            *(Entry(path, "dir", _mode(mode), 0, "") for path, mode in zip(dirs, modes.split(), strict=True)),
-            *(
-                Entry(path, "file", _mode(mode), int(size), digest.decode())
-                for path, (mode, size), digest in zip(files, sizes, digests, strict=True)
-            ),
-            *(Entry(path, "link", 0o777, 0, to.removesuffix("\n")) for path, to in zip(links, targets, strict=True)),
-        )
+        for path, mode in zip(dirs, modes.split(), strict=True):
+            entries.add(Entry(path, "dir", _mode(mode), 0, ""))
+        for path, (mode, size), digest in zip(files, sizes, digests, strict=True):
+            entries.add(Entry(path, "file", _mode(mode), int(size), digest.decode()))
+        for path, target in zip(links, targets, strict=True):
+            entries.add(Entry(path, "link", 0o777, 0, target.removesuffix("\n")))
     except ValueError:
-        entries = ()
+        return names, frozenset()
     return names, frozenset(entries)
 
 

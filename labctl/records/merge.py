@@ -1,4 +1,4 @@
-"""Merge what several nodes wrote of a run into one directory; nothing is overwritten or written outside of it."""
+"""Merge the files that several nodes wrote of a run into one directory; nothing is overwritten."""
 
 from __future__ import annotations
 
@@ -23,35 +23,36 @@ from labctl.system.files import is_below, leads_out
 from labctl.system.tar import BROKEN
 
 ASIDE = "hosts"
-"""Below it, and the name of its host, lies a file whose place is taken by another."""
+"""Folder for files whose place is taken by another, in a folder per host."""
 LOG = ".log"
 LATEST = 1 << 33
 """Latest mtime in seconds that is restored, of the year 2242; some tar streams hold later ones."""
 MOST_MEMBERS = 200_000
 LARGEST_HEADER = 4 << 20
-"""Bytes before a member's content: long names, extended headers."""
+"""Bytes before a member's content at most: long names, extended headers."""
 
 
 class PullResult(Struct):
-    """What one host brought that was not here."""
+    """New files that a host sent."""
 
     files: int = 0
     aside: list[str] = field(default_factory=list)
-    """Of these files those whose place was taken: their paths below the directory here."""
+    """Paths, below the directory here, of the files whose place was taken."""
     refused: list[str] = field(default_factory=list)
-    """Paths on the host of what is no file, or would lead out of the directory here."""
+    """Paths on the host of entries that are no files, or would lead out of the directory here."""
     complete: bool = False
-    """All that is there is here: nothing was refused, and nothing written to meanwhile."""
+    """All of the host's files are here: none was refused, and none written to meanwhile."""
 
 
 class _Stream:
-    """A stream of which no more than so many bytes are ``left`` to be read before the next member; None for any."""
+    """A stream of which at most ``left`` bytes may be read before the next member; None for no limit."""
 
     def __init__(self, source: IO[bytes]) -> None:
         self.left: int | None = LARGEST_HEADER
         self._source = source
 
     def read(self, size: int) -> bytes:
+        """Read at most ``size`` bytes. ReadError beyond the limit."""
         data = self._source.read(size)
         if self.left is not None:
             self.left -= len(data)
@@ -61,20 +62,21 @@ class _Stream:
 
 
 class Merge(Struct, dict=True):
-    """Puts one host's files into a directory, while others may do so with theirs; no link is ever followed."""
+    """Puts one host's files into a directory, while others may do so with theirs; no link is followed."""
 
     into: Path
     host: str
     pushed: Manifest | None = None
-    """What is left out unless the host has it otherwise."""
+    """Files that the host was sent, which are left out unless they changed."""
     reserved: tuple[str, ...] = ()
-    """Names that nothing gets, at the top."""
+    """Names at the top that no file gets."""
     turn: Callable[[], object] = lambda: None
-    """Returns when what came may take its places: when the hosts that come before have taken theirs."""
+    """Blocks until the files may take their places: when the hosts that come before have placed theirs."""
     found: PullResult = field(default_factory=PullResult)
 
     def __post_init__(self) -> None:
-        # Links are judged by where they lead in the end.
+        """Resolve the directory, and index the pushed files by path."""
+        # Links are judged by their final target.
         self.into = self.into.resolve()
         entries = self.pushed.entries if self.pushed else ()
         self._known = {entry.path: (entry.size, entry.content) for entry in entries if entry.kind == "file"}
@@ -82,9 +84,9 @@ class Merge(Struct, dict=True):
         self._waiting: list[Callable[[], object]] = []
 
     def unpack(self, source: IO[bytes]) -> str:
-        """Take all of a stream, and of one that breaks what came; returns what is wrong with it, if anything is.
+        """Unpack a stream, or the part before it breaks off; return what is wrong with it, or an empty text.
 
-        Files lie apart until all hosts that come before have their places. OSError for what cannot be written here.
+        Files wait in a directory of their own until ``turn`` returns. OSError if a file cannot be written here.
         """
         for killed in self.into.glob(f".incoming-????????.{self.host}"):
             shutil.rmtree(killed, ignore_errors=True)
@@ -111,6 +113,7 @@ class Merge(Struct, dict=True):
         return ""
 
     def _take(self, archive: tarfile.TarFile, member: tarfile.TarInfo, apart: str) -> None:
+        """Take a member of the archive: write a file apart, queue a folder or link, refuse all else."""
         path = _inside(member.name)
         if path is None:
             self.found.refused.append(member.name)
@@ -127,14 +130,14 @@ class Merge(Struct, dict=True):
             self.found.refused.append(path)
 
     def _place_of(self, path: str) -> str:
-        """Where a file of the host is to lie here."""
+        """Return the place for a file of the host; reserved names go aside."""
         return self._aside(path) if path.partition("/")[0] in self.reserved else path
 
     def _aside(self, path: str) -> str:
         return f"{ASIDE}/{self.host}/{path}"
 
     def _folder(self, path: str) -> bool:
-        """Make a directory, and those above it; False where something else is in the way."""
+        """Create a directory and its parents; return False if another entry has the name of one."""
         folder = self.into
         for part in PurePosixPath(path).parts:
             folder /= part
@@ -146,7 +149,7 @@ class Merge(Struct, dict=True):
         return True
 
     def _file(self, path: str, source: IO[bytes], member: tarfile.TarInfo, apart: str) -> None:
-        """Write a file apart until it is whole; of a log its beginning will do. TarError where it breaks off."""
+        """Write a file apart until it is whole; the beginning of a log counts. TarError if the stream breaks off."""
         digest, size, broken = hashlib.sha256(), 0, None
         handle, name = tempfile.mkstemp(dir=apart)
         new = Path(name)
@@ -167,6 +170,7 @@ class Merge(Struct, dict=True):
             raise broken
 
     def _place(self, new: Path, path: str, size: int) -> None:
+        """Move a file to its place, else aside under the first free name; refuse it if no folder can be made."""
         place, aside = self._place_of(path), self._aside(path)
         if place != aside and self._folder(posixpath.dirname(place)) and self._put(new, path, place, size):
             return
@@ -177,24 +181,24 @@ class Merge(Struct, dict=True):
         self.found.aside.append(next(name for name in names if self._put(new, path, name, size)))
 
     def _put(self, new: Path, path: str, place: str, size: int) -> bool:
-        """Give a file its place; False where another's content has it."""
+        """Link a file at a place; return False if a file with other content has it."""
         final = self.into / place
         try:
             os.link(new, final)
         except FileExistsError:
-            there = final.lstat()
-            # Of a log the beginning is the same log.
-            alike = stat.S_ISREG(there.st_mode) and (path.endswith(LOG) or size == there.st_size)
+            placed = final.lstat()
+            # The beginning of a log is the same log.
+            alike = stat.S_ISREG(placed.st_mode) and (path.endswith(LOG) or size == placed.st_size)
             if not alike or not _begin_alike(new, final):
                 return False
-            if size > there.st_size:
+            if size > placed.st_size:
                 new.replace(final)
         else:
             self.found.files += 1
         return True
 
     def _link(self, path: str, target: str) -> None:
-        """Make a link, aside where its place is taken; it is refused where that is taken too, or it would lead out."""
+        """Create a link, aside if its place is taken; refuse it if that is taken, too, or if it would lead out."""
         for place in (self._place_of(path), self._aside(path)):
             link = self.into / place
             if not Path(os.path.realpath(link.parent / target)).is_relative_to(self.into):
@@ -208,13 +212,13 @@ class Merge(Struct, dict=True):
 
 
 def _inside(name: str) -> str | None:
-    """A name in a stream as a path below the directory; None where it would lead out."""
+    """Return a name in a stream as a path below the directory; None if it would lead out."""
     return str(PurePosixPath(name)) if is_below(name) and "\0" not in name else None
 
 
-def _begin_alike(one: Path, other: Path) -> bool:
-    """Whether a file holds what the other does, as far as the shorter goes."""
-    with one.open("rb") as first, other.open("rb") as second:
+def _begin_alike(path: Path, other: Path) -> bool:
+    """Tell if two files have the same content, up to the length of the shorter."""
+    with path.open("rb") as first, other.open("rb") as second:
         while (piece := first.read(PIECE)) and (against := second.read(PIECE)):
             length = min(len(piece), len(against))
             if piece[:length] != against[:length]:

@@ -20,7 +20,7 @@ MOST_FILES = 200_000
 MOST_FOLDERS = 64
 """Depth of nested folders."""
 SAME = 1 << 20
-"""Bytes up to which a file whose place is taken is compared with what has it."""
+"""Bytes up to which a file is compared with the one that has its place."""
 MODE = 0o775
 """Permissions that a file may keep in the record: no setuid, setgid or sticky bit, and no write by others."""
 

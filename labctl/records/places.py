@@ -1,4 +1,4 @@
-"""The step or epoch that lines of a run name, by the pattern that nodes use, too."""
+"""Step or epoch that a line of a run names, by the pattern that nodes also use."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from functools import lru_cache
 from labctl.system import files
 
 Count = tuple[int, int | None]
-"""A number, and of how many."""
+"""A number and the total, None if the line does not name it."""
 
 
 @lru_cache
 def pattern() -> re.Pattern[str]:
-    """Return the pattern of three groups: ``epoch``, ``iter``, ``iteration`` or ``step``; its number; of how many."""
+    """Return the pattern of three groups: ``epoch``, ``iter``, ``iteration`` or ``step``; its number; the total."""
     return re.compile(files.path("docker", "step.regex").read_text(encoding="utf-8"))
 
 
 def step(lowered: str) -> Count | None:
     """Return the first step that a line, in lower case, names in a whole number."""
-    # Most lines have neither word; to search them all would take as long as all the rest.
+    # Most lines have neither word: to search them all would double the time per line.
     return _count(lowered, epochs=False) if "step" in lowered or "iter" in lowered else None
 
 
@@ -39,6 +39,7 @@ def last(lines: Iterable[str]) -> str:
 
 
 def _count(lowered: str, *, epochs: bool) -> Count | None:
+    """Return the first epoch, or first other count, that a line names in a whole number; None without one."""
     for match in pattern().finditer(lowered):
         kind, number, of = match.groups()
         if (kind == "epoch") == epochs and "." not in number:

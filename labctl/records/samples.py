@@ -1,4 +1,4 @@
-"""Last samples of the machine, which each node of a run writes to ``samples/<node>.csv``."""
+"""Samples of a machine that each node of a run writes to ``samples/<node>.csv``: read the last."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class NodeSamples(Struct, frozen=True, kw_only=True):
 
 
 def look(job: Job, node: str) -> tuple[str, ...]:
-    """The command that prints the head and the last row of a node's samples."""
+    """Return the command that prints the header and the last row of a node's samples."""
     return ("sh", "-c", 'head -n 1 "$1"; tail -n 1 "$1"', "sh", f"{job.directory}/samples/{node}.csv")
 
 

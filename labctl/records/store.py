@@ -1,4 +1,4 @@
-"""The record of a run, ``runs/<id>/``: written while it runs, read back by `runs` and `show`."""
+"""Record of a run, ``runs/<id>/``: written while the run is under way, read by `runs` and `show`."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from labctl.system import filelock, files
 def record(
     lab: Lab, settings: Settings, job: Job, versions: dict[str, Any], *, preview: bool = False
 ) -> tuple[File, ...]:
-    """Files for the run's directory, relative to it; a ``preview`` has those that `up` is yet to write, too."""
-    # As they are on disk, which is what the containers were made from; the first node's has the launcher.
-    owners = dict.fromkeys((lab.nodes[0].name, *(node.name for node in job.nodes)))
-    composed = ((path, lab.directory / path) for path in map(naming.compose_path, owners))
+    """Return the files of a run's record; a ``preview`` includes those that `up` has yet to write."""
+
+    nodes = [{"name": node.name, "slots": node.slots} for node in job.nodes]
+    copies = () if preview else tuple((copy.path, copy.root / copy.name) for copy in job.code)
     described = {
         "run_id": job.run_id,
         "workload": job.workload.name,
@@ -49,50 +49,58 @@ def record(
         "rank_argv": [job.workload.script, *job.workload.arguments],
         "environment": dict(job.workload.environment),
         "timeout": job.timeout,
-        "nodes": [{"name": node.name, "slots": node.slots} for node in job.nodes],
+        "nodes": nodes,
         "request": job.request,
         "resumed": job.resumed,
         "retried": job.retried,
         "replays": job.replays,
-        # What a replay of the run takes from its directory, and what it finds in the lab's.
+        # A replay takes the files and code from the record, and the shared code from the lab.
         "files": {file.path: sha256(file.content.encode()) for file in job.files},
-        "code": {} if preview else digests((one.path, one.root / one.name) for one in job.code),
+        "code": digests(copies),
         "shared": {} if preview else digests(shared_code(lab.directory)),
-        # What whoever follows the run later judges it by.
+        # Read when the run is followed or judged later.
         "job": msgspec.to_builtins(replace(job, files=(), code=(), request={}), enc_hook=str),
     }
+    rows = [dict(zip(("key", "value", "origin"), row, strict=True)) for row in settings.rows()]
     return (
         _json("job.json", described),
-        _json("settings.json", [dict(zip(("key", "value", "origin"), row, strict=True)) for row in settings.rows()]),
+        _json("settings.json", rows),
         _json("versions.json", versions),
-        *(
-            File(path=f"rendered/{name.removeprefix('.lab/')}", content=path.read_text() if path.exists() else "")
-            for name, path in composed
-            if preview or path.exists()
-        ),
+        *_rendered(lab, job, preview=preview),
     )
 
 
+def _rendered(lab: Lab, job: Job, *, preview: bool) -> Iterator[File]:
+    """Yield the Compose files of the nodes as they are on disk; for a ``preview`` missing ones are empty."""
+    # Containers were made from the files on disk; the first node's file has the launcher.
+    owners = dict.fromkeys((lab.nodes[0].name, *(node.name for node in job.nodes)))
+    for name in map(naming.compose_path, owners):
+        path = lab.directory / name
+        written = path.exists()
+        if preview or written:
+            yield File(path=f"rendered/{name.removeprefix('.lab/')}", content=path.read_text() if written else "")
+
+
 def shared_code(lab: Path) -> Iterator[tuple[str, Path]]:
-    """What the workloads' scripts share, which ranks import from the lab's directory itself."""
+    """Return name and path of each file that the workloads' scripts share, which ranks import from the lab itself."""
     folder = lab / SHARED
     return ((f"{SHARED}/{name}", folder / name) for name in files.walk(folder))
 
 
 def digests(paths: Iterable[tuple[str, Path]]) -> dict[str, str]:
-    """SHA-256 of each file's content, of a link of where it leads, by the name given; nothing of what is gone."""
-    found = {}
+    """Return the SHA-256 of each file's content or link's target, by the name given; missing ones are left out."""
+    sums = {}
     for name, path in paths:
         with suppress(OSError):
             if path.is_symlink():
-                found[name] = sha256(os.fsencode(path.readlink()))
+                sums[name] = sha256(os.fsencode(path.readlink()))
             else:
                 with files.open_regular(path) as stream:
                     digest = hashlib.sha256()
                     while piece := stream.read(PIECE):
                         digest.update(piece)
-                    found[name] = digest.hexdigest()
-    return found
+                    sums[name] = digest.hexdigest()
+    return sums
 
 
 def sha256(content: bytes) -> str:
@@ -100,7 +108,7 @@ def sha256(content: bytes) -> str:
 
 
 def versions(lab: Lab, engine: Mapping[str, str], image_id: str | None) -> dict[str, Any]:
-    """Versions of all that a run depends on; ``engine``: those that the engine of its first node reports."""
+    """Return the versions of all that a run depends on; ``engine``: those that its first node's engine reports."""
     import platform
     from importlib import metadata
 
@@ -114,7 +122,7 @@ def versions(lab: Lab, engine: Mapping[str, str], image_id: str | None) -> dict[
 
 
 def plan_file(text: str) -> File:
-    """The file of a run's record that holds the text of its plan."""
+    """Return the file of a run's record that holds the text of its plan."""
     return File(path="plan.txt", content=text)
 
 
@@ -128,36 +136,36 @@ RESULT = "result.json"
 OUTPUT = "output.log"
 METRICS = "metrics.jsonl"
 TIMES = "output.times"
-"""Of each line of the output the seconds since 1970, and its rank or ``-``."""
+"""File with a line per line of the output: its time in seconds since 1970, and its rank or ``-``."""
 MARK, FORMER_MARK = "started", "run.lock"
-"""What the record of a run has from its beginning; and what earlier records have."""
+"""File that marks a run's record from its beginning; and that of earlier records."""
 REACHED = "reached"
-"""The note of a run that did not pass: how far it came."""
+"""Name of the note with the last step of a run that did not pass."""
 EVIDENCE = "evidence.tar.gz"
 KEPT = (RESULT, OUTPUT, TIMES, METRICS, EVIDENCE, MARK, FORMER_MARK)
-"""What labctl alone writes into a record: nothing of these names comes from a run or a host."""
-# Logs that ranks and scripts write themselves; below hosts/, where several hosts wrote the same name.
+"""Files of a record that only labctl writes: files with these names from a run or a host go aside."""
+# Logs that ranks and scripts write themselves; those in hosts/ had a name that another host took.
 LOGS = ("*.log", "ranks/*.log", "hosts/*/*.log", "hosts/*/ranks/*.log")
 RANK_REPORTED = re.compile(r"labctl: rank (\d+) of \d+ on (\S+)$")
 # Printed on each node by DeepSpeed's launcher before it starts the ranks; deepspeed/launcher/launch.py.
 RANKS_STARTED = re.compile(r"^(\S+): .*\bglobal_rank_mapping=defaultdict\(<class 'list'>, (\{.*\})\)$")
 
 
-# What names a run in runs/, into which workloads may put anything: letters of ``new_id``, fit to be printed.
+# Name of a run in runs/, into which workloads may put anything: characters of ``new_id``, safe to print.
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 LARGEST_RECORD = 16 << 20
-# Bytes of a log that are in memory at once.
+# Bytes of a log in memory at once.
 PIECE = 1 << 20
 REDACTED = "[REDACTED]"
 T = TypeVar("T")
 
 
 class RecordError(HostError):
-    """What a run prints cannot be recorded."""
+    """The output of a run cannot be recorded."""
 
 
 def new_id(workload: str, now: datetime) -> str:
-    """A new run id, which sorts by time: ``20260102-150405-opt-tiny-3fa2c1``."""
+    """Return a new run id, which sorts by time: ``20260102-150405-opt-tiny-3fa2c1``."""
     return f"{now:%Y%m%d-%H%M%S}-{workload.replace('/', '-')}-{secrets.token_hex(3)}"
 
 
@@ -166,14 +174,14 @@ def directory(lab: Path, run_id: str) -> Path:
 
 
 def outputs(lab: Path, run_id: str) -> Path:
-    """What a run writes until it ends; containers can write there, and to no other part of ``runs/``."""
+    """Return the directory of a run's results until it ends, the only one in ``runs/`` that containers can write."""
     return lab / naming.OUTPUTS / run_id
 
 
 def create(
     lab: Lab, run_id: str, job: tuple[File, ...], record: Iterable[File] = (), code: tuple[Copy, ...] = ()
 ) -> Path:
-    """Make the run's directories, which must be new: with its record, and with what its ranks need and write."""
+    """Create the directories of a new run, with its record and the files of its ranks."""
     path = directory(lab.directory, run_id)
     files.create_all(path, (*job, *record, File(path=MARK, content="")))
     files.create_all(outputs(lab.directory, run_id), job, folders=("ranks", "work"), copies=code)
@@ -183,11 +191,11 @@ def create(
 class RunLog:
     """Keeps a run's output, with the lab's secrets redacted, its times, and the samples of its metrics.
 
-    It holds no more in memory than the verdict needs: numbers, and ``lines`` that name ranks or have a note first.
+    In memory it keeps only what the verdict needs: numbers, and the ``lines`` that name ranks or match a note first.
     """
 
     def __init__(self, path: Path, lab: Lab, workload: Workload, *, over: bool = False) -> None:
-        """``over``: replace what another has recorded, as who follows the run from its beginning does."""
+        """Open the files of the record; with ``over``, replace them, to follow the run from its beginning again."""
         with files.writing(path / OUTPUT), files.opened(path) as folder:
             if over:
                 for name in (OUTPUT, TIMES, METRICS):
@@ -206,15 +214,15 @@ class RunLog:
 
     @property
     def values(self) -> Mapping[str, Sequence[float]]:
-        """The numbers of each metric, in order."""
+        """Return the numbers of each metric, in order."""
         return self._tracker.values
 
     def progress(self) -> Progress:
-        """How far the run is."""
+        """Return the progress of the run so far."""
         return self._tracker.progress()
 
     def keep(self, lines: Sequence[Line]) -> Sequence[Line]:
-        """Write lines; returns them redacted. RecordError where they cannot be written."""
+        """Write lines, and return them redacted. RecordError if they cannot be written."""
         shown = redact_lines(lines, self._hidden)
         try:
             self._read(lines)
@@ -222,7 +230,7 @@ class RunLog:
             times = (f"{line.when:.3f} {rank}\n" for line, rank in zip(lines, ranks, strict=True))
             self._times.write("".join(times).encode())
             self._stream.write("".join(f"{line.text}\n" for line in shown).encode())
-            # What labctl leaves when it is killed is as long in each.
+            # If labctl is killed, all files end at the same line.
             for stream in (self._series, self._times, self._stream):
                 stream.flush()
         except OSError as error:
@@ -231,9 +239,10 @@ class RunLog:
         return shown
 
     def keep_and_show(self, on_lines: Callable[[Iterable[str]], object]) -> Callable[[Sequence[Line]], Sequence[Line]]:
-        """``keep``, with what it returns handed on as text."""
+        """Return ``keep``, extended to pass the text of the redacted lines to ``on_lines``."""
 
         def keep(lines: Sequence[Line]) -> Sequence[Line]:
+            """Write lines, pass them on, and return them redacted."""
             kept = self.keep(lines)
             on_lines([line.text for line in kept])
             return kept
@@ -241,19 +250,21 @@ class RunLog:
         return keep
 
     def _read(self, lines: Sequence[Line]) -> None:
-        self._series.write(b"".join(msgspec.json.encode(sample) + b"\n" for sample in self._tracker.read(lines)))
+        """Write the samples of lines, and keep the lines that name ranks or match a note first."""
+        samples = self._tracker.read(lines)
+        self._series.write(b"".join(msgspec.json.encode(sample) + b"\n" for sample in samples))
         for line in lines:
             # Most lines are of neither kind.
             if not self._notes and "rank" not in line.text:
                 continue
             text = searched(line.text)
-            found = [note for note in self._notes if note.search(text)]
-            if found or self._names_ranks(line, text):
+            matched = [note for note in self._notes if note.search(text)]
+            if matched or self._names_ranks(line, text):
                 self.lines.append(text)
-                self._notes = [note for note in self._notes if note not in found]
+                self._notes = [note for note in self._notes if note not in matched]
 
     def _names_ranks(self, line: Line, text: str) -> bool:
-        """Whether it is the report of a rank that has started, or what DeepSpeed's launcher says of ranks."""
+        """Tell if a line reports that a rank started, or is DeepSpeed's list of the ranks that it starts."""
         if "rank" not in text:
             return False
         if RANK_REPORTED.match(line.said) if line.report else self._starts_itself and RANK_REPORTED.search(text):
@@ -261,7 +272,7 @@ class RunLog:
         return bool(RANKS_STARTED.search(text))
 
     def close(self) -> None:
-        """Close the log and redact what ranks wrote themselves; once is enough. HostError for what is not written."""
+        """Close the log, if it is open, and redact the logs of ranks. HostError if output cannot be written."""
         if not self._stream.closed:
             try:
                 with files.writing(self._path / OUTPUT), self._series, self._times, self._stream:
@@ -271,9 +282,9 @@ class RunLog:
 
 
 def redact_ranks(path: Path, hidden: tuple[Secret, ...]) -> None:
-    """Redact secrets in the logs that ranks and scripts wrote themselves. HostError for one that cannot be written.
+    """Redact secrets in the logs that ranks and scripts wrote themselves. HostError if one cannot be written.
 
-    A workload may create anything with such a name: only files that have no other are touched.
+    A workload may create anything with such a name: only files without another hard link are changed.
     """
     if not hidden:
         return
@@ -284,7 +295,7 @@ def redact_ranks(path: Path, hidden: tuple[Secret, ...]) -> None:
 
 
 def _matching(path: Path, folder: int, pattern: list[str]) -> Iterator[tuple[Path, int]]:
-    """What matches below a directory, through no link, with the descriptor of the directory that it is in."""
+    """Yield the paths below a directory that match, without following links, with a descriptor of their folder."""
     for name in fnmatch.filter(os.listdir(folder), pattern[0]):
         if len(pattern) == 1:
             yield path / name, folder
@@ -294,19 +305,20 @@ def _matching(path: Path, folder: int, pattern: list[str]) -> Iterator[tuple[Pat
 
 
 def _redact_log(path: Path, parent: int, hidden: tuple[Secret, ...]) -> None:
+    """Redact a log if it is a file without another hard link that has a secret."""
     try:
         log = files.open_regular(path.name, parent)
     except OSError:
         return
     with log, files.writing(path):
-        found = os.fstat(log.fileno())
-        # The copy of one that was redacted before is the same.
-        if found.st_nlink == 1 and any(REDACTED.encode() in piece for piece in _redacted(_pieces(log), hidden)):
-            files.replace_in(parent, path.name, _redacted(_pieces(log), hidden), stat.S_IMODE(found.st_mode))
+        status = os.fstat(log.fileno())
+        # A log that was redacted before is copied again, unchanged.
+        if status.st_nlink == 1 and any(REDACTED.encode() in piece for piece in _redacted(_pieces(log), hidden)):
+            files.replace_in(parent, path.name, _redacted(_pieces(log), hidden), stat.S_IMODE(status.st_mode))
 
 
 def _pieces(log: BinaryIO) -> Iterator[bytes]:
-    """What a file holds now, less its holes: those may be larger than any disk."""
+    """Yield the content of a file, without its holes, which may be larger than any disk."""
     handle, place, size = log.fileno(), 0, os.fstat(log.fileno()).st_size
     while place < size:
         try:
@@ -325,13 +337,13 @@ def _pieces(log: BinaryIO) -> Iterator[bytes]:
 
 
 def _redacted(pieces: Iterable[bytes], hidden: tuple[Secret, ...]) -> Iterator[bytes]:
-    """The same bytes without secrets, also those that begin in one piece and end in the next."""
+    """Yield the bytes with secrets redacted, also those that begin in one piece and end in the next."""
     values = sorted((value.reveal().encode("utf-8", "surrogateescape") for value in hidden), key=len, reverse=True)
     pattern, mark = re.compile(b"|".join(map(re.escape, values))), REDACTED.encode()
     rest = b""
     for piece in pieces:
         rest += piece
-        # What begins before is here to its end, whichever secret it is.
+        # A secret that begins before this position is complete, whichever it is.
         whole, clean, done = len(rest) - len(values[0]) + 1, [], 0
         for match in pattern.finditer(rest):
             if match.start() < whole:
@@ -344,20 +356,23 @@ def _redacted(pieces: Iterable[bytes], hidden: tuple[Secret, ...]) -> Iterator[b
 
 
 def redact(text: str, hidden: tuple[Secret, ...]) -> str:
+    """Return a text with secrets redacted."""
     for value in hidden:
         text = text.replace(value.reveal(), REDACTED)
     return text
 
 
 def redact_lines(lines: Sequence[Line], hidden: tuple[Secret, ...]) -> Sequence[Line]:
-    """The same lines, and what their ranks said, redacted: most have no secret."""
+    """Return lines with secrets redacted in their text and in the output of their rank."""
     text = "\n".join(line.text for line in lines) if hidden else ""
+    # Most lines have no secret.
     if not any(value.reveal() in text for value in hidden):
         return lines
     return [replace(line, text=redact(line.text, hidden), said=redact(line.said, hidden)) for line in lines]
 
 
 def _redact_texts(value: Any, hidden: tuple[Secret, ...]) -> Any:
+    """Return a value of JSON with secrets redacted in its texts."""
     if isinstance(value, str):
         return redact(value, hidden)
     if isinstance(value, dict):
@@ -366,13 +381,13 @@ def _redact_texts(value: Any, hidden: tuple[Secret, ...]) -> Any:
 
 
 def finish(lab: Lab, result: Result) -> Result:
-    """Write ``result.json``, the last file of a run, redacted and with ``seconds`` rounded; returns what was written.
+    """Write ``result.json``, the last file of a run, redacted and with ``seconds`` rounded; return its content.
 
-    HostError where it cannot be written.
+    HostError if it cannot be written.
     """
     content = msgspec.to_builtins(result)
-    said = {key: _redact_texts(content[key], lab.hidden) for key in ("message", "ranks", "metrics", "notes", "checks")}
-    content = {"schema": SCHEMA, **content, **said, "seconds": round(result.seconds, 3)}
+    texts = {key: _redact_texts(content[key], lab.hidden) for key in ("message", "ranks", "metrics", "notes", "checks")}
+    content = {"schema": SCHEMA, **content, **texts, "seconds": round(result.seconds, 3)}
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     path = directory(lab.directory, result.run_id)
     with files.writing(path / RESULT), files.opened(path) as folder:
@@ -381,21 +396,18 @@ def finish(lab: Lab, result: Result) -> Result:
 
 
 def output(lab: Path, run_id: str, rank: int | None = None) -> Iterator[tuple[float | None, str]]:
-    """The lines that a run, or one rank of it, has printed as far as its record has them, each with its time.
+    """Yield the lines of a run, or of one of its ranks, from its record, each with its time.
 
-    That is in seconds since 1970, and None where the record does not say. ConfigError for a rank without a log.
+    The time is in seconds since 1970; None if not recorded. ConfigError for a rank without a log.
     """
     path = directory(lab, run_id)
     logs = [path / OUTPUT]
     if rank is not None:
-        # That of an elastic launcher's rank names its node, too; those of the same name on several hosts are apart.
-        name, places = f"rank-{rank}[.@]*log", (path, outputs(lab, run_id))
-        patterns = (f"ranks/{name}", f"hosts/*/ranks/{name}")
-        logs = [log for place in places for pattern in patterns for log in sorted(place.glob(pattern))]
+        logs = _rank_logs((path, outputs(lab, run_id)), rank)
         if not logs:
             hint = f"`labctl show {run_id}` lists its ranks; -f follows a run that is under way"
             raise ConfigError(f"run {run_id} has no log of rank {rank} here", hint=hint)
-    # Which lines are in which of several logs is not known.
+    # With several logs of a rank, the times cannot be assigned.
     times = chain(_times(path / TIMES, rank) if len(logs) == 1 else (), repeat(None))
     for log in logs:
         with suppress(OSError), files.open_regular(log) as stream:
@@ -404,8 +416,18 @@ def output(lab: Path, run_id: str, rank: int | None = None) -> Iterator[tuple[fl
                 yield from ((when, part) for part in line.decode("utf-8", "replace").splitlines())
 
 
+def _rank_logs(places: Iterable[Path], rank: int) -> list[Path]:
+    """Return the logs of a rank below several directories."""
+    # An elastic launcher's rank has its node in the name; a log whose name is taken by another host's lies in hosts/.
+    name = f"rank-{rank}[.@]*log"
+    logs: list[Path] = []
+    for place in places:
+        logs += [*sorted(place.glob(f"ranks/{name}")), *sorted(place.glob(f"hosts/*/ranks/{name}"))]
+    return logs
+
+
 def last_lines(path: Path, size: int) -> list[str]:
-    """The last lines of a file of a record, whole ones, in so many bytes of its end; none of what is no file."""
+    """Return the whole lines in the last ``size`` bytes of a file of a record; none if it is not a file."""
     try:
         with files.open_regular(path) as stream:
             begin = max(0, stream.seek(0, 2) - size)
@@ -417,6 +439,7 @@ def last_lines(path: Path, size: int) -> list[str]:
 
 
 def _times(path: Path, rank: int | None) -> Iterator[float | None]:
+    """Yield the recorded times of the lines of a rank; None for all lines."""
     with suppress(OSError), files.open_regular(path) as stream:
         for line in stream:
             when, _, whose = line.decode("ascii").strip().partition(" ")
@@ -425,7 +448,7 @@ def _times(path: Path, rank: int | None) -> Iterator[float | None]:
 
 
 def load_job(lab: Path, run_id: str) -> Job:
-    """The job of a run, less its files. HostError where its record does not hold it."""
+    """Return the job of a run, without its files. HostError if its record does not hold it."""
     content = read_record(directory(lab, run_id) / "job.json")
     try:
         recorded = msgspec.json.decode(content or b"")["job"]
@@ -442,7 +465,7 @@ class NamedNode(Struct, frozen=True):
 
 
 class JobSummary(Struct, frozen=True):
-    """What is asked of the ``job.json`` of a run that has ended; earlier records do not have all of it."""
+    """Parts of ``job.json`` that are read of a run that ended; earlier records do not have all of them."""
 
     workload: str = "unknown"
     launcher: str = "unknown"
@@ -450,13 +473,13 @@ class JobSummary(Struct, frozen=True):
     request: dict[str, Any] | None = None
     resumed: str = ""
     files: dict[str, str] = {}
-    """SHA-256 of what labctl wrote for it, of the code that its ranks began with, and of what that shares."""
+    """SHA-256 by path of the files that labctl wrote; ``code`` and ``shared`` of the code of its ranks."""
     code: dict[str, str] = {}
     shared: dict[str, str] = {}
 
 
 class DeclaredWorkload(Struct, frozen=True):
-    """What is asked of the workload in ``job.json``, as it was declared then."""
+    """Parts of the workload that are read from ``job.json``, as declared when the run began."""
 
     script: str = ""
     metrics: tuple[Metric, ...] = ()
@@ -472,12 +495,12 @@ class _JobRecord(Struct, frozen=True):
 
 
 def workload(path: Path) -> DeclaredWorkload:
-    """What is known of a run's workload; nothing of those whose record does not have it."""
+    """Return the workload that a run recorded; an empty one if its record does not have it."""
     return (decode(path / "job.json", _JobRecord) or _JobRecord()).job.workload
 
 
 def age(path: Path) -> float:
-    """Seconds since a run began; 0 where its record does not say."""
+    """Return the seconds since a run began; 0 if its record does not have the time."""
     for mark in (MARK, FORMER_MARK):
         with suppress(OSError):
             return max(0, time.time() - (path / mark).lstat().st_mtime)
@@ -485,7 +508,7 @@ def age(path: Path) -> float:
 
 
 def job(path: Path) -> JobSummary:
-    """What is known of a run's job."""
+    """Return the summary of a run's job; an empty one if its record does not have it."""
     return decode(path / "job.json", JobSummary) or JobSummary()
 
 
@@ -495,11 +518,11 @@ def abandon(
     """Close the record of a run that nothing supervises any more. HostError if it cannot be written."""
     path = directory(lab.directory, run_id)
     redact_ranks(path, lab.hidden)
-    known = job(path)
+    recorded = job(path)
     result = Result(
         run_id=run_id,
-        workload=known.workload,
-        launcher=known.launcher,
+        workload=recorded.workload,
+        launcher=recorded.launcher,
         lab=lab.name,
         verdict="ERROR",
         cause=cause,
@@ -510,11 +533,11 @@ def abandon(
 
 
 class RunSummary(Struct, frozen=True, kw_only=True):
-    """A run in a list; what is only in its result is None without one.
+    """A run in a list; fields of its result are None before it has one.
 
-    ``state``: ``done``; ``running``; ``waiting`` for nodes of other runs; ``ended`` where nobody has judged it yet;
-    ``orphaned`` where its launcher was restarted; ``unknown`` where that does not answer. ``age``, of one that is not
-    done, in seconds since it began.
+    ``state``: ``done``; ``running``; ``waiting`` for nodes of other runs; ``ended`` if not judged yet; ``orphaned`` if
+    its launcher was restarted; ``unknown`` if the launcher is unreachable. ``age``: seconds since it began, None if
+    done.
     """
 
     run_id: str
@@ -526,13 +549,13 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     started: str | None = None
     age: float | None = None
     nodes: tuple[str, ...] = ()
-    """Those of a run that is under way."""
+    """Nodes of a run that is under way."""
     step: str = ""
-    """The last that it has printed of where it is, such as ``step 12/100``."""
+    """The last step or epoch that it printed, such as ``step 12/100``."""
 
 
 class RunFilter(Struct, frozen=True, kw_only=True):
-    """Which runs of a list are asked for; an empty field asks for all."""
+    """Filter of a list of runs; an empty field matches all."""
 
     workload: str = ""
     verdict: str = ""
@@ -540,7 +563,8 @@ class RunFilter(Struct, frozen=True, kw_only=True):
     """Local time."""
 
     def has(self, run: RunSummary) -> bool:
-        # An id begins with the local time of its run.
+        """Tell if the run matches."""
+        # Ids begin with the local time.
         first = f"{self.since:%Y%m%d-%H%M%S}" if self.since else ""
         return run.run_id >= first and self.workload in ("", run.workload) and self.verdict in ("", run.verdict)
 
@@ -552,32 +576,32 @@ class RunList(Struct, frozen=True):
 
 
 def read(lab: Path, run_id: str) -> Result | RunSummary:
-    """The result of a run, or its summary without one. ConfigError for an unknown id; ``latest`` is one."""
+    """Return the result of a run, or its summary if it has none. ConfigError for an unknown id; ``latest`` is valid."""
     run_id = find(lab, run_id)
     return read_result(lab, run_id) or summary(lab, run_id)
 
 
 def find(lab: Path, run_id: str) -> str:
-    """The id of a run that is there. ConfigError, with the nearest, for an unknown one; ``latest`` is one."""
+    """Return the id of an existing run. ConfigError, with the nearest, for an unknown one; ``latest`` is valid."""
     if run_id == "latest":
-        if not (known := ids(lab)):
+        if not (run_ids := ids(lab)):
             raise ConfigError(f"no runs in {lab / 'runs'}", hint="labctl run opt-tiny")
-        return known[0]
+        return run_ids[0]
     if not is_run(lab, run_id):
-        known = ids(lab)
-        near = nearest(run_id, known)
-        hint = f"did you mean `{near}`?" if near else f"the latest are {', '.join(known[:5]) or 'none'}"
+        run_ids = ids(lab)
+        near = nearest(run_id, run_ids)
+        hint = f"did you mean `{near}`?" if near else f"the latest are {', '.join(run_ids[:5]) or 'none'}"
         raise ConfigError(f"no run `{run_id}` in {lab / 'runs'}", hint=hint)
     return run_id
 
 
 def read_result(lab: Path, run_id: str) -> Result | None:
-    """The result of a run; None where ``result.json`` is missing or broken."""
+    """Return the result of a run; None if ``result.json`` is missing or broken."""
     return decode(directory(lab, run_id) / RESULT, Result)
 
 
 def decode(path: Path, kind: type[T]) -> T | None:
-    """A JSON file of a record; None where it is not there, or is something else."""
+    """Decode a JSON file of a record; None if it is missing or broken."""
     content = read_record(path)
     try:
         return None if content is None else msgspec.json.decode(content, type=kind)
@@ -586,9 +610,9 @@ def decode(path: Path, kind: type[T]) -> T | None:
 
 
 def read_record(path: Path) -> bytes | None:
-    """The content of a file in a run's directory, where workloads may put anything.
+    """Read a file in a run's directory, where workloads may put anything.
 
-    None unless it is a file of at most 16 MiB that can be read.
+    None unless it is a readable file of at most 16 MiB.
     """
     try:
         with files.open_regular(path) as stream:
@@ -599,7 +623,7 @@ def read_record(path: Path) -> bytes | None:
 
 
 def state(lab: Path, run_id: str, active: Mapping[str, ActiveRun] = MappingProxyType({})) -> str:
-    """The state of a run, as in ``RunSummary``; ``active`` are those that the agent in the launcher knows."""
+    """Return the state of a run, as in ``RunSummary``; ``active``: the runs that the launcher's agent reports."""
     if os.path.lexists(directory(lab, run_id) / RESULT):
         return "done"
     if run_id in active and active[run_id].state != "lost":
@@ -609,18 +633,18 @@ def state(lab: Path, run_id: str, active: Mapping[str, ActiveRun] = MappingProxy
 
 
 def lock(lab: Path, run_id: str) -> Path:
-    """What is locked by who records and judges a run."""
+    """Return the path of the lock that is held while a run is recorded and judged."""
     return lab / filelock.RUNS / f"{run_id}.lock"
 
 
 def purpose(run_id: str) -> str:
-    """What a run's lock is held for."""
+    """Render the purpose of a run's lock."""
     return f"run {run_id}"
 
 
 @contextmanager
 def recording(lab: Path, run_id: str) -> Iterator[None]:
-    """Hold the lock of who records and judges a run, and remove it. LockHeld where another does."""
+    """Hold the lock for recording and judging a run, then remove it. LockHeld if another process holds it."""
     path = lock(lab, run_id)
     with filelock.held(path, purpose(run_id)):
         try:
@@ -630,14 +654,14 @@ def recording(lab: Path, run_id: str) -> Iterator[None]:
 
 
 def unjudged(lab: Path) -> list[str]:
-    """The runs without a result, the latest first: they are under way, or nobody has looked since they ended."""
+    """Return the runs without a result, the latest first: under way, or ended since labctl last looked."""
     runs = f"{lab}/runs"
-    found = (name for name in _directories(lab) if not os.path.lexists(f"{runs}/{name}/{RESULT}"))
-    return sorted((name for name in found if _has_any(f"{runs}/{name}", MARK, FORMER_MARK)), reverse=True)
+    names = (name for name in _directories(lab) if not os.path.lexists(f"{runs}/{name}/{RESULT}"))
+    return sorted((name for name in names if _has_any(f"{runs}/{name}", MARK, FORMER_MARK)), reverse=True)
 
 
 def unknown(lab: Path) -> dict[str, ActiveRun]:
-    """Return the runs without a result as of unknown state, but for those that a labctl on this machine records."""
+    """Return the runs without a result, in an unknown state, except those that a labctl on this machine records."""
     here = {path.stem for path in filelock.held_below(lab / filelock.RUNS)}
     waiting = [run_id for run_id in unjudged(lab) if run_id not in here]
     return {run_id: ActiveRun(id=run_id, nodes=(), state="unknown") for run_id in waiting}
@@ -646,21 +670,24 @@ def unknown(lab: Path) -> dict[str, ActiveRun]:
 def listing(
     lab: Path, limit: int | None = None, active: Mapping[str, ActiveRun] = MappingProxyType({})
 ) -> tuple[RunSummary, ...]:
-    """The lab's runs, the latest first; ``active`` as ``state``."""
+    """Return the lab's runs, the latest first; ``active`` as in ``state``."""
     return tuple(summary(lab, run_id, active) for run_id in ids(lab)[:limit])
 
 
 def ids(lab: Path) -> list[str]:
-    """The ids of the lab's runs, the latest first."""
-    found = (name for name in _directories(lab) if _has_any(f"{lab}/runs/{name}", MARK, FORMER_MARK, RESULT))
-    return sorted(found, reverse=True)
+    """Return the ids of the lab's runs, the latest first."""
+    names = (name for name in _directories(lab) if _has_any(f"{lab}/runs/{name}", MARK, FORMER_MARK, RESULT))
+    return sorted(names, reverse=True)
 
 
 def _directories(lab: Path) -> list[str]:
-    """What may be runs. Paths are text here: a lab may have ten thousand, and each job of a batch looks at all."""
+    """Return the names of directories in ``runs/`` that may be runs.
+
+    It handles paths as text: a lab may have ten thousand runs, and each job of a batch lists all.
+    """
     try:
         with os.scandir(lab / "runs") as entries:
-            return [one.name for one in entries if _is_id(one.name) and one.is_dir(follow_symlinks=False)]
+            return [entry.name for entry in entries if _is_id(entry.name) and entry.is_dir(follow_symlinks=False)]
     except OSError:
         return []
 
@@ -670,37 +697,41 @@ def _has_any(directory: str, *names: str) -> bool:
 
 
 def is_run(lab: Path, run_id: str) -> bool:
-    """Whether this names a directory of a run, which is no link."""
+    """Tell if the id is that of a directory in ``runs/``, not of a link."""
     path = directory(lab, run_id)
     return _is_id(run_id) and path.is_dir() and not path.is_symlink()
 
 
 def _is_id(name: str) -> bool:
-    """Whether a directory in ``runs/`` of this name may be a run's; containers write into that of notebooks."""
+    """Tell if a directory of this name in ``runs/`` may be a run's; that of notebooks may not."""
     return bool(RUN_ID.fullmatch(name)) and f"runs/{name}" != naming.NOTEBOOKS
 
 
 def summary(lab: Path, run_id: str, active: Mapping[str, ActiveRun] = MappingProxyType({})) -> RunSummary:
+    """Return the summary of a run; ``active`` as in ``state``."""
     result = read_result(lab, run_id)
-    known = ("workload", "verdict", "cause", "seconds", "started")
-    values: dict[str, Any] = {name: getattr(result, name, None) for name in known}
-    path, of, now = directory(lab, run_id), active.get(run_id), state(lab, run_id, active)
+    fields = ("workload", "verdict", "cause", "seconds", "started")
+    values: dict[str, Any] = {name: getattr(result, name, None) for name in fields}
+    path, run, now = directory(lab, run_id), active.get(run_id), state(lab, run_id, active)
     if now == "done":
         return RunSummary(run_id=run_id, state=now, **values)
     values["workload"] = job(path).workload
-    if of:
-        now, values = "waiting" if of.waits else now, {**values, "nodes": of.nodes, "step": of.step}
+    if run:
+        now, values = "waiting" if run.waits else now, {**values, "nodes": run.nodes, "step": run.step}
     return RunSummary(run_id=run_id, state=now, age=age(path), **values)
 
 
 def ranks_of(lines: Iterable[str]) -> tuple[Rank, ...]:
-    """The ranks that reported in with their first line; else those that DeepSpeed's launcher says it started, as for
-    a script that starts its ranks itself."""
+    """Return the ranks that reported their start, else those that DeepSpeed's launcher reports it started.
+
+    The latter is for scripts that start their ranks themselves.
+    """
     lines = tuple(lines)
-    found = {int(match[1]): match[2] for line in lines if (match := RANK_REPORTED.search(line))}
-    if not found:
-        for line in lines:
-            if started := RANKS_STARTED.search(line):
-                own = re.search(rf"'{re.escape(started[1])}': \[([\d, ]*)\]", started[2])
-                found |= dict.fromkeys(map(int, own[1].split(",") if own and own[1].strip() else ()), started[1])
-    return tuple(Rank(rank=rank, node=found[rank]) for rank in sorted(found))
+    nodes = {int(match[1]): match[2] for line in lines if (match := RANK_REPORTED.search(line))}
+    if not nodes:
+        for started in filter(None, map(RANKS_STARTED.search, lines)):
+            node = started[1]
+            numbers = re.search(rf"'{re.escape(node)}': \[([\d, ]*)\]", started[2])
+            if numbers and numbers[1].strip():
+                nodes |= dict.fromkeys(map(int, numbers[1].split(",")), node)
+    return tuple(Rank(rank=rank, node=nodes[rank]) for rank in sorted(nodes))
