@@ -1,4 +1,4 @@
-"""Where a lab lives: the protocol of a backend, and the backends by their value of LAB_ENGINE."""
+"""Protocol of a backend, which runs labs, and the backends by their value of LAB_ENGINE."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Replay = Callable[[datetime], "Job"]
 
 
 class RunPlan(Struct, frozen=True, kw_only=True):
-    """The parts of a run's plan that are a backend's: its own steps, what the record keeps, and two texts."""
+    """Parts of a run's plan that a backend adds: its steps, files for the record, and the texts of two steps."""
 
     before: tuple[Step, ...] = ()
     record: tuple[File, ...] = ()
@@ -83,18 +83,18 @@ class Backend(Protocol):
         """Describe the runs that are under way, as text, which `down` ends."""
 
     def require_idle(self) -> None:
-        """HostError if a run is under way."""
+        """Raise HostError if a run is under way."""
 
-    def fill(self, workload: str, wanted: Cache, *, hosts: bool, preview: bool) -> CacheReport:
-        """Download models and datasets into the cache of the lab, and with ``hosts`` send them to its hosts."""
+    def fill(self, workload: str, cache: Cache, *, hosts: bool, preview: bool) -> CacheReport:
+        """Download models and datasets into the lab's cache, and with ``hosts`` send them to its hosts."""
 
     def on_hosts(
         self, script: str, arguments: tuple[str, ...], seconds: float
     ) -> tuple[Mapping[str, CompletedProcess], Failures]:
-        """Run a script on each host of the lab; also the hosts on which it did not end."""
+        """Run a script on each host of the lab; also return the hosts on which it did not end."""
 
     def remains(self) -> tuple[tuple[str, ...], Failures]:
-        """Describe what hosts have of the lab and its runs, and the hosts that do not answer."""
+        """Describe what hosts still have of the lab and its runs; also return the hosts that do not answer."""
 
     def versions(self) -> dict[str, str]:
         """Return the versions of labctl, of the image, and of the engine and kernel of each host."""
@@ -103,7 +103,7 @@ class Backend(Protocol):
         """Describe what the lab is now: images, packages, files, data, devices. HostError if a host does not answer."""
 
     def not_replayable(self, recorded: ReplayedRun) -> Iterator[str]:
-        """Yield what a recorded run had and that cannot be had now; warnings go to the context."""
+        """Yield what a recorded run used and is no longer available; warnings go to the context."""
 
     # --- nodes ---
 
@@ -119,7 +119,7 @@ class Backend(Protocol):
         """
 
     def logs(self, node: str | None, on_line: Callable[[str], None], *, follow: bool, colors: bool) -> None:
-        """Pass on what the containers of a node, or of all nodes, printed."""
+        """Pass on the output of the containers of a node, or of all nodes."""
 
     # --- runs ---
 
@@ -127,28 +127,28 @@ class Backend(Protocol):
         """Build the job of a new run, or of a replayed one, without asking the nodes."""
 
     def observe(self, run: Run, *, preview: bool = False) -> Run:
-        """Observe the nodes that a new run is to have; the run returned carries what is known of them."""
+        """Observe the nodes of a new run; return the run with the result."""
 
     def needs_up(self, run: Run) -> bool:
-        """Tell if the lab has to be brought up for the image of the run's workload."""
+        """Tell if the lab must be brought up with the image of the run's workload."""
 
     def confirm_image(self, run: Run, ask: Callable[[str], bool] | None, *, preview: bool = False) -> None:
         """Ask if the lab may be brought up with the image of the run's workload. HostError if not."""
 
     def require_launcher(self, workload: Workload) -> None:
-        """HostError if no run of a workload could begin, whatever its nodes."""
+        """Raise HostError if no run of a workload could begin, whatever its nodes."""
 
     def require_ready(self, run: Run, options: RunOptions, *, preview: bool = False) -> None:
-        """HostError or ConfigError for what stops the run."""
+        """Raise HostError or ConfigError if the run cannot begin."""
 
     def plan_run(self, run: Run, *, preview: bool = False) -> RunPlan:
         """Plan a run that is ready."""
 
     def carry_out_steps(self, run: Run, steps: tuple[Step, ...], *, before: int, after: int) -> None:
-        """Carry out steps of a run's plan, of which others come before and after."""
+        """Carry out a part of a run's steps; ``before`` and ``after`` count the other steps."""
 
     def start(self, run: Run, options: RunOptions) -> None:
-        """Launch a run and leave it."""
+        """Launch a run without following it."""
 
     def supervise(
         self,
@@ -165,19 +165,19 @@ class Backend(Protocol):
         """
 
     def output(self, run: Run, on_lines: OnLines, given_up: Callable[[], bool] = bool) -> None:
-        """Hand on the lines of a run from its beginning to its end; an empty batch about each second of silence."""
+        """Pass on the lines of a run from its beginning to its end, with an empty batch per second of silence."""
 
     def log(self, run: Run, on_lines: OnLines) -> bool:
-        """Hand on the lines that a run without a result has printed so far; False if its record has them."""
+        """Pass on the lines so far of a run without a result; return False if its record has them."""
 
     def recorded(self, run_id: str) -> Run:
         """Load a run of the record."""
 
     def active(self) -> Mapping[str, ActiveRun]:
-        """Return the runs that the nodes know; the state of those without a result is unknown if none answers."""
+        """Return the runs that the nodes report; the state of runs without a result is unknown if none answers."""
 
     def sharing_losses(self) -> AbstractContextManager[object]:
-        """Have all runs within the block share one subscription to losses of nodes."""
+        """Share one subscription to losses of nodes among all runs within the block."""
 
     def with_context(self, context: Context) -> Backend:
         """Return a backend on the same connections that reports to another context."""
@@ -186,16 +186,16 @@ class Backend(Protocol):
         """End a run: TERM, and KILL after ``grace`` seconds. HostError if it is not running."""
 
     def end(self, run_id: str) -> None:
-        """End what is left of an earlier run that nothing supervises any more."""
+        """End the processes of an earlier run that is no longer supervised."""
 
     def collect(self, run_id: str) -> None:
-        """Move what the ranks of a run wrote into its record; what cannot be moved is a warning."""
+        """Move the results of a run's ranks into its record; warn of those that cannot be moved."""
 
     def evidence(self, run: Run, since: float) -> dict[str, str]:
-        """Return what hosts and engine saw since a time, as files of text."""
+        """Return events and messages of hosts and engine since a time, as files of text."""
 
     def forget(self, run: Run) -> None:
-        """Remove what the nodes keep of a run that was judged."""
+        """Remove the data that the nodes keep of a judged run."""
 
     def without_lost(self, options: RunOptions, ended: Result, error: HostError) -> RunOptions:
         """Return the options without the nodes that did not come up again; raise ``error`` if none are left."""
@@ -209,21 +209,21 @@ def settings_for(context: Context, settings: Settings, workload: Workload) -> Se
 
 
 def require_options(settings: Settings, options: RunOptions) -> None:
-    """ConfigError for an option of `run` that the lab's backend does not have."""
+    """Raise ConfigError if the lab's backend does not support an option of `run` that is given."""
     for name in options.__struct_fields__:
         if getattr(options, name):
             require(settings, f"--{name.replace('_', '-')}")
 
 
 def unsupported(settings: Settings) -> Mapping[str, str]:
-    """Return what a lab's backend does not do, by command or option, and what to do instead."""
+    """Return the commands and options that the lab's backend does not support, each with an alternative."""
     module = import_module(BACKENDS[settings.text("LAB_ENGINE")])
     commands: Mapping[str, str] = module.UNSUPPORTED
     return commands
 
 
 def require(settings: Settings, command: str) -> None:
-    """ConfigError if the lab's backend does not have a command or option."""
+    """Raise ConfigError if the lab's backend does not support a command or option."""
     if (hint := unsupported(settings).get(command)) is not None:
         engine = settings.text("LAB_ENGINE")
         raise ConfigError(f"{command} is not supported with LAB_ENGINE={engine}", hint=hint)
@@ -231,7 +231,7 @@ def require(settings: Settings, command: str) -> None:
 
 @contextmanager
 def connect(context: Context, settings: Settings | None = None, **options: Any) -> Iterator[Backend]:
-    """Open the backend that the settings name, for the time of one command; its hosts are connected when needed."""
+    """Open the backend of the settings for one command; hosts are connected when first needed."""
     settings = settings or context.settings()
     module = import_module(BACKENDS[settings.text("LAB_ENGINE")])
     with module.connect(context, settings, **options) as backend:

@@ -1,4 +1,4 @@
-"""The answer of `labctl devices`."""
+"""Report of `labctl devices`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labctl.model import Device, Fabric
 
 
 class DetectedDevice(Device, frozen=True, kw_only=True):
-    """A device of a host, its accelerator, the lab's node that gets it, and who holds its lease on this machine."""
+    """A device of a host, its accelerator, the lab's node that gets it, and the holder of its lease here."""
 
     kind: str
     node: str | None
@@ -18,7 +18,7 @@ class DetectedDevice(Device, frozen=True, kw_only=True):
 
 
 class NodeShare(Struct, frozen=True, kw_only=True):
-    """What a node of the lab gets of its host; ``devices`` by id."""
+    """Share that a node of the lab has of its host; ``devices`` by id."""
 
     name: str
     slots: int
@@ -27,7 +27,7 @@ class NodeShare(Struct, frozen=True, kw_only=True):
 
 
 class HostDevices(Struct, frozen=True, kw_only=True):
-    """What a host has for a lab, ``memory`` in bytes; ``accelerator`` is None if the wanted kind was not found."""
+    """Devices of a host for a lab, ``memory`` in bytes; ``accelerator`` is None if the asked kind was not found."""
 
     name: str
     accelerator: str | None

@@ -1,4 +1,4 @@
-"""The result of a check of `labctl doctor`, and of those that stop a command."""
+"""Result of a check of `labctl doctor`, or of a check that stops a command."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from msgspec import Struct
 from labctl.model import HERE
 
 LIMIT = 10.0
-"""Seconds that a check may take, unless it says otherwise."""
+"""Default time limit of a check, in seconds."""
 Level = Literal["ok", "warn", "error"]
 
 
 class Finding(Struct, frozen=True):
-    """The result of a check. ``node`` is a container or a host; ``local`` is this machine.
+    """Result of a check. ``node`` is a container or a host; ``local`` is this machine.
 
-    ``fix`` is typed in the lab's directory. An ``auto_fixable`` one is simple commands with ``&&`` between, which
-    change only labctl's own resources: ``--fix`` may run it.
+    ``fix`` is a command to type in the lab's directory. If ``auto_fixable``, it is simple commands joined by ``&&``
+    that change only labctl's own resources: ``--fix`` may run it.
     """
 
     code: str
@@ -37,7 +37,7 @@ def ok(code: str, summary: str, node: str = HERE) -> Finding:
 def problem(
     level: Level, code: str, summary: str, impact: str, fix: str, *, node: str = HERE, auto_fixable: bool = False
 ) -> Finding:
-    """A warning, or an error, which stops a run."""
+    """Return a warning, or an error, which stops a run."""
     return Finding(code, level, node, summary, impact, fix, auto_fixable)
 
 

@@ -1,4 +1,4 @@
-"""Who owns a lab."""
+"""Owner of a lab."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 
 
 def owner() -> str:
-    """Who calls, and on which machine."""
+    """Return the caller as ``user@machine``; the number of the user if it has no name."""
     try:
         person = getpass.getuser()
     except (KeyError, OSError):

@@ -1,4 +1,4 @@
-"""The steps of a command: printed by ``--dry-run``, or carried out in order; nothing is decided meanwhile."""
+"""Steps of a command: printed by ``--dry-run``, or carried out in order; all are decided before the first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labctl.system.parallel import map_hosts
 from labctl.system.progress import waiting_for
 
 LONGEST = 110
-"""Characters of a step that are announced."""
+"""Length of an announced step at most, in characters."""
 
 
 class Deployment(Protocol):
@@ -31,7 +31,7 @@ class Deployment(Protocol):
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """One thing that a command does, as text, with its cause, and carried out by ``do``."""
+    """A step of a command, as text, with its cause; ``do`` carries it out."""
 
     cause: str
 
@@ -45,7 +45,7 @@ class Step(Struct, frozen=True, kw_only=True):
 
 
 class HostStep(Step, frozen=True, kw_only=True):
-    """A step on one host; successive ones of different hosts run concurrently."""
+    """A step on one host; successive steps on different hosts run concurrently."""
 
     host: str = HERE
 
@@ -106,13 +106,14 @@ def carry_out(
 
 
 def _concurrently(group: Iterable[tuple[str, Step]], deployment: Deployment, lost: Failures) -> dict[str, HostError]:
-    """Carry out the steps of each host in order, all hosts at once; return the hosts that failed. Skips lost hosts."""
+    """Carry out the steps of each host in order, all hosts at once, except lost ones; return the hosts that failed."""
     queues: dict[str, list[tuple[str, HostStep]]] = {}
     for number, step in group:
         if isinstance(step, HostStep) and step.host not in lost:
             queues.setdefault(step.host, []).append((number, step))
 
     def work(host: str) -> None:
+        """Carry out the steps of a host."""
         for number, step in queues[host]:
             announce(deployment.context, number, step)
             with busy(host):

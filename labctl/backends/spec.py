@@ -1,10 +1,10 @@
-"""Settings + host -> Lab: the nodes, what each gets of the host's cores and devices, and what is mounted."""
+"""Build the Lab of settings and hosts: its nodes, their share of a host's cores and devices, and mounts."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Container, Iterator
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -19,7 +19,7 @@ from labctl.system.hostpath import HostPath
 from labctl.system.procfs import ROOT
 
 KEPT = ".lab/home"
-"""What shells and notebooks keep when a lab goes down, relative to the lab directory: history, last directories."""
+"""Folder in the lab directory for files of shells and notebooks that outlive `down`, such as histories."""
 
 
 def build(
@@ -34,10 +34,10 @@ def build(
     owner: str = "",
     lacking: Container[str] = (),
 ) -> Lab:
-    """The lab that these settings ask for on these hosts: on one, its nodes share a bridge, else each host is a node.
+    """Build the lab of these settings: on one host its nodes share a bridge, else each host is a node.
 
-    Raises HostError when a host has fewer devices than its nodes ask for, ConfigError for one that is not there; nodes
-    of several hosts, some of which are known to be ``lacking`` in that, have no devices there.
+    HostError if a host has fewer devices than its nodes need, ConfigError for a device that is not found. Nodes on
+    ``lacking`` hosts, which have too few, get none.
     """
     project = settings.text("PROJECT_PATH")
     if network == "bridge":
@@ -72,18 +72,18 @@ def build(
 
 def ports(settings: Settings, network: Network) -> tuple[tuple[str, int, int], ...]:
     """What the launcher publishes. ConfigError where it has its host's own network, which needs no publishing."""
-    found = settings.values["LAB_PORTS"]
-    if found.value and network == "host":
+    setting = settings.values["LAB_PORTS"]
+    if setting.value and network == "host":
         reason = "with several hosts the launcher has its host's own network, where a server's port is the host's port"
-        raise found.error(reason, "remove it; the server itself chooses its address")
-    return split_ports(found.value)
+        raise setting.error(reason, "remove it; the server itself chooses its address")
+    return split_ports(setting.value)
 
 
 def nodes(settings: Settings, accelerator: str, host: Host) -> tuple[Node, ...]:
-    """The workers, which share the host's devices and cores without overlap."""
+    """Return the workers of a single host, which share its devices and cores without overlap."""
     count = settings.number("LAB_NODES") or usual_nodes(settings, accelerator, host)
     slots, shares = share_devices(settings, accelerator, host, count)
-    cores = share_cores(host, tuple(tuple(core for device in share for core in device.cpus) for share in shares))
+    cores = share_cores(host, tuple(map(_cores_of, shares)))
     module = accelerators.get(accelerator)
     return tuple(
         Node(
@@ -97,8 +97,13 @@ def nodes(settings: Settings, accelerator: str, host: Host) -> tuple[Node, ...]:
     )
 
 
+def _cores_of(devices: tuple[Device, ...]) -> tuple[int, ...]:
+    """Return the cores near these devices."""
+    return tuple(chain.from_iterable(device.cpus for device in devices))
+
+
 def usual_nodes(settings: Settings, accelerator: str, host: Host) -> int:
-    """How many workers one host has where ``LAB_NODES`` does not say: two, so that ranks meet over ssh, if it can."""
+    """Return the default number of workers on one host: two, so that ranks connect by ssh, if devices suffice."""
     if accelerator == "cpu":
         return USUAL_NODES
     slots = host.slots or settings.number("LAB_SLOTS") or 1
@@ -106,7 +111,7 @@ def usual_nodes(settings: Settings, accelerator: str, host: Host) -> int:
 
 
 def spread(settings: Settings, accelerator: str, hosts: tuple[Host, ...], lacking: Container[str]) -> Iterator[Node]:
-    """A worker on each host; on those that are lacking it has no devices."""
+    """Yield a worker per host; on ``lacking`` hosts it has no devices."""
     for host in hosts:
         if host.name in lacking:
             slots = host.slots or settings.number("LAB_SLOTS") or 1
@@ -116,39 +121,45 @@ def spread(settings: Settings, accelerator: str, hosts: tuple[Host, ...], lackin
 
 
 def node_of(settings: Settings, accelerator: str, host: Host) -> Node:
-    """The worker of one of several hosts, with all of its cores and as many of its devices as it has slots."""
+    """Return the worker of one of several hosts, with all of its cores and a device per slot."""
     slots, (devices,) = share_devices(settings, accelerator, host, 1)
     mapping = accelerators.get(accelerator).mapping(host, devices)
     return Node(name=f"worker-{host.number}", host=host.name, slots=slots, devices=mapping)
 
 
 def chosen_devices(settings: Settings, accelerator: str, host: Host) -> tuple[Device, ...]:
-    """The host's devices, or those that LAB_DEVICES names, in its order. ConfigError for one that is not there."""
+    """Return the host's devices, or those in LAB_DEVICES, in its order. ConfigError for one that is not found."""
     text = settings.text("LAB_DEVICES")
     if not text:
         return host.devices
     if accelerator == "cpu":
         raise ConfigError("LAB_DEVICES names devices, and a CPU lab has none", hint="leave LAB_DEVICES unset")
-    known = {name: device for device in host.devices for name in names_of(device)}
-    # Vendors' tools write addresses as 00000000:3B:00.0.
-    wanted = [pci.address(name) or name for word in text.split(",") for name in expand(word.strip())]
-    for name in wanted:
-        if name not in known:
+    devices_by_name: dict[str, Device] = {}
+    for device in host.devices:
+        devices_by_name |= dict.fromkeys(names_of(device), device)
+    # By path, as two names may be of the same device.
+    chosen: dict[str, Device] = {}
+    for entry in chain.from_iterable(expand(word.strip()) for word in text.split(",")):
+        # Vendors' tools write addresses as 00000000:3B:00.0.
+        name = pci.address(entry) or entry
+        if name not in devices_by_name:
             has = ", ".join(device.id for device in host.devices)
             raise ConfigError(
                 f"LAB_DEVICES: {host.name} has no {accelerator} device `{name}`", hint=f"it has {has}; labctl devices"
             )
-    return tuple({known[name].path: known[name] for name in wanted}.values())
+        device = devices_by_name[name]
+        chosen[device.path] = device
+    return tuple(chosen.values())
 
 
 def names_of(device: Device) -> tuple[str, ...]:
-    """What a person may call a device: its id, file, PCI address or uuid, or module as ``module:3``."""
+    """Return the names of a device for users: its id, file, PCI address or uuid, or module as ``module:3``."""
     names = (device.id, device.path, device.path.rpartition("/")[2], device.pci, device.uuid)
     return tuple(filter(None, (*names, device.module and f"module:{device.module}")))
 
 
 def expand(word: str) -> tuple[str, ...]:
-    """``0-3`` as four indices; any other word as itself."""
+    """Return ``0-3`` as four indices, any other word as itself."""
     ends = span(word)
     return tuple(str(index) for index in range(ends[0], ends[1] + 1)) if ends else (word,)
 
@@ -156,16 +167,16 @@ def expand(word: str) -> tuple[str, ...]:
 def share_devices(
     settings: Settings, accelerator: str, host: Host, count: int
 ) -> tuple[int, tuple[tuple[Device, ...], ...]]:
-    """The slots of each of the host's nodes, and the devices of each: its own run of them, in their order."""
+    """Return the slots of each of the host's nodes, and the devices of each, consecutive ones."""
     devices = chosen_devices(settings, accelerator, host)
     asked = host.slots or settings.number("LAB_SLOTS")
     if accelerator == "cpu":
         return asked or 1, ((),) * count
     slots = asked or max(1, len(devices) // count)
     if len(devices) < slots * count:
-        there, picked = len(host.devices), len(devices)
-        few, nodes = picked < there, "1 node" if count == 1 else f"{count} nodes"
-        has = f"LAB_DEVICES picks {picked} of {there}" if few else f"{host.name} has {there}"
+        present, picked = len(host.devices), len(devices)
+        few, nodes = picked < present, "1 node" if count == 1 else f"{count} nodes"
+        has = f"LAB_DEVICES picks {picked} of {present}" if few else f"{host.name} has {present}"
         raise HostError(
             f"{nodes} with {slots} slot{'s' * (slots > 1)} need{'s' * (count == 1)} {slots * count} {accelerator} "
             f"device{'s' * (slots * count > 1)}, {has}",
@@ -175,10 +186,10 @@ def share_devices(
 
 
 def share_cores(host: Host, near: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-    """Disjoint, nearly equal shares of the cores, for each node those near its devices as far as they go.
+    """Return disjoint, nearly equal shares of the cores, for each node first the cores near its devices.
 
-    What is near one node fills up no other's share before its own. Where nothing is near, shares run along the NUMA
-    nodes. None are set apart where there are more nodes than cores, or one node.
+    Cores near the devices of one node go to others only after it has its share. If no cores are near, shares follow the
+    NUMA nodes. All shares are empty for one node, or for more nodes than cores.
     """
     count = len(near)
     if count == 1 or count > len(host.cpus):
@@ -191,20 +202,19 @@ def share_cores(host: Host, near: tuple[tuple[int, ...], ...]) -> tuple[tuple[in
         shares.append([core for core in free if core in mine][:size])
         free = [core for core in free if core not in shares[-1]]
     rest = iter(free)
-    return tuple(
-        tuple(sorted((*share, *islice(rest, size - len(share))))) for share, size in zip(shares, sizes, strict=True)
-    )
+    filled = ((*share, *islice(rest, size - len(share))) for share, size in zip(shares, sizes, strict=True))
+    return tuple(tuple(sorted(share)) for share in filled)
 
 
 def mounts(settings: Settings, directory: Path, project: str) -> tuple[Mount, ...]:
-    """The cache, clones and results, where the DeepSpeed-Chat scripts expect them; and what shells keep."""
+    """Return the mounts of the cache, clones and results, at the paths of the DeepSpeed-Chat scripts, and of KEPT."""
     from labctl.workloads import external
 
     sources = ((settings.text(clone.setting), clone.repository) for clone in external.CLONES)
-    there = (Mount(source=one, target=f"{project}/{name}", read_only=True) for one, name in sources if one)
+    mounted = (Mount(source=path, target=f"{project}/{name}", read_only=True) for path, name in sources if path)
     return (
         Mount(source=settings.text("HOST_CACHE_PATH"), target=f"{project}/.cache"),
-        *there,
+        *mounted,
         Mount(source=str(directory / "workloads"), target=f"{project}/workloads", read_only=True),
         Mount(source=str(directory / "runs"), target=f"{project}/runs", read_only=True),
         Mount(source=str(directory / naming.NOTEBOOKS), target=f"{project}/{naming.NOTEBOOKS}"),
@@ -215,7 +225,7 @@ def mounts(settings: Settings, directory: Path, project: str) -> tuple[Mount, ..
 
 
 def clones(settings: Settings) -> Pairs:
-    """Those clones that are on this machine, which hosts are sent; others are the hosts' own."""
+    """Return the clones on this machine, which hosts are sent, with their paths there."""
     from labctl.workloads import external
 
     paths = ((settings.text(clone.setting), clone.repository) for clone in external.CLONES)
@@ -223,14 +233,14 @@ def clones(settings: Settings) -> Pairs:
 
 
 def own_mounts(lab: Lab) -> tuple[str, ...]:
-    """Those mount sources of the lab that `labctl up` makes where they are missing."""
+    """Return the mount sources of the lab that `labctl up` creates if missing."""
     here = {str(lab.directory / name) for name in ("workloads", "runs", naming.NOTEBOOKS, naming.OUTPUTS, KEPT)}
-    own = {*here, str(Path.home() / ".cache/labctl")}
-    return tuple(mount.source for mount in lab.mounts if mount.source in own)
+    created = {*here, str(Path.home() / ".cache/labctl")}
+    return tuple(mount.source for mount in lab.mounts if mount.source in created)
 
 
 def environment(settings: Settings, project: str) -> Pairs:
-    """What every process in a container sees; the settings' extra environment comes last and wins."""
+    """Return the environment of every process in a container; the settings' extra environment comes last."""
     common = {
         "PROJECT_PATH": project,
         "HF_HOME": f"{project}/.cache/huggingface",
@@ -251,45 +261,47 @@ def environment(settings: Settings, project: str) -> Pairs:
 
 
 def secrets(settings: Settings) -> tuple[tuple[str, Secret], ...]:
-    """Files under ``/run/secrets``: the hub's token, and the extra variables whose names say that they are secret."""
+    """Return the files in ``/run/secrets``: the hub's token, and the extra variables with names of secrets."""
     token = settings.secret("HF_TOKEN")
     hidden = shell_exports((*proxies(settings), *settings.secret_environment))
     return tuple((name, value) for name, value in (("hf_token", token), ("environment", hidden)) if value)
 
 
 def proxies(settings: Settings) -> tuple[tuple[str, Secret], ...]:
-    """Proxies in both cases, as secrets: such a URL may hold a password."""
+    """Return the proxies under names in both cases, as secrets: such a URL may have a password."""
     names = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
     values = [(name, settings.secret(name)) for name in names]
-    return tuple((spelt, value) for name, value in values if value for spelt in (name, name.lower()))
+    given = [(name, value) for name, value in values if value]
+    return tuple(chain.from_iterable(((name, value), (name.lower(), value)) for name, value in given))
 
 
 def hidden(settings: Settings) -> tuple[Secret, ...]:
-    """What no record may show, the longest first, so that one that begins another does not leave its rest."""
+    """Return the texts that no record may show, the longest first, as one may begin another."""
     token = settings.secret("HF_TOKEN")
     secret = [*((token,) if token else ()), *dict(settings.secret_environment).values()]
     secret += [value for _, value in proxies(settings) if "@" in value.reveal()]
     values = [value.reveal() for value in secret]
-    # A program may print the password of a URL alone, as it was written or as it was meant.
+    # A program may print the password of a URL by itself, quoted as in the URL or not.
     passwords = [login[1] for value in values if (login := LOGIN.search(value))]
     values += [*passwords, *map(unquote, passwords)]
-    lines = {line for value in values for line in (value, *value.splitlines()) if len(line.strip()) >= 4}
-    return tuple(Secret(line) for line in sorted(lines, key=len, reverse=True))
+    texts = {*values, *chain.from_iterable(value.splitlines() for value in values)}
+    long_enough = (text for text in texts if len(text.strip()) >= 4)
+    return tuple(map(Secret, sorted(long_enough, key=len, reverse=True)))
 
 
 def shell_exports(variables: tuple[tuple[str, Secret], ...]) -> Secret:
-    """Lines for bash that set these variables, byte for byte."""
+    """Return lines for bash that set these variables, byte for byte."""
     return Secret("".join(f"export {name}={shlex.quote(value.reveal())}\n" for name, value in variables))
 
 
 def choice(settings: Settings, root: HostPath = ROOT) -> tuple[str | None, str]:
-    """The accelerator of a lab with these settings on this host, and why; None if the wanted kind was not found."""
-    wanted = settings.text("LAB_ACCELERATOR")
+    """Return the accelerator of a lab on this host, and the reason; None if the asked kind was not found."""
+    setting = settings.text("LAB_ACCELERATOR")
     try:
-        chosen = accelerators.choose(wanted, root)
+        chosen = accelerators.choose(setting, root)
     except HostError as error:
         return None, error.message
-    if wanted != "auto":
+    if setting != "auto":
         return chosen.name, chosen.why
     missed = accelerators.unserved(root) if chosen.name == "cpu" else ()
     return chosen.name, f"auto: {'; '.join((chosen.why, *missed))}"

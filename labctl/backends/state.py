@@ -1,4 +1,4 @@
-"""What a daemon holds of one lab, as read back from labels."""
+"""State of a lab as its daemons report it: containers, networks and image, by label."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from msgspec import Struct
 from labctl.errors import HostError
 from labctl.model import HERE, Cause, Pairs
 
-# What a node's own agent says first when no run can use the node, and the word for it. A check that was only too slow
-# says nothing of the kind: a busy machine is no reason to end anything.
+# First words of a health check of the agent if no run can use the node, and the cause. A check that was only too slow
+# does not print them: a busy machine is no reason to end a run.
 LOST: dict[str, Cause] = {"device lost": "device-lost", "sshd does not listen": "node-lost"}
 
 
 def paused(container: str) -> str:
-    """What is said of a container that is paused, by its name."""
+    """Render the state of a paused container, with the command that resumes it."""
     return f"container is paused; to resume it: docker unpause {container}"
 
 
 def altered(container: Container) -> str:
-    """Return what was changed of a container since it was made, such as by ``docker update``; empty if nothing was."""
+    """Return the changes of a container since it was created, such as by ``docker update``; empty if none."""
     if container.network and container.network not in container.networks:
         return f"not on network {container.network}"
     if not container.rendered_limits:
@@ -33,36 +33,36 @@ def altered(container: Container) -> str:
 
 
 def lost(reason: str) -> Cause | None:
-    """What the words of a failed health check mean for a run; None when they are not the agent's."""
-    return next((cause for words, cause in LOST.items() if reason.startswith(words)), None)
+    """Map a health-check message to a run's cause; None if the message is not the agent's."""
+    return next((cause for beginning, cause in LOST.items() if reason.startswith(beginning)), None)
 
 
 class Owner(Struct, frozen=True):
-    """Who has a lab: in words, and what to type to end it."""
+    """Owner of a lab, as text, and the command that ends the lab."""
 
     name: str
     remedy: str
 
 
-def elsewhere(found: str, directory: Path, owner: str = "", caller: str = "", host: str = HERE) -> Owner | None:
-    """Who has a container of a host, by its labels, if that is not the caller in this directory.
+def elsewhere(labeled: str, directory: Path, owner: str = "", caller: str = "", host: str = HERE) -> Owner | None:
+    """Return the owner of a container, by its labels; None if it is the caller in this directory, or gone.
 
-    Who works in this directory has its lab, under whatever name. One that is not there any more has nothing: that of
-    anybody on this machine, of the caller on other hosts. Whether others' are there cannot be told from here, as other
-    machines may have this one's name.
+    Containers made in this directory on this machine are the caller's lab, under whatever name. A directory that does
+    not exist owns nothing: on this machine of any user, on other hosts of the caller. Other users' directories on other
+    hosts cannot be looked for, as other machines may have the same name as this one: they count.
     """
     machine, here = owner.rpartition("@")[2], caller.rpartition("@")[2]
-    if Path(found) == directory and machine in ("", here):
+    if Path(labeled) == directory and machine in ("", here):
         return None
     if owner and (machine != here if host == HERE else owner != caller):
-        return Owner(f"{owner} ({found})", f"as {owner}: labctl down -C {shlex.quote(found)}")
-    if not found or not is_there(Path(found)):
+        return Owner(f"{owner} ({labeled})", f"as {owner}: labctl down -C {shlex.quote(labeled)}")
+    if not labeled or not is_there(Path(labeled)):
         return None
-    return Owner(found, f"labctl down -C {shlex.quote(found)}")
+    return Owner(labeled, f"labctl down -C {shlex.quote(labeled)}")
 
 
 def is_there(directory: Path) -> bool:
-    """Whether it is on this machine; what others do not let one look into is."""
+    """Tell if a directory is on this machine; True if it cannot be read."""
     try:
         return S_ISDIR(directory.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -72,7 +72,7 @@ def is_there(directory: Path) -> bool:
 
 
 class Container(Struct, frozen=True, kw_only=True):
-    """A container of a lab as the daemon reports it; every field but state and health comes from labels or ids."""
+    """A container of a lab as the daemon reports it; every field but state and health is from labels or ids."""
 
     id: str
     name: str
@@ -88,26 +88,26 @@ class Container(Struct, frozen=True, kw_only=True):
     image: str
     directory: str
     owner: str = ""
-    """``person@machine`` that made it."""
+    """User that created it, as ``user@machine``."""
     devices: tuple[str, ...] = ()
     reason: str = ""
-    """Why it is unhealthy: what its last health check said."""
+    """Output of its last health check if it is unhealthy."""
     mounts: tuple[tuple[str, str], ...] = ()
-    """Directories of the host and where they are in it."""
+    """Bind mounts: directory of the host, path in the container."""
     network: str = ""
-    """The network that it was made for; empty for the host's."""
+    """Network that it was created on; empty for the host's."""
     networks: tuple[str, ...] = ()
-    """The networks it is on, under the name of its node."""
+    """Networks on which others find it by the name of its node."""
     limits: Pairs = ()
-    """The limits that are set now."""
+    """Limits in force."""
     rendered_limits: str = ""
-    """The limits it was made with, as ``memory=8589934592 pids=8192``; empty if unknown."""
+    """Limits that it was created with, as ``memory=8589934592 pids=8192``; empty if unknown."""
     user: str = ""
-    """Numeric user and group of the lab's processes in it, where it is asked for."""
+    """Numeric user and group of the lab's processes in it; empty unless asked for."""
 
 
 class HostPortUser(Struct, frozen=True, kw_only=True):
-    """A worker of any lab whose sshd listens to a port of the host itself."""
+    """A worker of any lab whose sshd listens on a port of the host."""
 
     port: int
     lab: str
@@ -115,35 +115,35 @@ class HostPortUser(Struct, frozen=True, kw_only=True):
 
 
 class ObservedState(Struct, frozen=True, kw_only=True):
-    """What one daemon, or those of all hosts, hold of a lab; ``image`` is the id of the lab's image, None if absent."""
+    """State of a lab on one daemon, or on those of all hosts; ``image`` is its image's id, None if not found."""
 
     containers: tuple[Container, ...] = ()
     probes: tuple[Container, ...] = ()
-    """Throw-away containers that tried the kernel's limits, of a labctl at work or one that was killed."""
+    """Throw-away containers that tried limits of the host, of a labctl at work or one that was killed."""
     networks: tuple[tuple[str, str], ...] = ()
     """Id and name."""
     probe_networks: tuple[tuple[str, str], ...] = ()
-    """Those of a labctl that tried whether there is room for one."""
+    """Throw-away networks that tried if another can be created."""
     image: str | None = None
     host: str = HERE
     parts: tuple[ObservedState, ...] = ()
-    """What each daemon holds, where there are several."""
+    """State per daemon, if there are several."""
     silent: tuple[tuple[str, HostError], ...] = ()
-    """Hosts whose daemons were asked and did not answer, and what came back."""
+    """Hosts whose daemons did not answer, and the error."""
 
     @property
     def hosts(self) -> tuple[str, ...]:
         return tuple(part.host for part in self.parts) if self.parts else (self.host,)
 
     def on(self, host: str) -> ObservedState:
-        """What the daemon of one host holds; nothing of one that did not answer."""
+        """Return the state on one host; empty if its daemon did not answer."""
         if host == self.host and not self.parts:
             return self
         return next((part for part in self.parts if part.host == host), ObservedState(host=host))
 
     def owner_elsewhere(self, directory: Path, owner: str = "") -> Owner | None:
-        """Another person or directory, still there, that these containers belong to; None where there is none."""
-        owners = (elsewhere(one.directory, directory, one.owner, owner, one.host) for one in self.containers)
+        """Return another user or directory that these containers belong to; None if there is none."""
+        owners = (elsewhere(each.directory, directory, each.owner, owner, each.host) for each in self.containers)
         return next(filter(None, owners), None)
 
     def container(self, node: str) -> Container | None:

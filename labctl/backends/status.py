@@ -1,4 +1,4 @@
-"""The lab's state: its containers and their health, by host."""
+"""State of the lab: its containers and their health, by host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from labctl.model import HostFailure
 
 
 class NodeStatus(Struct, frozen=True, kw_only=True):
-    """A container; ``state`` is Docker's, or ``unreachable`` with its host."""
+    """State of a container; ``state`` is Docker's, or ``unreachable`` as its host."""
 
     name: str
     role: str
@@ -21,14 +21,14 @@ class NodeStatus(Struct, frozen=True, kw_only=True):
 
 
 class RunState(Struct, frozen=True):
-    """A run and whether it is done, running or orphaned."""
+    """A run and its state: done, running or orphaned."""
 
     run_id: str
     state: str
 
 
 class LabStatus(Struct, frozen=True, kw_only=True):
-    """``state`` is up, partial or down; unknown if no container was found and a host does not answer."""
+    """State of a lab: ``state`` is up, partial, down, or unknown if no container was found and a host is silent."""
 
     lab: str
     state: str

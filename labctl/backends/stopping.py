@@ -1,4 +1,4 @@
-"""Ends a run that is followed: on Ctrl-C, or because of what befalls its nodes."""
+"""End a run that is followed: on Ctrl-C, or for a loss of its nodes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ class RunStopper:
     """Ends a run for the first reason given, and keeps that reason."""
 
     def __init__(self, lab: Lab, job: Job) -> None:
+        """Start without a reason."""
         self.lab, self.job = lab, job
         # Reentrant: a signal handler may interrupt the main thread while it holds the lock.
         self._lock = threading.RLock()
@@ -25,10 +26,10 @@ class RunStopper:
         self.asked = threading.Event()
         """Set by Ctrl-C."""
         self.gone: dict[str, str] = {}
-        """Nodes that the run has lost and goes on without, and how."""
+        """Nodes that the run lost and goes on without, and the reason."""
 
     def note(self, cause: Cause, message: str) -> bool:
-        """Whether this is the first reason."""
+        """Keep a reason; return False, and ignore it, if it is not the first or the run has ended."""
         with self._lock:
             if self.cause is not None or self.over.is_set():
                 return False
@@ -36,7 +37,7 @@ class RunStopper:
             return True
 
     def because(self, cause: Cause, message: str) -> None:
-        """Stop the run for this reason; later ones are ignored."""
+        """Stop the run for this reason, unless it is not the first."""
         with self._lock:
             if self.note(cause, message):
                 threading.Thread(target=self.end, args=(GRACE,), daemon=True).start()
@@ -46,21 +47,22 @@ class RunStopper:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Take no reason any more: the run has ended."""
+        """Ignore further reasons: the run has ended."""
         self.over.set()
 
 
 @contextlib.contextmanager
 def interrupts(stop: RunStopper) -> Iterator[None]:
-    """Stop the run on INT and TERM; a second Ctrl-C kills at once. HUP leaves it to whoever attaches in time."""
+    """Stop the run on INT and TERM; a second Ctrl-C kills it at once. HUP ends this process only."""
 
     def handle(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        """Stop the run, or kill it if it was interrupted before."""
         stop.asked.set()
         if stop.cause == "interrupted":
             threading.Thread(target=stop.end, args=(0,), daemon=True).start()
         stop.because("interrupted", f"stopped by {signal.Signals(number).name}")
 
-    # HUP ends this process at once, as where it is killed: the agent ends the run unless it is followed again.
+    # HUP ends this process at once, as KILL does: the agent ends the run unless it is followed again in time.
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:

@@ -1,4 +1,4 @@
-"""This process's input and output, carried to a program at the other end of the client's web socket."""
+"""Carry this process's input and output to a program at the other end of the client's web socket."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def carry(socket: Any, send: Callable[[int], None], *, reads: bool, raw: bool) -> None:
-    """Carry input to the program and its output here until it ends; ``send`` gets signals, which do not end this.
+    """Carry input to the program and its output here until it ends; signals go to ``send`` and do not end this.
 
-    In a ``raw`` terminal each key is the program's, Ctrl-C too, and the program hears of the terminal's size.
+    In a ``raw`` terminal every key goes to the program, also Ctrl-C, and so does the size of the terminal.
     """
     source = sys.stdin.fileno() if reads else None
     size = os.terminal_size((0, 0))
@@ -39,7 +39,7 @@ def carry(socket: Any, send: Callable[[int], None], *, reads: bool, raw: bool) -
                 if typed:
                     socket.write_stdin(typed)
                 else:
-                    # Kubernetes before 1.30 has no word for it: there the program's own end closes its input.
+                    # Kubernetes before 1.30 ignores this: the input stays open until the program ends.
                     socket.close_channel(IN)
                     source = None
             if socket.sock.sock in ready:
@@ -49,18 +49,19 @@ def carry(socket: Any, send: Callable[[int], None], *, reads: bool, raw: bool) -
 
 
 def show_of(node: str, line: str) -> None:
-    """Print a line of a program that runs in several nodes."""
+    """Print a line of a program that runs in several nodes, with the name of its node."""
     _write(sys.stdout, f"{node}: {line}\n".encode("utf-8", "surrogateescape"))
 
 
 def _print(socket: Any) -> None:
+    """Print the output of the program that has arrived."""
     for channel, sink in ((OUT, sys.stdout), (ERR, sys.stderr)):
         if piece := socket.read_channel(channel):
             _write(sink, piece)
 
 
 def _write(sink: TextIO, data: bytes) -> None:
-    """Print at once. OutputClosed if the reader is gone."""
+    """Write at once. OutputClosed if the reader is gone."""
     try:
         sink.buffer.write(data)
         sink.flush()
@@ -72,6 +73,7 @@ def _write(sink: TextIO, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _raw(descriptor: int) -> Iterator[None]:
+    """Put a terminal into raw mode for the block."""
     import termios
     import tty
 
@@ -85,11 +87,11 @@ def _raw(descriptor: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals(send: Callable[[int], None]) -> Iterator[None]:
-    """Hand signals on."""
+    """Pass signals to ``send`` during the block."""
     import threading
 
     def deliver(number: int) -> None:
-        # A program that has just ended hears of nothing.
+        # The program may just have ended.
         with contextlib.suppress(HostError):
             send(number)
 

@@ -170,7 +170,7 @@ def choose(
 
 
 THIS_MACHINE = ("localhost", "127.0.0.1")
-"""Names of this machine in hostfiles, beside its hostname."""
+"""Names of this machine in hostfiles, other than its hostname."""
 
 
 def nodes_of(lab: Lab, names: tuple[str, ...], source: str) -> tuple[Node, ...]:

@@ -1,4 +1,4 @@
-"""``labctl replay``: a recorded run once more, with what it was launched with then, or what of it cannot be had."""
+"""Build the job of `labctl replay`: a recorded run again, with its recorded options and files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from labctl.records import store
 
 
 class Origin(Struct, frozen=True):
-    """What ``versions.json`` of a run has that a replay needs again."""
+    """Parts of a run's ``versions.json`` that a replay needs."""
 
     image: str
     images: dict[str, str | None]
@@ -27,7 +27,7 @@ class Origin(Struct, frozen=True):
 
 
 class ReplayedRun(Struct, frozen=True, kw_only=True):
-    """A run as its record has it; ``files``, ``code`` and ``shared`` are digests, ``settings`` are as shown then."""
+    """A recorded run; ``files``, ``code`` and ``shared`` are digests, ``settings`` as shown in its record."""
 
     path: Path
     job: Job
@@ -39,31 +39,31 @@ class ReplayedRun(Struct, frozen=True, kw_only=True):
 
 
 def read(lab: Path, run_id: str) -> ReplayedRun:
-    """The record of a run that has ended. ConfigError while it runs, HostError for a record without what is needed."""
+    """Read the record of a run that ended. ConfigError if it is running, HostError if the record is incomplete."""
     if store.state(lab, run_id) == "running":
         raise ConfigError(f"run {run_id} is still running", hint=f"labctl attach {run_id}, or labctl stop {run_id}")
     path = store.directory(lab, run_id)
-    known = store.job(path)
+    recorded = store.job(path)
     origin = store.decode(path / "versions.json", Origin)
-    if not origin or not known.files or known.request is None:
+    if not origin or not recorded.files or recorded.request is None:
         raise HostError(
             f"run {run_id} cannot be replayed: its record is of an earlier labctl, which kept less",
-            hint=f"labctl run {known.workload}, with what it was given then",
+            hint=f"labctl run {recorded.workload}, with what it was given then",
         )
     rows = store.decode(path / "settings.json", list[dict[str, str]]) or []
     return ReplayedRun(
         path=path,
-        job=replace(store.load_job(lab, run_id), request=known.request, code=()),
-        files=known.files,
-        code=known.code,
-        shared=known.shared,
+        job=replace(store.load_job(lab, run_id), request=recorded.request, code=()),
+        files=recorded.files,
+        code=recorded.code,
+        shared=recorded.shared,
         settings={row["key"]: row["value"] for row in rows},
         origin=origin,
     )
 
 
 def job(run: ReplayedRun, now: datetime) -> Job:
-    """The run once more: the recorded job with a new id in place of its own, its files and its code from the record."""
+    """Build the job again, with a new id, and its files and code from the record."""
     run_id = store.new_id(run.job.workload.name, now)
 
     def renamed(text: str) -> str:
@@ -77,7 +77,7 @@ def job(run: ReplayedRun, now: datetime) -> Job:
     before = replace(run.job, request={})
     text = renamed(msgspec.json.encode(before, enc_hook=str).decode())
     again = msgspec.json.decode(text, type=Job, dec_hook=lambda kind, value: kind(value))
-    # It is no run of the batch that the other was one of.
+    # A replay does not belong to the batch of the recorded run.
     request = {key: value for key, value in run.job.request.items() if key != "batch"}
     return replace(again, files=files, code=code, request=request, retried=(), replays=run.job.run_id)
 

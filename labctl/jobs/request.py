@@ -54,7 +54,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     detach: bool = False
     """Return once it is launched."""
     wait: bool = False
-    """Whether it waits for other runs that have its nodes."""
+    """Wait for other runs that use its nodes."""
     resume: str = ""
     """Id of the run to resume, or ``latest``."""
     retries: int = 0
@@ -64,7 +64,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """Id of the batch and log of the job that it is a run of; else empty."""
 
 
-# Options of one run alone, which no other takes from its record.
+# Options of a single run, which other runs do not take from its record.
 OWN = ("detach", "wait", "resume", "retries", "retried", "batch")
 
 
