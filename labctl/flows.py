@@ -492,9 +492,9 @@ def baseline(context: Context, name: str = "", *, keep: bool = False, file: Path
 
 def shell(context: Context, node: str, *, terminal: bool) -> int:
     """Open a shell in a node, in the current directory if it is mounted there; return its exit code."""
-    if not terminal:
-        raise ConfigError("a shell needs a terminal", hint=f"labctl exec -n {node} -- COMMAND")
     with connected(context) as backend:
+        if not terminal:
+            raise ConfigError("a shell needs a terminal", hint=f"labctl exec -n {node} -- COMMAND")
         return backend.attach((node,), ("bash",), stdin="terminal", prompt=True)
 
 

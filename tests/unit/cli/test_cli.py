@@ -26,6 +26,7 @@ from labctl.backends.docker.attach import jupyter, session, target
 from labctl.backends.docker.daemon import DockerEngine
 from labctl.backends.docker.multi import MultiHostEngine
 from labctl.backends.state import ObservedState
+from labctl.cli import exec as commands
 from labctl.errors import HostError
 from labctl.records import store
 from labctl.system import process
@@ -516,6 +517,12 @@ def nodes(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> Nodes:
     return made
 
 
+@pytest.fixture
+def on_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell is opened on a terminal alone."""
+    monkeypatch.setattr(commands, "on_terminal", lambda: True)
+
+
 @pytest.mark.usefixtures("nodes")
 def test_a_nodes_name_where_a_command_belongs_is_told_with_what_was_meant(
     labctl: Labctl, monkeypatch: pytest.MonkeyPatch
@@ -540,6 +547,7 @@ def test_from_outside_any_lab_no_lab_is_entered(
     assert "-C" in said.err
 
 
+@pytest.mark.usefixtures("on_terminal")
 @pytest.mark.parametrize("arguments", GOING_IN)
 def test_the_lab_is_that_of_the_nearest_directory_upwards(
     labctl: Labctl, nodes: Nodes, arguments: list[str], monkeypatch: pytest.MonkeyPatch
@@ -562,6 +570,7 @@ def test_every_command_finds_the_lab_upwards_unless_c_names_another(
     assert labctl(*arguments, "-C", str(tmp_path / "empty")) != expected
 
 
+@pytest.mark.usefixtures("on_terminal")
 @pytest.mark.parametrize("arguments", GOING_IN)
 def test_the_nodes_of_another_directorys_lab_are_not_entered(
     labctl: Labctl, nodes: Nodes, arguments: list[str], tmp_path: Path
