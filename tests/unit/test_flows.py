@@ -33,12 +33,13 @@ from labctl.errors import ConfigError, HostError
 from labctl.jobs.request import RunOptions
 from labctl.model import Event, Relative, Result
 from labctl.records import store
+from labctl.runs import labs, opening
 from labctl.system import filelock
 from labctl.workloads.schema import parse_expectation
 
 SETTINGS = "LAB_NAME=demo\nLAB_ACCELERATOR=cpu\nLAB_NODES=2\n"
 WORKLOAD = "description: hello\nlauncher: deepspeed\nscript: hello.py\ntimeout: 60s\n"
-DRY = RunOptions(dry_run=True)
+Command = Callable[..., object]
 
 
 class Engine(FakeBackend):
@@ -123,7 +124,7 @@ def test_an_unchanged_up_observes_once(context: Context, engine: Engine, lab_is_
     status = flows.up(context)
     assert (engine.observations, to_json(status)["state"]) == (1, "up")
     assert files(context.directory) == before
-    assert len(to_json(flows.up(context, dry_run=True))["plan"]) == 1
+    assert len(to_json(flows.plan_up(context))["plan"]) == 1
     assert engine.observations == 2
 
 
@@ -131,13 +132,15 @@ def test_a_first_up_carries_out_what_its_dry_run_says(context: Context, engine: 
     with clusters.connect(context, context.settings()) as cluster:
         engine.lab, _ = clusters.preview_lab(cluster)
     said: list[Event] = []
-    planned = to_json(flows.up(context, dry_run=True))["plan"]
+    planned = to_json(flows.plan_up(context))["plan"]
     assert engine.done == []
     assert not (context.directory / ".lab").exists()
     flows.up(Context(directory=context.directory, environ={}, emit=said.append, flags={}))
     steps = [event.text for event in said if event.kind == "step"]
     assert [line.split(" ")[1] for line in planned] == [text.split(" ")[1] for text in steps]
-    assert [text.split(" ")[0] for text in steps] == [f"[{n}/{len(planned)}]" for n in range(1, len(planned) + 1)]
+    # Images and probes come first, as a plan of their own.
+    rest = len(planned) - 1
+    assert [text.split(" ")[0] for text in steps] == ["[1/1]", *(f"[{n}/{rest}]" for n in range(1, rest + 1))]
     made = {path for path in files(context.directory) if path.startswith(".lab/")}
     assert made
     assert all(path in "\n".join(planned) for path in made)
@@ -147,7 +150,7 @@ def test_a_first_up_carries_out_what_its_dry_run_says(context: Context, engine: 
 
 def test_a_dry_run_says_the_image_that_is_to_be_built(context: Context, engine: Engine) -> None:
     engine.found = None
-    plan = to_json(flows.up(context, dry_run=True))["plan"]
+    plan = to_json(flows.plan_up(context))["plan"]
     assert plan[0] == "#1 build image labctl/cpu  [not found; takes minutes, once]"
     assert "compose up worker-0, worker-1" in "\n".join(plan)
 
@@ -161,38 +164,45 @@ def test_a_build_without_a_workload_is_of_the_settings_alone(
     monkeypatch.setattr(images, "build_image", build_image)
     task = context.directory / "workloads/hello/workload.yml"
     task.write_text(f"{WORKLOAD}image: horovod\n")
-    context.keep_image(flows.settings_for(context, "hello"))
+    context.keep_image(opening.settings_for(context, "hello"))
     assert context.settings().text("LAB_IMAGE") == "labctl/horovod"
     built = [flows.build(context, workload=name)["image"] for name in ("", "hello")]
     assert built == ["labctl/cpu", "labctl/horovod"]
 
 
-@pytest.mark.parametrize("dry_run", [True, False])
-def test_an_image_that_cannot_be_built_is_refused(context: Context, engine: Engine, *, dry_run: bool) -> None:
+@pytest.mark.parametrize("up", [flows.up, flows.plan_up])
+def test_an_image_that_cannot_be_built_is_refused(context: Context, engine: Engine, up: Command) -> None:
     engine.found = None
     found = Context(directory=context.directory, environ={}, emit=lambda _: None, flags={"LAB_IMAGE": "far.example/x"})
     with pytest.raises(HostError, match=r"^image far.example/x not found"):
-        flows.up(found, dry_run=dry_run)
+        up(found)
 
 
-@pytest.mark.parametrize("dry_run", [True, False])
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        (flows.up, ()),
+        (flows.plan_up, ()),
+        (flows.down, ()),
+        (flows.plan_down, ()),
+        (flows.run, ("hello", RunOptions())),
+        (flows.plan_run, ("hello", RunOptions())),
+    ],
+)
 def test_the_lab_of_another_directory_is_refused(
-    context: Context, engine: Engine, tmp_path: Path, *, dry_run: bool
+    context: Context, engine: Engine, tmp_path: Path, command: Command, arguments: tuple[object, ...]
 ) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     engine.seen = ObservedState(containers=(container("worker-0", directory=str(theirs)),))
-    for command in (flows.up, flows.down):
-        with pytest.raises(HostError, match="lab `demo` belongs to"):
-            command(context, dry_run=dry_run)
     with pytest.raises(HostError, match="lab `demo` belongs to"):
-        flows.run(context, "hello", RunOptions(dry_run=dry_run))
+        command(context, *arguments)
     assert engine.done == []
 
 
-@pytest.mark.parametrize("dry_run", [True, False])
+@pytest.mark.parametrize(("up", "run"), [(flows.up, flows.run), (flows.plan_up, flows.plan_run)])
 def test_another_run_that_is_active_is_refused(
-    context: Context, engine: Engine, lab_is_up: Callable[[], None], *, dry_run: bool
+    context: Context, engine: Engine, lab_is_up: Callable[[], None], up: Command, run: Command
 ) -> None:
     lab_is_up()
     (context.directory / "runs/r1").mkdir(parents=True)
@@ -200,10 +210,10 @@ def test_another_run_that_is_active_is_refused(
     with filelock.held(context.directory / filelock.RUNS / "r1.lock", "run r1"):
         engine.answer = active("r1", "worker-1")
         with pytest.raises(HostError, match=r"worker-1: in use by run r1 \(ann@desk, since"):
-            flows.run(context, "hello", RunOptions(dry_run=dry_run))
+            run(context, "hello", RunOptions())
         engine.seen = ObservedState()
         with pytest.raises(HostError, match="cannot change the lab while `run r1`"):
-            flows.up(context, dry_run=dry_run)
+            up(context)
 
 
 def test_a_run_waits_for_the_command_that_changes_the_lab(
@@ -266,14 +276,14 @@ def test_a_run_with_other_settings_than_the_labs_says_the_up_that_makes_them_so(
     with pytest.raises(HostError, match="lab demo is out of date: launcher: ") as caught:
         flows.run(changed, "hello", RunOptions())
     assert caught.value.hint == "labctl up -s LAB_ENV_GREETING='good day' -s LAB_ENV_API_TOKEN=..."
-    flows.run(changed, "hello", DRY)
+    flows.plan_run(changed, "hello", RunOptions())
     warned = [event.text for event in said if event.kind == "warning"]
     assert "lab demo is out of date, so its launcher was not asked for programs and inputs" in warned
 
 
-@pytest.mark.parametrize("dry_run", [True, False])
+@pytest.mark.parametrize("run", [flows.run, flows.plan_run])
 def test_a_launcher_that_the_image_lacks_is_refused(
-    context: Context, engine: Engine, lab_is_up: Callable[[], None], *, dry_run: bool
+    context: Context, engine: Engine, lab_is_up: Callable[[], None], run: Command
 ) -> None:
     lab_is_up()
     reach = engine.answer
@@ -285,7 +295,7 @@ def test_a_launcher_that_the_image_lacks_is_refused(
 
     engine.answer = answer
     with pytest.raises(HostError, match="launcher `mpirun` not found in image labctl/cpu"):
-        flows.run(context, "hello", RunOptions(dry_run=dry_run, launcher="mpirun"))
+        run(context, "hello", RunOptions(launcher="mpirun"))
 
 
 def records(context: Context) -> list[Path]:
@@ -298,7 +308,7 @@ def test_a_run_observes_once_and_makes_what_its_dry_run_says(
     context: Context, engine: Engine, lab_is_up: Callable[[], None]
 ) -> None:
     lab_is_up()
-    planned = to_json(flows.run(context, "hello", DRY))["plan"]
+    planned = to_json(flows.plan_run(context, "hello", RunOptions()))["plan"]
     assert (engine.observations, records(context)) == (1, [])
     said: list[Event] = []
     emitting = Context(directory=context.directory, environ={}, emit=said.append, flags={})
@@ -333,7 +343,7 @@ def test_a_dry_run_of_a_run_says_what_left_runs_are_ended(
     left = context.directory / "runs/20260101-000000-hello-0000"
     left.mkdir(parents=True)
     (left / "run.lock").touch()
-    assert to_json(flows.run(context, "hello", DRY))["plan"][0].endswith(
+    assert to_json(flows.plan_run(context, "hello", RunOptions()))["plan"][0].endswith(
         "close runs/20260101-000000-hello-0000  [its launcher was restarted]"
     )
     flows.run(context, "hello", RunOptions())
@@ -342,7 +352,7 @@ def test_a_dry_run_of_a_run_says_what_left_runs_are_ended(
 
 def test_down_and_clean_do_what_they_say(context: Context, engine: Engine, lab_is_up: Callable[[], None]) -> None:
     lab_is_up()
-    planned = to_json(flows.down(context, dry_run=True))["plan"]
+    planned = to_json(flows.plan_down(context))["plan"]
     assert engine.observations == 1
     assert to_json(flows.down(context))["plan"] == planned
     assert to_json(flows.clean(context))["plan"] == ["#1 remove .lab  [labctl clean]"]
@@ -392,12 +402,14 @@ def test_what_a_workload_planted_in_the_runs_stops_no_command(
             path.mkdir(parents=True)
             (path / "run.lock").touch()
             plant(path / f"{left.split('-')[-1]}.json")
-    listed = {run.run_id: run.state for run in flows.runs(context).runs}
+    listed = {run.run_id: run.state for run in flows.status(context).runs}
     names = sorted(name for name in plants if name != "\x1b[2J")
     assert listed == {
         f"{name}-{kind}": state for name in names for kind, state in (("result", "done"), ("job", "orphaned"))
     }
-    assert {run.run_id for run in flows.status(context).runs} == set(listed)
+    closed = {run.run_id: run.cause for run in flows.runs(context).runs if run.run_id.endswith("-job")}
+    assert closed == {f"{name}-job": "lab-lost" for name in names}
+    assert {run.run_id for run in flows.runs(context).runs} == set(listed)
     for run_id in listed:
         assert flows.show(context, run_id).run_id == run_id
     assert isinstance(flows.run(context, "hello", RunOptions()), model.Result)
@@ -485,8 +497,8 @@ def test_a_disk_that_is_full_ends_a_run_with_one_error_and_keeps_what_was_record
     assert "df -h" in caught.value.hint
     (record,) = records(context)
     assert (record / "output.log").read_text() == "one\n"
-    assert any("reap" in argv for _, argv in engine.started)
-    assert flows.runs(context).runs[0].state == "orphaned"
+    assert [message for _, _, message in engine.stops] == ["its output cannot be written"]
+    assert flows.status(context).runs[0].state == "orphaned"
 
 
 def test_whether_a_run_has_ended_is_unknown_where_its_launcher_does_not_answer(
@@ -496,7 +508,7 @@ def test_whether_a_run_has_ended_is_unknown_where_its_launcher_does_not_answer(
     left = context.directory / "runs/20260101-000000-hello-0000"
     left.mkdir(parents=True)
     (left / "started").touch()
-    assert [run.state for run in flows.runs(context).runs] == ["orphaned"]
+    assert [run.state for run in flows.status(context).runs] == ["orphaned"]
 
     def silent_engine(*_: Any, **__: Any) -> ObservedState:
         raise HostError("Docker Engine does not answer")
@@ -647,7 +659,7 @@ def test_an_elastic_workload_goes_on_without_a_node_that_does_not_come_back(
     file = context.directory / "workloads/hello/workload.yml"
     file.write_text(f"{RESUMES}elastic: {'true' if elastic else 'false'}\n")
     fragile = Fragile(context, engine, breaks=1)
-    monkeypatch.setattr(flows, "bring_up", lambda *_, **__: (_ for _ in ()).throw(HostError("worker-1 does not start")))
+    monkeypatch.setattr(labs, "bring_up", lambda *_, **__: (_ for _ in ()).throw(HostError("worker-1 does not start")))
     said: list[Event] = []
     emitting = Context(directory=context.directory, environ={}, emit=said.append, flags={})
     result = to_json(flows.run(emitting, "hello", RunOptions(retries=1)))
@@ -676,7 +688,7 @@ def test_a_run_that_nobody_follows_is_not_gone_on_from_while_it_runs(context: Co
 
 def test_a_detached_run_is_not_started_again(context: Context) -> None:
     with pytest.raises(ConfigError, match="by the labctl that follows it"):
-        flows.run(context, "hello", RunOptions(detach=True, retries=1))
+        flows.launch(context, "hello", RunOptions(detach=True, retries=1))
 
 
 @pytest.mark.usefixtures("resumes")
@@ -684,7 +696,7 @@ def test_a_dry_run_says_what_it_would_go_on_from(context: Context, engine: Engin
     Fragile(context, engine, breaks=1)
     broken = to_json(flows.run(context, "hello", RunOptions()))["run_id"]
     flows.up(context)
-    plan = "\n".join(to_json(flows.run(context, "", RunOptions(resume="latest", dry_run=True)))["plan"])
+    plan = "\n".join(to_json(flows.plan_run(context, "", RunOptions(resume="latest")))["plan"])
     assert f"--resume /workspace/runs/{broken}/ckpt/1.pt" in plan
 
 
@@ -730,7 +742,7 @@ def test_a_replay_has_the_same_command_files_and_code_whatever_became_of_the_wor
 
 
 def test_a_dry_run_of_a_replay_is_the_plan_of_the_run(context: Context, ran: Result) -> None:
-    plan = to_json(flows.replay(context, ran.run_id, dry_run=True))["plan"]
+    plan = to_json(flows.plan_replay(context, ran.run_id))["plan"]
     assert "which starts hello.py" in "\n".join(plan)
     assert len(records(context)) == 1
 
