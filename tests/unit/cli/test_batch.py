@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 from support.commandline import Labctl
 
-from labctl import flows
 from labctl.backends.docker.daemon import DockerEngine
+from labctl.backends.docker.deploy import readiness
 from labctl.batches import batch as batches
 from labctl.batches import record
 from labctl.batches.batch import BatchReport
@@ -199,8 +199,8 @@ def ends(monkeypatch: pytest.MonkeyPatch, labctl: Labctl) -> Callable[..., None]
     """Have `batch` run jobs that end so."""
 
     def set_ends(*ends: dict[str, Any]) -> None:
-        def run_batch(*given: Any, **_: object) -> Batch:
-            plan, show = given[6], given[7]
+        def run_jobs(*given: Any, **_: object) -> Batch:
+            plan, show = given[4], given[5]
             show(plan)
             first = replace(plan.jobs[0], state="running", run_id="r0")
             show(replace(plan, jobs=(first, *plan.jobs[1:])))
@@ -208,10 +208,10 @@ def ends(monkeypatch: pytest.MonkeyPatch, labctl: Labctl) -> Callable[..., None]
             show(ended)
             return ended
 
-        monkeypatch.setattr(flows, "run_batch", run_batch)
+        monkeypatch.setattr(batches, "run_jobs", run_jobs)
 
     labctl.workload(METRICS)
-    monkeypatch.setattr("labctl.runs.run.require_launcher", lambda *_: None)
+    monkeypatch.setattr(readiness, "require_launcher", lambda *_: None)
     return set_ends
 
 
@@ -265,7 +265,7 @@ def test_ctrl_c_says_how_to_go_on(labctl: Labctl, ends: Callable[..., None], mon
     def interrupted(*_: object, **__: object) -> BatchReport:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(flows, "run_batch", interrupted)
+    monkeypatch.setattr(batches, "run_jobs", interrupted)
     said = labctl("batch", "hello", hostfiles(labctl, "0"), "--out", "o")
     assert said.code == 130
     assert "stopped by Ctrl-C\nhint: --resume goes on with the batch" in said.err
@@ -282,13 +282,13 @@ def test_a_batch_that_is_done_is_told_again_with_resume(
     assert known
     record.create(labctl.directory / "o", done(known, PASS))
 
-    def run_batch(*given: Any, **_: object) -> Batch:
-        return batches.carry_out(given[5], given[6], never, never, given[7])
+    def run_jobs(*given: Any, **_: object) -> Batch:
+        return batches.carry_out(given[3], given[4], never, never, given[5])
 
     def never(*_: object) -> Any:
         raise AssertionError("a job that is done runs again")
 
-    monkeypatch.setattr(flows, "run_batch", run_batch)
+    monkeypatch.setattr(batches, "run_jobs", run_jobs)
     said = labctl("batch", "hello", "hostfiles/set", "--out", "o", "--resume")
     assert said.code == 0
     assert "1 passed, 0 failed in 10.0 s" in said.out

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from support.commandline import Labctl
 
-from labctl.backends.docker.deploy.cache import HostCache
 from labctl.cli.cache import cache_text
-from labctl.hub.prefetch import CacheReport, Item
+from labctl.hub.report import CacheReport, HostCache, Item
 from labctl.model import HostFailure
 
 ITEM = Item(kind="model", name="gpt2", revision="0a1b2c3d4e", bytes=548_000_000, fetched_bytes=0, state="to fetch")

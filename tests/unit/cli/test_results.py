@@ -9,6 +9,7 @@ from support import records
 from support.commandline import Labctl
 
 from labctl import flows
+from labctl.backends.docker.backend import DockerBackend
 from labctl.model import Result
 
 FAST, SLOW = "20261125-203600-opt-tiny-0d07", "20261125-203700-opt-tiny-1e18"
@@ -159,7 +160,7 @@ def frozen(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "files": {"workloads/opt/train.py": "3333"},
         "nodes": {"worker-1": {"image": "a"}},
     }
-    monkeypatch.setattr(flows, "frozen", lambda _: now)
+    monkeypatch.setattr(DockerBackend, "freeze", lambda _: now)
     return now
 
 
