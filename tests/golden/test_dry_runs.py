@@ -10,10 +10,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+from support import plans
 from support.builders import host
 
 from labctl.backends import spec
-from labctl.backends.docker.deploy import plan
 from labctl.config import settings
 from labctl.jobs import request as run_request
 from labctl.model import Limits
@@ -31,8 +31,9 @@ def dry_run(name: str, scratch: Path) -> str:
     found = settings.load(scratch, clones, {})
     options = run_request.RunOptions()
     task = run_request.choose_workload(ROOT, f"dschat/{name}", options, found)
-    job = run_request.build_job(spec.build(found, Path("/srv/lab"), "cpu", (host(),), Limits()), task, options, NOW)
-    return re.sub(rf"({name})-[0-9a-f]{{6}}\b", r"\1-3fa2", f"{plan.run(job)}\n")
+    lab = spec.build(found, Path("/srv/lab"), "cpu", (host(),), Limits())
+    job = run_request.build_job(lab, task, options, NOW)
+    return re.sub(rf"({name})-[0-9a-f]{{6}}\b", r"\1-3fa2", f"{plans.of_run(lab, job, found)}\n")
 
 
 def test_each_script_is_started_as_it_expects(tmp_path: Path, request: pytest.FixtureRequest) -> None:
