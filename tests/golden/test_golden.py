@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 import yaml
+from support import plans
 
 from labctl import accelerators, launchers
 from labctl.backends import spec
 from labctl.backends.docker.compose import render, ssh_keys
-from labctl.backends.docker.deploy import plan
+from labctl.backends.docker.deploy import plan, steps
 from labctl.backends.docker.lab import capabilities
 from labctl.backends.state import ObservedState
 from labctl.config import hostfile, settings
@@ -38,9 +39,13 @@ CASES = (
 COMPOSE_FILES = sorted(HERE.glob("*/expected/nodes/*/compose.yml"))
 
 
-def load_case(folder: Path, scratch: Path) -> Lab:
+def load_settings(folder: Path, scratch: Path) -> settings.Settings:
     shutil.copyfile(folder / "case.env", scratch / ".env")
-    found = settings.load(scratch, {"HOME": "/home/someone"}, {})
+    return settings.load(scratch, {"HOME": "/home/someone"}, {})
+
+
+def load_case(folder: Path, scratch: Path) -> Lab:
+    found = load_settings(folder, scratch)
     facts = json.loads((folder / "host.json").read_text(encoding="utf-8"))
     hosts = tuple(map(load_host, facts)) if isinstance(facts, list) else (load_host(facts),)
     accelerator: Any = found.text("LAB_ACCELERATOR")
@@ -70,8 +75,8 @@ def rendered(folder: Path, scratch: Path) -> dict[str, str]:
     files = render.render(of)
     found = {file.path.removeprefix(".lab/"): file.content for file in files}
     local = (
-        plan.WriteKeys(paths=ssh_keys.outdated(of), cause="new or changed"),
-        plan.WriteFiles(files=files, cause="new or changed"),
+        steps.WriteKeys(paths=ssh_keys.outdated(of), cause="new or changed"),
+        steps.WriteFiles(files=files, cause="new or changed"),
     )
     found["plan-up.txt"] = (
         f"{plan.up(of, files, ObservedState(), local=local, stale=[host.name for host in of.hosts])}\n"
@@ -79,7 +84,7 @@ def rendered(folder: Path, scratch: Path) -> dict[str, str]:
     if task := load_job(folder, of):
         found |= {f"run/{file.path}": file.content for file in task.files}
         found["run/argv.txt"] = "".join(f"{word}\n" for word in task.argv)
-        found["plan-run.txt"] = f"{plan.run(task)}\n"
+        found["plan-run.txt"] = f"{plans.of_run(of, task, load_settings(folder, scratch))}\n"
     return found
 
 

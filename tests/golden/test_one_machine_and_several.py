@@ -84,12 +84,28 @@ def test_compose_files_differ_only_in_what_the_hosts_are() -> None:
 
 
 def others(case: str) -> dict[str, str]:
-    """All but the compose files and the plan, by path: the launcher's ssh config, and what a run is started with."""
+    """All but the compose files and the plans, by path: the launcher's ssh config, and what a run is started with."""
     root = HERE / case / "expected"
-    paths = (path for path in root.rglob("*") if path.is_file() and path.name not in ("compose.yml", "plan-up.txt"))
+    names = ("compose.yml", "plan-up.txt", "plan-run.txt")
+    paths = (path for path in root.rglob("*") if path.is_file() and path.name not in names)
     return {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
 
 @pytest.mark.parametrize(("here", "there"), PAIRS)
 def test_all_else_is_the_same_but_for_the_name_of_the_interface(here: str, there: str) -> None:
     assert {path: text.replace("ens3", "eth0") for path, text in others(there).items()} == others(here)
+
+
+def steps_of_run(case: str) -> list[str]:
+    """The steps of a run's plan, without their numbers and causes."""
+    lines = (HERE / case / "expected/plan-run.txt").read_text(encoding="utf-8").splitlines()
+    return [line.partition(" ")[2].rpartition("  [")[0] for line in lines]
+
+
+def test_the_plan_of_a_run_differs_only_in_what_is_pushed_and_fetched() -> None:
+    here, there = map(steps_of_run, PAIRS[0])
+    outputs = "runs/.outputs/20260102-150405-ask-3fa2"
+    push = f"push workloads, {outputs} to red, blue"
+    fetch = f"move {outputs} to runs, and fetch it from red, blue"
+    assert there == [*here[:2], push, here[2], fetch, here[4]]
+    assert here[3] == f"move {outputs} to runs"
