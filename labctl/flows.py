@@ -246,10 +246,6 @@ def launch(context: Context, name: str, options: RunOptions, ask: Ask | None = N
     """Launch a run and leave it. HostError if its workload does not fit."""
     from labctl.runs import start
 
-    if options.retries:
-        raise ConfigError(
-            "a run is started again by the labctl that follows it", hint="leave out --detach or --retries"
-        )
     with to_run(context, name, options, ask) as (backend, request):
         return start.launch(backend, request)
 

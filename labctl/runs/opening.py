@@ -11,7 +11,7 @@ from labctl import backends
 from labctl.config import context as contexts
 from labctl.config.context import Context
 from labctl.config.settings import Settings
-from labctl.errors import HostError
+from labctl.errors import ConfigError, HostError
 
 if TYPE_CHECKING:
     from labctl.backends import Backend
@@ -55,12 +55,16 @@ def to_remove(context: Context, *, images: bool) -> Iterator[Backend]:
 def to_run(
     context: Context, name: str, options: RunOptions, ask: Ask | None, *, again: bool = False
 ) -> Iterator[tuple[Backend, Request]]:
-    """Connect the backend for a run, and choose its workload; unknown options are warned of."""
+    """Connect the backend for a run, and choose its workload; unknown options are warned of. ConfigError."""
     from labctl.jobs import request
     from labctl.runs import start
 
     settings = named_settings(context) if not name else context.settings()
     backends.require_options(settings, options)
+    if options.detach and options.retries:
+        raise ConfigError(
+            "a run is started again by the labctl that follows it", hint="leave out --detach or --retries"
+        )
     if options.resume and not again:
         name, options = request.resumed(context.directory, name, options)
     workload = request.choose_workload(context.directory, name, options, settings)

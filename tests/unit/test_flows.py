@@ -686,9 +686,10 @@ def test_a_run_that_nobody_follows_is_not_gone_on_from_while_it_runs(context: Co
     assert caught.value.hint == f"labctl attach {run_id}, or labctl stop {run_id}"
 
 
-def test_a_detached_run_is_not_started_again(context: Context) -> None:
+@pytest.mark.parametrize("launch", [flows.launch, flows.plan_run])
+def test_a_detached_run_is_not_started_again(context: Context, launch: Command) -> None:
     with pytest.raises(ConfigError, match="by the labctl that follows it"):
-        flows.launch(context, "hello", RunOptions(detach=True, retries=1))
+        launch(context, "hello", RunOptions(detach=True, retries=1))
 
 
 @pytest.mark.usefixtures("resumes")
