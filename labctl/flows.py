@@ -292,10 +292,8 @@ def plan_replay(context: Context, run: str) -> PlanPreview:
 def runs(context: Context, wanted: RunFilter | None = None) -> RunList:
     """List the lab's runs that match, the latest first. A run that has ended meanwhile is judged."""
     from labctl.records.store import RunList
-    from labctl.runs import judge
 
-    with connected(context, demand=False) as backend:
-        every = judge.listing(backend)
+    every = opening.listing(context)
     workloads = sorted({run.workload or "" for run in every} - {""})
     if wanted and wanted.workload and workloads and wanted.workload not in workloads:
         context.notice(f"no run of {wanted.workload}; there are runs of {', '.join(workloads)}")

@@ -145,6 +145,18 @@ def settings_for(context: Context, workload: str) -> Settings:
     return backends.settings_for(context, settings, chosen)
 
 
+def listing(context: Context) -> tuple[RunSummary, ...]:
+    """List the lab's runs, the latest first. The nodes are asked only if there are runs without a result."""
+    from labctl.records import store
+    from labctl.runs import judge
+
+    settings = named_settings(context)
+    if not store.unjudged(context.directory):
+        return store.listing(context.directory)
+    with connected(context, settings=settings, demand=False) as backend:
+        return judge.listing(backend)
+
+
 def show(context: Context, run: str) -> Result | RunSummary:
     """Return the result of a run (its id, or ``latest``), or its summary without one. An ended run is judged first."""
     from labctl.records import store
