@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
 from labctl import model, naming
+from labctl.backends.docker.backend import DockerBackend
 from labctl.backends.docker.compose import render
 from labctl.backends.docker.deploy import plan
-from labctl.backends.docker.deploy.steps import LabDeployment
+from labctl.backends.docker.deploy.steps import LabDeployment, WriteFiles
 from labctl.backends.docker.hosts import facts as survey
 from labctl.backends.docker.lab.cluster import Cluster
 from labctl.backends.state import Container, ObservedState
@@ -177,7 +179,7 @@ def read_values(metrics: Iterable[Metric], lines: Iterable[str]) -> dict[str, li
 
 def up(of: Lab, seen: ObservedState, changed: tuple[File, ...] = ()) -> str:
     """The text of the plan that brings the lab up."""
-    local = (plan.WriteFiles(files=changed, cause="new or changed"),) if changed else ()
+    local = (WriteFiles(files=changed, cause="new or changed"),) if changed else ()
     return str(plan.up(of, render.render(of), seen, local=local))
 
 
@@ -190,3 +192,10 @@ def deployment(of: Lab, engine: FakeBackend, emit: Callable[[Event], None] = lam
 def site(context: Context, engine: FakeBackend | None = None) -> Cluster:
     """This machine as the site of the lab that a context says."""
     return Cluster(settings=context.settings(), directory=context.directory, engine=engine or FakeBackend())
+
+
+def backend(context: Context, cluster: Cluster) -> DockerBackend:
+    """Docker's backend on hosts that are connected."""
+    connected = DockerBackend(context, cluster.settings, ExitStack(), {})
+    connected.cluster = cluster
+    return connected

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from labctl.config.context import Context, find_lab
+from labctl.config.context import Context, find_lab, require_initialised, require_named
 from labctl.errors import ConfigError
 
 OTHER = 12345
@@ -100,3 +100,16 @@ def test_what_a_workload_made_of_the_image_holds_until_it_is_forgotten_or_the_se
     at(tmp_path).forget_image()
     assert at(tmp_path).settings().text("LAB_IMAGE") == ""
     at(tmp_path).forget_image()
+
+
+def test_a_directory_without_settings_is_no_lab(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        require_initialised(at(tmp_path))
+    assert caught.value.hint.startswith("labctl init")
+
+
+def test_outside_a_lab_nobodys_lab_is_meant(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is not a lab directory \(no \.env\)"):
+        require_named(at(tmp_path), at(tmp_path).settings())
+    named = Context(directory=tmp_path, environ={"LAB_NAME": "mine"}, emit=lambda _: None, flags={})
+    require_named(named, named.settings())

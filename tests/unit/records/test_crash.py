@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from pathlib import Path
+
 import pytest
 from support.builders import job, lab, printed
 
-from labctl.records.crash import CrashWatch, signal_name
+from labctl.records import store
+from labctl.records.crash import CrashWatch, memory_limit, signal_name
+
+CRASH = "worker-1: \x011!\x02labctl: rank 1 on worker-1 exited with code 9"
+LOST = "worker-0: RuntimeError: [pair.cc:553] Connection closed by peer [192.168.80.3]:3994. Check the remote worker."
+NOTICED = "worker-0: \x010!\x02labctl: rank 0 on worker-0 exited with code 1"
+FAILED = "worker-1: [2026-01-02 15:04:05] [ERROR] [launch.py:341:sigkill_handler] [] exits with return code = "
 
 
 @pytest.fixture
@@ -50,3 +60,200 @@ def test_the_last_words_of_a_rank_are_those_that_a_bar_was_drawn_over_with(crash
 @pytest.mark.parametrize(("code", "name"), [(1, ""), (137, " (SIGKILL)"), (139, " (SIGSEGV)"), (255, ""), (128, "")])
 def test_codes_above_128_are_signals(code: int, name: str) -> None:
     assert signal_name(code) == name
+
+
+def watching(launcher: str = "deepspeed") -> CrashWatch:
+    return CrashWatch(lab(), job(launcher=launcher))
+
+
+def test_a_crashed_rank_is_the_reason_even_when_the_others_end_by_themselves() -> None:
+    watch = watching()
+    watch.look_at((printed("Traceback (most recent call last):"),))
+    watch.look_at((printed(CRASH),))
+    watch.look_at((printed("\x010!\x02labctl: rank 0 on worker-0 exited with code 1"),))
+    assert watch.cause == "rank-crashed"
+    assert watch.message == "rank 1 on worker-1 exited with code 9; rank 0 on worker-0 exited with code 1"
+
+
+def test_a_crashed_ranks_last_words_are_in_the_reason() -> None:
+    watch = watching()
+    watch.look_at((printed("worker-1: ValueError: no such data"),))
+    watch.look_at((printed("worker-0: step 3"),))
+    watch.look_at((printed(CRASH),))
+    assert watch.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
+
+
+def test_a_last_line_that_tells_of_no_error_is_not_told_as_one() -> None:
+    watch = watching()
+    watch.look_at((printed("worker-1: step 3, loss 0.5"),))
+    watch.look_at((printed(CRASH),))
+    assert watch.message == "rank 1 on worker-1 exited with code 9; the last it wrote: step 3, loss 0.5"
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ((), "no rank wrote a line"),
+        (("worker-0: step 1", "worker-1: \x011!\x02labctl: rank 1 of 2 on worker-1"), "worker-1 wrote nothing"),
+        (("[1,1]<stdout>:step 1",), "rank 0 wrote nothing"),
+        (("worker-1: step 1", "worker-0: step 1", "worker-0: step 2"), "worker-1 wrote nothing for 0 s"),
+    ],
+)
+def test_who_was_silent_is_known_at_the_end(lines: tuple[str, ...], said: str) -> None:
+    watch = watching()
+    for line in lines:
+        watch.look_at((printed(line),))
+    assert watch.silence() == said
+
+
+def test_that_a_rank_reported_in_is_not_its_last_word() -> None:
+    watch = watching()
+    watch.look_at((printed("worker-1: \x011!\x02labctl: rank 1 of 2 on worker-1"),))
+    watch.look_at((printed(CRASH),))
+    assert watch.message == "rank 1 on worker-1 exited with code 9"
+
+
+@pytest.mark.parametrize("mark", ["[1,1]<stderr>:", "[1]<stderr>:", "[1] "])
+def test_last_words_are_found_under_the_marks_of_every_launcher(mark: str) -> None:
+    watch = watching()
+    watch.look_at((printed(f"{mark}ValueError: no such data"),))
+    watch.look_at((printed(mark.replace("1", "0", 2) + "step 3"),))
+    watch.look_at((printed(mark + CRASH),))
+    assert watch.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
+
+
+def test_a_ranks_last_words_are_its_own_where_each_line_says_whose_it_is() -> None:
+    watch = watching()
+    watch.look_at((printed("worker-1: |ValueError: no such data", 1),))
+    watch.look_at((printed("worker-1: |step 3", 0),))
+    watch.look_at((printed("worker-1: RuntimeError: what its launcher says of it"),))
+    assert watch.silence() == "rank 1 wrote nothing for 0 s"
+    watch.look_at((printed(f"worker-1: |{CRASH.removeprefix('worker-1: ')}", 1),))
+    assert watch.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
+
+
+def test_what_an_elastic_launcher_started_again_is_no_reason_any_more() -> None:
+    watch = watching("torchrun:elastic")
+    watch.look_at((printed("worker-1: |ValueError: the first", 1),))
+    watch.look_at((printed(CRASH),))
+    watch.look_at((printed("worker-1: \x011!\x02labctl: rank 1 of 2 on worker-1"),))
+    watch.look_at((printed("worker-1: |ValueError: the second", 1),))
+    watch.look_at((printed(CRASH),))
+    assert watch.message == "rank 1 on worker-1 exited with code 9: ValueError: the second"
+
+
+@pytest.mark.parametrize("noticed_first", [True, False])
+def test_a_rank_that_lost_its_peer_is_not_the_reason_where_the_peer_tells_its_own(*, noticed_first: bool) -> None:
+    watch = watching()
+    watch.look_at((printed("worker-1: ValueError: no such data"),))
+    watch.look_at((printed(LOST),))
+    for line in (NOTICED, CRASH) if noticed_first else (CRASH, NOTICED):
+        watch.look_at((printed(line),))
+    first, _, other = watch.message.partition("; ")
+    assert first == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
+    assert other == "rank 0 on worker-0 exited with code 1"
+
+
+def test_a_rank_that_lost_its_peer_is_the_reason_where_no_other_says_one() -> None:
+    watch = watching()
+    watch.look_at((printed(LOST),))
+    watch.look_at((printed(NOTICED),))
+    assert watch.message == f"rank 0 on worker-0 exited with code 1: {LOST.removeprefix('worker-0: ')}"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [("1", "a rank on worker-1 exited with code 1"), ("-9", "exited with code 137 (SIGKILL)")]
+)
+def test_deepspeed_reports_for_ranks_that_a_script_started(code: str, said: str) -> None:
+    watch = watching("script")
+    watch.look_at((printed("worker-1: ValueError: no such data"),))
+    killing = "[2026-01-02 15:04:05,000] [INFO] [launch.py:335:sigkill_handler] Killing subprocess 7"
+    watch.look_at((printed(f"worker-1: {killing}"),))
+    watch.look_at((printed(f"{FAILED}{code}"),))
+    assert watch.cause == "rank-crashed"
+    assert said in watch.message
+    assert watch.message.endswith(": ValueError: no such data")
+
+
+def test_a_rank_that_reports_by_itself_is_not_reported_for() -> None:
+    watch = watching()
+    watch.look_at((printed(f"{FAILED}1"),))
+    assert watch.cause is None
+
+
+def test_what_nobody_of_the_run_says_is_not_kept() -> None:
+    watch = watching()
+    for number in range(1000):
+        watch.look_at((printed(f"{number}: {'x' * 10_000}"),))
+    watch.look_at((printed(f"worker-1: {'y' * 10_000}"),))
+    watch.look_at((printed(CRASH),))
+    assert len(watch.message) < 2000
+    assert len(watch._last) == 1
+
+
+@pytest.mark.parametrize("start", ["a: [launch.py:", "a: global_rank_mapping=defaultdict(<class 'list'>, {"])
+def test_a_line_of_a_mebibyte_takes_no_time(tmp_path: Path, start: str) -> None:
+    began = time.process_time()
+    line = start * ((1 << 20) // len(start))
+    watching("script").look_at((printed(line),))
+    (tmp_path / "runs").mkdir()
+    with contextlib.closing(store.RunLog(tmp_path, lab(directory=tmp_path), job().workload)) as log:
+        log.keep((printed(line),))
+    assert time.process_time() - began < 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "RuntimeError: CUDA out of memory",
+        "torch.OutOfMemoryError: x",
+        "DefaultCPUAllocator: can't allocate memory",
+        "OSError: [Errno 12] Cannot allocate memory",
+        "MemoryError",
+        "terminate called after throwing an instance of 'std::bad_alloc'",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed for size::134217728 (128)MB",
+        "RuntimeError: Native API failed. Native API returns: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)",
+    ],
+)
+def test_a_rank_that_had_no_memory_is_out_of_memory(line: str) -> None:
+    watch = watching()
+    watch.look_at((printed(line, 1),))
+    watch.look_at((printed(CRASH),))
+    assert watch.cause == "out-of-memory"
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        (("CUDA out of memory, trying half the batch", "ValueError: no such layer"), "rank-crashed"),
+        (("CUDA out of memory", "step 4/10"), "out-of-memory"),
+    ],
+)
+def test_a_word_of_memory_counts_where_no_other_error_follows_it(lines: tuple[str, ...], cause: str) -> None:
+    watch = watching()
+    for line in lines:
+        watch.look_at((printed(line, 1),))
+    watch.look_at((printed(CRASH),))
+    assert watch.cause == cause
+
+
+def test_a_rank_that_the_kernel_killed_is_out_of_memory_and_says_so() -> None:
+    watch = watching()
+    watch.look_at((printed("step 3/9", 0),))
+    watch.look_at((printed("\x010!\x02labctl: worker-0 ran out of memory: the kernel killed 1 of its processes", 0),))
+    watch.look_at((printed("\x010!\x02labctl: rank 0 on worker-0 exited with code 137", 0),))
+    assert watch.cause == "out-of-memory"
+    ended = "rank 0 on worker-0 exited with code 137 (SIGKILL)"
+    had = "LAB_MEMORY is not set: a node has what its host has left"
+    assert watch.message == f"{ended}: ran out of memory: the kernel killed 1 of its processes; {had}"
+
+
+def test_words_alone_stop_nothing() -> None:
+    watch = watching()
+    watch.look_at((printed("warning: out of memory is near"),))
+    assert watch.cause is None
+
+
+def test_a_node_without_memory_had_what_its_lab_gives_it() -> None:
+    assert memory_limit(lab(memory="2g")) == "a node has LAB_MEMORY=2g"

@@ -1,17 +1,15 @@
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from support.builders import devices, job, lab, node, observed, printed
+from support.builders import devices, job, lab, node, observed
 from support.fake_backend import Failed, FakeBackend, silent
 from support.harness import wait_until
 
@@ -28,6 +26,8 @@ LAB = lab()
 JOB = job(LAB)
 LAUNCH = supervise.launch_of(LAB, JOB)
 EVERYWHERE = ["labctl-demo-launcher-1", "labctl-demo-worker-0-1", "labctl-demo-worker-1-1"]
+CRASH = "worker-1: \x011!\x02labctl: rank 1 on worker-1 exited with code 9"
+FAILED = "worker-1: [2026-01-02 15:04:05] [ERROR] [launch.py:341:sigkill_handler] [] exits with return code = "
 LIMIT = 60.0
 """Seconds that a test waits for what must happen."""
 
@@ -62,15 +62,6 @@ def run(engine: FakeBackend, timeout: float = 60.0) -> tuple[RunOutcome, list[st
 
     task = replace(JOB, timeout=timeout)
     return supervise.supervise(LAB, task, engine, keep, supervise.launch_of(LAB, task)), lines
-
-
-def watching(launcher: str = "deepspeed") -> supervise.CrashWatch:
-    return supervise.CrashWatch(LAB, job(LAB, launcher=launcher))
-
-
-@pytest.fixture
-def stop() -> supervise.RunStopper:
-    return supervise.RunStopper(LAB, JOB, FakeBackend())
 
 
 # --- the whole of a run --------------------------------------------------------------------------------------
@@ -163,7 +154,6 @@ def test_a_container_without_memory_is_out_of_memory() -> None:
     assert ended.message.endswith(
         "container ran out of memory; LAB_MEMORY is not set: a node has what its host has left"
     )
-    assert supervise.memory_limit(replace(LAB, memory="2g")) == "a node has LAB_MEMORY=2g"
 
 
 REASON = "device lost: nvidia-smi says `Unknown Error`; `labctl up` makes this node anew"
@@ -358,39 +348,7 @@ def test_a_secret_in_why_the_launcher_failed_or_a_process_stayed_is_not_in_the_v
     assert TOKEN not in ended.message
 
 
-# --- the first reason wins -----------------------------------------------------------------------------------
-
-
-def test_the_first_reason_stands(stop: supervise.RunStopper) -> None:
-    stop.because("timeout", "first")
-    stop.because("interrupted", "second")
-    assert (stop.cause, stop.message) == ("timeout", "first")
-
-
-def test_a_run_that_has_ended_takes_no_reason(stop: supervise.RunStopper) -> None:
-    stop.close()
-    stop.because("node-lost", "late")
-    assert stop.cause is None
-
-
-def test_a_signal_while_a_reason_is_noted_does_not_hang(
-    stop: supervise.RunStopper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A handler runs in the thread that it interrupts: in the middle of ``because`` it calls ``because``."""
-
-    class Interrupted:
-        def __init__(self, **_: object) -> None:
-            pass
-
-        def start(self) -> None:
-            stop.because("interrupted", "stopped by SIGINT")
-
-    caller = threading.Thread(target=stop.because, args=("rank-crashed", "rank 0"), daemon=True)
-    monkeypatch.setattr(threading, "Thread", Interrupted)
-    caller.start()
-    caller.join(1)
-    assert not caller.is_alive()
-    assert stop.cause == "rank-crashed"
+# --- what is left of a run ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("launcher", "where"), [("deepspeed", EVERYWHERE[1:]), ("script", EVERYWHERE)])
@@ -446,131 +404,6 @@ def test_an_elastic_launcher_goes_on_without_a_node_that_it_can_do_without(node:
         assert "labctl-demo-worker-1-1" in [container for container, argv in engine.started if "reap" in argv]
 
 
-CRASH = "worker-1: \x011!\x02labctl: rank 1 on worker-1 exited with code 9"
-
-
-def test_a_crashed_rank_is_the_reason_even_when_the_others_end_by_themselves() -> None:
-    watch = watching()
-    watch.look_at((printed("Traceback (most recent call last):"),))
-    watch.look_at((printed(CRASH),))
-    watch.look_at((printed("\x010!\x02labctl: rank 0 on worker-0 exited with code 1"),))
-    assert watch.cause == "rank-crashed"
-    assert watch.message == "rank 1 on worker-1 exited with code 9; rank 0 on worker-0 exited with code 1"
-
-
-def test_a_crashed_ranks_last_words_are_in_the_reason() -> None:
-    watch = watching()
-    watch.look_at((printed("worker-1: ValueError: no such data"),))
-    watch.look_at((printed("worker-0: step 3"),))
-    watch.look_at((printed(CRASH),))
-    assert watch.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
-
-
-def test_a_last_line_that_tells_of_no_error_is_not_told_as_one() -> None:
-    watch = watching()
-    watch.look_at((printed("worker-1: step 3, loss 0.5"),))
-    watch.look_at((printed(CRASH),))
-    assert watch.message == "rank 1 on worker-1 exited with code 9; the last it wrote: step 3, loss 0.5"
-
-
-@pytest.mark.parametrize(
-    ("lines", "said"),
-    [
-        ((), "no rank wrote a line"),
-        (("worker-0: step 1", "worker-1: \x011!\x02labctl: rank 1 of 2 on worker-1"), "worker-1 wrote nothing"),
-        (("[1,1]<stdout>:step 1",), "rank 0 wrote nothing"),
-        (("worker-1: step 1", "worker-0: step 1", "worker-0: step 2"), "worker-1 wrote nothing for 0 s"),
-    ],
-)
-def test_who_was_silent_is_known_at_the_end(lines: tuple[str, ...], said: str) -> None:
-    watch = watching()
-    for line in lines:
-        watch.look_at((printed(line),))
-    assert watch.silence() == said
-
-
-def test_that_a_rank_reported_in_is_not_its_last_word() -> None:
-    watch = watching()
-    watch.look_at((printed("worker-1: \x011!\x02labctl: rank 1 of 2 on worker-1"),))
-    watch.look_at((printed(CRASH),))
-    assert watch.message == "rank 1 on worker-1 exited with code 9"
-
-
-@pytest.mark.parametrize("mark", ["[1,1]<stderr>:", "[1]<stderr>:", "[1] "])
-def test_last_words_are_found_under_the_marks_of_every_launcher(mark: str) -> None:
-    watch = watching()
-    watch.look_at((printed(f"{mark}ValueError: no such data"),))
-    watch.look_at((printed(mark.replace("1", "0", 2) + "step 3"),))
-    watch.look_at((printed(mark + CRASH),))
-    assert watch.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
-
-
-def test_a_ranks_last_words_are_its_own_where_each_line_says_whose_it_is() -> None:
-    watch = watching()
-    watch.look_at((printed("worker-1: |ValueError: no such data", 1),))
-    watch.look_at((printed("worker-1: |step 3", 0),))
-    watch.look_at((printed("worker-1: RuntimeError: what its launcher says of it"),))
-    assert watch.silence() == "rank 1 wrote nothing for 0 s"
-    watch.look_at((printed(f"worker-1: |{CRASH.removeprefix('worker-1: ')}", 1),))
-    assert watch.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
-
-
-def test_what_an_elastic_launcher_started_again_is_no_reason_any_more() -> None:
-    watch = watching("torchrun:elastic")
-    watch.look_at((printed("worker-1: |ValueError: the first", 1),))
-    watch.look_at((printed(CRASH),))
-    watch.look_at((printed("worker-1: \x011!\x02labctl: rank 1 of 2 on worker-1"),))
-    watch.look_at((printed("worker-1: |ValueError: the second", 1),))
-    watch.look_at((printed(CRASH),))
-    assert watch.message == "rank 1 on worker-1 exited with code 9: ValueError: the second"
-
-
-LOST = "worker-0: RuntimeError: [pair.cc:553] Connection closed by peer [192.168.80.3]:3994. Check the remote worker."
-NOTICED = "worker-0: \x010!\x02labctl: rank 0 on worker-0 exited with code 1"
-
-
-@pytest.mark.parametrize("noticed_first", [True, False])
-def test_a_rank_that_lost_its_peer_is_not_the_reason_where_the_peer_tells_its_own(*, noticed_first: bool) -> None:
-    watch = watching()
-    watch.look_at((printed("worker-1: ValueError: no such data"),))
-    watch.look_at((printed(LOST),))
-    for line in (NOTICED, CRASH) if noticed_first else (CRASH, NOTICED):
-        watch.look_at((printed(line),))
-    first, _, other = watch.message.partition("; ")
-    assert first == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
-    assert other == "rank 0 on worker-0 exited with code 1"
-
-
-def test_a_rank_that_lost_its_peer_is_the_reason_where_no_other_says_one() -> None:
-    watch = watching()
-    watch.look_at((printed(LOST),))
-    watch.look_at((printed(NOTICED),))
-    assert watch.message == f"rank 0 on worker-0 exited with code 1: {LOST.removeprefix('worker-0: ')}"
-
-
-FAILED = "worker-1: [2026-01-02 15:04:05] [ERROR] [launch.py:341:sigkill_handler] [] exits with return code = "
-
-
-@pytest.mark.parametrize(
-    ("code", "said"), [("1", "a rank on worker-1 exited with code 1"), ("-9", "exited with code 137 (SIGKILL)")]
-)
-def test_deepspeed_reports_for_ranks_that_a_script_started(code: str, said: str) -> None:
-    watch = watching("script")
-    watch.look_at((printed("worker-1: ValueError: no such data"),))
-    killing = "[2026-01-02 15:04:05,000] [INFO] [launch.py:335:sigkill_handler] Killing subprocess 7"
-    watch.look_at((printed(f"worker-1: {killing}"),))
-    watch.look_at((printed(f"{FAILED}{code}"),))
-    assert watch.cause == "rank-crashed"
-    assert said in watch.message
-    assert watch.message.endswith(": ValueError: no such data")
-
-
-def test_a_rank_that_reports_by_itself_is_not_reported_for() -> None:
-    watch = watching()
-    watch.look_at((printed(f"{FAILED}1"),))
-    assert watch.cause is None
-
-
 def test_a_container_that_stays_and_cannot_be_entered_is_not_taken_for_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent, "DYING", 0.01)
 
@@ -596,80 +429,6 @@ def test_what_a_script_started_over_ssh_is_ended_after_the_script() -> None:
     engine = FakeBackend(answer=silent, seen=observed(LAB))
     agent.reap(LAB, engine, "r1", 0, lasted=5, launcher="script")
     assert engine.started[0][0].endswith("-launcher-1")
-
-
-def test_what_nobody_of_the_run_says_is_not_kept() -> None:
-    watch = watching()
-    for number in range(1000):
-        watch.look_at((printed(f"{number}: {'x' * 10_000}"),))
-    watch.look_at((printed(f"worker-1: {'y' * 10_000}"),))
-    watch.look_at((printed(CRASH),))
-    assert len(watch.message) < 2000
-    assert len(watch._last) == 1
-
-
-@pytest.mark.parametrize("start", ["a: [launch.py:", "a: global_rank_mapping=defaultdict(<class 'list'>, {"])
-def test_a_line_of_a_mebibyte_takes_no_time(tmp_path: Path, start: str) -> None:
-    began = time.process_time()
-    line = start * ((1 << 20) // len(start))
-    watching("script").look_at((printed(line),))
-    (tmp_path / "runs").mkdir()
-    with contextlib.closing(store.RunLog(tmp_path, replace(LAB, directory=tmp_path), JOB.workload)) as log:
-        log.keep((printed(line),))
-    assert time.process_time() - began < 1
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "RuntimeError: CUDA out of memory",
-        "torch.OutOfMemoryError: x",
-        "DefaultCPUAllocator: can't allocate memory",
-        "OSError: [Errno 12] Cannot allocate memory",
-        "MemoryError",
-        "terminate called after throwing an instance of 'std::bad_alloc'",
-        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-        "FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed for size::134217728 (128)MB",
-        "RuntimeError: Native API failed. Native API returns: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)",
-    ],
-)
-def test_a_rank_that_had_no_memory_is_out_of_memory(line: str) -> None:
-    watch = watching()
-    watch.look_at((printed(line, 1),))
-    watch.look_at((printed(CRASH),))
-    assert watch.cause == "out-of-memory"
-
-
-@pytest.mark.parametrize(
-    ("lines", "cause"),
-    [
-        (("CUDA out of memory, trying half the batch", "ValueError: no such layer"), "rank-crashed"),
-        (("CUDA out of memory", "step 4/10"), "out-of-memory"),
-    ],
-)
-def test_a_word_of_memory_counts_where_no_other_error_follows_it(lines: tuple[str, ...], cause: str) -> None:
-    watch = watching()
-    for line in lines:
-        watch.look_at((printed(line, 1),))
-    watch.look_at((printed(CRASH),))
-    assert watch.cause == cause
-
-
-def test_a_rank_that_the_kernel_killed_is_out_of_memory_and_says_so() -> None:
-    watch = watching()
-    watch.look_at((printed("step 3/9", 0),))
-    watch.look_at((printed("\x010!\x02labctl: worker-0 ran out of memory: the kernel killed 1 of its processes", 0),))
-    watch.look_at((printed("\x010!\x02labctl: rank 0 on worker-0 exited with code 137", 0),))
-    assert watch.cause == "out-of-memory"
-    ended = "rank 0 on worker-0 exited with code 137 (SIGKILL)"
-    had = "LAB_MEMORY is not set: a node has what its host has left"
-    assert watch.message == f"{ended}: ran out of memory: the kernel killed 1 of its processes; {had}"
-
-
-def test_words_alone_stop_nothing() -> None:
-    watch = watching()
-    watch.look_at((printed("warning: out of memory is near"),))
-    assert watch.cause is None
 
 
 # --- why it failed -------------------------------------------------------------------------------------------

@@ -10,40 +10,6 @@ from support.builders import container
 from labctl.backends.docker.attach import session
 
 
-@pytest.mark.parametrize(
-    ("stands", "there"),
-    [
-        ("lab/workloads", "/workspace/workloads"),
-        ("lab/workloads/opt/deep", "/workspace/workloads/opt/deep"),
-        ("lab/workloads/opt/cache/x", "/workspace/.cache/x"),
-        ("lab", None),
-        ("lab/workloads-of-another", None),
-    ],
-    ids=["a mount itself", "below a mount", "the mount nearest to it", "above the mounts", "a name that begins alike"],
-)
-def test_a_directory_is_found_by_the_mount_that_holds_it(tmp_path: Path, stands: str, there: str | None) -> None:
-    mounts = [
-        (str(tmp_path / "lab/workloads"), "/workspace/workloads"),
-        (str(tmp_path / "lab/workloads/opt/cache"), "/workspace/.cache"),
-        (str(tmp_path / "lab/runs"), "/workspace/runs"),
-    ]
-    assert session.mounted_at(tmp_path / stands, mounts) == there
-
-
-def test_a_mount_named_through_a_link_holds_what_it_leads_to(tmp_path: Path) -> None:
-    (tmp_path / "real/repo").mkdir(parents=True)
-    (tmp_path / "link").symlink_to("real")
-    assert session.mounted_at(tmp_path / "real/repo", [(str(tmp_path / "link"), "/clone")]) == "/clone/repo"
-
-
-def test_links_of_this_machine_are_not_those_of_another(tmp_path: Path) -> None:
-    """Where /home is a link here, it is a directory there."""
-    (tmp_path / "real").mkdir()
-    (tmp_path / "home").symlink_to("real")
-    there = tmp_path / "home/.labctl/demo/workloads"
-    assert session.mounted_at(there / "opt", [(str(there), "/workspace")], apart=True) == "/workspace/opt"
-
-
 def test_who_stands_in_a_directory_that_was_removed_stands_nowhere_in_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import json
 import os
@@ -27,12 +26,10 @@ from labctl.backends.docker.checks.run import CHECKS, NODE_CHECKS, Check
 from labctl.backends.docker.compose import ssh_keys
 from labctl.backends.docker.daemon import DockerEngine
 from labctl.backends.docker.images import catalog
-from labctl.backends.finding import Finding, Level, ok, problem
+from labctl.backends.finding import Finding, ok
 from labctl.backends.state import ObservedState
 from labctl.cli.output import to_json
 from labctl.config import settings
-from labctl.config.context import Context
-from labctl.doctor import fix
 from labctl.errors import ConfigError, HostError
 from labctl.model import Device, DeviceMapping, Lab, Mount
 from labctl.system import filelock
@@ -233,62 +230,6 @@ def test_the_command_that_unsets_a_setting_leaves_its_default(
     examination = examined(env="LAB_NODES=3\nhttp_proxy=http://p.example:1\nNO_PROXY=a,b\n")
     subprocess.run(["bash", "-c", examination.unset_setting("HTTP_PROXY")], cwd=tmp_path, check=True)
     assert (tmp_path / ".env").read_text() == "LAB_NODES=3\nNO_PROXY=a,b\n"
-
-
-def test_commands_of_fix_are_the_printed_ones_word_by_word() -> None:
-    printed = "labctl down && chmod 600 'a b' c && labctl up"
-    assert fix.simple_commands(printed) == [["labctl", "down"], ["chmod", "600", "a b", "c"], ["labctl", "up"]]
-
-
-def test_fix_asks_before_each_command_runs_it_once_and_looks_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def finding(level: Level, fix: str, *, auto_fixable: bool = True) -> Finding:
-        return problem(level, "LAB-X-001", "so", impact="so", fix=fix, auto_fixable=auto_fixable)
-
-    there = [
-        finding("warn", "labctl render"),
-        finding("error", "sed -i x .env", auto_fixable=False),
-        finding("error", "labctl up"),
-        finding("error", "labctl down"),
-        finding("error", "docker unpause one"),
-    ]
-    asked: list[str] = []
-    typed: list[str] = []
-
-    def type_in(context: Context, command: str) -> int:
-        typed.append(command)
-        if command != "labctl up":
-            there[:] = [one for one in there if one.fix != command]
-        return int(command == "labctl up")
-
-    def ask(question: str) -> bool:
-        asked.append(question)
-        return "down" not in question
-
-    monkeypatch.setattr(fix, "run", type_in)
-    context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={})
-    left, attempts = fix.apply_fixes(context, lambda: tuple(there), ask)
-    assert typed == ["labctl up", "docker unpause one", "labctl render"]
-    assert [(one.command, one.code) for one in attempts] == [(typed[0], 1), (typed[1], 0), (typed[2], 0)]
-    assert {one.fix for one in left} == {"sed -i x .env", "labctl up", "labctl down"}
-    assert len(asked) == 4
-
-
-def test_fix_runs_nothing_once_a_run_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    typed: list[str] = []
-    monkeypatch.setattr(fix, "run", lambda _, command: typed.append(command))
-    context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={})
-    wrong_one = Finding(code="LAB-X-001", level="error", node="local", summary="", fix="labctl up", auto_fixable=True)
-    with contextlib.ExitStack() as run:
-
-        def ask(_: str) -> bool:
-            run.enter_context(filelock.held(tmp_path / filelock.RUNS / "one.lock", "run one"))
-            return True
-
-        with pytest.raises(HostError, match="run one"):
-            fix.apply_fixes(context, lambda: (wrong_one,), ask)
-    assert typed == []
 
 
 def test_workers_of_a_lab_without_its_launcher_are_not_looked_at_from_there(

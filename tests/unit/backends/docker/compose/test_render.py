@@ -1,13 +1,9 @@
 from __future__ import annotations
 
-from errno import ENOSPC
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
-from jinja2 import FileSystemBytecodeCache
 from msgspec.structs import replace
 from support.builders import devices, host, lab, node
 
@@ -15,7 +11,6 @@ from labctl import naming
 from labctl.backends.docker.compose import render
 from labctl.model import DeviceMapping, Lab, Limits, Mount, Secret
 
-TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 INJECTIONS = [
     "x\n    privileged: true",
     'x"\n    privileged: true\n    y: "',
@@ -55,18 +50,7 @@ def read(of: Lab) -> dict[str, Any]:
     return document
 
 
-def through_yaml(value: str) -> object:
-    found = yaml.safe_load(render.yaml_string(value))
-    return found.replace("$$", "$") if isinstance(found, str) else found
-
-
 # --- values are data -----------------------------------------------------------------------------------------
-
-
-@given(TEXT)
-def test_any_text_survives_as_a_yaml_string(value: str) -> None:
-    assert through_yaml(value) == value
-    assert "\n" not in render.yaml_string(value)
 
 
 @pytest.mark.parametrize("value", INJECTIONS)
@@ -119,18 +103,6 @@ def test_the_command_to_type_by_hand_has_the_override_of_a_node_that_has_one() -
 
 def test_rendering_is_the_same_every_time() -> None:
     assert render.render(lab(3)) == render.render(lab(3))
-
-
-def test_compiled_templates_that_cannot_be_kept_are_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(ENOSPC, "No space left on device")
-
-    expected = render.render(lab())
-    render._environment.cache_clear()
-    monkeypatch.setattr(FileSystemBytecodeCache, "load_bytecode", lambda *_: None)
-    monkeypatch.setattr(FileSystemBytecodeCache, "dump_bytecode", full)
-    assert render.render(lab()) == expected
-    render._environment.cache_clear()
 
 
 def test_the_network_has_the_hosts_mtu_and_the_labs_name() -> None:
@@ -248,13 +220,6 @@ def test_the_ssh_config_has_each_node_with_its_port_and_trusts_nobody_else() -> 
     for name in ("worker-0", "worker-1"):
         assert f"Host {name}\n  HostName {name}\n  Port 3022\n" in config
     assert "StrictHostKeyChecking yes" in config
-
-
-def test_a_template_that_asks_for_what_is_not_there_fails() -> None:
-    from jinja2 import UndefinedError
-
-    with pytest.raises(UndefinedError):
-        render._environment().from_string("{{ nothing }}").render()
 
 
 def test_ten_times_the_nodes_is_ten_times_the_files() -> None:

@@ -10,8 +10,9 @@ import pytest
 from support.fakehost import FakeHost
 
 from labctl.backends.docker.deploy import cache as hosts
-from labctl.backends.docker.deploy.cache import CachedFile, HostCache
+from labctl.backends.docker.deploy.cache import CachedFile
 from labctl.config import settings
+from labctl.hub.report import HostCache
 from labctl.system import files
 from labctl.system.process import CompletedProcess
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from support.builders import IMAGE_ID, container, host, job, lab, node, observed, up
+from support.builders import IMAGE_ID, container, host, lab, node, observed, up
 
 from labctl.backends.docker.compose import render
 from labctl.backends.docker.deploy import plan
+from labctl.backends.docker.deploy.steps import WriteFiles
 from labctl.backends.state import ObservedState
 from labctl.model import File, Lab
 
@@ -230,35 +231,6 @@ def test_down_leaves_images_unless_asked_and_takes_none_that_is_not_there() -> N
     assert str(plan.down(on_hosts, image="labctl/cpu")) == "#1 remove image labctl/cpu on red  [labctl down --images]"
 
 
-def test_run_reaches_writes_launches() -> None:
-    directory = "/workspace/outputs/20260102-150405-hello-3fa2"
-    assert str(plan.run(job(entries=(("worker-1", 1),)))) == (
-        "#1 reach worker-1 over ssh within 15 s  [a run needs every node]\n"
-        "#2 write hostfile, .deepspeed_env, rank.sh, plan.txt, started, output.log, output.times, metrics.jsonl "
-        "to runs/20260102-150405-hello-3fa2, and ranks/, work/, hostfile, .deepspeed_env, rank.sh "
-        "to runs/.outputs/20260102-150405-hello-3fa2  [run 20260102-150405-hello-3fa2]\n"
-        f"#3 in launcher, at most 60 s: deepspeed --hostfile {directory}/hostfile --master_addr worker-1 "
-        "--master_port 29500 --ssh_port 12345 --launcher pdsh --force_multi --no_python --no_local_rank "
-        f"{directory}/rank.sh, which starts hello.py  [hello on worker-1]\n"
-        "#4 move runs/.outputs/20260102-150405-hello-3fa2 to runs  [run 20260102-150405-hello-3fa2]\n"
-        "#5 write runs/20260102-150405-hello-3fa2/result.json  [run 20260102-150405-hello-3fa2]"
-    )
-
-
-def test_a_run_on_hosts_ends_what_is_left_pushes_and_fetches() -> None:
-    of = job()
-    text = str(plan.run(of, hosts=("red", "blue"), reads=("r1",), ended={"r0": "its labctl died"})).splitlines()
-    assert text[0] == "#1 end, fetch and close runs/r0  [its labctl died]"
-    assert text[3] == f"#4 push workloads, runs/.outputs/{of.run_id}, runs/r1 to red, blue  [run {of.run_id}]"
-    assert text[5] == f"#6 move runs/.outputs/{of.run_id} to runs, and fetch it from red, blue  [run {of.run_id}]"
-
-
-def test_the_record_of_a_run_has_the_text_of_its_own_plan() -> None:
-    whole = plan.run(job())
-    (stage,) = (step for step in whole.steps if isinstance(step, plan.StageRun))
-    assert {file.path: file.content for file in stage.record}["plan.txt"] == f"{whole}\n"
-
-
 def test_clean_removes_the_state_at_last_and_down_the_records_of_hosts() -> None:
     on_hosts = ObservedState(parts=(ObservedState(host="red"), ObservedState(host="blue")))
     steps = plan.down(on_hosts, records={"red": (".lab/hosts/red@X",), "blue": ()}, state=".lab")
@@ -267,5 +239,5 @@ def test_clean_removes_the_state_at_last_and_down_the_records_of_hosts() -> None
 
 def test_what_a_file_holds_is_in_no_text() -> None:
     secret = File(path="secrets/hf_token", content="CANARY")
-    step = plan.WriteFiles(files=(secret,), cause="new or changed")
+    step = WriteFiles(files=(secret,), cause="new or changed")
     assert "CANARY" not in f"{step}{step!r}"

@@ -8,27 +8,28 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from support.builders import deployment, lab, observed, site, workload
+from support.builders import backend, deployment, lab, observed, site, workload
 from support.fake_backend import FakeBackend, active
 
-from labctl import flows, naming
+from labctl import naming
 from labctl.backends.docker.checks import run as doctor_run
 from labctl.backends.docker.compose import render, ssh_keys
 from labctl.backends.docker.deploy import images, ledger, plan, preflight, provision
-from labctl.backends.docker.deploy import steps as executor
 from labctl.backends.docker.lab import cluster as clusters
+from labctl.backends.plan import Step, carry_out
 from labctl.backends.state import elsewhere
 from labctl.config import settings
 from labctl.config.context import Context
-from labctl.errors import ConfigError, HostError
+from labctl.errors import HostError
 from labctl.model import HERE, Lab, Secret
+from labctl.runs import labs
 from labctl.system import filelock
 
 
-def prepare(of: Lab, image_id: str = "sha256:1") -> tuple[plan.Step, ...]:
+def prepare(of: Lab, image_id: str = "sha256:1") -> tuple[Step, ...]:
     """Carry out what is planned for the lab directory; returns it."""
     steps, _ = provision.plan_local(of, render.render(of), image_id)
-    assert executor.carry_out(steps, deployment(of, FakeBackend())) == {}
+    assert carry_out(steps, deployment(of, FakeBackend())) == {}
     assert provision.plan_local(of, render.render(of), image_id) == ((), ())
     return steps
 
@@ -82,7 +83,7 @@ def test_up_names_who_has_the_lab_before_what_only_follows_from_that(
     engine = FakeBackend(seen=observed(lab(), worker_0={"directory": str(theirs)}))
     monkeypatch.setattr(doctor_run, "preflight", port_is_taken)
     with pytest.raises(HostError, match="lab `demo` belongs to"):
-        flows.bring_up(context, site(context, engine))
+        labs.bring_up(backend(context, site(context, engine)))
 
 
 def test_a_lab_whose_directory_was_moved_can_still_be_taken_over(tmp_path: Path) -> None:
@@ -213,12 +214,6 @@ def test_keys_that_are_gone_are_noticed(tmp_path: Path) -> None:
     assert ssh_keys.missing(of) == {"launcher", "worker-0", "worker-1"}
 
 
-def test_a_directory_without_settings_is_no_lab(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        preflight.require_initialised(at(tmp_path))
-    assert caught.value.hint.startswith("labctl init")
-
-
 def test_a_run_keeps_its_nodes(tmp_path: Path) -> None:
     steps = plan.up(lab(3), render.render(lab(3)), observed(lab())).steps
     engine, other = (FakeBackend(answer=active("r2", *nodes)) for nodes in (("worker-1", "worker-2"), ("worker-1",)))
@@ -237,13 +232,6 @@ def test_an_up_that_changes_nothing_does_not_mind_a_run(tmp_path: Path) -> None:
     steps = plan.up(lab(), render.render(lab()), observed(lab())).steps
     with filelock.held(tmp_path / filelock.RUNS / "r1.lock", "run r1"):
         preflight.require_no_run(at(tmp_path), FakeBackend(), observed(lab()), steps)
-
-
-def test_outside_a_lab_nobodys_lab_is_meant(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is not a lab directory \(no \.env\)"):
-        preflight.require_named(at(tmp_path), at(tmp_path).settings())
-    named = Context(directory=tmp_path, environ={"LAB_NAME": "mine"}, emit=lambda _: None, flags={})
-    preflight.require_named(named, named.settings())
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,11 @@ from labctl import errors, naming
 from labctl.backends.docker import agent
 from labctl.backends.docker.compose import render
 from labctl.backends.docker.deploy import plan
-from labctl.backends.docker.deploy import steps as executor
+from labctl.backends.docker.deploy.steps import Deployment, RemoveState, WaitForSsh, WriteFiles, WriteKeys
 from labctl.backends.docker.engine import Kind
 from labctl.backends.docker.hosts import ssh_errors
 from labctl.backends.docker.multi import MultiHostEngine
+from labctl.backends.plan import carry_out
 from labctl.backends.state import ObservedState
 from labctl.errors import HostError
 from labctl.model import Event
@@ -108,8 +109,8 @@ def test_nodes_that_answered_meanwhile_are_not_reached_again(
     of = lab(directory=tmp_path)
     begun = agent.begin_reach(names(*early), observed(of), NODES)
     engine = answers(*({"node": name, "ok": True, "seconds": 0.2} for name in NODES))
-    step = plan.WaitForSsh(nodes=NODES, seconds=60, cause="wait for SSH")
-    assert executor.carry_out((step,), replace(deployment(of, engine), early=begun)) == {}
+    step = WaitForSsh(nodes=NODES, seconds=60, cause="wait for SSH")
+    assert carry_out((step,), replace(deployment(of, engine), early=begun)) == {}
     assert len(engine.started) == again
 
 
@@ -117,8 +118,8 @@ def test_nodes_of_a_host_that_failed_are_not_waited_for() -> None:
     of = lab((node(0), node(1, host="red")), hosts=(host(), host(name="red")))
     engine = answers({"node": "worker-0", "ok": True, "seconds": 0.2})
     failed = {"red": HostError("red: no answer", node="red")}
-    step = plan.WaitForSsh(nodes=NODES, seconds=60, cause="wait for SSH")
-    assert executor.carry_out((step,), deployment(of, engine), failed) == failed
+    step = WaitForSsh(nodes=NODES, seconds=60, cause="wait for SSH")
+    assert carry_out((step,), deployment(of, engine), failed) == failed
     assert [argv[len(agent.AGENT) :] for _, argv in engine.started] == [("reach", "60", "worker-0")]
 
 
@@ -148,9 +149,9 @@ def test_up_is_carried_out_in_order_and_said_aloud(tmp_path: Path) -> None:
     seen = ObservedState(containers=(surplus,), image="sha256:1111")
     files = render.render(of)
     events: list[Event] = []
-    local = (plan.WriteKeys(paths=("keys",), cause="new"), plan.WriteFiles(files=files, cause="new"))
+    local = (WriteKeys(paths=("keys",), cause="new"), WriteFiles(files=files, cause="new"))
     steps = plan.up(of, files, seen, local=local).steps
-    assert executor.carry_out(steps, deployment(of, engine, events.append)) == {}
+    assert carry_out(steps, deployment(of, engine, events.append)) == {}
     assert [path.relative_to(tmp_path).as_posix() for path in sorted((tmp_path / ".lab").rglob("*.yml"))] == [
         naming.compose_path("worker-0"),
         naming.compose_path("worker-1"),
@@ -166,11 +167,11 @@ def test_up_is_carried_out_in_order_and_said_aloud(tmp_path: Path) -> None:
 def test_a_step_that_fails_ends_the_plan(tmp_path: Path) -> None:
     of = lab(directory=tmp_path)
     engine = FakeBackend(dead=("labctl-demo-launcher-1",))
-    local = (plan.WriteFiles(files=render.render(of), cause="new"),)
+    local = (WriteFiles(files=render.render(of), cause="new"),)
     with pytest.raises(HostError, match="No such container"):
-        executor.carry_out(plan.up(of, (*local[0].files,), ObservedState(), local=local).steps, deployment(of, engine))
+        carry_out(plan.up(of, (*local[0].files,), ObservedState(), local=local).steps, deployment(of, engine))
     with pytest.raises(HostError, match="cannot make"):
-        executor.carry_out(local, deployment(lab(directory=tmp_path / naming.compose_path("worker-0")), engine))
+        carry_out(local, deployment(lab(directory=tmp_path / naming.compose_path("worker-0")), engine))
 
 
 def test_state_is_kept_for_a_host_that_failed_but_not_what_no_node_needs(tmp_path: Path) -> None:
@@ -179,17 +180,17 @@ def test_state_is_kept_for_a_host_that_failed_but_not_what_no_node_needs(tmp_pat
     secret = tmp_path / ".lab/nodes/worker-0/secrets/hf_token"
     secret.parent.mkdir(parents=True)
     secret.touch()
-    down = executor.Deployment(context=up.context, cluster=up.cluster)
-    executor.carry_out((plan.RemoveState(paths=(".lab",), cause="labctl clean"),), down, failed)
+    down = Deployment(context=up.context, cluster=up.cluster)
+    carry_out((RemoveState(paths=(".lab",), cause="labctl clean"),), down, failed)
     assert secret.exists()
     path = str(secret.relative_to(tmp_path))
-    executor.carry_out((plan.RemoveState(paths=(path,), cause="no longer needed"),), up, failed)
+    carry_out((RemoveState(paths=(path,), cause="no longer needed"),), up, failed)
     assert not secret.exists()
 
 
 def test_down_needs_no_lab_on_disk() -> None:
     engine = FakeBackend()
-    executor.carry_out(plan.down(observed(lab())).steps, deployment(lab(), engine))
+    carry_out(plan.down(observed(lab())).steps, deployment(lab(), engine))
     assert engine.done == [
         ("remove container", ("id-launcher", "id-worker-0", "id-worker-1")),
         ("remove network", ("id-network",)),
@@ -214,12 +215,12 @@ def test_an_image_that_a_container_uses_stays_and_is_no_failure() -> None:
         'conflict: unable to remove repository reference "labctl/cpu" (must force) - '
         "container f970c0067a97 is using its referenced image 9ee0058fd941"
     )
-    assert executor.carry_out(steps.steps, deployment(lab(), engine, events.append)) == {}
+    assert carry_out(steps.steps, deployment(lab(), engine, events.append)) == {}
     (warning,) = (event.text for event in events if event.kind == "warning")
     assert warning.startswith("h1: image labctl/cpu stays: ")
     assert "container f970c0067a97" in warning
     engine.words = "read-only file system"
-    assert set(executor.carry_out(steps.steps, deployment(lab(), engine, events.append))) == {"h1"}
+    assert set(carry_out(steps.steps, deployment(lab(), engine, events.append))) == {"h1"}
 
 
 def test_programs_start_where_a_container_belongs_whoever_else_has_one_of_its_name() -> None:
@@ -240,28 +241,18 @@ def test_a_hosts_files_are_removed_once_what_is_only_there_is_here(tmp_path: Pat
     steps = plan.down(seen, {"red": (str(directory),)}, state="kept").steps
     (tmp_path / "kept").mkdir()
     made = deployment(lab(directory=tmp_path), engine)
-    site = executor.Deployment(context=made.context, cluster=made.cluster)
+    site = Deployment(context=made.context, cluster=made.cluster)
     (directory / naming.OUTPUTS / "\n..").mkdir(parents=True)
-    assert set(executor.carry_out(steps, site)) == {"red"}
+    assert set(carry_out(steps, site)) == {"red"}
     assert (directory.exists(), (tmp_path / "kept").exists()) == (True, True)
     shutil.rmtree(directory / "runs")
     (directory / naming.OUTPUTS / "r1").mkdir(parents=True)
     (directory / naming.OUTPUTS / "r1/loss").write_text("1")
     # The run is this lab's.
     (tmp_path / "runs/r1").mkdir(parents=True)
-    assert executor.carry_out(steps, site) == {}
+    assert carry_out(steps, site) == {}
     assert ((tmp_path / "runs/r1/loss").read_text(), directory.exists()) == ("1", False)
     assert not (tmp_path / "kept").exists()
-
-
-def test_a_step_that_nobody_knows_is_a_bug() -> None:
-    with pytest.raises(TypeError):
-        executor.do(object(), deployment(lab(), FakeBackend()))
-
-
-def test_long_steps_are_cut_for_the_screen() -> None:
-    assert executor.shorten("x" * 110) == "x" * 110
-    assert executor.shorten("x" * 111) == "x" * 107 + "..."
 
 
 def test_hosts_that_fail_are_all_named_and_what_to_type_is_said_for_each() -> None:

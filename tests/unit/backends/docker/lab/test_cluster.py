@@ -11,7 +11,6 @@ import pytest
 from support import builders
 from support.fake_backend import FakeBackend
 
-from labctl import flows
 from labctl.backends.docker.compose import render
 from labctl.backends.docker.daemon import DockerEngine
 from labctl.backends.docker.deploy import ledger
@@ -24,6 +23,7 @@ from labctl.config.context import Context
 from labctl.config.inventory import InventoryHost
 from labctl.errors import ConfigError, HostError
 from labctl.model import Lab
+from labctl.runs import labs
 
 ROUTES = """\
 Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT
@@ -183,5 +183,5 @@ def test_down_forgets_the_hosts_that_have_nothing_any_more(
         ledger.note(context.directory, name, f"engine of {name}")
     monkeypatch.setattr(engines[1], "remove", lambda *_: refuse())
     with pytest.raises(HostError, match="cannot start a container"):
-        flows.take_down(context, opened(engines=engines, LAB_SHARED_DIR="/"))
+        labs.take_down(builders.backend(context, opened(engines=engines, LAB_SHARED_DIR="/")), "labctl down")
     assert [one.host for one in ledger.left_over(context.directory, {})] == ["h1"]

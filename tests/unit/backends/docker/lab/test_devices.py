@@ -11,6 +11,7 @@ import pytest
 from support import sysfs
 
 from labctl.backends import spec
+from labctl.backends.devices import HostDevices
 from labctl.backends.docker.lab import devices
 from labctl.cli.devices import host_text, ranges
 from labctl.cli.output import to_json
@@ -28,7 +29,7 @@ def plain_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         sysfs.put(tmp_path / f"root/sys/devices/system/node/{node}/cpulist", f"{cores}\n")
 
 
-def host(tmp_path: Path, text: str | None = None) -> devices.HostDevices:
+def host(tmp_path: Path, text: str | None = None) -> HostDevices:
     """This host; in a lab with that .env, or in no lab."""
     directory = tmp_path / "lab"
     directory.mkdir()

@@ -1,0 +1,80 @@
+"""Plans of runs compared whole, as ``--dry-run`` prints them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from support import builders
+
+from labctl.backends.docker.backend import DockerBackend, NewRun
+from labctl.backends.plan import Plan
+from labctl.config.context import Context
+from labctl.jobs.request import RunOptions
+from labctl.model import Job, Lab, Mount
+from labctl.records import left
+from labctl.runs import start
+from labctl.runs.steps import StageRun
+
+RUN = "20260102-150405-hello-3fa2"
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> DockerBackend:
+    context = Context(directory=tmp_path, environ={"LAB_NAME": "demo"}, emit=lambda _: None, flags={})
+    return builders.backend(context, builders.site(context))
+
+
+def lab_of(backend: DockerBackend) -> Lab:
+    return builders.lab(directory=backend.context.directory)
+
+
+def plan(backend: DockerBackend, lab: Lab, job: Job, *, detach: bool = False) -> Plan:
+    """The plan of a run that nothing was observed for."""
+    return start.plan(backend, NewRun(lab=lab, job=job), RunOptions(detach=detach), preview=True)
+
+
+def test_run_reaches_writes_launches(backend: DockerBackend) -> None:
+    lab, directory = lab_of(backend), f"/workspace/outputs/{RUN}"
+    rendered = ", ".join(f"rendered/nodes/{name}/compose.yml" for name in ("worker-0", "worker-1"))
+    assert str(plan(backend, lab, builders.job(lab, entries=(("worker-1", 1),)))) == (
+        "#1 reach worker-1 over ssh within 15 s  [a run needs every node]\n"
+        "#2 write hostfile, .deepspeed_env, rank.sh, plan.txt, job.json, settings.json, versions.json, "
+        f"{rendered}, started, output.log, output.times, metrics.jsonl "
+        f"to runs/{RUN}, and ranks/, work/, hostfile, .deepspeed_env, rank.sh to runs/.outputs/{RUN}  [run {RUN}]\n"
+        f"#3 in launcher, at most 60 s: deepspeed --hostfile {directory}/hostfile --master_addr worker-1 "
+        "--master_port 29500 --ssh_port 12345 --launcher pdsh --force_multi --no_python --no_local_rank "
+        f"{directory}/rank.sh, which starts hello.py  [hello on worker-1]\n"
+        f"#4 move runs/.outputs/{RUN} to runs  [run {RUN}]\n"
+        f"#5 write runs/{RUN}/result.json  [run {RUN}]"
+    )
+
+
+def test_a_run_that_is_detached_is_only_launched(backend: DockerBackend) -> None:
+    lab = lab_of(backend)
+    steps = str(plan(backend, lab, builders.job(lab), detach=True)).splitlines()
+    assert [step.split()[1] for step in steps] == ["reach", "write", "in"]
+
+
+def test_a_run_on_hosts_ends_what_is_left_pushes_and_fetches(
+    backend: DockerBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("red", "blue")
+    hosts = tuple(builders.host(name=name, directory="/home/ann/.labctl/demo") for name in names)
+    nodes = tuple(builders.node(number, host=name) for number, name in enumerate(names))
+    mounts = (Mount(source=f"{backend.context.directory}/runs", target="/workspace/runs", read_only=True),)
+    lab = replace(lab_of(backend), nodes=nodes, hosts=hosts, mounts=mounts)
+    job = builders.job(lab, arguments=("--data", "/workspace/runs/r1/data"), inputs=(("data", ""),))
+    monkeypatch.setattr(left, "unfinished", lambda *_: {"r0": "its labctl died"})
+    text = str(plan(backend, lab, job)).splitlines()
+    assert text[0] == "#1 end, fetch and close runs/r0  [its labctl died]"
+    assert text[3] == f"#4 push workloads, runs/.outputs/{RUN}, runs/r1 to red, blue  [run {RUN}]"
+    assert text[5] == f"#6 move runs/.outputs/{RUN} to runs, and fetch it from red, blue  [run {RUN}]"
+
+
+def test_the_record_of_a_run_has_the_text_of_its_own_plan(backend: DockerBackend) -> None:
+    lab = lab_of(backend)
+    whole = plan(backend, lab, builders.job(lab))
+    (stage,) = (step for step in whole.steps if isinstance(step, StageRun))
+    assert {file.path: file.content for file in stage.record}["plan.txt"] == f"{whole}\n"

@@ -1,0 +1,52 @@
+"""The reason for which a run is ended."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from support.builders import job, lab
+
+from labctl.backends.stopping import RunStopper
+
+
+class Stopper(RunStopper):
+    """Ends no run."""
+
+    def end(self, grace: float) -> None:
+        pass
+
+
+@pytest.fixture
+def stop() -> Stopper:
+    return Stopper(lab(), job())
+
+
+def test_the_first_reason_stands(stop: Stopper) -> None:
+    stop.because("timeout", "first")
+    stop.because("interrupted", "second")
+    assert (stop.cause, stop.message) == ("timeout", "first")
+
+
+def test_a_run_that_has_ended_takes_no_reason(stop: Stopper) -> None:
+    stop.close()
+    stop.because("node-lost", "late")
+    assert stop.cause is None
+
+
+def test_a_signal_while_a_reason_is_noted_does_not_hang(stop: Stopper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler runs in the thread that it interrupts: in the middle of ``because`` it calls ``because``."""
+
+    class Interrupted:
+        def __init__(self, **_: object) -> None:
+            pass
+
+        def start(self) -> None:
+            stop.because("interrupted", "stopped by SIGINT")
+
+    caller = threading.Thread(target=stop.because, args=("rank-crashed", "rank 0"), daemon=True)
+    monkeypatch.setattr(threading, "Thread", Interrupted)
+    caller.start()
+    caller.join(1)
+    assert not caller.is_alive()
+    assert stop.cause == "rank-crashed"

@@ -1,0 +1,78 @@
+"""`labctl doctor --fix`, with commands that are not run."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+from support import builders
+
+from labctl.backends import Backend
+from labctl.backends.finding import Finding, Level, problem
+from labctl.config.context import Context
+from labctl.doctor import fix
+from labctl.errors import HostError
+from labctl.system import filelock
+
+
+def examining(directory: Path, monkeypatch: pytest.MonkeyPatch, findings: list[Finding]) -> Backend:
+    """A backend whose checks have these findings."""
+    context = Context(directory=directory, environ={}, emit=lambda _: None, flags={})
+    backend = builders.backend(context, builders.site(context))
+    monkeypatch.setattr(backend, "findings", lambda _: tuple(findings))
+    return backend
+
+
+def test_commands_of_fix_are_the_printed_ones_word_by_word() -> None:
+    printed = "labctl down && chmod 600 'a b' c && labctl up"
+    assert fix.simple_commands(printed) == [["labctl", "down"], ["chmod", "600", "a b", "c"], ["labctl", "up"]]
+
+
+def test_fix_asks_before_each_command_runs_it_once_and_looks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finding(level: Level, fix: str, *, auto_fixable: bool = True) -> Finding:
+        return problem(level, "LAB-X-001", "so", impact="so", fix=fix, auto_fixable=auto_fixable)
+
+    there = [
+        finding("warn", "labctl render"),
+        finding("error", "sed -i x .env", auto_fixable=False),
+        finding("error", "labctl up"),
+        finding("error", "labctl down"),
+        finding("error", "docker unpause one"),
+    ]
+    asked: list[str] = []
+    typed: list[str] = []
+
+    def type_in(context: Context, command: str) -> int:
+        typed.append(command)
+        if command != "labctl up":
+            there[:] = [one for one in there if one.fix != command]
+        return int(command == "labctl up")
+
+    def ask(question: str) -> bool:
+        asked.append(question)
+        return "down" not in question
+
+    monkeypatch.setattr(fix, "run", type_in)
+    report = fix.apply(examining(tmp_path, monkeypatch, there), ask)
+    assert typed == ["labctl up", "docker unpause one", "labctl render"]
+    assert [(one.command, one.code) for one in report.fixed] == [(typed[0], 1), (typed[1], 0), (typed[2], 0)]
+    assert {one.fix for one in report.findings} == {"sed -i x .env", "labctl up", "labctl down"}
+    assert len(asked) == 4
+
+
+def test_fix_runs_nothing_once_a_run_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed: list[str] = []
+    monkeypatch.setattr(fix, "run", lambda _, command: typed.append(command))
+    wrong_one = Finding(code="LAB-X-001", level="error", node="local", summary="", fix="labctl up", auto_fixable=True)
+    with contextlib.ExitStack() as run:
+
+        def ask(_: str) -> bool:
+            run.enter_context(filelock.held(tmp_path / filelock.RUNS / "one.lock", "run one"))
+            return True
+
+        with pytest.raises(HostError, match="run one"):
+            fix.apply(examining(tmp_path, monkeypatch, [wrong_one]), ask)
+    assert typed == []
