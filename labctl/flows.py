@@ -209,7 +209,7 @@ def plan_down(context: Context, *, images: bool = False) -> PlanPreview:
     from labctl.runs import labs
 
     with to_remove(context, images=images) as backend:
-        plan = backend.plan_down(images=images)
+        plan = backend.plan_down(images=images, preview=True)
         labs.warn_of_runs(backend)
         return preview(backend.settings.text("LAB_NAME"), plan)
 

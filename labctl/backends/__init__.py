@@ -73,7 +73,7 @@ class Backend(Protocol):
     def plan_up(self, *, preview: bool = False) -> Plan:
         """Plan the rest of `up`, from what the nodes are now."""
 
-    def plan_down(self, *, images: bool = False, state: str = "") -> Plan:
+    def plan_down(self, *, images: bool = False, state: str = "", preview: bool = False) -> Plan:
         """Plan the removal of the lab's objects; also of its ``images``, or of its ``state`` directory."""
 
     def carry_out(self, plan: Plan) -> None:

@@ -185,11 +185,13 @@ class DockerBackend:
             preflight.warn_excluded_hosts(self.context, failed)
         return UpPlan(plan.steps, lab=lab, failed=failed)
 
-    def plan_down(self, *, images: bool = False, state: str = "") -> Plan:
+    def plan_down(self, *, images: bool = False, state: str = "", preview: bool = False) -> Plan:
         """Plan the removal of all with the lab's label, of what hosts were sent, and of image or state if asked for."""
         from labctl.backends.docker.deploy import decide
 
         self._observed, plan, failed = decide.down(self.context, self.cluster, images_too=images, state=state)
+        if preview:
+            preflight.warn_excluded_hosts(self.context, failed)
         return DownPlan(plan.steps, failed=failed)
 
     def carry_out(self, plan: Plan) -> None:

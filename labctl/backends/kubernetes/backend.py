@@ -142,7 +142,7 @@ class KubernetesBackend:
         """Plan nothing: pods are started by a run."""
         return Plan()
 
-    def plan_down(self, *, images: bool = False, state: str = "") -> Plan:  # noqa: ARG002
+    def plan_down(self, *, images: bool = False, state: str = "", preview: bool = False) -> Plan:  # noqa: ARG002
         """Plan the removal of all that the lab has in the cluster but its claim and namespace."""
         from labctl.backends.kubernetes.steps import AwaitPodsGone, DeleteObject, KeepObject
 

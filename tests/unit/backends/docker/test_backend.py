@@ -1,4 +1,4 @@
-"""Plans of runs compared whole, as ``--dry-run`` prints them."""
+"""Plans that ``--dry-run`` prints; those of runs are compared whole."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from support import builders
 from labctl.backends.docker.backend import DockerBackend, NewRun
 from labctl.backends.plan import Plan
 from labctl.config.context import Context
+from labctl.errors import HostError
 from labctl.jobs.request import RunOptions
-from labctl.model import Job, Lab, Mount
+from labctl.model import Event, Job, Lab, Mount
 from labctl.records import left
 from labctl.runs import start
 from labctl.runs.steps import StageRun
@@ -21,8 +22,13 @@ RUN = "20260102-150405-hello-3fa2"
 
 
 @pytest.fixture
-def backend(tmp_path: Path) -> DockerBackend:
-    context = Context(directory=tmp_path, environ={"LAB_NAME": "demo"}, emit=lambda _: None, flags={})
+def events() -> list[Event]:
+    return []
+
+
+@pytest.fixture
+def backend(tmp_path: Path, events: list[Event]) -> DockerBackend:
+    context = Context(directory=tmp_path, environ={"LAB_NAME": "demo"}, emit=events.append, flags={})
     return builders.backend(context, builders.site(context))
 
 
@@ -78,3 +84,13 @@ def test_the_record_of_a_run_has_the_text_of_its_own_plan(backend: DockerBackend
     whole = plan(backend, lab, builders.job(lab))
     (stage,) = (step for step in whole.steps if isinstance(step, StageRun))
     assert {file.path: file.content for file in stage.record}["plan.txt"] == f"{whole}\n"
+
+
+@pytest.mark.parametrize(("preview", "warnings"), [(True, ["red: no answer"]), (False, [])])
+def test_a_preview_of_down_names_the_hosts_that_it_skips(
+    backend: DockerBackend, events: list[Event], *, preview: bool, warnings: list[str]
+) -> None:
+    """Without a preview they are errors of the command."""
+    backend.cluster = replace(backend.cluster, failed={"red": HostError("red: no answer", node="red")})
+    backend.plan_down(preview=preview)
+    assert [event.text for event in events if event.kind == "warning"] == warnings
