@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from importlib import import_module
@@ -141,8 +141,8 @@ class Backend(Protocol):
     def require_ready(self, run: Run, options: RunOptions, *, preview: bool = False) -> None:
         """Raise HostError or ConfigError if the run cannot begin."""
 
-    def plan_run(self, run: Run, *, preview: bool = False) -> RunPlan:
-        """Plan a run that is ready."""
+    def plan_run(self, run: Run, *, ended: Collection[str] = (), preview: bool = False) -> RunPlan:
+        """Plan a run that is ready, before which earlier runs are ``ended``."""
 
     def carry_out_steps(self, run: Run, steps: tuple[Step, ...], *, before: int, after: int) -> None:
         """Carry out a part of a run's steps; ``before`` and ``after`` count the other steps."""

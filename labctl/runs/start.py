@@ -122,10 +122,11 @@ def ready(backend: Backend, request: Request, run: Run) -> Run:
 
 def plan(backend: Backend, run: Run, options: RunOptions, *, preview: bool = False) -> Plan:
     """Plan a run that is ready: what earlier runs left is ended, nodes are checked, then it is launched and judged."""
-    own = backend.plan_run(run, preview=preview)
+    unfinished = _unfinished(backend)
+    own = backend.plan_run(run, ended=unfinished, preview=preview)
     run_id, cause = run.run_id, f"run {run.run_id}"
     nodes = ", ".join(node.name for node in run.job.nodes)
-    ended = tuple(EndRun(run_id=earlier, cause=why) for earlier, why in _unfinished(backend).items())
+    ended = tuple(EndRun(run_id=earlier, cause=why) for earlier, why in unfinished.items())
     end = (
         CollectResults(text=own.collect, cause=cause),
         WriteResult(run_id=run_id, cause=cause),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
@@ -401,7 +401,7 @@ class DockerBackend:
 
         readiness.require_launcher(self.context, self.cluster, self.lab(), workload)
 
-    def plan_run(self, run: Run, *, preview: bool = False) -> RunPlan:
+    def plan_run(self, run: Run, *, ended: Collection[str] = (), preview: bool = False) -> RunPlan:
         """Plan a run that is ready: its nodes are checked, and hosts are sent its files."""
         from labctl.backends.docker.deploy import artifacts, readiness
         from labctl.backends.docker.deploy.steps import CheckNodes, PushRun
@@ -409,7 +409,8 @@ class DockerBackend:
 
         new = cast("NewRun", run)
         lab, job, cause = new.lab, new.job, f"run {new.run_id}"
-        if preview and new.observed:
+        # Until they are ended, earlier runs may have the port.
+        if preview and new.observed and not ended:
             readiness.require_port(lab, job, self.cluster.engine, self.cluster.facts)
         nodes = tuple(node.name for node in job.nodes)
         hosts = tuple(host.name for host in artifacts.hosts_apart(lab, job))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -268,7 +268,7 @@ class KubernetesBackend:
         new = cast("NewClusterRun", run)
         checks.preflight(self._cluster, new.target, new.built)
 
-    def plan_run(self, run: Run, *, preview: bool = False) -> RunPlan:
+    def plan_run(self, run: Run, *, ended: Collection[str] = (), preview: bool = False) -> RunPlan:  # noqa: ARG002
         """Plan a run that is ready: its objects are applied, and its results fetched from the launcher's pod."""
         new, cluster = cast("NewClusterRun", run), self._cluster
         versions = {} if preview else store.versions(new.lab, cluster.engine.versions(), None)

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from support import builders
 
 from labctl.backends.docker.backend import DockerBackend, NewRun
+from labctl.backends.docker.deploy import readiness
 from labctl.backends.plan import Plan
 from labctl.config.context import Context
 from labctl.errors import HostError
@@ -94,3 +95,18 @@ def test_a_preview_of_down_names_the_hosts_that_it_skips(
     backend.cluster = replace(backend.cluster, failed={"red": HostError("red: no answer", node="red")})
     backend.plan_down(preview=preview)
     assert [event.text for event in events if event.kind == "warning"] == warnings
+
+
+def test_a_preview_takes_no_port_for_in_use_that_an_earlier_run_may_have(
+    backend: DockerBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise HostError("port 29500 is in use")
+
+    lab = lab_of(backend)
+    run = NewRun(lab=lab, job=builders.job(lab), observed=builders.observed(lab))
+    monkeypatch.setattr(readiness, "require_port", refuse)
+    with pytest.raises(HostError, match="port 29500"):
+        start.plan(backend, run, RunOptions(), preview=True)
+    monkeypatch.setattr(left, "unfinished", lambda *_: {"r0": "its launcher was restarted"})
+    assert start.plan(backend, run, RunOptions(), preview=True).steps
