@@ -157,33 +157,44 @@ class DockerBackend:
         from labctl.backends.docker.checks import run as checks
         from labctl.backends.docker.deploy import images, ledger, provision
 
-        self._observed, cluster = preflight.observe(self.context, self.cluster)
+        observed, cluster = preflight.observe(self.context, self.cluster)
+        self._observed = observed
         # The nodes are asked while the rest is decided.
-        self._early = None if preview else cluster.begin_reach(self._observed)
+        self._early = None if preview else cluster.begin_reach(observed)
         ledger.warn_orphaned_hosts(self.context, cluster)
         lab, cluster = preview_lab(cluster)
         cluster = checks.preflight(self.context, lab, cluster, "up")
-        steps, failed = images.plan_images(self.context, cluster, self._observed)
+        ensured, failed = images.plan_images(self.context, cluster, observed)
         self.cluster = cluster.excluding(failed)
         preflight.report_accelerator(self.context, self.cluster, lab)
         preflight.warn_small_arp_table(self.context, self.cluster, lab)
-        return Plan((*steps, *provision.plan_probe(self.cluster)))
+        steps = (*ensured, *provision.plan_probe(self.cluster))
+        if steps and not preview:
+            # What stops the rest is to be known before an image is built.
+            lab, self.cluster = preview_lab(self.cluster)
+            self._decide_up(lab, observed)
+        return Plan(steps)
 
     def plan_up(self, *, preview: bool = False) -> Plan:
         """Plan the lab directory and the containers, once the image is everywhere and engines were probed."""
+        if self._observed is None:
+            self._observed, self.cluster = preflight.observe(self.context, self.cluster)
+        lab, self.cluster = preview_lab(self.cluster) if preview else load_lab(self.context, self.cluster)
+        plan, failed = self._decide_up(lab, self._observed)
+        if preview:
+            preflight.warn_excluded_hosts(self.context, failed)
+        return UpPlan(plan.steps, lab=lab, failed=failed)
+
+    def _decide_up(self, lab: Lab, observed: ObservedState) -> tuple[Plan, Failures]:
+        """Plan the lab directory and the containers; return also the hosts that the plan skips. HostError."""
         from labctl.backends.docker.checks import run as checks
         from labctl.backends.docker.deploy import decide
         from labctl.backends.docker.deploy.steps import ApplyProject
 
-        if self._observed is None:
-            self._observed, self.cluster = preflight.observe(self.context, self.cluster)
-        lab, self.cluster = preview_lab(self.cluster) if preview else load_lab(self.context, self.cluster)
-        plan, failed = decide.up(self.context, self.cluster, lab, self._observed)
+        plan, failed = decide.up(self.context, self.cluster, lab, observed)
         if any(isinstance(step, ApplyProject) for step in plan.steps):
             checks.require_compose(self.context, lab, self.cluster)
-        if preview:
-            preflight.warn_excluded_hosts(self.context, failed)
-        return UpPlan(plan.steps, lab=lab, failed=failed)
+        return plan, failed
 
     def plan_down(self, *, images: bool = False, state: str = "", preview: bool = False) -> Plan:
         """Plan the removal of all with the lab's label, of what hosts were sent, and of image or state if asked for."""

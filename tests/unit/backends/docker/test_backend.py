@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 from msgspec.structs import replace
 from support import builders
+from support.fake_backend import FakeBackend, active
 
 from labctl.backends.docker.backend import DockerBackend, NewRun
 from labctl.backends.docker.deploy import readiness
@@ -110,3 +112,14 @@ def test_a_preview_takes_no_port_for_in_use_that_an_earlier_run_may_have(
         start.plan(backend, run, RunOptions(), preview=True)
     monkeypatch.setattr(left, "unfinished", lambda *_: {"r0": "its launcher was restarted"})
     assert start.plan(backend, run, RunOptions(), preview=True).steps
+
+
+def test_up_is_refused_during_a_run_before_images_and_probes(backend: DockerBackend) -> None:
+    engine = cast(FakeBackend, backend.cluster.engine)
+    assert backend.plan_prepare().steps
+    of = lab_of(backend)
+    changed = {name: {"directory": str(of.directory)} for name in ("launcher", "worker_0", "worker_1")}
+    engine.seen, engine.answer = builders.observed(of, **changed), active("r1", "worker-0")
+    with pytest.raises(HostError, match="cannot change the lab while run r1"):
+        backend.plan_prepare()
+    assert backend.plan_prepare(preview=True).steps
