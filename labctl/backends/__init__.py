@@ -167,8 +167,8 @@ class Backend(Protocol):
     def output(self, run: Run, on_lines: OnLines, given_up: Callable[[], bool] = bool) -> None:
         """Pass on the lines of a run from its beginning to its end, with an empty batch per second of silence."""
 
-    def log(self, run: Run, on_lines: OnLines) -> bool:
-        """Pass on the lines so far of a run without a result; return False if its record has them."""
+    def log(self, run_id: str, on_lines: OnLines) -> bool:
+        """Hand on the lines that a run without a result has printed so far; False if its record has them."""
 
     def recorded(self, run_id: str) -> Run:
         """Load a run of the record."""

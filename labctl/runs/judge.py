@@ -309,11 +309,10 @@ def logs(
                 show(line.when, line.text if rank is None else line.said)
 
     if not store.read_result(directory, run_id):
-        run = backend.recorded(run_id)
         if follow:
-            backend.output(run, show_lines)
+            backend.output(backend.recorded(run_id), show_lines)
             return
-        if backend.log(run, show_lines):
+        if backend.log(run_id, show_lines):
             return
     for when, text in store.output(directory, run_id, rank):
         show(when, text)

@@ -495,7 +495,7 @@ class DockerBackend:
         follower = agent.Follower(on_lines, self.context.notice, given_up)
         agent.follow(run.lab, self.cluster.engine, run.run_id, follower)
 
-    def log(self, run: Run, on_lines: OnLines) -> bool:  # noqa: ARG002
+    def log(self, run_id: str, on_lines: OnLines) -> bool:  # noqa: ARG002
         """Return False: who follows a run keeps its lines in the record."""
         return False
 

@@ -327,9 +327,9 @@ class KubernetesBackend:
         for line in labs.lines(self._cluster, cast("ClusterRun", run), follow=True):
             on_lines((line,))
 
-    def log(self, run: Run, on_lines: OnLines) -> bool:
+    def log(self, run_id: str, on_lines: OnLines) -> bool:
         """Hand on the lines that the launcher's pod has printed so far. HostError if it has not started."""
-        for line in labs.lines(self._cluster, cast("ClusterRun", run), follow=False):
+        for line in labs.lines(self._cluster, self._cluster.run(run_id), follow=False):
             on_lines((line,))
         return True
 
