@@ -14,18 +14,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from support import builders
-from support.fake_backend import FakeBackend
+from support.in_memory import InMemory
 
-from labctl.backends.docker.events import Losses
+from labctl.backends import Backend
 from labctl.batches import batch as batches
 from labctl.batches import record
 from labctl.batches.record import Batch, BatchJob
-from labctl.config.context import Context
 from labctl.errors import ConfigError, HostError, Interrupted, LabError
 from labctl.jobs.request import RunOptions
 from labctl.model import Criterion, Event, Lab, Metric, Result
 from labctl.records.store import RunSummary
-from labctl.runs import follow
+from labctl.runs import judge, start
 
 # Seconds that a test waits for what must happen.
 LIMIT = 60
@@ -472,17 +471,18 @@ class Runs:
         self.followed: list[str] = []
         self.noted: list[str] = []
         self.ends: dict[str, Result] = {}
-        self.launches: list[RunSummary | Result | LabError] = []
-        monkeypatch.setattr(follow, "attach", self._attach)
+        self.launches: list[RunSummary | LabError] = []
+        monkeypatch.setattr(judge, "attach", self._attach)
 
-    def _attach(self, context: Context, _: object, __: Lab, run_id: str, ___: Losses) -> Result:
+    def _attach(self, backend: Backend, run_id: str) -> Result:
         self.followed.append(run_id)
+        context = backend.context
         context.line(f"{run_id} says this")
         context.warn("beware")
         context.notice("of no interest")
         return self.ends[run_id]
 
-    def _launch(self, _: Context) -> Result | RunSummary:
+    def _launch(self, _: Backend) -> RunSummary:
         begun = self.launches.pop(0)
         if isinstance(begun, LabError):
             raise begun
@@ -492,18 +492,8 @@ class Runs:
         def emit(event: Event) -> None:
             self.warned.append(event.text)
 
-        context = Context(directory=self.lab.directory, environ={"LAB_NAME": "demo"}, emit=emit, flags={})
-        cluster, losses = builders.site(context), Losses(FakeBackend(), "demo")
-        return batches.run_job(
-            context,
-            cluster,
-            self.lab,
-            self.directory,
-            losses,
-            self._launch,
-            job,
-            lambda job: self.noted.append(job.run_id),
-        )
+        backend = InMemory(self.lab, emit=emit)
+        return batches.run_job(backend, self.directory, self._launch, job, lambda job: self.noted.append(job.run_id))
 
     def log(self, job: BatchJob) -> str:
         return (self.directory / job.log).read_text()
@@ -552,7 +542,7 @@ def test_one_that_was_interrupted_meanwhile_is_run_again(runs: Runs, job: BatchJ
 
 def test_a_run_that_is_refused_by_its_size_is_the_jobs_result(runs: Runs, job: BatchJob) -> None:
     refused = passed(job, verdict="ERROR", cause="does-not-fit")
-    runs.launches = [refused]
+    runs.launches = [start.DoesNotFit(refused)]
     assert runs.run(job) == refused
     assert runs.followed == []
 

@@ -10,7 +10,7 @@ from labctl.batches.evaluate import Limits, judge
 
 
 def lambda_csv(directory: Path, **limits: float) -> bytes:
-    return export.lambda_csv(logs.find(directory), Limits(min=600, per_node=bool(limits))).encode()
+    return export.lambda_results(logs.find(directory), Limits(min=600, per_node=bool(limits))).encode()
 
 
 def test_lambdas_csv_of_lambdas_logs_is_the_same_to_the_byte(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_junit_has_a_case_for_each_job_and_node(tmp_path: Path) -> None:
     directory = tmp_path / "out"
     write_log(directory, "1xN_batch0001", ["ml-001"], throughput(600))
     write_log(directory, "1xN_batch0002", ["ml-002"], throughput("<nan>"))
-    text = export.junit(judge(logs.read(directory), Limits(min=600)))
+    text = export.junit_xml(judge(logs.read(directory), Limits(min=600)))
     assert (
         text
         == """\
@@ -99,5 +99,5 @@ def test_junit_has_a_case_for_each_job_and_node(tmp_path: Path) -> None:
 
 def test_junit_is_xml_whatever_a_log_is_called(tmp_path: Path) -> None:
     (tmp_path / "\x1b[31m\udcff&.log").write_bytes(b"\0 slots=8\n\nThroughput: \x02 samples/sec\n")
-    root = ElementTree.fromstring(export.junit(judge(logs.read(tmp_path), Limits())))  # noqa: S314
+    root = ElementTree.fromstring(export.junit_xml(judge(logs.read(tmp_path), Limits())))  # noqa: S314
     assert [case.get("name") for case in root.iter("testcase")] == ["?[31m?&", "?"]

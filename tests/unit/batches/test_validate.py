@@ -13,9 +13,9 @@ from labctl.backends.status import LabStatus, NodeStatus
 from labctl.batches.baseline import Baseline, ValidationReport
 from labctl.batches.bisect import BadLink, BadNode, Diagnosis, Group
 from labctl.batches.figures import JobOutcome
-from labctl.batches.on_hosts import Operator
+from labctl.batches.operator import Operator
 from labctl.batches.profile import Check, Hook, Limit, Network, Profile, digest
-from labctl.batches.validate import Actions, Suspicion, validate
+from labctl.batches.validate import Suspicion, validate
 from labctl.doctor.report import DoctorReport
 from labctl.errors import ConfigError, HostError
 from labctl.model import HostFailure
@@ -103,19 +103,11 @@ class Cluster:
     def remains(self) -> tuple[tuple[str, ...], dict[str, HostError]]:
         return self.left.pop(0), {}
 
+    def versions(self) -> dict[str, str]:
+        return {}
+
     def validate(self, profile: Profile = PLAIN, **given: Any) -> Validation:
-        actions = Actions(
-            doctor=self.doctor,
-            on_hosts=self.on_hosts,
-            up=self.up,
-            status=self.status,
-            run=self.run,
-            bisect=self.bisect,
-            down=self.down,
-            remains=self.remains,
-            versions=dict,
-        )
-        return validate("demo", profile, actions, lambda _: None, **given)
+        return validate("demo", profile, self, lambda _: None, **given)
 
 
 def code(found: Validation) -> int:

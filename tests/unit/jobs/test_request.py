@@ -99,10 +99,10 @@ def test_a_run_is_started_again_with_the_options_of_its_record(tmp_path: Path, m
 def test_what_is_given_now_comes_on_top(tmp_path: Path) -> None:
     before = request.RunOptions(arguments=(("steps", "9"), ("seed", "1")), timeout=90.0, include="worker-0")
     ran(tmp_path, "r1", before)
-    now = request.RunOptions(resume="r1", arguments=(("steps", "20"),), exclude="worker-1", dry_run=True)
+    now = request.RunOptions(resume="r1", arguments=(("steps", "20"),), exclude="worker-1", detach=True)
     _, options = request.resumed(tmp_path, "hello", now)
     assert options.arguments == (("steps", "20"), ("seed", "1"))
-    assert (options.timeout, options.include, options.exclude, options.dry_run) == (90.0, "", "worker-1", True)
+    assert (options.timeout, options.include, options.exclude, options.detach) == (90.0, "", "worker-1", True)
 
 
 def refused(lab: Path, run_id: str, name: str = "") -> ConfigError:

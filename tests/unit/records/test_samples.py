@@ -1,13 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
-from support.builders import job, lab
-from support.fake_backend import FakeBackend
 
-from labctl.errors import HostError
 from labctl.records import samples
 from labctl.records.samples import NodeSamples, Reading
 
@@ -37,17 +31,3 @@ def test_a_sample_that_was_lost_is_left_out() -> None:
 def test_what_is_no_whole_row_is_nothing(text: str) -> None:
     found = samples.parse("worker-0", text)
     assert (found.values, found.devices) == ({}, {})
-
-
-def test_each_node_is_asked_for_its_own_and_one_that_is_silent_has_none() -> None:
-    def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
-        if container.endswith("worker-1-1"):
-            raise HostError("no answer", node="worker-1")
-        assert argv[-1].endswith("/samples/worker-0.csv")
-        yield HEAD
-        yield "1,50,512,1,2"
-
-    of = lab()
-    given: Any = FakeBackend(answer=answer)
-    first, second = samples.last(of, given, job(of))[:2]
-    assert (first.values["cpu"].value, second.node, second.values) == (50.0, "worker-1", {})

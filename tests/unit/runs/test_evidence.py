@@ -8,6 +8,7 @@ import os
 import re
 import tarfile
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 from support.builders import lab
 from support.fake_backend import FakeBackend
 
+from labctl.backends.docker.deploy.evidence import of_hosts
 from labctl.model import Lab, Rank, Result, Secret
 from labctl.records import store
 from labctl.runs import evidence
@@ -62,7 +64,7 @@ def of(tmp_path: Path) -> Lab:
 def unpacked(of: Lab, result: Result = FAILED, engine: FakeBackend | None = None) -> dict[str, str]:
     """The texts of the archive by name; nothing may go wrong."""
     warnings: list[str] = []
-    evidence.write(of, result, warnings.append, engine)
+    evidence.write(of, result, warnings.append, partial(of_hosts, of, engine) if engine else None)
     assert warnings == []
     path = store.directory(of.directory, RUN) / store.EVIDENCE
     if not path.exists():

@@ -104,7 +104,7 @@ def test_an_event_file_has_every_sample_with_its_step_and_time(tmp_path: Path) -
         sample(70_000, 5.0, 1e300),
         sample(None, None, 24.8, "throughput"),
     )
-    path = export.tensorboard(tmp_path, RESULT, samples)
+    path = export.event_file(tmp_path, RESULT, samples)
     assert path.parent.name == RESULT.run_id
     assert ".tfevents." in path.name
     first, *events = map(fields, records(path.read_bytes()))
@@ -120,14 +120,14 @@ def test_an_event_file_has_every_sample_with_its_step_and_time(tmp_path: Path) -
 
 def test_a_second_export_takes_the_place_of_the_first(tmp_path: Path) -> None:
     for _ in range(2):
-        path = export.tensorboard(tmp_path, RESULT, [sample(1, 2.5, 8.0)])
+        path = export.event_file(tmp_path, RESULT, [sample(1, 2.5, 8.0)])
     assert len(list(records(path.read_bytes()))) == 2
     assert [one for one in tmp_path.rglob("*") if one.is_file()] == [path]
 
 
 def cases(result: Result) -> dict[str, tuple[str, str] | None]:
     """Each case with what it failed by."""
-    suite = ElementTree.fromstring(export.junit(result))[0]  # noqa: S314
+    suite = ElementTree.fromstring(export.junit_xml(result))[0]  # noqa: S314
     found = {case.get("name", ""): next(iter(case), None) for case in suite.iter("testcase")}
     assert suite.get("tests") == str(len(found))
     tags = [element.tag for element in found.values() if element is not None]
@@ -146,7 +146,7 @@ def changed(**changes: object) -> Result:
 
 def test_a_run_that_passed_is_cases_that_passed_and_its_metrics_are_properties() -> None:
     assert cases(RESULT) == {"completes": None, "loss <= 8": None}
-    assert '<property name="loss" value="7.5" />' in export.junit(RESULT)
+    assert '<property name="loss" value="7.5" />' in export.junit_xml(RESULT)
 
 
 def test_a_criterion_that_was_missed_is_a_failure_of_its_case() -> None:

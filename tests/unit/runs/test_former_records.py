@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from labctl.errors import HostError
+from labctl.jobs import replay
 from labctl.model import Result
 from labctl.records import store
 from labctl.reports import runs as reports
-from labctl.runs import compare, export, replay, series
+from labctl.runs import compare, export, series
 
 RUN = "20261125-205844-opt-tiny-4c0a"
 
@@ -52,7 +53,7 @@ def test_it_is_compared_reported_and_exported(lab: Path, result: Result, tmp_pat
     assert not compare.compare([one, one]).differences
     assert "PASS" in reports.of_runs(lab, [one]).html
     losses = [sample for sample in series.read(lab, RUN) if sample.metric == "loss"]
-    written = export.tensorboard(tmp_path / "board", result, series.read(lab, RUN))
+    written = export.event_file(tmp_path / "board", result, series.read(lab, RUN))
     assert written.read_bytes().count(b"loss") == len(losses)
 
 

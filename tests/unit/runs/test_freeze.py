@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
-from support.builders import workload
 
 from labctl.errors import ConfigError, HostError
 from labctl.runs import freeze
@@ -43,11 +41,11 @@ LOCK: dict[str, Any] = {
 def drift(change: Callable[[dict[str, Any]], None]) -> tuple[Drift, ...]:
     now = copy.deepcopy(LOCK)
     change(now)
-    return freeze.verify("lab.lock", LOCK, now).drift
+    return freeze.differences("lab.lock", LOCK, now).drift
 
 
 def test_a_lab_that_is_as_it_was_has_no_drift() -> None:
-    found = freeze.verify("lab.lock", LOCK, copy.deepcopy(LOCK))
+    found = freeze.differences("lab.lock", LOCK, copy.deepcopy(LOCK))
     assert (found.drift, found.facts) == ((), freeze.count(LOCK))
 
 
@@ -119,13 +117,3 @@ def test_another_file_is_refused(tmp_path: Path, text: str | None, said: str) ->
         path.write_text(text)
     with pytest.raises(ConfigError, match=said):
         freeze.read(path)
-
-
-def test_the_seed_is_the_workloads_own_or_else_the_scripts(tmp_path: Path) -> None:
-    of = workload(directory=tmp_path)
-    assert freeze.seed(of) == ""
-    (tmp_path / "train.py").write_text('add("--seed", type=int, default=1234)\n')
-    (tmp_path / "a.py").write_text('add("--seed", type=int, default=1)\n')
-    assert freeze.seed(replace(of, script="train.py")) == "1234"
-    assert freeze.seed(replace(of, arguments=("--seed", "7", "--steps", "3"))) == "7"
-    assert freeze.seed(replace(of, arguments=("--seed=8",))) == "8"

@@ -1,21 +1,23 @@
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
-from support.builders import lab, workload
+from msgspec.structs import replace
+from support.builders import job, lab, workload
+from support.in_memory import InMemory
 
 from labctl.backends.docker import agent
-from labctl.config import settings
 from labctl.errors import ConfigError
 from labctl.model import Lab
 from labctl.records import store
 from labctl.records.lines import Line
-from labctl.runs import follow
+from labctl.runs import judge
 
 
 @pytest.fixture
@@ -25,9 +27,8 @@ def of(tmp_path: Path) -> Lab:
 
 
 def logs(of: Lab, rank: int | None, *, live: bool = False, timestamps: bool = False) -> list[str]:
-    cluster: Any = SimpleNamespace(settings=settings.load(of.directory, {}, {}), engine=None)
     lines: list[str] = []
-    follow.logs(cluster, of, "r1", lines.append, follow=live, rank=rank, timestamps=timestamps)
+    judge.logs(InMemory(of), "r1", lines.append, follow=live, rank=rank, timestamps=timestamps)
     return lines
 
 
@@ -93,6 +94,8 @@ def test_of_one_rank_only_what_it_says_is_followed(of: Lab, monkeypatch: pytest.
             arguments[3].read([f"{place + 1} 1000.5 {text}"])
 
     monkeypatch.setattr(agent, "follow", follow_all)
+    recorded = msgspec.to_builtins(replace(job(of, run_id="r1"), files=()), enc_hook=str)
+    wrote(of, "r1/job.json", json.dumps({"job": recorded}))
     assert logs(of, 1, live=True) == ["one [REDACTED]"]
     assert [line.partition(" ")[2] for line in logs(of, 1, live=True, timestamps=True)] == ["one [REDACTED]"]
     assert logs(of, None, live=True) == ["launcher", "worker-0: zero", "worker-1: one [REDACTED]"]

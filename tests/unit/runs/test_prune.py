@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from labctl.backends.docker.deploy import steps as executor
 from labctl.errors import HostError
 from labctl.records import store
 from labctl.runs import prune
-from labctl.system import filelock
+from labctl.system import filelock, files
 
 
 def run(lab: Path, run_id: str, *, judged: bool = True, resumed: str = "") -> Path:
@@ -65,14 +64,14 @@ def test_a_removal_that_is_cut_short_leaves_a_run_that_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = run(tmp_path, "r1")
-    remove = executor.remove
+    remove = files.remove
 
     def stopped(entry: Path) -> None:
         remove(entry)
         if entry.name == "ranks":
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(executor, "remove", stopped)
+    monkeypatch.setattr(files, "remove", stopped)
     with pytest.raises(KeyboardInterrupt):
         prune.remove(tmp_path, "r1")
     monkeypatch.undo()

@@ -12,13 +12,14 @@ import pytest
 from msgspec.structs import replace
 from support.builders import job, lab
 from support.fake_backend import FakeBackend
+from support.in_memory import InMemory
 
 from labctl.backends.docker.agent import AGENT
 from labctl.errors import ConfigError, HostError
 from labctl.model import File, Lab, Metric
 from labctl.records import store
 from labctl.records.active import ActiveRun
-from labctl.runs import follow, top
+from labctl.runs import top
 from labctl.runs.top import Observer, RunView
 
 RUN = "20260102-150405-hello-3fa2"
@@ -45,8 +46,7 @@ def observer(of: Lab, *printed: str, run: ActiveRun = ACTIVE) -> Observer:
         elif argv[len(AGENT)] == "follow":
             yield from printed
 
-    given: Any = FakeBackend(answer=answer)
-    return Observer(of, given, run)
+    return Observer(InMemory(of, FakeBackend(answer=answer)), run)
 
 
 def records(of: Lab) -> set[Path]:
@@ -60,6 +60,20 @@ def test_one_look_knows_what_was_printed_before_and_records_nothing(of: Lab) -> 
     assert view.progress.metrics["loss"]["value"] == 2.0
     assert [one.values["cpu"].value for one in view.nodes] == [50.0] * len(view.nodes)
     assert records(of) == before
+
+
+def test_each_node_is_asked_for_its_own_sample_and_one_that_is_silent_has_none(of: Lab) -> None:
+    def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        if argv[:1] != ("sh",):
+            yield END
+            return
+        if container.endswith("worker-1-1"):
+            raise HostError("no answer", node="worker-1")
+        assert argv[-1].endswith("/samples/worker-0.csv")
+        yield from ("seconds (s),cpu (%)", "1,50")
+
+    first, second = Observer(InMemory(of, FakeBackend(answer=answer)), ACTIVE).look().nodes
+    assert (first.values["cpu"].value, second.node, second.values) == (50.0, "worker-1", {})
 
 
 def test_it_is_watched_until_it_ends(of: Lab) -> None:
@@ -96,20 +110,20 @@ def test_a_connection_that_is_lost_is_an_error(of: Lab, monkeypatch: pytest.Monk
 # --- which run -----------------------------------------------------------------------------------------------
 
 
-def chosen(of: Lab, monkeypatch: pytest.MonkeyPatch, run: str, *known: ActiveRun) -> ActiveRun:
-    monkeypatch.setattr(follow, "known_runs", lambda _: {one.id: one for one in known})
-    cluster: Any = SimpleNamespace(directory=of.directory)
-    return top.under_way(cluster, run)
+def chosen(of: Lab, run: str, *active: ActiveRun) -> ActiveRun:
+    context = SimpleNamespace(directory=of.directory)
+    backend: Any = SimpleNamespace(context=context, active=lambda: {run.id: run for run in active})
+    return top.under_way(backend, run)
 
 
-def test_the_latest_run_that_is_under_way_here_is_watched(of: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_latest_run_that_is_under_way_here_is_watched(of: Lab) -> None:
     earlier = replace(ACTIVE, id="20260101-000000-hello-0000", order=1.0)
     store.create(of, earlier.id, ())
     ended = replace(ACTIVE, id="20260103-000000-hello-0000", order=3.0, state="ended")
     elsewhere = replace(ACTIVE, id="20260104-000000-hello-0000", order=4.0)
     known = (ACTIVE, earlier, ended, elsewhere)
-    assert chosen(of, monkeypatch, "", *known) == ACTIVE
-    assert chosen(of, monkeypatch, earlier.id, *known) == earlier
+    assert chosen(of, "", *known) == ACTIVE
+    assert chosen(of, earlier.id, *known) == earlier
 
 
 @pytest.mark.parametrize(
@@ -122,13 +136,13 @@ def test_the_latest_run_that_is_under_way_here_is_watched(of: Lab, monkeypatch: 
     ],
 )
 def test_where_no_run_is_under_way_that_is_said(
-    of: Lab, monkeypatch: pytest.MonkeyPatch, run: str, known: tuple[ActiveRun, ...], message: str, hint: str
+    of: Lab, run: str, known: tuple[ActiveRun, ...], message: str, hint: str
 ) -> None:
     with pytest.raises(HostError, match=message) as raised:
-        chosen(of, monkeypatch, run, *known)
+        chosen(of, run, *known)
     assert hint in raised.value.hint
 
 
-def test_an_unknown_run_is_a_mistake(of: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_run_is_a_mistake(of: Lab) -> None:
     with pytest.raises(ConfigError, match="no run `nothing`"):
-        chosen(of, monkeypatch, "nothing")
+        chosen(of, "nothing")

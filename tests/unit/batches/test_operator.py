@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from labctl.batches.on_hosts import Operator, drained, operator, with_hosts
+from labctl.batches import operator
+from labctl.batches.operator import Operator, drained, with_hosts
 from labctl.config import inventory
 from labctl.config.context import Context
 from labctl.errors import ConfigError
@@ -17,7 +18,7 @@ HOSTS = "MASTER_IP=10.0.0.1\nMEMBER_IPS=10.0.0.2\n"
 def said(directory: Path, hosts: str, environ: dict[str, str]) -> Operator:
     (directory / ".env").write_text("LAB_NAME=demo\nLAB_HOSTS=hosts.env\n")
     (directory / "hosts.env").write_text(hosts)
-    return operator(Context(directory=directory, environ=environ, emit=lambda _: None, flags={}))
+    return operator.read(Context(directory=directory, environ=environ, emit=lambda _: None, flags={}))
 
 
 def test_it_is_read_from_the_file_of_hosts(tmp_path: Path) -> None:
