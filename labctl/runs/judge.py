@@ -164,8 +164,7 @@ def settle(backend: Backend, run_id: str) -> None:
 
 
 def gather(backend: Backend, run_id: str) -> None:
-    """Bring here all that an earlier run has written; it is judged if it was not. ConfigError if it is running."""
-    settle(backend, run_id)
+    """Bring here all that a run which has ended has written, once what is left of it on nodes is ended."""
     directory = backend.context.directory
     if left.unfinished(directory, backend.active(), (run_id,)).get(run_id):
         close(backend, run_id)

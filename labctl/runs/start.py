@@ -97,10 +97,17 @@ def begin(backend: Backend, request: Request, now: datetime, *, rehearsal: bool 
     """Build the job of a run. A run that goes on from an earlier one has its results here first."""
     options = request.options
     if options.resume and not options.retried and not rehearsal:
-        judge.gather(backend, options.resume)
+        gather(backend, options.resume)
     new = backend.begin(request.workload, options, now, request.replayed)
     external.require_device(request.workload, new.lab.accelerator, external.roots(backend.settings))
     return new
+
+
+def gather(backend: Backend, run_id: str) -> None:
+    """Bring here all that an earlier run has written; it is judged if it was not. ConfigError if it is running."""
+    judge.settle(backend, run_id)
+    with running(backend.context, run_id):
+        judge.gather(backend, run_id)
 
 
 def why_not_fit(backend: Backend, run: Run) -> str | None:
@@ -221,7 +228,7 @@ def _recover(backend: Backend, request: Request, ended: Result) -> RunOptions:
         if not workload.elastic:
             raise
         options = backend.without_lost(options, ended, error)
-    judge.gather(backend, ended.run_id)
+    gather(backend, ended.run_id)
     return again(context, workload, options, ended)
 
 
