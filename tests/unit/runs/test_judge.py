@@ -14,7 +14,7 @@ from support.in_memory import InMemory
 
 from labctl.backends.docker import agent
 from labctl.errors import ConfigError
-from labctl.model import Lab
+from labctl.model import Lab, Metric, Result
 from labctl.records import store
 from labctl.records.lines import Line
 from labctl.runs import judge
@@ -99,3 +99,21 @@ def test_of_one_rank_only_what_it_says_is_followed(of: Lab, monkeypatch: pytest.
     assert logs(of, 1, live=True) == ["one [REDACTED]"]
     assert [line.partition(" ")[2] for line in logs(of, 1, live=True, timestamps=True)] == ["one [REDACTED]"]
     assert logs(of, None, live=True) == ["launcher", "worker-0: zero", "worker-1: one [REDACTED]"]
+
+
+def test_metrics_that_no_line_matched_are_remarked_unless_they_are_optional() -> None:
+    loss, accuracy = Metric(name="loss", pattern="loss (.)"), Metric(name="accuracy", pattern="acc (.)", optional=True)
+    of = workload(metrics=(loss, accuracy))
+    silent = Result(
+        run_id="r1",
+        workload="hello",
+        launcher="deepspeed",
+        lab="demo",
+        verdict="PASS",
+        cause=None,
+        message="Completed.",
+        exit_code=0,
+    )
+    assert judge.unmatched(of, silent) == [loss]
+    assert judge.unmatched(of, replace(silent, metrics={"loss": {"value": 3.0}})) == []
+    assert judge.unmatched(of, replace(silent, verdict="ERROR")) == []

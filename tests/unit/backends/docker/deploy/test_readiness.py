@@ -1,8 +1,5 @@
-"""What must hold before a run begins."""
-
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import cast
 
@@ -13,15 +10,15 @@ from support.fake_backend import FakeBackend, active
 from support.nearby import Nearby
 
 from labctl.backends.docker import agent
+from labctl.backends.docker.deploy import readiness
 from labctl.backends.docker.engine import Backend
 from labctl.backends.docker.hosts import facts
 from labctl.backends.docker.hosts.ssh import Connection
 from labctl.backends.state import HostPortUser, ObservedState
 from labctl.config.context import Context
 from labctl.errors import HostError
-from labctl.model import Lab, Metric, Verdict
+from labctl.model import Lab
 from labctl.records import store
-from labctl.runs import run
 
 PORT = builders.lab().master_port
 
@@ -60,7 +57,7 @@ def context(tmp_path: Path) -> Context:
 
 def ask(lab: Lab, engine: Busy, *before: int) -> None:
     told = {"h1": builders.facts(ports=dict.fromkeys(before, "root")), "h2": builders.facts(ports={PORT + 1: "cy"})}
-    run.require_port(lab, builders.job(lab), engine, told)
+    readiness.require_port(lab, builders.job(lab), engine, told)
 
 
 def test_a_port_that_is_taken_where_ranks_meet_is_refused_with_all_that_is_known_and_a_free_one(
@@ -80,36 +77,26 @@ def test_a_port_that_is_free_or_none_of_the_hosts_own_is_no_reason(lab: Lab, mon
     ask(replace(lab, network="bridge"), Busy(monkeypatch, PORT), PORT)
 
 
-def test_metrics_that_no_line_matched_are_remarked_unless_they_are_optional() -> None:
-    loss, accuracy = Metric(name="loss", pattern="loss (.)"), Metric(name="accuracy", pattern="acc (.)", optional=True)
-    of = builders.job(metrics=(loss, accuracy), criteria=())
-    passed = Verdict(status="PASS", cause=None, message="Completed.", exit_code=0)
-    silent = run.result_of(builders.lab(), of, passed, datetime(2026, 1, 2, tzinfo=timezone.utc))
-    assert run.unmatched(of.workload, silent) == [loss]
-    assert run.unmatched(of.workload, replace(silent, metrics={"loss": {"value": 3.0}})) == []
-    assert run.unmatched(of.workload, replace(silent, verdict="ERROR")) == []
-
-
 def test_a_batch_needs_the_launcher_and_not_every_node(context: Context) -> None:
     lab = builders.lab(2, directory=context.directory)
     engine = FakeBackend(seen=builders.observed(lab, worker_1={"state": "exited"}))
-    run.require_launcher(context, builders.site(context, engine), lab, builders.workload())
+    readiness.require_launcher(context, builders.site(context, engine), lab, builders.workload())
     engine.seen = builders.observed(lab, launcher={"image": "sha256:2222"})
     with pytest.raises(HostError, match=r"lab demo is out of date: launcher: image changed") as caught:
-        run.require_launcher(context, builders.site(context, engine), lab, builders.workload())
+        readiness.require_launcher(context, builders.site(context, engine), lab, builders.workload())
     assert caught.value.hint == "labctl up"
     updated = {"limits": (("memory", "1"),), "rendered_limits": "pids=8192"}
     engine.seen = builders.observed(lab, launcher=updated)
     with pytest.raises(HostError, match=r"is out of date: launcher: memory limit changed \(docker update\)$"):
-        run.require_launcher(context, builders.site(context, engine), lab, builders.workload())
+        readiness.require_launcher(context, builders.site(context, engine), lab, builders.workload())
     engine.seen = ObservedState()
     with pytest.raises(HostError, match=r"lab demo is not up: launcher: missing"):
-        run.require_launcher(context, builders.site(context, engine), lab, builders.workload())
+        readiness.require_launcher(context, builders.site(context, engine), lab, builders.workload())
 
 
 def test_a_script_that_starts_its_own_ranks_needs_no_program_in_the_image() -> None:
     lab = builders.lab(2)
-    run.require_program(lab, builders.job(lab, launcher="script"), cast(Backend, None))
+    readiness.require_program(lab, builders.job(lab, launcher="script"), cast(Backend, None))
 
 
 def test_a_run_that_was_judged_is_ended_unless_nothing_is_to_be_done(
@@ -122,10 +109,10 @@ def test_a_run_that_was_judged_is_ended_unless_nothing_is_to_be_done(
     monkeypatch.setattr(store, "read_result", lambda _, run_id: run_id == record.name)
     ended: list[str] = []
     monkeypatch.setattr(agent, "stop", lambda _lab, _engine, run_id, *_: ended.append(run_id))
-    monkeypatch.setattr(run, "ENDING", 0)
+    monkeypatch.setattr(readiness, "ENDING", 0)
     engine = cast(Backend, FakeBackend(active(record.name, "worker-0")))
     seen = builders.observed(judged)
-    assert run.under_way(judged, engine, seen, dry_run=True) == ()
+    assert readiness.under_way(judged, engine, seen, preview=True) == ()
     assert ended == []
-    assert run.under_way(judged, engine, seen, dry_run=False) == ()
+    assert readiness.under_way(judged, engine, seen, preview=False) == ()
     assert ended == [record.name]
