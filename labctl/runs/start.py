@@ -65,7 +65,7 @@ def run(backend: Backend, request: Request) -> Result:
     if reason := why_not_fit(backend, new):
         return judge.refuse(new, reason, now)
     new = ready(backend, request, new)
-    return _carry_out(backend, request, new, now).result
+    return _carry_out(backend, request, new).result
 
 
 def launch(backend: Backend, request: Request) -> RunSummary:
@@ -75,7 +75,7 @@ def launch(backend: Backend, request: Request) -> RunSummary:
     if reason := why_not_fit(backend, new):
         raise DoesNotFit(judge.refuse(new, reason, now))
     new = ready(backend, request, new)
-    _carry_out(backend, request, new, now)
+    _carry_out(backend, request, new)
     return store.summary(new.lab.directory, new.run_id, backend.active())
 
 
@@ -158,11 +158,12 @@ def _unfinished(backend: Backend) -> dict[str, str]:
     return left.unfinished(directory, active, orphaned)
 
 
-def _carry_out(backend: Backend, request: Request, run: Run, now: datetime) -> RunDeployment:
+def _carry_out(backend: Backend, request: Request, run: Run) -> RunDeployment:
     """Carry out the plan of a run, which is recorded meanwhile. HostError for a step that fails."""
     options = request.options
     with running(backend.context, run.run_id), ExitStack() as held:
         steps = plan(backend, run, options).steps
+        now = datetime.now().astimezone()
         deployment = RunDeployment(backend=backend, run=run, options=options, now=now, held=held)
         done = 0
         for is_own, section in _sections(steps):
