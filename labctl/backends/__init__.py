@@ -185,6 +185,9 @@ class Backend(Protocol):
     def stop(self, run: Run, grace: float, message: str) -> None:
         """End a run: TERM, and KILL after ``grace`` seconds. HostError if it is not running."""
 
+    def leaves_processes(self, run_id: str) -> bool:
+        """Tell if an earlier run may have left processes on this backend's nodes, which only labctl ends."""
+
     def end(self, run_id: str) -> None:
         """End the processes of an earlier run that is no longer supervised."""
 

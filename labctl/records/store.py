@@ -142,6 +142,8 @@ MARK, FORMER_MARK = "started", "run.lock"
 REACHED = "reached"
 """Name of the note with the last step of a run that did not pass."""
 EVIDENCE = "evidence.tar.gz"
+PLACE = "cluster.json"
+"""Of the record of a run in a cluster: the server, the namespace and the job."""
 KEPT = (RESULT, OUTPUT, TIMES, METRICS, EVIDENCE, MARK, FORMER_MARK)
 """Files of a record that only labctl writes: files with these names from a run or a host go aside."""
 # Logs that ranks and scripts write themselves; those in hosts/ had a name that another host took.
@@ -700,6 +702,11 @@ def is_run(lab: Path, run_id: str) -> bool:
     """Tell if the id is that of a directory in ``runs/``, not of a link."""
     path = directory(lab, run_id)
     return _is_id(run_id) and path.is_dir() and not path.is_symlink()
+
+
+def is_in_cluster(lab: Path, run_id: str) -> bool:
+    """Tell if the record of a run names its place in a cluster."""
+    return os.path.lexists(directory(lab, run_id) / PLACE)
 
 
 def _is_id(name: str) -> bool:

@@ -149,6 +149,12 @@ def close(backend: Backend, run_id: str) -> None:
         context.warn(f"run {run_id}: {failure.message}")
 
 
+def unfinished(backend: Backend, active: Mapping[str, ActiveRun], among: Iterable[str]) -> dict[str, str]:
+    """Return the earlier runs to end before another one, with the reason; those of other backends are left alone."""
+    every = left.unfinished(backend.context.directory, active, among)
+    return {run_id: reason for run_id, reason in every.items() if backend.leaves_processes(run_id)}
+
+
 def settle(backend: Backend, run_id: str) -> None:
     """Judge a run that has ended, if that was not done. ConfigError if it is under way, HostError if unknown."""
     directory = backend.context.directory
@@ -165,8 +171,7 @@ def settle(backend: Backend, run_id: str) -> None:
 
 def gather(backend: Backend, run_id: str) -> None:
     """Bring here all that a run which has ended has written, once what is left of it on nodes is ended."""
-    directory = backend.context.directory
-    if left.unfinished(directory, backend.active(), (run_id,)).get(run_id):
+    if unfinished(backend, backend.active(), (run_id,)).get(run_id):
         close(backend, run_id)
     else:
         backend.collect(run_id)
@@ -193,7 +198,7 @@ def _judge_ended(backend: Backend, run_id: str, state: str) -> None:
     """Judge a run that has ended, or close it if nothing supervises it any more."""
     if state == "ended":
         judge(backend, run_id, _drop)
-    elif state == "orphaned":
+    elif state == "orphaned" and backend.leaves_processes(run_id):
         with store.recording(backend.context.directory, run_id):
             close(backend, run_id)
 
@@ -245,7 +250,7 @@ def attach(backend: Backend, run_id: str) -> Result:
 def _require_supervised(backend: Backend, run_id: str) -> None:
     """Close a run that nothing supervises any more; its result says why."""
     directory = backend.context.directory
-    if filelock.is_held(store.lock(directory, run_id)):
+    if filelock.is_held(store.lock(directory, run_id)) or not backend.leaves_processes(run_id):
         return
     if store.state(directory, run_id, backend.active()) == "orphaned":
         with suppress(filelock.LockHeld), store.recording(directory, run_id):

@@ -19,7 +19,7 @@ from labctl.errors import HostError
 from labctl.jobs import checkpoints
 from labctl.jobs.request import RunOptions, unknown
 from labctl.model import Cause, Result, Workload
-from labctl.records import left, store
+from labctl.records import store
 from labctl.records.active import Run
 from labctl.records.store import RunSummary
 from labctl.runs import fitting, judge, labs
@@ -155,7 +155,7 @@ def _unfinished(backend: Backend) -> dict[str, str]:
     directory = backend.context.directory
     orphaned = [run_id for run_id in store.unjudged(directory) if store.state(directory, run_id) == "orphaned"]
     active = backend.active() if orphaned else {}
-    return left.unfinished(directory, active, orphaned)
+    return judge.unfinished(backend, active, orphaned)
 
 
 def _carry_out(backend: Backend, request: Request, run: Run) -> RunDeployment:

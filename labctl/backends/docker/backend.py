@@ -534,6 +534,10 @@ class DockerBackend:
 
         agent.stop(run.lab, self.cluster.engine, run.run_id, grace, message)
 
+    def leaves_processes(self, run_id: str) -> bool:
+        """Tell if a run was on Docker hosts; a cluster ends what is left of its runs."""
+        return not store.is_in_cluster(self.context.directory, run_id)
+
     def end(self, run_id: str) -> None:
         """Kill what is left of a run in the launcher and in its nodes, whose agent is gone."""
         from labctl.backends.docker import agent

@@ -16,7 +16,7 @@ from labctl.backends.kubernetes import lab as labs
 from labctl.backends.kubernetes import render
 from labctl.backends.kubernetes import run as jobs
 from labctl.backends.kubernetes.job import ClusterJob, build, lab_of_pods
-from labctl.backends.kubernetes.lab import PLACE, ClusterLab, Place, open_lab
+from labctl.backends.kubernetes.lab import ClusterLab, Place, open_lab
 from labctl.backends.kubernetes.run import KINDS, ClusterRun
 from labctl.backends.kubernetes.target import Target, read
 from labctl.backends.owner import owner
@@ -274,7 +274,7 @@ class KubernetesBackend:
         versions = {} if preview else store.versions(new.lab, cluster.engine.versions(), None)
         kept = store.record(new.lab, self.settings, new.built.job, versions, preview=preview)
         place = Place(server=cluster.api.server, namespace=cluster.api.namespace, name=new.name, kind=new.kind)
-        where = File(path=PLACE, content=msgspec.json.encode(place).decode())
+        where = File(path=store.PLACE, content=msgspec.json.encode(place).decode())
         objects = ", ".join(render.rendered(new.target, new.built).objects)
         return RunPlan(
             record=(*kept, where, render.record(new.target, new.built)),
@@ -363,6 +363,10 @@ class KubernetesBackend:
         outputs.move(store.outputs(directory, run_id), store.directory(directory, run_id))
 
     def evidence(self, run: Run, since: float) -> dict[str, str]:  # noqa: ARG002
+    def leaves_processes(self, run_id: str) -> bool:  # noqa: ARG002
+        """Return False: the cluster ends the pods of a run."""
+        return False
+
         """Return nothing: nodes are the cluster's."""
         return {}
 

@@ -41,8 +41,6 @@ from labctl.system.parallel import pool
 
 # Lines of a log in which a run says where it is.
 RECENT = 50
-PLACE = "cluster.json"
-"""Of a run's record."""
 FORBIDDEN = 403
 # Tells a launcher's command to end; a launcher that looks for its workers yet has none.
 NO_COMMAND = 9
@@ -81,7 +79,7 @@ class ClusterLab(Struct, frozen=True, kw_only=True):
 
     def place_of(self, run_id: str) -> Place:
         """Where a run is, by its record; of one that is in no cluster this is empty."""
-        return store.decode(store.directory(self.directory, run_id) / PLACE, Place) or Place()
+        return store.decode(store.directory(self.directory, run_id) / store.PLACE, Place) or Place()
 
     def is_here(self, run_id: str) -> bool:
         where = self.place_of(run_id)
