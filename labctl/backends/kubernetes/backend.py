@@ -98,13 +98,12 @@ class KubernetesBackend:
 
     name = "kubernetes"
 
-    def __init__(self, cluster: ClusterLab) -> None:
-        self._cluster = cluster
-        self.context, self.settings = cluster.context, cluster.settings
-        self._launchers: dict[str, str] = {}
-        """The pods that have the results of runs which have ended, by run."""
-        self._kept: set[str] = set()
-        """Runs whose results were not fetched: their pods stay."""
+    def __init__(self, context: Context, settings: Settings, cluster: ClusterLab | None = None) -> None:
+        self.context, self.settings = context, settings
+        if cluster:
+            self._cluster = cluster
+        self._fetched: dict[str, bool] = {}
+        """Runs that were followed to their end; False if their launcher still has the results."""
 
     def with_context(self, context: Context) -> KubernetesBackend:
         """Return a backend that reports to another context."""
@@ -308,24 +307,30 @@ class KubernetesBackend:
         age: float = 0,  # noqa: ARG002
     ) -> RunOutcome:
         """Submit a run, or follow one that was submitted before, to its end."""
-        if options:
+        recorded, api, fetched = cast("ClusterRun", run), self._cluster.api, True
+
+        def gather(launcher: str) -> None:
+            nonlocal fetched
+            fetched = jobs.fetch(api, recorded, launcher, self.context.warn)
+
+        if options is not None:
             self.start(run, options)
-        outcome, launcher = jobs.supervise(
-            self._cluster.api,
-            cast("ClusterRun", run),
+        outcome = jobs.supervise(
+            api,
+            recorded,
             keep,
             patience=self.settings.number("LAB_K8S_PATIENCE"),
             notice=self.context.notice,
             ends=options is not None,
         )
-        if launcher:
-            self._launchers[run.run_id] = launcher
+        self._fetched[run.run_id] = fetched
         return outcome
 
     def output(self, run: Run, on_lines: OnLines, given_up: Callable[[], bool] = bool) -> None:  # noqa: ARG002
         """Hand on the lines of a run to its end. HostError if its launcher has not started."""
         for line in labs.lines(self._cluster, cast("ClusterRun", run), follow=True):
             on_lines((line,))
+            gather=gather,
 
     def log(self, run_id: str, on_lines: OnLines) -> bool:
         """Hand on the lines that the launcher's pod has printed so far. HostError if it has not started."""
@@ -355,12 +360,10 @@ class KubernetesBackend:
         jobs.remove(self._cluster.api, recorded.kind, recorded.name)
 
     def collect(self, run_id: str) -> None:
-        """Fetch what ranks wrote, which the launcher has gathered, into the run's record."""
-        directory = self.context.directory
-        launcher = self._launchers.pop(run_id, "")
-        if launcher and not jobs.fetch(self._cluster.api, self._cluster.run(run_id), launcher, self.context.warn):
-            self._kept.add(run_id)
-        outputs.move(store.outputs(directory, run_id), store.directory(directory, run_id))
+        """Move what was fetched of a run into its record. A run that goes on keeps its directory for its results."""
+        if run_id in self._fetched:
+            directory = self.context.directory
+            outputs.move(store.outputs(directory, run_id), store.directory(directory, run_id))
 
     def evidence(self, run: Run, since: float) -> dict[str, str]:  # noqa: ARG002
     def leaves_processes(self, run_id: str) -> bool:  # noqa: ARG002
@@ -372,7 +375,7 @@ class KubernetesBackend:
 
     def forget(self, run: Run) -> None:
         """Remove a run's job and its pods, unless they still have its results."""
-        if run.run_id not in self._kept:
+        if self._fetched.pop(run.run_id, True):
             jobs.clear(self._cluster.api, cast("ClusterRun", run), self.context.warn)
 
     def without_lost(self, options: RunOptions, ended: Result, error: HostError) -> RunOptions:  # noqa: ARG002

@@ -499,11 +499,12 @@ def supervise(
     patience: float,
     notice: Callable[[str], object],
     ends: bool,
-) -> tuple[RunOutcome, str]:
-    """Follow a run to its end; also the launcher's pod if its results can be fetched, empty if not.
+    gather: Callable[[str], None],
+) -> RunOutcome:
+    """Follow a run to its end, and fetch its results.
 
-    ``ends``: it ends with Ctrl-C. ``keep`` gets lines as they come and returns them redacted. HostError if the API
-    server is silent for too long, or refuses.
+    ``ends``: it ends with Ctrl-C. ``keep`` gets lines as they come and returns them redacted; ``gather`` the launcher's
+    pod if its results can be fetched. HostError if the API server is silent for too long, or refuses.
     """
     stop = JobStopper(run, api)
     follower = Follower(api, run, stop, patience, notice)
@@ -529,17 +530,19 @@ def supervise(
         if late:
             stop.note("timeout", f"timed out after {run.job.timeout:g} s")
         stop.close()
+        # Another Ctrl-C does not leave the run without its results.
+        if follower.launcher and not ended.lost and not stop.killed:
+            gather(follower.launcher)
     silence = watch.silence()
     if stop.cause == "timeout" and silence:
         stop.message += f"; {silence}"
-    outcome = RunOutcome(
+    return RunOutcome(
         exit_code=ended.code,
         cause=stop.cause,
         message=run.short(store.redact(stop.message, run.lab.hidden)),
         silent=silence == SILENT,
         seconds=ended.seconds,
     )
-    return outcome, "" if ended.lost or stop.killed else follower.launcher
 
 
 def fetch(api: Api, run: ClusterRun, launcher: str, warn: Callable[[str], None]) -> bool:
