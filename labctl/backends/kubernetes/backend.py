@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
@@ -21,7 +22,7 @@ from labctl.backends.kubernetes.run import KINDS, ClusterRun
 from labctl.backends.kubernetes.target import Target, read
 from labctl.backends.owner import owner
 from labctl.backends.plan import Plan, carry_out
-from labctl.config.context import Context
+from labctl.config.context import Context, require_named
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError, raise_all
 from labctl.jobs.request import bounded
@@ -89,8 +90,9 @@ def settings_for(context: Context, settings: Settings, workload: Workload) -> Se
 
 @contextmanager
 def connect(context: Context, settings: Settings, **options: Any) -> Iterator[KubernetesBackend]:  # noqa: ARG001
-    """Open the backend of the kubeconfig's cluster. HostError if the kubeconfig names none."""
-    yield KubernetesBackend(open_lab(context, settings))
+    """Open the backend of the kubeconfig's cluster. ConfigError if the directory is not a lab."""
+    require_named(context, settings)
+    yield KubernetesBackend(context, settings)
 
 
 class KubernetesBackend:
@@ -107,7 +109,12 @@ class KubernetesBackend:
 
     def with_context(self, context: Context) -> KubernetesBackend:
         """Return a backend that reports to another context."""
-        return KubernetesBackend(replace(self._cluster, context=context))
+        return KubernetesBackend(context, self.settings, replace(self._cluster, context=context))
+
+    @cached_property
+    def _cluster(self) -> ClusterLab:
+        """The lab in its cluster, which is connected when it is needed. HostError if the kubeconfig names none."""
+        return open_lab(self.context, self.settings)
 
     # --- the lab ---
 
@@ -115,7 +122,8 @@ class KubernetesBackend:
         """Return the lab of pods that a run would have."""
         accelerator = self.settings.text("LAB_ACCELERATOR")
         target = read(self.settings, accelerator)
-        return lab_of_pods(self.settings, self.context.directory, accelerator, target, self._cluster.name)
+        name = self.settings.text("LAB_NAME")
+        return lab_of_pods(self.settings, self.context.directory, accelerator, target, name)
 
     def status(self) -> LabStatus:
         """Return the lab's pods, with what keeps them from running."""
