@@ -37,6 +37,7 @@ from labctl.model import LAUNCHER, Workload
 from labctl.records import places, store
 from labctl.records.active import ActiveRun
 from labctl.records.lines import Line, line_of
+from labctl.system import filelock
 from labctl.system.parallel import pool
 
 # Lines of a log in which a run says where it is.
@@ -234,22 +235,26 @@ def jobs(lab: ClusterLab) -> list[Manifest]:
 def active(lab: ClusterLab) -> dict[str, ActiveRun]:
     """What the cluster knows of the runs that nobody has judged; the state of all is unknown where it is silent."""
     waiting = store.unjudged(lab.directory)
+    # Before the cluster is asked: the job of a run that nothing holds now was submitted by then, or never will be.
+    held = {path.stem for path in filelock.held_below(lab.directory / filelock.RUNS)}
     if not waiting:
         return {}
     try:
-        there = {one["metadata"]["name"]: one for one in jobs(lab)}
-        return {run_id: _active(lab, run_id, there) for run_id in waiting}
+        jobs_by_name = {job["metadata"]["name"]: job for job in jobs(lab)}
+        runs = {run_id: _active(lab, run_id, jobs_by_name) for run_id in waiting}
+    gone = {run_id: ActiveRun(id=run_id, nodes=(), state="ended") for run_id in waiting if run_id not in held}
+    return gone | {run_id: run for run_id, run in runs.items() if run}
     except HostError:
         return store.unknown(lab.directory)
 
 
-def _active(lab: ClusterLab, run_id: str, there: Mapping[str, Manifest]) -> ActiveRun:
+def _active(lab: ClusterLab, run_id: str, jobs_by_name: Mapping[str, Manifest]) -> ActiveRun | None:
+    """Observe a run; None if the cluster does not have its job."""
     if not lab.is_here(run_id):
         return ActiveRun(id=run_id, nodes=(), state="unknown")
-    job = there.get(lab.place_of(run_id).name)
+    job = jobs_by_name.get(lab.place_of(run_id).name)
     if not job:
-        # How it ended, its judge finds out.
-        return ActiveRun(id=run_id, nodes=(), state="ended")
+        return None
     found = lab.api.list("Pod", f"labctl.run={render.label(run_id)}")
     launcher = next((pod for pod in found if node_of(pod) == LAUNCHER and pods.has_started(pod)), None)
     printed = [text for _, text in lab.api.lines(launcher, last=RECENT)] if launcher else []
