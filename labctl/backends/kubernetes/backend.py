@@ -160,7 +160,8 @@ class KubernetesBackend:
             for item in labs.owned(self._cluster)
         ]
         steps += [AwaitPodsGone(cause=cause)] if steps else []
-        steps += [KeepObject(text=text, cause=cause) for text in labs.kept(self._cluster)]
+        kept = labs.kept(self._cluster)
+        steps += [KeepObject(text=text, cause=f"removed by: {command}") for text, command in kept.items()]
         return Plan(tuple(steps))
 
     def carry_out(self, plan: Plan) -> None:
@@ -330,6 +331,7 @@ class KubernetesBackend:
             patience=self.settings.number("LAB_K8S_PATIENCE"),
             notice=self.context.notice,
             ends=options is not None,
+            gather=gather,
         )
         self._fetched[run.run_id] = fetched
         return outcome
@@ -338,7 +340,6 @@ class KubernetesBackend:
         """Hand on the lines of a run to its end. HostError if its launcher has not started."""
         for line in labs.lines(self._cluster, cast("ClusterRun", run), follow=True):
             on_lines((line,))
-            gather=gather,
 
     def log(self, run_id: str, on_lines: OnLines) -> bool:
         """Hand on the lines that the launcher's pod has printed so far. HostError if it has not started."""
@@ -362,6 +363,10 @@ class KubernetesBackend:
         """Have a run's launcher end its command; a run that has not begun is removed."""
         labs.stop(self._cluster, cast("ClusterRun", run), message)
 
+    def leaves_processes(self, run_id: str) -> bool:  # noqa: ARG002
+        """Return False: the cluster ends the pods of a run."""
+        return False
+
     def end(self, run_id: str) -> None:
         """Remove the job of a run that nothing follows any more."""
         recorded = self._cluster.run(run_id)
@@ -374,10 +379,6 @@ class KubernetesBackend:
             outputs.move(store.outputs(directory, run_id), store.directory(directory, run_id))
 
     def evidence(self, run: Run, since: float) -> dict[str, str]:  # noqa: ARG002
-    def leaves_processes(self, run_id: str) -> bool:  # noqa: ARG002
-        """Return False: the cluster ends the pods of a run."""
-        return False
-
         """Return nothing: nodes are the cluster's."""
         return {}
 

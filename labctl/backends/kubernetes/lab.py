@@ -46,8 +46,6 @@ FORBIDDEN = 403
 # Tells a launcher's command to end; a launcher that looks for its workers yet has none.
 NO_COMMAND = 9
 STOP = f'[ -s ~/.command ] || exit {NO_COMMAND}; echo "$0" > ~/.stopped; kill -TERM "$(cat ~/.command)"'
-# Seconds for pods that were deleted to be gone.
-GOING = 120
 
 
 class ClusterLab(Struct, frozen=True, kw_only=True):
@@ -235,17 +233,17 @@ def jobs(lab: ClusterLab) -> list[Manifest]:
 def active(lab: ClusterLab) -> dict[str, ActiveRun]:
     """What the cluster knows of the runs that nobody has judged; the state of all is unknown where it is silent."""
     waiting = store.unjudged(lab.directory)
-    # Before the cluster is asked: the job of a run that nothing holds now was submitted by then, or never will be.
-    held = {path.stem for path in filelock.held_below(lab.directory / filelock.RUNS)}
     if not waiting:
         return {}
+    # Before the cluster is asked: the job of a run that nothing holds now was submitted by then, or never will be.
+    held = {path.stem for path in filelock.held_below(lab.directory / filelock.RUNS)}
     try:
         jobs_by_name = {job["metadata"]["name"]: job for job in jobs(lab)}
         runs = {run_id: _active(lab, run_id, jobs_by_name) for run_id in waiting}
-    gone = {run_id: ActiveRun(id=run_id, nodes=(), state="ended") for run_id in waiting if run_id not in held}
-    return gone | {run_id: run for run_id, run in runs.items() if run}
     except HostError:
         return store.unknown(lab.directory)
+    gone = {run_id: ActiveRun(id=run_id, nodes=(), state="ended") for run_id in waiting if run_id not in held}
+    return gone | {run_id: run for run_id, run in runs.items() if run}
 
 
 def _active(lab: ClusterLab, run_id: str, jobs_by_name: Mapping[str, Manifest]) -> ActiveRun | None:
@@ -353,12 +351,16 @@ def _claims(lab: ClusterLab) -> list[Manifest]:
     return lab.api.list("PersistentVolumeClaim", lab.selector)
 
 
-def kept(lab: ClusterLab) -> list[str]:
-    """The claim, and the namespace if it was made for the lab: others may be in it by now."""
-    where = f"kubectl -n {lab.api.namespace} delete pvc"
-    found = [f"keep claim {one['metadata']['name']}: {where} {one['metadata']['name']}" for one in _claims(lab)]
+def kept(lab: ClusterLab) -> dict[str, str]:
+    """Return what `down` keeps, with the command that removes it.
+
+    The claim, and the namespace if it was made for the lab: others may be in it by now.
+    """
+    name = lab.api.namespace
+    claims = [claim["metadata"]["name"] for claim in _claims(lab)]
+    commands = {f"claim {claim}": f"kubectl -n {name} delete pvc {claim}" for claim in claims}
     with suppress(Refused):
-        namespace = lab.api.get("Namespace", lab.api.namespace)
+        namespace = lab.api.get("Namespace", name)
         if namespace and namespace["metadata"].get("labels", {}).get("labctl.lab") == lab.name:
-            found.append(f"keep namespace {lab.api.namespace}: kubectl delete namespace {lab.api.namespace}")
-    return found
+            commands[f"namespace {name}"] = f"kubectl delete namespace {name}"
+    return commands

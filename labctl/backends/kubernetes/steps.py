@@ -60,12 +60,12 @@ class AwaitPodsGone(Step, frozen=True, kw_only=True):
 
 
 class KeepObject(Step, frozen=True, kw_only=True):
-    """Leave an object in the cluster, and say what removes it."""
+    """Leave an object in the cluster; the cause has the command that removes it."""
 
     text: str
 
     def __str__(self) -> str:
-        return self.text
+        return f"keep {self.text}"
 
     def do(self, deployment: ClusterDeployment) -> None:
-        deployment.context.notice(self.text)
+        deployment.context.notice(self.cause)
