@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from labctl.backends.kubernetes.api import Manifest
+from labctl.backends.kubernetes.backend import KubernetesBackend
 from labctl.backends.kubernetes.lab import ClusterLab
 from labctl.backends.kubernetes.target import Target, read
 from labctl.config.context import Context
@@ -18,6 +19,11 @@ def lab(api: FakeApi, directory: Path = Path("/nowhere"), **given: Any) -> Clust
     environ = {"HOME": "/home/someone", "LAB_NAME": "demo", "LAB_ACCELERATOR": "nvidia", **given}
     context = Context(directory=directory, environ=environ, emit=lambda _: None, flags={})
     return ClusterLab(context=context, settings=context.settings(), api=api)
+
+
+def backend(of: ClusterLab) -> KubernetesBackend:
+    """The backend of a lab in a cluster in memory."""
+    return KubernetesBackend(of.context, of.settings, of)
 
 
 def target(**given: Any) -> Target:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from labctl.backends.kubernetes.api import OUT, Manifest
+from labctl.backends.kubernetes.backend import NewClusterRun
+from labctl.backends.kubernetes.lab import ClusterLab
 from labctl.backends.kubernetes.run import ClusterRun
+from labctl.jobs.request import RunOptions, choose_workload
+from labctl.records import store
+from labctl.runs import start
+from labctl.runs.start import Request
+from support import clusters
 from support.api_server import SUCCESS, web_socket
 from support.fake_api import FakeApi
 
@@ -20,6 +30,8 @@ timeout: {timeout}
 metrics:
   answer: {{pattern: 'answer: (\\d+)'}}
 """
+MARK = "labctl: the launcher ended with exit code "
+"""Before the exit code of its command, in the launcher's last line."""
 Step = Callable[[], object]
 MOST_LOOKS = 3000
 """At a cluster in which nothing happens any more."""
@@ -75,6 +87,28 @@ def without_results(_: str, argv: tuple[str, ...]) -> tuple[tuple[int, bytes], .
     return ((OUT, bytes(10240)), SUCCESS) if "tar -C" in " ".join(argv) else (SUCCESS,)
 
 
+def archive(*members: tuple[tarfile.TarInfo, bytes]) -> tuple[tuple[int, bytes], ...]:
+    """What tar prints of these."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        for member, content in members:
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    whole = stream.getvalue()
+    return tuple((OUT, whole[at : at + 1000]) for at in range(0, len(whole), 1000))
+
+
+def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
+    made.type, made.linkname, made.mode = kind, link, 0o644
+    return made
+
+
+def serving(*members: tuple[tarfile.TarInfo, bytes], end: tuple[int, bytes] = SUCCESS) -> Any:
+    """Programs of a launcher of which tar prints these."""
+    return lambda _, argv: (*archive(*members), end) if "tar -C" in argv[2] else (SUCCESS,)
+
+
 def own_workload(directory: Path, timeout: str = "60s") -> Path:
     """A lab directory with the workload `hello`."""
     folder = directory / "workloads/hello"
@@ -82,6 +116,47 @@ def own_workload(directory: Path, timeout: str = "60s") -> Path:
     (folder / "workload.yml").write_text(WORKLOAD.format(timeout=timeout))
     (folder / "hello.py").write_text("print('hello')\n")
     return directory
+
+
+def asked(of: ClusterLab, **options: Any) -> Request:
+    """A run of `hello` that is asked for."""
+    chosen = RunOptions(**options)
+    workload = choose_workload(of.directory, "hello", chosen, of.settings)
+    return Request(workload=workload, options=chosen)
+
+
+def begun(of: ClusterLab) -> NewClusterRun:
+    """A run of `hello` of which nothing is recorded or sent."""
+    request = asked(of)
+    new = clusters.backend(of).begin(request.workload, request.options, datetime.now().astimezone())
+    assert isinstance(new, NewClusterRun)
+    return new
+
+
+def recorded(of: ClusterLab, new: NewClusterRun) -> None:
+    """Make the record of a run, as before it is submitted."""
+    store.create(new.lab, new.run_id, new.job.files, clusters.backend(of).plan_run(new).record)
+
+
+def launched(of: ClusterLab, **status: Any) -> ClusterRun:
+    """A run that was submitted and left; its pods have the ``status``, if it is given."""
+    backend = clusters.backend(of)
+    run = of.run(start.launch(backend, asked(of, detach=True)).run_id)
+    for node in ("launcher", "worker-0", "worker-1") if status else ():
+        put(of, pod_of(run, node, **status))
+    return run
+
+
+def put(of: ClusterLab, *objects: Manifest) -> None:
+    assert isinstance(of.api, FakeApi)
+    for manifest in objects:
+        of.api.put(manifest)
+
+
+def prints(of: ClusterLab, run: ClusterRun, *lines: str) -> None:
+    """Have the launcher of a run print lines."""
+    assert isinstance(of.api, RunningApi)
+    of.api.prints(f"{run.name}-launcher", *lines)
 
 
 def pod_of(run: ClusterRun, node: str, *, deleted: bool = False, uid: str = "", **status: Any) -> Manifest:
@@ -115,6 +190,11 @@ def ended(code: int, reason: str = "Error") -> dict[str, Any]:
 
 def unplaced(message: str) -> dict[str, Any]:
     return {"conditions": [{"type": "PodScheduled", "status": "False", "message": message}]}
+
+
+def labelled(name: str, lab: str = "demo", **more: Any) -> dict[str, Any]:
+    """The metadata of an object of a lab."""
+    return {"metadata": {"name": name, "labels": {"labctl.lab": lab}, **more}}
 
 
 def condition(kind: str, reason: str = "", message: str = "") -> dict[str, Any]:

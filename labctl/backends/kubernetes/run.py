@@ -499,7 +499,7 @@ def supervise(
     patience: float,
     notice: Callable[[str], object],
     ends: bool,
-    gather: Callable[[str], None],
+    gather: Callable[[str], object],
 ) -> RunOutcome:
     """Follow a run to its end, and fetch its results.
 

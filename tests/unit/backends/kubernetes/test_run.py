@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import signal
 import tarfile
@@ -19,10 +18,10 @@ from support import clusters, running
 from support.api_server import ERR, SUCCESS, failure
 from support.fake_api import MPIJOBS, OLD, TRAINJOBS, FakeApi
 from support.harness import wait_until
-from support.running import RunningApi, condition, ended, pod_of, runs, unplaced, waits
+from support.running import MARK, RunningApi, condition, ended, entry, pod_of, runs, serving, unplaced, waits
 
 from labctl import launchers
-from labctl.backends.kubernetes import lab, render, waiting
+from labctl.backends.kubernetes import render, waiting
 from labctl.backends.kubernetes import run as cluster_runs
 from labctl.backends.kubernetes.api import OUT, Manifest, Refused
 from labctl.backends.kubernetes.job import ClusterJob
@@ -39,31 +38,33 @@ from labctl.backends.kubernetes.run import (
 )
 from labctl.backends.kubernetes.target import Target
 from labctl.errors import HostError
-from labctl.jobs.request import RunOptions, choose_workload
 from labctl.model import Event, Result
 from labctl.records import store
 from labctl.records.active import Ended
 from labctl.records.lines import Line
 from labctl.records.verdict import RunOutcome
+from labctl.runs import judge
 
 LIMIT = 30.0
 TOKEN = "hf_canary"  # noqa: S105 - to be found nowhere
-MARK = "labctl: the launcher ended with exit code "
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks follow on each other at once."""
     monkeypatch.setattr(cluster_runs, "LOOK", 0.002)
-    monkeypatch.setattr(lab, "LOOK", 0.002)
 
 
-def begun(api: FakeApi, directory: Path, timeout: str = "60s", **given: Any) -> tuple[ClusterLab, Target, ClusterJob]:
-    """A run that is to begin, of a workload with a token."""
+def lab_with_token(api: FakeApi, directory: Path, timeout: str = "60s", **given: Any) -> ClusterLab:
+    """A lab whose workload has a token."""
     running.own_workload(directory, timeout)
-    made = clusters.lab(api, directory, LAB_ACCELERATOR="cpu", HF_TOKEN=TOKEN, **given)
-    options = RunOptions()
-    return made, *lab.begin(made, choose_workload(directory, "hello", options, made.settings), options)
+    return clusters.lab(api, directory, LAB_ACCELERATOR="cpu", HF_TOKEN=TOKEN, **given)
+
+
+def begun(api: FakeApi, directory: Path, **given: Any) -> tuple[Target, ClusterJob]:
+    """A run that is to begin."""
+    new = running.begun(lab_with_token(api, directory, **given))
+    return new.target, new.built
 
 
 # --- what the cluster has ------------------------------------------------------------------------------------
@@ -108,7 +109,7 @@ class Strict(FakeApi):
 @pytest.mark.parametrize("kind", ["mpijob", "trainjob"])
 def test_a_job_owns_what_it_has_beside_it(tmp_path: Path, kind: str) -> None:
     api = Strict(knows=[MPIJOBS, TRAINJOBS])
-    _, target, built = begun(api, tmp_path, LAB_K8S_JOB=kind)
+    target, built = begun(api, tmp_path, LAB_K8S_JOB=kind)
     submit(api, target, built)
     made = {one: manifest["metadata"] for (one, _), manifest in api.objects.items()}
     head = cluster_runs.KINDS[target.kind]
@@ -126,7 +127,7 @@ def test_a_job_owns_what_it_has_beside_it(tmp_path: Path, kind: str) -> None:
 def test_a_refused_object_leaves_nothing_of_the_job(tmp_path: Path, refused: str, when: str) -> None:
     api = Strict(knows=[TRAINJOBS])
     api.refuses, api.when = refused, when
-    _, target, built = begun(api, tmp_path)
+    target, built = begun(api, tmp_path)
     with pytest.raises(HostError, match=f"{refused} was refused: too many"):
         submit(api, target, built)
     assert {kind for kind, _ in api.objects} == {"Namespace"}
@@ -144,7 +145,7 @@ def test_a_runtime_that_trainer_has_not_seen_yet_is_waited_for(tmp_path: Path) -
             return super().apply(manifest, dry_run=dry_run)
 
     api = Late(knows=[TRAINJOBS])
-    _, target, built = begun(api, tmp_path)
+    target, built = begun(api, tmp_path)
     submit(api, target, built)
     assert ("TrainJob", built.name) in api.objects
 
@@ -160,7 +161,7 @@ def test_a_runtime_that_trainer_never_sees_is_refused_after_some_seconds(
 
     monkeypatch.setattr(cluster_runs, "SEEING", 0.01)
     api = Blind(knows=[TRAINJOBS])
-    _, target, built = begun(api, tmp_path)
+    target, built = begun(api, tmp_path)
     with pytest.raises(HostError, match="must be created before"):
         submit(api, target, built)
     assert {kind for kind, _ in api.objects} == {"Namespace"}
@@ -174,7 +175,7 @@ def test_who_stops_labctl_while_it_submits_leaves_nothing_of_the_job(tmp_path: P
             return super().apply(manifest, dry_run=dry_run)
 
     api = Interrupted()
-    _, target, built = begun(api, tmp_path)
+    target, built = begun(api, tmp_path)
     with pytest.raises(KeyboardInterrupt):
         submit(api, target, built)
     assert {kind for kind, _ in api.objects} == {"Namespace"}
@@ -182,7 +183,7 @@ def test_who_stops_labctl_while_it_submits_leaves_nothing_of_the_job(tmp_path: P
 
 def test_a_job_that_was_there_before_stays_where_a_change_of_it_is_refused(tmp_path: Path) -> None:
     api = Strict(knows=[TRAINJOBS])
-    _, target, built = begun(api, tmp_path)
+    target, built = begun(api, tmp_path)
     submit(api, target, built)
     api.refuses = "TrainJob"
     with pytest.raises(HostError, match="TrainJob was refused"):
@@ -196,7 +197,7 @@ def test_a_namespace_and_a_claim_that_are_there_stay_as_they_are(tmp_path: Path)
         {"kind": "PersistentVolumeClaim", "metadata": {"name": "demo-storage"}, "spec": {"is": "theirs"}},
     ]
     api = FakeApi(*there)
-    _, target, built = begun(api, tmp_path, LAB_K8S_STORAGE_SIZE="10g")
+    target, built = begun(api, tmp_path, LAB_K8S_STORAGE_SIZE="10g")
     prepare(api, "demo", render.manifests(target, built)[:3:2])
     assert list(api.objects.values()) == there
     assert "patch namespaces" not in api.asked
@@ -204,7 +205,7 @@ def test_a_namespace_and_a_claim_that_are_there_stay_as_they_are(tmp_path: Path)
 
 def test_who_may_work_in_a_namespace_alone_needs_no_rights_to_it(tmp_path: Path) -> None:
     api = Strict(denied=["get namespaces", "patch namespaces"])
-    _, target, built = begun(api, tmp_path)
+    target, built = begun(api, tmp_path)
     submit(api, target, built)
     assert ("MPIJob", built.name) in api.objects
 
@@ -218,11 +219,11 @@ class World:
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, **given: Any) -> None:
         knows = [TRAINJOBS] if given.get("LAB_K8S_JOB") == "trainjob" else [MPIJOBS]
         self.api, self.directory, self.monkeypatch = RunningApi(knows=knows), directory, monkeypatch
-        self.lab, self.target, self.built = begun(self.api, directory, **given)
+        self.lab = lab_with_token(self.api, directory, **given)
+        self.new = running.begun(self.lab)
         self.said: list[str] = []
         self.lines: list[str] = []
-        kind = cluster_runs.KINDS[self.target.kind]
-        self.run = ClusterRun(name=self.built.name, kind=kind, lab=self.built.lab, job=self.built.job)
+        self.run: ClusterRun = self.new
         self.job()
         self.stop = JobStopper(self.run, self.api)
         self.launcher = f"{self.run.name}-launcher"
@@ -256,13 +257,16 @@ class World:
         return follower.follow(lambda line: self.lines.append(line.text))
 
     def supervise(
-        self, *, patience: float = LIMIT, ends: bool = False, gathered: list[str] | None = None
+        self,
+        *,
+        patience: float = LIMIT,
+        ends: bool = False,
+        gather: Callable[[str], object] = len,
     ) -> RunOutcome:
         def keep(lines: Sequence[Line]) -> Sequence[Line]:
             self.lines += (line.text for line in lines)
             return lines
 
-        gather = (gathered if gathered is not None else []).append
         return supervise(self.api, self.run, keep, patience=patience, notice=self.said.append, ends=ends, gather=gather)
 
 
@@ -637,7 +641,7 @@ def test_a_launcher_that_is_told_to_go_and_of_which_nobody_hears_has_lost_its_no
     world.then(*[None] * 5, lambda: world.pod("launcher", deleted=True, **runs()))
     # What its log would say, nobody on the node says either.
     world.patience(ending=0.05)
-    outcome = world.supervise(gathered=gathered)
+    outcome = world.supervise(gather=gathered.append)
     assert (outcome.exit_code, outcome.cause) == (137, "node-lost")
     assert outcome.message == "launcher: its node does not answer"
     assert gathered == []
@@ -913,7 +917,7 @@ def test_a_second_ctrl_c_waits_for_nothing(world: World) -> None:
         signal.raise_signal(signal.SIGINT)
 
     world.then(*[None] * 3, twice)
-    outcome = world.supervise(ends=True, gathered=gathered)
+    outcome = world.supervise(ends=True, gather=gathered.append)
     assert (outcome.exit_code, outcome.cause, outcome.message) == (137, "interrupted", "stopped by SIGINT")
     assert gathered == []
 
@@ -928,7 +932,7 @@ def test_ctrl_c_tells_the_run_to_end_and_its_results_are_fetched(world: World) -
     world.api.programs = end
     gathered: list[str] = []
     world.then(*[None] * 3, lambda: signal.raise_signal(signal.SIGINT))
-    outcome = world.supervise(ends=True, gathered=gathered)
+    outcome = world.supervise(ends=True, gather=gathered.append)
     assert (outcome.exit_code, outcome.cause) == (130, "interrupted")
     assert gathered == [world.launcher]
 
@@ -936,11 +940,26 @@ def test_ctrl_c_tells_the_run_to_end_and_its_results_are_fetched(world: World) -
 # --- outcomes ------------------------------------------------------------------------------------------------
 
 
+def test_ctrl_c_while_results_are_fetched_changes_nothing(world: World) -> None:
+    world.pods(**runs())
+    world.prints("one", f"{MARK}0")
+    gathered: list[str] = []
+
+    def gather(launcher: str) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        gathered.append(launcher)
+
+    outcome = world.supervise(ends=True, gather=gather)
+    assert (outcome.exit_code, outcome.cause) == (0, None)
+    assert gathered == [world.launcher]
+
+
 def test_a_run_that_ends_well_has_no_cause_and_its_files_are_gathered(world: World) -> None:
     world.pods(**runs())
     world.prints("one", f"{MARK}0", second=9)
     gathered: list[str] = []
-    outcome = world.supervise(gathered=gathered)
+    outcome = world.supervise(gather=gathered.append)
     assert (outcome.exit_code, outcome.cause, outcome.message) == (0, None, "")
     assert outcome.seconds == pytest.approx(9.001)
     assert gathered == [world.launcher]
@@ -949,10 +968,10 @@ def test_a_run_that_ends_well_has_no_cause_and_its_files_are_gathered(world: Wor
 def test_nothing_is_gathered_of_a_run_that_never_began_or_whose_job_is_gone(world: World) -> None:
     gathered: list[str] = []
     world.pod("worker-0", **unplaced("no room"))
-    assert world.supervise(patience=0.01, gathered=gathered).cause == "does-not-fit"
+    assert world.supervise(patience=0.01, gather=gathered.append).cause == "does-not-fit"
     world.pods(**runs())
     world.then(None, None, lambda: world.api.delete("MPIJob", world.run.name))
-    assert world.supervise(gathered=gathered).cause == "interrupted"
+    assert world.supervise(gather=gathered.append).cause == "interrupted"
     assert gathered == []
 
 
@@ -1048,40 +1067,16 @@ def test_names_of_pods_are_said_as_a_lab_calls_its_nodes(world: World, text: str
 # --- judge and record ----------------------------------------------------------------------------------------
 
 
-def judged(world: World, **given: Any) -> tuple[Result, Path]:
+def judged(world: World) -> tuple[Result, Path]:
     """The result of a recorded run, and its directory."""
-    lab.record(world.lab, world.target, world.built)
-    result = cluster_runs.judge(
-        world.lab.context, world.api, world.run, world.lines.append, patience=LIMIT, ends=False, **given
-    )
+    running.recorded(world.lab, world.new)
+    result = judge.judge(clusters.backend(world.lab), world.run.run_id, world.lines.extend)
     return result, store.directory(world.directory, world.run.run_id)
 
 
 def reported(world: World) -> list[str]:
     nodes = [node.name for node in world.run.job.nodes]
     return [f"\x01{rank}!\x02labctl: rank {rank} of 2 on {node}" for rank, node in enumerate(nodes)]
-
-
-def archive(*members: tuple[tarfile.TarInfo, bytes]) -> tuple[tuple[int, bytes], ...]:
-    """What tar prints of these."""
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as tar:
-        for member, content in members:
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    whole = stream.getvalue()
-    return tuple((OUT, whole[at : at + 1000]) for at in range(0, len(whole), 1000))
-
-
-def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
-    made = tarfile.TarInfo(name)
-    made.type, made.linkname, made.mode = kind, link, 0o644
-    return made
-
-
-def serving(*members: tuple[tarfile.TarInfo, bytes], end: tuple[int, bytes] = SUCCESS) -> Any:
-    """Programs of a launcher of which tar prints these."""
-    return lambda _, argv: (*archive(*members), end) if "tar -C" in argv[2] else (SUCCESS,)
 
 
 def test_a_run_is_judged_recorded_and_removed_from_the_cluster(world: World) -> None:
@@ -1112,7 +1107,7 @@ def submit_beside(world: World) -> None:
 
 
 def test_what_was_sent_is_recorded_without_the_secret(world: World) -> None:
-    lab.record(world.lab, world.target, world.built)
+    running.recorded(world.lab, world.new)
     sent = (store.directory(world.directory, world.run.run_id) / "rendered/manifests.yaml").read_text()
     assert "kind: MPIJob" in sent
     assert TOKEN not in sent
@@ -1153,7 +1148,7 @@ def fetched(world: World) -> Callable[..., tuple[Path, list[str]]]:
 
     def fetch(*members: tuple[tarfile.TarInfo, bytes], end: tuple[int, bytes] = SUCCESS) -> tuple[Path, list[str]]:
         said: list[str] = []
-        lab.record(world.lab, world.target, world.built)
+        running.recorded(world.lab, world.new)
         world.api.programs = serving(*members, end=end)
         done = cluster_runs.fetch(world.api, world.run, world.launcher, said.append)
         assert done == (world.api.executed[-1] == ("sh", "-c", "touch ~/.fetched"))
@@ -1232,7 +1227,7 @@ def test_a_fetch_whose_connection_is_lost_is_made_again(
 
 def test_a_stream_that_is_no_archive_is_a_warning(world: World) -> None:
     said: list[str] = []
-    lab.record(world.lab, world.target, world.built)
+    running.recorded(world.lab, world.new)
     world.api.programs = lambda *_: ((OUT, b"tar: not found" * 100), SUCCESS)
     assert not cluster_runs.fetch(world.api, world.run, world.launcher, said.append)
     assert said[0].startswith("the run's files were not fetched: ")
