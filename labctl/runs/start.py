@@ -70,6 +70,7 @@ def run(backend: Backend, request: Request) -> Result:
 
 def launch(backend: Backend, request: Request) -> RunSummary:
     """Launch a run that is detached. HostError or ConfigError for what stops it before it begins."""
+    request = replace(request, options=replace(request.options, detach=True))
     now = datetime.now().astimezone()
     new = begin(backend, request, now)
     if reason := why_not_fit(backend, new):
