@@ -37,8 +37,7 @@ from labctl.system import filelock, files
 def record(
     lab: Lab, settings: Settings, job: Job, versions: dict[str, Any], *, preview: bool = False
 ) -> tuple[File, ...]:
-    """Return the files of a run's record; a ``preview`` includes those that `up` has yet to write."""
-
+    """Return the files of the run's record, relative to its directory; a ``preview`` has no digests of code."""
     nodes = [{"name": node.name, "slots": node.slots} for node in job.nodes]
     copies = () if preview else tuple((copy.path, copy.root / copy.name) for copy in job.code)
     described = {
@@ -66,19 +65,7 @@ def record(
         _json("job.json", described),
         _json("settings.json", rows),
         _json("versions.json", versions),
-        *_rendered(lab, job, preview=preview),
     )
-
-
-def _rendered(lab: Lab, job: Job, *, preview: bool) -> Iterator[File]:
-    """Yield the Compose files of the nodes as they are on disk; for a ``preview`` missing ones are empty."""
-    # Containers were made from the files on disk; the first node's file has the launcher.
-    owners = dict.fromkeys((lab.nodes[0].name, *(node.name for node in job.nodes)))
-    for name in map(naming.compose_path, owners):
-        path = lab.directory / name
-        written = path.exists()
-        if preview or written:
-            yield File(path=f"rendered/{name.removeprefix('.lab/')}", content=path.read_text() if written else "")
 
 
 def shared_code(lab: Path) -> Iterator[tuple[str, Path]]:

@@ -414,7 +414,7 @@ class DockerBackend:
 
     def plan_run(self, run: Run, *, ended: Collection[str] = (), preview: bool = False) -> RunPlan:
         """Plan a run that is ready: its nodes are checked, and hosts are sent its files."""
-        from labctl.backends.docker.deploy import artifacts, readiness
+        from labctl.backends.docker.deploy import artifacts, provenance, readiness
         from labctl.backends.docker.deploy.steps import CheckNodes, PushRun
         from labctl.jobs import inputs
 
@@ -430,7 +430,10 @@ class DockerBackend:
         elsewhere = f", and fetch it from {', '.join(hosts)}" if hosts else ""
         return RunPlan(
             before=(CheckNodes(nodes=nodes, seconds=15, job=job, cause="a run needs every node"),),
-            record=store.record(lab, self.settings, job, {} if preview else self._versions(new), preview=preview),
+            record=(
+                *store.record(lab, self.settings, job, {} if preview else self._versions(new), preview=preview),
+                *provenance.rendered(lab, job, preview=preview),
+            ),
             send=(push,) if hosts else (),
             launch=_launch_text(job),
             collect=f"move {naming.OUTPUTS}/{job.run_id} to runs{elsewhere}",

@@ -20,13 +20,23 @@ from labctl.backends.state import ObservedState
 from labctl.errors import HostError
 from labctl.hub.client import HUB, Hub
 from labctl.jobs import inputs
-from labctl.model import HERE, Cache, Host, Job, Lab, Node
+from labctl.model import HERE, Cache, File, Host, Job, Lab, Node
 from labctl.system import parallel
 
 PACKAGES = ".lab/packages-of"
 """Cache of the packages of images by image id, relative to the lab directory; the packages of an id never change."""
 LOOKING = 10
 """Time limit of reading commits and revisions on a host."""
+
+
+def rendered(lab: Lab, job: Job, *, preview: bool) -> Iterator[File]:
+    """Yield the compose files that containers of a run were made from; a ``preview`` has missing ones, too."""
+    # The launcher is in the first node's file.
+    for name in dict.fromkeys((lab.nodes[0].name, *(node.name for node in job.nodes))):
+        compose = lab.directory / naming.compose_path(name)
+        if preview or compose.exists():
+            path = f"rendered/{naming.compose_path(name).removeprefix('.lab/')}"
+            yield File(path=path, content=compose.read_text() if compose.exists() else "")
 
 
 def begin(lab: Lab, job: Job, cluster: Cluster, observed: ObservedState) -> Future[dict[str, Any]]:
