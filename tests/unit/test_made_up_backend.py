@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.harness import wait_until
 
 from labctl import flows
-from labctl.backends.plan import Plan
 from labctl.config.context import Context
 from labctl.config.settings import BACKENDS
-from labctl.errors import ConfigError, HostError
+from labctl.errors import HostError
 from labctl.jobs.request import RunOptions
 from labctl.model import Event
 
@@ -22,8 +20,9 @@ launcher: mpirun
 script: made_up.py
 timeout: 1m
 metrics:
-  {metric}: {{pattern: '{metric}: (\\S+)', reduce: last}}
+  {metric}: {{pattern: '{metric}: (\\S+)', reduce: min}}
 criteria: ['{metric} > 0']
+rehearse: {{}}
 """
 PROGRAM = """\
 import os, pathlib, sys, time
@@ -52,9 +51,8 @@ def events() -> list[Event]:
 
 @pytest.fixture
 def context(directory: Path, events: list[Event]) -> Iterator[Context]:
-    """A lab of four nodes that is up."""
+    """A lab of four nodes, which is down."""
     made = Context(directory=directory, environ={}, emit=events.append, flags={})
-    flows.up(made)
     yield made
     flows.down(made)
 
@@ -68,10 +66,67 @@ def declare(directory: Path, name: str, metric: str = "throughput", **nodes: flo
     (folder / "made_up.py").write_text(PROGRAM.format(metric=metric, nodes=numbers))
 
 
-def test_a_run_is_launched_judged_and_recorded(context: Context, directory: Path, events: list[Event]) -> None:
+def test_a_run_is_followed_judged_and_recorded(context: Context, directory: Path, events: list[Event]) -> None:
+    flows.up(context)
     declare(directory, "mine")
     result = flows.run(context, "mine", RunOptions())
     assert (result.verdict, result.message) == ("PASS", "All criteria met on 4 ranks: throughput > 0 (was 8).")
     assert [(rank.rank, rank.node) for rank in result.ranks] == [(number, f"worker-{number}") for number in range(4)]
     assert flows.show(context, "latest") == result
     assert "throughput: 8" in [event.text for event in events if event.kind == "line"]
+
+
+def test_a_batch_runs_on_the_nodes_of_each_hostfile(context: Context, directory: Path) -> None:
+    flows.up(context)
+    declare(directory, "mine", n3=2)
+    hostfiles = directory / "sets"
+    hostfiles.mkdir()
+    (hostfiles / "hostfile_first").write_text("worker-0 slots=1\nworker-1 slots=1\n")
+    (hostfiles / "hostfile_second").write_text("worker-3 slots=1\n")
+    report = flows.batch(context, "mine", (hostfiles,), RunOptions(), lambda _: None, out=directory / "logs")
+    assert (report.passed, report.failed) == (2, 0)
+    assert {job.job: (job.nodes, job.value) for job in report.batch.jobs} == {
+        "first": (("worker-0", "worker-1"), 8.0),
+        "second": (("worker-3",), 2.0),
+    }
+    (log,) = (directory / "logs").glob("*second*")
+    assert log.read_text().startswith("worker-3 slots=1\n\nlabctl: rank 0 of 1 on worker-3\n")
+
+
+def test_a_slow_node_is_found_by_bisecting(context: Context, directory: Path) -> None:
+    flows.up(context)
+    declare(directory, "mine", "busbw", n2=2)
+    report = flows.bisect(context, "mine", RunOptions(), lambda _: None, minimum=5, out=directory / "rounds")
+    assert [(bad.node, bad.kind) for bad in report.diagnosis.bad] == [("worker-2", "slow")]
+    assert set(report.diagnosis.good) == {"worker-0", "worker-1", "worker-3"}
+
+
+def test_the_quick_profile_validates_from_nothing_and_back(context: Context, directory: Path) -> None:
+    for name in ("ssh-check", "matmul", "allreduce"):
+        declare(directory, name, "busbw")
+    report = flows.validate(context, "quick", out=directory / "report")
+    assert (report.validation.verdict, report.validation.message) == ("PASS", "All 4 nodes are good.")
+    assert {step.name: step.status for step in report.validation.steps} == dict.fromkeys(
+        ("doctor", "network", "up", "nodes", "ssh-check", "matmul", "allreduce", "network after", "clean-up"), "passed"
+    )
+    assert flows.status(context).state == "down"
+
+
+def test_a_detached_run_is_looked_at(context: Context, directory: Path) -> None:
+    flows.up(context)
+    declare(directory, "mine")
+    end = directory / "end"
+    run_id = flows.launch(context, "mine", RunOptions(words=("--wait", str(end)))).run_id
+    view = flows.top(context)
+    assert (view.run_id, view.state, view.progress.step, view.progress.steps) == (run_id, "running", 3, 9)
+    assert [node.values["cpu"].value for node in view.nodes] == [50.0] * 4
+    end.touch()
+    assert flows.attach(context, run_id).verdict == "PASS"
+    with pytest.raises(HostError, match="no run is under way"):
+        flows.top(context)
+
+
+def test_a_preview_of_a_run_names_what_this_backend_writes(context: Context, directory: Path) -> None:
+    declare(directory, "mine")
+    (stage, *_) = flows.plan_run(context, "mine", RunOptions()).plan
+    assert "job.json, settings.json, versions.json, started" in stage
