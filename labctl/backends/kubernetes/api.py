@@ -12,24 +12,24 @@ import secrets
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from labctl.backends.docker.engine import Kind, OnLine, OnLines
-from labctl.backends.docker.hosts.ssh import Connection
-from labctl.backends.kubernetes.pods import loss, own_container, trouble
-from labctl.backends.state import Container, HostPortUser, ObservedState
+from labctl.backends.kubernetes.pods import own_container, trouble
+from labctl.backends.state import Container, ObservedState
 from labctl.errors import ConfigError, HostError
-from labctl.model import LAUNCHER, Cause, Pairs
+from labctl.model import LAUNCHER, Pairs
 from labctl.records.lines import line_of
 from labctl.system import process
 from labctl.system.process import CompletedProcess
 
 Manifest = dict[str, Any]
+OnLine = Callable[[str], None]
+OnLines = Callable[[Sequence[str]], object]
 CACHE = "cache"
 """The role of a pod that fills a lab's claim, and is of no run."""
 ENGINE = "kubernetes"
@@ -442,19 +442,10 @@ def container_of(pod: Manifest, lab: str) -> Container:
 
 
 class KubernetesEngine:
-    """The pods of a lab's runs in one namespace, as a backend. Names of containers are those of pods."""
+    """The pods of a lab's runs in one namespace, and programs in them; ``container`` is the name of a pod."""
 
     def __init__(self, api: Api, lab: str) -> None:
         self.api, self.lab = api, lab
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        return (ENGINE,)
-
-    @property
-    def connections(self) -> Mapping[str, Connection]:
-        """None: nobody logs in to a cluster's nodes."""
-        return {}
 
     def pods(self, lab: str) -> list[Manifest]:
         """The pods of a lab's runs, those of its latest one first."""
@@ -464,24 +455,6 @@ class KubernetesEngine:
     def observe(self, lab: str, image: str | None = None, *, node: str = "") -> ObservedState:  # noqa: ARG002
         """The pods of the lab, the latest run's first. What images nodes have nobody can tell."""
         return ObservedState(host=ENGINE, containers=tuple(container_of(pod, lab) for pod in self.pods(lab)))
-
-    def apply(self, host: str, project: str, files: tuple[Path, ...]) -> None:  # noqa: ARG002
-        """Apply the manifests in these files, none before all of them would be accepted."""
-        import yaml
-
-        manifests = [one for file in files for one in yaml.safe_load_all(file.read_text(encoding="utf-8"))]
-        for manifest in manifests:
-            self.api.apply(manifest, dry_run=True)
-        for manifest in manifests:
-            self.api.apply(manifest)
-
-    def remove(self, host: str, kind: Kind, ids: tuple[str, ...]) -> None:  # noqa: ARG002
-        """Delete pods; networks and images are the cluster's own."""
-        if kind != "container":
-            raise ConfigError(f"a cluster's {kind}s are not a lab's to remove")
-        for pod in self.pods(self.lab):
-            if pod["metadata"]["uid"] in ids:
-                self.api.delete("Pod", pod["metadata"]["name"])
 
     def exec(
         self,
@@ -526,9 +499,9 @@ class KubernetesEngine:
         stdin: Literal["terminal", "pipe", "none"] = "none",
         on_line: OnLine | None = None,
     ) -> int:
-        """As the protocol says, but that a labctl which is killed leaves the program to its own input's end.
+        """Run a program on this process's input and output, or hand on its lines; return its code.
 
-        Secrets come as the first line of its input.
+        A labctl that is killed leaves the program to the end of its input.
         """
         if secret_env:
             raise ConfigError("a program in a pod is given no secrets")
@@ -568,34 +541,6 @@ class KubernetesEngine:
         with pool(max(len(chosen), 1), endless=True) as threads:
             list(threads.map(show, chosen))
 
-    def events(self, lab: str) -> Iterator[tuple[str, Cause, str]]:
-        """Yield (node, cause, what happened) for each pod that ends or is lost, from now on, looked at each second."""
-        known: dict[str, Manifest] = {one["metadata"]["uid"]: one for one in self.pods(lab)}
-        lost: set[str] = {uid for uid, pod in known.items() if loss(pod)}
-        while True:
-            time.sleep(LOOK)
-            try:
-                now = {one["metadata"]["uid"]: one for one in self.pods(lab)}
-            except Unreachable:
-                continue
-            for uid, pod in now.items():
-                if uid not in lost and (found := loss(pod)):
-                    lost.add(uid)
-                    yield (node_of(pod), *found)
-            for uid in known.keys() - now.keys() - lost:
-                yield node_of(known[uid]), "node-lost", "its pod was deleted"
-            known = now
-
-    # --- capabilities ---
-
-    def capabilities(self, host: str) -> KubernetesEngine:  # noqa: ARG002
-        return self
-
-    def identity(self) -> str:
-        """The cluster's: that of its first namespace, as no object stands for a cluster itself."""
-        found = self.api.get("Namespace", "kube-system")
-        return str(found["metadata"]["uid"]) if found else self.api.server
-
     def versions(self) -> dict[str, str]:
         version = self.api.request("GET", "/version")
         return {
@@ -603,31 +548,6 @@ class KubernetesEngine:
             "api": f"{version['major']}.{version['minor']}",
             "kernel": "",
         }
-
-    def information(self) -> dict[str, Any]:
-        return {}
-
-    def image_id(self, image: str) -> str | None:  # noqa: ARG002
-        """None: nodes have images, and do not tell."""
-        return None
-
-    def port_users(self) -> tuple[HostPortUser, ...]:
-        return ()
-
-    def grants(self, lab: str, image: str, limits: tuple[tuple[str, int], ...]) -> bool:  # noqa: ARG002
-        """No: a pod's limits are those of its node's container runtime, which no manifest raises."""
-        return False
-
-    def most_files(self, lab: str, image: str) -> int:  # noqa: ARG002
-        """What a running pod of the lab says. HostError where none runs."""
-        running = [one for one in self.observe(lab).containers if one.state == "running"]
-        if not running:
-            raise HostError(f"lab {lab} has no pod that runs", hint="labctl run --detach WORKLOAD")
-        return int(self.exec(running[0].name, ("sh", "-c", "ulimit -n"), user="").out)
-
-    def reserves(self, lab: str, image: str, driver: str, ids: tuple[str, ...]) -> bool:  # noqa: ARG002
-        """No: devices are asked for by resource, not by number."""
-        return False
 
 
 def _run_of(pods: list[Manifest]) -> str | None:

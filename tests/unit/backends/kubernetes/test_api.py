@@ -359,44 +359,6 @@ def test_a_pod_that_waits_says_why() -> None:
     )
 
 
-def test_only_pods_are_removed() -> None:
-    api = FakeApi(pod("demo-m-worker-0"), pod("demo-m-worker-1"))
-    KubernetesEngine(api, "demo").remove("kubernetes", "container", ("id-demo-m-worker-1",))
-    assert [name for _, name in api.objects] == ["demo-m-worker-0"]
-    with pytest.raises(ConfigError, match="a cluster's networks are not a lab's to remove"):
-        KubernetesEngine(api, "demo").remove("kubernetes", "network", ("x",))
-
-
-# --- events --------------------------------------------------------------------------------------------------
-
-
-def test_pods_that_end_are_evicted_or_gone_are_events_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kubernetes, "LOOK", 0)
-    lost_before = pod("demo-m-worker-0", phase="Failed")
-    api = FakeApi(lost_before, *(pod(f"demo-m-worker-{number}") for number in (1, 2, 3)))
-    events = KubernetesEngine(api, "demo").events("demo")
-
-    def steps() -> Iterator[None]:
-        api.put(pod("demo-m-worker-1", phase="Failed", reason="Evicted", message="low on memory"))
-        yield
-        # The server is silent for a while, and meanwhile one is deleted.
-        api.fails = 0
-        yield
-        api.fails = None
-        del api.objects["Pod", "demo-m-worker-2"], api.objects["Pod", "demo-m-worker-1"]
-        yield
-        api.put(pod("demo-m-worker-3", phase="Succeeded"))
-        yield
-
-    progress = steps()
-    monkeypatch.setattr("time.sleep", lambda _: next(progress))
-    assert [next(events) for _ in range(3)] == [
-        ("worker-1", "node-lost", "Evicted: low on memory"),
-        ("worker-2", "node-lost", "its pod was deleted"),
-        ("worker-3", "node-lost", "its pod has ended"),
-    ]
-
-
 # --- programs in pods ----------------------------------------------------------------------------------------
 
 
