@@ -1,40 +1,45 @@
-"""What every backend does for a lab: asked of it directly, and through the flows that people use.
-
-Docker's engine and the one in memory, a cluster and one in memory.
-"""
+"""What every backend does for a lab and its runs: asked by the protocol, and by the flows that people use."""
 
 from __future__ import annotations
 
-import contextlib
+import json
+import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.fake_backend import Failed, FakeBackend, healthy
 from support.harness import WORKLOADS, Lab, wait_until
-from support.sites import NODES, ClusterInMemory, ClusterSite, DockerSite, Site, name_of, node_of, nodes_of
+from support.sites import NODES, ClusterInMemory, ClusterSite, DockerSite, Lasts, MadeUpSite, Site
 
-from labctl import flows, naming
+from labctl import backends, flows
 from labctl.backends.docker.lab import cluster
 from labctl.backends.state import ObservedState
 from labctl.backends.status import LabStatus
 from labctl.config.context import Context
-from labctl.errors import HostError
-from labctl.jobs.request import RunOptions
-from labctl.model import Result
+from labctl.config.settings import BACKENDS
+from labctl.errors import ConfigError, HostError
+from labctl.jobs.request import RunOptions, choose_workload
+from labctl.model import Cache, Result
 
-DOCKER = pytest.param("docker", marks=pytest.mark.docker)
+DOCKER = pytest.param("Docker here", marks=pytest.mark.docker)
+SSH = pytest.param("Docker over ssh", marks=[pytest.mark.docker, pytest.mark.xdist_group("shared_rack")])
 CLUSTER = pytest.param(
     "cluster", marks=[pytest.mark.docker, pytest.mark.kubernetes, pytest.mark.xdist_group("kubernetes")]
 )
-RUNNING = ["fake", DOCKER, CLUSTER]
-"""Where workloads run to their end."""
-REAL = [DOCKER, CLUSTER]
-"""Where programs are run."""
+EVERYWHERE = ["made-up", "Docker in memory", DOCKER, SSH, "cluster in memory", CLUSTER]
+LASTING = ["made-up", "Docker in memory", DOCKER, SSH]
+"""Sites of labs that `up` brings up; elsewhere a run brings its nodes."""
+DETACHED = ["made-up", DOCKER, SSH, CLUSTER]
+"""Sites where a run goes on that nobody follows; in memory a run is over when it was launched."""
+LOSING = ["made-up", DOCKER, "cluster in memory", CLUSTER]
+"""Sites whose nodes are lost with what runs on them; over ssh each engine is one as here."""
+LIMITED = ["made-up", "cluster in memory"]
+"""Sites of backends that do not have every command."""
 
 
 def programs(container: str, argv: tuple[str, ...]) -> Iterator[str]:
@@ -42,148 +47,318 @@ def programs(container: str, argv: tuple[str, ...]) -> Iterator[str]:
     yield from healthy(container, argv)
     if argv[0] == "echo":
         yield " ".join(argv[1:])
-    elif argv[0] == "false":
-        raise Failed(1)
+    elif argv == EXIT_7:
+        raise Failed(7)
     elif "mpirun" in argv:
-        for rank in range(2):
-            yield f"\x01{rank}!\x02labctl: rank {rank} of 2 on worker-{rank}"
-        yield "answer 42"
+        yield from ranks(" ".join(argv))
 
 
-@pytest.fixture(params=["fake", "cluster in memory", DOCKER, CLUSTER])
-def site(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    """A lab of two nodes on each backend: on Docker a lent one, which is up, elsewhere one that is down."""
-    if request.param in ("docker", "cluster"):
-        made: Callable[[], Lab] = request.getfixturevalue("lend" if request.param == "docker" else "cluster_lab")
-        lab = made()
-        context = Context(directory=lab.path, environ=lab.environ, emit=lambda _: None, flags={})
-        if request.param == "docker":
-            return DockerSite(context)
-        monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", lab.environ["KUBECONFIG"])
-        return ClusterSite(context)
-    flows.init(tmp_path)
-    shutil.copytree(WORKLOADS, tmp_path / "workloads", dirs_exist_ok=True)
-    settings = ["LAB_NAME=demo", "LAB_ACCELERATOR=cpu", f"HOST_CACHE_PATH={tmp_path}"]
-    in_memory = request.param == "cluster in memory"
-    (tmp_path / ".env").write_text("\n".join([*settings, *["LAB_ENGINE=kubernetes"][: int(in_memory)], ""]))
-    context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={})
-    if in_memory:
-        api = ClusterInMemory(programs)
-        monkeypatch.setattr("labctl.backends.kubernetes.lab.Api", lambda *_: api)
-        return ClusterSite(context)
+def ranks(command: str) -> Iterator[str]:
+    """What the launch command of a run prints, by the name of its workload."""
+    for rank in range(2):
+        yield f"\x01{rank}!\x02labctl: rank {rank} of 2 on worker-{rank}"
+    if "-fails-" in command:
+        yield f"\x010\x02{LAST_WORDS}"
+        yield "\x010!\x02labctl: rank 0 on worker-0 exited with code 1"
+        raise Failed(1)
+    if "stubborn" in command:
+        raise Lasts
+    for rank in range(2):
+        yield f"\x01{rank}\x02answer 42"
+
+
+EXIT_7 = ("sh", "-c", "exit 7")
+LAST_WORDS = "KeyError: 'SERVICE_TOKEN'"
+"""The end of the traceback of workload `fails` without its variable."""
+
+
+def made_up(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setitem(BACKENDS, "made-up", "support.made_up_backend")
+    return MadeUpSite(context_of(directory, "LAB_ENGINE=made-up"))
+
+
+def docker_in_memory(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     fake = FakeBackend(answer=programs, seen=ObservedState(image="sha256:fake"))
     monkeypatch.setattr(cluster, "backend_here", lambda _: fake)
-    return DockerSite(context)
+    return DockerSite(context_of(directory))
 
 
-def states(status: object) -> tuple[str, list[str]]:
-    assert isinstance(status, LabStatus)
+def cluster_in_memory(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    api = ClusterInMemory(programs)
+    monkeypatch.setattr("labctl.backends.kubernetes.lab.Api", lambda *_: api)
+    return ClusterSite(context_of(directory, "LAB_ENGINE=kubernetes"))
+
+
+IN_MEMORY: Mapping[str, Callable[[Path, pytest.MonkeyPatch], Site]] = {
+    "made-up": made_up,
+    "Docker in memory": docker_in_memory,
+    "cluster in memory": cluster_in_memory,
+}
+LABS: Mapping[str, tuple[str, tuple[int, ...], Callable[[Context], Site]]] = {
+    "Docker here": ("lend", (), DockerSite),
+    "Docker over ssh": ("rack_lab", (2,), DockerSite),
+    "cluster": ("cluster_lab", (), ClusterSite),
+}
+"""The fixture that makes a real lab, its arguments, and the site."""
+
+
+def context_of(directory: Path, *settings: str) -> Context:
+    """A lab directory with the tests' workloads."""
+    flows.init(directory)
+    shutil.copytree(WORKLOADS, directory / "workloads", dirs_exist_ok=True)
+    lines = ("LAB_NAME=demo", "LAB_ACCELERATOR=cpu", f"HOST_CACHE_PATH={directory}", *settings)
+    (directory / ".env").write_text("\n".join(lines))
+    return Context(directory=directory, environ={}, emit=lambda _: None, flags={})
+
+
+@pytest.fixture(params=EVERYWHERE)
+def site(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """A lab of two nodes on each backend: on Docker here a lent one, which is up, elsewhere one that is down."""
+    if request.param in IN_MEMORY:
+        made = IN_MEMORY[request.param](tmp_path, monkeypatch)
+        yield made
+        flows.down(made.context)
+        return
+    fixture, arguments, of = LABS[request.param]
+    lab: Lab = request.getfixturevalue(fixture)(*arguments)
+    # The ssh of hosts, whose options are in a wrapper.
+    monkeypatch.setenv("PATH", lab.environ["PATH"])
+    if config := lab.environ.get("KUBECONFIG"):
+        monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", config)
+    yield of(Context(directory=lab.path, environ=lab.environ, emit=lambda _: None, flags={}))
+
+
+on = pytest.mark.parametrize
+
+
+def states(status: LabStatus) -> tuple[str, list[str]]:
     return status.state, [node.name for node in status.nodes if node.state == "running"]
 
 
+# --- the lab -------------------------------------------------------------------------------------------------
+
+
+def test_status_names_the_nodes(site: Site) -> None:
+    site.begin()
+    assert states(flows.status(site.context)) == ("up", NODES)
+
+
+@on("site", LASTING, indirect=True)
 def test_a_lab_comes_up_once_and_goes_down_whole(site: Site) -> None:
     flows.down(site.context)
     assert states(flows.status(site.context)) == ("down", [])
-    site.begin()
-    assert states(flows.status(site.context)) == ("up", NODES)
-    before = [one.id for one in nodes_of(site)]
-    site.engine.apply(*site.described)
-    assert [one.id for one in nodes_of(site)] == before
+    assert states(flows.up(site.context)) == ("up", NODES)
+    before = site.identities()
+    assert sorted(before) == NODES
+    assert states(flows.up(site.context)) == ("up", NODES)
+    assert site.identities() == before
 
     flows.down(site.context)
     assert states(flows.status(site.context)) == ("down", [])
-    left = site.engine.observe(name_of(site))
-    assert (left.containers, left.networks) == ((), ())
+    assert remains(site) == ()
     flows.down(site.context)
 
 
-@pytest.mark.parametrize("site", RUNNING, indirect=True)
-def test_a_workload_passes_and_is_listed(site: Site) -> None:
-    with contextlib.ExitStack() as after:
-        if isinstance(site, DockerSite):
-            site.begin()
-        else:
-            after.callback(flows.down, site.context)
-        result = flows.run(site.context, "hello", RunOptions())
-        assert isinstance(result, Result)
-        assert (result.verdict, result.world_size) == ("PASS", 2)
-        assert dict(result.metrics)["answer"]["value"] == 42
-        assert (result.run_id, "done") in [(run.run_id, run.state) for run in flows.status(site.context).runs]
-
-
-def test_a_container_that_is_removed_is_gone_and_made_again(site: Site) -> None:
+def test_a_lab_that_is_up_goes_down_whole(site: Site) -> None:
     site.begin()
-    removed = node_of(site, "worker-1").id
-    site.engine.remove(site.engine.hosts[0], "container", (removed,))
-    wait_until(lambda: removed not in [one.id for one in nodes_of(site)], 60, "it is gone")
-    # One that is gone already is fine.
-    site.engine.remove(site.engine.hosts[0], "container", (removed,))
+    assert remains(site) != ()
+    flows.down(site.context)
+    wait_until(lambda: remains(site) == (), 120, "nothing is left")
+    assert states(flows.status(site.context)) == ("down", [])
+
+
+def remains(site: Site) -> tuple[str, ...]:
+    with backends.connect(site.context) as backend:
+        left, silent = backend.remains()
+    assert silent == {}
+    return left
+
+
+def test_a_preview_changes_nothing(site: Site) -> None:
+    site.prepare()
+    before = states(flows.status(site.context)), site.identities(), flows.runs(site.context)
+    previews = [flows.plan_run(site.context, "hello", RunOptions()), flows.plan_down(site.context)]
+    if "up" not in backends.unsupported(site.context.settings()):
+        previews.append(flows.plan_up(site.context))
+    assert (states(flows.status(site.context)), site.identities(), flows.runs(site.context)) == before
+    assert all(preview.plan[0].startswith(("#1 ", "nothing to do")) for preview in previews)
+    (run, *_) = previews
+    assert [line.split()[0] for line in run.plan] == [f"#{number}" for number in range(1, len(run.plan) + 1)]
+    assert any("result.json" in line for line in run.plan)
+
+
+# --- nodes ---------------------------------------------------------------------------------------------------
+
+
+def test_programs_are_run_in_the_node_that_is_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.begin()
-    assert [one.node for one in nodes_of(site)] == NODES
+    settings, options = site.context.settings(), RunOptions()
+    with backends.connect(site.context) as backend:
+        workload = choose_workload(site.context.directory, "hello", options, settings)
+        run = backend.begin(workload, options, datetime.now().astimezone())
+        printed = backend.exec(run, "worker-1", ("echo", "x"), limit=20)
+        assert (printed.code, printed.out) == (0, "x\n")
+        assert backend.exec(run, "worker-1", EXIT_7, limit=20).code == 7
+    with Path(os.devnull).open() as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert flows.execute(site.context, EXIT_7, "worker-1", everywhere=False, terminal=False) == 7
+        assert flows.execute(site.context, ("echo", "x"), "worker-1", everywhere=False, terminal=False) == 0
 
 
-@pytest.mark.parametrize("site", ["cluster in memory", *REAL], indirect=True)
-def test_a_container_that_is_lost_is_reported(site: Site) -> None:
+def test_logs_are_those_of_the_node_that_is_named(site: Site) -> None:
     site.begin()
-    events = site.engine.events(name_of(site))
-    with ThreadPoolExecutor(1) as thread:
-        first = thread.submit(next, events)
-
-        def lose_one() -> bool:
-            """Again where it was lost before anybody listened."""
-            site.begin()
-            site.engine.remove(site.engine.hosts[0], "container", (node_of(site, "worker-1").id,))
-            return bool(wait_for([first], 5).done)
-
-        wait_until(lose_one, 60, "a loss is reported")
-    node, cause, said = first.result()
-    assert (node, cause) == ("worker-1", "node-lost"), said
-
-
-def test_programs_and_logs_are_those_of_the_node_that_is_named(site: Site) -> None:
-    site.begin()
-    node, name = node_of(site, "worker-1"), name_of(site)
-    assert site.engine.exec(node.name, ("echo", "x"), user=node.user).out == "x\n"
-    assert site.engine.exec(node.name, ("false",), user=node.user).code == 1
-    heard: list[str] = []
-    assert site.engine.stream(node.name, ("echo", "y"), heard.extend, user=node.user, limit=20) == 0
-    assert site.engine.attach(node.name, ("echo", "z"), user=node.user, workdir=None, on_line=heard.append) == 0
-    assert site.engine.attach(node.name, ("false",), user=node.user, workdir=None, on_line=heard.append) == 1
-    assert heard == ["y", "z"]
     logged: list[str] = []
-    site.engine.logs(naming.project_name(name), logged.append, node="worker-1")
+    flows.logs(site.context, "worker-1", logged.append, follow=False, colors=False)
     assert {line.split()[0].removesuffix("-1") for line in logged} <= {"worker", "worker-1"}
     assert logged
     assert not [line for line in logged if "\x01" in line], "marks of ranks are labctl's own"
 
 
-@pytest.mark.parametrize("site", REAL, indirect=True)
-def test_programs_have_what_they_are_given_and_end_with_their_time(site: Site) -> None:
-    site.begin()
-    node = node_of(site, "worker-1")
-    look = ("sh", "-c", 'echo "$X $PWD"; echo wrong >&2; hostname; exit 9')
-    heard: list[str] = []
-    given: dict[str, Any] = {"user": node.user, "workdir": "/usr", "on_line": heard.append}
-    assert site.engine.attach(node.name, look, environment=("X=a b",), **given) == 9
-    assert {"a b /usr", "wrong"} < {*heard}
-    assert any(line.endswith("worker-1") for line in heard)
-    done = site.engine.exec(node.name, look, user=node.user, workdir="/usr")
-    assert (done.code, done.err) == (9, "wrong\n")
-    heard.clear()
-    user = node.user
-    assert site.engine.stream(node.name, look, heard.extend, user=user, environment=(("X", "c"),), limit=20) == 9
-    assert any(line.startswith("c ") for line in heard)
-    with pytest.raises(HostError):
-        site.engine.exec(node.name, ("sleep", "4"), user=user, limit=1)
-    with pytest.raises(HostError):
-        site.engine.stream(node.name, ("sleep", "4"), heard.extend, user=user, limit=1)
+# --- runs ----------------------------------------------------------------------------------------------------
 
 
-def test_what_an_engine_says_of_itself_is_the_same_twice(site: Site) -> None:
-    engine, name = site.engine, name_of(site)
-    first, second = engine.capabilities(engine.hosts[0]), engine.capabilities(engine.hosts[0])
-    assert (first.identity(), first.versions()) == (second.identity(), second.versions())
-    assert first.identity()
-    image = site.context.settings().text("LAB_IMAGE") or "labctl/cpu"
-    # What limits a pod has is its node's to say.
-    assert first.grants(name, image, (("nofile", 1024),)) is isinstance(site, DockerSite)
+@pytest.fixture
+def ready(site: Site) -> Iterator[Context]:
+    """A lab on which a run may begin, and on which none is left."""
+    site.prepare()
+    yield site.context
+    for run in flows.runs(site.context).runs:
+        if run.state in ("running", "waiting"):
+            flows.stop(site.context, run.run_id, 1)
+
+
+def test_a_workload_passes_and_is_listed_and_recorded(ready: Context) -> None:
+    result = flows.run(ready, "hello", RunOptions())
+    assert (result.verdict, result.message) == ("PASS", "All criteria met on 2 ranks: answer >= 41 things (was 42).")
+    assert result.metrics["answer"]["value"] == 42
+    assert [(rank.rank, rank.node) for rank in result.ranks] == [(0, "worker-0"), (1, "worker-1")]
+    assert (result.run_id, "done") in [(run.run_id, run.state) for run in flows.status(ready).runs]
+    assert flows.show(ready, "latest") == result
+
+    record = ready.directory / "runs" / result.run_id
+    assert json.loads((record / "job.json").read_text())["workload"] == "hello"
+    assert (record / "plan.txt").read_text().startswith("#1 ")
+    assert "answer 42" in (record / "output.log").read_text().splitlines()
+    assert json.loads((record / "result.json").read_text())["verdict"] == "PASS"
+    logged: list[str] = []
+    flows.run_logs(ready, result.run_id, logged.append, follow=False)
+    assert logged == (record / "output.log").read_text().splitlines()
+
+
+def test_a_run_that_fails_quotes_its_last_words_and_exit_code(ready: Context) -> None:
+    result = flows.run(ready, "fails", RunOptions(words=("exit",)))
+    assert (result.verdict, result.cause, result.exit_code) == ("ERROR", "rank-crashed", 4)
+    assert f"exited with code 1: {LAST_WORDS}" in result.message
+
+
+@on("site", DETACHED, indirect=True)
+def test_a_detached_run_is_active_and_can_be_followed_from_its_beginning_and_stopped(ready: Context) -> None:
+    run_id = flows.launch(ready, "stubborn", RunOptions()).run_id
+    heard: tuple[list[str], list[str]] = ([], [])
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(follow, ready, run_id, heard[0])
+        wait_until(lambda: begun(heard[0]), 180, "both ranks are heard")
+        assert (run_id, "running") in [(run.run_id, run.state) for run in flows.status(ready).runs]
+        second = threads.submit(follow, ready, run_id, heard[1])
+        wait_until(lambda: begun(heard[1]), 60, "they are heard again from the beginning")
+        result = flows.stop(ready, run_id, 1)
+        first.result(120)
+        second.result(120)
+    assert (result.verdict, result.cause, result.exit_code) == ("ERROR", "interrupted", 130)
+    assert "stopped by " in result.message
+    assert heard[0] == heard[1]
+    assert flows.attach(ready, run_id) == result
+    with pytest.raises(HostError, match=f"run {run_id} has ended: ERROR"):
+        flows.stop(ready, run_id, 1)
+
+
+def follow(context: Context, run_id: str, heard: list[str]) -> None:
+    """Hear all lines of a run, whose launcher may be yet to start."""
+
+    def followed() -> bool:
+        heard.clear()
+        try:
+            flows.run_logs(context, run_id, heard.append, follow=True)
+        except HostError:
+            return False
+        return True
+
+    wait_until(followed, 180, "the run's lines are handed on to its end")
+
+
+def begun(heard: list[str]) -> bool:
+    return len([line for line in heard if line.endswith("does not listen")]) == 2
+
+
+@on("site", LOSING, indirect=True)
+def test_a_run_whose_nodes_are_gone_is_closed_by_the_next_list(site: Site, ready: Context) -> None:
+    run_id = flows.launch(ready, "stubborn", RunOptions()).run_id
+    wait_until(lambda: runs_of(ready)[run_id] == "running", 120, "it runs")
+    site.lose()
+    closed = wait_until(lambda: result_of(ready, run_id), 120, "its record is closed")
+    assert closed.verdict == "ERROR"
+    assert closed.cause in ("lab-lost", "interrupted")
+
+
+def runs_of(context: Context) -> dict[str, str]:
+    """List the runs, each with its state."""
+    return {run.run_id: run.state for run in flows.runs(context).runs}
+
+
+def result_of(context: Context, run_id: str) -> Result | None:
+    """List the runs, and return the result that one has then."""
+    shown = flows.show(context, run_id) if runs_of(context)[run_id] == "done" else None
+    return shown if isinstance(shown, Result) else None
+
+
+# --- what a backend does not have ----------------------------------------------------------------------------
+
+
+def refused(context: Context, command: str) -> object:
+    """Ask for a command, or for a run with an option, that a backend may not have."""
+    if command.startswith("--"):
+        name = command.removeprefix("--").replace("-", "_")
+        given: Any = {"hostfile": Path("x"), "wait": True, "retries": 1}.get(name, "x")
+        return flows.run(context, "hello", RunOptions(**{name: given}))
+    return COMMANDS[command](context)
+
+
+def ignore(_: object) -> None:
+    """Show nothing."""
+
+
+COMMANDS: Mapping[str, Callable[[Context], object]] = {
+    "up": flows.up,
+    "render": flows.render_files,
+    "devcontainer": lambda context: flows.devcontainer(context, "code"),
+    "build": flows.build,
+    "clean": flows.clean,
+    "keys rotate": flows.rotate_keys,
+    "down --images": lambda context: flows.down(context, images=True),
+    "jupyter": lambda context: flows.jupyter(context, "launcher", None, ignore),
+    "bundle save": lambda context: flows.save_bundle(context, Path("x"), workloads=(), cache=False, secrets=False),
+    "cache --hosts": lambda context: flows.cache(context, "", Cache(), hosts=True),
+    "doctor --fix": lambda context: flows.fix(context, None),
+    "doctor --node": lambda context: flows.doctor(context, node="worker-0"),
+    "replay": lambda context: flows.replay(context, "latest"),
+    "top": flows.top,
+    "freeze": lambda context: flows.freeze(context, Path("x")),
+    "verify": lambda context: flows.verify(context, context.directory / "lab.lock"),
+    "batch": lambda context: flows.batch(context, "hello", (), RunOptions(), ignore),
+    "bisect": lambda context: flows.bisect(context, "hello", RunOptions(), ignore),
+    "validate": flows.validate,
+    "fit": lambda context: flows.fit(context, "hello", RunOptions(), nodes=None, slots=None, device=None),
+}
+
+
+@on("site", LIMITED, indirect=True)
+def test_what_a_backend_does_not_have_is_refused_with_what_to_do_instead(site: Site) -> None:
+    (site.context.directory / "lab.lock").write_text('{"schema": 1}')
+    settings = site.context.settings()
+    missing = backends.unsupported(settings)
+    assert missing
+    for command, instead in missing.items():
+        with pytest.raises(ConfigError) as error:
+            refused(site.context, command)
+        assert error.value.message == f"{command} is not supported with LAB_ENGINE={settings.text('LAB_ENGINE')}"
+        assert error.value.hint == instead

@@ -1,28 +1,31 @@
-"""The same lab of a launcher and two workers on each backend."""
+"""A lab of a launcher and two workers on each backend; what differs between backends is a method of its site."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
-import yaml
-
-from labctl import flows, naming
-from labctl.backends.docker.engine import Backend
+from labctl import flows
+from labctl.backends.docker.engine import Backend as Engine
 from labctl.backends.docker.lab import cluster
 from labctl.backends.kubernetes import lab as cluster_lab
-from labctl.backends.kubernetes.api import ENGINE, MARKED, OUT, KubernetesEngine, Manifest
-from labctl.backends.state import Container
+from labctl.backends.kubernetes.api import MARKED, OUT, Manifest
+from labctl.backends.kubernetes.lab import STOP
 from labctl.config.context import Context
 from labctl.jobs.request import RunOptions
-from labctl.model import HERE
+from support import made_up_backend
 from support.api_server import SUCCESS, failure
 from support.clusters import node
 from support.fake_backend import Answer, Failed
 from support.harness import wait_until
-from support.running import RunningApi, runs
+from support.running import RunningApi, runs, without_results
 
 NODES = ["launcher", "worker-0", "worker-1"]
+
+
+class Lasts(Exception):
+    """Raised by an answer: the program does not end by itself."""
 
 
 class Site(Protocol):
@@ -30,110 +33,161 @@ class Site(Protocol):
 
     context: Context
 
-    @property
-    def engine(self) -> Backend: ...
-
-    @property
-    def described(self) -> tuple[str, str, tuple[Path, ...]]:
-        """Host, project and files, as ``Backend.apply`` takes them."""
+    def prepare(self) -> None:
+        """Have what a run needs to begin."""
 
     def begin(self) -> None:
         """Have all nodes run, whatever there is of them."""
 
+    def identities(self) -> dict[str, object]:
+        """Identify what each node is now: the same as before only where nothing was touched."""
 
-def name_of(site: Site) -> str:
-    return site.context.settings().text("LAB_NAME")
-
-
-def nodes_of(site: Site) -> list[Container]:
-    """The lab's nodes that run, by name."""
-    found = site.engine.observe(name_of(site)).containers
-    return sorted((one for one in found if one.state == "running"), key=lambda one: one.node)
+    def lose(self) -> None:
+        """Remove all nodes and what runs on them, without labctl."""
 
 
-def node_of(site: Site, name: str) -> Container:
-    """A node that runs, with its user."""
-    found = site.engine.observe(name_of(site), node=name).container(name)
-    assert found
-    return found
+class MadeUpSite:
+    """On the made-up backend."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def prepare(self) -> None:
+        flows.up(self.context)
+
+    begin = prepare
+
+    def identities(self) -> dict[str, object]:
+        nodes = self.context.directory / made_up_backend.NODES
+        return {path.name: (path.stat().st_ino, path.stat().st_ctime_ns) for path in nodes.iterdir()}
+
+    def lose(self) -> None:
+        made_up_backend.lose_nodes(self.context.directory)
 
 
 class DockerSite:
-    """On an engine of Docker's, the one in memory too."""
+    """On Docker engines: here, over ssh, or in memory."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
 
-    @property
-    def engine(self) -> Backend:
-        return cluster.backend_here(20)
-
-    @property
-    def described(self) -> tuple[str, str, tuple[Path, ...]]:
-        # The launcher is in the first worker's file.
-        files = tuple(self.context.directory / naming.compose_path(one) for one in NODES[1:])
-        return HERE, naming.project_name(name_of(self)), files
-
-    def begin(self) -> None:
+    def prepare(self) -> None:
         flows.up(self.context)
+
+    begin = prepare
+
+    def identities(self) -> dict[str, object]:
+        with self._engine() as engine:
+            return {container.node: container.id for container in engine.observe(self._name).containers}
+
+    def lose(self) -> None:
+        with self._engine() as engine:
+            for container in engine.observe(self._name).containers:
+                engine.remove(container.host, "container", (container.id,))
+
+    @contextmanager
+    def _engine(self) -> Iterator[Engine]:
+        with cluster.connect(self.context, self.context.settings()) as hosts:
+            yield hosts.engine
+
+    @property
+    def _name(self) -> str:
+        return self.context.settings().text("LAB_NAME")
 
 
 class ClusterSite:
-    """In a cluster, as a job that nobody follows."""
+    """In a cluster, in which a run brings its nodes."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
 
-    @property
-    def engine(self) -> KubernetesEngine:
-        return cluster_lab.open_lab(self.context, self.context.settings()).engine
-
-    @property
-    def described(self) -> tuple[str, str, tuple[Path, ...]]:
-        path = self.context.directory / "job.yaml"
-        rendered = yaml.safe_load_all(flows.k8s_render(self.context, "stubborn", RunOptions()).yaml)
-        # The namespace is the tests'.
-        path.write_text(yaml.safe_dump_all([one for one in rendered if one["kind"] != "Namespace"]))
-        return ENGINE, "", (path,)
+    def prepare(self) -> None:
+        """Do nothing: a run brings what it needs."""
 
     def begin(self) -> None:
-        self.engine.apply(*self.described)
-        wait_until(lambda: [one.node for one in nodes_of(self)] == NODES, 120, "the job's pods run")
+        flows.k8s_submit(self.context, "stubborn", RunOptions())
+        wait_until(lambda: self._states() == dict.fromkeys(NODES, "running"), 120, "the job's pods run")
+
+    def _states(self) -> dict[str, str]:
+        return {node.name: node.state for node in flows.status(self.context).nodes}
+
+    def identities(self) -> dict[str, object]:
+        lab = cluster_lab.open_lab(self.context, self.context.settings())
+        return {container.node: container.id for container in lab.engine.observe(lab.name).containers}
+
+    def lose(self) -> None:
+        lab = cluster_lab.open_lab(self.context, self.context.settings())
+        for job in cluster_lab.jobs(lab):
+            lab.api.delete(job["kind"], job["metadata"]["name"])
 
 
 class ClusterInMemory(RunningApi):
-    """Its operator has an MPIJob's pods run as soon as it is there, and makes one that is removed again."""
+    """Its operator has an MPIJob's pods run as soon as the job is there, and its launcher print all that it prints."""
 
     def __init__(self, answer: Answer) -> None:
         namespace: Manifest = {"kind": "Namespace", "metadata": {"name": "demo"}}
-        system: Manifest = {"kind": "Namespace", "metadata": {"name": "kube-system", "uid": "of-the-cluster"}}
-        super().__init__(namespace, system, node())
+        super().__init__(namespace, node())
         self._answers = answer
         self.programs = self._run
         self._made = 0
 
     def _answer(self, method: str, path: str, body: Manifest | None, **options: Any) -> Manifest | None:
         answer = super()._answer(method, path, body, **options)
-        for job in [one for (kind, _), one in self.objects.items() if kind == "MPIJob"]:
+        jobs = [manifest for (kind, _), manifest in self.objects.items() if kind == "MPIJob"]
+        for job in jobs:
             self._operate(job)
+        self._collect_garbage({job["metadata"]["name"] for job in jobs})
         return answer
+
+    def _collect_garbage(self, jobs: Iterable[str]) -> None:
+        """Remove the pods of jobs that are gone."""
+        owners = {key: pod["metadata"].get("owner") for key, pod in self.objects.items() if key[0] == "Pod"}
+        for key, owner in owners.items():
+            if owner and owner not in jobs:
+                del self.objects[key]
 
     def _operate(self, job: Manifest) -> None:
         name = job["metadata"]["name"]
-        for role, of in job["spec"]["mpiReplicaSpecs"].items():
-            one = role.lower()
-            names = [f"{one}-{index}" for index in range(of["replicas"])] if one == "worker" else [one]
+        for replica, spec in job["spec"]["mpiReplicaSpecs"].items():
+            role = replica.lower()
+            names = [f"{role}-{index}" for index in range(spec["replicas"])] if role == "worker" else [role]
             for pod in [f"{name}-{end}" for end in names if ("Pod", f"{name}-{end}") not in self.objects]:
-                self._made += 1
-                labels = of["template"]["metadata"]["labels"]
-                made = {"creationTimestamp": "2026-01-02T03:04:00Z", "uid": f"pod-{self._made}"}
-                spec = {**of["template"]["spec"], "nodeName": "n0"}
-                metadata = {"name": pod, "labels": labels, **made}
-                self.put({"kind": "Pod", "metadata": metadata, "spec": spec, "status": runs()})
-                self.printed[pod] = []
-                self.prints(pod, "\x017\x02it listens")
+                self._make(pod, name, role, spec["template"])
+
+    def _make(self, pod: str, job: str, role: str, template: Manifest) -> None:
+        self._made += 1
+        labels = template["metadata"]["labels"]
+        made = {"creationTimestamp": "2026-01-02T03:04:00Z", "uid": f"pod-{self._made}", "owner": job}
+        spec = {**template["spec"], "nodeName": "n0"}
+        self.put({
+            "kind": "Pod",
+            "metadata": {"name": pod, "labels": labels, **made},
+            "spec": spec,
+            "status": runs(),
+        })  # fmt: skip
+        self.printed[pod] = []
+        self.prints(pod, "\x017\x02it listens")
+        if role == "launcher":
+            self._launch(pod, labels.get("labctl.run", job))
+
+    def _launch(self, pod: str, run: str) -> None:
+        """Print what the launch command of a run prints, and how it ends."""
+        code = 0
+        try:
+            for line in self._answers(pod, ("mpirun", run)):
+                self.prints(pod, line)
+        except Failed as failed:
+            code = failed.code
+        except Lasts:
+            return
+        self.prints(pod, f"labctl: the launcher ended with exit code {code}")
 
     def _run(self, pod: str, argv: tuple[str, ...]) -> tuple[tuple[int, bytes], ...]:
+        if STOP in argv:
+            self.prints(pod, f"labctl: the launcher ended with exit code 143; {argv[-1]}")
+            return (SUCCESS,)
+        if "tar -C" in " ".join(argv):
+            return without_results(pod, argv)
         try:
             lines = [*self._answers(pod, argv[5:] if argv[:3] == ("sh", "-c", MARKED) else argv)]
         except Failed as failed:
