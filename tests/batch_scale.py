@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from support import builders
 from support.fake_backend import FakeBackend, healthy
 
-from labctl import flows
+from labctl import backends
 from labctl.backends.docker.agent import AGENT
 from labctl.backends.docker.checks import run as doctor_run
 from labctl.backends.docker.compose import render
@@ -49,6 +49,7 @@ from labctl.jobs.request import RunOptions, choose_workload
 from labctl.model import Result
 from labctl.records import store
 from labctl.records.active import ActiveRun
+from labctl.runs import start
 from labctl.system.files import write_all
 
 Jobs = Sequence[tuple[str, ...]]
@@ -80,8 +81,9 @@ class Engine(FakeBackend):
 class Site:
     """A batch in a lab that is up: what labctl does for each job, in seconds of a processor."""
 
-    def __init__(self, engine: Engine, jobs: Jobs, context: Context, cluster: clusters.Cluster) -> None:
-        self.engine, self.context, self.cluster, self.directory = engine, context, cluster, context.directory
+    def __init__(self, engine: Engine, jobs: Jobs, backend: backends.Backend) -> None:
+        context = backend.context
+        self.engine, self.backend, self.directory = engine, backend, context.directory
         self.workload = choose_workload(context.directory, "hello", RunOptions(), context.settings())
         self.display = Display(Output())
         self.now = {f"{number}": planned(number, nodes) for number, nodes in enumerate(jobs)}
@@ -93,8 +95,7 @@ class Site:
         job, began = self.now[f"{index}"], time.process_time()
         options = RunOptions(hostfile=self.directory / "hostfile", detach=True, wait=True)
         (self.directory / "hostfile").write_text("".join(f"{name} slots=1\n" for name in job.nodes))
-        begun = flows.run_on(self.context, self.cluster, self.workload, options, None)
-        assert isinstance(begun, store.RunSummary)
+        begun = start.launch(self.backend, start.Request(workload=self.workload, options=options))
         self._note(replace(job, state="running", run_id=begun.run_id))
         cost = time.process_time() - began
         self.engine.begin(begun.run_id, job)
@@ -147,11 +148,11 @@ def site(count: int, jobs: Jobs) -> Iterator[Site]:
         settings = f"LAB_NAME=demo\nLAB_ACCELERATOR=cpu\nLAB_NODES={count}\nHOST_CACHE_PATH={directory}/cache\n"
         (directory / ".env").write_text(settings)
         context = Context(directory=directory, environ={}, emit=lambda _: None, flags={})
-        with clusters.connect(context, context.settings()) as cluster:
-            lab, _ = clusters.load_lab(context, cluster, ask=False)
+        with backends.connect(context) as backend:
+            lab = backend.lab()
             write_all(directory, render.render(lab))
             engine.seen = builders.observed(lab)
-            yield Site(engine, jobs, context, cluster)
+            yield Site(engine, jobs, backend)
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
