@@ -694,17 +694,16 @@ def test_what_a_script_that_starts_its_ranks_itself_left_does_not_keep_the_run_f
 def test_a_script_that_starts_its_ranks_itself_answers_its_time_limit(ranks: Ranks) -> None:
     of = job(lab(project_path=str(ranks.project)), run_id="r1", launcher="script", script="says")
     says = ranks.project / "outputs/r1/work/says"
-    says.write_text("#!/bin/bash\ntrap 'echo cleaned; exit 9' TERM\nsleep 600 &\necho ready > \"$GO\"\nwait\n")
+    says.write_text("#!/bin/bash\ntrap 'echo cleaned; exit 9' TERM\nsleep 600 &\necho ready\nwait\n")
     says.chmod(0o755)
-    script, go = ranks.root / "start.sh", ranks.root / "go"
-    os.mkfifo(go)
+    script = ranks.root / "start.sh"
     script.write_text(files(of)["rank.sh"], encoding="utf-8")
-    environment = {**ranks.environment, "GO": str(go)}
     with subprocess.Popen(
-        ["bash", str(script)], env=environment, stdout=subprocess.PIPE, start_new_session=True
+        ["bash", str(script)], env=ranks.environment, stdout=subprocess.PIPE, start_new_session=True
     ) as started:
         assert started.stdout
-        assert go.read_text() == "ready\n"
+        # What hands on its output has begun, too.
+        assert started.stdout.readline() == b"ready\n"
         os.killpg(started.pid, signal.SIGTERM)
         assert started.stdout.read() == b"cleaned\n"
     assert started.returncode == 9
