@@ -23,26 +23,26 @@ from labctl.records.active import ActiveRun, Ended, LaunchError, in_use
 from labctl.records.lines import Line, line_of
 from labctl.system.parallel import begin, pool
 
-# Runs in any container: has_command NAME; runs VARIABLE=VALUE; answers NODE...
+# Script for any container: has_command NAME; runs VARIABLE=VALUE; answers NODE...
 IN_NODE = Path(__file__).with_name("in_node.sh").read_text(encoding="utf-8")
 AGENT = ("/usr/bin/python3", "-I", "/opt/lab/labnode.py")
-# Seconds in which a container that is being removed is gone.
+# Seconds until a container that is being removed is gone.
 DYING = 5
 # Nodes that the launcher logs in to at once, as the agent does.
 AT_ONCE = 64
-# Seconds for the check that is begun early, after which it counts for nothing.
+# Time limit of the early check, and age up to which it counts, in seconds.
 FRESH = 5
-# Seconds that the launcher is asked for again where the connection to a run breaks.
+# Seconds to try to reach the launcher again after the connection to a run breaks.
 PATIENCE = 120
-# Seconds for one try to do so.
+# Time limit of each try, in seconds.
 RECONNECTING = 5
 ENDLESS = 1e8
-# Seconds for a node's health check, which has shorter limits inside.
+# Time limit of a node's health check in seconds, which has shorter limits inside.
 CHECKING = 20
 
 
 def reach(lab: Lab, engine: Backend, nodes: tuple[str, ...], seconds: int) -> dict[str, float]:
-    """Seconds that each node took to answer over ssh; HostError names those that did not and why."""
+    """Return the seconds that each node took to answer over ssh. HostError names those that did not, and why."""
     lines = agent(lab, engine, model.LAUNCHER, "reach", str(seconds), *nodes)
     with parsing(lab.host_of(model.LAUNCHER).name):
         answers = [json.loads(line) for line in lines]
@@ -61,23 +61,28 @@ def reach(lab: Lab, engine: Backend, nodes: tuple[str, ...], seconds: int) -> di
 
 
 class EarlyReach(NamedTuple):
-    """A check over ssh that was begun before the command decides, which takes about as long."""
+    """A check over ssh that was begun before the command decides, as both take about as long."""
 
     nodes: tuple[str, ...]
     answers: Future[set[str]]
     begun: float
 
     def passed(self, nodes: tuple[str, ...]) -> bool:
-        """Whether these nodes have all answered, just now."""
+        """Tell if these nodes have all answered within the last FRESH seconds."""
         if not set(nodes) <= set(self.nodes) or time.monotonic() - self.begun > FRESH:
             return False
         return not self.answers.exception() and set(nodes) <= self.answers.result()
 
 
 def begin_reach(engine: Backend, observed: ObservedState, nodes: tuple[str, ...]) -> EarlyReach | None:
-    """Ask these nodes beside what follows, if they and the launcher are running, once and for a second at most."""
-    launcher, *workers = (observed.container(name) for name in (model.LAUNCHER, *nodes))
-    if len(nodes) > AT_ONCE or not launcher or not all(one and one.state == "running" for one in (launcher, *workers)):
+    """Begin to check these nodes over ssh in the background; None if one or the launcher is not running.
+
+    Each is asked once, with a short limit. None also for more than AT_ONCE nodes.
+    """
+    launcher = observed.container(model.LAUNCHER)
+    containers = (launcher, *map(observed.container, nodes))
+    running = all(container and container.state == "running" for container in containers)
+    if len(nodes) > AT_ONCE or not launcher or not running:
         return None
     container, look = launcher.name, ("sh", "-c", IN_NODE, "sh", "answers", *nodes)
 
@@ -88,7 +93,7 @@ def begin_reach(engine: Backend, observed: ObservedState, nodes: tuple[str, ...]
 
 
 class Launch(Struct, frozen=True, kw_only=True):
-    """A run as the agent in the launcher is given it; what it does with each is in labnode.py."""
+    """Arguments of a run for the agent in the launcher; labnode.py describes their use."""
 
     id: str
     nodes: tuple[str, ...]
@@ -97,26 +102,26 @@ class Launch(Struct, frozen=True, kw_only=True):
     directory: str
     launcher: str
     limit: float
-    """Seconds that the command has."""
+    """Time limit of the command, in seconds."""
     patience: float
-    """Seconds that nobody may follow before the run is ended; 0 for no limit."""
+    """Seconds without a follower after which the run is ended; 0 for no limit."""
     port: int
-    """At which its ranks meet."""
+    """Port of the rendezvous of its ranks."""
     ssh_port: int
     owner: str
     stall: float
     """Seconds of silence after which a run that had steps may be stalled; 0 for never."""
     needed: tuple[str, ...]
-    """Those of its nodes without which it cannot go on."""
+    """Nodes without which it cannot go on."""
     elastic: bool = False
-    """Whether its launcher starts ranks again that fail."""
+    """Its launcher restarts failed ranks."""
     wait: bool = False
-    """Whether it waits for other runs that have its nodes."""
+    """Wait for other runs that use its nodes."""
     follow: bool = True
 
 
 class Follower:
-    """Follows a run's output over one connection after another: each line once."""
+    """Follows a run's output over successive connections, so that each line is passed on once."""
 
     def __init__(
         self,
@@ -124,28 +129,30 @@ class Follower:
         notice: Callable[[str], object] = len,
         given_up: Callable[[], bool] = bool,
     ) -> None:
-        """``on_lines`` gets those that come at once together; ``notice`` a line for a connection that breaks;
-        ``given_up``: whether to connect again is of no use.
+        """Start at the first line.
+
+        ``on_lines`` gets lines that arrive together; ``notice`` a line for a connection that breaks; ``given_up`` tells
+        if it is of no use to connect again.
         """
         self._on_lines, self.notice, self.given_up = on_lines, notice, given_up
         self.place = 0
         self.heard: float | None = None
-        """When the agent last said anything of the run, on the monotonic clock."""
+        """Time of the last message of the agent about the run, on the monotonic clock; None before the first."""
         self.ended: Ended | None = None
         self.other: list[str] = []
-        """What the agent printed that is no line of the run."""
+        """Output of the agent that is neither a line of the run nor a message."""
         self.busy: list[ActiveRun] = []
         self.refused = False
-        """Whether who is handed the lines has raised an error."""
+        """``on_lines`` raised an error."""
 
     def read(self, texts: Sequence[str]) -> None:
-        """Lines of the agent's."""
+        """Parse lines of the agent, and pass those of the run on."""
         lines, last = [], ""
         for text in texts:
             place, _, rest = text.partition(" ")
             if place.isdecimal():
-                when, _, said = rest.partition(" ")
-                lines.append(line_of(said, float(when)))
+                when, _, line = rest.partition(" ")
+                lines.append(line_of(line, float(when)))
                 last = place
             else:
                 self._read_word(place, rest, text)
@@ -157,6 +164,7 @@ class Follower:
             self.place = int(last)
 
     def _read_word(self, word: str, rest: str, text: str) -> None:
+        """Parse a message of the agent: ``end``, ``beat`` or ``busy``; keep any other line."""
         if word in ("end", "beat"):
             self.heard = time.monotonic()
         if word == "end":
@@ -168,10 +176,10 @@ class Follower:
 
 
 def follow(lab: Lab, engine: Backend, run_id: str, follower: Follower, launch: Launch | None = None) -> Ended:
-    """Launch a run, or go on with one, and follow it to its end, over one connection after another.
+    """Launch a run, or go on with a launched one, and follow it to its end, over successive connections.
 
-    LaunchError where it cannot be started, as where other runs have its nodes. HostError where the launcher does not
-    answer for ``PATIENCE`` seconds.
+    LaunchError if it cannot be started, as when other runs use its nodes. HostError if the launcher does not answer for
+    ``PATIENCE`` seconds.
     """
     began, noticed = time.monotonic(), False
     if launch:
@@ -198,7 +206,7 @@ def follow(lab: Lab, engine: Backend, run_id: str, follower: Follower, launch: L
 
 
 def reconnect(lab: Lab, engine: Backend, node: str) -> HostError | None:
-    """Connect again to a node's host where the connection has ended; returns why that fails."""
+    """Connect again to a node's host if the connection has ended; return the error if that fails, else None."""
     host = lab.host_of(node).name
     try:
         if host in engine.connections:
@@ -209,7 +217,7 @@ def reconnect(lab: Lab, engine: Backend, node: str) -> HostError | None:
 
 
 def launch_run(lab: Lab, engine: Backend, follower: Follower, launch: Launch) -> None:
-    """Launch a run and follow it as long as the connection stands. LaunchError where it does not begin."""
+    """Launch a run and follow it until the connection ends. LaunchError if it does not begin."""
     error = look(lab, engine, launch.id, follower, "launch", msgspec.json.encode(launch).decode())
     if follower.busy:
         raise in_use(follower.busy)
@@ -218,21 +226,21 @@ def launch_run(lab: Lab, engine: Backend, follower: Follower, launch: Launch) ->
     if error:
         raise LaunchError(error.message, hint=error.hint, node=error.node) from error
     if follower.other:
-        said = follower.other[-1]
-        hint = "labctl build && labctl up" if "KeyError" in said else "labctl logs launcher"
-        raise LaunchError(f"launcher: {said}", hint=hint, node=model.LAUNCHER)
+        answer = follower.other[-1]
+        hint = "labctl build && labctl up" if "KeyError" in answer else "labctl logs launcher"
+        raise LaunchError(f"launcher: {answer}", hint=hint, node=model.LAUNCHER)
 
 
-def look(lab: Lab, engine: Backend, run_id: str, follower: Follower, *words: str) -> HostError | None:
-    """Have the agent tell the follower of a run until that ends or the connection does; returns why, if that is said.
+def look(lab: Lab, engine: Backend, run_id: str, follower: Follower, *arguments: str) -> HostError | None:
+    """Pass the agent's report of a run to the follower until one of them or the connection ends; return its error.
 
-    What the follower itself raises is raised here.
+    Errors that the follower raises are raised. ``arguments``: the agent's command.
     """
     container = naming.container_name(lab, model.LAUNCHER)
-    # With a run's id of its own, the agent is not taken for what a run has left in the launcher.
-    own = (("LABCTL_RUN_ID", f"supervises-{run_id}"),)
+    # An id of its own, so that the agent is not taken for a process that the run left in the launcher.
+    variables = (("LABCTL_RUN_ID", f"supervises-{run_id}"),)
     try:
-        engine.stream(container, (*AGENT, *words), follower.read, user="0", environment=own, limit=ENDLESS)
+        engine.stream(container, (*AGENT, *arguments), follower.read, user="0", environment=variables, limit=ENDLESS)
     except HostError as error:
         if follower.refused:
             raise
@@ -243,8 +251,8 @@ def look(lab: Lab, engine: Backend, run_id: str, follower: Follower, *words: str
 def start(lab: Lab, engine: Backend, launch: Launch) -> None:
     """Launch a run without following it. Errors as ``follow``."""
     follower = Follower(lambda _: None)
-    text, own = msgspec.json.encode(launch).decode(), {"LABCTL_RUN_ID": f"supervises-{launch.id}"}
-    follower.read(agent(lab, engine, model.LAUNCHER, "launch", text, root=True, environment=own))
+    text, variables = msgspec.json.encode(launch).decode(), {"LABCTL_RUN_ID": f"supervises-{launch.id}"}
+    follower.read(agent(lab, engine, model.LAUNCHER, "launch", text, root=True, environment=variables))
     if follower.busy:
         raise in_use(follower.busy)
 
@@ -252,20 +260,20 @@ def start(lab: Lab, engine: Backend, launch: Launch) -> None:
 def stop(
     lab: Lab, engine: Backend, run_id: str, grace: float, message: str, cause: model.Cause = "interrupted"
 ) -> None:
-    """Have the agent end a run: TERM, and KILL after so many seconds. HostError for one that is not running.
+    """Have the agent end a run: TERM, and KILL after ``grace`` seconds. HostError if it is not running.
 
-    A ``grace`` of 0 also ends a run at once that is being ended.
+    A ``grace`` of 0 also kills a run that is being ended.
     """
     agent(lab, engine, model.LAUNCHER, "stop", run_id, f"{grace:g}", cause, message, root=True)
 
 
 def forget(lab: Lab, engine: Backend, run_id: str) -> None:
-    """Have the agent remove what it keeps of a run that has ended."""
+    """Have the agent remove its data of a run that has ended."""
     agent(lab, engine, model.LAUNCHER, "forget", run_id, root=True)
 
 
 def is_running(lab: Lab, engine: Backend) -> bool:
-    """Whether the launcher runs, or may do so where its host does not say."""
+    """Tell if the launcher is running or paused; True if its host does not answer."""
     try:
         observed = engine.observe(lab.name)
     except HostError:
@@ -276,27 +284,26 @@ def is_running(lab: Lab, engine: Backend) -> bool:
 
 
 def runs(engine: Backend, observed: ObservedState) -> dict[str, ActiveRun]:
-    """The runs that the agent in the launcher knows, by id; none where the launcher does not run."""
+    """Return the runs that the agent in the launcher reports, by id; none if the launcher is not running. HostError."""
     launcher = observed.container(model.LAUNCHER)
     if not launcher or launcher.state != "running":
         return {}
     done = engine.exec(launcher.name, ("sh", "-c", IN_NODE, "sh", "if_runs", *AGENT, "runs"), user="0")
     if done.code and "KeyError" in done.err:
-        # One of an earlier labctl, which knows of no runs.
+        # An agent of an earlier labctl, which does not record runs.
         return {}
     if done.code:
-        said = done.err.strip() or f"its agent ended with code {done.code}"
-        raise HostError(f"{model.LAUNCHER}: {said}", hint="labctl logs launcher", node=model.LAUNCHER)
+        reason = done.err.strip() or f"its agent ended with code {done.code}"
+        raise HostError(f"{model.LAUNCHER}: {reason}", hint="labctl logs launcher", node=model.LAUNCHER)
     with parsing(launcher.host):
-        found = [msgspec.json.decode(line, type=ActiveRun) for line in done.out.splitlines()]
-    return {run.id: run for run in found}
+        reported = [msgspec.json.decode(line, type=ActiveRun) for line in done.out.splitlines()]
+    return {run.id: run for run in reported}
 
 
 def active(engine: Backend, observed: ObservedState) -> tuple[ActiveRun, ...]:
-    """The runs that are under way, or wait for nodes, in their order."""
-    return tuple(
-        sorted((run for run in runs(engine, observed).values() if run.state == "running"), key=lambda one: one.order)
-    )
+    """Return the runs that are under way or wait for nodes, in the order of their launch."""
+    running = (run for run in runs(engine, observed).values() if run.state == "running")
+    return tuple(sorted(running, key=lambda run: run.order))
 
 
 def reap(
@@ -309,18 +316,19 @@ def reap(
     lasted: float | None = None,
     launcher: str = "",
 ) -> list[str]:
-    """End a run's processes in the launcher and in its nodes, or in all workers; returns those that could not be ended.
+    """End a run's processes in the launcher and in its nodes, or in all workers; return errors of those that remain.
 
-    If the run has ``lasted`` so many seconds, then in workers those too that were started meanwhile and have left it:
-    they have no parent, and the environment of no other run or shell. In the launcher only for the ``launcher`` script:
-    under others nothing of the workload runs there, but a person's editor may.
+    If the run has ``lasted`` so many seconds, also end processes in workers that were started in that time and have
+    left it: they have no parent, and no environment of another run or shell. In the launcher this is done only for the
+    ``launcher`` script: under others no process of the workload runs there, but a user's editor may.
     """
 
     def end(node: str) -> str:
+        """End the run's processes in a container; return the error, or an empty text."""
         leavers = node != model.LAUNCHER or launcher == "script"
         return reap_node(lab, engine, node, run_id, grace, lasted if leavers else None)
 
-    # A script's own children on the nodes are its ssh sessions' until those end.
+    # A script's children on the nodes belong to its ssh sessions until those end.
     first = (model.LAUNCHER,) if launcher == "script" else ()
     containers = (model.LAUNCHER, *nodes) if nodes else lab.containers
     others = tuple(name for name in containers if name not in first)
@@ -329,13 +337,14 @@ def reap(
 
 
 def reap_node(lab: Lab, engine: Backend, node: str, run_id: str, grace: float, lasted: float | None) -> str:
+    """End a run's processes in a container, as ``reap``; return the error, empty if none remains."""
     given = {} if lasted is None else {"LABCTL_RUN_SECONDS": f"{lasted:.3f}"}
     try:
         return "".join(
             f"{node}: {line}" for line in agent(lab, engine, node, "reap", run_id, str(grace), environment=given)
         )
     except HostError as error:
-        # A container that is gone holds nothing; one that stays and cannot be entered may hold all of it.
+        # A container that is gone has no processes; one that stays and cannot be entered may have all of them.
         deadline = time.monotonic() + DYING
         while True:
             observed = engine.observe(lab.name)
@@ -350,12 +359,13 @@ def reap_node(lab: Lab, engine: Backend, node: str, run_id: str, grace: float, l
 
 
 def unhealthy(lab: Lab, engine: Backend, nodes: tuple[str, ...]) -> dict[str, str]:
-    """What the health check says of those of these nodes that fail it now, asked of all at once as Docker asks it.
+    """Run the health check of these nodes, all at once, as Docker runs it; return the output of those that fail it.
 
-    Nothing of a node that does not answer.
+    Nodes that do not answer are left out.
     """
 
     def check(node: str) -> str:
+        """Return the error of a node's health check; empty if it passes or cannot run."""
         try:
             done = engine.exec(naming.container_name(lab, node), (*AGENT, "health"), user="0", limit=CHECKING)
         except HostError:
@@ -365,29 +375,29 @@ def unhealthy(lab: Lab, engine: Backend, nodes: tuple[str, ...]) -> dict[str, st
     if not nodes:
         return {}
     with pool(len(nodes)) as threads:
-        return {node: said for node, said in zip(nodes, threads.map(check, nodes), strict=True) if said}
+        return {node: reason for node, reason in zip(nodes, threads.map(check, nodes), strict=True) if reason}
 
 
 def agent(
     lab: Lab,
     engine: Backend,
     node: str,
-    *words: str,
+    *arguments: str,
     root: bool = False,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> list[str]:
-    """What the node's own agent prints, one line each; HostError when it fails without an answer."""
-    # An earlier agent, as an image of a person's own may have it, would refuse another argument.
-    given = ("env", *(f"{name}={value}" for name, value in environment.items())) if environment else ()
+    """Run the node's agent and return its lines. HostError if it fails without output."""
+    # By environment: the agent of an older image would reject another argument.
+    prefix = ("env", *(f"{name}={value}" for name, value in environment.items())) if environment else ()
     who = "0" if root else user(lab, node)
-    done = engine.exec(naming.container_name(lab, node), (*given, *AGENT, *words), user=who)
+    done = engine.exec(naming.container_name(lab, node), (*prefix, *AGENT, *arguments), user=who)
     if done.code and not done.out:
-        said = done.err.strip() or f"{AGENT[-1]} {words[0]} ended with code {done.code} and without a word"
-        raise HostError(f"{node}: {said}", hint=f"labctl status; labctl logs {node}", node=node)
+        reason = done.err.strip() or f"{AGENT[-1]} {arguments[0]} ended with code {done.code} and without a word"
+        raise HostError(f"{node}: {reason}", hint=f"labctl status; labctl logs {node}", node=node)
     return done.out.splitlines()
 
 
 def user(lab: Lab, node: str = model.LAUNCHER) -> str:
-    """Numeric user and group that processes in a container of the lab have: the person's own on its host."""
+    """Return the numeric user and group of the lab's processes on a node: the user's own on its host."""
     host = lab.host_of(node)
     return f"{host.uid}:{host.gid}"

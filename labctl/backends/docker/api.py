@@ -1,4 +1,4 @@
-"""The docker SDK's client of one daemon, bounded in size and time. It takes 0.1 s to load."""
+"""Client of a daemon by the docker SDK, bounded in size and time. It takes 0.1 s to load."""
 
 from __future__ import annotations
 
@@ -21,33 +21,35 @@ from docker import APIClient
 from labctl.system import process
 
 LARGEST_ANSWER = 64 << 20
-"""Bytes of a daemon's answer, and of what a short program prints."""
+"""Size of a daemon's answer, or of a short program's output, at most, in bytes."""
 LONGEST_EVENT = 1 << 20
 CHUNK = 1 << 16
 HEADER = struct.Struct(">BxxxL")
-"""The stream's number and the length of what follows (Docker Engine API, attach)."""
+"""Header of a frame: number of the stream, length of the frame (Docker Engine API, attach)."""
 
 
 class Adapter(UnixHTTPAdapter):
-    """Keep one connection to a daemon. The SDK keeps one for each path that it asks, and over ssh each is a session."""
+    """Adapter that keeps one connection to a daemon: the SDK keeps one per path, and over ssh each is a session."""
 
     def get_connection(self, url: str | bytes, proxies: Any = None) -> UnixHTTPConnectionPool:  # noqa: ARG002
+        """Return the connections of the daemon, whatever the path."""
         return super().get_connection(self.socket_path)
 
 
 class Client(APIClient):
-    """A daemon by an address as DOCKER_HOST has it, in the newest version of its API; so many seconds for an answer."""
+    """Client of the daemon at an address as in DOCKER_HOST, by its newest API, with a time limit per answer."""
 
     def __init__(self, address: str, seconds: int) -> None:
+        """Ask the daemon for its version. DockerException if another server answers."""
         local = address.startswith("unix:")
         tls = not local and process.variable("DOCKER_TLS_VERIFY")
         options: dict[str, Any] = dict(kwargs_from_env()) if tls else {"base_url": address}
         super().__init__(version=MINIMUM_DOCKER_API_VERSION, timeout=seconds, **options)
-        # The environment's proxies are not for a daemon.
+        # The environment's proxies do not apply to a daemon.
         self.trust_env = False
         if local:
             self.mount("http+docker://", Adapter(address.removeprefix("unix://"), seconds))
-        # It answers in 1 ms; to tell all versions takes the daemon 10.
+        # A ping takes 1 ms, a request of all versions 10.
         ping = self.get(f"{self.base_url}/_ping", timeout=seconds)
         ping.raise_for_status()
         if "Api-Version" not in ping.headers:
@@ -55,7 +57,7 @@ class Client(APIClient):
         self._version = ping.headers["Api-Version"]
 
     def send(self, request: PreparedRequest, **options: Any) -> Response:
-        """As a session of requests; that bounds only the time of each read."""
+        """Send as a session of requests, but limit the time of the whole answer, not of each read."""
         answer = super().send(request, **{**options, "stream": True})
         if not options.get("stream"):
             answer.raw.stream = lambda *_, **__: chunks(answer, self.timeout)  # type: ignore[method-assign]
@@ -63,9 +65,9 @@ class Client(APIClient):
         return answer
 
     def exec_output(self, exec_id: str, seconds: float) -> tuple[str, str]:
-        """Start a program; stdout and stderr once it has ended, TimeoutError if it has not after so many seconds.
+        """Start a program, and return its stdout and stderr. TimeoutError if it has not ended after ``seconds``.
 
-        Unlike exec_start, which loses what arrives together with the headers.
+        exec_start would lose output that arrives together with the headers.
         """
         try:
             answer = self._streamed("POST", f"/exec/{exec_id}/start", json={"Tty": False}, timeout=seconds)
@@ -83,16 +85,17 @@ class Client(APIClient):
 
     @contextlib.contextmanager
     def event_lines(self, **filters: list[str]) -> Iterator[Iterator[bytes]]:
-        """Events as lines, for another thread to read: they end with the block."""
+        """Yield events as lines, for another thread to read; they end with the block."""
         answer = self._streamed("GET", "/events", params={"filters": json.dumps(filters)}, timeout=None)
         try:
             yield lines(iter(lambda: answer.raw.read1(CHUNK, decode_content=True), b""))
         finally:
-            # To close what another thread reads would wait for it.
+            # Closing would wait for the thread that reads.
             with contextlib.suppress(OSError, RuntimeError):
                 answer.raw.shutdown()
 
     def _streamed(self, method: str, path: str, **options: Any) -> Response:
+        """Send a request, and return the answer before its content is read. APIError if the daemon refuses."""
         answer = self.request(method, f"{self.base_url}/v{self.api_version}{path}", stream=True, **options)
         try:
             answer.raise_for_status()
@@ -102,7 +105,7 @@ class Client(APIClient):
 
 
 def chunks(answer: Response, seconds: float) -> Iterator[bytes]:
-    """An answer as it arrives. TimeoutError after once or twice the seconds, DockerException if it is too long."""
+    """Yield an answer as it arrives. TimeoutError after one or two times ``seconds``, DockerException if too long."""
     deadline, size, whole = time.monotonic() + seconds, 0, False
     try:
         while chunk := answer.raw.read1(CHUNK, decode_content=True):
@@ -116,7 +119,7 @@ def chunks(answer: Response, seconds: float) -> Iterator[bytes]:
     except ReadTimeoutError as error:
         raise TimeoutError("timed out") from error
     finally:
-        # The next request takes the connection of one that was read to its end.
+        # After a whole answer the next request can use the connection.
         if whole:
             answer.raw.release_conn()
         else:
@@ -124,7 +127,7 @@ def chunks(answer: Response, seconds: float) -> Iterator[bytes]:
 
 
 def lines(stream: Iterable[bytes]) -> Iterator[bytes]:
-    """Lines of a stream, which are events; DockerException for one that is too long."""
+    """Yield the lines of a stream, which are events. DockerException if one is too long."""
     rest = b""
     for chunk in stream:
         *whole, rest = (rest + chunk).split(b"\n")
@@ -134,7 +137,7 @@ def lines(stream: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """The error that requests and urllib3 have wrapped."""
+    """Return the error that requests and urllib3 wrapped."""
     while not error.__suppress_context__ or error.__cause__:
         cause = error.__cause__ or error.__context__
         if not isinstance(cause, (HTTPError, HTTPException, OSError)):

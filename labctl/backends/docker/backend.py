@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from labctl.system.process import CompletedProcess
 
 UNSUPPORTED: Mapping[str, str] = {}
-"""Commands and options that this backend does not have: none."""
+"""Commands and options that this backend does not support: none."""
 PATIENCE = 300
 """Seconds to wait for another `up` or `down` of the same lab, and for devices that another lab holds."""
 
 
 class UpPlan(Plan, frozen=True):
-    """The rest of `up`: with the lab that the hosts are to have, and the hosts that it skips."""
+    """Second part of `up`, with the lab that the hosts get, and the hosts that it skips."""
 
     lab: Lab | None = None
     failed: Failures = {}  # noqa: RUF012 - msgspec copies it
@@ -61,13 +61,13 @@ class DownPlan(Plan, frozen=True):
 
 
 class NewRun(Run, frozen=True, kw_only=True):
-    """A run that is about to begin, with what was observed of its nodes; ``observed`` is None in a preview only."""
+    """A run that is about to begin, with what was observed of its nodes; ``observed`` is None only in a preview."""
 
     rebuild: Callable[[Lab], Job] | None = None
-    """Builds the job for the lab with another port; None for a replay, whose job is fixed."""
+    """Builds the job for a lab with another port; None for a replay, whose job is fixed."""
     observed: ObservedState | None = None
     origin: Future[dict[str, Any]] | None = None
-    """The facts of the run's record that are being found out."""
+    """Facts for the run's record, gathered in the background."""
     early: EarlyReach | None = None
     active: tuple[ActiveRun, ...] = ()
     foreign: Failures = {}  # noqa: RUF012
@@ -97,12 +97,13 @@ class DockerBackend:
     name = "docker"
 
     def __init__(self, context: Context, settings: Settings, held: ExitStack, options: Mapping[str, Any]) -> None:
+        """Connect to no host yet; ``options`` are for the connections, which ``held`` closes."""
         self.context, self.settings = context, settings
         self._held, self._options = held, options
         self._cluster: Cluster | None = None
         self._lab: Lab | None = None
         self._observed: ObservedState | None = None
-        """State of the containers, if nothing was changed since."""
+        """State of the containers; None if it was not observed, or changed since."""
         self._early: EarlyReach | None = None
         self._losses: Losses | None = None
         self._pushed: dict[str, Manifest] = {}
@@ -110,7 +111,7 @@ class DockerBackend:
 
     @property
     def cluster(self) -> Cluster:
-        """The hosts that are usable. HostError if none answers."""
+        """Hosts that are usable. HostError if none answers."""
         if self._cluster is None:
             self._cluster = self._held.enter_context(connect_hosts(self.context, self.settings, **self._options))
         return self._cluster
@@ -129,7 +130,7 @@ class DockerBackend:
     # --- the lab ---
 
     def lab(self) -> Lab:
-        """Return the lab on its hosts as they are; hosts without its devices are left out from now on."""
+        """Return the lab on its hosts; hosts without its devices are left out from now on."""
         if self._lab is None:
             self._lab, self._cluster = load_lab(self.context, self.cluster, ask=False)
         return self._lab
@@ -153,13 +154,13 @@ class DockerBackend:
         return run.findings(self.context, node=node)
 
     def plan_prepare(self, *, preview: bool = False) -> Plan:
-        """Plan what makes the image available and probes engines. HostError for what stops `up` everywhere."""
+        """Plan to make the image available and to probe engines. HostError for what stops `up` everywhere."""
         from labctl.backends.docker.checks import run as checks
         from labctl.backends.docker.deploy import images, ledger, provision
 
         observed, cluster = preflight.observe(self.context, self.cluster)
         self._observed = observed
-        # The nodes are asked while the rest is decided.
+        # In the background, while the rest is decided.
         self._early = None if preview else cluster.begin_reach(observed)
         ledger.warn_orphaned_hosts(self.context, cluster)
         lab, cluster = preview_lab(cluster)
@@ -197,7 +198,7 @@ class DockerBackend:
         return plan, failed
 
     def plan_down(self, *, images: bool = False, state: str = "", preview: bool = False) -> Plan:
-        """Plan the removal of all with the lab's label, of what hosts were sent, and of image or state if asked for."""
+        """Plan to remove objects with the lab's label, files on hosts, and the image or state if asked for."""
         from labctl.backends.docker.deploy import decide
 
         self._observed, plan, failed = decide.down(self.context, self.cluster, images_too=images, state=state)
@@ -218,17 +219,19 @@ class DockerBackend:
             self.cluster, self._observed, self._early = deployment.cluster, None, None
 
     def _deployment(self) -> Any:
+        """Return what steps act on that need no lab."""
         from labctl.backends.docker.deploy.steps import Deployment
 
         return Deployment(context=self.context, cluster=self.cluster)
 
     def _bring_up(self, plan: UpPlan, lab: Lab) -> None:
+        """Carry out a plan of `up` while holding the leases of devices. HostError names what failed on each host."""
         from labctl.accelerators import leases
         from labctl.backends.docker.deploy.steps import LabDeployment
 
         with leases.granting(lab, wait=PATIENCE, notice=self.context.notice):
             leases.require_free(lab)
-            # One may have begun while this waited.
+            # A run may have begun while this waited.
             preflight.require_no_run(self.context, self.cluster.engine, self._seen(), plan.steps)
             changes = len(plan.steps) > 1
             early = None if changes else self._early
@@ -239,6 +242,7 @@ class DockerBackend:
         self.context.keep_image(self.settings)
 
     def _seen(self) -> ObservedState:
+        """Return the state of the containers, observed now unless it is known."""
         return self._observed or self.cluster.engine.observe(self.settings.text("LAB_NAME"))
 
     def under_way(self) -> tuple[str, ...]:
@@ -246,27 +250,27 @@ class DockerBackend:
         return preflight.runs_under_way(self.context, self.cluster.engine, self._seen())
 
     def require_idle(self) -> None:
-        """HostError if a run is under way."""
+        """Raise HostError if a run is under way."""
         preflight.require_idle(self.context, self.cluster.engine, self._seen())
 
-    def fill(self, workload: str, wanted: Cache, *, hosts: bool, preview: bool) -> CacheReport:
+    def fill(self, workload: str, contents: Cache, *, hosts: bool, preview: bool) -> CacheReport:
         """Download models and datasets into this machine's cache, and with ``hosts`` send them to the lab's hosts."""
         from labctl.backends.docker.deploy import cache
 
         return cache.fill_lab(
-            self.context, self.settings, lambda: self.cluster, workload, wanted, hosts=hosts, preview=preview
+            self.context, self.settings, lambda: self.cluster, workload, contents, hosts=hosts, preview=preview
         )
 
     def on_hosts(
         self, script: str, arguments: tuple[str, ...], seconds: float
     ) -> tuple[Mapping[str, CompletedProcess], Failures]:
-        """Run a script on each host, which ends it after so many seconds; also the hosts on which it did not end."""
+        """Run a script on each host, with a time limit in seconds; also return the hosts on which it did not end."""
         from labctl.backends.docker.deploy import on_hosts
 
         return on_hosts.run(self.cluster, script, arguments, seconds)
 
     def remains(self) -> tuple[tuple[str, ...], Failures]:
-        """Describe what hosts have of the lab and its runs, and the hosts that do not answer."""
+        """Describe what hosts still have of the lab and its runs; also return the hosts that do not answer."""
         from labctl.backends.docker.deploy import on_hosts
 
         return on_hosts.remains(self.cluster)
@@ -286,7 +290,7 @@ class DockerBackend:
         return frozen.of(self.context, self.cluster, lab)
 
     def not_replayable(self, recorded: ReplayedRun) -> Iterator[str]:
-        """Yield what a recorded run had and that cannot be had now; uncommitted changes are only warned of."""
+        """Yield what a recorded run used and is no longer available; warn of uncommitted changes."""
         from labctl.backends.docker.deploy import readiness, replayable
 
         lab = self.lab()
@@ -297,7 +301,7 @@ class DockerBackend:
             self.context.warn(remark)
 
     def remove_keys(self) -> bool:
-        """Remove the lab's private keys, which the next `up` makes; tell if it has containers. HostError in a run."""
+        """Remove the lab's private keys, which `up` makes again; tell if it has containers. HostError in a run."""
         from labctl.backends.docker.compose import ssh_keys
 
         self._observed, self.cluster = preflight.observe(self.context, self.cluster)
@@ -335,7 +339,7 @@ class DockerBackend:
     # --- runs ---
 
     def begin(self, workload: Workload, options: RunOptions, now: datetime, replayed: Replay | None = None) -> Run:
-        """Build the job of a new run on the lab's nodes; checks the workload's inputs on this host."""
+        """Build the job of a new run on the lab's nodes. ConfigError for inputs missing on this host."""
         from labctl.jobs.request import build_job, renamed
 
         lab = self.lab()
@@ -347,7 +351,10 @@ class DockerBackend:
         return NewRun(lab=lab, job=job, rebuild=lambda moved: build_job(moved, workload, options, now))
 
     def observe(self, run: Run, *, preview: bool = False) -> Run:
-        """Observe the containers, begin what can be found out meanwhile, and give the run a port of its own."""
+        """Observe the containers, begin background checks, and give the run a free port.
+
+        InUse for a replay, whose port is fixed, while others run.
+        """
         from labctl.backends.docker import agent
         from labctl.backends.docker.deploy import provenance, readiness
         from labctl.records.active import in_use
@@ -356,7 +363,7 @@ class DockerBackend:
         lab, job, engine = new.lab, new.job, self.cluster.engine
         lock = self.context.directory / filelock.LAB
         if not preview and filelock.is_held(lock):
-            # What is observed next is not in the middle of a change.
+            # Wait, so as not to observe the lab in the middle of a change.
             with filelock.held(lock, "labctl run", wait=PATIENCE, notice=self.context.notice):
                 pass
         observed = readiness.observe(self.context, self.cluster, preview=preview)
@@ -377,7 +384,7 @@ class DockerBackend:
         )
 
     def needs_up(self, run: Run) -> bool:
-        """Tell if the lab is not up as the run's workload, which has an image of its own, needs it."""
+        """Tell if the run's workload has its own image and the lab is not up with it."""
         from labctl.backends.docker.deploy import readiness
 
         new = cast("NewRun", run)
@@ -385,7 +392,7 @@ class DockerBackend:
         return bool(own_image and readiness.not_up(new.lab, new.job.containers, cast("ObservedState", new.observed)))
 
     def require_ready(self, run: Run, options: RunOptions, *, preview: bool = False) -> None:
-        """HostError or ConfigError for what stops the run; a preview only warns of a lab that is not up yet."""
+        """Raise HostError or ConfigError if the run cannot begin; a preview only warns of a lab that is not up yet."""
         from labctl.backends.docker.checks import run as checks
         from labctl.backends.docker.deploy import readiness
 
@@ -407,13 +414,13 @@ class DockerBackend:
         images.confirm_image(new.job.workload, new.lab.image, bool(image_id), ask, dry_run=preview)
 
     def require_launcher(self, workload: Workload) -> None:
-        """HostError unless the launcher is up as the settings and the workload have it."""
+        """Raise HostError unless the launcher is up with the settings and the workload's image."""
         from labctl.backends.docker.deploy import readiness
 
         readiness.require_launcher(self.context, self.cluster, self.lab(), workload)
 
     def plan_run(self, run: Run, *, ended: Collection[str] = (), preview: bool = False) -> RunPlan:
-        """Plan a run that is ready: its nodes are checked, and hosts are sent its files."""
+        """Plan a run that is ready: check its nodes, send hosts its files, launch it."""
         from labctl.backends.docker.deploy import artifacts, provenance, readiness
         from labctl.backends.docker.deploy.steps import CheckNodes, PushRun
         from labctl.jobs import inputs
@@ -440,14 +447,14 @@ class DockerBackend:
         )
 
     def _versions(self, new: NewRun) -> dict[str, Any]:
-        """Return the versions of a run's record, and what was found out about it meanwhile."""
+        """Return the versions for a run's record, with the facts that were gathered in the background."""
         first = new.lab.hosts[0].name
         image_id = new.observed.on(first).image if new.observed else None
         engine = self.cluster.engine.capabilities(first).versions()
         return {**store.versions(new.lab, engine, image_id), **(new.origin.result() if new.origin else {})}
 
     def carry_out_steps(self, run: Run, steps: tuple[Step, ...], *, before: int, after: int) -> None:
-        """Carry out steps of a run's plan, of which others come before and after."""
+        """Carry out a part of a run's steps; ``before`` and ``after`` count the other steps."""
         from labctl.backends.docker.deploy.steps import LabDeployment
 
         early = cast("NewRun", run).early
@@ -463,6 +470,7 @@ class DockerBackend:
         agent.start(run.lab, self.cluster.engine, self._launch(run, options))
 
     def _launch(self, run: Run, options: RunOptions) -> Any:
+        """Build the agent's arguments for a run with these options."""
         from labctl.backends.docker.supervise import launch_of
 
         patience = 0 if options.detach else self.settings.number("LAB_RUN_PATIENCE")
@@ -492,14 +500,14 @@ class DockerBackend:
         )
 
     def output(self, run: Run, on_lines: OnLines, given_up: Callable[[], bool] = bool) -> None:
-        """Hand on the lines of a run from its beginning to its end, over one connection after another."""
+        """Pass on the lines of a run from its beginning to its end, over successive connections."""
         from labctl.backends.docker import agent
 
         follower = agent.Follower(on_lines, self.context.notice, given_up)
         agent.follow(run.lab, self.cluster.engine, run.run_id, follower)
 
     def log(self, run_id: str, on_lines: OnLines) -> bool:  # noqa: ARG002
-        """Return False: who follows a run keeps its lines in the record."""
+        """Return False: the follower of a run keeps its lines in the record."""
         return False
 
     def recorded(self, run_id: str) -> Run:
@@ -507,7 +515,7 @@ class DockerBackend:
         return Run(lab=self.lab(), job=store.load_job(self.context.directory, run_id))
 
     def active(self) -> Mapping[str, ActiveRun]:
-        """Ask the agent in the launcher for runs; the state of unjudged ones is unknown if it does not answer."""
+        """Ask the launcher's agent for runs; the state of runs without a result is unknown if it does not answer."""
         from labctl.backends.docker import agent
 
         with suppress(HostError):
@@ -518,9 +526,9 @@ class DockerBackend:
 
     @contextmanager
     def sharing_losses(self) -> Iterator[None]:
-        """Have all runs within the block share one subscription; on several hosts each run listens by itself.
+        """Share one subscription among all runs within the block; on several hosts each run has its own.
 
-        A host that was lost and is there again is listened to by the next run alone.
+        After a host was lost and is back, only the next run's subscription includes it.
         """
         from labctl.backends.docker.events import Losses
 
@@ -542,7 +550,7 @@ class DockerBackend:
         return not store.is_in_cluster(self.context.directory, run_id)
 
     def end(self, run_id: str) -> None:
-        """Kill what is left of a run in the launcher and in its nodes, whose agent is gone."""
+        """Kill the processes of a run in the launcher and in its nodes, whose agent is gone."""
         from labctl.backends.docker import agent
 
         lab, path = self.lab(), store.directory(self.context.directory, run_id)
@@ -552,20 +560,20 @@ class DockerBackend:
         agent.reap(lab, engine, run_id, 0, nodes=nodes, lasted=age, launcher=job.launcher)
 
     def collect(self, run_id: str) -> None:
-        """Move what ranks wrote here into the run's record; fetch what they wrote on hosts, and remove it there."""
+        """Move results that ranks wrote on this machine into the run's record, and fetch those on hosts."""
         from labctl.backends.docker.deploy import artifacts
 
         pushed = self._pushed.pop(run_id, None)
         artifacts.collect(self.lab(), run_id, self.cluster.engine, self.context.warn, pushed)
 
     def evidence(self, run: Run, since: float) -> dict[str, str]:
-        """Return what each host and its engine saw since a time."""
+        """Return messages and events of each host and its engine since a time."""
         from labctl.backends.docker.deploy import evidence
 
         return evidence.of_hosts(run.lab, self.cluster.engine, since)
 
     def forget(self, run: Run) -> None:
-        """Have the agent remove what it keeps of a run that has ended."""
+        """Have the agent remove its data of a run that has ended."""
         from labctl.backends.docker import agent
 
         agent.forget(run.lab, self.cluster.engine, run.run_id)
@@ -578,6 +586,7 @@ class DockerBackend:
 
 
 def _launch_text(job: Job) -> str:
+    """Render the launch of a job for its plan."""
     import shlex
 
     started = shlex.join((job.workload.script, *job.workload.arguments))

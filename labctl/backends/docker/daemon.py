@@ -1,4 +1,4 @@
-"""Docker Engine of this machine or at a forwarded socket: read with the docker SDK, changed with python-on-whales."""
+"""Docker Engine of this machine or at a forwarded socket: read by the docker SDK, changed by python-on-whales."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,38 +32,40 @@ if TYPE_CHECKING:
     from labctl.backends.docker.api import Client
 
 
-def container_of(found: dict[str, Any], host: str) -> Container:
-    # Anyone who may use the daemon may write them.
-    labels = {name: "".join(filter(str.isprintable, value)) for name, value in found["Labels"].items()}
+def container_of(listed: dict[str, Any], host: str) -> Container:
+    """Build a container from an entry of the daemon's list."""
+    # Every user of the daemon may set labels.
+    labels = {name: "".join(filter(str.isprintable, value)) for name, value in listed["Labels"].items()}
     slots = labels.get("labctl.slots", "")
-    status = found.get("Status", "")
-    health = next(
-        (word for word in ("unhealthy", "healthy", "starting") if f"({word}" in status or f": {word}" in status), None
-    )
-    mode = found.get("HostConfig", {}).get("NetworkMode", "")
+    status = listed.get("Status", "")
+    # As `Up 5 minutes (unhealthy)` or `Up 5 seconds (health: starting)`.
+    states = ("unhealthy", "healthy", "starting")
+    health = next((word for word in states if f"({word}" in status or f": {word}" in status), None)
+    binds = (mount for mount in listed.get("Mounts", ()) if mount["Type"] == "bind")
+    mode = listed.get("HostConfig", {}).get("NetworkMode", "")
     return Container(
-        id=found["Id"],
-        name=found["Names"][0].lstrip("/") if found.get("Names") else found["Id"][:12],
+        id=listed["Id"],
+        name=listed["Names"][0].lstrip("/") if listed.get("Names") else listed["Id"][:12],
         node=labels.get("labctl.node", "?"),
         host=host,
         role=labels.get("labctl.role", "?"),
         slots=int(slots) if re.fullmatch("[0-9]{1,6}", slots) else 0,
-        state=found["State"],
+        state=listed["State"],
         health=health,
         fingerprint=labels.get("labctl.config-hash", ""),
-        image=found["ImageID"],
+        image=listed["ImageID"],
         directory=labels.get("labctl.directory", ""),
         owner=labels.get("labctl.owner", ""),
         devices=tuple(filter(None, labels.get("labctl.devices", "").split(","))),
-        mounts=tuple((one["Source"], one["Destination"]) for one in found.get("Mounts", ()) if one["Type"] == "bind"),
+        mounts=tuple((mount["Source"], mount["Destination"]) for mount in binds),
         network="" if mode in BUILT_IN or ":" in mode else mode,
-        networks=tuple((found.get("NetworkSettings") or {}).get("Networks") or ()),
+        networks=tuple((listed.get("NetworkSettings") or {}).get("Networks") or ()),
         rendered_limits=labels.get("labctl.limits", ""),
     )
 
 
 def completed(container: Container, inspected: dict[str, Any], *, user: bool) -> Container:
-    """A container with what a list of containers does not say of it."""
+    """Return a container with the facts that a list of containers does not include."""
     return replace(
         container,
         reason=last_check(inspected) if container.health == "unhealthy" else "",
@@ -73,9 +76,9 @@ def completed(container: Container, inspected: dict[str, Any], *, user: bool) ->
 
 
 def named_networks(container: Container, inspected: dict[str, Any]) -> Iterator[str]:
-    """The networks on which other containers find this one by the name of its node.
+    """Yield the networks on which other containers find this one by the name of its node.
 
-    That name is lost when the container is disconnected and connected again by hand.
+    The name is lost if the user disconnects the container and connects it again.
     """
     for name, endpoint in (inspected["NetworkSettings"]["Networks"] or {}).items():
         if name != container.network or container.node in (endpoint.get("Aliases") or ()):
@@ -83,7 +86,7 @@ def named_networks(container: Container, inspected: dict[str, Any]) -> Iterator[
 
 
 def limits_of(inspected: dict[str, Any]) -> Pairs:
-    """The limits of a container, without those that the kernel lacks: the engine leaves these out."""
+    """Return the limits of a container, without those that the kernel does not support, which the engine leaves out."""
     config = inspected["HostConfig"]
     pids, cpus = config["PidsLimit"], [config[key] for key in ("NanoCpus", "CpuQuota", "CpuShares")]
     limits = {
@@ -96,13 +99,13 @@ def limits_of(inspected: dict[str, Any]) -> Pairs:
 
 
 def node_order(container: Container) -> tuple[bool, str, int]:
-    """The launcher first, then the workers by number."""
+    """Sort key that puts the launcher first, then workers by number."""
     stem, _, number = container.node.rpartition("-")
     return (container.role != "launcher", stem, int(number) if number.isdigit() else 0)
 
 
 def inspect(api: Client, kind: Kind, identity: str) -> dict[str, Any] | None:
-    """A container, network or image in full; None if it is not there."""
+    """Return a container, network or image in full; None if not found."""
     from docker.errors import NotFound
 
     try:
@@ -112,67 +115,71 @@ def inspect(api: Client, kind: Kind, identity: str) -> dict[str, Any] | None:
 
 
 def variables_of(inspected: dict[str, Any] | None) -> dict[str, str]:
-    """Environment variables of a container or image; none of one that is gone."""
-    given = (inspected or {}).get("Config", {}).get("Env") or ()
-    return dict(one.partition("=")[::2] for one in given)
+    """Return the environment variables of a container or image; none if it was not found."""
+    lines = (inspected or {}).get("Config", {}).get("Env") or ()
+    return dict(line.partition("=")[::2] for line in lines)
 
 
 def last_check(inspected: dict[str, Any] | None) -> str:
-    """What the last health check of a container said; nothing where it is gone."""
+    """Return the output of a container's last health check; empty if it was not found."""
     log = inspected["State"]["Health"]["Log"] if inspected else ()
     return str(log[-1]["Output"]).strip() if log else ""
 
 
-# Networks that no compose file makes.
+# Networks that are not created by a compose file.
 BUILT_IN = ("", "host", "none", "default", "bridge")
 LAST_LINES = 20
-# In the daemon's words.
+# Messages of the daemon.
 PORT_TAKEN = re.compile(
     r"(?:listen tcp4?|Bind for|host port(?: for)?) ([0-9.]+):([0-9]+)\S*"
     r"(?:: bind: address| failed: port is|(?<=:) address) already"
 )
 TAKEN = re.compile(r'container name "/(\S+)" is already in use')
-# Seconds for a program that reaches or reaps: each has a shorter limit of its own.
+# Default time limit of a program in a container, in seconds; those that reach or reap have shorter limits inside.
 EXECUTING = 120
-# What a person's environment says of another daemon than that at the end of a connection.
+# Variables of the user's environment that are for another daemon than that at the end of a connection.
 OF_ANOTHER = ("DOCKER_TLS", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_CONTEXT", "DOCKER_API_VERSION")
-# Seconds for a command that changes something, and for each container that it makes or removes: a busy disk, and many
-# GPUs that wake, take minutes; a daemon that hangs takes for ever.
+# Time limit in seconds of a command that changes something, and its extension per container: a busy disk, or many GPUs
+# that are initialized, may take minutes; a daemon that hangs never answers.
 CHANGING, EACH = 300, 10
-# Seconds until a command that does not heed that its time is up is killed; and what timeout(1) then ends with.
+# Seconds from TERM to KILL for a command that timed out, and exit codes of timeout(1) for one.
 GRACE, LATE = 10, (124, 137)
-# What the agent knows a run's processes by; its value here is a mark of one command.
+# Variable by which the agent finds a run's processes; its value here marks one command.
 RUN_VARIABLE = "LABCTL_RUN_ID"
-# Seconds between TERM and KILL for what a killed labctl has left.
+# Seconds between TERM and KILL for programs whose labctl was killed.
 LEFT_GRACE = "2"
-# Seconds between two words to a program whose output is streamed: that it is still read.
+# Seconds between lines to a program whose output is streamed, which tell it that it is still read.
 PULSE = 1
-# Docker holds the first key back until the next, and always has such a sequence: its own begins with Ctrl-P.
+# Docker delays the first key of this sequence until the next, and its default begins with Ctrl-P, which shells use.
 DETACH_KEYS = "ctrl-^,ctrl-_,ctrl-^,ctrl-_"
-# What docker itself ends with when it lets go of a command.
+# Exit code of docker when it detaches from a command.
 DETACHED = 1
-# What docker compose erases the line before with, on a terminal, and elsewhere too, whatever its options.
+# Printed by docker compose to erase the line before, whatever its options, also if the output is not a terminal.
 ERASE = "\033[2K"
 
 
 def within(seconds: int) -> tuple[str, ...]:
-    """What ends a command that is not done by then, in the foreground so that the terminal's Ctrl-C reaches it."""
+    """Return the command that limits the time of the one that follows it.
+
+    It stays in the foreground so that the terminal's Ctrl-C reaches it.
+    """
     return ("timeout", "--foreground", f"--kill-after={GRACE}", str(seconds))
 
 
 def without_repeats(printed: str) -> list[str]:
-    """Each line once. Compose 5 prints some twice, and its last error also before, behind the service's name."""
+    """Return each line once. Compose 5 prints some twice, and its last error also after the service's name."""
     lines = list(dict.fromkeys(line.rstrip() for line in printed.splitlines() if line.strip()))
     return [line for line in lines if line == lines[-1] or not line.endswith(f" {lines[-1]}")]
 
 
 class DockerEngine:
-    """One daemon, at the end of a connection or by the usual DOCKER_HOST, with so many seconds for an answer.
+    """Engine of one daemon, at the end of a connection or by DOCKER_HOST, with a time limit per answer.
 
     ``docker`` is the command that reaches it, to be followed by arguments; ``connection`` leads to its host.
     """
 
     def __init__(self, connection: Connection | None = None, *, seconds: int = 30) -> None:
+        """Connect to nothing yet; ``seconds`` is the time limit of an answer."""
         self.connection = connection or LocalConnection()
         self._address = self.connection.address
         self._seconds = seconds
@@ -193,7 +200,7 @@ class DockerEngine:
 
     @contextlib.contextmanager
     def _api(self) -> Iterator[Client]:
-        """The SDK's client; HostError for what the daemon refuses, and if it does not answer."""
+        """Open the SDK's client. HostError if the daemon refuses a request or does not answer."""
         from docker.errors import APIError, DockerException
         from urllib3.exceptions import HTTPError
 
@@ -212,7 +219,7 @@ class DockerEngine:
             raise self._silent(cause) from error
 
     def _silent(self, cause: OSError) -> HostError:
-        """Why the daemon does not answer, and what mends that."""
+        """Return the error of a daemon that does not answer, with the command that starts it."""
         why = cause.strerror or str(cause)
         start = "restart" if "timed out" in why else "start"
         hint = "labctl setup" if self.host == model.HERE else f"on {self.host}: systemctl {start} docker"
@@ -223,6 +230,7 @@ class DockerEngine:
         return self._error(f"Docker Engine does not answer: {why}", hint)
 
     def _client(self) -> Client:
+        """Connect the SDK's client. OSError if it cannot be reached or TLS is not set up."""
         from docker.errors import DockerException, TLSParameterError
 
         from labctl.backends.docker.api import Client
@@ -241,18 +249,18 @@ class DockerEngine:
             raise DockerException(f"the docker command's config.json is invalid: {error}") from error
 
     def _inspect(self, kind: Kind, identity: str) -> dict[str, Any] | None:
-        """In full; None if it is not there."""
+        """Return an object in full; None if not found."""
         with self._api() as api:
             return inspect(api, kind, identity)
 
     def _error(self, message: str, hint: str = "labctl doctor") -> HostError:
-        """A failure, and on which host where that is not this machine."""
+        """Return an error, with the host if it is not this machine."""
         where = "" if self.host == model.HERE else self.host
         return HostError(f"{where}: {message}" if where else message, hint=hint, node=where or None)
 
     @contextlib.contextmanager
-    def _acting(self, what: str, containers: int = 0) -> Iterator[Any]:
-        """What changes things, in time for so many containers; HostError for what fails, and is not done by then."""
+    def _acting(self, command: str, containers: int = 0) -> Iterator[Any]:
+        """Open the client that changes things. HostError if ``command`` fails, or times out for so many containers."""
         from python_on_whales import DockerClient
         from python_on_whales.exceptions import DockerException
 
@@ -260,30 +268,31 @@ class DockerEngine:
         try:
             yield DockerClient(client_call=[*within(seconds), *self._program], host=self._address or None)
         except DockerException as error:
-            raise self._failed(what, error.return_code, error.stderr or "", seconds) from error
+            raise self._failed(command, error.return_code, error.stderr or "", seconds) from error
 
-    def _failed(self, what: str, code: int, said: str, seconds: int) -> HostError:
-        """Why a command that changes something did not do it within so many seconds."""
+    def _failed(self, command: str, code: int, output: str, seconds: int) -> HostError:
+        """Return the error of a command that failed, or timed out after so many seconds."""
         if code in LATE:
-            there = f"on {self.host}: " if self._address else "sudo "
-            hint = f"{there}systemctl restart docker, if it hangs; then re-run the command"
-            return self._error(f"`{what}` timed out after {seconds} s", hint)
-        message = f"`{what}` failed:\n" + "\n".join(without_repeats(said)[-LAST_LINES:])
-        if taken := TAKEN.search(said):
+            prefix = f"on {self.host}: " if self._address else "sudo "
+            hint = f"{prefix}systemctl restart docker, if it hangs; then re-run the command"
+            return self._error(f"`{command}` timed out after {seconds} s", hint)
+        message = f"`{command}` failed:\n" + "\n".join(without_repeats(output)[-LAST_LINES:])
+        if taken := TAKEN.search(output):
             hint = f"docker rename {taken[1]} {taken[1]}-other, or set another LAB_NAME in .env"
             return self._error(message, f"on {self.host}: {hint}" if self._address else hint)
-        if taken := PORT_TAKEN.search(said):
+        if taken := PORT_TAKEN.search(output):
             port = f"port {taken[2]} of {taken[1]} is in use"
             return self._error(port, "end what listens there, or choose another port of this machine in LAB_PORTS")
         return self._error(message)
 
     def versions(self) -> dict[str, str]:
+        """Return the versions of the engine, its API and its kernel."""
         with self._api() as api:
             version = api.version(api_version=False)
         return {"engine": version["Version"], "api": version["ApiVersion"], "kernel": version.get("KernelVersion", "")}
 
     def information(self) -> dict[str, Any]:
-        """What the daemon says of itself: ``docker info``."""
+        """Return the daemon's description of itself, as ``docker info``."""
         with self._api() as api:
             return dict(api.info())
 
@@ -295,32 +304,33 @@ class DockerEngine:
         return str(self.information()["ID"])
 
     def port_users(self) -> tuple[HostPortUser, ...]:
-        """The workers, of whatever lab, whose sshd listens on this host's own network; port 0 where it is not known."""
-        found = []
+        """Return the workers of any lab whose sshd listens on this host's network; port 0 if not known."""
+        users = []
         with self._api() as api:
-            for one in api.containers(filters={"label": ["labctl.lab", "labctl.role=worker"]}):
-                if one["HostConfig"]["NetworkMode"] == "host":
-                    port = variables_of(inspect(api, "container", one["Id"])).get("LAB_SSH_PORT", "")
-                    number, lab = int(port) if port.isdecimal() else 0, one["Labels"]["labctl.lab"]
-                    found.append(HostPortUser(port=number, lab=lab, container=container_of(one, self.host)))
-        return tuple(found)
+            for listed in api.containers(filters={"label": ["labctl.lab", "labctl.role=worker"]}):
+                if listed["HostConfig"]["NetworkMode"] == "host":
+                    port = variables_of(inspect(api, "container", listed["Id"])).get("LAB_SSH_PORT", "")
+                    number, lab = int(port) if port.isdecimal() else 0, listed["Labels"]["labctl.lab"]
+                    users.append(HostPortUser(port=number, lab=lab, container=container_of(listed, self.host)))
+        return tuple(users)
 
     def network(self, identity: str) -> dict[str, Any]:
-        """A network in full: its options, addresses, and who is on it."""
-        if not (found := self._inspect("network", identity)):
+        """Return a network in full: its options, addresses and containers. HostError if not found."""
+        if not (inspected := self._inspect("network", identity)):
             raise self._error(f"Docker Engine: network {identity} not found")
-        return found
+        return inspected
 
     def unused_networks(self) -> tuple[tuple[str, str], ...]:
-        """Networks that no container refers to, not even a stopped one: name, and the lab it was made for, if any."""
+        """Return the networks that no container refers to, not even a stopped one: name, and the lab of its label."""
         with self._api() as api:
-            made = api.networks(filters={"type": "custom"})
-            held = {name for one in api.containers(all=True) for name in one["NetworkSettings"]["Networks"]}
-        free = (one for one in made if held.isdisjoint((one["Name"], one["Id"])))
-        return tuple(sorted((one["Name"], (one["Labels"] or {}).get("labctl.lab", "")) for one in free))
+            networks = api.networks(filters={"type": "custom"})
+            containers = api.containers(all=True)
+        used = set(chain.from_iterable(container["NetworkSettings"]["Networks"] for container in containers))
+        free = (network for network in networks if used.isdisjoint((network["Name"], network["Id"])))
+        return tuple(sorted((network["Name"], (network["Labels"] or {}).get("labctl.lab", "")) for network in free))
 
     def try_network(self, lab: str) -> str:
-        """Why the daemon cannot make another network for a lab; empty when it can. What was made for it is removed."""
+        """Create a network for a lab and remove it; return the daemon's error if it cannot, else an empty text."""
         import secrets
 
         from docker.errors import APIError, NotFound
@@ -334,88 +344,95 @@ class DockerEngine:
             if not isinstance(error.__cause__, APIError):
                 raise
             return str(error.__cause__.explanation)
-        finally:  # By name: one whose making took too long is there too.
+        finally:  # By name: it may have been created although the request timed out.
             with self._api() as api, contextlib.suppress(NotFound):
                 api.remove_network(name)
         return ""
 
     def observe(self, lab: str, image: str | None = None, *, node: str = "") -> ObservedState:
-        """The lab's containers and networks, by label, and the id of an image; the user of this one node.
+        """Return the lab's containers and networks, by label, and the id of an image; for ``node`` also its user.
 
-        A list of containers says neither why one is unhealthy, nor its limits, nor who runs in it.
+        A list of containers includes neither the reason why one is unhealthy, nor its limits, nor its user: those are
+        inspected.
         """
         mark = {"label": [f"labctl.lab={lab}"]}
         with self._api() as api:
-            containers = [container_of(one, self.host) for one in api.containers(all=True, filters=mark)]
+            containers = [container_of(listed, self.host) for listed in api.containers(all=True, filters=mark)]
             networks = api.networks(filters=mark)
             for number, container in enumerate(containers):
-                unknown = container.health == "unhealthy" or container.rendered_limits or container.node == node
-                if unknown and (inspected := inspect(api, "container", container.id)):
+                incomplete = container.health == "unhealthy" or container.rendered_limits or container.node == node
+                if incomplete and (inspected := inspect(api, "container", container.id)):
                     containers[number] = completed(container, inspected, user=bool(node))
-            found_image = inspect(api, "image", image) if image else None
-        tried = [one for one in networks if (one["Labels"] or {}).get("labctl.role") == probe.ROLE]
-        found = sorted(containers, key=node_order)
+            inspected_image = inspect(api, "image", image) if image else None
+        containers.sort(key=node_order)
+        probes = tuple(container for container in containers if container.role == probe.ROLE)
+        nodes = tuple(container for container in containers if container.role != probe.ROLE)
+        tried: list[tuple[str, str]] = []
+        lasting: list[tuple[str, str]] = []
+        for network in networks:
+            is_probe = (network["Labels"] or {}).get("labctl.role") == probe.ROLE
+            (tried if is_probe else lasting).append((network["Id"], network["Name"]))
         return ObservedState(
             host=self.host,
-            containers=tuple(one for one in found if one.role != probe.ROLE),
-            probes=tuple(one for one in found if one.role == probe.ROLE),
-            networks=tuple((one["Id"], one["Name"]) for one in networks if one not in tried),
-            probe_networks=tuple((one["Id"], one["Name"]) for one in tried),
-            image=str(found_image["Id"]) if found_image else None,
+            containers=nodes,
+            probes=probes,
+            networks=tuple(lasting),
+            probe_networks=tuple(tried),
+            image=str(inspected_image["Id"]) if inspected_image else None,
         )
 
     def image(self, image: str) -> dict[str, Any] | None:
-        """``docker image inspect``; None if it is not there."""
+        """Return an image as ``docker image inspect``; None if not found."""
         return self._inspect("image", image)
 
     def image_id(self, image: str) -> str | None:
-        found = self.image(image)
-        return str(found["Id"]) if found else None
+        inspected = self.image(image)
+        return str(inspected["Id"]) if inspected else None
 
     def image_labels(self, image: str) -> dict[str, str]:
-        """Labels of a local image."""
+        """Return the labels of a local image; empty if not found."""
         return dict((self.image(image) or {}).get("Config", {}).get("Labels") or {})
 
     def image_variables(self, image: str) -> dict[str, str]:
-        """Environment variables of a local image."""
+        """Return the environment variables of a local image; empty if not found."""
         return variables_of(self.image(image))
 
     def pull(self, image: str) -> None:
-        """Pull an image. HostError with docker's own words."""
+        """Pull an image. HostError with docker's message."""
         with self._acting(f"docker pull {image}") as actor:
             actor.pull(image, quiet=True)
 
     def import_image(self, archive: Path, image: str) -> None:
-        """Make an image of a file system in a tar archive."""
+        """Create an image from the tar archive of a file system."""
         with self._acting(f"docker import {image}") as actor:
             actor.import_(archive, image)
 
     def file_of(self, image: str, path: str) -> str:
-        """A text file of an image; HostError if it has none."""
+        """Return the content of a text file of an image. HostError if it is not found."""
         with self._acting(f"docker run {image} cat {path}") as actor:
             return str(actor.run(image, [path], entrypoint="cat", networks=["none"], remove=True))
 
     def context(self) -> str:
-        """Name of the docker context of this daemon: that of its own image builder too."""
+        """Return the name of this daemon's docker context, which its image builder has, too."""
         with self._acting("docker context inspect") as actor:
             return str(actor.context.inspect().name)
 
     def apply(self, host: str, project: str, files: tuple[Path, ...]) -> None:  # noqa: ARG002
-        """Bring up all services of these files as one project; nothing else of that project is touched.
+        """Bring up all services of these files as one project; other containers of it are unchanged.
 
-        By the docker program itself, which the terminal's Ctrl-C reaches.
+        By the docker program, so that the terminal's Ctrl-C reaches it.
         """
         seconds = CHANGING + EACH * len(files)
-        given = (word for file in files for word in ("--file", str(file)))
-        words = ("compose", "-p", project, "--env-file", "/dev/null", *given, "up", "--detach", "--pull", "never")
-        done = process.run((*within(seconds), *self.docker, *words, "--no-build"), check=False)
+        named = chain.from_iterable(("--file", str(file)) for file in files)
+        compose = ("compose", "-p", project, "--env-file", "/dev/null", *named, "up", "--detach", "--pull", "never")
+        done = process.run((*within(seconds), *self.docker, *compose, "--no-build"), check=False)
         if done.code:
             raise self._failed(f"docker compose -p {project} up", done.code, done.err, seconds)
 
     def remove(self, host: str, kind: Kind, ids: tuple[str, ...]) -> None:  # noqa: ARG002
-        """Remove containers, running ones too, networks or images; HostError for an image that a container uses."""
-        what = shlex.join(("docker", kind, "rm", *(ids if kind == "image" else ())))
-        with self._acting(what, len(ids)) as actor:
+        """Remove containers, also running ones, networks or images. HostError for an image that a container uses."""
+        command = shlex.join(("docker", kind, "rm", *(ids if kind == "image" else ())))
+        with self._acting(command, len(ids)) as actor:
             getattr(actor, kind).remove(list(ids), **({"force": True} if kind == "container" else {}))
 
     def exec(
@@ -427,7 +444,7 @@ class DockerEngine:
         workdir: str | None = None,
         limit: float = EXECUTING,
     ) -> process.CompletedProcess:
-        """As the protocol says. By the API: the docker program takes a third of such a call to start."""
+        """Run a short program in a container, as the protocol. By the API: the docker program starts slowly."""
         from docker.errors import APIError
 
         with self._api() as api:
@@ -454,6 +471,7 @@ class DockerEngine:
         environment: Pairs = (),
         limit: float,
     ) -> int:
+        """Run a program in a container and pass its lines on, as the protocol."""
         variables = [f"{name}={value}" for name, value in environment]
         command = self._exec(container, user, options=("-i",), variables=variables)
         return process.stream_blocks(
@@ -472,7 +490,7 @@ class DockerEngine:
         stdin: Literal["terminal", "pipe", "none"] = "none",
         on_line: OnLine | None = None,
     ) -> int:
-        """As the protocol says, also where docker lets go of the program by its own keys for that."""
+        """Run a program on this process's input and output, as the protocol. HostError if docker detaches from it."""
         import secrets
 
         mark = f"person-{secrets.token_hex(8)}"
@@ -501,18 +519,19 @@ class DockerEngine:
         options: tuple[str, ...] = (),
         variables: Iterable[str] = (),
     ) -> tuple[str, ...]:
-        """The command that runs what follows it in a container."""
+        """Return the command that runs the program that follows it in a container."""
         where = ("--workdir", workdir) if workdir else ()
-        given = (word for one in variables for word in ("--env", one))
-        return (*self.docker, "exec", *options, "--user", user, *where, *given, container)
+        set_variables = chain.from_iterable(("--env", variable) for variable in variables)
+        return (*self.docker, "exec", *options, "--user", user, *where, *set_variables, container)
 
     def logs(self, project: str, on_line: OnLine, *, node: str = "", follow: bool = False, color: bool = False) -> None:
+        """Pass on the output of containers, as the protocol."""
         options = (*(("--follow",) if follow else ()), *((node,) if node else ()))
-        words = ("compose", "--ansi", "always" if color else "never", "-p", project, "logs", *options)
-        process.stream((*self.docker, *words), lambda line: on_line(line.removeprefix(ERASE)))
+        command = ("compose", "--ansi", "always" if color else "never", "-p", project, "logs", *options)
+        process.stream((*self.docker, *command), lambda line: on_line(line.removeprefix(ERASE)))
 
     def grants(self, lab: str, image: str, limits: tuple[tuple[str, int], ...]) -> bool:
-        options = tuple(word for name, value in limits for word in ("--ulimit", f"{name}={value}:{value}"))
+        options = tuple(chain.from_iterable(("--ulimit", f"{name}={value}:{value}") for name, value in limits))
         return not probe.refused(self.docker, lab, image, options, because="rlimit")
 
     def most_files(self, lab: str, image: str) -> int:
@@ -523,16 +542,19 @@ class DockerEngine:
         return not probe.refused(self.docker, lab, image, options, because="could not select device driver")
 
     def starts(self, lab: str, image: str, mapping: DeviceMapping) -> str:
-        """Why a container with these devices does not start; empty when it does."""
+        """Return the error of starting a container with these devices; empty if it starts."""
         return probe.refusal(self.docker, lab, image, probe.device_options(mapping))
 
     def events(self, lab: str) -> Iterator[tuple[str, Cause, str]]:
+        """Yield losses of a lab's containers, as the protocol."""
         # A filter for labels would leave out the events of networks, which have none.
-        own = {"container": (lab,), "network": (None,)}
+        labels = {"container": (lab,), "network": (None,)}
         actions = ["die", "oom", "health_status", "disconnect", "pause", "unpause"]
         with self._api() as api, api.event_lines(type=["container", "network"], event=actions) as lines:
-            heard = map(json.loads, lines)
-            ours = (one for one in heard if one["Actor"]["Attributes"].get("labctl.lab") in own[one["Type"]])
+            events = map(json.loads, lines)
+            ours = (
+                event for event in events if event["Actor"]["Attributes"].get("labctl.lab") in labels[event["Type"]]
+            )
             yield from watch(ours, partial(self.observe, lab), self._last_check)
 
     def _last_check(self, container: str) -> str:

@@ -1,4 +1,4 @@
-"""Where containers run: the backend protocol. Docker implements it, for one daemon and for those of several hosts."""
+"""Protocol of an engine that runs containers; Docker implements it, for one daemon and for several hosts."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ OnLines = Callable[[Sequence[str]], object]
 
 
 class Backend(Protocol):
-    """Runs the containers of a lab. Methods raise HostError with what came back."""
+    """An engine that runs the containers of a lab. Methods raise HostError with the engine's message."""
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Those that answer."""
+        """Hosts that answer."""
 
     @property
     def connections(self) -> Mapping[str, Connection]:
-        """The connections to them; this machine's runs locally."""
+        """Connections to the hosts, by name; that to this machine runs locally."""
 
     def observe(self, lab: str, image: str | None = None, *, node: str = "") -> ObservedState:
-        """The lab's containers and networks, by label, and the id of an image; the user of this one node."""
+        """Return the lab's containers and networks, by label, and the id of an image; for ``node`` also its user."""
 
     def apply(self, host: str, project: str, files: tuple[Path, ...]) -> None:
-        """Create or start what these compose files describe, and leave the rest of the project alone."""
+        """Create or start the containers of these compose files; other containers of the project are unchanged."""
 
     def remove(self, host: str, kind: Kind, ids: tuple[str, ...]) -> None:
-        """Remove these objects; one that is gone already is fine."""
+        """Remove these objects; missing ones are ignored."""
 
     def exec(
         self, container: str, argv: tuple[str, ...], *, user: str, workdir: str | None = None, limit: float = ...
     ) -> CompletedProcess:
-        """Run a short program in a container to its end, whatever its exit code; HostError after so many seconds."""
+        """Run a short program in a container to its end, whatever its exit code. HostError after ``limit`` seconds."""
 
     def stream(
         self,
@@ -52,11 +52,10 @@ class Backend(Protocol):
         environment: Pairs = (),
         limit: float,
     ) -> int:
-        """Run a program in a container, handing on its lines, those that come at once together; returns its exit code.
+        """Run a program in a container, pass its lines on as they arrive, in batches, and return its exit code.
 
-        The terminal's Ctrl-C does not reach it. Its input gets an empty line each second, and is open until this
-        process ends, or the connection does.
-        HostError after ``limit`` seconds.
+        The terminal's Ctrl-C does not reach it. Its input gets an empty line each second, and stays open until this
+        process or the connection ends. HostError after ``limit`` seconds.
         """
 
     def attach(
@@ -71,56 +70,57 @@ class Backend(Protocol):
         stdin: Literal["terminal", "pipe", "none"] = "none",
         on_line: OnLine | None = None,
     ) -> int:
-        """Run a program on this process's input and output, or hand on its lines; returns its code, 128+n for signal n.
+        """Run a program on this process's input and output, or pass its lines on; return its code, 128+n for signal n.
 
         ``secret_env`` is passed by environment, never on the command line. INT, TERM and HUP reach the program and all
-        that it started; where this process is killed, they are ended. HostError when the connection to it is lost.
+        processes that it started; if this process is killed, they are ended. HostError if the connection to it is lost.
         """
 
     def logs(self, project: str, on_line: OnLine, *, node: str = "", follow: bool = False, color: bool = False) -> None:
-        """Hand on what the containers of a project, or of one node of it, printed; with ``follow`` as they print."""
+        """Pass on the output of the containers of a project, or of a node of it; with ``follow`` as they print it."""
 
     def events(self, lab: str) -> Iterator[tuple[str, Cause, str]]:
         """Yield (node, cause, what happened) for each container that dies or is lost to runs, from now on."""
 
     def capabilities(self, host: str) -> Capabilities:
-        """What the engine of a host has and can do."""
+        """Return the capabilities of a host's engine."""
 
 
 class Capabilities(Protocol):
-    """What one host's engine says of itself, and what only a trial with a throw-away container tells."""
+    """Properties of a host's engine: reported by it, or tried with a throw-away container."""
 
     def identity(self) -> str:
-        """What tells this engine from another."""
+        """Return the unique id of this engine."""
 
     def versions(self) -> dict[str, str]:
-        """Versions of the engine, its API and its kernel."""
+        """Return the versions of the engine, its API and its kernel."""
 
     def information(self) -> dict[str, Any]:
-        """Its runtimes and CDI devices, in the words of ``docker info``; empty where it has neither."""
+        """Return runtimes and CDI devices as in ``docker info``; empty if there are neither."""
 
     def image_id(self, image: str) -> str | None:
-        """Id of an image that it has, None if it is not there."""
+        """Return the id of an image; None if not found."""
 
     def port_users(self) -> tuple[HostPortUser, ...]:
-        """The workers, of whatever lab, whose sshd listens on the host's own network."""
+        """Return the workers of any lab whose sshd listens on the host's network."""
 
     def grants(self, lab: str, image: str, limits: tuple[tuple[str, int], ...]) -> bool:
-        """Whether it can start a container with these ulimits: some hosts refuse to raise them."""
+        """Tell if it can start a container with these ulimits: some hosts refuse to raise them."""
 
     def most_files(self, lab: str, image: str) -> int:
-        """How many files a process in a container may open, whatever it asks for."""
+        """Return the number of files that a process in a container may open at most."""
 
     def reserves(self, lab: str, image: str, driver: str, ids: tuple[str, ...]) -> bool:
-        """Whether it knows this device driver, by reserving these devices: it lists none."""
+        """Tell if it has this device driver, by reserving these devices: it does not list its drivers."""
 
 
 def connection_to(engine: Backend, host: str) -> Connection:
-    """The connection to a host. HostError where it does not answer."""
+    """Return the connection to a host. HostError if it did not answer."""
     if host not in engine.hosts:
         raise unanswered(host)
     return engine.connections[host]
 
 
 def unanswered(host: str) -> HostError:
+    """Return the error of a host that did not answer."""
     return HostError(f"{host}: it did not answer", hint="labctl doctor", node=host)

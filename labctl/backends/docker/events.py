@@ -1,4 +1,4 @@
-"""What befalls a lab's containers, by a daemon's events and by what the checks of an unhealthy one go on to say."""
+"""Watch a lab's containers for losses, by a daemon's events and by the health checks of unhealthy ones."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from labctl.model import Cause
 
 # Seconds between two health checks of a node.
 INTERVAL = 15
-# Seconds in which a container that leaves its network because it ends has ended: its death is told after that.
+# Seconds until a container that leaves its network because it ends has ended: that event follows.
 ENDING = 2
-# Seconds that a node may be paused without a loss: `docker commit` pauses what it reads.
+# Seconds that a node may be paused without a loss: `docker commit` pauses the container that it reads.
 PAUSED = 15
 
 Loss = tuple[str, Cause, str]
 
 
 class Source(Protocol):
-    """An engine, as far as it is listened to."""
+    """An engine whose events can be read."""
 
     def events(self, lab: str) -> Iterator[Loss]: ...
 
@@ -34,9 +34,9 @@ def watch(
 ) -> Iterator[Loss]:
     """Yield (node, cause, what happened) for each container that dies or is lost to runs, until the events end.
 
-    The daemon tells once that one is unhealthy, also when the check was only too slow: what its later checks say is
-    asked for until it is healthy again, or lost. A daemon that does not answer that ends nothing. Events of networks,
-    which name a container by its id, may be those of any lab.
+    The daemon reports an unhealthy container once, also if the check was only too slow: its later checks are read until
+    it is healthy again, or lost. If the daemon does not answer then, no run is ended. Events of networks, which name a
+    container by its id, may be of any lab.
     """
     heard = _heard(events)
     watched = _Watched()
@@ -55,9 +55,10 @@ def watch(
 
 
 class Losses:
-    """Losses of a lab's containers for all who follow runs of it, over one subscription to each daemon."""
+    """Losses of a lab's containers for all followers of its runs, by one subscription to each daemon."""
 
     def __init__(self, engine: Source, lab: str) -> None:
+        """Start without a subscription."""
         self._engine, self._lab = engine, lab
         self._lock = threading.Lock()
         self._hearers: list[Callable[[str, Cause, str], None]] = []
@@ -65,11 +66,11 @@ class Losses:
 
     @contextlib.contextmanager
     def subscribed(self, hear: Callable[[str, Cause, str], None]) -> Iterator[None]:
-        """Hand each loss on to this, until the block ends: node, cause, what happened."""
+        """Pass each loss to ``hear`` until the block ends: node, cause, what happened."""
         with self._lock:
             self._hearers.append(hear)
             if not self._listens:
-                # Connections that end from now on end with the command.
+                # The thread ends with the events: when the command closes its connections.
                 threading.Thread(target=self._listen, daemon=True).start()
             self._listens = True
         try:
@@ -79,12 +80,13 @@ class Losses:
                 self._hearers.remove(hear)
 
     def _listen(self) -> None:
+        """Pass losses to all followers until the events end."""
         with contextlib.suppress(Exception):
             for loss in self._engine.events(self._lab):
                 with self._lock:
                     hearers = tuple(self._hearers)
                 for hear in hearers:
-                    # The others hear of it, too.
+                    # An error of one follower must not keep the loss from the others.
                     with contextlib.suppress(Exception):
                         hear(*loss)
         with self._lock:
@@ -92,30 +94,33 @@ class Losses:
 
 
 class _Watched:
-    """The containers of a lab by their ids, and what is to be looked at again of some."""
+    """Containers of a lab by their ids, and which of them are to be looked at again."""
 
     def __init__(self, containers: Iterable[Container] = ()) -> None:
-        self._nodes = {one.id: one.node for one in containers}
-        # One that turned unhealthy a moment before gives no event any more.
-        self._unhealthy = {one.id: one.node for one in containers if one.health == "unhealthy"}
+        """Start with the containers as observed."""
+        self._nodes = {container.id: container.node for container in containers}
+        # A container that turned unhealthy before the subscription causes no event.
+        unhealthy = (container for container in containers if container.health == "unhealthy")
+        self._unhealthy = {container.id: container.node for container in unhealthy}
         self._doubtful: dict[str, tuple[float, Loss]] = {}
-        """Those that are lost, and how, unless they end or go on before a time."""
+        """Losses by id, each with the time to report it unless the container ends or goes on before."""
 
     @property
     def patience(self) -> float | None:
-        """Seconds until something is to be looked at again without an event."""
+        """Seconds until a container is to be looked at again without an event; None if none is."""
         now = time.monotonic()
         due = [max(until - now, 0) for until, _ in self._doubtful.values()]
         return min([INTERVAL, *due] if self._unhealthy else due, default=None)
 
     def hear(self, event: dict[str, Any]) -> Iterator[Loss]:
+        """Yield the loss that an event reports, if any, and note containers to look at again."""
         identity, attributes = event["Actor"]["ID"], event["Actor"]["Attributes"]
         node = attributes.get("labctl.node", "?")
         if event["Action"] == "disconnect":
             identity = attributes.get("container")
             if identity in self._nodes:
-                what = f"container was disconnected from network {attributes['name']}"
-                self._doubt(identity, ENDING, (self._nodes[identity], "node-lost", what))
+                reason = f"container was disconnected from network {attributes['name']}"
+                self._doubt(identity, ENDING, (self._nodes[identity], "node-lost", reason))
         elif event["Action"] == "pause":
             self._doubt(identity, PAUSED, (node, "stalled", paused(attributes["name"])))
         elif event["Action"] == "unpause":
@@ -132,7 +137,7 @@ class _Watched:
             self._unhealthy.pop(identity, None)
 
     def lost_by_check(self, last_check: Callable[[str], str]) -> Iterator[Loss]:
-        """Of the unhealthy those whose last check names a loss."""
+        """Yield the unhealthy containers whose last check names a loss."""
         for identity, node in tuple(self._unhealthy.items()):
             reason = ""
             with contextlib.suppress(HostError):
@@ -142,10 +147,11 @@ class _Watched:
                 yield node, cause, reason
 
     def _doubt(self, identity: str, seconds: float, loss: Loss) -> None:
+        """Report a loss after so many seconds, unless the container ends or goes on before."""
         self._doubtful[identity] = (time.monotonic() + seconds, loss)
 
     def still_lost(self) -> Iterator[Loss]:
-        """Those that neither ended nor went on in their time."""
+        """Yield the containers that neither ended nor went on in their time."""
         for identity, (until, loss) in tuple(self._doubtful.items()):
             if until <= time.monotonic():
                 del self._doubtful[identity]
@@ -153,10 +159,11 @@ class _Watched:
 
 
 def _heard(events: Iterable[dict[str, Any]]) -> queue.SimpleQueue[dict[str, Any] | None]:
-    """The events as they come, and None at their end: one can wait for the next of these no longer than one wants."""
+    """Read events in a thread; return a queue of them, with None at their end, from which to get with a time limit."""
     heard: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
 
     def listen() -> None:
+        """Put the events into the queue."""
         try:
             from docker.errors import DockerException
             from urllib3.exceptions import HTTPError

@@ -1,4 +1,4 @@
-"""The daemons of several hosts as one backend: what concerns a container goes to the daemon that has it."""
+"""Daemons of several hosts as one backend: calls for a container go to the daemon that has it."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ from labctl.errors import HostError, on_host, raise_all
 from labctl.system.parallel import map_hosts, pool
 from labctl.system.process import CompletedProcess
 
-# Seconds for a container to say whether it hears of another host.
+# Time limit of a container that is asked for another host, in seconds.
 ASKING = 10
-# Times in a row that nobody hears of a host that only labctl had lost at first, and that a node refuses a connection.
+# Times in a row after which a host is lost that other hosts reached at first, and after which a node's sshd is gone.
 SILENCES, REFUSALS = 3, 2
+ANSWERS = ("heard", "refused", "silent")
+"""Answers of other hosts about a node, in order of precedence."""
 
 
 def all_lost(part: ObservedState, why: str) -> Iterator[Loss]:
-    """The nodes of a host that is lost."""
+    """Yield a loss per node of a host."""
     for container in part.containers:
         yield container.node, "node-lost", f"host {why}"
 
 
 class MultiHostEngine:
-    """One backend per host, by the host's name; ``placement`` maps container name to host.
+    """Backend of several hosts: one per host, by its name; ``placement`` maps container name to host.
 
-    Hosts may hold containers of the same name that were placed there before: those are never used.
+    Hosts may have containers of the same name from an earlier placement: those are never used.
     """
 
     def __init__(self, daemons: Mapping[str, Backend], placement: Mapping[str, str]) -> None:
@@ -49,17 +51,25 @@ class MultiHostEngine:
 
     @property
     def connections(self) -> Mapping[str, Connection]:
-        return {host: way for one in self._daemons.values() for host, way in one.connections.items()}
+        """Connections to all hosts, by name."""
+        connections: dict[str, Connection] = {}
+        for daemon in self._daemons.values():
+            connections |= daemon.connections
+        return connections
 
     def observe(self, lab: str, image: str | None = None, *, node: str = "") -> ObservedState:
-        """What all of them hold, those that do not answer left out and named in ``silent``."""
+        """Return the state on all hosts; those that do not answer are left out and named in ``silent``."""
         answers, silent = map_hosts(lambda daemon: daemon.observe(lab, image, node=node), self._daemons)
         parts = tuple(answers.values())
+        containers = tuple(chain.from_iterable(part.containers for part in parts))
+        probes = tuple(chain.from_iterable(part.probes for part in parts))
+        networks = tuple(chain.from_iterable(part.networks for part in parts))
+        probe_networks = tuple(chain.from_iterable(part.probe_networks for part in parts))
         return ObservedState(
-            containers=tuple(chain.from_iterable(part.containers for part in parts)),
-            probes=tuple(chain.from_iterable(part.probes for part in parts)),
-            networks=tuple(chain.from_iterable(part.networks for part in parts)),
-            probe_networks=tuple(chain.from_iterable(part.probe_networks for part in parts)),
+            containers=containers,
+            probes=probes,
+            networks=networks,
+            probe_networks=probe_networks,
             image=parts[0].image if parts else None,
             parts=parts,
             silent=tuple(silent.items()),
@@ -81,7 +91,7 @@ class MultiHostEngine:
         return self._with(container).attach(container, argv, **options)
 
     def logs(self, project: str, on_line: OnLine, **options: Any) -> None:
-        """Those of all hosts as they come; HostError for those that failed, once all have ended."""
+        """Pass on the logs of all hosts as they come. HostError for hosts that failed, once all have ended."""
 
         def show(host: str) -> None:
             with on_host(host):
@@ -89,18 +99,19 @@ class MultiHostEngine:
 
         lost = {}
         with pool(len(self._daemons), endless=True) as threads:
-            asked = {threads.submit(show, host): host for host in self._daemons}
-            for one in as_completed(asked):
+            hosts = {threads.submit(show, host): host for host in self._daemons}
+            for future in as_completed(hosts):
                 try:
-                    one.result()
+                    future.result()
                 except HostError as error:
-                    lost[asked[one]] = error
+                    lost[hosts[future]] = error
         raise_all(lost)
 
     def events(self, lab: str) -> Iterator[Loss]:
-        """As one daemon's; a daemon whose events end has taken every node of its host with it.
+        """Yield losses as one daemon does; if a daemon's events end, also every node of its host.
 
-        Not so where only the connection from here has broken: the host is asked for by others, and connected to again.
+        If only the connection from this machine broke, the host is not lost: other hosts still reach it, and labctl
+        connects again.
         """
         heard: queue.SimpleQueue[Loss] = queue.SimpleQueue()
         parts = {part.host: part for part in self.observe(lab).parts}
@@ -115,17 +126,17 @@ class MultiHostEngine:
             yield heard.get()
 
     def _losses(self, lab: str, host: str, parts: Mapping[str, ObservedState]) -> Iterator[Loss]:
-        """What befalls a host's containers, over one connection after another, until the host is lost."""
+        """Yield losses of a host's containers, over successive connections, until the host is lost."""
         connection = self._daemons[host].connections[host]
         while True:
             made, reason = connection.made, "the connection to it ended"
             try:
                 yield from self._daemons[host].events(lab)
-            except Exception as error:  # noqa: BLE001 - whatever breaks a stream, the host is not heard any more
+            except Exception as error:  # noqa: BLE001 - whatever breaks the stream, no more events come
                 reason = str(error)
             if connection.closed:
                 return
-            # Asked first: who follows a run may be about to have made the connection again.
+            # Asked first: a follower of a run may be connecting again at this moment.
             why = connection.why_lost()
             if connection.made == made:
                 if not why:
@@ -139,67 +150,73 @@ class MultiHostEngine:
     def _connected(
         self, lab: str, host: str, parts: Mapping[str, ObservedState], why: str
     ) -> Generator[Loss, None, bool]:
-        """Connect to a host again, and ask the others for it; whether that came about, or the host is lost.
+        """Connect to a host again, and yield losses of its nodes; return True if connected, False if the host is lost.
 
-        It is lost where the others do not hear of it either: at once, or later several times in a row. A node whose
-        sshd is gone is reported.
+        The host is lost if no other host reaches it: at first at once, later several times in a row. A node whose sshd
+        is gone is reported.
         """
         silences, enough = 0, 1
         refused: dict[str, int] = {}
         while True:
-            words = self._words(lab, parts, host)
-            silences = silences + 1 if set(words.values()) == {"silent"} else 0
+            answers = self._answers(lab, parts, host)
+            silences = silences + 1 if set(answers.values()) == {"silent"} else 0
             if silences >= enough:
                 yield from all_lost(parts[host], why)
                 return False
-            refused = {node: refused.get(node, 0) + 1 for node, word in words.items() if word == "refused"}
+            refused = {node: refused.get(node, 0) + 1 for node, answer in answers.items() if answer == "refused"}
             for node in (node for node, times in refused.items() if times == REFUSALS):
                 yield node, "node-lost", "its sshd is gone, and labctl is cut off from its host"
             if silences or any(times < REFUSALS for times in refused.values()):
                 time.sleep(0 if silences else 1)
                 continue
             enough = SILENCES
-            with suppress(HostError, OSError):  # The files of a connection go with the command that made it.
+            with suppress(HostError, OSError):  # When the command ends, the files of its connections are removed.
                 self._daemons[host].connections[host].reconnect(RECONNECTING)
                 return True
             time.sleep(1)
 
-    def _words(self, lab: str, parts: Mapping[str, ObservedState], host: str) -> dict[str, str]:
-        """What the other hosts say of this one's nodes: ``heard`` if one hears it, ``refused``, or ``silent``."""
+    def _answers(self, lab: str, parts: Mapping[str, ObservedState], host: str) -> dict[str, str]:
+        """Ask the other hosts for the nodes of a host; return ``heard`` for a node if any reaches it, as ANSWERS."""
         others = [name for name in parts if name != host]
-        workers = tuple(one.node for one in parts[host].containers if one.state == "running" and one.role == "worker")
+        running_here = [container for container in parts[host].containers if container.state == "running"]
+        workers = tuple(container.node for container in running_here if container.role == "worker")
         look = ("sh", "-c", IN_NODE, "sh", "hears", *workers)
 
         def ask(other: str) -> str:
+            """Return the lines of a container of another host; empty if none runs or it does not answer."""
             with suppress(HostError):
-                running = [one for one in self._daemons[other].observe(lab).containers if one.state == "running"]
+                containers = self._daemons[other].observe(lab).containers
+                running = [container for container in containers if container.state == "running"]
                 if running:
                     return self._daemons[other].exec(running[0].name, look, user="0", limit=ASKING).out
             return ""
 
         with pool(len(others)) as threads:
-            said = [line.split() for text in threads.map(ask, others) for line in text.splitlines()]
-        return {
-            node: next(word for word in ("heard", "refused", "silent") if [node, word] in said)
-            for node in {node for node, _ in said}
-        }
+            lines = chain.from_iterable(map(str.splitlines, threads.map(ask, others)))
+            answers: dict[str, list[str]] = {}
+            for line in lines:
+                node, answer = line.split()
+                answers.setdefault(node, []).append(answer)
+        return {node: min(given, key=ANSWERS.index) for node, given in answers.items()}
 
     def _ended_meanwhile(self, lab: str, before: ObservedState) -> Iterator[Loss]:
-        """The containers of a host that ran before its events were missed, and do not now."""
+        """Yield the containers of a host that ended while its events were not read."""
         alive = ("running", "paused")
-        there = {one.id for one in self._daemons[before.host].observe(lab).containers if one.state in alive}
-        for one in before.containers:
-            if one.state == "running" and one.id not in there:
-                yield one.node, "node-lost", "container died while the connection to its host was broken"
+        now = self._daemons[before.host].observe(lab).containers
+        alive_ids = {container.id for container in now if container.state in alive}
+        for container in before.containers:
+            if container.state == "running" and container.id not in alive_ids:
+                yield container.node, "node-lost", "container died while the connection to its host was broken"
 
     def capabilities(self, host: str) -> Capabilities:
         return self._on(host).capabilities(host)
 
     def _on(self, host: str) -> Backend:
+        """Return the daemon of a host. HostError if it did not answer."""
         if host not in self._daemons:
             raise unanswered(host)
         return self._daemons[host]
 
     def _with(self, container: str) -> Backend:
-        """The daemon that has a container of the lab; HostError where its host does not answer."""
+        """Return the daemon that has a container of the lab. HostError if its host did not answer."""
         return self._on(self._placement[container])

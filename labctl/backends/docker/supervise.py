@@ -1,6 +1,6 @@
-"""Follows a run, which the agent in the launcher supervises, and stops it on failure or timeout.
+"""Follow a run, which the agent in the launcher supervises, and stop it on failure or timeout.
 
-The run goes on if the connection to it breaks: what it printed is read on from where that was.
+The run goes on if the connection to it breaks: its output is then read on from the same line.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from labctl.records.lines import Line
 from labctl.records.verdict import RunOutcome
 from labctl.system import filelock
 
-# Seconds until an agent is asked again to end a run, which it may be about to begin.
+# Seconds until an agent is asked again to end a run, which it may not have begun yet.
 ASK_AGAIN = 0.5
 # Causes that may hide a lost device, which ranks notice before the node's health check.
 SYMPTOMS: tuple[Cause | None, ...] = (None, "rank-crashed", "launcher-failed")
 
 
 class AgentStopper(RunStopper):
-    """Has the agent in the launcher end a run."""
+    """Has the agent in the launcher end the run."""
 
     def __init__(self, lab: Lab, job: Job, engine: Backend) -> None:
         super().__init__(lab, job)
         self._engine = engine
 
     def end(self, grace: float) -> None:
-        """End the run: TERM, and KILL after so many seconds."""
+        """End the run: TERM, and KILL after ``grace`` seconds."""
         cause = self.cause or "interrupted"
         while not self.over.is_set():
             with contextlib.suppress(HostError):
@@ -53,10 +53,11 @@ class AgentStopper(RunStopper):
 def launch_of(
     lab: Lab, job: Job, *, patience: float = 120, stall: float = 0, detach: bool = False, wait: bool = False
 ) -> agent.Launch:
-    """A job as the agent is given it."""
+    """Build the agent's arguments for a job."""
+    nodes = tuple(node.name for node in job.nodes)
     return agent.Launch(
         id=job.run_id,
-        nodes=tuple(node.name for node in job.nodes),
+        nodes=nodes,
         argv=limited(job),
         environment=dict(job.environment),
         directory=job.directory,
@@ -67,7 +68,7 @@ def launch_of(
         port=lab.master_port,
         ssh_port=lab.ssh_port,
         owner=lab.owner,
-        needed=launchers.needed(job.workload.launcher, tuple(node.name for node in job.nodes)),
+        needed=launchers.needed(job.workload.launcher, nodes),
         elastic=launchers.is_elastic(job.workload.launcher),
         wait=wait,
         follow=not detach,
@@ -87,10 +88,10 @@ def supervise(
 ) -> RunOutcome:
     """Launch a run, or follow one that was launched before, to its end.
 
-    A run that is launched here ends with Ctrl-C. ``keep`` gets lines as they come and returns them redacted,
-    ``losses`` are those of the lab's nodes, where others listen to them, too; ``notice`` gets a line for a connection
-    that breaks; ``age``: seconds that the run has lasted already. RecordError where a line cannot be written, HostError
-    where the connection to the run is lost, which then goes on.
+    Ctrl-C ends a run that is launched here. ``keep`` gets lines as they come and returns them redacted; ``losses``:
+    those of the lab's nodes, if other runs share them; ``notice`` gets a line for a connection that breaks; ``age``:
+    seconds that the run has lasted already. RecordError if a line cannot be written, HostError if the connection to the
+    run is lost; the run then goes on.
     """
     stop, watch = AgentStopper(lab, job, engine), CrashWatch(lab, job)
     began = time.monotonic() - age
@@ -130,16 +131,17 @@ def supervise(
 def end_left(
     stop: RunStopper, ended: Ended, lasted: float, engine: Backend, notice: Callable[[str], object]
 ) -> list[str]:
-    """End by Docker what an agent that was lost, or did not reach a node, has left; returns what stays, as text."""
+    """End processes of a run that its agent could not end, by Docker; return errors of those that remain."""
     lab, job = stop.lab, stop.job
 
     def reap(nodes: tuple[str, ...]) -> list[str]:
+        """End the run's processes on these nodes; return errors of those that remain."""
         return agent.reap(lab, engine, job.run_id, 1, nodes=nodes, lasted=lasted, launcher=job.workload.launcher)
 
     back = wait_for_hosts(stop, lab, engine, notice)
     gone = tuple(name for name in stop.gone if ended.lost or name in ended.left)
     if gone:
-        # One that was cut off may have ranks still; one that cannot be asked is no news.
+        # A node that was cut off may still have ranks; errors are ignored, as it is known to be lost.
         reap(gone)
     if not ended.lost and not set(ended.left) - {*stop.gone}:
         return []
@@ -149,9 +151,9 @@ def end_left(
 
 
 def wait_for_hosts(stop: RunStopper, lab: Lab, engine: Backend, notice: Callable[[str], object]) -> bool:
-    """Connect again to the hosts of a run that has ended, which have its files, until one does not come back.
+    """Connect again to the hosts of a run that has ended, for its files; return False if one stays unreachable.
 
-    Not where it had lost a node, and not after Ctrl-C.
+    Also False, without trying, if the run lost a node, and after Ctrl-C.
     """
     if stop.cause == "node-lost":
         return False
@@ -176,9 +178,10 @@ def follow(
     launch: agent.Launch | None,
     notice: Callable[[str], object],
 ) -> Ended:
-    """Follow the run to its end, over another connection where one breaks. HostError where that does not come back."""
+    """Follow the run to its end, over successive connections. HostError if the launcher stays unreachable."""
 
     def look(lines: Sequence[Line]) -> None:
+        """Keep lines, and look for a failed rank in them."""
         watch.look_at(keep(lines))
 
     follower = agent.Follower(look, notice, lambda: stop.cause in ("interrupted", "node-lost"))
@@ -192,13 +195,13 @@ def follow(
     cause, message = judged(ended, watch)
     if cause:
         stop.note(cause, message)
-    if stop.cause == "stalled" and (which := paused_nodes(lab, job, engine)) not in stop.message:
-        stop.message = f"{which}; {stop.message}"
+    if stop.cause == "stalled" and (nodes := paused_nodes(lab, job, engine)) not in stop.message:
+        stop.message = f"{nodes}; {stop.message}"
     return ended
 
 
 def judged(ended: Ended, watch: CrashWatch) -> tuple[Cause | None, str]:
-    """Why a run ended, as its agent says, with what its ranks printed of that; None if neither says anything."""
+    """Return why a run ended, by its agent and the output of its ranks; None if neither has a reason."""
     if ended.cause not in (None, "rank-crashed"):
         return ended.cause, ended.message
     if watch.cause and (ended.cause or ended.code != 0):
@@ -207,7 +210,7 @@ def judged(ended: Ended, watch: CrashWatch) -> tuple[Cause | None, str]:
 
 
 def end_unrecorded(lab: Lab, job: Job, engine: Backend, place: int) -> None:
-    """End a run whose output cannot be written, from this place on."""
+    """End a run whose output cannot be written, and ignore its lines after ``place``."""
     rest = agent.Follower(len)
     rest.place = place
     with contextlib.suppress(HostError):
@@ -216,7 +219,7 @@ def end_unrecorded(lab: Lab, job: Job, engine: Backend, place: int) -> None:
 
 
 def explain(ended: Ended, lab: Lab, job: Job, engine: Backend) -> tuple[Cause | None, str]:
-    """The cause of a failure that the agent has no reason for: a stopped container, or that the agent was ended."""
+    """Return the cause of a failure without one: a stopped container, or that the agent was ended; else None."""
     observed = engine.observe(lab.name)
     for name in job.containers:
         container = observed.container(name)
@@ -230,15 +233,15 @@ def explain(ended: Ended, lab: Lab, job: Job, engine: Backend) -> tuple[Cause | 
 
 
 def paused_nodes(lab: Lab, job: Job, engine: Backend) -> str:
-    """The nodes of a run that are paused, as text."""
+    """Render the nodes of a run that are paused."""
     observed = engine.observe(lab.name)
     containers = filter(None, (observed.container(node.name) for node in job.nodes))
-    found = (one for one in containers if one.state == "paused")
-    return "; ".join(f"{describe_node(one.node, job)}: {paused(one.name)}" for one in found)
+    stopped = (container for container in containers if container.state == "paused")
+    return "; ".join(f"{describe_node(container.node, job)}: {paused(container.name)}" for container in stopped)
 
 
 def look_at_devices(stop: RunStopper, lab: Lab, job: Job, engine: Backend) -> None:
-    """Set the cause to a lost device, if one is; the earlier message follows in parentheses."""
+    """Set the cause to a lost device, if the health check of a node reports one; the earlier message follows."""
     names = tuple(node.name for node in job.nodes if node.devices.devices)
     for name, reason in agent.unhealthy(lab, engine, names).items():
         if lost(reason) == "device-lost":
@@ -248,7 +251,7 @@ def look_at_devices(stop: RunStopper, lab: Lab, job: Job, engine: Backend) -> No
 
 
 def describe_node(name: str, job: Job) -> str:
-    """A node with its ranks, as ``worker-1 (rank 1)``."""
+    """Render a node with its ranks, as ``worker-1 (rank 1)``."""
     first = 0
     for node in job.nodes:
         if node.name == name:
@@ -262,22 +265,23 @@ def describe_node(name: str, job: Job) -> str:
 def node_losses(
     stop: RunStopper, lab: Lab, job: Job, losses: Losses, notice: Callable[[str], object]
 ) -> Iterator[None]:
-    """Stop the run when a container that it needs dies, or its node is lost to it; say so of one that it does not."""
+    """Stop the run when a container that it needs dies, or its node is lost to it; report the loss of others."""
     launcher = job.workload.launcher
     needed = (LAUNCHER, *launchers.needed(launcher, tuple(node.name for node in job.nodes)))
     lock = lab.directory / filelock.LAB
 
-    def hear(node: str, cause: Cause, what: str) -> None:
+    def hear(node: str, cause: Cause, reason: str) -> None:
+        """Stop the run for a loss, or note it if the run goes on without the node."""
         if node not in job.containers:
             return
         command = f" during {filelock.holder(lock)}" if filelock.is_held(lock) else ""
         limit = f"; {memory_limit(lab)}" if cause == "out-of-memory" else ""
         if node not in needed and cause in ("node-lost", "device-lost"):
             if node not in stop.gone:
-                notice(f"{node}: {what}; {launchers.name(launcher)} goes on without it")
-            stop.gone[node] = f"{node}: {what}"
+                notice(f"{node}: {reason}; {launchers.name(launcher)} goes on without it")
+            stop.gone[node] = f"{node}: {reason}"
         if node in needed or len(stop.gone) == len(job.nodes):
-            stop.because(cause, f"{describe_node(node, job)}: {what}{command}{limit}")
+            stop.because(cause, f"{describe_node(node, job)}: {reason}{command}{limit}")
 
     with losses.subscribed(hear):
         yield
