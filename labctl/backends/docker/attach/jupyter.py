@@ -1,4 +1,4 @@
-"""A loopback port of this host, relayed to a Unix socket: bytes only, so that websockets pass too."""
+"""Serve notebooks from a node: a loopback port of this machine is relayed to a Unix socket, so websockets pass, too."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHUNK = 1 << 16
 
 
 class Relay(socketserver.ThreadingTCPServer):
-    """Listens from the start; relays while it is served."""
+    """Server that listens at once, and relays connections to a Unix socket while it serves."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -40,6 +40,7 @@ class _Connection(socketserver.BaseRequestHandler):
     server: Relay
 
     def handle(self) -> None:
+        """Relay a connection in both directions until both ends are closed."""
         with contextlib.suppress(OSError), connected(self.server.target) as inner:
             back = threading.Thread(target=pump, args=(inner, self.request), daemon=True)
             back.start()
@@ -48,7 +49,7 @@ class _Connection(socketserver.BaseRequestHandler):
 
 
 def pump(source: socket.socket, sink: socket.socket) -> None:
-    """Bytes from one to the other until the first ends its output, and then end the other's input."""
+    """Copy bytes until the source ends its output, then end the sink's input."""
     with contextlib.suppress(OSError):
         while data := source.recv(CHUNK):
             sink.sendall(data)
@@ -58,23 +59,23 @@ def pump(source: socket.socket, sink: socket.socket) -> None:
 
 @contextlib.contextmanager
 def connected(path: Path) -> Iterator[socket.socket]:
-    """A connection to a Unix socket, by its descriptor: its path may be longer than such addresses are.
+    """Connect to a Unix socket by its descriptor, as its path may be longer than socket addresses.
 
-    OSError if it or its directory is a link: containers write there, and one could lead to the engine's own socket.
+    OSError if it or its directory is a link: containers write there, and a link could lead to the engine's own socket.
     """
     with contextlib.ExitStack() as opened:
         folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
         opened.callback(os.close, folder)
-        found = os.open(path.name, os.O_PATH | os.O_NOFOLLOW, dir_fd=folder)
-        opened.callback(os.close, found)
+        entry = os.open(path.name, os.O_PATH | os.O_NOFOLLOW, dir_fd=folder)
+        opened.callback(os.close, entry)
         made = opened.enter_context(socket.socket(socket.AF_UNIX))
-        # A link's descriptor is no socket, and is refused.
-        made.connect(f"/proc/self/fd/{found}")
+        # The descriptor of a link is no socket, so it is refused.
+        made.connect(f"/proc/self/fd/{entry}")
         yield made
 
 
 def answers(path: Path) -> bool:
-    """Whether a program listens on a Unix socket."""
+    """Tell if a program listens on a Unix socket."""
     try:
         with connected(path):
             return True
@@ -84,7 +85,7 @@ def answers(path: Path) -> bool:
 
 @contextlib.contextmanager
 def relaying(ports: range, target: Path) -> Iterator[int]:
-    """Relay the first free port to the socket; HostError when none is free."""
+    """Relay the first free port to the socket. HostError if none is free."""
     for port in ports:
         try:
             relay = Relay(port, target)
@@ -103,21 +104,21 @@ def relaying(ports: range, target: Path) -> Iterator[int]:
 
 
 PORTS = range(8888, 8988)
-# The first that the image has, and its page; the last has none, but editors connect to it.
+# Servers with their pages; the first in the image is used. The last has no page, but editors connect to it.
 PAGES = {"jupyter-lab": "lab", "jupyter-notebook": "tree", "jupyter-server": ""}
-# What begins a line of the server's log that a person should see as it comes: an error, or worse.
+# Beginnings of lines of the server's log that are shown at once: errors and critical ones.
 LOUD = ("[E ", "[C ")
-# Of the rest, as many lines are shown when the server fails.
+# Number of other lines that are shown when the server fails.
 LAST = 20
 
 
 def serve(
     context: Context, inside: session.ExecTarget, node: str, port: int | None, tell: Callable[[str], None]
 ) -> None:
-    """Serve notebooks until the person stops it (KeyboardInterrupt) or it is shut down; tells its URL once it answers.
+    """Serve notebooks until the user stops it (KeyboardInterrupt) or it is shut down; ``tell`` gets its URL.
 
-    HostError when the image has no notebook server, no port is free or the server fails; ConfigError when this node
-    has one already.
+    HostError if the image has no notebook server, no port is free or the server fails; ConfigError if this node has one
+    already.
     """
     server = find(inside, node)
     project = context.settings().text("PROJECT_PATH")
@@ -133,6 +134,7 @@ def serve(
     with relaying(range(port, port + 1) if port else PORTS, path) as chosen:
 
         def follow(line: str) -> None:
+            """Keep or show a line of the server, and show its URL once it answers."""
             last.append(line.replace(token, "[REDACTED]"))
             if line.startswith(LOUD):
                 context.line(last.pop())
@@ -148,25 +150,25 @@ def serve(
             with contextlib.suppress(OSError):
                 path.unlink()
     if code:
-        words = "".join(f"\n{line}" for line in last)
-        raise HostError(f"{server} on {node} ended with code {code}{words}", node=node)
+        log = "".join(f"\n{line}" for line in last)
+        raise HostError(f"{server} on {node} ended with code {code}{log}", node=node)
 
 
 def find(inside: session.ExecTarget, node: str) -> str:
-    """The notebook server that the image has."""
+    """Return the notebook server in the image. HostError if it has none."""
     look = ("sh", "-c", 'for name; do command -v "$name" && exit; done', "sh", *PAGES)
-    found = inside.engine.exec(inside.container, look, user=inside.user).out
-    if not found:
+    output = inside.engine.exec(inside.container, look, user=inside.user).out
+    if not output:
         raise HostError(
             f"the image of {node} has no Jupyter",
             hint="`labctl build` makes labctl's image, which has it; one of your own needs jupyterlab and ipykernel",
             node=node,
         )
-    return Path(found.strip()).name
+    return Path(output.strip()).name
 
 
 def free_socket(directory: Path, node: str) -> Path:
-    """Where the server of this node is to listen; what a killed one left there is removed."""
+    """Return the path of the node's socket, and remove that of a killed server. ConfigError if a server listens."""
     path = directory / KEPT / f"jupyter-{node}.sock"
     if answers(path):
         raise ConfigError(
@@ -180,10 +182,10 @@ def free_socket(directory: Path, node: str) -> Path:
 
 
 def arguments(path: Path, project: str, here: str | None) -> tuple[str, ...]:
-    """The server shows all that is mounted, and opens where the person stands or where notebooks are kept."""
+    """Return the server's options: it shows all mounts, and opens the user's directory, else that of notebooks."""
     return (
         "--no-browser",
-        # The lab's user has the uid of the person who called labctl, which may be 0.
+        # The lab's user has the uid of labctl's caller, which may be 0.
         "--allow-root",
         f"--ServerApp.sock=/home/lab/.kept/{path.name}",
         "--ServerApp.sock_mode=0600",

@@ -1,4 +1,4 @@
-"""A command in a node as the lab's user, or on many workers at once: then the launcher logs in to all of them."""
+"""Run a command in a node as the lab's user, or on many workers at once, to which the launcher logs in."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from labctl.model import HERE
 from labctl.system import files, process
 from labctl.system.mounts import mounted_at
 
-# What docker and shells end with where a command cannot be run: it is not there, or may not be.
+# Exit codes of docker and shells if a command is not executable or not found.
 NOT_RUN = (126, 127)
 
 
 class CommandNotFound(ConfigError):
-    """The node has no such command; ends with the code of a shell."""
+    """The node has no such command; labctl ends with the exit code of a shell."""
 
     exit_code = process.NOT_FOUND
 
 
 class ExecTarget(Struct, frozen=True, kw_only=True):
-    """A node's container with its processes, and where in it the person stands: None where that is not mounted."""
+    """A node's container, the user of its processes, and the user's directory in it: None if not mounted."""
 
     engine: Backend
     container: str
@@ -36,11 +36,14 @@ class ExecTarget(Struct, frozen=True, kw_only=True):
 
 
 def here_in(container: Container, moved: tuple[Path, str] | None = None) -> str | None:
-    """Where in a container the person's directory is; ``moved`` is a directory here and where its host has it."""
+    """Return the current directory's path in a container; None if not mounted.
+
+    ``moved``: a directory of this machine, and its path on the container's host.
+    """
     try:
         here = Path.cwd()
     except FileNotFoundError:
-        # It was removed while they stood in it.
+        # The current directory was removed.
         return None
     if moved and here.is_relative_to(moved[0]):
         here = moved[1] / here.relative_to(moved[0])
@@ -48,12 +51,12 @@ def here_in(container: Container, moved: tuple[Path, str] | None = None) -> str 
 
 
 def run(inside: ExecTarget, argv: tuple[str, ...], **options: Any) -> int:
-    """Run a command there; options, code and errors as ``Backend.attach``."""
+    """Run a command in a node; options, exit code and errors as ``Backend.attach``."""
     return inside.engine.attach(inside.container, argv, user=inside.user, workdir=inside.directory, **options)
 
 
 def lacks(inside: ExecTarget, command: str) -> bool:
-    """Whether the node has no such command, for what ended with one of NOT_RUN."""
+    """Tell if the node does not have a command, after it ended with one of NOT_RUN."""
     look = ("sh", "-c", IN_NODE, "sh", "has_command", command)
     return inside.engine.exec(inside.container, look, user=inside.user, workdir=inside.directory).code == 1
 
@@ -63,12 +66,12 @@ RUN_IT = f"import os; exec(os.environ.pop({PROGRAM!r}))"
 
 
 def run_on_nodes(launcher: ExecTarget, nodes: tuple[str, ...], command: tuple[str, ...]) -> int:
-    """Run it on these workers, all where none is named; returns the largest of their codes, 255 of one not reached.
+    """Run a command on these workers, on all if none is named; return the largest exit code, 255 for unreachable ones.
 
-    It reads nothing; each line of its output is marked with the node. Signals, and the death of this process, end it
-    everywhere, as what runs in one node.
+    Its input is empty; each line of its output is marked with the node. Signals, and the death of this process, end it
+    everywhere, as in a single node.
     """
-    # It is handed over, so any image will do; not as an argument, or every list of processes would show it in full.
+    # Passed along, so that any image will do; by environment, as process lists show arguments in full.
     program = files.path("docker", "fanout.py").read_text(encoding="utf-8")
     argv = ("/usr/bin/python3", "-I", "-c", RUN_IT, ",".join(nodes), *command)
     return run(launcher, argv, secret_env={PROGRAM: program}, stdin="none")

@@ -1,4 +1,4 @@
-"""The way into a node: its host, its daemon, its container; errors say which nodes there are, or what became of one."""
+"""Connect to a node: its host, its daemon, its container; errors name the nodes of the lab, or the node's state."""
 
 from __future__ import annotations
 
@@ -19,66 +19,66 @@ from labctl.errors import ConfigError, HostError, raise_all
 
 @contextmanager
 def opened(where: Context, name: str, node: str | None) -> Iterator[cluster.Cluster]:
-    """The host of a node, or all of the lab."""
+    """Connect to the host of a node, or to all hosts of the lab."""
     settings = where.settings()
     every = cluster.read_inventory(where.directory, settings)
     placement = cluster.placement(settings, every)
     if every != cluster.THIS_MACHINE and node and node not in placement:
         raise unknown(name, node, tuple(placement))
     only = (placement[node],) if node in placement else ()
-    with cluster.connect(where, settings, only=only) as there:
-        yield there
+    with cluster.connect(where, settings, only=only) as connected:
+        yield connected
 
 
 @contextmanager
 def entered(where: Context, name: str, node: str) -> Iterator[session.ExecTarget]:
-    """A node's running container, for as long as the way to its host is open."""
-    with opened(where, name, node) as there:
-        found = container_of(where, name, node, there.engine)
-        if found.state == "paused":
-            on = "" if found.host == model.HERE else f"on {found.host}: "
-            raise HostError(f"{node} is paused", hint=f"{on}docker unpause {found.name}", node=node)
-        if found.state != "running":
-            raise HostError(f"{node} is {found.state}", hint=f"labctl logs {node}; labctl up", node=node)
-        sent = there.sent.get(found.host)
+    """Yield a node's running container; its host is connected during the block. HostError if it does not run."""
+    with opened(where, name, node) as connected:
+        container = container_of(where, name, node, connected.engine)
+        if container.state == "paused":
+            on = "" if container.host == model.HERE else f"on {container.host}: "
+            raise HostError(f"{node} is paused", hint=f"{on}docker unpause {container.name}", node=node)
+        if container.state != "running":
+            raise HostError(f"{node} is {container.state}", hint=f"labctl logs {node}; labctl up", node=node)
+        sent = connected.sent.get(container.host)
         yield session.ExecTarget(
-            engine=there.engine,
+            engine=connected.engine,
             container=naming.container_of(name, node),
-            directory=session.here_in(found, (where.directory, sent) if sent else None),
-            user=found.user,
+            directory=session.here_in(container, (where.directory, sent) if sent else None),
+            user=container.user,
         )
 
 
 def meant(where: Context, word: str, *more: str) -> str:
-    """What to type where the first word of a command is the name of a node; nothing where it is none."""
-    found = where.settings()
-    if word not in cluster.placement(found, cluster.read_inventory(where.directory, found)):
+    """Return the command to type if a word is the name of a node; empty if it is not."""
+    settings = where.settings()
+    if word not in cluster.placement(settings, cluster.read_inventory(where.directory, settings)):
         return ""
-    return f"labctl exec -n {word} -- {shlex.join(one for one in more if one != '--') or 'COMMAND'}"
+    return f"labctl exec -n {word} -- {shlex.join(argument for argument in more if argument != '--') or 'COMMAND'}"
 
 
 @contextmanager
 def reached(where: Context, name: str, node: str | None) -> Iterator[Backend]:
-    """The backend that has a node, or all of the lab.
+    """Yield the backend that has a node, or all of the lab.
 
-    Unreachable hosts are warned of at once; after the block HostError names them.
+    Warn of unreachable hosts at once; after the block HostError names them.
     """
-    with opened(where, name, node) as there:
-        for failed in there.failed.values():
+    with opened(where, name, node) as connected:
+        for failed in connected.failed.values():
             where.warn(failed.message)
-        if node or len(there.inventory) == 1:
-            container_of(where, name, node or model.LAUNCHER, there.engine)
-        yield there.engine
-        raise_all(there.failed)
+        if node or len(connected.inventory) == 1:
+            container_of(where, name, node or model.LAUNCHER, connected.engine)
+        yield connected.engine
+        raise_all(connected.failed)
 
 
 def container_of(where: Context, name: str, node: str, engine: Backend) -> Container:
-    """A node's container, in whatever state; HostError when there is none, or it is another directory's."""
+    """Return a node's container, in any state. HostError if there is none, or it is another directory's."""
     observed = engine.observe(name, node=node)
     raise_all(dict(observed.silent))
     container = observed.container(node)
     if not container and observed.containers:
-        raise unknown(name, node, tuple(one.node for one in observed.containers))
+        raise unknown(name, node, tuple(each.node for each in observed.containers))
     if not container:
         raise HostError(f"lab {name} is down", hint="labctl up", node=node)
     directory = container.directory
@@ -89,10 +89,11 @@ def container_of(where: Context, name: str, node: str, engine: Backend) -> Conta
     return container
 
 
-def unknown(name: str, node: str, known: tuple[str, ...]) -> ConfigError:
+def unknown(name: str, node: str, names: tuple[str, ...]) -> ConfigError:
+    """Return the error for a name that is not of a node, with the names of the lab's nodes."""
     return ConfigError(
         f"lab {name} has no node `{node}`",
-        hint=f"it has {', '.join(known)}; `labctl up` creates missing nodes",
+        hint=f"it has {', '.join(names)}; `labctl up` creates missing nodes",
         node=node,
     )
 
@@ -107,7 +108,7 @@ def attach(
 ) -> int:
     """Run a command in one node, or from the launcher on several (all workers if none is named).
 
-    Return its exit code. CommandNotFound, with what to type instead, if the node has no such command.
+    Return its exit code. CommandNotFound, with a hint, if the node has no such command.
     """
     name = where.settings().text("LAB_NAME")
     if len(nodes) != 1:

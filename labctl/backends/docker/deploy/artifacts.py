@@ -1,4 +1,4 @@
-"""Results of ranks: push the run's directory to hosts, and move what ranks wrote there and here to the record."""
+"""Results of ranks: push the run's directory to hosts, and move results from hosts and this machine to the record."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SECONDS = 3600
 ENDING = 300
 """Seconds to wait for a run whose nodes were removed to end."""
 SHOWN = 3
-"""Paths that a warning names."""
+"""Paths that a warning names at most."""
 
 
 def hosts_apart(lab: Lab, job: Job) -> tuple[Host, ...]:
@@ -141,9 +141,9 @@ def remedy(connection: Connection, folder: str) -> str:
 def fetch_left(
     connection: Connection, directory: str, lab: Path, hidden: tuple[Secret, ...], notice: Callable[[str], None]
 ) -> None:
-    """Pull results that earlier runs have left on a host, because it did not answer when they ended.
+    """Fetch results that earlier runs left on a host, because it did not answer when they ended.
 
-    HostError if one is incomplete: its directory stays there.
+    HostError if a run's results are incomplete: its directory stays on the host.
     """
     name = connection.target.name
     # Runs that are followed pull their own results: wait for them to end.

@@ -1,6 +1,6 @@
-"""The caches of a lab's hosts: what is in them, and filling them from this machine's.
+"""Caches of a lab's hosts: list them, and fill them from this machine's cache.
 
-Only what a host does not have is sent. Each file appears whole; large ones go on where an earlier call was cut off.
+Files that a host already has are not sent. Each file appears when it is complete; large ones resume after a break.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from labctl.system.tar import END, header, padding
 
 SCRIPT = Path(__file__).with_name("cache.sh").read_text(encoding="utf-8")
 LARGE = 64 << 20
-"""Bytes of a file that is sent by itself, and of an archive of smaller ones: what a broken connection costs."""
+"""Size, in bytes, from which a file is sent by itself, and of an archive of smaller files: at most lost by a break."""
 BLOCK = 1 << 20
-"""A large file goes on at a multiple of so many bytes."""
+"""Large files resume at a multiple of this, in bytes."""
 COMING = ".labctl-coming."
-"""How names of what is on its way begin, in the cache of a host."""
+"""Prefix of incomplete files in the cache of a host."""
 TOKENS = frozenset({"token", "stored_tokens", "huggingface/token", "huggingface/stored_tokens"})
-"""Token files of a login to the hub, where the cache is HF_HOME or the folder above."""
+"""Token files of a login to the hub, if the cache is HF_HOME or the folder above it."""
 
 
 class CachedFile(Struct, frozen=True):
-    """A file of a cache: its bytes and the time of its last change in seconds since 1970; or the target of a link."""
+    """A file of a cache: size in bytes and last change in seconds since 1970; or the target of a link."""
 
     size: int
     time: int = 0
@@ -50,12 +50,15 @@ class CachedFile(Struct, frozen=True):
 
 
 def is_data(name: str) -> bool:
-    """Whether a file of a cache is a model's or data: no lock, partial download, token or file of labctl's own."""
+    """Tell if a file of a cache is a model's or data: not a lock, partial download, token or file of labctl."""
     return not name.endswith((".lock", ".incomplete")) and not name.startswith(".labctl") and name not in TOKENS
 
 
 def read_here(root: Path, only: Iterable[str] = ("",)) -> dict[str, CachedFile]:
-    """The files and links of this machine's cache, or of these folders of it, by name; no links that lead out of it."""
+    """Return the files and links of this machine's cache, or of these folders of it, by name.
+
+    Links that lead out of the cache are left out.
+    """
     files: dict[str, CachedFile] = {}
     for folder in only:
         for path in (root / folder / name for name in walk(root / folder)):
@@ -70,36 +73,37 @@ def read_here(root: Path, only: Iterable[str] = ("",)) -> dict[str, CachedFile]:
 
 
 def folder_on_hosts(settings: Settings) -> str:
-    """HOST_CACHE_PATH as hosts have it: below the person's home there, if it is below that here."""
+    """Return HOST_CACHE_PATH on hosts: relative to the user's home there if it is below it here."""
     folder = Path(settings.text("HOST_CACHE_PATH"))
     return str(folder.relative_to(settings.home) if folder.is_relative_to(settings.home) else folder)
 
 
 def read(connection: Connection, folder: str) -> tuple[Room | None, dict[str, CachedFile]]:
-    """The free space and the files and links of a host's cache, by name. HostError if it cannot be listed."""
+    """Return the free space and the files and links of a host's cache, by name. HostError if it cannot be listed."""
     done = connection.run(SCRIPT, folder, "list", timeout=ASKING, check=False)
     if done.code != 0:
         raise failed(connection, f"cannot use its cache {folder}", done.err, "ls -ld ~/.cache/labctl; df -h")
     space, *lines = done.out.split("\n")
     end = lines.index("") if "" in lines else len(lines)
-    # A name with an end of line in it is none that can be read: it is sent again.
+    # Names with a line break cannot be parsed: such files are sent again.
     facts = (line.split(" ", 2) for line in lines[:end])
-    files = {
-        words[2].removeprefix("./"): CachedFile(int(words[0]), int(words[1]))
-        for words in facts
-        if len(words) == 3 and words[0].isdecimal() and words[1].isdecimal()
-    }
-    links = zip(lines[end + 1 :: 2], lines[end + 2 :: 2], strict=False)
-    return room(space), {**files, **{name.removeprefix("./"): CachedFile(0, target=to) for name, to in links}}
+    files: dict[str, CachedFile] = {}
+    for fields in facts:
+        if len(fields) == 3 and fields[0].isdecimal() and fields[1].isdecimal():
+            files[fields[2].removeprefix("./")] = CachedFile(int(fields[0]), int(fields[1]))
+    for name, target in zip(lines[end + 1 :: 2], lines[end + 2 :: 2], strict=False):
+        files[name.removeprefix("./")] = CachedFile(0, target=target)
+    return room(space), files
 
 
 def unpack(connection: Connection, folder: str, chunks: Iterable[bytes]) -> None:
-    """Unpack a tar archive in a host's cache, all or nothing of it. HostError if it is incomplete."""
+    """Unpack a tar archive in a host's cache, all of it or nothing. HostError if it is incomplete."""
     _send(connection, folder, "unpack", chunks=chunks)
 
 
-def _send(connection: Connection, folder: str, *words: str, chunks: Iterable[bytes]) -> None:
-    done = connection.send(SCRIPT, folder, *words, chunks=chunks, timeout=MOVING)
+def _send(connection: Connection, folder: str, *arguments: str, chunks: Iterable[bytes]) -> None:
+    """Run a command of SCRIPT with a stream as input. HostError if it fails."""
+    done = connection.send(SCRIPT, folder, *arguments, chunks=chunks, timeout=MOVING)
     if done.code != 0:
         raise failed(connection, "the cache did not come whole", done.err, "df -h")
 
@@ -113,16 +117,18 @@ def fill(
     *,
     dry_run: bool = False,
 ) -> tuple[tuple[HostCache, ...], Failures]:
-    """Send each host those files of this machine's cache that it does not have, all hosts at once.
+    """Send each host the files of this machine's cache that it does not have, all hosts at once.
 
-    Returns what each was sent, and which failed; what such a host has received stays. A ``dry_run`` sends nothing.
+    Return the files sent per host, and the hosts that failed; files that they received stay. A ``dry_run`` sends
+    nothing.
     """
 
     def give(connection: Connection) -> HostCache:
+        """Send one host its missing files."""
         host = connection.target.name
-        space, there = read(connection, folder)
-        missing = {name: file for name, file in files.items() if not is_same(name, file, there.get(name))}
-        starts = {name: start_of(host, name, file, there) for name, file in missing.items() if file.size > LARGE}
+        space, present = read(connection, folder)
+        missing = {name: file for name, file in files.items() if not is_same(name, file, present.get(name))}
+        starts = {name: start_of(host, name, file, present) for name, file in missing.items() if file.size > LARGE}
         size = sum(file.size for file in missing.values()) - sum(starts.values())
         if space:
             require_room("the cache", [(space, size)], host)
@@ -135,11 +141,11 @@ def fill(
     return tuple(filled.values()), failures
 
 
-def is_same(name: str, file: CachedFile, there: CachedFile | None) -> bool:
-    """Whether a host has a file: of the same size and time, but for those of the hub's, named by their content."""
-    if there is not None and "/blobs/" in name:
-        return there.size == file.size
-    return there == file
+def is_same(name: str, file: CachedFile, present: CachedFile | None) -> bool:
+    """Tell if a host has a file, by size and time; by size alone for the hub's blobs, which are named by content."""
+    if present is not None and "/blobs/" in name:
+        return present.size == file.size
+    return present == file
 
 
 def send(
@@ -150,35 +156,36 @@ def send(
     starts: Mapping[str, int],
     progress: Progress,
 ) -> None:
-    """Send these files, the large ones by themselves, each from where it ``starts``. HostError."""
+    """Send these files, large ones by themselves, each from the byte where it ``starts``. HostError."""
     for name, start in starts.items():
         size, time = files[name].size, files[name].time
-        words = (part_of(connection.target.name, name, files[name]), str(start // BLOCK), name, str(size), str(time))
+        part = part_of(connection.target.name, name, files[name])
+        arguments = (part, str(start // BLOCK), name, str(size), str(time))
         chunks = report(Range(root / name, 0, size).chunks(start), progress)
-        _send(connection, folder, "append", *words, chunks=chunks)
+        _send(connection, folder, "append", *arguments, chunks=chunks)
     for batch in batches({name: file for name, file in files.items() if name not in starts}):
         unpack(connection, folder, pack(root, batch).chunks())
         progress.advance(sum(file.size for file in batch.values()))
     progress.finish()
 
 
-def start_of(host: str, name: str, file: CachedFile, there: Mapping[str, CachedFile]) -> int:
-    """From where on a large file is sent: what an earlier call has put into its part is not sent again."""
-    part = there.get(f"{COMING}{part_of(host, name, file)}")
+def start_of(host: str, name: str, file: CachedFile, present: Mapping[str, CachedFile]) -> int:
+    """Return the byte from which to send a large file: the end of the part that an earlier call sent."""
+    part = present.get(f"{COMING}{part_of(host, name, file)}")
     return min(part.size, file.size) // BLOCK * BLOCK if part else 0
 
 
 def part_of(host: str, name: str, file: CachedFile) -> str:
-    """What a large file is called on a host until it is whole; hosts may share a cache."""
-    words = f"{host}\0{name}\0{file.size}\0{file.time}"
-    return hashlib.sha256(words.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    """Return the name of an incomplete large file on a host, with the host, as hosts may share a cache."""
+    identity = f"{host}\0{name}\0{file.size}\0{file.time}"
+    return hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
 def batches(files: Mapping[str, CachedFile]) -> Iterator[dict[str, CachedFile]]:
-    """The files in their order, split into what one archive holds: links come after what they lead to."""
+    """Yield files in order of name, links last, in batches for an archive each."""
     batch: dict[str, CachedFile] = {}
-    for name, file in sorted(files.items(), key=lambda one: (bool(one[1].target), one[0])):
-        if batch and sum(one.size for one in batch.values()) + file.size > LARGE:
+    for name, file in sorted(files.items(), key=lambda item: (bool(item[1].target), item[0])):
+        if batch and sum(each.size for each in batch.values()) + file.size > LARGE:
             yield batch
             batch = {}
         batch[name] = file
@@ -187,7 +194,7 @@ def batches(files: Mapping[str, CachedFile]) -> Iterator[dict[str, CachedFile]]:
 
 
 def pack(root: Path, files: Mapping[str, CachedFile]) -> ArchiveStream:
-    """A tar archive of these files."""
+    """Return a tar archive of these files."""
     parts: list[bytes | Range] = []
     for name, file in files.items():
         kind = tarfile.SYMTYPE if file.target else tarfile.REGTYPE
@@ -197,20 +204,20 @@ def pack(root: Path, files: Mapping[str, CachedFile]) -> ArchiveStream:
 
 
 def fill_lab(
-    context: Context, settings: Settings, hosts_of: Callable[[], Cluster], workload: str, wanted: Cache, **how: bool
+    context: Context, settings: Settings, hosts_of: Callable[[], Cluster], workload: str, contents: Cache, **how: bool
 ) -> CacheReport:
-    """Download what is wanted into the cache of this machine, and with ``hosts`` send it to those of ``hosts_of``.
+    """Download ``contents`` into the cache of this machine, and with ``hosts`` send it to those of ``hosts_of``.
 
-    All of the cache is sent if nothing is named. A ``preview`` changes nothing.
+    If nothing is named, all of the cache is sent. A ``preview`` changes nothing.
     """
     began = time.monotonic()
     if how["hosts"] and not settings.text("LAB_HOSTS"):
         raise ConfigError("--hosts: LAB_HOSTS is not set", hint="LAB_HOSTS=hosts.txt in .env names the file of hosts")
     hub = prefetch.connect(settings, context.environ)
-    items = prefetch.fetch(context, hub, wanted, dry_run=how["preview"])
-    # A workload that declares nothing has nothing to send either.
+    items = prefetch.fetch(context, hub, contents, dry_run=how["preview"])
+    # Nothing is sent for a workload that declares no models or datasets.
     sends = how["hosts"] and (items or not workload)
-    filled, failures = _fill_hosts(context, hub, wanted, hosts_of, preview=how["preview"]) if sends else ((), ())
+    filled, failures = _fill_hosts(context, hub, contents, hosts_of, preview=how["preview"]) if sends else ((), ())
     return CacheReport(
         workload=workload,
         cache=settings.text("HOST_CACHE_PATH"),
@@ -222,14 +229,14 @@ def fill_lab(
 
 
 def _fill_hosts(
-    context: Context, hub: Hub, wanted: Cache, hosts_of: Callable[[], Cluster], *, preview: bool
+    context: Context, hub: Hub, contents: Cache, hosts_of: Callable[[], Cluster], *, preview: bool
 ) -> tuple[tuple[HostCache, ...], tuple[HostFailure, ...]]:
-    """Send the lab's hosts what is wanted of this machine's cache, or all of it if nothing is named.
+    """Send the lab's hosts these contents of this machine's cache, or all of it if nothing is named.
 
-    HostError if no host answers; the failure of one does not affect the others.
+    HostError if no host answers; a host that fails does not affect the others.
     """
     root = hub.cache.parents[1]
-    folders = [hub.folder(kind, name).relative_to(root).as_posix() for kind, name in prefetch.names(wanted)]
+    folders = [hub.folder(kind, name).relative_to(root).as_posix() for kind, name in prefetch.names(contents)]
     files = read_here(root, folders or ("",))
     if not files and not folders:
         raise HostError(f"HOST_CACHE_PATH {root} has nothing to send", hint="labctl cache --model NAME --hosts")

@@ -1,4 +1,4 @@
-"""A person's clones as hosts get them: what git tracks of them, as it is in the working tree, up to a size."""
+"""Clones of the user, as hosts get them: files that git tracks, as in the working tree, up to a size."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from labctl.system.files import walk
 from labctl.system.progress import amount
 
 LARGEST = 200_000_000
-"""Bytes of a clone that is sent: code, not data, is read again by each `up` and `run`, here and on every host."""
+"""Size of a clone at most, in bytes: each `up` and `run` reads all of it, here and on every host."""
 
 
 def scan(lab: Lab) -> dict[str, Manifest]:
-    """The manifest of each clone that hosts are sent, by where it lies below the lab's directory there.
+    """Return the manifest of each clone to push, by its path below the lab's directory on hosts.
 
-    ConfigError for one that is too large.
+    ConfigError if one is too large.
     """
     return {folder: read(Path(path)) for path, folder in lab.clones}
 
 
 def read(root: Path) -> Manifest:
-    """What git tracks of a clone; where that is nothing, all of it. ConfigError where it is too large."""
+    """Return the manifest of the files that git tracks in a clone; of all files if it tracks none.
+
+    ConfigError if they are too large.
+    """
     names = git.files(root, "--cached", "--recurse-submodules") or list(walk(root))
     size = sum(size_of(root / name) for name in names)
     if size > LARGEST:
@@ -37,7 +40,7 @@ def read(root: Path) -> Manifest:
 
 
 def size_of(path: Path) -> int:
-    """Bytes; none of what was removed."""
+    """Return the size of a file in bytes; 0 if it was removed."""
     try:
         return path.lstat().st_size
     except OSError:

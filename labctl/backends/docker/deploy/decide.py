@@ -1,4 +1,4 @@
-"""Decides what `up` and `down` do to Docker hosts; changes nothing."""
+"""Decide the steps of `up` and `down` on Docker hosts; change nothing."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from labctl.model import HERE, Lab
 
 
 def up(context: Context, cluster: Cluster, lab: Lab, observed: ObservedState) -> tuple[Plan, Failures]:
-    """Plan the lab directory and the containers, once the image is everywhere; also the hosts that the plan skips.
+    """Plan the lab directory and the containers, once every host has the image; also return the hosts to skip.
 
-    HostError if devices are held by another lab, or a run would lose its containers.
+    HostError if another lab holds devices, or if a run would lose its containers.
     """
     capabilities.require_files(lab)
     leases.require_free(lab)
@@ -35,9 +35,9 @@ def up(context: Context, cluster: Cluster, lab: Lab, observed: ObservedState) ->
 def down(
     context: Context, cluster: Cluster, *, images_too: bool, state: str = ""
 ) -> tuple[ObservedState, Plan, Failures]:
-    """Plan the removal of all with the label, of what was pushed to hosts, and of image and ``state`` if asked for.
+    """Plan to remove objects with the lab's label, pushed files, and image and ``state`` if asked for.
 
-    Also the containers that are there, and the hosts that the plan skips.
+    Return the observed containers, the plan, and the hosts that it skips.
     """
     name, image = cluster.settings.text("LAB_NAME"), images.image_of_hosts(cluster) if images_too else ""
     observed = cluster.engine.observe(name, image)

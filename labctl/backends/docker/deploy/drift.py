@@ -1,4 +1,4 @@
-"""Drift: hosts whose files are out of date, and the containers that this breaks; hosts are asked, not changed."""
+"""Find hosts whose files are out of date, and containers that this breaks; hosts are asked, not changed."""
 
 from __future__ import annotations
 
@@ -22,46 +22,54 @@ LOST: dict[SyncState, str] = {"stale": "has other files", "missing": "its files 
 
 
 class Drift(Struct, frozen=True):
-    """What is out of date, and what it means for containers."""
+    """Hosts and containers that are out of date."""
 
     hosts: frozenset[str]
-    """Those whose files are out of date."""
+    """Hosts whose files are out of date."""
     containers: Mapping[str, str]
-    """Those whose mounts are broken, each with the reason."""
+    """Containers whose mounts are broken, each with the reason."""
 
 
 def find(
     lab: Lab, connections: Mapping[str, Connection], changed: tuple[File, ...], failed: Collection[str]
 ) -> tuple[Drift, dict[str, HostError]]:
-    """The drift of hosts that have not ``failed``, and why some gave none; ``changed`` files are yet to be written."""
+    """Return the drift of hosts that have not ``failed``, and the errors of those that do not answer.
+
+    ``changed``: files that are yet to be written.
+    """
     keyless = ssh_keys.missing(lab)
-    renewed = {node.name for node in lab.nodes if any(is_of(node.name, file) for file in changed)}
+    renewed = {node.name for node in lab.nodes if has_any(node.name, changed)}
     hosts = {host.name: host for host in lab.hosts if naming.sent(host) and host.name not in failed}
     shared = provision.shared(lab) if hosts else {}
 
     def states(host: Host) -> dict[str, SyncState]:
-        """Nothing of a host whose nodes have no keys: both will be replaced."""
+        """Return the state of a host's folders; empty if a node of it has no keys: then all are replaced."""
         if not keyless.isdisjoint(lab.containers_on(host.name)):
             return {}
         return push.sync_states(connections[host.name], host.directory, provision.manifests(lab, host, shared))
 
-    found, silent = map_hosts(states, hosts)
-    # The launcher knows the keys of all.
+    states_by_host, silent = map_hosts(states, hosts)
+    # The launcher has the public keys of all nodes.
     touched = {lab.host_of(node).name for node in (*renewed, *([LAUNCHER] if keyless else ()))}
-    stale = frozenset(name for name, of in found.items() if name in touched or set(of.values()) != {"current"})
-    lost = {node: why for name, of in found.items() for node, why in broken(lab, name, of) if node not in renewed}
-    return Drift(stale, {**lost, **dict.fromkeys(keyless, "its keys are gone")}), silent
+    stale = set()
+    lost: dict[str, str] = {}
+    for name, folders in states_by_host.items():
+        if name in touched or set(folders.values()) != {"current"}:
+            stale.add(name)
+        lost |= {node: reason for node, reason in broken(lab, name, folders) if node not in renewed}
+    return Drift(frozenset(stale), {**lost, **dict.fromkeys(keyless, "its keys are gone")}), silent
 
 
-def is_of(node: str, file: File) -> bool:
-    return file.path.startswith(f"{naming.node_directory(node)}/")
+def has_any(node: str, changed: tuple[File, ...]) -> bool:
+    """Tell if any of these files is in the node's directory."""
+    return any(file.path.startswith(f"{naming.node_directory(node)}/") for file in changed)
 
 
 def broken(lab: Lab, host: str, states: Mapping[str, SyncState]) -> Iterator[tuple[str, str]]:
-    """The containers of a host that would not see what is pushed now, and why.
+    """Yield the containers of a host that would not see newly pushed files, with the reason.
 
-    A directory that a container has mounted as a whole shows what is pushed into it, as long as nobody removed it. Of a
-    node's own directory containers have mounted parts, which stay what they were.
+    Containers mount a folder of workloads or a clone as a whole, so they see files pushed into it unless it was
+    removed. Of a node's own directory they mount parts, which keep their content.
     """
     first = lab.nodes[0].name
     whole = (WORKLOADS, *dict(lab.clones).values())

@@ -1,4 +1,4 @@
-"""Writes the files of every node without bringing the lab up."""
+"""Write the files of every node without bringing the lab up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labctl.system.files import write_all
 
 
 def render_all(context: Context, cluster: Cluster) -> render.RenderedFiles:
-    """Write the compose files, ssh configuration and secrets of every node, as far as is known without a probe."""
+    """Write the compose files, ssh configuration and secrets of every node, as far as known without a probe."""
     lab, usable = preview_lab(cluster)
     preflight.warn_excluded_hosts(context, usable.failed)
     for path in provision.stale_secrets(lab):

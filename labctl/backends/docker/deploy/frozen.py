@@ -1,4 +1,4 @@
-"""The facts of a lab on Docker hosts, as `labctl freeze` writes them."""
+"""Facts of a lab on Docker hosts for `labctl freeze`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib import metadata
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,13 @@ from labctl.workloads import external, loader
 
 SCHEMA = 1
 HASHING = 24 * 3600
-"""Seconds for a host to read its data."""
-# How a script that takes a seed declares what that is unless it is given.
+"""Time limit of a host to read its data, in seconds."""
+# Declaration of a script's default seed.
 SEED = re.compile(r"""["']--seed["'].*\bdefault\s*=\s*(\d+)""")
 
 
 def of(context: Context, cluster: Cluster, lab: Lab) -> dict[str, Any]:
-    """What the lab is now. HostError for a host that does not say, or has no image of the lab."""
+    """Return the facts of the lab. HostError if a host does not answer or does not have its image."""
     observed = cluster.engine.observe(lab.name, cluster.image)
     raise_all(dict(observed.silent))
     for host in lab.hosts:
@@ -45,124 +45,125 @@ def of(context: Context, cluster: Cluster, lab: Lab) -> dict[str, Any]:
     first = cluster.daemons[lab.hosts[0].name]
     data = _data(lab, workloads)
     image = str(observed.on(lab.hosts[0].name).image)
+    settings = {key: value for key, value, origin in cluster.settings.rows() if value and origin != "default"}
+    seeds = {workload.name: value for workload in workloads if (value := seed(workload))}
     return {
         "schema": SCHEMA,
         "labctl": metadata.version("labctl"),
         "image": _image(first, lab),
         "packages": provenance.packages_of(lab, cluster, image),
         "pinned": _pinned(lab.image, cluster.base_image),
-        "settings": {key: value for key, value, origin in cluster.settings.rows() if value and origin != "default"},
+        "settings": settings,
         "files": _files(lab),
-        "seeds": {one.name: found for one in workloads if (found := seed(one))},
+        "seeds": seeds,
         "hosts": _hosts(cluster, lab, observed, cached, data),
         "nodes": _nodes(lab, observed),
     }
 
 
 def _workloads(context: Context, lab: Lab) -> Iterator[Workload]:
-    """Those of the lab that can be read; a broken one is named, and its file is frozen all the same."""
+    """Yield the valid workloads of the lab; warn of invalid ones, whose files are frozen all the same."""
     declared, errors = loader.list_all(lab.directory / "workloads", launchers.known())
     for error in errors:
         context.warn(error.message)
-    yield from (one for one in declared if one.name not in external.FAMILIES)
+    yield from (workload for workload in declared if workload.name not in external.FAMILIES)
 
 
 def _cache(workloads: tuple[Workload, ...]) -> Cache:
-    return Cache(
-        models=tuple(model for one in workloads for model in one.cache.models),
-        datasets=tuple(name for one in workloads for name in one.cache.datasets),
-    )
+    """Return the models and datasets that workloads declare."""
+    models = chain.from_iterable(workload.cache.models for workload in workloads)
+    datasets = chain.from_iterable(workload.cache.datasets for workload in workloads)
+    return Cache(models=tuple(models), datasets=tuple(datasets))
 
 
 def _image(engine: DockerEngine, lab: Lab) -> dict[str, str | None]:
-    """The image and the one it is built on, by which digest a registry or else the engine knows that."""
+    """Return the image and its base, with the digest of the base in a registry, else its id."""
     base = engine.image_labels(lab.image).get(catalog.BASE_LABEL, "")
-    found = (engine.image(base) if base else None) or {}
-    digests = found.get("RepoDigests") or ()
+    inspected = (engine.image(base) if base else None) or {}
+    digests = inspected.get("RepoDigests") or ()
     return {
         "name": lab.image,
         "base": base,
-        "base_digest": digests[0].rpartition("@")[2] if digests else found.get("Id"),
+        "base_digest": digests[0].rpartition("@")[2] if digests else inspected.get("Id"),
     }
 
 
 def _pinned(image: str, base: str) -> dict[str, dict[str, str | None]]:
-    """The versions that labctl's own image is built of, by its lock; none of anyone's."""
-    own = catalog.name_of(image) or catalog.name_of(base)
-    lock = catalog.file(own, "lock") if own else None
-    return {own: package_sources.pins(lock.read_text(encoding="utf-8"))} if own and lock and lock.is_file() else {}
+    """Return the versions that the lock of labctl's own image pins; empty for other images."""
+    name = catalog.name_of(image) or catalog.name_of(base)
+    lock = catalog.file(name, "lock") if name else None
+    return {name: package_sources.pins(lock.read_text(encoding="utf-8"))} if name and lock and lock.is_file() else {}
 
 
 def _files(lab: Lab) -> dict[str, str]:
-    """SHA-256 of each file of the workloads: declarations, scripts, configurations."""
+    """Return the SHA-256 of each file of the workloads: declarations, scripts, configurations."""
     root = lab.directory / "workloads"
-    found = manifest.scan(root).entries if root.is_dir() else ()
-    return {f"workloads/{one.path}": one.content for one in found if one.kind != "dir"}
+    entries = manifest.scan(root).entries if root.is_dir() else ()
+    return {f"workloads/{entry.path}": entry.content for entry in entries if entry.kind != "dir"}
 
 
 def seed(workload: Workload) -> str:
-    """The seed of what is random in a run, its weights as well: the workload's, else its script's own."""
-    words = workload.arguments
-    given = [after for word, after in pairwise(words) if word == "--seed"]
-    given += [word.partition("=")[2] for word in words if word.startswith("--seed=")]
+    """Return the seed of a run, also of its weights: the workload's, else its script's default; empty without one."""
+    arguments = workload.arguments
+    given = [value for option, value in pairwise(arguments) if option == "--seed"]
+    given += [argument.partition("=")[2] for argument in arguments if argument.startswith("--seed=")]
     if given:
         return given[-1]
-    own = workload.directory / workload.script
-    for path in sorted(workload.directory.glob("*.py"), key=lambda path: (path != own, path)):
+    script = workload.directory / workload.script
+    for path in sorted(workload.directory.glob("*.py"), key=lambda path: (path != script, path)):
         with suppress(OSError):
-            if found := SEED.search(files.read_limited(path).decode("utf-8", "replace")):
-                return found[1]
+            if default := SEED.search(files.read_limited(path).decode("utf-8", "replace")):
+                return default[1]
     return ""
 
 
 def _data(lab: Lab, workloads: tuple[Workload, ...]) -> tuple[str, ...]:
-    """The paths on this machine of the data that workloads name, and that their runs were given."""
+    """Return the paths on this machine of the data that workloads name, or that their runs were given."""
     recorded = list(workloads)
     for run_id in store.ids(lab.directory):
         with suppress(HostError):
             recorded.append(store.load_job(lab.directory, run_id).workload)
-    paths = (inputs.locate(lab, path) for one in recorded for path in inputs.given(one))
+    given = chain.from_iterable(map(inputs.given, recorded))
+    paths = (inputs.locate(lab, path) for path in given)
     return tuple(sorted({str(path) for path in paths if not path.is_relative_to(lab.directory / inputs.RUNS)}))
 
 
 def _hosts(
     cluster: Cluster, lab: Lab, observed: ObservedState, cached: Mapping[str, Path], data: tuple[str, ...]
 ) -> dict[str, dict[str, Any]]:
-    """Of each host its image, engine, devices and driver; its clones, data and cached models."""
-    on_host = {host.name: tuple(naming.path_on(lab, host, path) for path in data) for host in lab.hosts}
-    asked: dict[str, list[tuple[Kind, str]]] = {
-        host.name: [
-            *provenance.code(lab, host),
-            *provenance.snapshots(lab, host, cached),
-            *(("data", path) for path in on_host[host.name]),
-        ]
-        for host in lab.hosts
-    }
+    """Return the facts of each host: its image, engine, devices and driver; its clones, data and cached models."""
+    asked: dict[str, list[tuple[Kind, str]]] = {}
+    for host in lab.hosts:
+        paths: list[tuple[Kind, str]] = [("data", naming.path_on(lab, host, path)) for path in data]
+        asked[host.name] = [*provenance.code(lab, host), *provenance.snapshots(lab, host, cached), *paths]
+    names = {name: name for name in asked}
     asked[HERE] = [*asked.get(HERE, ()), *provenance.code_here(lab)]
-    found, failed = provenance.read(cluster, asked, HASHING)
+    values_by_host, failed = provenance.read(cluster, asked, HASHING)
     raise_all(failed)
-    versions, failed = map_hosts(
-        lambda name: cluster.engine.capabilities(name).versions(), {name: name for name in on_host}
-    )
+    versions, failed = map_hosts(lambda name: cluster.engine.capabilities(name).versions(), names)
     raise_all(failed)
 
     def of_host(host: Host) -> dict[str, Any]:
-        there = found[host.name]
-        revisions = provenance.revisions(lab, host, cached, there)
+        """Return the facts of a host."""
+        values = values_by_host[host.name]
+        devices = {f"device {each.id}": _device(each.name, each.uuid, each.firmware) for each in host.devices}
+        revisions = provenance.revisions(lab, host, cached, values)
+        cached_here = {name: revision for name, revision in revisions.items() if revision}
+        paths = {f"{kind} {path}": value for (kind, path), value in values.items() if kind != "snapshot"}
         return {
             "image": observed.on(host.name).image,
             "driver": host.driver,
             "cores": len(host.cpus),
             **versions[host.name],
-            **{f"device {one.id}": _device(one.name, one.uuid, one.firmware) for one in host.devices},
-            **{name: revision for name, revision in revisions.items() if revision},
-            **{f"{kind} {path}": value for (kind, path), value in there.items() if kind != "snapshot"},
+            **devices,
+            **cached_here,
+            **paths,
         }
 
-    known = {host.name: of_host(host) for host in lab.hosts}
-    if HERE not in known:
-        known[HERE] = {f"code {path}": value for (_, path), value in found[HERE].items()}
-    return known
+    facts = {host.name: of_host(host) for host in lab.hosts}
+    if HERE not in facts:
+        facts[HERE] = {f"code {path}": value for (_, path), value in values_by_host[HERE].items()}
+    return facts
 
 
 def _device(*facts: str) -> str:
@@ -170,13 +171,13 @@ def _device(*facts: str) -> str:
 
 
 def _nodes(lab: Lab, observed: ObservedState) -> dict[str, dict[str, str | None]]:
-    """Of each node, and the launcher, the host and the image that it runs, or would run."""
+    """Return the host of each container, and the image that it runs or would run; of nodes also the slots."""
     slots = {node.name: node.slots for node in lab.nodes}
-    known = {}
+    facts = {}
     for name in lab.containers:
         host, container = lab.host_of(name).name, observed.container(name)
         image = container.image if container else observed.on(host).image
-        known[name] = {"host": host, "image": image}
+        facts[name] = {"host": host, "image": image}
         if name != LAUNCHER:
-            known[name]["slots"] = str(slots[name])
-    return known
+            facts[name]["slots"] = str(slots[name])
+    return facts

@@ -1,4 +1,4 @@
-"""The image that a lab needs: built, pulled or sent wherever it is not found."""
+"""Image that a lab needs: build, pull or send it wherever it is not found."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ Ask = Callable[[str], bool]
 
 
 def for_workload(context: Context, settings: Settings, workload: Workload) -> Settings:
-    """The settings with the image that a workload needs, unless they name one themselves, and with its packages.
+    """Return the settings with a workload's image, unless they name one, and with its packages.
 
-    Without those that another workload brought. ConfigError for an image that labctl does not have.
+    Those of another workload are removed. ConfigError for an image that labctl does not have.
     """
     origin = f"{BY_WORKLOAD}{workload.name}"
     if workload.image and workload.image not in catalog.names():
-        known = ", ".join(catalog.names())
-        raise ConfigError(f"{workload.declared}: unknown image `{workload.image}`", hint=f"labctl has {known}")
+        names = ", ".join(catalog.names())
+        raise ConfigError(f"{workload.declared}: unknown image `{workload.image}`", hint=f"labctl has {names}")
     if workload.has_own_image:
         settings = context.declared()
     if workload.image and not settings.text("LAB_IMAGE"):
@@ -52,9 +52,12 @@ def for_workload(context: Context, settings: Settings, workload: Workload) -> Se
 def plan_images(
     context: Context, cluster: Cluster, observed: ObservedState
 ) -> tuple[tuple[EnsureImage, ...], dict[str, HostError]]:
-    """What brings the image to every host, and the hosts that cannot use theirs. HostError if it cannot be built."""
+    """Plan to bring the image to every host; also return the hosts that cannot use theirs.
+
+    HostError if it cannot be built.
+    """
     image, how = cluster.image, cluster.settings.text("LAB_IMAGE_FROM")
-    own = packages.is_own(image)
+    has_packages = packages.is_own(image)
     if not cluster.daemons:
         return (), {}
     if not cluster.remote_hosts:
@@ -62,39 +65,39 @@ def plan_images(
             check_image(context, cluster)
             return (), {}
         require_buildable(cluster)
-        words = f"build image {image}{base_first(cluster, cluster.daemons[HERE])}"
-        return (EnsureImage(image=image, words=words, cause="not found; takes minutes, once"),), {}
+        text = f"build image {image}{base_first(cluster, cluster.daemons[HERE])}"
+        return (EnsureImage(image=image, words=text, cause="not found; takes minutes, once"),), {}
     from labctl.backends.docker.images import distribute, local
 
     targets = image_targets(context, cluster)
-    words = distribute.preview(image, how, targets)
-    if not words and how == "send" and own and len({part.image for part in observed.parts}) > 1:
-        words = "" if local.described(image) else f"build image {image} here and send it to every host"
-    if not words:
-        # Nothing to pull: only compares what the hosts have.
+    text = distribute.preview(image, how, targets)
+    if not text and how == "send" and has_packages and len({part.image for part in observed.parts}) > 1:
+        text = "" if local.described(image) else f"build image {image} here and send it to every host"
+    if not text:
+        # Nothing is pulled: only the hosts' images are compared.
         differing = distribute.pull(image, targets) if how == "pull" else {}
         return (), {**unfit_images(cluster), **differing}
     require_obtainable(cluster, how)
-    if words.startswith("build"):
-        words += base_first(cluster, DockerEngine() if how == "send" else None)
-    return (EnsureImage(image=image, words=words, cause="not found on host"),), {}
+    if text.startswith("build"):
+        text += base_first(cluster, DockerEngine() if how == "send" else None)
+    return (EnsureImage(image=image, words=text, cause="not found on host"),), {}
 
 
 def base_first(cluster: Cluster, engine: DockerEngine | None) -> str:
-    """What a build of the image makes before it, for the plan; of several engines it is not known."""
-    base, own = cluster.base_image, catalog.name_of(cluster.base_image)
-    if own is None or base == cluster.image:
+    """Render the build of the base image that comes first, for the plan; with ``engine`` None it may be needed."""
+    base, name = cluster.base_image, catalog.name_of(cluster.base_image)
+    if name is None or base == cluster.image:
         return ""
     if engine is None:
         return f", and first {base} where it is not found or out of date"
-    found = engine.image(base)
-    if found and not catalog.is_stale(found["Config"].get("Labels") or {}, own):
+    inspected = engine.image(base)
+    if inspected and not catalog.is_stale(inspected["Config"].get("Labels") or {}, name):
         return ""
-    return f", and first {base}, which is {'out of date' if found else 'not found'}"
+    return f", and first {base}, which is {'out of date' if inspected else 'not found'}"
 
 
 def require_obtainable(cluster: Cluster, how: str) -> None:
-    """ConfigError or HostError if hosts cannot get the image in the way of LAB_IMAGE_FROM."""
+    """Raise ConfigError or HostError if hosts cannot get the image by LAB_IMAGE_FROM."""
     from labctl.backends.docker.images import local
 
     image = cluster.image
@@ -109,7 +112,7 @@ def require_obtainable(cluster: Cluster, how: str) -> None:
 
 
 def require_buildable(cluster: Cluster) -> None:
-    """HostError if the image is not labctl's own, or the engine has no runtime for it: before minutes of building."""
+    """Raise HostError if the image is not labctl's, or the engine has no runtime for it, before it is built."""
     base = cluster.base_image
     if cluster.settings.text("LAB_IMAGE") and not catalog.name_of(base):
         from labctl.backends.docker.images import local
@@ -121,7 +124,7 @@ def require_buildable(cluster: Cluster) -> None:
 
 
 def ensure(context: Context, cluster: Cluster, image: str) -> dict[str, HostError]:
-    """Build, pull or send the image wherever it is not found; returns what failed on which host."""
+    """Build, pull or send the image wherever it is not found; return the hosts that failed, and why."""
     if not cluster.remote_hosts:
         build_image(context, cluster)
         check_image(context, cluster)
@@ -143,7 +146,7 @@ def ensure(context: Context, cluster: Cluster, image: str) -> dict[str, HostErro
 
 
 def unfit_images(cluster: Cluster) -> dict[str, HostError]:
-    """The hosts whose image is not a node's, or whose engine does not say."""
+    """Return the hosts whose image is not a node's or cannot be inspected, and why."""
 
     def look(name: str) -> None:
         with on_host(name):
@@ -153,12 +156,12 @@ def unfit_images(cluster: Cluster) -> dict[str, HostError]:
 
 
 def check_image(context: Context, cluster: Cluster) -> None:
-    """HostError if this machine's image is not a node's or does not fit the devices' driver; a warning if it is old."""
+    """Raise HostError if this machine's image is not a node's or does not fit the driver; warn if it is out of date."""
     image, engine = cluster.image, DockerEngine() if cluster.remote_hosts else cluster.daemons[HERE]
-    own, below = catalog.name_of(image), cluster.base_image
+    name, below = catalog.name_of(image), cluster.base_image
     labels = foreign.require_node(engine, image, below)
     accelerators.get(cluster.accelerator).require_image(labels.get(catalog.BASE_LABEL) or image)
-    if own and catalog.is_stale(labels, own):
+    if name and catalog.is_stale(labels, name):
         context.warn(f"image {image} is out of date; rebuild it with `{build_command(cluster.settings)}`")
     elif image != below and packages.is_stale(labels, engine.image_id(below)):
         command = build_command(cluster.settings)
@@ -169,58 +172,57 @@ def check_image(context: Context, cluster: Cluster) -> None:
 
 
 def build_command(settings: Settings) -> str:
-    """What builds the image of these settings."""
+    """Return the command that builds the image of these settings."""
     origins = (settings.origin(key) for key in OF_THE_IMAGE)
     workload = next((origin.removeprefix(BY_WORKLOAD) for origin in origins if origin.startswith(BY_WORKLOAD)), "")
     return f"labctl build --workload {workload}" if workload else "labctl build"
 
 
-def confirm_image(workload: Workload, image: str, found: bool, ask: Ask | None, *, dry_run: bool = False) -> None:
-    """Ask whether the lab may be brought up with the image that a workload needs; HostError unless it is agreed.
+def confirm_image(workload: Workload, image: str, exists: bool, ask: Ask | None, *, dry_run: bool = False) -> None:
+    """Ask if the lab may be brought up with the image that a workload needs. HostError if not.
 
-    A dry run takes it that whoever could be asked agrees.
+    A dry run assumes that the user agrees, if ``ask`` is given.
     """
-    reason = f"{workload.name} needs image {image}, which {'the lab does not run' if found else 'is not found'}"
-    offer = (
-        "bring the lab up with it?" if found else "build it (once, takes a few minutes) and bring the lab up with it?"
-    )
+    reason = f"{workload.name} needs image {image}, which {'the lab does not run' if exists else 'is not found'}"
+    build = "" if exists else "build it (once, takes a few minutes) and "
+    offer = f"{build}bring the lab up with it?"
     if ask is None or not (dry_run or ask(f"{reason}; {offer}")):
         command = f"labctl up --workload {workload.name}"
-        raise HostError(reason, hint=command if found else f"labctl build --workload {workload.name} && {command}")
+        raise HostError(reason, hint=command if exists else f"labctl build --workload {workload.name} && {command}")
 
 
 def build_image(
     context: Context, cluster: Cluster, *, update_lock: bool = False, on: str = "", refresh: bool = False
 ) -> dict[str, Any]:
-    """Build the image of the lab's nodes, from the Dockerfile of its name or else that of the accelerator.
+    """Build the image of the lab's nodes: from the Dockerfile of its name, else from that of the accelerator.
 
-    And, where the settings add packages, the one with these on top of it. With this machine's engine, or ``on`` a host
-    with its own. With ``refresh`` labctl's own image below the packages is built too where it is there and current, as
-    the settings of its base and package sources may have changed: seconds if they have not.
+    If the settings add packages, also the image with these on top. With this machine's engine, or ``on`` a host with
+    its own. ``refresh`` also builds labctl's own image below the packages if it is up to date, as settings of its base
+    and package sources may have changed: it takes seconds if not.
     """
     from labctl.backends.docker.images import build
 
     base, additions = cluster.base_image, packages.of(cluster.settings)
-    own = catalog.name_of(base)
+    name = catalog.name_of(base)
     if catalog.is_hashed(base) and not additions and not update_lock:
         raise HostError(f"LAB_IMAGE is {base}, which `labctl build` does not make", hint=catalog.how_to_get(base))
-    request = build.request(cluster.settings, own or cluster.accelerator, base, context.directory, context.environ)
+    request = build.request(cluster.settings, name or cluster.accelerator, base, context.directory, context.environ)
     if on:
         request = replace(request, engine=cluster.daemons[on])
     if update_lock:
         return build.update_lock(request, context.notice)
     if not additions:
         return build.build(request, context.notice)
-    if not own:
+    if not name:
         build.ensure_base(base, replace(request, base_image=base), context.notice)
         foreign.require_node(request.engine, base, base)
-    elif refresh or catalog.is_stale(request.engine.image_labels(base), own):
+    elif refresh or catalog.is_stale(request.engine.image_labels(base), name):
         build.build(request, context.notice)
     return packages.make(replace(request, tag=cluster.image), base, additions, context.notice)
 
 
 def build_from(context: Context, cluster: Cluster, base: str) -> dict[str, Any]:
-    """Add what a node needs to anyone's image, with this machine's engine."""
+    """Add the programs of a node to any image, with this machine's engine."""
     from labctl.backends.docker.images import build
 
     request = build.request(cluster.settings, cluster.accelerator, base, context.directory, context.environ)
@@ -228,13 +230,13 @@ def build_from(context: Context, cluster: Cluster, base: str) -> dict[str, Any]:
 
 
 def require_directory(file: Path | None) -> None:
-    """ConfigError if a file cannot be written as its directory does not exist."""
+    """Raise ConfigError if the directory of a file to write does not exist."""
     if file and not file.parent.is_dir():
         raise ConfigError(f"{file.parent}: no such directory", hint=f"mkdir -p {shlex.quote(str(file.parent))}")
 
 
 def with_sbom(built: dict[str, Any], file: Path | None) -> dict[str, Any]:
-    """Write the software bill of materials of a built image to a file, if one is named, and add it to the answer."""
+    """Write the software bill of materials of a built image to a file, if named, and add it to the report."""
     if not file:
         return built
     from labctl.backends.docker.images import sbom
@@ -243,15 +245,15 @@ def with_sbom(built: dict[str, Any], file: Path | None) -> dict[str, Any]:
 
 
 def remark(settings: Settings, workload: Workload) -> str:
-    """What a person should know where the lab's image is not the one that a workload asks for; empty where it is."""
-    chosen, wanted = settings.text("LAB_IMAGE"), catalog.tag(workload.image)
-    if not workload.image or chosen in ("", wanted):
+    """Return a warning if the lab's image is not the one that a workload asks for; else an empty text."""
+    chosen, asked = settings.text("LAB_IMAGE"), catalog.tag(workload.image)
+    if not workload.image or chosen in ("", asked):
         return ""
-    return f"LAB_IMAGE is {chosen}, and {workload.name} asks for {wanted}; LAB_IMAGE is taken"
+    return f"LAB_IMAGE is {chosen}, and {workload.name} asks for {asked}; LAB_IMAGE is taken"
 
 
 def image_of_hosts(cluster: Cluster) -> str:
-    """The image that hosts were given; ConfigError on this machine, where it is what a person built."""
+    """Return the image on the hosts of the lab. ConfigError on this machine, where the user built it."""
     if not cluster.remote_hosts:
         hint = f"docker image rm {cluster.image}"
         raise ConfigError("--images removes the image from the hosts of a lab, and LAB_HOSTS lists none", hint=hint)
@@ -259,7 +261,7 @@ def image_of_hosts(cluster: Cluster) -> str:
 
 
 def image_targets(context: Context, cluster: Cluster) -> ImageTargets:
-    """The hosts that answer, as those who get an image."""
+    """Return the hosts that answer, as targets of an image."""
     from labctl.backends.docker.images.distribute import ImageTargets
 
     addresses = {host.name: host.address for host in cluster.hosts}

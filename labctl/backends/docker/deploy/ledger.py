@@ -1,6 +1,6 @@
 """Records which machines have nodes of this lab, so that hosts removed from the inventory are not forgotten.
 
-A machine is known by its engine's identity: names and addresses come to mean another.
+A machine is identified by its engine's id: names and addresses may be given to another.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from labctl.system.files import write
 
 FILES = ".lab/hosts"
 Listed = Mapping[str, str]
-"""The hosts of a list and what machines they are; empty for one that did not answer."""
+"""Engine id per listed host; empty if it did not answer."""
 
 
 class DeployedHost(Struct, frozen=True, order=True):
-    """A machine that got nodes, and its name then."""
+    """A machine that got nodes, and its name at that time."""
 
     host: str
     machine: str
 
     @property
     def path(self) -> str:
+        """Path of its record, relative to the lab directory."""
         return f"{FILES}/{self.host}@{quote(self.machine, safe='')}"
 
 
@@ -40,32 +41,33 @@ def note(directory: Path, host: str, machine: str) -> None:
 
 
 def noted(directory: Path) -> tuple[DeployedHost, ...]:
-    found = (path.name.partition("@") for path in (directory / FILES).glob("*@*"))
-    return tuple(sorted(DeployedHost(host, unquote(machine)) for host, _, machine in found))
+    """Return the recorded machines, by name."""
+    names = (path.name.partition("@") for path in (directory / FILES).glob("*@*"))
+    return tuple(sorted(DeployedHost(host, unquote(machine)) for host, _, machine in names))
 
 
 def moved(directory: Path, listed: Listed) -> tuple[DeployedHost, ...]:
-    """The machines that are no longer listed by the name that they had, as far as the listed ones answer."""
-    return tuple(one for one in noted(directory) if listed.get(one.host) not in ("", one.machine))
+    """Return the machines that are no longer listed by their recorded name; not if the host of that name is silent."""
+    return tuple(deployed for deployed in noted(directory) if listed.get(deployed.host) not in ("", deployed.machine))
 
 
 def left_over(directory: Path, listed: Listed) -> tuple[DeployedHost, ...]:
-    """The machines that have nodes of the lab and are no longer listed by any name."""
-    return tuple(one for one in moved(directory, listed) if one.machine not in listed.values())
+    """Return the machines that have nodes of the lab and are no longer listed by any name."""
+    return tuple(deployed for deployed in moved(directory, listed) if deployed.machine not in listed.values())
 
 
 def former(directory: Path, listed: Listed) -> dict[str, tuple[str, ...]]:
-    """The names that listed hosts had before, when they got nodes."""
-    names = moved(directory, listed)
-    return {
-        host: tuple(one.host for one in names if one.machine == machine) for host, machine in listed.items() if machine
-    }
+    """Return the recorded names of listed hosts that differ from their names now."""
+    names_by_machine: dict[str, list[str]] = {}
+    for deployed in moved(directory, listed):
+        names_by_machine.setdefault(deployed.machine, []).append(deployed.host)
+    return {host: tuple(names_by_machine.get(machine, ())) for host, machine in listed.items() if machine}
 
 
 def machines(cluster: Cluster) -> dict[str, str]:
-    """Engine id per inventory host, empty if unreachable; none where no machine is recorded, or no host is listed.
+    """Return the engine id per inventory host, empty if unreachable; none if no machine is recorded or no host listed.
 
-    What this machine was pushed as a listed host stays its record's until it is listed again.
+    Files that this machine was sent as a listed host stay recorded until it is listed again.
     """
     listed = cluster.inventory if cluster.inventory != THIS_MACHINE and noted(cluster.directory) else ()
     names = [host.name for host in listed]
@@ -74,43 +76,62 @@ def machines(cluster: Cluster) -> dict[str, str]:
 
 
 def sent(context: Context, cluster: Cluster) -> dict[str, tuple[str, ...]]:
-    """Where the lab's files lie on the hosts that answer, by their names now and those that they had."""
+    """Return the directories of the lab's files on each host that answers, under its name and its recorded names."""
     names_before = former(context.directory, machines(cluster))
-    sent_by = {host: (host, *names_before.get(host, ())) for host in cluster.sent}
-    return {host: tuple(cluster.sent_to(host, name) for name in names) for host, names in sent_by.items()}
+    directories = {}
+    for host in cluster.sent:
+        names = (host, *names_before.get(host, ()))
+        directories[host] = tuple(cluster.sent_to(host, name) for name in names)
+    return directories
 
 
 def records(directory: Path, machines: Listed) -> dict[str, tuple[str, ...]]:
-    """The records of each of these hosts, under whatever name, relative to the lab directory."""
-    found = noted(directory)
-    return {host: tuple(one.path for one in found if one.machine == machine) for host, machine in machines.items()}
+    """Return the records of each of these hosts, under any name, as paths relative to the lab directory."""
+    paths_by_machine: dict[str, list[str]] = {}
+    for deployed in noted(directory):
+        paths_by_machine.setdefault(deployed.machine, []).append(deployed.path)
+    return {host: tuple(paths_by_machine.get(machine, ())) for host, machine in machines.items()}
 
 
 def warn_orphaned_hosts(context: Context, cluster: Cluster) -> None:
     """Warn of machines that still have nodes and are no longer listed, and of this one if others are listed now."""
     listed = machines(cluster)
     left = left_over(context.directory, listed)
-    # An inventory that only Ansible can read takes it a second.
-    any_drained = bool(inventory.drained(context.directory))
-    every = read_inventory(context.directory, cluster.settings, drained=True) if any_drained else cluster.inventory
-    drained = {host.name for host in every} - {host.name for host in cluster.inventory}
+    drained = _drained(context, cluster)
     for name in sorted(drained):
-        still = " and still runs nodes: `labctl down` removes them" * any(one.host == name for one in left)
+        runs_nodes = any(deployed.host == name for deployed in left)
+        still = " and still runs nodes: `labctl down` removes them" if runs_nodes else ""
         context.notice(f"{name} is left out: {inventory.DRAINED} lists it{still}")
-    names = tuple(dict.fromkeys(one.host for one in left if one.host not in {*listed, *drained}))
-    if names:
-        were, run, them = ("was", "runs", "it") if len(names) == 1 else ("were", "run", "them")
+    removed = tuple(dict.fromkeys(deployed.host for deployed in left if deployed.host not in {*listed, *drained}))
+    if removed:
+        were, run, them = ("was", "runs", "it") if len(removed) == 1 else ("were", "run", "them")
         context.warn(
-            f"{', '.join(names)} {were} removed from LAB_HOSTS but still {run} nodes of this lab; "
+            f"{', '.join(removed)} {were} removed from LAB_HOSTS but still {run} nodes of this lab; "
             f"add {them} back and run `labctl down`"
         )
-    for one in (one for one in left if one.host in listed):
-        context.warn(
-            f"{one.host} is now another machine than the one that still runs nodes of this lab: list that one, too, "
-            f"by another name, and run `labctl down`; or, if it is gone for good, rm '{one.path}'"
-        )
+    for deployed in left:
+        if deployed.host in listed:
+            context.warn(
+                f"{deployed.host} is now another machine than the one that still runs nodes of this lab: list that one,"
+                f" too, by another name, and run `labctl down`; or, if it is gone for good, rm '{deployed.path}'"
+            )
     if cluster.inventory != THIS_MACHINE:
-        with suppress(HostError):
-            here = backend_here(ANSWERING).observe(cluster.settings.text("LAB_NAME"))
-            if any(container.directory == str(context.directory) for container in here.containers):
-                context.warn("this machine still runs nodes of this lab: `labctl down -s LAB_HOSTS=` removes them")
+        _warn_nodes_here(context, cluster)
+
+
+def _drained(context: Context, cluster: Cluster) -> set[str]:
+    """Return the hosts of the inventory that the user has drained."""
+    # Reading an inventory by Ansible takes a second: only if a host is drained.
+    if not inventory.drained(context.directory):
+        return set()
+    every = read_inventory(context.directory, cluster.settings, drained=True)
+    in_use = {host.name for host in cluster.inventory}
+    return {host.name for host in every if host.name not in in_use}
+
+
+def _warn_nodes_here(context: Context, cluster: Cluster) -> None:
+    """Warn if this machine, which is not listed, runs nodes of this lab."""
+    with suppress(HostError):
+        here = backend_here(ANSWERING).observe(cluster.settings.text("LAB_NAME"))
+        if any(container.directory == str(context.directory) for container in here.containers):
+            context.warn("this machine still runs nodes of this lab: `labctl down -s LAB_HOSTS=` removes them")

@@ -1,4 +1,4 @@
-"""Scripts on the hosts of a lab, what is left there, and versions."""
+"""Scripts on the hosts of a lab, objects that are left there, and versions."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ PROCESSES = Path(__file__).with_name("processes.sh").read_text(encoding="utf-8")
 
 
 def run(
-    cluster: Cluster, script: str, words: tuple[str, ...], seconds: float
+    cluster: Cluster, script: str, arguments: tuple[str, ...], seconds: float
 ) -> tuple[Mapping[str, CompletedProcess], Failures]:
-    """Run a script on each host of the lab: what came of it, by host, and the hosts where it did not end."""
+    """Run a script on each host of the lab; return its result by host, and the hosts on which it did not end."""
 
-    # Ended there, as it would go on behind a connection that is closed. The first line is what errors call it.
+    # Limited on the host, as it would go on after the connection is closed. Errors name it by its first line.
     name, limited = script.partition("\n")[0], f'timeout -k 10 {seconds:g} sh -c {shlex.quote(script)} sh "$@"'
 
     def on_one(connection: Connection) -> CompletedProcess:
-        return connection.run(f"{name}\n{limited}", *words, timeout=seconds + 15, check=False)
+        return connection.run(f"{name}\n{limited}", *arguments, timeout=seconds + 15, check=False)
 
     if here := cluster.connections.get(HERE):
-        # In this thread, where Ctrl-C ends it.
+        # In this thread, so that Ctrl-C ends it.
         try:
             return {HERE: on_one(here)}, {}
         except HostError as error:
@@ -41,7 +41,7 @@ def run(
 
 
 def remains(cluster: Cluster) -> tuple[tuple[str, ...], Failures]:
-    """Describe what the hosts have of the lab and of its runs; also the hosts that do not answer."""
+    """Describe objects and processes of the lab and its runs on hosts; also return the hosts that do not answer."""
     runs = set(store.ids(cluster.directory))
     observed = cluster.engine.observe(cluster.settings.text("LAB_NAME"))
     silent: dict[str, HostError] = {**cluster.failed, **dict(observed.silent)}
@@ -60,7 +60,7 @@ def versions(cluster: Cluster) -> dict[str, str]:
 
     engine = cluster.engine
     asked, _ = map_hosts(lambda host: engine.capabilities(host).versions(), {host: host for host in engine.hosts})
-    known = {"labctl": metadata.version("labctl"), "image": cluster.image}
+    values = {"labctl": metadata.version("labctl"), "image": cluster.image}
     for host, versions in asked.items():
-        known |= {f"{part} of {host}": versions[part] for part in ("engine", "kernel")}
-    return known
+        values |= {f"{part} of {host}": versions[part] for part in ("engine", "kernel")}
+    return values

@@ -1,4 +1,4 @@
-"""What `up` and `down` do to Docker hosts, decided from what was observed there."""
+"""Steps of `up` and `down` on Docker hosts, decided from their observed state."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def up(
     unusable: Mapping[str, str] = MappingProxyType({}),
     failed: Collection[str] = (),
 ) -> Plan:
-    """Bring the daemons to what the files say: surplus and stuck containers go, missing and changed ones come.
+    """Bring the hosts to the state of the files: remove surplus and stuck containers, create missing and changed ones.
 
     ``local``: steps in the lab directory. ``stale``: hosts whose files are out of date. ``unusable``: containers whose
     mounts are broken, with the reason. Hosts that have ``failed`` are skipped.
@@ -51,34 +51,47 @@ def up(
 def up_on(
     lab: Lab, host: Host, files: tuple[File, ...], observed: ObservedState, unusable: Mapping[str, str], *, push: bool
 ) -> Iterator[HostStep]:
-    """Bring one host to what the files say."""
+    """Yield the steps that bring one host to the state of the files; ``push`` if its files are out of date."""
     workers = tuple(node.name for node in lab.nodes if node.host == host.name)
-    wanted = lab.containers_on(host.name)
-    surplus = tuple(container for container in observed.containers if container.node not in wanted)
-    stuck = tuple(one for one in observed.containers if one.node in wanted and why_stuck(lab, one, unusable))
-    usable = (one for one in observed.containers if one.node in wanted and one not in stuck)
-    modified = tuple(filter(altered, usable))
-    removed = (*stuck, *modified)
-    kept = replace(observed, containers=tuple(one for one in observed.containers if one not in removed))
-    pending = not_current(lab, files, kept, wanted)
-    if surplus:
-        yield RemoveContainers(containers=surplus, host=host.name, cause="removed from .env")
-    if stuck:
-        reasons = sorted({why_stuck(lab, one, unusable) or "" for one in stuck})
-        yield RemoveContainers(containers=stuck, host=host.name, cause="cannot be used: " + ", ".join(reasons))
-    if modified:
-        cause = "; ".join(f"{container.node}: {altered(container)}" for container in modified)
-        yield RemoveContainers(containers=modified, host=host.name, cause=cause)
+    names = lab.containers_on(host.name)
+    removed: list[Container] = []
+    for containers, cause in removals(lab, names, observed, unusable):
+        yield RemoveContainers(containers=containers, host=host.name, cause=cause)
+        removed += containers
+    kept = tuple(container for container in observed.containers if container not in removed)
+    pending = not_current(lab, files, replace(observed, containers=kept), names)
+    surplus = any(container.node not in names for container in removed)
     if host.name != HERE and (push or surplus or pending):
         image, cause = observed.image or "", "files missing on host"
         yield PushFiles(nodes=workers, image=image, folders=not push, host=host.name, cause=cause)
     if pending:
-        cause, changed = "; ".join(f"{node} {why}" for node, why in pending), tuple(node for node, _ in pending)
+        cause = "; ".join(f"{node} {why}" for node, why in pending)
+        changed = tuple(node for node, _ in pending)
         yield ApplyProject(project=naming.project(lab), nodes=workers, changed=changed, host=host.name, cause=cause)
 
 
+def removals(
+    lab: Lab, names: tuple[str, ...], observed: ObservedState, unusable: Mapping[str, str]
+) -> Iterator[tuple[tuple[Container, ...], str]]:
+    """Yield the containers to remove from a host, with the cause: surplus ones, stuck ones, modified ones.
+
+    ``names``: the nodes that the host is to have.
+    """
+    surplus = tuple(container for container in observed.containers if container.node not in names)
+    if surplus:
+        yield surplus, "removed from .env"
+    expected = tuple(container for container in observed.containers if container.node in names)
+    stuck = tuple(container for container in expected if why_stuck(lab, container, unusable))
+    if stuck:
+        reasons = sorted({why_stuck(lab, container, unusable) or "" for container in stuck})
+        yield stuck, "cannot be used: " + ", ".join(reasons)
+    modified = tuple(container for container in expected if container not in stuck and altered(container))
+    if modified:
+        yield modified, "; ".join(f"{container.node}: {altered(container)}" for container in modified)
+
+
 def why_stuck(lab: Lab, container: Container, unusable: Mapping[str, str]) -> str | None:
-    """Why compose could not make a container serve by itself; None when it could."""
+    """Return the reason why compose cannot make a container usable by itself; None if it can."""
     if container.state in ("paused", "dead", "removing"):
         return container.state
     if container.name != naming.container_name(lab, container.node):
@@ -89,23 +102,23 @@ def why_stuck(lab: Lab, container: Container, unusable: Mapping[str, str]) -> st
 
 
 def not_current(
-    lab: Lab, files: tuple[File, ...], observed: ObservedState, wanted: tuple[str, ...]
+    lab: Lab, files: tuple[File, ...], observed: ObservedState, names: tuple[str, ...]
 ) -> list[tuple[str, str]]:
-    """Those of the wanted containers of one host that do not serve as they are, each with the reason."""
+    """Return the names of missing or outdated containers of one host, each with the reason."""
     content = {file.path: file.content for file in files}
-    there = {container.node: container for container in observed.containers}
+    containers = {container.node: container for container in observed.containers}
     pending = []
-    for name in wanted:
+    for name in names:
         owner = lab.nodes[0].name if name == model.LAUNCHER else name
         fingerprint = naming.fingerprint(content[naming.compose_path(owner)])
-        reason = why_not_current(there.get(name), fingerprint, observed.image)
+        reason = why_not_current(containers.get(name), fingerprint, observed.image)
         if reason:
             pending.append((name, reason))
     return pending
 
 
 def why_not_current(container: Container | None, fingerprint: str, image: str | None) -> str | None:
-    """Why a container does not serve as it is; None when it does."""
+    """Return the reason why a container is missing or outdated; None if it is current."""
     if container is None:
         return "missing"
     if container.state != "running":
@@ -126,23 +139,23 @@ def down(
     records: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     state: str = "",
 ) -> Plan:
-    """Remove all with the lab's label, whatever the files on disk say, and what was ``sent``: folders by host.
+    """Remove all objects with the lab's label, whatever the files say, and ``sent`` folders by host.
 
-    With an ``image``, the one that was observed goes too; so do the ``records`` that hosts have nodes, and at last the
-    lab's own ``state`` directory. Hosts that have ``failed`` are skipped.
+    If ``image`` is given, also remove the observed image; also the ``records`` that hosts have nodes, and last the
+    lab's ``state`` directory. Hosts that have ``failed`` are skipped.
     """
     steps: list[Step] = []
     why = "labctl down"
     for host in (host for host in observed.hosts if host not in failed):
-        found = observed.on(host)
-        if containers := (*found.containers, *found.probes):
+        on_host = observed.on(host)
+        if containers := (*on_host.containers, *on_host.probes):
             steps.append(RemoveContainers(containers=containers, host=host, cause=why))
-        if networks := (*found.networks, *found.probe_networks):
+        if networks := (*on_host.networks, *on_host.probe_networks):
             steps.append(RemoveNetworks(networks=networks, host=host, cause=why))
         for directory in sent.get(host, ()):
             steps.append(FetchLeftRuns(directory=directory, host=host, cause=why))
             steps.append(RemoveFiles(directory=directory, host=host, cause=why))
-        if image and found.image:
+        if image and on_host.image:
             steps.append(RemoveImage(image=image, host=host, cause=f"{why} --images"))
         if paths := records.get(host):
             steps.append(ForgetHost(paths=paths, host=host, cause=why))

@@ -1,4 +1,4 @@
-"""What must hold before a lab is changed, and what is reported of it first."""
+"""Requirements before a lab is changed, and reports about it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def warn_excluded_hosts(context: Context, failed: Mapping[str, HostError]) -> None:
-    """What a plan leaves out, and why."""
+    """Warn of hosts that a plan leaves out, with the reason."""
     for error in failed.values():
         context.warn(error.message)
 
 
 def report_accelerator(context: Context, cluster: Cluster, lab: Lab) -> None:
-    """What `auto` chose, and what it ignored."""
+    """Report the accelerator that `auto` chose, and the devices that it ignored."""
     from labctl import accelerators
     from labctl.backends import spec
 
@@ -43,7 +43,7 @@ def report_accelerator(context: Context, cluster: Cluster, lab: Lab) -> None:
 
 
 def warn_small_arp_table(context: Context, cluster: Cluster, lab: Lab) -> None:
-    """Warn if the host's ARP table is too small for all nodes to talk to each other."""
+    """Warn if the host's ARP table is too small for all nodes to connect to each other."""
     from labctl.backends.docker.lab import capabilities
 
     root = cluster.root(lab.hosts[0].name)
@@ -56,7 +56,7 @@ def warn_small_arp_table(context: Context, cluster: Cluster, lab: Lab) -> None:
 
 
 def require_no_run(context: Context, engine: Backend, observed: ObservedState, steps: Iterable[Step]) -> None:
-    """HostError if a plan would take containers from under a run."""
+    """Raise HostError if a plan would remove or restart containers of a run."""
     from labctl.backends.docker.deploy.steps import ApplyProject, RemoveContainers
 
     touched: set[str] = set()
@@ -70,28 +70,29 @@ def require_no_run(context: Context, engine: Backend, observed: ObservedState, s
 
 
 def require_idle(context: Context, engine: Backend, observed: ObservedState, nodes: Collection[str] = ()) -> None:
-    """HostError if a run is under way, on one of these nodes or on any."""
-    if words := runs_under_way(context, engine, observed, nodes):
+    """Raise HostError if a run is under way, on one of these nodes or, without nodes, on any."""
+    if active := runs_under_way(context, engine, observed, nodes):
         hint = "wait for it, or end it with `labctl stop`: `labctl runs` lists them"
-        raise HostError(f"cannot change the lab while {'; '.join(words)} is active", hint=hint)
+        raise HostError(f"cannot change the lab while {'; '.join(active)} is active", hint=hint)
 
 
 def runs_under_way(
     context: Context, engine: Backend, observed: ObservedState, nodes: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """The runs that are under way, in words: those in the launcher, and those that this machine begins or judges.
+    """Render the runs that are under way: those in the launcher, and those that this machine begins or judges.
 
-    With ``nodes``, a run that has none of them is left out.
+    With ``nodes``, runs on other nodes are left out.
     """
     active = agent.active(engine, observed)
     held = {path.stem: filelock.holder(path) for path in filelock.held_below(context.directory / filelock.RUNS)}
-    here = [words for run_id, words in held.items() if run_id not in {run.id for run in active}]
-    there = [run for run in active if not nodes or {model.LAUNCHER, *run.nodes} & {*nodes}]
-    return (*(f"run {run.id} ({run.owner}, {since(run)})" for run in there), *here)
+    active_ids = {run.id for run in active}
+    recorded_here = (holder for run_id, holder in held.items() if run_id not in active_ids)
+    affected = (run for run in active if not nodes or {model.LAUNCHER, *run.nodes} & {*nodes})
+    return (*(f"run {run.id} ({run.owner}, {since(run)})" for run in affected), *recorded_here)
 
 
 def require_lab_owner(context: Context, name: str, observed: ObservedState) -> None:
-    """HostError if these containers belong to a lab of the same name that another person or directory has."""
+    """Raise HostError if these containers are of a lab with this name of another user or directory."""
     from labctl.backends.owner import owner as caller
 
     owner = observed.owner_elsewhere(context.directory, caller())
@@ -101,7 +102,7 @@ def require_lab_owner(context: Context, name: str, observed: ObservedState) -> N
 
 
 def observe(context: Context, cluster: Cluster) -> tuple[ObservedState, Cluster]:
-    """What the daemons hold; the cluster without those that are silent or have another's lab of this name."""
+    """Return the state of the lab, and the cluster without hosts that are silent or have another user's lab."""
     name = cluster.settings.text("LAB_NAME")
     observed = cluster.engine.observe(name, cluster.image)
     foreign = find_foreign_labs(context, name, observed)
@@ -109,13 +110,13 @@ def observe(context: Context, cluster: Cluster) -> tuple[ObservedState, Cluster]
 
 
 def find_foreign_labs(context: Context, name: str, observed: ObservedState) -> dict[str, HostError]:
-    """The hosts that have another person's lab of this name; on this machine, HostError."""
-    found = {}
+    """Return the hosts that have another user's lab of this name, with the error; raise it for this machine."""
+    foreign = {}
     for host in observed.hosts:
         try:
             require_lab_owner(context, name, observed.on(host))
         except HostError as error:
             if host == HERE:
                 raise
-            found[host] = HostError(f"{host}: {error.message}", hint=error.hint, node=host)
-    return found
+            foreign[host] = HostError(f"{host}: {error.message}", hint=error.hint, node=host)
+    return foreign

@@ -49,7 +49,7 @@ def of_run(lab: Lab, job: Job, cluster: Cluster, observed: ObservedState) -> dic
     hosts = {host.name: host for host in map(lab.host_of, job.containers)}
     cached = repositories(job.workload.cache)
     asked = {name: [*code(lab, host), *snapshots(lab, host, cached)] for name, host in hosts.items()}
-    # A replay has its code from the record of another run, which has its provenance.
+    # A replay copies code from the record of another run, which has the provenance.
     roots = {copy.root for copy in job.code} if not job.replays else ()
     asked[HERE] = [*asked.get(HERE, ()), *code_here(lab, roots)]
     sources_by_host, _ = read(cluster, asked)
@@ -139,6 +139,7 @@ def repositories(cache: Cache) -> dict[str, Path]:
 
 
 def snapshots(lab: Lab, host: Host, folders: Mapping[str, Path]) -> list[tuple[Kind, str]]:
+    """Return the snapshots of repositories in a host's cache to read."""
     return [("snapshot", str(_cached(lab, host, path))) for path in folders.values()]
 
 

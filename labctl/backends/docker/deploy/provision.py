@@ -1,8 +1,9 @@
-"""What a host has before its containers start: mounts, keys, secrets, caches; planned here, or pushed there."""
+"""Prepare a host for its containers: mounts, keys, secrets, caches; plan this machine's, push to others."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -29,130 +30,132 @@ from labctl.records import manifest
 from labctl.system.files import outdated
 
 WORKLOADS = "workloads"
-# Seconds for the folders, and for the files of one host: workloads are small, a person's clone may not be.
+# Time limit of making a host's folders, in seconds.
 MAKING = 30
 MAKE = Path(__file__).with_name("provision.sh").read_text(encoding="utf-8")
 
 
 def plan_local(lab: Lab, rendered: tuple[File, ...], image_id: str | None) -> tuple[tuple[Step, ...], tuple[File, ...]]:
-    """What is to be made and removed below the lab directory, and the rendered files that change."""
+    """Plan changes below the lab directory; also return the rendered files that change."""
     changed = outdated(lab.directory, rendered)
-    own = (*secrets(lab), *cache_markers(lab, image_id))
-    written = (*changed, *(file for file in own if not is_current(lab.directory / file.path, file)))
+    private = (*secrets(lab), *cache_markers(lab, image_id))
+    written = (*changed, *(file for file in private if not is_current(lab.directory / file.path, file)))
     here = f"{lab.directory}/"
     folders = tuple(source.removeprefix(here) for source in own_mounts(lab) if not Path(source).is_dir())
     keys = ssh_keys.outdated(lab)
     gone = tuple(str(path.relative_to(lab.directory)) for path in surplus(lab))
-    found: list[Step] = []
+    steps: list[Step] = []
     if gone:
-        found.append(RemoveState(paths=gone, cause="no longer needed"))
+        steps.append(RemoveState(paths=gone, cause="no longer needed"))
     if stale := stale_caches(lab, image_id):
-        found.append(EmptyDirectories(paths=stale, cause="filled by another image"))
+        steps.append(EmptyDirectories(paths=stale, cause="filled by another image"))
     if folders:
-        found.append(MakeDirectories(paths=folders, cause="mounted by nodes"))
+        steps.append(MakeDirectories(paths=folders, cause="mounted by nodes"))
     if keys:
-        found.append(WriteKeys(paths=keys, cause="new or changed"))
+        steps.append(WriteKeys(paths=keys, cause="new or changed"))
     if written:
-        found.append(WriteFiles(files=written, cause="new or changed"))
-    return tuple(found), changed
+        steps.append(WriteFiles(files=written, cause="new or changed"))
+    return tuple(steps), changed
 
 
 def is_current(path: Path, file: File) -> bool:
+    """Tell if a file has this content and these permissions."""
     return not outdated(path.parent, (replace(file, path=path.name),)) and path.stat().st_mode & 0o777 == file.mode
 
 
 def secrets(lab: Lab) -> tuple[File, ...]:
-    """Each node's secrets as 0600 files that compose mounts under /run/secrets."""
-    return tuple(
-        File(path=f"{naming.node_directory(node.name)}/secrets/{name}", content=value.reveal())
-        for node in lab.nodes
-        for name, value in lab.secrets
-    )
+    """Return each node's secrets as 0600 files, which compose mounts under /run/secrets."""
+    files = []
+    for node in lab.nodes:
+        folder = f"{naming.node_directory(node.name)}/secrets"
+        files += [File(path=f"{folder}/{name}", content=value.reveal()) for name, value in lab.secrets]
+    return tuple(files)
 
 
 def cache_markers(lab: Lab, image_id: str | None) -> tuple[File, ...]:
-    """In each node's own cache of compiled operators, the id of the image that fills it: they fit only their torch."""
+    """Return a file per cache of compiled operators with the id of its image: they fit only that image's torch."""
     nodes = (node.name for node in lab.nodes if node.host == HERE)
     return tuple(File(path=f"{naming.cache_directory(name)}/image", content=image_id or "") for name in nodes)
 
 
 def surplus(lab: Lab) -> Iterator[Path]:
-    """What the lab directory has of removed nodes, secrets and device names."""
+    """Yield paths in the lab directory of removed nodes, secrets and device names."""
     names = {node.name for node in lab.nodes}
     for folder in (naming.node_directory(""), naming.cache_directory("")):
         yield from (path for path in (lab.directory / folder).glob("*") if path.name not in names)
     for node in lab.nodes:
         links = {name for name, _ in node.devices.links}
-        found = (lab.directory / naming.node_directory(node.name) / "by-path").glob("*")
-        yield from (path for path in found if path.name not in links)
+        paths = (lab.directory / naming.node_directory(node.name) / "by-path").glob("*")
+        yield from (path for path in paths if path.name not in links)
     yield from stale_secrets(lab)
 
 
 def stale_caches(lab: Lab, image_id: str | None) -> tuple[str, ...]:
-    """The nodes' caches of compiled operators that another image filled."""
+    """Return the nodes' caches of compiled operators that another image filled."""
     paths = (naming.cache_directory(node.name) for node in lab.nodes if node.host == HERE)
     marker = (File(path="image", content=image_id or ""),)
     return tuple(path for path in paths if (lab.directory / path).is_dir() and outdated(lab.directory / path, marker))
 
 
 def stale_secrets(lab: Lab) -> Iterator[Path]:
-    """The files of secrets that are no longer set."""
+    """Yield the files of secrets that are no longer set."""
     kept = {name for name, _ in lab.secrets}
     for node in lab.nodes:
-        found = (lab.directory / naming.node_directory(node.name) / "secrets").glob("*")
-        yield from (path for path in found if path.name not in kept)
+        paths = (lab.directory / naming.node_directory(node.name) / "secrets").glob("*")
+        yield from (path for path in paths if path.name not in kept)
 
 
 def plan_probe(cluster: Cluster) -> tuple[ProbeEngines, ...]:
-    """The engines that were never asked for the lab's limits, or for the way to request its devices."""
+    """Plan to probe the engines whose limits or way to request devices are not known."""
     names = tuple(host.name for host in cluster.hosts if is_unprobed(cluster, host))
     files = tuple(f"{capabilities.FILES}/{name}.json" for name in names)
     return (ProbeEngines(paths=files, cause="never probed"),) if names else ()
 
 
 def is_unprobed(cluster: Cluster, host: Host) -> bool:
+    """Tell if the limits of a host's engine, or its way to request devices, are not known; False if it is silent."""
     engine = cluster.capabilities(host)
     if engine is None:
         return False
-    known = capabilities.kept(cluster.directory, host.name, engine)
+    kept = capabilities.kept(cluster.directory, host.name, engine)
     open_choice = bool(host.devices) and accelerators.get(cluster.accelerator).engine.is_open
-    return bool(capabilities.unprobed(cluster.settings, known)) or (open_choice and not known.get(device_requests.KEY))
+    return bool(capabilities.unprobed(cluster.settings, kept)) or (open_choice and not kept.get(device_requests.KEY))
 
 
 def send(lab: Lab, host: Host, connection: Connection, image_id: str) -> None:
-    """What is the host's, to the host: folders, then the files of its nodes, the workloads and clones, if they changed.
+    """Make a host's folders, and push the files of its nodes, workloads and clones if they changed.
 
-    No files where it sees the lab directory itself.
-    HostError names the host, what is missing, and what came back.
+    No files are pushed if the host sees the lab directory itself. HostError.
     """
     nodes = [node for node in lab.nodes if node.host == host.name]
     caches = [naming.own_path(lab, host, naming.cache_directory(node.name)) for node in nodes]
     sources = [mount.source for mount in lab.mounts if mount.source in own_mounts(lab) or is_below(mount.source, lab)]
     pushed = {str(lab.directory / WORKLOADS), *dict(lab.clones)}
     mounts = [naming.path_on(lab, host, source) for source in sources if source not in pushed]
-    locks = [str(naming.lease_path(host.locks, device)) for node in nodes for device in node.devices.devices]
-    words = (image_id, str(len(caches)), " ".join(locks), *caches, *mounts)
-    connection.run(MAKE, *words, timeout=MAKING)
+    devices = chain.from_iterable(node.devices.devices for node in nodes)
+    locks = [str(naming.lease_path(host.locks, device)) for device in devices]
+    arguments = (image_id, str(len(caches)), " ".join(locks), *caches, *mounts)
+    connection.run(MAKE, *arguments, timeout=MAKING)
     if not naming.sent(host):
         return
-    wanted = manifests(lab, host, shared(lab))
-    push.push(connection, host.directory, wanted, prune=naming.node_directory("").rstrip("/"))
+    contents = manifests(lab, host, shared(lab))
+    push.push(connection, host.directory, contents, prune=naming.node_directory("").rstrip("/"))
 
 
 def shared(lab: Lab) -> dict[str, manifest.Manifest]:
-    """What every host gets, by where it lies below the lab's directory there: workloads and clones."""
+    """Return the manifests that every host gets, by path below the lab's directory there: workloads and clones."""
     path = lab.directory / WORKLOADS
     workloads = manifest.scan(path) if path.is_dir() else manifest.Manifest(path, ())
     return {WORKLOADS: workloads, **clones.scan(lab)}
 
 
 def manifests(lab: Lab, host: Host, shared: Mapping[str, manifest.Manifest]) -> dict[str, manifest.Manifest]:
-    """What a host gets: what is ``shared`` by all, and the files of its nodes."""
+    """Return the manifests that a host gets: the ``shared`` ones, and those of its nodes."""
     names = [node.name for node in lab.nodes if node.host == host.name]
     nodes = manifest.scan_nodes(lab.directory, names, launcher=lab.nodes[0].host == host.name)
     return {**shared, **nodes}
 
 
 def is_below(source: str, lab: Lab) -> bool:
-    """Whether a path is in the lab's directory, which is labctl's own on a host."""
+    """Tell if a path is in the lab's directory, which on a host belongs to labctl."""
     return Path(source).is_relative_to(lab.directory)

@@ -1,4 +1,4 @@
-"""What must hold on Docker hosts before a run begins."""
+"""Requirements on Docker hosts before a run begins."""
 
 from __future__ import annotations
 
@@ -32,23 +32,22 @@ from labctl.system import routing
 
 
 def not_up(lab: Lab, containers: tuple[str, ...], observed: ObservedState) -> list[tuple[str, str]]:
-    """Those of these containers that are not as the settings and the image now say, with the reason."""
-    # Of a large lab no more is rendered than is looked at: a batch does so for each of its jobs.
+    """Return the names of these containers that are missing or outdated, each with the reason."""
+    # Only these nodes are rendered: a batch does so for each of its jobs, and labs may be large.
     names = render.extra_hosts(lab)
     owners = {lab.nodes[0].name if name == model.LAUNCHER else name for name in containers}
     files = tuple(render.render_node(lab, node, names) for node in lab.nodes if node.name in owners)
-    places = {name: lab.host_of(name).name for name in containers}
-    return [
-        one
-        for host in dict.fromkeys(places.values())
-        for one in plan.not_current(
-            lab, files, observed.on(host), tuple(name for name in places if places[name] == host)
-        )
-    ]
+    names_by_host: dict[str, list[str]] = {}
+    for name in dict.fromkeys(containers):
+        names_by_host.setdefault(lab.host_of(name).name, []).append(name)
+    lacking: list[tuple[str, str]] = []
+    for host, on_host in names_by_host.items():
+        lacking += plan.not_current(lab, files, observed.on(host), tuple(on_host))
+    return lacking
 
 
 def observe(context: Context, cluster: Cluster, *, preview: bool) -> ObservedState | None:
-    """What the daemons hold of the lab; None if they do not answer, which is only a warning to a dry run."""
+    """Return the state of the lab; None, with a warning, if a preview gets no answer. HostError otherwise."""
     try:
         return cluster.engine.observe(cluster.settings.text("LAB_NAME"), cluster.image)
     except HostError as error:
@@ -59,7 +58,7 @@ def observe(context: Context, cluster: Cluster, *, preview: bool) -> ObservedSta
 
 
 def require_hosts(lab: Lab, job: Job, failed: Mapping[str, HostError]) -> None:
-    """HostError of the first host of the run that has failed."""
+    """Raise the error of the first host of the run that has failed."""
     for name in job.containers:
         if error := failed.get(lab.host_of(name).name):
             raise error
@@ -75,9 +74,9 @@ def require_ready(
     launcher: bool,
     preview: bool,
 ) -> None:
-    """HostError or ConfigError for what stops the run; a preview only warns of a lab that is not up yet.
+    """Raise HostError or ConfigError if the run cannot begin; a preview only warns of a lab that is not up yet.
 
-    ``launcher``: the program was asked for, so it has to be in the image.
+    ``launcher``: the user chose the launcher, so the image must have its program.
     """
     if observed is None:
         return
@@ -94,14 +93,14 @@ def require_ready(
 
 
 def _state(lacking: list[tuple[str, str]]) -> str:
-    """What keeps a lab from being used, by the first of what ``not_up`` names."""
+    """Render the state of a lab that cannot be used, by the first of its ``lacking`` containers."""
     return "is out of date" if " changed" in lacking[0][1] else "is not up"
 
 
 def require_up(
     lab: Lab, job: Job, observed: ObservedState, lacking: list[tuple[str, str]], flags: Mapping[str, str]
 ) -> None:
-    """HostError unless the launcher and every node of the run are there, as the settings with ``flags`` have them."""
+    """Raise HostError unless the launcher and every node of the run are up with the settings and ``flags``."""
     require_current(lab, lacking, flags)
     for node in job.nodes:
         container = observed.container(node.name)
@@ -110,18 +109,18 @@ def require_up(
 
 
 def require_current(lab: Lab, lacking: list[tuple[str, str]], flags: Mapping[str, str]) -> None:
-    """HostError of the first container that is not up as the settings with ``flags`` have it."""
+    """Raise HostError for the first container that is not up with the settings and ``flags``."""
     if lacking:
         name, why = lacking[0]
-        wanted = f" (wanted: {lab.image})" if why == "image changed" else ""
-        message = f"lab {lab.name} {_state(lacking)}: {name}: {why}{wanted}"
+        expected = f" (wanted: {lab.image})" if why == "image changed" else ""
+        message = f"lab {lab.name} {_state(lacking)}: {name}: {why}{expected}"
         # Without these overrides `up` would leave the lab as it is.
         overrides = (f"-s {key}={'...' if sounds_secret(key) else shlex.quote(value)}" for key, value in flags.items())
         raise HostError(message, hint=" ".join(("labctl up", *overrides)), node=name)
 
 
 def require_launcher(context: Context, cluster: Cluster, lab: Lab, workload: Workload) -> None:
-    """HostError unless the launcher is there, as the settings and the workload have it: else no run could begin."""
+    """Raise HostError unless the launcher is up with the settings and the workload's image."""
     observed = cluster.engine.observe(lab.name, cluster.image)
     lacking = not_up(lab, (model.LAUNCHER,), observed)
     if lacking and workload.has_own_image:
@@ -130,23 +129,23 @@ def require_launcher(context: Context, cluster: Cluster, lab: Lab, workload: Wor
 
 
 def require_program(lab: Lab, job: Job, engine: Backend) -> None:
-    """HostError if the launcher program that a person asked for is not in the lab's image."""
+    """Raise HostError if the program of a chosen launcher is not in the lab's image."""
     if job.workload.launcher == "script":
         return
     program = job.argv[0]
-    found = engine.exec(naming.container_name(lab, model.LAUNCHER), ("which", program), user=agent.user(lab))
-    if found.code:
+    lookup = engine.exec(naming.container_name(lab, model.LAUNCHER), ("which", program), user=agent.user(lab))
+    if lookup.code:
         hint = f"set LAB_IMAGE in .env to one that has {program}, then `labctl up`"
         if program == "horovodrun":
-            own = dict(accelerators.get(lab.accelerator).images).get("horovod", "horovod")
-            hint = f"LAB_IMAGE={catalog.tag(own)} in .env, then `labctl up`"
+            image = dict(accelerators.get(lab.accelerator).images).get("horovod", "horovod")
+            hint = f"LAB_IMAGE={catalog.tag(image)} in .env, then `labctl up`"
         raise HostError(f"launcher `{program}` not found in image {lab.image}", hint=hint)
 
 
 def require_port(lab: Lab, job: Job, engine: Backend, facts: Mapping[str, survey.HostFacts]) -> None:
-    """HostError if the port at which the ranks meet is in use, if that is one of a host's own.
+    """Raise HostError if the port of the ranks' rendezvous is in use, if it is a port of the host itself.
 
-    ``facts`` are what the hosts reported before; what runs of this lab had left behind may have been ended since.
+    ``facts``: the hosts' earlier reports. The port is checked again, as a run of this lab may have been ended since.
     """
     host, port = lab.host_of(job.nodes[0].name).name, lab.master_port
     if lab.network != "host" or port not in facts[host].ports:
@@ -155,9 +154,10 @@ def require_port(lab: Lab, job: Job, engine: Backend, facts: Mapping[str, survey
     user = now.facts_at(time.time()).ports.get(port)
     if user is None:
         return
-    others = sorted({f"`{one.lab}`" for one in engine.capabilities(host).port_users() if one.lab != lab.name})
+    labs = {worker.lab for worker in engine.capabilities(host).port_users()}
+    others = [f"`{name}`" for name in sorted(labs - {lab.name})]
     whose = f"; this host has lab {', '.join(others)}, too" if others else ""
-    free = routing.free_port(port, {port, lab.ssh_port}.union(*(one.ports for one in facts.values())))
+    free = routing.free_port(port, {port, lab.ssh_port}.union(*(each.ports for each in facts.values())))
     raise HostError(
         f"{host}: port {port} (LAB_MASTER_PORT) is in use (user {user}){whose}",
         hint=f"wait for it to end, or LAB_MASTER_PORT={free} in .env: two labs on the same hosts need a port each",
@@ -166,7 +166,7 @@ def require_port(lab: Lab, job: Job, engine: Backend, facts: Mapping[str, survey
 
 
 def require_inputs(lab: Lab, job: Job, engine: Backend) -> None:
-    """ConfigError where a path that was named for the run is not on the launcher's host."""
+    """Raise ConfigError if an input path of the run is not on the launcher's host."""
     host = lab.host_of(model.LAUNCHER)
     runs = lab.directory / inputs.RUNS
     named = inputs.given(job.workload) if naming.sent(host) else ()
@@ -185,19 +185,19 @@ def require_inputs(lab: Lab, job: Job, engine: Backend) -> None:
 
 
 def with_own_port(lab: Lab, active: tuple[ActiveRun, ...]) -> Lab:
-    """The lab with a port at which the ranks of no other run meet."""
+    """Return the lab with a rendezvous port that no other run uses."""
     taken = {run.port for run in active} | {lab.ssh_port}
     return replace(lab, master_port=next(port for port in itertools.count(lab.master_port) if port not in taken))
 
 
-# Seconds in which a run that is stopped has ended.
+# Seconds until a run that is stopped has ended at most.
 ENDING = 30
 
 
 def under_way(lab: Lab, engine: Backend, observed: ObservedState, *, preview: bool) -> tuple[ActiveRun, ...]:
-    """The runs that are under way, less those that were judged while their launcher could not be reached: these end.
+    """Return the runs that are under way; runs that were judged while their launcher was unreachable are ended.
 
-    The launcher is not asked where the records tell that none is, as before most runs.
+    The launcher is not asked if the records show that no run can be under way.
     """
     if not store.unjudged(lab.directory) and not out_of_reach(lab.directory):
         return ()
@@ -208,27 +208,37 @@ def under_way(lab: Lab, engine: Backend, observed: ObservedState, *, preview: bo
             with suppress(HostError):
                 agent.stop(lab, engine, run_id, 1, "it was judged already")
         deadline = time.monotonic() + ENDING
-        while time.monotonic() < deadline and judged & {
-            run.id for run in agent.active(engine, engine.observe(lab.name))
-        }:
+        while time.monotonic() < deadline and judged & _active_ids(lab, engine):
             time.sleep(0.2)
     return tuple(run for run in active if run.id not in judged)
 
 
+def _active_ids(lab: Lab, engine: Backend) -> set[str]:
+    """Return the ids of the runs that are under way now."""
+    return {run.id for run in agent.active(engine, engine.observe(lab.name))}
+
+
 def require_free(job: Job, active: tuple[ActiveRun, ...], options: RunOptions) -> None:
-    """InUse where other runs have nodes of the run, unless it is to wait for them."""
+    """Raise InUse if other runs use nodes of the run, unless it waits for them."""
     nodes = {node.name for node in job.nodes}
-    if not options.wait and (others := [run for run in active if nodes & {*run.nodes}]):
-        raise in_use(replace(run, nodes=tuple(name for name in run.nodes if name in nodes)) for run in others)
+    others = [run for run in active if nodes & {*run.nodes}]
+    if others and not options.wait:
+        raise in_use(_on_nodes(run, nodes) for run in others)
+
+
+def _on_nodes(run: ActiveRun, nodes: set[str]) -> ActiveRun:
+    """Return a run with only these of its nodes."""
+    return replace(run, nodes=tuple(name for name in run.nodes if name in nodes))
 
 
 def without_lost(
     context: Context, cluster: Cluster, options: RunOptions, ended: Result, error: HostError
 ) -> RunOptions:
-    """The options without the nodes that did not come up again; ``error``, which says why, where none are left."""
-    observed, able = preflight.observe(context, cluster)
-    usable = {one.node for one in observed.containers if one.state == "running" and not lost(one.reason)}
-    usable = {node for node in usable if able.placement.get(node) not in able.failed}
+    """Return the options without the nodes that did not come up again; raise ``error`` if none are left."""
+    observed, answering = preflight.observe(context, cluster)
+    running = (container for container in observed.containers if container.state == "running")
+    healthy = {container.node for container in running if not lost(container.reason)}
+    usable = {node for node in healthy if answering.placement.get(node) not in answering.failed}
     nodes = [node.name for node in store.job(store.directory(context.directory, ended.run_id)).nodes]
     gone = tuple(node for node in nodes if node not in usable)
     if not gone or len(gone) == len(nodes) or model.LAUNCHER not in usable:

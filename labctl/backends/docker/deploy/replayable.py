@@ -1,12 +1,13 @@
-"""Finds what a recorded run had on Docker hosts and that cannot be had now."""
+"""Find what a recorded run used on Docker hosts and is no longer available."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from labctl import naming
 from labctl.backends.docker.deploy import provenance
+from labctl.backends.docker.hosts.sources import Kind, Sources
 from labctl.backends.docker.lab.cluster import Cluster
 from labctl.backends.state import ObservedState
 from labctl.config.settings import Settings
@@ -18,7 +19,7 @@ from labctl.model import Lab
 from labctl.records import store
 
 SHORT = 19
-"""Characters of an image's id that tell it from others."""
+"""Characters of a shortened image id."""
 
 
 def uncommitted(lab: Lab, run: ReplayedRun) -> Iterator[str]:
@@ -30,11 +31,11 @@ def uncommitted(lab: Lab, run: ReplayedRun) -> Iterator[str]:
 
 
 def missing(cluster: Cluster, lab: Lab, observed: ObservedState, run: ReplayedRun) -> Iterator[str]:
-    """What cannot be had, a line each."""
+    """Yield a line for each thing that is no longer available."""
     yield from _images(lab, observed, run)
-    there = {node.name: node for node in lab.nodes}
+    nodes = {node.name: node for node in lab.nodes}
     for node in run.job.nodes:
-        now = there.get(node.name)
+        now = nodes.get(node.name)
         if now is None or now.slots < node.slots:
             has = "the lab has no such node" if now is None else f"it has {now.slots} of {node.slots} slots"
             yield f"{node.name}: {has}"
@@ -54,6 +55,7 @@ def missing(cluster: Cluster, lab: Lab, observed: ObservedState, run: ReplayedRu
 
 
 def _images(lab: Lab, observed: ObservedState, run: ReplayedRun) -> Iterator[str]:
+    """Yield a line per host whose image differs from the recorded one."""
     if lab.image != run.origin.image:
         yield f"image: the lab has {lab.image}, and it ran {run.origin.image}"
         return
@@ -75,32 +77,34 @@ def _devices(run: ReplayedRun, node: str) -> str:
 
 
 def _text(devices: list[dict[str, str]]) -> str:
-    return "; ".join(" ".join(filter(None, one.values())) for one in devices) or "none"
+    """Render devices."""
+    return "; ".join(" ".join(filter(None, device.values())) for device in devices) or "none"
 
 
 def _settings(settings: Settings, lab: Lab, run: ReplayedRun) -> Iterator[str]:
-    """The nodes' compose files as they are now against those of then, and the settings that made them others."""
-    if not any(_rendered_anew(lab, run.path, node.name) for node in run.job.nodes):
+    """Yield the settings that changed, if they make the nodes' compose files differ from the recorded ones."""
+    if not any(_is_changed(lab, run.path, node.name) for node in run.job.nodes):
         return
     now = {key: value for key, value, _ in settings.rows()}
     changed = [key for key in dict.fromkeys((*run.settings, *now)) if run.settings.get(key) != now.get(key)]
-    said = (f"{key} was {run.settings.get(key) or 'unset'}, and is {now.get(key) or 'unset'}" for key in changed)
-    yield f"settings: {'; '.join(said) or 'its containers are made otherwise than then, by another labctl'}"
+    changes = (f"{key} was {run.settings.get(key) or 'unset'}, and is {now.get(key) or 'unset'}" for key in changed)
+    yield f"settings: {'; '.join(changes) or 'its containers are made otherwise than then, by another labctl'}"
 
 
-def _rendered_anew(lab: Lab, path: Path, node: str) -> bool:
+def _is_changed(lab: Lab, path: Path, node: str) -> bool:
+    """Tell if a node's compose file differs from that of the record in ``path``; False if either is missing."""
     now = lab.directory / naming.compose_path(node)
     then = store.read_record(path / "rendered" / naming.compose_path(node).removeprefix(".lab/"))
     return now.exists() and then is not None and now.read_bytes() != then
 
 
 def _files(lab: Path, run: ReplayedRun) -> Iterator[str]:
-    """What of its files is not as it began with it: nothing of the record itself, unless a rank wrote into its code."""
+    """Yield the files of the record, and the shared code of the lab, that changed since the run began."""
     recorded = store.digests((name, run.path / name) for name in (*run.files, *run.code))
     for name, digest in {**run.files, **run.code}.items():
         if recorded.get(name) != digest:
-            what = "was changed by the run" if name in recorded else "is gone"
-            yield f"{name.removeprefix(f'{WORK}/')}: its copy in {run.path} {what}"
+            change = "was changed by the run" if name in recorded else "is gone"
+            yield f"{name.removeprefix(f'{WORK}/')}: its copy in {run.path} {change}"
     shared = store.digests(store.shared_code(lab))
     for name in sorted({*shared, *run.shared}):
         if shared.get(name) != run.shared.get(name):
@@ -108,22 +112,27 @@ def _files(lab: Path, run: ReplayedRun) -> Iterator[str]:
 
 
 def _sources(cluster: Cluster, lab: Lab, run: ReplayedRun) -> Iterator[str]:
-    """The commits of clones, and the cached models, on each host."""
+    """Yield the clones and cached models of each host that have another commit or revision than recorded."""
     hosts = {host.name: host for host in lab.hosts if host.name in run.origin.images}
     cached = provenance.repositories(run.job.workload.cache)
     asked = {name: provenance.code(lab, host) + provenance.snapshots(lab, host, cached) for name, host in hosts.items()}
-    found, failed = provenance.read(cluster, asked)
+    values_by_host, failed = provenance.read(cluster, asked)
     yield from (error.message for error in failed.values())
-    for name, host in hosts.items():
-        if name in failed:
-            continue
-        for one in run.origin.code:
-            kept = ("code", one["path"])
-            now = provenance.commit_of(found[name].get(("code", one["path"]), ""))
-            if one["host"] == name and kept in asked[name] and now != one["commit"]:
-                yield f"{name}: {one['path']} was at commit {one['commit'][:12]}, and is at {now[:12] or 'none'}"
-        revisions = provenance.revisions(lab, host, cached, found[name])
+    for name in (name for name in hosts if name not in failed):
+        yield from _commits(name, run, asked[name], values_by_host[name])
+        revisions = provenance.revisions(lab, hosts[name], cached, values_by_host[name])
         for repository, revision in run.origin.cache.get(name, {}).items():
             if revisions.get(repository) != revision:
                 now = revisions.get(repository) or ""
                 yield f"{name}: {repository} was {revision or 'not cached'}, and is {now or 'not cached'}"
+
+
+def _commits(host: str, run: ReplayedRun, asked: Collection[tuple[Kind, str]], values: Sources) -> Iterator[str]:
+    """Yield the clones of a host that are at another commit than recorded, of the folders that it was asked for."""
+    for clone in run.origin.code:
+        path, commit = clone["path"], clone["commit"]
+        if clone["host"] != host or ("code", path) not in asked:
+            continue
+        now = provenance.commit_of(values.get(("code", path), ""))
+        if now != commit:
+            yield f"{host}: {path} was at commit {commit[:12]}, and is at {now[:12] or 'none'}"

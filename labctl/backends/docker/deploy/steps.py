@@ -1,4 +1,4 @@
-"""The steps of plans on Docker hosts, each with its text and what carries it out."""
+"""Steps of plans on Docker hosts: their texts, and the code that carries them out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Deployment:
-    """The hosts of a lab that steps act on, less those that fail meanwhile."""
+    """Hosts of a lab that steps act on, without those that failed since."""
 
     context: Context
     cluster: Cluster
@@ -38,11 +38,11 @@ class Deployment:
 
 @dataclass(kw_only=True)
 class LabDeployment(Deployment):
-    """A deployment with the lab that its hosts are to have."""
+    """A deployment with the lab that its hosts get."""
 
     lab: Lab
     early: EarlyReach | None = None
-    """The check over ssh, if it was begun before and nothing has changed containers since."""
+    """A check over ssh that was begun before; None if containers changed since."""
     pushed: dict[str, Manifest] = field(default_factory=dict)
     """Files that runs were sent, by run."""
 
@@ -58,7 +58,7 @@ def on(host: str) -> str:
 
 
 class PathStep(Step, frozen=True, kw_only=True):
-    """Something that is done to these paths, which are relative to the lab directory unless they lie elsewhere."""
+    """A step on these paths, which are relative to the lab directory unless absolute."""
 
     verb: ClassVar[str] = "write"
     paths: tuple[str, ...]
@@ -68,11 +68,12 @@ class PathStep(Step, frozen=True, kw_only=True):
 
 
 class ProbeEngines(PathStep, frozen=True):
-    """Try limits, and how to request devices, with throw-away containers; the results are kept in these files."""
+    """Try limits, and ways to request devices, with throw-away containers, and keep the results in these files."""
 
     verb = "probe limits and devices, write"
 
     def do(self, deployment: Deployment) -> Failures:
+        """Probe the engines, and return the hosts that failed."""
         from labctl.backends.docker.lab.cluster import load_lab
 
         before = deployment.cluster.failed
@@ -81,19 +82,21 @@ class ProbeEngines(PathStep, frozen=True):
 
 
 class MakeDirectories(PathStep, frozen=True):
-    """Make these directories of this machine, for their owner alone."""
+    """Create directories on this machine that only their owner may use."""
 
     verb = "make"
 
     def do(self, deployment: Deployment) -> None:
+        """Create the directories."""
         for path in self.paths:
             files.make_private(deployment.context.directory / path)
 
 
 class WriteKeys(PathStep, frozen=True):
-    """Generate missing ssh keys and write the files that follow from them."""
+    """Generate missing ssh keys, and write the files that depend on them."""
 
     def do(self, deployment: LabDeployment) -> None:
+        """Generate and write the keys."""
         from labctl.backends.docker.compose import ssh_keys
 
         ssh_keys.ensure(deployment.lab)
@@ -105,20 +108,22 @@ class RemoveState(PathStep, frozen=True):
     verb = "remove"
 
     def do(self, deployment: Deployment) -> None:
+        """Remove the files."""
         for name in self.paths:
             files.remove(deployment.context.directory / name)
 
     def without(self, deployment: Deployment, lost: Failures) -> RemoveState | None:  # noqa: ARG002
-        """Return None if the state is that of a lab which the lost hosts still have, as for `labctl clean`."""
+        """Return None if lost hosts may still have the lab of this state, as for `labctl clean`."""
         return self if isinstance(deployment, LabDeployment) else None
 
 
 class EmptyDirectories(PathStep, frozen=True):
-    """Remove all that is in these directories, which containers mount, below the lab directory."""
+    """Remove the content of these directories below the lab directory, which containers mount."""
 
     verb = "empty"
 
     def do(self, deployment: Deployment) -> None:
+        """Remove the content of the directories."""
         for name in self.paths:
             for path in (deployment.context.directory / name).iterdir():
                 files.remove(path)
@@ -134,6 +139,7 @@ class EnsureImage(Step, frozen=True, kw_only=True):
         return self.words
 
     def do(self, deployment: Deployment) -> Failures:
+        """Bring the image to the hosts, and return those that failed."""
         from labctl.backends.docker.deploy import images
 
         failed = images.ensure(deployment.context, deployment.cluster, self.image)
@@ -154,11 +160,11 @@ class WriteFiles(Step, frozen=True, kw_only=True):
 
 
 class PushFiles(HostStep, frozen=True, kw_only=True):
-    """Make a host's folders and push the files of its nodes and the workloads; only ``folders`` if all is current."""
+    """Make a host's folders, and push the files of its nodes and workloads; only ``folders`` if files are current."""
 
     nodes: tuple[str, ...]
     image: str
-    """Id of the image that they run."""
+    """Id of the image of the nodes."""
     folders: bool = False
 
     def __str__(self) -> str:
@@ -166,6 +172,7 @@ class PushFiles(HostStep, frozen=True, kw_only=True):
         return f"make folders of {nodes} on {self.host}" if self.folders else f"push files of {nodes} to {self.host}"
 
     def do(self, deployment: LabDeployment) -> None:
+        """Record that the host has nodes, then push."""
         from labctl.backends.docker.deploy import ledger, provision
 
         engine = deployment.cluster.engine
@@ -191,12 +198,13 @@ class ApplyProject(HostStep, frozen=True, kw_only=True):
     project: str
     nodes: tuple[str, ...]
     changed: tuple[str, ...] = ()
-    """The containers that are not as they are to be; the others stay."""
+    """Containers that are missing or outdated; the others are unchanged."""
 
     def __str__(self) -> str:
         return f"compose up {', '.join(self.nodes)} (project {self.project}){on(self.host)}"
 
     def do(self, deployment: LabDeployment) -> None:
+        """Bring up the compose files of these nodes, with their overrides."""
         from labctl.backends.docker.compose import render
 
         composed = [naming.compose_path(node) for node in self.nodes]
@@ -208,7 +216,7 @@ class ApplyProject(HostStep, frozen=True, kw_only=True):
 
 
 class WaitForSsh(Step, frozen=True, kw_only=True):
-    """Log in from the launcher to each of these workers over ssh, or say which could not be reached and why."""
+    """Log in from the launcher to each of these workers over ssh. HostError names those that it does not reach."""
 
     nodes: tuple[str, ...]
     seconds: int
@@ -217,6 +225,7 @@ class WaitForSsh(Step, frozen=True, kw_only=True):
         return f"reach {', '.join(self.nodes)} over ssh within {self.seconds} s"
 
     def do(self, deployment: LabDeployment) -> None:
+        """Check the nodes, unless the early check passed."""
         from labctl.backends.docker.agent import reach
 
         if not (deployment.early and deployment.early.passed(self.nodes)):
@@ -242,7 +251,7 @@ class RemoveNetworks(HostStep, frozen=True, kw_only=True):
 
 
 class FetchLeftRuns(HostStep, frozen=True, kw_only=True):
-    """Fetch what runs left in the lab's directory on a host."""
+    """Fetch results that runs left in the lab's directory on a host."""
 
     directory: str
 
@@ -250,6 +259,7 @@ class FetchLeftRuns(HostStep, frozen=True, kw_only=True):
         return f"fetch results left in {self.directory}/runs on {self.host}"
 
     def do(self, deployment: Deployment) -> None:
+        """Fetch the results."""
         from labctl.backends.docker.deploy import artifacts
 
         connection, context = connection_to(deployment.cluster.engine, self.host), deployment.context
@@ -258,7 +268,7 @@ class FetchLeftRuns(HostStep, frozen=True, kw_only=True):
 
 
 class RemoveFiles(HostStep, frozen=True, kw_only=True):
-    """Remove what was pushed to a host."""
+    """Remove pushed files from a host."""
 
     directory: str
 
@@ -266,13 +276,14 @@ class RemoveFiles(HostStep, frozen=True, kw_only=True):
         return f"remove {self.directory} on {self.host}"
 
     def do(self, deployment: Deployment) -> None:
+        """Remove the files."""
         from labctl.backends.docker.hosts import push
 
         push.remove(connection_to(deployment.cluster.engine, self.host), self.directory)
 
 
 class RemoveImage(HostStep, frozen=True, kw_only=True):
-    """Remove the lab's image from a host, unless a container there that is not the lab's still uses it."""
+    """Remove the lab's image from a host, unless a container of another lab uses it."""
 
     image: str
 
@@ -280,10 +291,11 @@ class RemoveImage(HostStep, frozen=True, kw_only=True):
         return f"remove image {self.image} on {self.host}"
 
     def do(self, deployment: Deployment) -> None:
+        """Remove the image; warn if a container uses it."""
         try:
             deployment.cluster.engine.remove(self.host, "image", (self.image,))
         except HostError as error:
-            # Docker's word for an image that a container uses.
+            # Docker's message for an image that a container uses.
             _, conflict, why = error.message.partition("conflict: ")
             if not conflict:
                 raise
@@ -299,16 +311,18 @@ class ForgetHost(HostStep, frozen=True, kw_only=True):
         return f"remove {', '.join(self.paths)}"
 
     def do(self, deployment: Deployment) -> None:
+        """Remove the records."""
         for path in self.paths:
             (deployment.context.directory / path).unlink(missing_ok=True)
 
 
 class CheckNodes(WaitForSsh, frozen=True, kw_only=True):
-    """Log in to each node of a run, and see that the port at which its ranks meet is free on hosts' own networks."""
+    """Log in to each node of a run, and check that the rendezvous port of its ranks is free on the host's network."""
 
     job: Job
 
     def do(self, deployment: LabDeployment) -> None:
+        """Check the nodes, then the port."""
         from labctl.backends.docker.deploy import readiness
 
         super().do(deployment)
@@ -317,7 +331,7 @@ class CheckNodes(WaitForSsh, frozen=True, kw_only=True):
 
 
 class PushRun(Step, frozen=True, kw_only=True):
-    """Push the workloads, and the directories of this run and of those that it reads, to hosts."""
+    """Push the workloads, and the directories of this run and of runs that it reads, to hosts."""
 
     run: Run
     reads: tuple[str, ...]
@@ -328,6 +342,7 @@ class PushRun(Step, frozen=True, kw_only=True):
         return f"push workloads, {runs} to {', '.join(self.hosts)}"
 
     def do(self, deployment: LabDeployment) -> None:
+        """Push the run, and keep its manifest."""
         from labctl.backends.docker.deploy import artifacts
 
         engine, run = deployment.cluster.engine, self.run
