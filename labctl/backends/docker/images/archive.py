@@ -1,7 +1,7 @@
-"""Reads an image archive of `docker save`, and streams it without the layers that an engine has already.
+"""Image archives of `docker save`: read, and streamed without the layers that an engine already has.
 
-An engine loads an archive without the layers that any of its images begins with (sources: moby/moby #18727 for the
-classic store, containerd/containerd #9554 for containerd's).
+An engine can load an archive that lacks the lowest layers of an image, if an image that it has begins with them
+(sources: moby/moby #18727 for the classic store, containerd/containerd #9554 for containerd's).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import posixpath
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,14 @@ from labctl.system.tar import BROKEN, END, member_header, padding
 PIECE = 1 << 20
 """Bytes per read."""
 LARGEST_DOCUMENT = 32 << 20
-"""Bytes of a manifest or configuration."""
+"""Maximum bytes of a manifest or configuration."""
 _LEADING = ("image.manifest.v1+json", "image.index.v1+json", "manifest.v2+json", "manifest.list.v2+json")
-"""Suffixes of the media types of documents that refer to others."""
+"""Suffixes of the media types of documents that refer to other documents."""
 _LAYOUT = b'{"imageLayoutVersion":"1.0.0"}'
 
 
 class Range(Struct, frozen=True):
-    """A run of bytes of a file."""
+    """A range of bytes of a file."""
 
     path: Path
     offset: int
@@ -41,7 +42,7 @@ class Range(Struct, frozen=True):
         return self.size
 
     def chunks(self, start: int = 0) -> Iterator[bytes]:
-        """The bytes, from an offset in the range on."""
+        """Yield the bytes from offset ``start`` in the range."""
         left = self.size - start
         with self.path.open("rb") as file:
             file.seek(self.offset + start)
@@ -54,7 +55,7 @@ class Range(Struct, frozen=True):
 
 
 class ArchiveStream(Struct, frozen=True, kw_only=True):
-    """A tar stream of bytes in memory and ranges of a file; it can be read from any offset on."""
+    """A tar stream of bytes in memory and ranges of a file; it can be read from any offset."""
 
     parts: tuple[bytes | Range, ...]
 
@@ -64,11 +65,11 @@ class ArchiveStream(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """Identifies the stream: the bytes before a range name it by its digest."""
+        """Identity of the stream: a digest of the bytes in memory, which include the digest of each range."""
         return sha256(part if isinstance(part, bytes) else part.size.to_bytes(8, "big") for part in self.parts)
 
     def chunks(self, start: int = 0) -> Iterator[bytes]:
-        """The bytes from an offset on."""
+        """Yield the bytes from offset ``start``."""
         for part in self.parts:
             skipped = min(start, len(part))
             start -= skipped
@@ -79,21 +80,21 @@ class ArchiveStream(Struct, frozen=True, kw_only=True):
 
 
 class Image(Struct, frozen=True, kw_only=True):
-    """An image of an archive, its layers from the lowest up."""
+    """An image in an archive, with its layers from the lowest up."""
 
     name: str
     ids: frozenset[str]
-    """Its id in an engine: the digest of its configuration or, with containerd's store, of its manifest."""
+    """Possible ids in an engine: the digest of its configuration or, in containerd's store, of its manifest."""
     diffs: tuple[str, ...]
-    """The digest of each layer, unpacked."""
+    """Digest of each uncompressed layer."""
     layers: tuple[str, ...]
-    """The member that holds each."""
+    """Archive member of each layer."""
     documents: tuple[tuple[str, bytes], ...]
-    """Its small members, with what they hold."""
+    """Small archive members and their contents."""
 
 
 class Archive:
-    """An image archive in a file. HostError if the file is none."""
+    """An image archive in a file. HostError if the file is not an image archive."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -104,58 +105,65 @@ class Archive:
             self._index = json.loads(self._read("index.json")) if "index.json" in self._members else {}
 
     def image(self, name: str) -> Image:
-        """An image by its name. HostError if the archive does not have it."""
+        """Return an image by its name. HostError if the archive does not have it."""
         with _reading(self.path):
             return self._image(name)
 
     def _image(self, name: str) -> Image:
-        wanted = tagged(name)
+        """Return an image by its name; errors of broken archives pass."""
+        tag = tagged(name)
         entries = {tag: entry for entry in self._manifest for tag in entry["RepoTags"] or ()}
-        if wanted not in entries:
+        if tag not in entries:
             raise HostError(f"{self.path} has no image {name}", hint=f"it has {', '.join(entries) or 'none'}")
-        entry = entries[wanted]
+        entry = entries[tag]
         config, layers = self._read(entry["Config"]), entry["Layers"]
-        described = [one for one in self._index.get("manifests", ()) if entry["Config"] in self._below(one)]
-        blobs = dict.fromkeys(blob for one in described for blob in self._below(one))
-        own = {"manifest.json": _json([{"Config": entry["Config"], "RepoTags": [wanted], "Layers": layers}])}
-        if described:
-            own |= {"oci-layout": _LAYOUT, "index.json": _json({**self._index, "manifests": described})}
-        small = dict.fromkeys(blob for blob in (entry["Config"], *blobs) if blob not in layers)
+        listed = self._index.get("manifests", ())
+        manifests = [manifest for manifest in listed if entry["Config"] in self._below(manifest)]
+        digests = [manifest["digest"] for manifest in manifests]
         return Image(
             name=name,
-            ids=frozenset((f"sha256:{sha256([config])}", *(one["digest"] for one in described))),
+            ids=frozenset((f"sha256:{sha256([config])}", *digests)),
             diffs=tuple(json.loads(config)["rootfs"]["diff_ids"]),
             layers=tuple(layers),
-            documents=(*own.items(), *((blob, self._read(blob)) for blob in small)),
+            documents=tuple(self._documents(tag, entry, manifests).items()),
         )
 
+    def _documents(self, tag: str, entry: Mapping[str, Any], manifests: list[Any]) -> dict[str, bytes]:
+        """Return the members of an archive of this image alone, except for its layers."""
+        config, layers = entry["Config"], entry["Layers"]
+        documents = {"manifest.json": _json([{"Config": config, "RepoTags": [tag], "Layers": layers}])}
+        if manifests:
+            documents |= {"oci-layout": _LAYOUT, "index.json": _json({**self._index, "manifests": manifests})}
+        blobs = dict.fromkeys([config, *chain.from_iterable(map(self._below, manifests))])
+        return documents | {blob: self._read(blob) for blob in blobs if blob not in layers}
+
     def stream(self, image: Image, held: int = 0) -> ArchiveStream:
-        """An archive of one image without its ``held`` lowest layers; the same bytes every time."""
+        """Return an archive of an image without its ``held`` lowest layers; the same bytes every time."""
         parts: list[bytes | Range] = [member_header("blobs/"), member_header("blobs/sha256/")]
         for name, content in image.documents:
             parts.append(member_header(name, len(content)) + content + padding(len(content)))
         for name in dict.fromkeys(image.layers[held:]):
-            where = self._members.get(name)
-            if where is None:
+            layer = self._members.get(name)
+            if layer is None:
                 raise HostError(f"{self.path}: a layer of {image.name} is missing", hint=f"docker pull {image.name}")
-            parts += [member_header(name, where.size), where, padding(where.size)]
+            parts += [member_header(name, layer.size), layer, padding(layer.size)]
         return ArchiveStream(parts=(*parts, END))
 
     def _below(self, descriptor: Mapping[str, Any]) -> tuple[str, ...]:
-        """The members that a descriptor refers to: a manifest with its configuration and layers, or several of them."""
-        found: dict[str, None] = {}
-        left = [descriptor]
-        while left:
-            one = left.pop()
-            name = "blobs/" + one["digest"].replace(":", "/")
-            # One that is not there is of another platform.
-            if name in found or name not in self._members:
+        """Return the members that a descriptor refers to, directly or through manifests and indexes."""
+        names: dict[str, None] = {}
+        pending = [descriptor]
+        while pending:
+            current = pending.pop()
+            name = "blobs/" + current["digest"].replace(":", "/")
+            # A missing member belongs to another platform.
+            if name in names or name not in self._members:
                 continue
-            found[name] = None
-            said = json.loads(self._read(name)) if one["mediaType"].endswith(_LEADING) else {}
-            config = [said["config"]] if "config" in said else []
-            left += reversed([*config, *said.get("layers", ()), *said.get("manifests", ())])
-        return tuple(found)
+            names[name] = None
+            document = json.loads(self._read(name)) if current["mediaType"].endswith(_LEADING) else {}
+            config = [document["config"]] if "config" in document else []
+            pending += reversed([*config, *document.get("layers", ()), *document.get("manifests", ())])
+        return tuple(names)
 
     def _read(self, name: str) -> bytes:
         if len(self._members[name]) > LARGEST_DOCUMENT:
@@ -165,7 +173,7 @@ class Archive:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """HostError for what an archive of another program, or a broken one, raises when it is read."""
+    """Convert exceptions in the block, as from a broken archive or another program's, to HostError."""
     try:
         yield
     except (*BROKEN, OSError, LookupError, TypeError, AttributeError) as error:
@@ -173,7 +181,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def sha256(chunks: Iterable[bytes]) -> str:
-    """Their hexadecimal digest."""
+    """Return the hexadecimal digest of the chunks."""
     digest = hashlib.sha256()
     for chunk in chunks:
         digest.update(chunk)
@@ -181,19 +189,19 @@ def sha256(chunks: Iterable[bytes]) -> str:
 
 
 def tagged(name: str) -> str:
-    """An image's name with its tag, as engines and archives spell it."""
+    """Return an image's name with its tag, as engines and archives write it."""
     return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
 def report(chunks: Iterable[bytes], progress: Progress) -> Iterator[bytes]:
-    """Yield the chunks and advance the progress by each."""
+    """Yield the chunks, advancing the progress by each."""
     for chunk in chunks:
         yield chunk
         progress.advance(len(chunk))
 
 
 def common(layers: Sequence[str], held: Iterable[Sequence[str]]) -> int:
-    """How many of the lowest layers some image begins with too."""
+    """Return how many of the lowest layers the best matching image begins with too."""
     most = 0
     for others in held:
         while most < min(len(layers), len(others)) and tuple(others[: most + 1]) == tuple(layers[: most + 1]):
@@ -202,17 +210,17 @@ def common(layers: Sequence[str], held: Iterable[Sequence[str]]) -> int:
 
 
 def _located(path: Path, tar: tarfile.TarFile) -> dict[str, Range]:
-    """The range of each file; engines before 25 link a layer that occurs twice."""
-    found: dict[str, Range] = {}
+    """Return the range of each file; engines before 25 write a symbolic link for a layer that occurs twice."""
+    ranges: dict[str, Range] = {}
     for member in tar:
         if member.isfile():
-            found[member.name] = Range(path, member.offset_data, member.size)
+            ranges[member.name] = Range(path, member.offset_data, member.size)
         elif member.issym() or member.islnk():
             base = posixpath.dirname(member.name) if member.issym() else ""
             target = posixpath.normpath(posixpath.join(base, member.linkname))
-            if target in found:
-                found[member.name] = found[target]
-    return found
+            if target in ranges:
+                ranges[member.name] = ranges[target]
+    return ranges
 
 
 def _json(document: object) -> bytes:

@@ -1,6 +1,6 @@
-"""Builds labctl's images from this host's package sources, which only the build sees.
+"""Builds labctl's images from this host's package sources, which are visible during the build only.
 
-The image that they are built on is here already, pulled, or, plain Debian, made from this host's own packages.
+The base image is present, pulled, or, for plain Debian, made from this host's own packages.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from labctl.system.setup.requirements import root_prefix
 Emit = Callable[[str], None]
 
 DEBIAN = "bookworm"
-"""The release of the plain base image, whatever release the host runs."""
+"""Release of the plain base image, independent of the host's release."""
 PLAIN = f"debian:{DEBIAN}-slim"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 OF_TORCH = frozenset({"torch", "torchaudio", "torchvision"})
-"""What an index of torch has, each for a torch of the same build."""
+"""Packages of an index of torch, each built for a torch of the same build."""
 SOURCES = "LAB_PIP_INDEX_URL, LAB_PIP_FIND_LINKS, LAB_TORCH_INDEX, LAB_CA_CERTIFICATES, HTTPS_PROXY"
-"""The settings of where Python packages come from."""
+"""Settings for the sources of Python packages."""
 UNREACHED = re.compile("Retrying|connection broken|Could not fetch URL|NewConnectionError")
-"""What pip says of an index that does not answer."""
+"""Pattern of pip's messages about an index that does not answer."""
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
 
 class BuildRequest(Struct, frozen=True, kw_only=True):
-    """What to build and, where the settings name them, from which base and package sources."""
+    """An image to build, its base and its package sources; empty fields use the defaults."""
 
     image: str
-    """One of labctl's own, such as ``cpu``."""
+    """Name of labctl's own image, such as ``cpu``."""
     tag: str
     directory: Path
-    """The lab's."""
+    """The lab directory."""
     base_image: str = ""
     apt_mirror: str = ""
     torch_index: str = ""
@@ -66,7 +66,7 @@ class BuildRequest(Struct, frozen=True, kw_only=True):
 
 
 def request(settings: Settings, image: str, tag: str, directory: Path, environ: Mapping[str, str]) -> BuildRequest:
-    """One of labctl's own images under a tag, built as the settings say."""
+    """Return the request to build labctl's own image under a tag, as the settings say."""
     return BuildRequest(
         image=image,
         tag=tag,
@@ -86,13 +86,13 @@ def request(settings: Settings, image: str, tag: str, directory: Path, environ: 
 
 
 def build(request: BuildRequest, emit: Emit) -> dict[str, Any]:
-    """Build the image; seconds if nothing changed. HostError with the log's last lines if a step fails."""
+    """Build the image; takes seconds if nothing changed. HostError with the log's last lines if a step fails."""
     began = time.monotonic()
     engine, tag, lock = request.engine, request.tag, _text(request.image, "lock")
     require_own(request)
     inputs = catalog.inputs_hash(request.image)
-    wanted = package_sources.pins(_text(request.image, "in")) | package_sources.pins(lock)
-    with prepared(request, _base(request, emit), wanted, package_sources.hashes(lock)) as arguments:
+    projects = package_sources.pins(_text(request.image, "in")) | package_sources.pins(lock)
+    with prepared(request, _base(request, emit), projects, package_sources.hashes(lock)) as arguments:
         loaded = ["--load", "--tag", tag, "--label", f"{catalog.INPUTS_LABEL}={inputs}"]
         run(catalog.dockerfile(request.image), [*loaded, *arguments], request, emit)
     built = engine.image(tag) or {}
@@ -102,7 +102,7 @@ def build(request: BuildRequest, emit: Emit) -> dict[str, Any]:
 
 
 def require_own(request: BuildRequest) -> None:
-    """HostError if the engine has an image of that tag that labctl did not build: it is not replaced."""
+    """Raise HostError if the engine has an image with this tag that labctl did not build: it is not replaced."""
     tag, engine = request.tag, request.engine
     present = engine.image(tag)
     if present and not catalog.is_labctls(tag, present["Config"].get("Labels") or {}):
@@ -114,20 +114,20 @@ def require_own(request: BuildRequest) -> None:
 
 
 def update_lock(request: BuildRequest, emit: Emit) -> dict[str, Any]:
-    """Resolve ``<image>.in`` and write the lock file beside it, with hashes. HostError as ``build``."""
+    """Resolve ``<image>.in`` and write the lock file with hashes beside it. HostError as ``build``."""
     lock = catalog.file(request.image, "lock")
     if not lock.is_file():
         raise HostError(
             f"image {request.image} has no lock", hint=f"its versions are in {catalog.file(request.image, 'in')}"
         )
     pins = package_sources.pins(_text(request.image, "lock"))
-    # Any version except of what is pinned there: torch 2.13.0+cpu would pass for 2.13.0, which is another build.
-    wanted = dict.fromkeys(pins) | package_sources.pins(_text(request.image, "in"))
+    # Pins of the input stay: torch 2.13.0+cpu would match 2.13.0, which is built for CUDA.
+    projects = dict.fromkeys(pins) | package_sources.pins(_text(request.image, "in"))
     with (
-        prepared(request, _base(request, emit), wanted) as arguments,
+        prepared(request, _base(request, emit), projects) as arguments,
         tempfile.TemporaryDirectory(dir=state(request)) as folder,
     ):
-        # Without the cache for that stage, which has last month's versions.
+        # The cache of that stage has the versions of its last build.
         exported = ["--target", "lock", "--no-cache-filter", "resolve", "--output", f'type=local,"dest={folder}"']
         run(catalog.dockerfile(request.image), [*exported, *arguments], request, emit)
         text = (Path(folder) / lock.name).read_text(encoding="utf-8")
@@ -145,30 +145,30 @@ def update_lock(request: BuildRequest, emit: Emit) -> dict[str, Any]:
 def prepared(
     request: BuildRequest,
     base: str,
-    wanted: Mapping[str, str | None],
+    projects: Mapping[str, str | None],
     hashes: frozenset[str] = frozenset(),
     labels: Pairs = (),
 ) -> Iterator[list[str]]:
-    """The arguments that pass base image and package sources in, valid while their files are there."""
+    """Provide the build arguments for base image and package sources; their files exist during the block."""
     release = release_of(base, request.engine)
     sources = apt_list(release.get("ID", ""), release.get("VERSION_CODENAME", ""), request.apt_mirror)
     with tempfile.TemporaryDirectory(dir=state(request), prefix="build-") as folder:
         pip = pip_sources(request, package_sources.of_host())
-        given = hand_in(request, pip, wanted, sources, Path(folder), hashes)
+        given = hand_in(request, pip, projects, sources, Path(folder), hashes)
         marks = {catalog.BASE_LABEL: base, catalog.TAG_LABEL: request.tag, **dict(labels)}
         labelled = (word for name, value in marks.items() for word in ("--label", f"{name}={value}"))
         yield ["--build-arg", f"BASE_IMAGE={base}", *labelled, *given]
 
 
 def _base(request: BuildRequest, emit: Emit) -> str:
-    """The image to build on, which the engine has by now: labctl's own, rebuilt if out of date, or the settings'."""
+    """Return the base image, present in the engine: labctl's own, rebuilt if out of date, or the settings'."""
     name = catalog.base_of(request.image)
     if name is None:
         vendor = accelerators.modules().get(request.image)
         if vendor and request.base_image:
             vendor.require_image(request.base_image)
-        wanted = request.base_image or catalog.base(request.image) or (vendor.base_image() if vendor else "")
-        return ensure_base(wanted, request, emit)
+        base = request.base_image or catalog.base(request.image) or (vendor.base_image() if vendor else "")
+        return ensure_base(base, request, emit)
     tag = catalog.tag(name)
     present = request.engine.image(tag)
     if present is None or catalog.is_stale(present["Config"].get("Labels") or {}, name):
@@ -178,9 +178,9 @@ def _base(request: BuildRequest, emit: Emit) -> str:
 
 
 def ensure_base(name: str, request: BuildRequest, emit: Emit) -> str:
-    """The name of an image that the engine has: this one or, unless the settings name it, one made in its place.
+    """Return a base image that the engine has: this image, pulled if missing, or else plain Debian made here.
 
-    HostError if it can be neither pulled nor made.
+    HostError if it can be neither pulled nor made. An image that the settings name is never replaced.
     """
     engine = request.engine
     made = f"labctl/base:{DEBIAN}"
@@ -224,7 +224,7 @@ def make_base(tag: str, request: BuildRequest, emit: Emit) -> None:
     _require_mmdebstrap(emit)
     with tempfile.TemporaryDirectory(dir=state(request), prefix="base-") as folder:
         work = Path(folder)
-        # Credentials are used from a file here, and stay out of the image.
+        # The build uses URLs with credentials; the image gets them without.
         (work / "mirror.list").write_text(archive, encoding="utf-8")
         (work / "public.list").write_text(re.sub(r"(\w://)[^\s/]*@", r"\1", archive), encoding="utf-8")
         argv = [
@@ -243,7 +243,7 @@ def make_base(tag: str, request: BuildRequest, emit: Emit) -> None:
 
 
 def apt_list(distribution: str, codename: str, mirror: str) -> str:
-    """``sources.list`` for an image of that release: Debian's from a named mirror, else this host's own; or empty."""
+    """Return a ``sources.list`` for an image: a named mirror's for Debian, or this host's own; empty if none fits."""
     if mirror and distribution == "debian":
         return apt.for_mirror(mirror, codename)
     release = procfs.os_release()
@@ -253,7 +253,7 @@ def apt_list(distribution: str, codename: str, mirror: str) -> str:
 
 
 def release_of(image: str, engine: DockerEngine) -> Mapping[str, str]:
-    """``/etc/os-release`` of an image; empty if it has none."""
+    """Return ``/etc/os-release`` of an image; empty if it has none."""
     try:
         return procfs.parse_os_release(engine.file_of(image, "/etc/os-release"))
     except HostError:
@@ -261,22 +261,23 @@ def release_of(image: str, engine: DockerEngine) -> Mapping[str, str]:
 
 
 def _require_mmdebstrap(emit: Emit) -> None:
-    there = {"mmdebstrap": shutil.which("mmdebstrap"), "debian-archive-keyring": KEYRING.is_file()}
-    wanted = [package for package, found in there.items() if not found]
-    if not wanted:
+    """Install mmdebstrap and Debian's keyring if missing. HostError without root."""
+    installed = {"mmdebstrap": shutil.which("mmdebstrap"), "debian-archive-keyring": KEYRING.is_file()}
+    missing = [package for package, present in installed.items() if not present]
+    if not missing:
         return
-    install = ["apt-get", "install", "--yes", "--no-install-recommends", *wanted]
+    install = ["apt-get", "install", "--yes", "--no-install-recommends", *missing]
     prefix = root_prefix()
     if prefix is None:
-        raise HostError(f"making the base image needs {' and '.join(wanted)}", hint=f"as root: {shlex.join(install)}")
-    emit(f"installing {', '.join(wanted)}")
+        raise HostError(f"making the base image needs {' and '.join(missing)}", hint=f"as root: {shlex.join(install)}")
+    emit(f"installing {', '.join(missing)}")
     if process.run([*prefix, *install], check=False).code != 0:
         process.run([*prefix, "apt-get", "update"])
         process.run([*prefix, *install])
 
 
 def pip_sources(request: BuildRequest, host: PipSources) -> PipSources:
-    """The settings' package sources, this host's own where they name none."""
+    """Return the settings' package sources, completed by this host's own."""
     named = asdict(request.pip)
     return replace(host, **{name: value for name, value in named.items() if value})
 
@@ -284,26 +285,26 @@ def pip_sources(request: BuildRequest, host: PipSources) -> PipSources:
 def hand_in(
     request: BuildRequest,
     pip: PipSources,
-    wanted: Mapping[str, str | None],
+    projects: Mapping[str, str | None],
     sources: str,
     folder: Path,
     hashes: frozenset[str] = frozenset(),
 ) -> list[str]:
-    """Write what the build may read into a private folder; returns the arguments, which name files, never values."""
+    """Write the build's inputs into a private folder; return the build arguments, which name files, never values."""
     module = accelerators.modules().get(request.image)
     index = request.torch_index or (module.torch_index if module else "")
     local = pip
     if package_sources.local_path(index):
         local = replace(pip, find_links=(*pip.find_links, index), extra_indexes=(*pip.extra_indexes, index))
-    staged = package_sources.stage_wheels(local, wanted, folder / "wheels", hashes)
+    staged = package_sources.stage_wheels(local, projects, folder / "wheels", hashes)
     certificates = package_sources.ca_bundle((pip.cert,), request.environ)
     apt_conf = ""
     if sources:
         apt_conf += f'Dir::Etc::SourceList "{package_sources.IN_BUILD}/apt.list";\nDir::Etc::SourceParts "-";\n'
     if certificates:
         apt_conf += f'Acquire::https::CAInfo "{package_sources.IN_BUILD}/ca.crt";\n'
-    # Only if torch or what is built for it is wanted and no wheel is here: pip would ask that index for every package.
-    torch_index = index if OF_TORCH & (wanted.keys() - staged) else ""
+    # Only if torch's packages are needed and not staged as wheels: pip would query that index for every package.
+    torch_index = index if OF_TORCH & (projects.keys() - staged) else ""
     pip_conf = package_sources.pip_conf(
         pip, torch_index=torch_index, wheels=bool(staged), certificates=bool(certificates)
     )
@@ -314,7 +315,7 @@ def hand_in(
             secrets[name].write_text(content, encoding="utf-8")
     arguments = ["--build-context", f"wheels={folder / 'wheels'}"] if staged else []
     for name, path in secrets.items():
-        # Quoted, as the value is read as a line of CSV.
+        # Quoted, as buildx parses the value as CSV.
         arguments += ["--secret", f'id={name},"src={path}"']
     for name in _proxy_environment(request):
         arguments += ["--build-arg", name]
@@ -322,12 +323,12 @@ def hand_in(
 
 
 def _proxy_environment(request: BuildRequest) -> dict[str, str]:
-    """Proxies in both cases, since programs differ in which they read."""
+    """Return the proxies in upper and lower case, since programs differ in which they read."""
     return {spelt: value for name, value in request.proxies for spelt in (name, name.lower())}
 
 
 def state(request: BuildRequest) -> Path:
-    """The lab's own directory, where builds keep logs and what they hand in."""
+    """Return the lab's ``.lab`` folder, created if missing, for logs and inputs of builds."""
     path = request.directory.absolute() / ".lab"
     make_private(path)
     return path
@@ -343,13 +344,13 @@ def run(
 ) -> None:
     """Run ``docker buildx build`` on a Dockerfile and its folder. HostError with the log's last lines if a step fails.
 
-    ``asked``: projects of the package index that a person named, whose names may be wrong.
+    ``asked``: projects of the package index that the user named, whose names may be wrong.
 
-    Not through python-on-whales, which puts the values of build arguments on the command line, where everyone on the
+    Not through python-on-whales, which puts the values of build arguments on the command line, where every user of the
     host could read a proxy's password, and keeps no log.
     """
     engine = request.engine
-    # The engine's own builder: another could neither see a local base image nor share its cache with the engine.
+    # The engine's own builder: others neither see local base images nor share a cache with the engine.
     argv = [*engine.docker, "buildx", "build", "--builder", engine.context(), "--progress", "plain"]
     argv += ["--provenance=false", "--file", str(dockerfile), *arguments, str(dockerfile.parent)]
     log = state(request) / ("build.log" if engine.host == HERE else f"build-{engine.host}.log")
@@ -358,37 +359,43 @@ def run(
         log.chmod(0o600)
 
         def keep(line: str) -> None:
+            """Log a line without credentials and report its step."""
             safe = hide_credentials(line)
             file.write(safe + "\n")
             progress.read(safe)
 
         done = process.stream(argv, keep, env=_proxy_environment(request), check=False)
     if done.code != 0:
-        said = log.read_text(encoding="utf-8")
-        unknown = re.search(r"No matching distribution found for (\S+)", said)
-        if unknown and UNREACHED.search(said):
-            raise HostError(
-                f"building {request.tag} failed: the package index was not reached, to look for {unknown[1]}",
-                hint=f"{SOURCES} say where it is; less {log}",
-            )
-        if unknown and package_sources.pins(unknown[1]).keys() <= set(asked):
-            raise HostError(
-                f"building {request.tag} failed: the package index has no {unknown[1]} that fits",
-                hint=f"is its name right, in LAB_PACKAGES or packages? less {log}",
-            )
-        raise HostError(
-            f"building {request.tag} failed:\n{hide_credentials(done.out)}",
-            hint=f"less {log}; where packages come from: LAB_APT_MIRROR, {SOURCES}",
+        raise _failure(request.tag, done.out, log, asked)
+
+
+def _failure(tag: str, output: str, log: Path, asked: Collection[str]) -> HostError:
+    """Return the error of a failed build, with its cause if the log names a package that pip did not find."""
+    text = log.read_text(encoding="utf-8")
+    unknown = re.search(r"No matching distribution found for (\S+)", text)
+    if unknown and UNREACHED.search(text):
+        return HostError(
+            f"building {tag} failed: the package index was not reached, to look for {unknown[1]}",
+            hint=f"{SOURCES} say where it is; less {log}",
         )
+    if unknown and package_sources.pins(unknown[1]).keys() <= set(asked):
+        return HostError(
+            f"building {tag} failed: the package index has no {unknown[1]} that fits",
+            hint=f"is its name right, in LAB_PACKAGES or packages? less {log}",
+        )
+    return HostError(
+        f"building {tag} failed:\n{hide_credentials(output)}",
+        hint=f"less {log}; where packages come from: LAB_APT_MIRROR, {SOURCES}",
+    )
 
 
 def hide_credentials(line: str) -> str:
-    """A line without the user and password of any URL in it."""
+    """Redact the user and password of any URL in a line."""
     return re.sub(r"(\w://)[^\s/]*@", r"\1[REDACTED]@", line)
 
 
 class Progress:
-    """Reports BuildKit's plain progress as one line when a step starts and one when it is done."""
+    """Reports BuildKit's plain progress: a line when a step starts, and a line when it is done."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
@@ -396,6 +403,7 @@ class Progress:
         self._working: set[str] = set()
 
     def read(self, line: str) -> None:
+        """Read a line of BuildKit's output."""
         match = re.match(r"#(\d+) (.*)", line)
         if match is None:
             return

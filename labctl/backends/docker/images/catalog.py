@@ -1,4 +1,4 @@
-"""The images that labctl builds: ``docker/<name>.Dockerfile`` -> image ``labctl/<name>``, some on top of another."""
+"""The images that labctl builds: ``docker/<name>.Dockerfile`` -> image ``labctl/<name>``, possibly based on another."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from labctl.system import files
 INPUTS_LABEL = "labctl.inputs"
 BASE_LABEL = "labctl.base"
 TAG_LABEL = "labctl.image"
-"""The tag that an image was built as: an image on top of it inherits its labels, and has another tag."""
+"""Tag that an image was built as: images based on it inherit its labels, but have another tag."""
 
 BASE_ID_LABEL = "labctl.base-id"
-"""The engine's id of the lab's image that packages or a Dockerfile were added to: its name may come to mean another."""
+"""Engine's id of the lab image that packages or a Dockerfile were added to: its name may move to another id."""
 FROM = "labctl/from:"
-"""How the tag of an image of `labctl build --from` begins."""
+"""Prefix of the tag of an image of `labctl build --from`."""
 PACKAGES = "labctl/packages:"
-"""How the tag of an image with packages or a Dockerfile of a person's own begins."""
+"""Prefix of the tag of an image with the user's packages or Dockerfile."""
 
 _OWN = "labctl/"
 
 
 def names() -> tuple[str, ...]:
-    """The images that labctl can build, by the files in ``docker/``."""
+    """Return the images that labctl can build, by the files in ``docker/``."""
     return tuple(sorted(path.stem for path in files.path("docker").glob("*.Dockerfile")))
 
 
 def tag(name: str) -> str:
-    """What labctl's own image of that name is called."""
+    """Return the tag of labctl's own image with this name."""
     return f"{_OWN}{name}"
 
 
 def name_of(image: str) -> str | None:
-    """Which of labctl's own an image is, by what it is called; None for another's."""
+    """Return the name of labctl's own image with this tag; None for other images."""
     name = image.removeprefix(_OWN).removesuffix(":latest")
     return name if image.startswith(_OWN) and name in names() else None
 
 
 def is_hashed(image: str) -> bool:
-    """Whether an image's tag is a hash of what it was made of: it was made here, and no registry has it."""
+    """Tell if an image's tag is a hash of its sources: labctl built it here, and no registry has it."""
     return image.startswith((FROM, PACKAGES))
 
 
 def how_to_get(image: str) -> str:
-    """What a person types to have an image that `labctl build` does not make."""
+    """Return the hint for a missing image that `labctl build` does not make."""
     if image.startswith(FROM):
         return "labctl build --from IMAGE, with the image that it was made of, or labctl bundle load FILE"
     if image.startswith(PACKAGES):
@@ -56,12 +56,12 @@ def how_to_get(image: str) -> str:
 
 
 def file(name: str, kind: str) -> Path:
-    """Its ``Dockerfile``, its ``lock`` (pinned Python packages), its ``in`` (what is asked for) or its ``releases``."""
+    """Return an image's ``Dockerfile``, ``lock`` (pinned Python packages), ``in`` (requirements) or ``releases``."""
     return files.path("docker", f"{name}.{kind}")
 
 
 def dockerfile(name: str) -> Path:
-    """What the image is built from; HostError where labctl has none."""
+    """Return an image's Dockerfile; raise HostError if labctl has none."""
     path = file(name, "Dockerfile")
     if not path.is_file():
         raise HostError(f"{path} not found", hint="set LAB_IMAGE to an image that has what the lab needs")
@@ -69,18 +69,18 @@ def dockerfile(name: str) -> Path:
 
 
 def base(name: str) -> str:
-    """The image that it is built on unless a person chooses another; empty where the host decides."""
-    found = re.search(r"^ARG BASE_IMAGE=(\S+)", dockerfile(name).read_text(encoding="utf-8"), re.MULTILINE)
-    return found[1] if found else ""
+    """Return the default base image; empty if it depends on the host."""
+    match = re.search(r"^ARG BASE_IMAGE=(\S+)", dockerfile(name).read_text(encoding="utf-8"), re.MULTILINE)
+    return match[1] if match else ""
 
 
 def base_of(name: str) -> str | None:
-    """Which of labctl's own images it is built on; None for another's."""
+    """Return the name of labctl's own image that it is based on; None for other images."""
     return name_of(base(name))
 
 
 def inputs(name: str) -> tuple[Path, ...]:
-    """The files that the image comes from: see ``sources``."""
+    """Return the files that the image is built from: see ``sources``."""
     return sources(dockerfile(name))
 
 
@@ -94,7 +94,7 @@ def sources(path: Path) -> tuple[Path, ...]:
 
 
 def inputs_hash(name: str) -> str:
-    """A hash over the files that the image, and the one it is built on, come from."""
+    """Return a hash of the files that the image and its base are built from."""
     digest = hashlib.sha256()
     for path in inputs(name):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -104,12 +104,12 @@ def inputs_hash(name: str) -> str:
 
 
 def is_labctls(tag: str, labels: Mapping[str, str]) -> bool:
-    """Whether labctl built the image with these labels as this tag, and may replace it."""
+    """Tell if labctl built the image with these labels as this tag, and may replace it."""
     if TAG_LABEL in labels:
         return labels[TAG_LABEL].removesuffix(":latest") == tag.removesuffix(":latest")
     return tag.startswith(_OWN) and (INPUTS_LABEL in labels or BASE_LABEL in labels)
 
 
 def is_stale(labels: Mapping[str, str], name: str) -> bool:
-    """Whether an image with these labels was built from other files than there are now."""
+    """Tell if an image with these labels was built from other files than the current ones."""
     return labels.get(INPUTS_LABEL) != inputs_hash(name)

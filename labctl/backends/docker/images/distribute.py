@@ -1,8 +1,8 @@
-"""Distributes the nodes' image to hosts: sent from this machine, pulled, or built there. A host that has it is skipped.
+"""Distributes the nodes' image to the hosts without it: sent from this machine, pulled, or built there.
 
-Hosts need Docker for it and no registry. The failure of one host does not affect the others. Only layers that a host
-does not have are sent, resumed where an earlier upload stopped. Of hosts that need the same layers, one that reaches
-the next by ssh relays what it receives, so that the bytes leave this machine once.
+Hosts need Docker but no registry. The failure of a host does not affect the others. Only layers that a host is missing
+are sent, and an interrupted upload resumes. If several hosts need the same layers, a host that reaches the next by ssh
+relays the stream to it, so that the bytes leave this machine once.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from labctl.system.process import ProcessTimeout
 from labctl.system.progress import At, Progress, amount, listed, waiting_for
 
 WORTH = 32 << 20
-"""Bytes from which on it pays to ask hosts whether they reach each other."""
+"""Minimum bytes for which labctl tests if hosts reach each other."""
 TURNS = 8
-"""How often to wait for another upload of the same file."""
+"""Maximum number of waits for another upload of the same file."""
 Failures = dict[str, HostError]
-"""By host."""
+"""Errors by the name of the host."""
 
 
 class ImageTargets(Struct, frozen=True, kw_only=True):
-    """The hosts that are to have an image; ``addresses`` if they reach each other by others than the inventory's."""
+    """The hosts to deliver an image to; ``addresses`` by which hosts reach each other, if not the inventory's."""
 
     hosts: Mapping[str, Connection]
     notice: Callable[[str], None]
     addresses: Mapping[str, str]
 
     def image_states(self, image: str) -> tuple[dict[str, HostImageState], Failures]:
-        """What each host has, and which did not answer."""
+        """Return the state of an image on each host, and the failures of hosts that did not answer."""
         return map_hosts(lambda connection: remote.image_state(connection, tagged(image)), self.hosts)
 
 
 class Transfer(Struct, frozen=True, kw_only=True):
-    """What a host is to receive: from this machine, or relayed by the host of ``source``."""
+    """A stream of an image to a host, from this machine or relayed by the host of ``source``."""
 
     connection: Connection
     state: HostImageState
     image: Image
     held: int
-    """How many of the lowest layers the host has."""
+    """Number of the lowest layers that the host has."""
     stream: ArchiveStream
     address: str
-    """Where other hosts reach it; empty: the inventory's."""
+    """Address by which other hosts reach it; empty for the inventory's."""
     pace: float
     """Seconds between two progress lines."""
     source: Transfer | None = None
@@ -66,7 +66,7 @@ class Transfer(Struct, frozen=True, kw_only=True):
 
     @property
     def file(self) -> str:
-        """Its name on the host; hosts may share a home."""
+        """Name of the uploaded file on the host, unique per engine as hosts may share a home."""
         return f"{self.stream.key[:32]}-{self.state.label}"
 
 
@@ -77,9 +77,9 @@ class ImageRejected(HostError):
 def deliver(
     archive: Archive, image: Image, states: Mapping[str, HostImageState], targets: ImageTargets, *, whole: bool = False
 ) -> Failures:
-    """Upload the image to these hosts in parallel and load it.
+    """Upload the image to these hosts in parallel and load it; return the failures.
 
-    A host whose engine rejects an archive without the layers that it has gets the whole one.
+    A host whose engine rejects an archive without the layers that it has gets all layers.
     """
     notice = targets.notice
     held = {name: 0 if whole else state.held(image) for name, state in states.items()}
@@ -96,14 +96,7 @@ def deliver(
         )
         for name, state in states.items()
     ]
-    transfers = find_routes(direct)
-    for line in describe_routes(transfers.values()):
-        notice(line)
-    sources = {one.source.host for one in transfers.values() if one.source}
-    with waiting_for("loading", notice) as loading:
-        _, failures = map_hosts(lambda one: install(one, loading, notice, keep=one.host in sources), transfers)
-    kept = {name: transfers[name] for name in sources if name not in failures}
-    map_hosts(lambda one: remote.remove(one.connection, one.file), kept)
+    failures = _transfer(find_routes(direct), notice)
     rejected = {name for name, failure in failures.items() if isinstance(failure, ImageRejected) and held[name]}
     if not rejected:
         return failures
@@ -113,11 +106,25 @@ def deliver(
     return failures | deliver(archive, image, again, targets, whole=True)
 
 
+def _transfer(transfers: Mapping[str, Transfer], notice: Callable[[str], None]) -> Failures:
+    """Carry out the transfers in parallel, and remove the files of relaying hosts afterwards; return the failures."""
+    for line in describe_routes(transfers.values()):
+        notice(line)
+    sources = {transfer.source.host for transfer in transfers.values() if transfer.source}
+    with waiting_for("loading", notice) as loading:
+        _, failures = map_hosts(
+            lambda transfer: install(transfer, loading, notice, keep=transfer.host in sources), transfers
+        )
+    kept = {name: transfers[name] for name in sources if name not in failures}
+    map_hosts(lambda transfer: remote.remove(transfer.connection, transfer.file), kept)
+    return failures
+
+
 def find_routes(direct: Iterable[Transfer]) -> dict[str, Transfer]:
-    """By host; each has for its source the one before it with the same stream, if that reaches it by ssh."""
+    """Return the transfers by host; the source of each is the host before it in its stream, if that reaches it."""
     groups: dict[str, list[Transfer]] = {}
-    for one in direct:
-        groups.setdefault(one.stream.key, []).append(one)
+    for transfer in direct:
+        groups.setdefault(transfer.stream.key, []).append(transfer)
     large = (group for group in groups.values() if group[0].stream.size >= WORTH)
     pairs = {after.host: (before, after) for group in large for before, after in pairwise(group)}
     reached, _ = map_hosts(
@@ -125,150 +132,152 @@ def find_routes(direct: Iterable[Transfer]) -> dict[str, Transfer]:
     )
     routed: dict[str, Transfer] = {}
     for group in groups.values():
-        for one in group:
-            source = routed[pairs[one.host][0].host] if reached.get(one.host) else None
-            routed[one.host] = replace(one, source=source)
+        for transfer in group:
+            source = routed[pairs[transfer.host][0].host] if reached.get(transfer.host) else None
+            routed[transfer.host] = replace(transfer, source=source)
     return routed
 
 
 def describe_routes(transfers: Iterable[Transfer]) -> Iterator[str]:
-    """What is sent where, for people."""
+    """Yield a line for each stream with the hosts that it goes to."""
     chains: dict[str, list[Transfer]] = {}
-    for one in transfers:
-        chains[one.host] = [*(chains.pop(one.source.host) if one.source else ()), one]
+    for transfer in transfers:
+        before = chains.pop(transfer.source.host) if transfer.source else ()
+        chains[transfer.host] = [*before, transfer]
     routes: dict[str, list[str]] = {}
     for first, *others in chains.values():
         count = len(first.image.layers)
-        what = f"image {first.image.name}: {amount(first.stream.size)} with {count - first.held} of {count} layers"
-        routes.setdefault(what, []).append(" -> ".join(one.host for one in (first, *others)))
-    for what, ways in routes.items():
-        yield f"{what} to {', '.join(ways)}" + (
-            " (each relays to the next)" if any(" -> " in way for way in ways) else ""
-        )
+        content = f"image {first.image.name}: {amount(first.stream.size)} with {count - first.held} of {count} layers"
+        routes.setdefault(content, []).append(" -> ".join(transfer.host for transfer in (first, *others)))
+    for content, ways in routes.items():
+        relayed = any(" -> " in way for way in ways)
+        yield f"{content} to {', '.join(ways)}" + (" (each relays to the next)" if relayed else "")
 
 
-def install(one: Transfer, loading: At, notice: Callable[[str], None], *, keep: bool) -> None:
-    """Upload the image, load it and compare its id; the uploaded file is removed unless others are relayed it."""
-    upload(one, notice)
+def install(transfer: Transfer, loading: At, notice: Callable[[str], None], *, keep: bool) -> None:
+    """Upload the image, load it and check its id; remove the uploaded file unless others are relayed it (``keep``)."""
+    upload(transfer, notice)
+    connection, host, image = transfer.connection, transfer.host, transfer.image
     try:
-        with loading(one.host):
-            found = remote.load(one.connection, one.file, tagged(one.image.name))
+        with loading(host):
+            loaded = remote.load(connection, transfer.file, tagged(image.name))
     except HostError as error:
-        # What arrived is whole: keep it for the next attempt.
+        # The file is complete: keep it for the next attempt.
         if isinstance(error, ProcessTimeout) or "no space left" in error.message.lower():
             raise
-        intact = remote.is_whole(one.connection, one.file, one.stream)
-        remote.remove(one.connection, one.file)
+        intact = remote.is_whole(connection, transfer.file, transfer.stream)
+        remote.remove(connection, transfer.file)
         if intact:
-            raise ImageRejected(error.message, hint=error.hint, node=one.host) from error
+            raise ImageRejected(error.message, hint=error.hint, node=host) from error
         raise HostError(
-            f"{one.host}: the upload of {one.image.name} was damaged, and is removed",
+            f"{host}: the upload of {image.name} was damaged, and is removed",
             hint="re-run to send it again; if that fails too, check that host's disk",
-            node=one.host,
+            node=host,
         ) from error
-    if found not in one.image.ids or not keep:
-        remote.remove(one.connection, one.file)
-    if found not in one.image.ids:
-        raise ImageRejected(
-            f"{one.host}: its engine loaded {one.image.name} as {found}, not {min(one.image.ids)}", node=one.host
-        )
-    notice(f"{one.host}: image {one.image.name} is loaded")
+    if loaded not in image.ids or not keep:
+        remote.remove(connection, transfer.file)
+    if loaded not in image.ids:
+        raise ImageRejected(f"{host}: its engine loaded {image.name} as {loaded}, not {min(image.ids)}", node=host)
+    notice(f"{host}: image {image.name} is loaded")
 
 
-def upload(one: Transfer, notice: Callable[[str], None]) -> None:
-    """Have the whole archive on the host, from its source and from here. HostError if it does not get there."""
-    size, received = one.stream.size, remote.size(one.connection, one.file)
+def upload(transfer: Transfer, notice: Callable[[str], None]) -> None:
+    """Upload the archive to the host, resuming, relayed if possible. HostError if it stays incomplete."""
+    size, received = transfer.stream.size, remote.size(transfer.connection, transfer.file)
     if received > size:
-        remote.remove(one.connection, one.file)
+        remote.remove(transfer.connection, transfer.file)
         received = 0
-    # During `docker load` it is there three times: as sent, as the engine unpacks it, and as layers.
-    disks = ((one.state.home, size - received), (one.state.root, 2 * size))
-    require_room("the image", [(room, needed) for room, needed in disks if room], one.host)
+    # During `docker load` it takes its space three times: as sent, as the engine unpacks it, and as layers.
+    disks = ((transfer.state.home, size - received), (transfer.state.root, 2 * size))
+    require_room("the image", [(room, needed) for room, needed in disks if room], transfer.host)
     if received:
-        notice(f"{one.host}: resuming after {amount(received)} of {amount(size)}")
-    progress = Progress(f"{one.host}: {one.image.name}", size, received, notice, every=one.pace)
-    if one.source and received < size:
-        received = relay(one, one.source, progress)
+        notice(f"{transfer.host}: resuming after {amount(received)} of {amount(size)}")
+    progress = Progress(f"{transfer.host}: {transfer.image.name}", size, received, notice, every=transfer.pace)
+    if transfer.source and received < size:
+        received = relay(transfer, transfer.source, progress)
     for _ in range(TURNS):
         if received >= size:
             break
         progress.advance(received - progress.done)
-        ours = remote.append(one.connection, one.file, received, report(one.stream.chunks(received), progress))
-        received = remote.size(one.connection, one.file)
+        ours = remote.append(
+            transfer.connection, transfer.file, received, report(transfer.stream.chunks(received), progress)
+        )
+        received = remote.size(transfer.connection, transfer.file)
         if ours:
             break
     if received != size:
-        raise remote.failed(one.connection, "the image is incomplete", f"{amount(received)} of {amount(size)} received")
+        raise remote.failed(
+            transfer.connection, "the image is incomplete", f"{amount(received)} of {amount(size)} received"
+        )
     progress.finish()
 
 
-def relay(one: Transfer, source: Transfer, progress: Progress) -> int:
-    """Have the source host pass the file on; returns how much has arrived when it is done or its connection broke."""
+def relay(transfer: Transfer, source: Transfer, progress: Progress) -> int:
+    """Make the source host pass the file on; return the bytes received when it ends or its connection breaks."""
     reason = ""
-    hop = remote.ssh_hop(one.connection, one.address, "append", one.file, str(progress.done))
+    hop = remote.ssh_hop(transfer.connection, transfer.address, "append", transfer.file, str(progress.done))
     try:
-        remote.relay(source.connection, source.file, one.stream.size, hop, progress)
+        remote.relay(source.connection, source.file, transfer.stream.size, hop, progress)
     except HostError as error:
         reason = f" ({error.message})"
-    received = remote.size(one.connection, one.file)
-    if received < one.stream.size:
-        share = f"{amount(received)} of {amount(one.stream.size)}"
-        progress.notice(f"{one.host}: {source.host} relayed {share}{reason}; sending the rest from here")
+    received = remote.size(transfer.connection, transfer.file)
+    if received < transfer.stream.size:
+        share = f"{amount(received)} of {amount(transfer.stream.size)}"
+        progress.notice(f"{transfer.host}: {source.host} relayed {share}{reason}; sending the rest from here")
     return received
 
 
 def preview(image: str, how: str, targets: ImageTargets) -> str:
-    """What would be done for the hosts without the image; empty if nothing. ``how`` is the value of LAB_IMAGE_FROM."""
+    """Describe the delivery to the hosts without the image; empty if all have it. ``how`` is LAB_IMAGE_FROM."""
     states, _ = targets.image_states(image)
-    own = local.described(image) if how == "send" else None
-    lacking = [name for name, state in states.items() if not (alike(state.image, own) if own else state.image)]
+    here = local.described(image) if how == "send" else None
+    lacking = [name for name, state in states.items() if not (alike(state.image, here) if here else state.image)]
     if not lacking:
         return ""
     names = listed(lacking)
-    if own and "@" not in image:
-        return f"send image {image} ({amount(own['Size'])} or less) to {names}"
+    if here and "@" not in image:
+        return f"send image {image} ({amount(here['Size'])} or less) to {names}"
     if how == "send" and packages.is_own(image):
         return f"build image {image} here and send it to {names}"
     return f"{'build' if how == 'build' else 'pull'} image {image} on {names}"
 
 
 def send(image: str, targets: ImageTargets, directory: Path) -> Failures:
-    """Send this machine's image to the hosts without it. If it is not here, they pull it.
+    """Send this machine's image to the hosts without it, or let them pull it if this machine does not have it.
 
-    ``directory`` holds a copy of it meanwhile.
+    A copy of the image is written into ``directory`` meanwhile.
     """
-    own = local.described(image)
-    # An image that is named by its digest keeps no name in an archive.
-    if (own is None and not packages.is_own(image) and not catalog.is_hashed(image)) or "@" in image:
+    here = local.described(image)
+    is_pullable = here is None and not packages.is_own(image) and not catalog.is_hashed(image)
+    # An image that is named by its digest has no name in an archive.
+    if is_pullable or "@" in image:
         return pull(image, targets)
     states, failures = targets.image_states(image)
-    if own is None:
-        hint = "labctl build, or labctl bundle load FILE"
-        return failures | {
-            name: HostError(f"{name}: image {image} not found, nor on this machine", hint=hint, node=name)
-            for name, state in states.items()
-            if state.image is None
-        }
-    lacking = {name: state for name, state in states.items() if not alike(state.image, own)}
-    foreign = {name for name, state in lacking.items() if state.image and _replaces_anothers(image, own, state.image)}
-    failures |= {
-        name: HostError(
-            f"{name}: image {image} there is not labctl's; it is not replaced",
-            hint=f"on {name}: docker tag {image} another-name && docker image rm {image}",
-            node=name,
-        )
-        for name in foreign
-    }
-    lacking = {name: state for name, state in lacking.items() if name not in foreign}
-    if not lacking:
+    if here is None:
+        return failures | {name: _not_found(image, name) for name, state in states.items() if state.image is None}
+    lacking = {name: state for name, state in states.items() if not alike(state.image, here)}
+    refused = {name: _not_labctls(image, name) for name, state in lacking.items() if _is_foreign(image, here, state)}
+    failures |= refused
+    missing = {name: state for name, state in lacking.items() if name not in refused}
+    if not missing:
         return failures
-    targets.notice(f"reading image {image} for {listed(lacking)}")
-    with local.spooled(image, directory, own["Size"], targets.notice) as archive:
-        return failures | deliver(archive, archive.image(image), lacking, targets)
+    targets.notice(f"reading image {image} for {listed(missing)}")
+    with local.spooled(image, directory, here["Size"], targets.notice) as archive:
+        return failures | deliver(archive, archive.image(image), missing, targets)
+
+
+def _not_found(image: str, host: str) -> HostError:
+    hint = "labctl build, or labctl bundle load FILE"
+    return HostError(f"{host}: image {image} not found, nor on this machine", hint=hint, node=host)
+
+
+def _not_labctls(image: str, host: str) -> HostError:
+    hint = f"on {host}: docker tag {image} another-name && docker image rm {image}"
+    return HostError(f"{host}: image {image} there is not labctl's; it is not replaced", hint=hint, node=host)
 
 
 def hand_out(archive: Archive, image: str, targets: ImageTargets) -> Failures:
-    """Send an image of an archive to the hosts without it."""
+    """Send an archive's image to the hosts without it."""
     ids = archive.image(image).ids
     states, failures = targets.image_states(image)
     lacking = {name: state for name, state in states.items() if not state.image or state.image["Id"] not in ids}
@@ -276,22 +285,22 @@ def hand_out(archive: Archive, image: str, targets: ImageTargets) -> Failures:
 
 
 def pull(image: str, targets: ImageTargets) -> Failures:
-    """Have each host without the image pull it; those that then have another image than the first host are failures."""
+    """Pull the image on each host without it; hosts whose image then differs from the first host's are failures."""
     failures = build(image, targets, lambda name: remote.pull(targets.hosts[name], image), "pulling")
     states, _ = targets.image_states(image)
-    found = {name: state.image for name, state in states.items() if name not in failures and state.image}
-    first = next(iter(found), "")
+    present = {name: state.image for name, state in states.items() if name not in failures and state.image}
+    first = next(iter(present), "")
     return failures | {
         name: remote.failed(
             targets.hosts[name], f"image {image} differs from the one on {first}", "", f"docker pull {image}"
         )
-        for name, one in found.items()
-        if not alike(one, found[first])
+        for name, pulled in present.items()
+        if not alike(pulled, present[first])
     }
 
 
 def build(image: str, targets: ImageTargets, build_on: Callable[[str], object], doing: str = "building") -> Failures:
-    """Have it built on each host without it, by a function that is given the host's name."""
+    """Build the image on each host without it, by a function that takes the host's name."""
     states, failures = targets.image_states(image)
     lacking = {name: name for name, state in states.items() if state.image is None}
     for name in lacking:
@@ -299,20 +308,23 @@ def build(image: str, targets: ImageTargets, build_on: Callable[[str], object], 
     return failures | map_hosts(build_on, lacking)[1]
 
 
-def alike(found: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:
-    """Whether two engines describe the same image; they give it different ids if they store images differently."""
-    if found is None or found["Id"] == other["Id"]:
-        return found is not None
-    return _content(found) == _content(other)
+def alike(image: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:
+    """Tell if two engines describe the same image; its id depends on how an engine stores images."""
+    if image is None or image["Id"] == other["Id"]:
+        return image is not None
+    return _content(image) == _content(other)
 
 
-def _replaces_anothers(tag: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    """Whether an image that labctl built would take the tag of one that it did not build."""
-    here, there = (catalog.is_labctls(tag, (one.get("Config") or {}).get("Labels") or {}) for one in (ours, theirs))
-    return here and not there
+def _is_foreign(tag: str, here: Mapping[str, Any], state: HostImageState) -> bool:
+    """Tell if sending this machine's image, built by labctl, would take the tag of another image on the host."""
+    return bool(state.image) and _is_labctls(tag, here) and not _is_labctls(tag, state.image or {})
+
+
+def _is_labctls(tag: str, image: Mapping[str, Any]) -> bool:
+    return catalog.is_labctls(tag, (image.get("Config") or {}).get("Labels") or {})
 
 
 def _content(image: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Layers, time and configuration, without empty values: engines differ in those."""
+    """Return layers, time and configuration without empty values, in which engines differ."""
     config = {key: value for key, value in (image.get("Config") or {}).items() if value}
     return image["RootFS"].get("Layers") or [], image.get("Created") or "", config

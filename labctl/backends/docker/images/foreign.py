@@ -1,4 +1,4 @@
-"""Anyone's image with what a node needs added to it, known by what it is made of."""
+"""Images of `labctl build --from`: another image plus what a node needs, tagged by a hash of both."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ PROGRAM = "/opt/lab/labnode.py"
 
 
 def is_node(described: dict[str, Any]) -> bool:
-    """Whether containers of an image are nodes, by its entrypoint."""
+    """Tell if containers of an image are nodes, by its entrypoint."""
     return PROGRAM in (described["Config"].get("Entrypoint") or ())
 
 
 def require_node(engine: DockerEngine, image: str, base: str) -> dict[str, str]:
-    """The labels of an image, if it is there. HostError if containers of it are no nodes.
+    """Return the labels of an image, empty if it does not exist. HostError if its containers are not nodes.
 
-    ``base`` is the image that a person's Dockerfile was built on; the image itself where there is none.
+    ``base`` is the image that the user's Dockerfile was built on, or the image itself without a Dockerfile.
     """
     described = engine.image(image)
     if not described:
@@ -35,8 +35,8 @@ def require_node(engine: DockerEngine, image: str, base: str) -> dict[str, str]:
     config = described["Config"]
     changed = ["ENTRYPOINT"] * (not is_node(described)) + ["USER"] * (config.get("User") not in (None, "", "root", "0"))
     if changed and image != base:
-        what = " and ".join(changed)
-        raise HostError(f"LAB_DOCKERFILE: image {image} does not start as a node", hint=f"remove its {what}")
+        hint = f"remove its {' and '.join(changed)}"
+        raise HostError(f"LAB_DOCKERFILE: image {image} does not start as a node", hint=hint)
     if not is_node(described):
         raise HostError(
             f"image {image} lacks what a node needs: ssh, and labctl's own start", hint=f"labctl build --from {base}"
@@ -45,14 +45,14 @@ def require_node(engine: DockerEngine, image: str, base: str) -> dict[str, str]:
 
 
 def make(request: BuildRequest, base: str, emit: Emit) -> dict[str, Any]:
-    """Build the image of a base, pulled unless it is here. HostError with the log's last lines if a step fails."""
+    """Build the image from a base, which is pulled if missing. HostError with the log's last lines if a step fails."""
     began = time.monotonic()
     engine = request.engine
     build.ensure_base(base, replace(request, base_image=base), emit)
-    found = engine.image(base) or {}
-    if is_node(found):
+    base_image = engine.image(base) or {}
+    if is_node(base_image):
         raise HostError(f"image {base} has what a node needs", hint=f"LAB_IMAGE={base} in .env, then `labctl up`")
-    request = replace(request, tag=tag(found["Id"]), base_image=base)
+    request = replace(request, tag=tag(base_image["Id"]), base_image=base)
     build.require_own(request)
     with build.prepared(request, base, {}) as arguments:
         loaded = ["--load", "--tag", request.tag, "--label", f"{catalog.INPUTS_LABEL}={_added()}", *arguments]
@@ -63,24 +63,24 @@ def make(request: BuildRequest, base: str, emit: Emit) -> dict[str, Any]:
         "image": request.tag,
         "id": built["Id"],
         "size": built["Size"],
-        "added": built["Size"] - found["Size"],
+        "added": built["Size"] - base_image["Size"],
         "seconds": round(time.monotonic() - began, 1),
         "next": f"LAB_IMAGE={request.tag} in .env, then `labctl up`",
     }
 
 
 def tag(base: str) -> str:
-    """What the image made of a base is called, by the base's id and what is added."""
+    """Return the tag of the image made from a base, a hash of the base's id and of the added files."""
     return f"{catalog.FROM}{hashlib.sha256((base + _added()).encode()).hexdigest()[:12]}"
 
 
 def is_stale(image: str, labels: Mapping[str, str]) -> bool:
-    """Whether such an image was made with other files than labctl has now."""
+    """Tell if an image of `labctl build --from` was made with other files than labctl's current ones."""
     return image.startswith(catalog.FROM) and labels.get(catalog.INPUTS_LABEL) != _added()
 
 
 def _added() -> str:
-    """A hash over what is added."""
+    """Return a hash of the added files."""
     digest = hashlib.sha256()
     for path in catalog.sources(files.path("docker", DOCKERFILE)):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")

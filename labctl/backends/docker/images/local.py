@@ -1,4 +1,4 @@
-"""This machine's engine: saves images into a file, and loads an image of an archive."""
+"""Images of this machine's engine: save them into a file, load an image from an archive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from labctl.system.progress import Progress, amount, waiting
 
 
 def described(image: str) -> dict[str, Any] | None:
-    """``docker image inspect``; None if image or engine are not here."""
+    """Return ``docker image inspect``; None if the image does not exist or the engine does not answer."""
     try:
         return DockerEngine(seconds=ASKING).image(image)
     except HostError:
@@ -27,7 +27,7 @@ def described(image: str) -> dict[str, Any] | None:
 
 @contextmanager
 def spooled(image: str, directory: Path, size: int, notice: Callable[[str], None]) -> Iterator[Archive]:
-    """An image as a file in the directory, removed after the block. ``size`` as ``save``."""
+    """Save an image into a file in the directory during the block. ``size`` as ``save``."""
     make_private(directory)
     with (
         tempfile.TemporaryDirectory(dir=directory, prefix="image-") as folder,
@@ -39,24 +39,28 @@ def spooled(image: str, directory: Path, size: int, notice: Callable[[str], None
 
 
 def save(images: tuple[str, ...], path: Path, size: int, notice: Callable[[str], None]) -> None:
-    """Write images, of about ``size`` bytes, as one archive. The engine collects all before the first byte comes."""
+    """Save images, of about ``size`` bytes together, into an archive.
+
+    The engine collects all of it before it sends the first byte.
+    """
 
     def text(seconds: float) -> str:
-        # docker writes a file of another name and then renames it.
-        written = sum(one.lstat().st_size for one in path.parent.glob("*"))
+        """Report how much of the archive is written."""
+        # docker writes to a temporary file and renames it.
+        written = sum(file.lstat().st_size for file in path.parent.glob("*"))
         so_far = f"{amount(written)} of about {amount(size)}" if written else "Docker collects it"
         return f"reading {', '.join(images)}: {so_far}, {seconds:.0f} s"
 
     with waiting(notice, text):
-        # Not the SDK: one archive of several images, killed when its time is up.
+        # The SDK cannot save several images into one archive, nor be killed after a timeout.
         process.run(["docker", "save", "--output", str(path), *images], timeout=STORING)
 
 
 def load(archive: Archive, name: str, notice: Callable[[str], None]) -> None:
-    """Load an image of an archive, unless the engine has it. HostError with the engine's own words."""
+    """Load an image from an archive, unless the engine has it. HostError with the engine's message."""
     image = archive.image(name)
-    found = described(name)
-    if found and found["Id"] in image.ids:
+    present = described(name)
+    if present and present["Id"] in image.ids:
         return
     stream = archive.stream(image)
     progress = Progress(name, stream.size, 0, notice)

@@ -1,4 +1,4 @@
-"""Where this host gets Python packages, and what of it an image build is handed: for the build only, never kept.
+"""This host's sources of Python packages, and the part that an image build gets: during the build only.
 
 Sources: pip's configuration (https://pip.pypa.io/en/stable/topics/configuration/), the simple repository API (PEP 503),
 file names of wheels (PEP 427) and source archives (PEP 625).
@@ -23,7 +23,7 @@ from labctl.system import process
 CA_BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
 
 IN_BUILD = "/run/sources"
-"""Where a build step sees what it was handed."""
+"""Folder in which a build step sees its inputs."""
 
 
 class PipSources(Struct, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ class PipSources(Struct, frozen=True, kw_only=True):
 
 
 def of_host() -> PipSources:
-    """What pip itself says of this host's configuration, environment included; PyPI where there is no pip."""
+    """Return pip's effective configuration on this host, environment included; the defaults without pip."""
     for pip in ([sys.executable, "-m", "pip"], ["python3", "-m", "pip"], ["pip"]):
         done = process.run([*pip, "config", "list"], check=False, timeout=30)
         if done.code == 0:
@@ -50,7 +50,7 @@ def of_host() -> PipSources:
 
 
 def parse_pip(text: str) -> PipSources:
-    """Read ``pip config list``: the environment wins over what is set for ``install``, and that over ``global``."""
+    """Parse ``pip config list``; precedence: environment, then ``install``, then ``global``."""
     values: dict[str, str] = {}
     for section in ("global", "install", ":env:"):
         for match in re.finditer(rf"^{section}\.([a-z_-]+)=(.*)$", text, re.MULTILINE):
@@ -66,16 +66,17 @@ def parse_pip(text: str) -> PipSources:
 
 
 def ca_bundle(preferred: Iterable[str], environ: Mapping[str, str]) -> Path | None:
-    """The certificates that this host trusts: the first that exists of those named, the environment's, the system's."""
+    """Return the first existing file of trusted certificates: preferred, the environment's, the system's."""
     named = (*preferred, environ.get("SSL_CERT_FILE", ""), environ.get("REQUESTS_CA_BUNDLE", ""), *CA_BUNDLES)
     return next((Path(path) for path in named if path and Path(path).is_file()), None)
 
 
 def pip_conf(pip: PipSources, *, torch_index: str, wheels: bool, certificates: bool) -> str:
-    """``pip.conf`` for a build step: what is remote, and the handed-in wheels and certificates in its own paths."""
+    """Return ``pip.conf`` for a build step: remote sources, and the paths of staged wheels and certificates."""
     index = pip.index if not local_path(pip.index) else ""
     extra = [url for url in (*pip.extra_indexes, torch_index) if url and not local_path(url)]
-    links = [url for url in pip.find_links if not local_path(url)] + [f"{IN_BUILD}/wheels"] * wheels
+    staged = [f"{IN_BUILD}/wheels"] if wheels else []
+    links = [url for url in pip.find_links if not local_path(url)] + staged
     settings = {
         "index-url": index,
         "extra-index-url": "\n    ".join(extra),
@@ -90,48 +91,48 @@ def pip_conf(pip: PipSources, *, torch_index: str, wheels: bool, certificates: b
 
 
 def stage_wheels(
-    pip: PipSources, wanted: Mapping[str, str | None], into: Path, digests: frozenset[str] = frozenset()
+    pip: PipSources, projects: Mapping[str, str | None], into: Path, digests: frozenset[str] = frozenset()
 ) -> frozenset[str]:
-    """Put the wanted projects' files from this host's directories into one; returns the projects that had any.
+    """Link or copy the needed files of local directories and indexes into a folder; return the projects found.
 
-    ``wanted`` is project -> version, None for any. Only these: a directory of wheels may hold hundreds of gigabytes.
-    If there are ``digests``, pip will take no other files but torch's.
+    ``projects`` maps project to version, None for any. Other files are skipped: a directory of wheels may hold hundreds
+    of gigabytes. With ``digests``, only files with these digests are taken, as pip accepts no others, except of torch.
     """
     from packaging.version import Version
 
     into.mkdir()
     staged = set()
-    for path in (*_in_directories(pip.find_links), *_in_indexes((pip.index, *pip.extra_indexes), wanted)):
+    for path in (*_in_directories(pip.find_links), *_in_indexes((pip.index, *pip.extra_indexes), projects)):
         project, version = project_of(path.name)
         checked = digests and project != "torch"
-        fits = project in wanted and (not (pin := wanted[project]) or Version(pin) == version)
+        fits = project in projects and (not (pin := projects[project]) or Version(pin) == version)
         if fits and not (checked and sha256(Range(path, 0, path.stat().st_size).chunks()) not in digests):
             target = into / path.name
             target.unlink(missing_ok=True)
             try:
                 os.link(path.resolve(), target)
             except OSError:
-                # Another file system, or someone else's file.
+                # Links fail across file systems, and for another user's file.
                 shutil.copyfile(path, target)
             staged.add(project)
     return frozenset(staged)
 
 
 def pins(lock: str) -> dict[str, str | None]:
-    """Project -> version of every requirement; None where it is not pinned to one."""
+    """Return the version of each required project; None if it is not pinned."""
     from packaging.utils import canonicalize_name
 
-    found = re.findall(r"^([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?\s*(?:==\s*([^\s;#,]+))?", lock, re.MULTILINE)
-    return {canonicalize_name(project): version or None for project, version in found}
+    requirements = re.findall(r"^([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?\s*(?:==\s*([^\s;#,]+))?", lock, re.MULTILINE)
+    return {canonicalize_name(project): version or None for project, version in requirements}
 
 
 def hashes(lock: str) -> frozenset[str]:
-    """SHA-256 of every file that a lock allows."""
+    """Return the SHA-256 of every file that a lock allows."""
     return frozenset(re.findall(r"--hash=sha256:(\w+)", lock))
 
 
 def project_of(filename: str) -> tuple[str, object]:
-    """Normalized project and version of a wheel or source archive; ``("", None)`` for any other file."""
+    """Return normalized project and version of a wheel or source archive; ``("", None)`` for any other file."""
     from packaging.utils import parse_sdist_filename, parse_wheel_filename
 
     name = unquote(filename)
@@ -142,7 +143,7 @@ def project_of(filename: str) -> tuple[str, object]:
 
 
 def local_path(link: str) -> Path | None:
-    """The path that a link names on this host; None for a remote one."""
+    """Return the path on this host that a link names; None for a remote link."""
     url = urlsplit(link)
     if url.scheme == "file":
         return Path(unquote(url.path))
@@ -150,16 +151,17 @@ def local_path(link: str) -> Path | None:
 
 
 def _in_directories(links: Iterable[str]) -> Iterator[Path]:
+    """Yield the files in the local directories among the links."""
     for link in links:
         folder = local_path(link)
         if folder and folder.is_dir():
             yield from sorted(path for path in folder.iterdir() if path.is_file())
 
 
-def _in_indexes(indexes: Iterable[str], wanted: Iterable[str]) -> Iterator[Path]:
-    """Files that the local indexes list for the wanted projects."""
+def _in_indexes(indexes: Iterable[str], projects: Iterable[str]) -> Iterator[Path]:
+    """Yield the local files that local indexes list for the projects."""
     folders = [folder for index in indexes if (folder := local_path(index))]
-    for page in (folder / project / "index.html" for folder in folders for project in wanted):
+    for page in (folder / project / "index.html" for folder in folders for project in projects):
         if page.is_file():
             for link in re.findall(r"""href\s*=\s*["']([^"'#]+)""", page.read_text(encoding="utf-8")):
                 path = local_path(urljoin(page.absolute().as_uri(), link))

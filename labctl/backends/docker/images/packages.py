@@ -1,4 +1,4 @@
-"""A lab's image with packages or a Dockerfile of a person's own: built on top of it, known by what it is made of."""
+"""The lab's image with the user's packages or Dockerfile added, tagged by a hash of its sources."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from labctl.system import files
 from labctl.system.files import PASSWORDS, make_private, write
 
 LOCKS = ".lab/packages"
-"""The versions that were installed, by the image's tag, relative to the lab directory: a rebuild installs these."""
+"""Folder of the installed versions by the image's tag, relative to the lab directory; a rebuild installs the same."""
 INSTALLED = "/opt/lab/packages.txt"
-"""What pip says is installed, in the image."""
+"""Path in the image of pip's list of installed packages."""
 LARGEST = 50_000_000
-"""Bytes of the folder of a Dockerfile, which every command reads to know the image's name."""
+"""Maximum bytes of a Dockerfile's folder, which every command reads to compute the image's tag."""
 
 
 class Additions(Struct, frozen=True):
-    """What an image is to have besides: requirements as pip reads them, and packages of its distribution."""
+    """Additions to an image: pip requirements, packages of its distribution, and a Dockerfile."""
 
     python: tuple[str, ...] = ()
     apt: tuple[str, ...] = ()
     dockerfile: str = ""
-    """A file's path: what it makes of the image comes before the packages."""
+    """Path of a Dockerfile; it is built before the packages are added."""
 
     def __bool__(self) -> bool:
         return bool(self.python or self.apt or self.dockerfile)
@@ -47,7 +47,7 @@ class Additions(Struct, frozen=True):
 
 
 def of(settings: Settings) -> Additions:
-    """What the settings add to the lab's image."""
+    """Return the settings' additions to the lab's image."""
     return Additions(
         python=tuple(settings.text("LAB_PACKAGES").split()),
         apt=tuple(settings.text("LAB_APT").split()),
@@ -56,17 +56,18 @@ def of(settings: Settings) -> Additions:
 
 
 def is_own(image: str) -> bool:
-    """Whether labctl can build an image of that name."""
+    """Tell if labctl can build an image of that name."""
     return image.startswith(catalog.PACKAGES) or catalog.name_of(image) is not None
 
 
 def tag(base: str, additions: Additions) -> str:
-    """What the image with these additions is called; the base itself where there are none. Errors as ``folder_of``."""
+    """Return the tag of the image with these additions; the base itself without any. Errors as ``folder_of``."""
     if not additions:
         return base
-    own = catalog.name_of(base)
+    image = catalog.name_of(base)
     digest = hashlib.sha256()
-    for word in (base, catalog.inputs_hash(own) if own else "", *sorted(additions.python), "", *sorted(additions.apt)):
+    inputs = catalog.inputs_hash(image) if image else ""
+    for word in (base, inputs, *sorted(additions.python), "", *sorted(additions.apt)):
         digest.update(word.encode() + b"\0")
     for path in _inputs():
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -81,12 +82,12 @@ def tag(base: str, additions: Additions) -> str:
 
 
 def is_stale(labels: Mapping[str, str], base_id: str | None) -> bool:
-    """Whether an image with these labels was made of another image than its base is now; of one not here, who knows."""
+    """Tell if an image with these labels was made from another base than the present one; False if that is missing."""
     return base_id is not None and labels.get(catalog.BASE_ID_LABEL) != base_id
 
 
 def make(request: BuildRequest, base: str, additions: Additions, emit: Emit) -> dict[str, Any]:
-    """Build it on a base that the engine has, unless it has it of that base. HostError if a step fails."""
+    """Build the image on a base that the engine has, unless it is up to date. HostError if a step fails."""
     began = time.monotonic()
     engine = request.engine
     build.require_own(request)
@@ -100,7 +101,7 @@ def make(request: BuildRequest, base: str, additions: Additions, emit: Emit) -> 
         if additions.dockerfile:
             lower = _make_from_dockerfile(request, base, Path(additions.dockerfile), labels, emit)
         if additions.python or additions.apt:
-            # Which versions fit is known of labctl's own image by its name, of anyone's by its content.
+            # The lock's versions belong to labctl's own image by name, to any other image by content.
             of = base if catalog.name_of(base) else f"{base} {below['Id']}"
             _add_packages(request, lower, additions, labels, of, emit)
     foreign.require_node(engine, request.tag, base)
@@ -114,7 +115,7 @@ def make(request: BuildRequest, base: str, additions: Additions, emit: Emit) -> 
 
 
 def _make_from_dockerfile(request: BuildRequest, base: str, dockerfile: Path, labels: Pairs, emit: Emit) -> str:
-    """Build a person's own Dockerfile on the base, and return the image's tag."""
+    """Build the user's Dockerfile on the base, and return the image's tag."""
     made = replace(request, tag=tag(base, Additions(dockerfile=str(dockerfile))), base_image=base)
     build.require_own(made)
     with build.prepared(made, base, {}, labels=labels) as arguments:
@@ -124,19 +125,19 @@ def _make_from_dockerfile(request: BuildRequest, base: str, dockerfile: Path, la
 
 
 def _add_packages(request: BuildRequest, base: str, additions: Additions, labels: Pairs, of: str, emit: Emit) -> None:
-    """Install them, in the versions that were installed before on what ``of`` names, and note those."""
+    """Install packages in the locked versions, if the lock is for the image ``of``, and update the lock."""
     request = replace(request, base_image=base)
     heading = f"# {of}\n"
     lock = request.directory / LOCKS / f"{request.tag.removeprefix(catalog.PACKAGES)}.txt"
     pins = dict.fromkeys(package_sources.pins("\n".join(additions.python)))
     with tempfile.TemporaryDirectory(dir=build.state(request), prefix="packages-") as folder:
-        wanted = Path(folder)
-        (wanted / "requirements.txt").write_text("".join(f"{one}\n" for one in additions.python), encoding="utf-8")
-        (wanted / "apt.txt").write_text("".join(f"{one}\n" for one in additions.apt), encoding="utf-8")
-        noted = lock.read_text(encoding="utf-8") if lock.is_file() else ""
-        (wanted / "lock.txt").write_text(noted if noted.startswith(heading) else "", encoding="utf-8")
+        inputs = Path(folder)
+        (inputs / "requirements.txt").write_text("".join(f"{name}\n" for name in additions.python), encoding="utf-8")
+        (inputs / "apt.txt").write_text("".join(f"{name}\n" for name in additions.apt), encoding="utf-8")
+        locked = lock.read_text(encoding="utf-8") if lock.is_file() else ""
+        (inputs / "lock.txt").write_text(locked if locked.startswith(heading) else "", encoding="utf-8")
         with build.prepared(request, base, pins, labels=labels) as arguments:
-            loaded = ["--load", "--tag", request.tag, "--build-context", f"wanted={wanted}", *arguments]
+            loaded = ["--load", "--tag", request.tag, "--build-context", f"wanted={inputs}", *arguments]
             emit(f"image {request.tag}: {base} with {additions}")
             build.run(files.path("docker", "Dockerfile.packages"), loaded, request, emit, asked=pins.keys())
     installed = request.engine.file_of(request.tag, INSTALLED)
@@ -146,31 +147,32 @@ def _add_packages(request: BuildRequest, base: str, additions: Additions, labels
 
 
 def folder_of(dockerfile: Path) -> list[Path]:
-    """The files that a build of a person's Dockerfile reads: it, and what is beside it.
+    """Return the files that a build of the user's Dockerfile reads: itself, and the files in its folder.
 
-    ConfigError if it cannot be read, is not on the lab's image, or is beside passwords, a lab or more than ``LARGEST``.
+    ConfigError if it is unreadable, not based on the lab's image, or its folder has passwords, a lab, or more than
+    ``LARGEST`` bytes.
     """
-    what = f"LAB_DOCKERFILE: {dockerfile}"
+    label = f"LAB_DOCKERFILE: {dockerfile}"
     with _readable(dockerfile):
         text = dockerfile.read_text(encoding="utf-8")
-        found = sorted(path for path in dockerfile.parent.rglob("*") if path.is_file())
-        size = sum(path.stat().st_size for path in found)
+        paths = sorted(path for path in dockerfile.parent.rglob("*") if path.is_file())
+        size = sum(path.stat().st_size for path in paths)
     if not _is_on_base(text):
         hint = "ARG BASE_IMAGE, then FROM ${BASE_IMAGE} as its last FROM"
-        raise ConfigError(f"{what}: not built on the lab's image", hint=hint)
-    names = [path.relative_to(dockerfile.parent) for path in found]
+        raise ConfigError(f"{label}: not built on the lab's image", hint=hint)
+    names = [path.relative_to(dockerfile.parent) for path in paths]
     why = next((f"holds {name}" for name in names if ".lab" in name.parts or name.name in PASSWORDS), "")
     if size > LARGEST:
         why = f"is {size / 1e6:.0f} MB, more than {LARGEST // 10**6}"
     if why:
         hint = "keep the Dockerfile in a folder of its own, with what it copies"
-        raise ConfigError(f"{what}: its folder goes into the build, and {why}", hint=hint)
-    return found
+        raise ConfigError(f"{label}: its folder goes into the build, and {why}", hint=hint)
+    return paths
 
 
 @contextmanager
 def _readable(dockerfile: Path) -> Iterator[None]:
-    """ConfigError if it, or a file beside it, cannot be read."""
+    """Convert an error of reading the Dockerfile, or a file beside it, to ConfigError."""
     try:
         yield
     except (OSError, UnicodeDecodeError) as error:
@@ -180,10 +182,10 @@ def _readable(dockerfile: Path) -> Iterator[None]:
 
 
 def _is_on_base(dockerfile: str) -> bool:
-    """Whether the last stage is on the lab's image, itself or by another stage."""
+    """Tell if the last stage is based on the lab's image, directly or through another stage."""
     stages: set[str] = set()
     ours = False
-    # Whole lines: Python in a script begins lines with `from` too.
+    # Whole lines: Python in a heredoc has lines that begin with `from`.
     line = r"^[ \t]*FROM[ \t]+(?:--\S+[ \t]+)*(\S+)(?:[ \t]+AS[ \t]+(\S+))?[ \t]*$"
     for image, name in re.findall(line, dockerfile, re.MULTILINE | re.IGNORECASE):
         ours = bool(re.match(r"\$(BASE_IMAGE\b|\{BASE_IMAGE\b)", image)) or image.lower() in stages

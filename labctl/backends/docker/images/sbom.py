@@ -1,4 +1,4 @@
-"""What is installed in an image, as a software bill of materials."""
+"""Software bills of materials: the packages installed in an image."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from labctl.errors import HostError
 from labctl.system import files, process
 
 INSTALLED = Path(__file__).with_name("installed.sh").read_text(encoding="utf-8")
-# Seconds for a container that lists its packages.
+# Timeout in seconds of a container that lists its packages.
 LISTING = 120
 
 
 def write(image: str, path: Path) -> int:
-    """Write the document of an image that this machine's engine has; returns the number of packages. HostError."""
+    """Write the bill of materials of an image of this machine's engine; return the number of packages. HostError."""
     engine = DockerEngine()
     document = bill(image, engine.image_id(image) or image, installed(engine, image))
     try:
@@ -32,42 +32,43 @@ def write(image: str, path: Path) -> int:
 
 
 def installed(engine: DockerEngine, image: str) -> str:
-    """What is installed in an image that the engine has, in lines of ``installed.sh``, from a container. HostError."""
+    """Run a container that lists the image's packages, in lines of ``installed.sh``; return them. HostError."""
     name = f"labctl-sbom-{secrets.token_hex(4)}"
     options = ("--rm", "--name", name, "--network", "none", "--pull", "never", "--entrypoint", "/bin/sh")
     try:
         done = process.run((*engine.docker, "run", *options, image, "-c", INSTALLED), timeout=LISTING, check=False)
     except BaseException:
-        # Only the client has ended.
+        # Ending the client does not end the container.
         process.run((*engine.docker, "rm", "--force", name), timeout=LISTING, check=False)
         raise
     if done.code:
-        said = (done.err.strip() or "no answer").splitlines()[-1]
-        raise HostError(f"cannot list what is in image {image}: {said}", hint=f"docker run --rm -it {image} sh")
+        reason = (done.err.strip() or "no answer").splitlines()[-1]
+        raise HostError(f"cannot list what is in image {image}: {reason}", hint=f"docker run --rm -it {image} sh")
     return done.out
 
 
 def versions(engine: DockerEngine, identity: str, cache: Path) -> dict[str, str]:
-    """The version of each package of an image, by its id; the list is kept in a directory. HostError as ``installed``.
+    """Return the version of each package of an image, by the image's id; the list is cached in a directory.
 
-    Names are ``torch``, and ``deb/libc6`` of a package of its distribution.
+    Names are ``torch``, or ``deb/libc6`` for a package of the distribution. HostError as ``installed``.
     """
     path = cache / f"{identity.rpartition(':')[2]}.json"
     with suppress(OSError, ValueError):
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    found = {}
+    packages = {}
     for line in installed(engine, identity).splitlines():
         if line.count("\t") == 3:
             kind, _, name, version = line.split("\t")
-            found[name if kind == "pypi" else f"{kind}/{name}"] = version
-    files.write(path, json.dumps(dict(sorted(found.items())), indent=2) + "\n")
-    return found
+            packages[name if kind == "pypi" else f"{kind}/{name}"] = version
+    files.write(path, json.dumps(dict(sorted(packages.items())), indent=2) + "\n")
+    return packages
 
 
 def bill(image: str, identity: str, installed: str) -> dict[str, Any]:
-    """The document of an image with this id and these packages, in lines of ``installed.sh``.
+    """Build the CycloneDX document of an image from its packages, in lines of ``installed.sh``.
 
-    HostError for another line. Source: CycloneDX 1.5, https://cyclonedx.org/docs/1.5/json; package URLs: https://github.com/package-url/purl-spec.
+    HostError for a malformed line. Source: CycloneDX 1.5, https://cyclonedx.org/docs/1.5/json; package URLs:
+    https://github.com/package-url/purl-spec.
     """
     components = []
     for line in sorted(set(installed.splitlines())):
@@ -77,7 +78,7 @@ def bill(image: str, identity: str, installed: str) -> dict[str, Any]:
                 hint=f"docker run --rm -it {image} sh",
             )
         kind, distribution, name, version = line.split("\t")
-        # Names on PyPI are the same in any case, and with any of -, _ and a dot.
+        # PyPI ignores case, and treats -, _ and dots in names alike.
         named = name.lower().replace("_", "-") if kind == "pypi" else name
         purl = (
             "/".join(filter(None, (f"pkg:{kind}", distribution, quote(named, safe="")))) + f"@{quote(version, safe='')}"
