@@ -1,4 +1,4 @@
-"""Facts of a host: what facts.sh prints there, and its files as paths, to read them as those of this machine."""
+"""Facts of a host: the output of facts.sh, and the host's files as paths that read like this machine's."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from labctl.system import routing
 from labctl.system.cached import once
 
 _LISTENING = "0A"
-"""TCP_LISTEN of linux/include/net/tcp_states.h, as /proc/net/tcp writes it."""
+"""State TCP_LISTEN of linux/include/net/tcp_states.h in /proc/net/tcp."""
 
 
 class HostFacts(Struct, frozen=True, kw_only=True):
-    """What is known of a host besides its hardware. Space in bytes, None where it is unknown."""
+    """Facts about a host besides its hardware. Space in bytes, None if unknown."""
 
     user: str
     uid: int
     home: str
     skew: float
-    """Seconds that its clock is ahead of this one's, give or take the time that the text took to arrive."""
+    """Seconds that its clock is ahead of this machine's, up to the time that the text took to arrive."""
     home_free: int | None
     ports: Mapping[int, str]
-    """TCP ports in use, on whatever address, and the user of each."""
+    """TCP ports in use on any address, and the user of each."""
 
 
 class HostDump(Struct, frozen=True, dict=True):
-    """What the script printed, by kind; paths are without their first slash."""
+    """Output of the script by kind; paths are without their leading slash."""
 
     host: str
     facts: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
-    """Links and the real paths that they lead to in the end."""
+    """Links and the real paths that they resolve to."""
     folders: dict[str, int] = field(default_factory=dict)
-    """With their modes."""
+    """Folders and their modes."""
     nodes: dict[str, int] = field(default_factory=dict)
-    """Device files with the numbers of their groups."""
+    """Device files and the ids of their groups."""
 
     @property
     def root(self) -> DumpPath:
@@ -59,23 +59,24 @@ class HostDump(Struct, frozen=True, dict=True):
 
     @property
     def user(self) -> tuple[int, str, int]:
-        """The user's number and name, and the number of the group. Source: id(1), whose form POSIX fixes."""
+        """The user's id and name, and the id of the group. Source: id(1), whose format POSIX fixes."""
         uid, name, gid = re.findall(r"^uid=(\d+)(?:\((.*?)\))? gid=(\d+)", self.facts["id"])[0]
         return int(uid), name, int(gid)
 
     @once
     def children(self) -> dict[str, set[str]]:
         """The names in each directory."""
-        found: dict[str, set[str]] = {}
+        names: dict[str, set[str]] = {}
         for path in (*self.files, *self.links, *self.links.values(), *self.folders, *self.nodes):
             rest = path
             while rest:
                 rest, _, name = rest.rpartition("/")
-                found.setdefault(rest, set()).add(name)
-        return found
+                names.setdefault(rest, set()).add(name)
+        return names
 
     @property
     def network(self) -> routing.Network:
+        """The host's interfaces, addresses and routes."""
         table = routing.parse(self.files.get("proc/net/route", ""))
         addresses = (
             routing.addresses(self.facts["addresses"])
@@ -87,7 +88,7 @@ class HostDump(Struct, frozen=True, dict=True):
         return routing.Network(interfaces=interfaces, addresses=addresses, routes=table, reached=reached, reached_by=by)
 
     def facts_at(self, now: float) -> HostFacts:
-        """The facts; ``now`` is this machine's clock when the last of the text came in. HostError where invalid."""
+        """Return the facts; ``now`` is this machine's clock when the text was complete. HostError if invalid."""
         with valid(self.host):
             uid, user, _ = self.user
             clock = re.match(r"\d+(\.\d+)?", self.facts.get("clock", ""))
@@ -97,15 +98,18 @@ class HostDump(Struct, frozen=True, dict=True):
                 uid=uid,
                 home=self.home,
                 skew=float(clock[0]) - now if clock else 0.0,
-                # Blocks and their size.
+                # The number of blocks and their size.
                 home_free=int(free[0]) * int(free[1]) if len(free) == 2 else None,
                 ports=self._ports(),
             )
 
     def _ports(self) -> dict[int, str]:
-        """Source: Documentation/networking/proc_net_tcp.rst of the kernel."""
-        people = (line.split(":") for line in self.files.get("etc/passwd", "").splitlines())
-        names = {fields[2]: fields[0] for fields in people if len(fields) > 2}
+        """Return the TCP ports in use and the user of each.
+
+        Source: Documentation/networking/proc_net_tcp.rst of the kernel.
+        """
+        accounts = (line.split(":") for line in self.files.get("etc/passwd", "").splitlines())
+        names = {fields[2]: fields[0] for fields in accounts if len(fields) > 2}
         texts = (self.files.get(f"proc/net/{name}", "") for name in ("tcp", "tcp6"))
         sockets = (line.split() for text in texts for line in text.splitlines())
         return {
@@ -116,7 +120,7 @@ class HostDump(Struct, frozen=True, dict=True):
 
 
 class DumpPath(Struct, frozen=True):
-    """A path on a host, to read what its dump has there; see ``system.hostpath.HostPath``."""
+    """A path on a host that reads the host's dump; implements ``system.hostpath.HostPath``."""
 
     dump: HostDump
     path: str
@@ -135,12 +139,14 @@ class DumpPath(Struct, frozen=True):
         return self.path < other.path
 
     def glob(self, pattern: str, /) -> Iterator[DumpPath]:
+        """Yield the existing paths that match the pattern, as ``pathlib.Path.glob`` without ``**``."""
         first, _, rest = pattern.partition("/")
         for name in self.dump.children.get(self.resolve().path, ()):
             if fnmatchcase(name, first):
                 yield from (self / name).glob(rest) if rest else (self / name,)
 
     def resolve(self) -> DumpPath:
+        """Return the path with all links resolved."""
         real = ""
         for name in self.path.split("/"):
             step = f"{real}/{name}".lstrip("/")
@@ -162,6 +168,7 @@ class DumpPath(Struct, frozen=True):
         return self.is_file() or self.is_dir() or self.resolve().path in self.dump.nodes
 
     def stat(self) -> os.stat_result:
+        """Return mode and group; a file's mode and all other fields are made up."""
         real = self.resolve().path
         if not self.exists():
             raise FileNotFoundError(str(self))
@@ -176,22 +183,21 @@ class DumpPath(Struct, frozen=True):
 
 
 def script() -> str:
-    """The opening script of a connection: ``facts.sh``, which says what it prints, with what accelerators read."""
+    """Return the first script of a connection: ``facts.sh``, with the files that accelerators need."""
     modules = accelerators.modules().values()
-    lists = {
-        "nodes": [f"dev/{pattern}" for one in modules if one.watch for pattern in one.watch.files],
-        "attributes": [pattern for one in modules for pattern in one.attributes],
-        "texts": [pattern for one in modules for pattern in one.texts],
-        "present": [path.lstrip("/") for one in modules for path in one.present],
-    }
-    settings = "".join(f"accelerator_{name}={shlex.quote(' '.join(words))}\n" for name, words in lists.items())
+    watches = [module.watch for module in modules if module.watch]
+    patterns: dict[str, list[str]] = {"nodes": [f"dev/{pattern}" for watch in watches for pattern in watch.files]}
+    patterns["attributes"] = [pattern for module in modules for pattern in module.attributes]
+    patterns["texts"] = [pattern for module in modules for pattern in module.texts]
+    patterns["present"] = [path.lstrip("/") for module in modules for path in module.present]
+    settings = "".join(f"accelerator_{name}={shlex.quote(' '.join(listed))}\n" for name, listed in patterns.items())
     return settings + Path(__file__).with_name("facts.sh").read_text(encoding="utf-8")
 
 
 def read(text: str, name: str) -> HostDump:
-    """What the script printed on the host of this name, after what its shell may have printed as it started.
+    """Parse the script's output of a host; the output of its login shell before it is skipped.
 
-    Raises HostError where it is incomplete.
+    Raises HostError if it is incomplete.
     """
     dump, lines = HostDump(name), text.split("\n")
     begin = lines.index("labctl survey") + 1 if "labctl survey" in lines else len(lines)
@@ -215,7 +221,7 @@ def read(text: str, name: str) -> HostDump:
 
 @contextmanager
 def valid(name: str) -> Iterator[None]:
-    """HostError where the block cannot parse what the host of this name reported."""
+    """Convert a parsing error in the block to a HostError of this host."""
     try:
         yield
     except (ValueError, LookupError, OSError) as error:
@@ -224,6 +230,7 @@ def valid(name: str) -> Iterator[None]:
 
 
 def _add(dump: HostDump, head: str, content: list[str]) -> None:
+    """Add an entry of the output to the dump."""
     kind, _, name = head.partition(" ")
     value = content[0] if content else ""
     if kind == "fact":
@@ -231,9 +238,9 @@ def _add(dump: HostDump, head: str, content: list[str]) -> None:
     elif kind == "file":
         dump.files[name] = "".join(f"{line}\n" for line in content)
     elif kind == "lines":
-        # As head(1) prints the first lines of several files.
-        found = re.findall(r"^==> (.*) <==\n(.+)$", "\n".join(content), re.MULTILINE)
-        dump.files.update((path, f"{line}\n") for path, line in found)
+        # The format of head(1) for several files.
+        first_lines = re.findall(r"^==> (.*) <==\n(.+)$", "\n".join(content), re.MULTILINE)
+        dump.files.update((path, f"{line}\n") for path, line in first_lines)
     elif kind == "link":
         dump.links[name] = value
     elif kind == "folder":
@@ -247,12 +254,13 @@ def _add(dump: HostDump, head: str, content: list[str]) -> None:
 def require_distinct(
     targets: Iterable[inventory.InventoryHost], dumps: Mapping[str, HostDump], engines: Mapping[str, str]
 ) -> None:
-    """ConfigError where two names lead to one machine; ``engines`` are the engine ids of the hosts that answer.
+    """Raise ConfigError if two names are the same machine; ``engines`` are the ids of the engines that answer.
 
-    Copies of a machine may share an engine id, and hosts that are containers share a kernel: no two share both.
+    Copies of a machine may share an engine id, and hosts that are containers share a kernel: different machines never
+    share both.
     """
     machines: dict[tuple[str, str], inventory.InventoryHost] = {}
-    for target in (one for one in targets if one.name in engines):
+    for target in (target for target in targets if target.name in engines):
         machine = engines[target.name], dumps[target.name].files.get("proc/sys/kernel/random/boot_id", "")
         if (earlier := machines.setdefault(machine, target)) is not target:
             raise inventory.same(target, earlier)

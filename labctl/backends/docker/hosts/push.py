@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -24,27 +24,27 @@ from labctl.system.tar import END, header, padding
 
 SCRIPT = Path(__file__).with_name("sync.sh").read_text(encoding="utf-8")
 SyncState = Literal["current", "stale", "missing"]
-"""Whether a directory of a host shows what it should: yes; something else, or a part; or it is not there."""
+"""State of a host's directory: same as here; different or partial; or it does not exist."""
 NAME = re.compile(r"[\w.-]+(/[\w.-]+)*", re.ASCII)
 
 
 class Update(Struct, frozen=True):
-    """A directory of a host that is to show a tree, and what it shows now."""
+    """A directory of a host, the tree to push to it, and its present entries."""
 
     name: str
     manifest: Manifest
     state: SyncState = "missing"
-    there: frozenset[Entry] = frozenset()
+    present: frozenset[Entry] = frozenset()
 
     @property
     def new(self) -> tuple[Entry, ...]:
-        return tuple(entry for entry in self.manifest.entries if entry not in self.there)
+        return tuple(entry for entry in self.manifest.entries if entry not in self.present)
 
 
 def sync_states(
     connection: Connection, directory: str, manifests: Mapping[str, Manifest], *, seconds: float = 600
 ) -> dict[str, SyncState]:
-    """Whether ``directory/<name>`` of the host shows the tree of that name; nothing is changed there."""
+    """Compare ``directory/<name>`` on the host with the tree of that name; change nothing."""
     return {update.name: update.state for update in _inspect(connection, directory, manifests, seconds=seconds)}
 
 
@@ -56,72 +56,77 @@ def push(
     prune: str = "",
     seconds: float = 600,
 ) -> tuple[str, ...]:
-    """Make ``directory/<name>`` of the host show the tree of that name, all of them in one step each.
+    """Push each tree to ``directory/<name>`` on the host; each update is atomic.
 
-    Returns the paths that it did not have yet; files that the host has are not sent again. Below ``directory/<prune>``
-    other directories are removed.
-    HostError, with all as it was, for what the host refuses, or when it is not done within so many seconds.
+    Returns the new paths; files that the host already has are not sent again. Other directories below
+    ``directory/<prune>`` are removed.
+    HostError, with nothing changed, if the host refuses it or it takes more than ``seconds``.
     """
-    found = _inspect(connection, directory, manifests, "tidy", prune, seconds=seconds)
-    updates = [update for update in found if update.state != "current"]
+    inspected = _inspect(connection, directory, manifests, "tidy", prune, seconds=seconds)
+    updates = [update for update in inspected if update.state != "current"]
     if not updates:
         return ()
 
     def send() -> CompletedProcess:
-        words = ("push", directory, _numbered(update.name for update in updates))
-        return connection.send(SCRIPT, *words, chunks=stream(updates), timeout=seconds)
+        arguments = ("push", directory, _numbered(update.name for update in updates))
+        return connection.send(SCRIPT, *arguments, chunks=stream(updates), timeout=seconds)
 
     done = send()
-    if done.code != 0 and any(update.there for update in updates):
-        # No hard links there, or another push meanwhile: what is sent whole needs none.
-        updates = [replace(update, there=frozenset()) for update in updates]
+    if done.code != 0 and any(update.present for update in updates):
+        # Hard links failed, as on some file systems or after another push: send all files.
+        updates = [replace(update, present=frozenset()) for update in updates]
         done = send()
     _require(done, connection, directory)
     return tuple(str(PurePosixPath(update.name, entry.path)) for update in updates for entry in update.new)
 
 
 def push_new(connection: Connection, manifest: Manifest, directory: str, *, seconds: float = 600) -> None:
-    """Make a directory of the host that appears at once and complete. HostError where there is one already."""
+    """Push a tree to a new directory of the host, atomically. HostError if it already exists."""
     chunks = stream([Update("", manifest)])
     done = connection.send(SCRIPT, "create", directory, chunks=chunks, timeout=seconds)
     _require(done, connection, directory)
 
 
 def remove(connection: Connection, directory: str, *, seconds: float = 120) -> None:
-    """Remove what labctl made on a host: a directory below a ``.labctl``, and that where it is empty then.
+    """Remove a directory below a ``.labctl`` of a host, and the ``.labctl`` once it is empty.
 
-    HostError for any other directory, and for what cannot be removed.
+    HostError for any other directory, and if it cannot be removed.
     """
     path = PurePosixPath(directory)
-    own = next((str(parent) for parent in path.parents if parent.name == ".labctl"), "")
-    if not path.is_absolute() or ".." in path.parts or not own:
+    root = next((str(parent) for parent in path.parents if parent.name == ".labctl"), "")
+    if not path.is_absolute() or ".." in path.parts or not root:
         raise HostError(f"{directory} is not below a .labctl directory: labctl removes nothing else from a host")
-    done = connection.run(SCRIPT, "remove", str(path), own, timeout=seconds, check=False)
+    done = connection.run(SCRIPT, "remove", str(path), root, timeout=seconds, check=False)
     if done.code != 0:
         hint = f"{ssh_errors.command(connection.target, '-t')} sudo rm -r {shlex.quote(directory)}"
         raise ssh_errors.error(connection.target, f"cannot remove {directory}: {reason(done)}", hint)
 
 
 def _inspect(
-    connection: Connection, directory: str, manifests: Mapping[str, Manifest], *words: str, seconds: float
+    connection: Connection, directory: str, manifests: Mapping[str, Manifest], *tidying: str, seconds: float
 ) -> list[Update]:
-    """These directories as they are on the host, which may ``tidy`` up first."""
+    """Compare these directories on the host with the trees; the host may ``tidy`` up first."""
     for name in manifests:
         if not NAME.fullmatch(name) or not is_below(name):
             raise ValueError(name)
     described = Answer(connection)
-    words = ("inspect", directory, _numbered(manifests), *(words or ("", "")))
-    done = connection.receive(SCRIPT, *words, on_chunk=described.add, timeout=seconds)
+    arguments = ("inspect", directory, _numbered(manifests), *(tidying or ("", "")))
+    done = connection.receive(SCRIPT, *arguments, on_chunk=described.add, timeout=seconds)
     _require(done, connection, directory)
     records = iter(described.content().split(b"\0"))
     updates = []
     for name, manifest in manifests.items():
-        names, there = parse(records)
-        wanted = {f"./{entry.path.partition('/')[0]}" for entry in manifest.entries}
-        same = there == frozenset(manifest.entries) and wanted <= names
-        state: SyncState = "missing" if not names else "current" if same else "stale"
-        updates.append(Update(name, manifest, state, there))
+        names, present = parse(records)
+        updates.append(Update(name, manifest, _state(manifest, names, present), present))
     return updates
+
+
+def _state(manifest: Manifest, names: Collection[str], present: frozenset[Entry]) -> SyncState:
+    """Return the state of a directory with these names at its top and these entries."""
+    if not names:
+        return "missing"
+    expected = {f"./{entry.path.partition('/')[0]}" for entry in manifest.entries}
+    return "current" if present == frozenset(manifest.entries) and expected <= set(names) else "stale"
 
 
 def _numbered(names: Iterable[str]) -> str:
@@ -129,9 +134,9 @@ def _numbered(names: Iterable[str]) -> str:
 
 
 def stream(updates: Iterable[Update]) -> Iterator[bytes]:
-    """A tar stream of the trees, each below its number; what is there comes as hard links into ``before/<number>``.
+    """Yield a tar stream of the trees, each below its number; present files are hard links into ``before/<number>``.
 
-    Its last member says that it is complete. HostError for a file that changed or cannot be read any more.
+    Its last member marks it as complete. HostError for a file that changed or has become unreadable.
     """
     for number, update in enumerate(updates):
         yield header(str(number), tarfile.DIRTYPE, 0o700)
@@ -141,7 +146,7 @@ def stream(updates: Iterable[Update]) -> Iterator[bytes]:
                 yield header(name, tarfile.DIRTYPE, entry.mode)
             elif entry.kind == "link":
                 yield header(name, tarfile.SYMTYPE, entry.mode, link=entry.content)
-            elif entry in update.there:
+            elif entry in update.present:
                 yield header(name, tarfile.LNKTYPE, entry.mode, link=f"before/{name}")
             else:
                 yield from _file(update.manifest.root / entry.path, entry, name)
@@ -150,6 +155,7 @@ def stream(updates: Iterable[Update]) -> Iterator[bytes]:
 
 
 def _file(path: Path, entry: Entry, name: str) -> Iterator[bytes]:
+    """Yield the member of a file. HostError if its content does not match the manifest any more."""
     digest, left = hashlib.sha256(), entry.size
     try:
         with path.open("rb", buffering=0) as source:
@@ -166,7 +172,7 @@ def _file(path: Path, entry: Entry, name: str) -> Iterator[bytes]:
 
 
 def _require(done: CompletedProcess, connection: Connection, directory: str) -> None:
-    """HostError unless it was done."""
+    """Raise HostError if the script failed."""
     if done.code != 0:
         why = reason(done)
         look = "df -h" if "No space left" in why or "quota" in why else "ls -ld"
@@ -175,6 +181,6 @@ def _require(done: CompletedProcess, connection: Connection, directory: str) -> 
 
 
 def reason(done: CompletedProcess) -> str:
-    """What a script complained of first: what follows only follows from it."""
+    """Return the script's first message, as later messages follow from it, or else its exit code."""
     lines = (line for line in done.err.splitlines() if line.strip() and "in the future" not in line)
     return next(lines, f"exit code {done.code}")

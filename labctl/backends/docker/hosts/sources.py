@@ -1,8 +1,9 @@
-"""What code, data and models a host has: commits of clones, digests of data, revisions of what is cached."""
+"""Code, data and models on a host: commits of clones, digests of data, revisions in the cache."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -12,15 +13,15 @@ Kind = Literal["code", "data", "snapshot"]
 Sources = Mapping[tuple[Kind, str], str]
 SCRIPT = Path(__file__).with_name("sources.sh").read_text(encoding="utf-8")
 CHANGED = " changed"
-"""How the commit of what differs from it ends."""
+"""Suffix of the commit of a clone that differs from it."""
 
 
 def read(connection: Connection, asked: Iterable[tuple[Kind, str]], seconds: float) -> Sources:
-    """What the host has of this, as ``sources.sh`` says it; nothing of what it has not. HostError."""
-    words = tuple(word for one in asked for word in one)
-    if not words:
+    """Return the commits, digests and revisions that the host has of these; others are left out. HostError."""
+    keys = list(asked)
+    if not keys:
         return {}
-    lines = connection.run(SCRIPT, *words, timeout=seconds).out.splitlines()
-    parts = (line.split("\t") for line in lines)
-    known = dict.fromkeys(zip(words[::2], words[1::2], strict=True))
-    return {(part[0], part[1]): part[2] for part in parts if len(part) == 3 and (part[0], part[1]) in known}  # type: ignore[misc]
+    lines = connection.run(SCRIPT, *chain.from_iterable(keys), timeout=seconds).out.splitlines()
+    rows = (line.split("\t") for line in lines)
+    values: dict[tuple[str, str], str] = {(row[0], row[1]): row[2] for row in rows if len(row) == 3}
+    return {key: values[key] for key in keys if key in values}

@@ -1,4 +1,4 @@
-"""Connections to hosts: scripts run there, over ssh or on this machine, and their Docker Engines are reached."""
+"""Connections to hosts, over ssh or to this machine: they run scripts and reach the Docker Engine."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from labctl.system.process import CompletedProcess
 from labctl.system.progress import listed
 
 SESSIONS = 6
-"""Scripts at once over one connection: with the master's own session and closing ones, below sshd's MaxSessions 10."""
+"""Parallel scripts per connection: with the master's and closing sessions below sshd's MaxSessions 10."""
 SHORT = 5
-"""Seconds after which a connection to the engine counts as long-lived, as those to events and exec sessions are."""
+"""Seconds after which a connection to the engine counts as long-lived, as for events and exec sessions."""
 RETRIES = (0.2, 0.4, 0.8, 1.6, 3.2)
-"""Seconds before each retry of a host whose sshd closed the connection before login."""
+"""Seconds before each retry, if sshd closed the connection before login."""
 LOGIN = 5
-"""Seconds for a login of its own that a script may need: when a host falls silent, ssh notices after six."""
+"""Timeout in seconds if a script needs a login of its own: ssh notices after 6 s that a host is silent."""
 PATIENCE = 3
-"""Seconds that each host gets at least, however many there are, and after which the slow ones are reported."""
+"""Minimum seconds for each host, whatever their number; afterwards the slow hosts are reported."""
 
-# Overrides what the person's own ssh config says of commands, forwarding and multiplexing.
+# Overrides commands, forwarding and multiplexing in the user's ssh config.
 _OPTIONS = (
     "-T",
     *("-o", "BatchMode=yes", "-o", "ConnectionAttempts=1", "-o", "ServerAliveInterval=1"),
@@ -69,20 +69,21 @@ done
 rm -rf "$1"
 """
 LARGEST_ANSWER = 64 << 20
-"""Bytes of what a host says to one question."""
-# Bytes of either end of what ssh printed that are read.
+"""Maximum bytes of a script's output."""
+# Bytes to read from the beginning and from the end of ssh's output.
 ENDS = 1 << 16
-# What ssh prints where sshd takes no further session; it then logs in by itself and goes on.
+# Message of ssh if sshd accepts no further session; it then logs in separately and continues.
 _NO_SESSION = re.compile(r"^mux_client_request_session: session request failed: .*\n?", re.MULTILINE)
 
 
 class Answer:
-    """What a host says, as it comes; HostError where that is without end."""
+    """Collects a script's output; HostError if it exceeds ``LARGEST_ANSWER``."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection, self._pieces, self._size = connection, list[bytes](), 0
 
     def add(self, piece: bytes) -> None:
+        """Append a piece. HostError if the output becomes too long."""
         self._size += len(piece)
         if self._size > LARGEST_ANSWER:
             raise self._connection.error(f"answered with more than {LARGEST_ANSWER >> 20} MiB")
@@ -100,29 +101,31 @@ class Connection:
 
     target: InventoryHost
     made = 1
-    """How often it was made, to the end."""
+    """Number of times that it was established."""
     address = ""
-    """DOCKER_HOST of its engine; empty for the one that this machine's environment names."""
+    """DOCKER_HOST of its engine; empty for the default of this machine's environment."""
 
-    def argv(self, script: str, *words: str) -> tuple[str, ...]:
-        """The command that runs ``sh -c script sh words...`` on the host."""
+    def argv(self, script: str, *arguments: str) -> tuple[str, ...]:
+        """Return the command that runs ``sh -c script sh arguments...`` on the host."""
         raise NotImplementedError
 
     def run(
         self,
         script: str,
-        *words: str,
+        *arguments: str,
         input: str | None = None,  # noqa: A002 - subprocess's own name for it
         timeout: float = 60,
         check: bool = True,
     ) -> CompletedProcess:
-        """Run a script to its end. HostError: timed out (it may still run), connection lost, with ``check`` its code.
+        """Run a script to its end.
 
-        At most six run at a time over ssh, others wait.
+        HostError if it times out (it may still run), if the connection is lost and, with ``check``, if it fails. Over
+        ssh at most six scripts run at a time, others wait.
         """
-        argv = self.argv(script, *words)
+        argv = self.argv(script, *arguments)
 
         def work() -> CompletedProcess:
+            """Run the command with the input, or collect its output up to the limit."""
             if input is not None:
                 return process.run(argv, input=input, timeout=timeout, check=False)
             answer = Answer(self)
@@ -131,49 +134,53 @@ class Connection:
 
         return self._done(script, work, timeout, check)
 
-    def send(self, script: str, *words: str, chunks: Iterable[bytes], timeout: float) -> CompletedProcess:
-        """As ``run`` unchecked, with these bytes as input: the script must know the end, as ssh may be cut off."""
-        argv = self.argv(script, *words)
+    def send(self, script: str, *arguments: str, chunks: Iterable[bytes], timeout: float) -> CompletedProcess:
+        """Run a script with these chunks as input, as ``run`` without ``check``.
+
+        The script must detect an incomplete input, as ssh may be cut off.
+        """
+        argv = self.argv(script, *arguments)
         return self._done(script, lambda: process.feed(argv, chunks, timeout=timeout), timeout)
 
     def receive(
-        self, script: str, *words: str, on_chunk: Callable[[bytes], object], timeout: float
+        self, script: str, *arguments: str, on_chunk: Callable[[bytes], object], timeout: float
     ) -> CompletedProcess:
-        """As ``run`` unchecked, passing the script's output to ``on_chunk``; ``out`` of the result is empty."""
-        argv = self.argv(script, *words)
+        """Run a script as ``run`` without ``check``, passing its output to ``on_chunk``; ``out`` stays empty."""
+        argv = self.argv(script, *arguments)
         return self._done(script, lambda: process.drain(argv, on_chunk, timeout=timeout), timeout)
 
     def why_lost(self) -> str:
-        """Why the connection ended, if it has or does within a second; empty while it stands.
+        """Return the reason if the connection has ended, or does within a second; empty if it stands.
 
-        Where another thread connects again, that is waited for.
+        Waits if another thread reconnects.
         """
         return ""
 
     @property
     def closed(self) -> bool:
-        """Whether labctl itself has ended it."""
+        """True if labctl itself has ended the connection."""
         return False
 
     def reconnect(self, seconds: float) -> None:
-        """Connect again where the connection has ended, in so many seconds; HostError where that fails."""
+        """Reconnect within ``seconds`` if the connection has ended. HostError."""
 
     def error(self, text: str) -> HostError:
-        """An error of this host."""
+        """Return an error of this host."""
         return HostError(text, hint="labctl doctor")
 
     def _done(
         self, script: str, work: Callable[[], CompletedProcess], seconds: float, check: bool = False
     ) -> CompletedProcess:
-        what = script.strip().removeprefix("# ").partition("\n")[0][:60]
+        """Run the work; convert its timeout and, with ``check``, its failure to HostError with the script's name."""
+        title = script.strip().removeprefix("# ").partition("\n")[0][:60]
         try:
             done = self._perform(work)
         except process.ProcessTimeout as error:
-            late = self.error(f"`{what}` timed out after {seconds:.3g} s")
+            late = self.error(f"`{title}` timed out after {seconds:.3g} s")
             raise process.ProcessTimeout(late.message, hint=late.hint, node=late.node) from error
         if check and done.code != 0:
             last = "\n".join((done.err or done.out).rstrip().splitlines()[-20:])
-            raise self.error(f"`{what}` failed with exit code {done.code}\n{last}".rstrip())
+            raise self.error(f"`{title}` failed with exit code {done.code}\n{last}".rstrip())
         return done
 
     def _perform(self, work: Callable[[], CompletedProcess]) -> CompletedProcess:
@@ -185,21 +192,22 @@ class LocalConnection(Connection):
 
     target = InventoryHost(name=HERE)
 
-    def argv(self, script: str, *words: str) -> tuple[str, ...]:
-        return ("sh", "-c", script, "sh", *words)
+    def argv(self, script: str, *arguments: str) -> tuple[str, ...]:
+        return ("sh", "-c", script, "sh", *arguments)
 
 
 class SshConnection(Connection):
-    """One ssh master process, which logs in once; scripts and the engine's socket go through it (ControlMaster).
+    """A connection through an ssh master process, which logs in once (ControlMaster).
 
-    It ends with the block of ``connected``, or with this process however that ends.
+    Scripts and the engine's socket share it. It ends with the block of ``connected``, or with this process, however
+    that ends.
     """
 
     def __init__(self, target: InventoryHost, stem: str, patience: float) -> None:
-        """Opens nothing yet. Its local files begin with ``stem``, a short path; ssh tries for ``patience`` seconds."""
+        """Open nothing yet. Local files begin with ``stem``, a short path; ssh tries for ``patience`` seconds."""
         self.target = target
         self.output, self.output_at = "", 0.0
-        """What the opening script printed, and when its end was read, in seconds since 1970."""
+        """Output of the opening script, and the time of its end, in seconds since 1970."""
         self._stem, self._control, self._log = stem, f"{stem}.ctl", Path(f"{stem}.err")
         self._ssh = ("ssh", *_OPTIONS, *ssh_errors.options(target))
         self._patience = math.ceil(patience)
@@ -212,14 +220,14 @@ class SshConnection(Connection):
         self._relay: EngineRelay | None = None
 
     def open(self, opening: str, seconds: float) -> None:
-        """Log in, run the opening script, find the engine. HostError, after so many seconds at most."""
+        """Log in, run the opening script and find the engine, within ``seconds``. HostError."""
         deadline = time.monotonic() + seconds
         self.output = self._log_in(opening, deadline)
         self.output_at = time.time()
         self.address = f"unix://{self._engine(max(0.1, deadline - time.monotonic()))}"
 
     def close(self) -> None:
-        """End it, with all that still goes through it."""
+        """End the connection, with everything that uses it."""
         self._closing.set()
         self._end_master()
         if self._relay:
@@ -230,13 +238,13 @@ class SshConnection(Connection):
             self._master.end()
 
     def reconnect(self, seconds: float) -> None:
-        """As the protocol says; the engine is then reached at the same address."""
+        """Reconnect if the connection has ended; the engine keeps its address. HostError."""
         with self._opening:
             if not self._ended():
                 return
             if self._closing.is_set():
                 raise self._lost("")
-            # What a master that was killed has left.
+            # A killed master leaves its socket.
             Path(self._control).unlink(missing_ok=True)
             self._start(":", seconds)
             try:
@@ -249,15 +257,16 @@ class SshConnection(Connection):
             if self._closing.is_set():
                 self._end_master()
 
-    def argv(self, script: str, *words: str) -> tuple[str, ...]:
+    def argv(self, script: str, *arguments: str) -> tuple[str, ...]:
         mux = ("-o", f"ConnectTimeout={LOGIN}", "-o", "LogLevel=ERROR", "-o", "ControlMaster=no", "-S", self._control)
-        return (*self._ssh, *mux, "--", ssh_errors.destination(self.target), remote(script, words))
+        return (*self._ssh, *mux, "--", ssh_errors.destination(self.target), remote(script, arguments))
 
     def forward(self, path: str, seconds: float = 10) -> Path:
-        """A local socket that leads to the Unix socket of this path on the host, where its sshd allows that."""
+        """Forward a new local socket to a Unix socket of the host, if its sshd allows that. HostError."""
         return self._forward(Path(f"{self._stem}-{next(self._numbers)}.sock"), path, seconds)
 
     def _forward(self, local: Path, path: str, seconds: float) -> Path:
+        """Forward a local socket to a Unix socket of the host. HostError."""
         local.unlink(missing_ok=True)
         argv = ("ssh", "-F", "none", "-S", self._control, "-O", "forward", "-L", f"{local}:{path}", "host")
         try:
@@ -280,6 +289,7 @@ class SshConnection(Connection):
         return ssh_errors.error(self.target, text)
 
     def _perform(self, work: Callable[[], CompletedProcess]) -> CompletedProcess:
+        """Run the work in a session slot. HostError if the connection is lost."""
         with self._sessions:
             if self._ended():
                 raise self._lost("")
@@ -298,6 +308,7 @@ class SshConnection(Connection):
         return self.error(f"the connection was lost{f': {why}' if why else ''}")
 
     def _stderr(self) -> str:
+        """Return the beginning and the end of the master's error output."""
         if not self._log.exists():
             return ""
         with self._log.open("rb") as log:
@@ -308,14 +319,14 @@ class SshConnection(Connection):
         return ssh_errors.excerpt(text.decode("utf-8", "replace"))
 
     def _log_in(self, opening: str, deadline: float) -> str:
-        """Start the master, again where sshd is busy, and run the opening script; returns what that printed."""
+        """Start the master, with retries if sshd is busy; return the opening script's output. HostError."""
         pauses = iter(RETRIES)
         earlier: HostError | None = None
         while True:
             try:
                 return self._start(opening, deadline - time.monotonic())
             except HostError as error:
-                # The last try may have had next to no time: the error of the one before says more.
+                # The last try may have had hardly any time: the error before it is more informative.
                 if earlier and time.monotonic() >= deadline:
                     raise earlier from error
                 # Random, so that connections through one gateway do not all retry at once.
@@ -326,6 +337,7 @@ class SshConnection(Connection):
                 earlier = error
 
     def _start(self, opening: str, seconds: float) -> str:
+        """Start the master and run the opening script; return its output. HostError if the host is unusable."""
         marker = secrets.token_hex(8)
         argv = (
             *self._ssh,
@@ -346,20 +358,20 @@ class SshConnection(Connection):
         return output
 
     def _read(self, master: process.BackgroundProcess, marker: str, seconds: float) -> tuple[str, list[str]]:
-        """The output of the opening script, and the words of the line that ends it."""
+        """Return the output of the opening script, and the fields of the line that ends it. HostError."""
         began = time.monotonic()
-        # What the login shell itself prints comes before the marker.
+        # Output of the login shell comes before the marker.
         parts: list[list[str]] = [[]]
-        said = Answer(self)
+        answer = Answer(self)
         with closing(master.lines(seconds)) as lines:
             for line in lines:
-                said.add(line.encode())
+                answer.add(line.encode())
                 if len(parts) == 1 and line == f"{marker}\n":
                     if noise := "".join(parts[0]).strip():
                         raise ssh_errors.noisy_shell(self.target, noise)
                     parts.append([])
-                elif len(parts) == 2 and (words := re.fullmatch(rf"{marker} (\S+) (\S+) (.*)\n", line)):
-                    return "".join(parts[1]).removesuffix("\n"), list(words.groups())
+                elif len(parts) == 2 and (end := re.fullmatch(rf"{marker} (\S+) (\S+) (.*)\n", line)):
+                    return "".join(parts[1]).removesuffix("\n"), list(end.groups())
                 else:
                     parts[-1].append(line)
         if time.monotonic() - began >= seconds:
@@ -367,7 +379,7 @@ class SshConnection(Connection):
         raise ssh_errors.why(self.target, self._stderr() or "".join(parts[0]))
 
     def _require_usable(self, code: str, engine: str, user: str) -> None:
-        """HostError for a changed host key, a failed opening script, or an engine that is absent or not permitted."""
+        """Raise HostError for a changed host key, a failed opening script, or a missing or denied engine."""
         path, stderr = self.target.docker, self._stderr()
         if ssh_errors.distrusted(stderr):
             raise ssh_errors.why(self.target, stderr)
@@ -382,14 +394,14 @@ class SshConnection(Connection):
             raise ssh_errors.error(self.target, f"{user} may not use {path}", hint)
 
     def _engine(self, seconds: float) -> Path:
-        """A local socket of the engine: forwarded, or relayed by `docker system dial-stdio` where sshd forbids that."""
+        """Return a local socket of the engine: forwarded, or a `docker system dial-stdio` relay."""
         path = self.target.docker
         forwarded = self.forward(path, seconds)
         if _answers(forwarded, min(seconds, PATIENCE)):
             return forwarded
         version = 'docker --host "unix://$1" version --format "{{.Server.Version}}"'
         if self.run(version, path, timeout=seconds, check=False).code != 0:
-            # No engine listens: whoever calls it reports that.
+            # No engine listens: its first caller reports that.
             return forwarded
         dial = self.argv('exec docker --host "unix://$1" system dial-stdio', path)
         self._relay = EngineRelay(Path(f"{self._stem}-dial.sock"), dial, self._sessions)
@@ -397,7 +409,7 @@ class SshConnection(Connection):
 
 
 class EngineRelay(socketserver.ThreadingUnixStreamServer):
-    """A local socket; each connection to it is handed to a process of its own, until ``close``.
+    """A local socket that runs a process for each of its connections, until ``close``.
 
     Holds a session slot for the first 5 s only, so that long-lived connections do not block short ones.
     """
@@ -433,10 +445,11 @@ def connected(
     bound: int = WIDTH,
     waits: Callable[[str], object] = len,
 ) -> Iterator[tuple[dict[str, SshConnection], dict[str, HostError]]]:
-    """Connections to the hosts that answer within so many seconds, and the errors of the others, by name, in order.
+    """Connect to the hosts; provide the connections and the errors by name, in order.
 
-    ``opening`` is a POSIX sh script that each host runs first. ``bound`` hosts are tried at a time; with more, each
-    gets a share of the time, so that silent ones leave some to the rest. ``waits`` is called once with the slow ones.
+    ``opening`` is a POSIX sh script that each host runs first. At most ``bound`` hosts are tried at a time; with more
+    hosts each gets a share of ``seconds``, so that silent hosts leave time for the rest. ``waits`` is called once with
+    the slow hosts.
     """
     if not shutil.which("ssh"):
         raise HostError("ssh client not found", hint="apt-get install openssh-client")
@@ -451,9 +464,10 @@ def connected(
         try:
             trials = [threads.submit(_try_open, link, opening, patience, deadline) for link in links]
             late = wait(trials, PATIENCE).not_done
-            if slow := [ssh_errors.named(one) for one, trial in zip(targets, trials, strict=True) if trial in late]:
+            paired = list(zip(links, trials, strict=True))
+            if slow := [ssh_errors.named(link.target) for link, trial in paired if trial in late]:
                 waits(f"waiting for {listed(slow)}")
-            results = {link.target.name: trial.result() for link, trial in zip(links, trials, strict=True)}
+            results = {link.target.name: trial.result() for link, trial in paired}
             errors = {name: error for name, error in results.items() if error}
             yield {link.target.name: link for link in links if link.target.name not in errors}, errors
         finally:
@@ -462,7 +476,7 @@ def connected(
 
 
 def _try_open(link: SshConnection, opening: str, patience: float, deadline: float) -> HostError | None:
-    """Open it, or return why that failed."""
+    """Open a connection; return the error if that fails."""
     seconds = min(patience, deadline - time.monotonic())
     if seconds <= 0:
         return ssh_errors.error(link.target, "skipped: the time limit was used up by other hosts")
@@ -480,14 +494,14 @@ def _try_open(link: SshConnection, opening: str, patience: float, deadline: floa
 
 
 def _private_directory() -> tempfile.TemporaryDirectory[str]:
-    """A new directory with a short path: sockets have addresses of at most 107 bytes, and ssh adds 17 for a while."""
+    """Create a directory with a short path: socket addresses have at most 107 bytes, of which ssh takes 17."""
     usual = tempfile.gettempdir()
     base = usual if re.fullmatch(r"[\w/.-]{1,50}", usual, re.ASCII) else "/tmp"  # noqa: S108 - the name within is random
     return tempfile.TemporaryDirectory(prefix="labctl-", dir=base, ignore_cleanup_errors=True)
 
 
 def _answers(path: Path, seconds: float) -> bool:
-    """Whether bytes arrive at the end of a forwarded socket: where sshd forbids forwarding it hangs up at once."""
+    """Tell if a forwarded socket reaches the engine: if sshd forbids forwarding, it hangs up at once."""
     with socket.socket(socket.AF_UNIX) as asking:
         asking.settimeout(seconds)
         try:
@@ -500,11 +514,12 @@ def _answers(path: Path, seconds: float) -> bool:
             return False
 
 
-def remote(script: str, words: Sequence[str]) -> str:
-    """A command line for the host's login shell, whichever it is: it starts a POSIX one that speaks English."""
-    return " ".join(("exec env LC_ALL=C sh -c", *(_quoted(word) for word in (script, "sh", *words))))
+def remote(script: str, arguments: Sequence[str]) -> str:
+    """Return a command line for the host's login shell, of any kind, that runs a POSIX sh with English messages."""
+    return " ".join(("exec env LC_ALL=C sh -c", *(_quoted(word) for word in (script, "sh", *arguments))))
 
 
 def _quoted(word: str) -> str:
+    """Quote a word for every login shell."""
     # fish treats `\` inside single quotes as an escape, so backslashes go in double quotes, doubled.
-    return "'" + re.sub(r"['\\]+", lambda found: "'\"" + found[0].replace("\\", "\\\\") + "\"'", word) + "'"
+    return "'" + re.sub(r"['\\]+", lambda match: "'\"" + match[0].replace("\\", "\\\\") + "\"'", word) + "'"

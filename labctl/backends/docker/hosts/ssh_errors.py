@@ -1,4 +1,4 @@
-"""What ssh prints when it cannot reach a host, as an error with the command to type next."""
+"""Errors of ssh in plain words, with the command to type next."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from labctl.errors import HostError
 
 _CLOSED = r"(?i)kex_exchange_identification|Connection (closed|reset) by|banner exchange: .*(closed|reset)"
 _CHANGED = "HOST IDENTIFICATION HAS CHANGED"
-# Lines of either end of what a host says that are read, and characters of each.
+# Lines to keep from the beginning and from the end of an output, and characters of each.
 LINES, LENGTH = 100, 500
 
 
 def destination(target: InventoryHost) -> str:
-    """The name that ssh is given: it may be an alias of the person's own config."""
+    """Return the name that ssh connects to, which may be an alias of the user's ssh config."""
     return target.address or target.name
 
 
 def options(target: InventoryHost) -> tuple[str, ...]:
-    """The ssh options that the inventory asks for."""
+    """Return the ssh options that the inventory sets."""
     user = ("-l", target.user) if target.user else ()
-    # Where a key is named, the agent's other keys must not use up the tries that sshd grants.
+    # With a named key, the agent's other keys must not use up sshd's limit of attempts.
     key = (*_identity(target), "-o", "IdentitiesOnly=yes") if target.key else ()
     return (*user, *_port(target), *key)
 
 
 def command(target: InventoryHost, *more: str) -> str:
-    """The command that a person types to reach the host."""
+    """Return the command that the user types to reach the host."""
     return shlex.join(("ssh", *options(target), *more, destination(target)))
 
 
 def named(target: InventoryHost) -> str:
-    """The host's name, and its address where that is another."""
+    """Return the host's name, with its address if that differs."""
     return f"{target.name} ({target.address})" if target.address not in ("", target.name) else target.name
 
 
 def is_transient(stderr: str) -> bool:
-    """Whether sshd closed the connection before login, as it does while too many log in at once (MaxStartups)."""
+    """Tell if sshd closed the connection before login, as with too many parallel logins (MaxStartups)."""
     return bool(re.search(_CLOSED, stderr)) and "Permission denied" not in stderr
 
 
 def distrusted(stderr: str) -> bool:
-    """Whether the host key has changed, also where ssh went on nevertheless."""
+    """Tell if the host key has changed, even if ssh continued nevertheless."""
     return _CHANGED in stderr
 
 
 def error(target: InventoryHost, text: str, hint: str = "") -> HostError:
-    """An error of this host; without a hint of its own, how to get there."""
+    """Return an error of this host; the default hint is the command to reach it."""
     return HostError(f"{named(target)}: {text}", hint=hint or command(target), node=target.name)
 
 
@@ -62,35 +62,35 @@ def noisy_shell(target: InventoryHost, output: str) -> HostError:
 
 
 def excerpt(text: str) -> str:
-    """The text, less the middle of what is far longer than anything that ssh prints: a host can make it say that."""
+    """Return the text without its middle, if it is far longer than ssh's messages: the host controls its length."""
     lines = text.splitlines(keepends=True)
     ends = lines if len(lines) <= 2 * LINES else lines[:LINES] + lines[-LINES:]
     return "".join(line if len(line) <= LENGTH else f"{line[:LENGTH]}\n" for line in ends)
 
 
-def why(target: InventoryHost, said: str) -> HostError:  # noqa: PLR0911 - a cause each
-    """The error behind what ssh, or the host through it, printed to its standard error."""
-    stderr = excerpt(said)
+def why(target: InventoryHost, output: str) -> HostError:  # noqa: PLR0911 - a cause each
+    """Return the error that explains the standard error of ssh, or of the host through it."""
+    stderr = excerpt(output)
     verbose, where = command(target, "-v"), target.where or "the inventory"
     if distrusted(stderr):
         text = "host key has changed: host was reinstalled, or the connection is intercepted"
         return error(target, text, f"if it was reinstalled: {_forget(target, stderr)}; {command(target)}")
     if re.search(r"Host key verification failed|No \S+ host key is known", stderr):
         return error(target, "host key is not known", f"{command(target)}   (once; compare the key)")
-    if found := re.search(r"Could not resolve hostname (.*)", stderr):
+    if match := re.search(r"Could not resolve hostname (.*)", stderr):
         source = f" in {target.where}" if target.where else ""
         hint = f"write `{target.name} address=...`{source}, or a Host in ~/.ssh/config"
-        return error(target, f"address not found: {found[1]}", hint)
-    if found := re.search(r"(?:(\S+)@\S+: )?(?:Permission denied \((.*)\)|(Too many authentication failures))", stderr):
-        return _denied(target, stderr, found[1] or target.user, found[2] or found[3])
-    if found := re.search(r"(?:port (\d+): )?Connection refused", stderr):
-        text = f"no sshd on {f'port {found[1]}' if found[1] else 'its port'}: connection refused"
+        return error(target, f"address not found: {match[1]}", hint)
+    if match := re.search(r"(?:(\S+)@\S+: )?(?:Permission denied \((.*)\)|(Too many authentication failures))", stderr):
+        return _denied(target, stderr, match[1] or target.user, match[2] or match[3])
+    if match := re.search(r"(?:port (\d+): )?Connection refused", stderr):
+        text = f"no sshd on {f'port {match[1]}' if match[1] else 'its port'}: connection refused"
         return error(target, text, f"start sshd there, or set `port=` in {where}; {verbose}")
     silence = r"(Connection|Operation) timed out|No route to host|Network is unreachable|port \d+ timed out"
-    if found := re.search(silence, stderr):
-        return error(target, f"unreachable: {found[0].strip().lower()}", _ping(target))
-    if found := re.search(r"Unmatched ['\"`].*", stderr):
-        text = f"its login shell is not POSIX, such as csh or tcsh: it prints `{found[0]}`"
+    if match := re.search(silence, stderr):
+        return error(target, f"unreachable: {match[0].strip().lower()}", _ping(target))
+    if match := re.search(r"Unmatched ['\"`].*", stderr):
+        text = f"its login shell is not POSIX, such as csh or tcsh: it prints `{match[0]}`"
         return error(target, text, f"{command(target, '-t')} chsh -s /bin/sh")
     if is_transient(stderr):
         text = "closed the connection before login (sshd MaxStartups reached, or this client is blocked)"
@@ -100,7 +100,7 @@ def why(target: InventoryHost, said: str) -> HostError:  # noqa: PLR0911 - a cau
 
 
 def _denied(target: InventoryHost, stderr: str, user: str, methods: str) -> HostError:
-    """Permission denied, with what ssh says of the key, and what to do about that."""
+    """Return the error of a denied login, with ssh's message about the key, and the command to fix it."""
     key, path, where = target.key, shlex.quote(target.key), target.where or "the inventory"
     text = f"permission denied for {user or 'this user'}{f' with the key {key}' if key else ''} ({methods})"
     if trouble := re.search(r"^(.*(?:not accessible|Load key|Permissions \S+ for).*)$", stderr, re.MULTILINE):
@@ -115,7 +115,7 @@ def _denied(target: InventoryHost, stderr: str, user: str, methods: str) -> Host
 
 
 def _forget(target: InventoryHost, stderr: str) -> str:
-    """The command that removes the host's old key from the known_hosts file that ssh names."""
+    """Return the command that removes the host's old key from the known_hosts file that ssh names."""
     name = re.search(r"Host key for (\S+) has changed", stderr) or re.search(r'-R "([^"]+)"', stderr)
     file = re.search(r"Offending \S+ key in (.+):\d+", stderr)
     plain = destination(target) if target.port in (0, 22) else f"[{destination(target)}]:{target.port}"
@@ -135,7 +135,7 @@ def _port(target: InventoryHost) -> tuple[str, ...]:
 
 
 def ssh_reason(stderr: str) -> str:
-    """The line of ssh's output that says why."""
+    """Return the line of ssh's output with the reason."""
     if distrusted(stderr):
         return "host key is not the pinned one (REMOTE HOST IDENTIFICATION HAS CHANGED)"
     lines = [line for line in stderr.splitlines() if line.strip()]
