@@ -1,7 +1,7 @@
 """The devcontainer.json that attaches VS Code, or the devcontainers CLI, to a lab's launcher.
 
 Keys: containers.dev/implementors/json_reference. It names the Compose project, file and service of the running
-launcher, and nothing that would make the CLI build, change or stop the lab's containers.
+launcher, and has no key that would make the CLI build, change or stop the lab's containers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PATH = ".devcontainer/devcontainer.json"
 
 
 class DevcontainerFile(Struct, frozen=True):
-    """The devcontainer file of a lab directory, and whether it was changed."""
+    """The devcontainer file of a lab directory; ``changed`` if it was written now."""
 
     file: str
     folder: str
@@ -42,13 +42,13 @@ def write(directory: Path, settings: Settings, program: str, *, force: bool) -> 
 
 
 def render(lab: str, project: str, program: str) -> File:
-    """The file for a lab with its workspace at ``project``; ``program`` is the path of labctl."""
+    """Return the file for a lab with its workspace at ``project``; ``program`` is the path of labctl."""
     running = f"docker container inspect --format '{{{{.State.Running}}}}' {container_of(lab, LAUNCHER)}"
     content = {
         "name": f"labctl {lab}",
-        # Not where the launcher is running, even with an outdated image.
+        # `up` only if the launcher is not running: it would replace one with an outdated image.
         "initializeCommand": f'[ "$({running} 2>&1)" = true ] || {shlex.quote(program)} up',
-        # The first node's file holds the launcher, whatever the number of nodes.
+        # The first node's file has the launcher, whatever the number of nodes.
         "dockerComposeFile": f"../{compose_path('worker-0')}",
         "service": LAUNCHER,
         "runServices": [LAUNCHER],
@@ -63,20 +63,21 @@ def render(lab: str, project: str, program: str) -> File:
 
 
 def sealed(content: dict[str, Any]) -> str:
-    """The content as JSON with its own digest, which shows later whether it was edited."""
+    """Return the content as JSON that includes its own digest, which reveals later edits."""
     customizations = {**content["customizations"], "labctl": {"digest": digest(content)}}
     return json.dumps({**content, "customizations": customizations}, indent=2) + "\n"
 
 
 def is_ours(text: str) -> bool:
-    """Whether labctl wrote this text and it was not edited."""
+    """Tell if labctl wrote this text and it was not edited since."""
     try:
         content = json.loads(text)
-        found = content["customizations"].pop("labctl")["digest"]
+        recorded = content["customizations"].pop("labctl")["digest"]
     except (ValueError, KeyError, TypeError, AttributeError):
         return False
-    return bool(found == digest(content))
+    return bool(recorded == digest(content))
 
 
 def digest(content: dict[str, Any]) -> str:
+    """Return 16 hexadecimal digits of the content's SHA-256."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""The templates in ``compose/``; every value that they place goes through a filter that makes it data."""
+"""Renders the templates in ``compose/``; every value in them passes a filter that quotes it."""
 
 from __future__ import annotations
 
@@ -32,36 +32,37 @@ from labctl.system import files
 from labctl.system.templates import template, yaml_string
 
 CHECK_INTERVAL = 15
-"""Seconds between two health checks of a node."""
+"""Seconds between health checks of a node."""
 NODES_PER_CORE = 4
-"""Nodes of which a core is checked that often: a check takes 0.13 s of it."""
+"""Maximum nodes per core at that interval: a check takes 0.13 s of a core."""
 FILES, FILES_PER_RANK = 64, 4
-"""Open files of a process that talks to every rank: with 1024, training on 32 nodes of 8 ranks begins, on more not."""
+"""Open files of a process that connects to every rank: 1024 are enough for 32 nodes of 8 ranks, but not for more."""
 USUAL_FILES = 1024
-"""What hosts allow a process that asks for nothing."""
+"""Default limit of open files on hosts."""
 
 
 def nodes_on_a_host(lab: Lab) -> int:
+    """Return the number of nodes per host: all of them, or 1 in a lab of several hosts."""
     return len(lab.nodes) if lab.network == "bridge" else 1
 
 
 def check_interval(lab: Lab, host: Host) -> int:
-    """Seconds between two health checks of a node: longer where many share a core, which would do little else."""
+    """Return the seconds between health checks of a node: more if many nodes share a core."""
     crowd = nodes_on_a_host(lab) / (NODES_PER_CORE * max(1, len(host.cpus)))
     return CHECK_INTERVAL * max(1, math.ceil(crowd))
 
 
 def files_needed(lab: Lab) -> int:
-    """Files that one process of a run may have open at once."""
+    """Return the number of files that a process of a run may have open at once."""
     return FILES + FILES_PER_RANK * sum(node.slots for node in lab.nodes)
 
 
 def neighbours_needed(lab: Lab) -> int:
-    """Entries of a host's neighbour table, which all of its containers share, when every node talks to every other."""
+    """Return the entries in a host's neighbour table, shared by its containers, if all nodes are connected."""
     return nodes_on_a_host(lab) * (len(lab.nodes) + 1)
 
 
-# Root may not do in a container what no capability allows; these are what sshd and the node's start cannot do without.
+# Capabilities that sshd and the entrypoint need: containers drop all others, so that root in them is restricted.
 SSHD_CAPABILITIES = (
     ("AUDIT_WRITE", "sshd records logins where the kernel audits, and ends the session if it may not"),
     ("SETGID", "sshd and the entrypoint become the lab's user"),
@@ -72,16 +73,16 @@ LAUNCHER_CAPABILITIES = (
     ("SETGID", "the entrypoint becomes the lab's user"),
     ("SETUID", "the entrypoint becomes the lab's user"),
 )
-# A loopback address beside the usual one, which the kernel answers to all the same.
+# A second loopback address, which the kernel answers as well.
 BESIDE = "127.0.0.2"
-# What the template says in place of the digest of its own text; a value with these quotes would have them escaped.
+# The template's placeholder for the digest of its text; a value cannot contain it, as its quotes are escaped.
 UNSEALED = 'labctl.config-hash: ""'
 # Keys of a service in compose.override.yml that may set limits: then these are not compared.
 LIMITING = {"mem_limit", "cpus", "cpu_shares", "cpu_quota", "cpuset", "pids_limit", "deploy", "extends", "<<"}
 
 
 class RenderedFiles(Struct, frozen=True, kw_only=True):
-    """The nodes whose files were rendered below ``directory``, and the files that changed."""
+    """The nodes whose files were rendered below ``directory``, and the changed files."""
 
     lab: str
     directory: str
@@ -90,7 +91,7 @@ class RenderedFiles(Struct, frozen=True, kw_only=True):
 
 
 def render(lab: Lab) -> tuple[File, ...]:
-    """Every file that the lab's nodes get, but keys and secrets, which are made or written apart."""
+    """Render the files of all nodes, except keys and secrets, which are written separately."""
     names = extra_hosts(lab)
     files = [
         file
@@ -102,10 +103,10 @@ def render(lab: Lab) -> tuple[File, ...]:
 
 
 def extra_hosts(lab: Lab) -> dict[str, str]:
-    """The names of all nodes with their addresses, one line each, for labs whose network has no DNS for them; by role.
+    """Return the ``extra_hosts`` lines with all nodes' addresses, by role; empty if the network has DNS.
 
-    The launcher has the first node's address. Open MPI and Horovod would take that node for the machine they run on
-    and start its ranks in the launcher, so there it goes by an address that no interface has.
+    The launcher shares the first node's address. Open MPI and Horovod would take that node for their own machine and
+    start its ranks in the launcher, so there the node's name gets an address that no interface has.
     """
     if lab.network == "bridge":
         return {}
@@ -119,7 +120,7 @@ def name_line(name: str, address: str) -> str:
 
 
 def render_node(lab: Lab, node: Node, names: Mapping[str, str]) -> File:
-    """The compose file of one node; the first node's also holds the launcher. ``names`` is what extra_hosts gives."""
+    """Render the compose file of a node; the first node's also has the launcher. ``names`` as from ``extra_hosts``."""
     host = lab.host(node.host)
     services = [worker(lab, node, host)]
     if node is lab.nodes[0]:
@@ -137,7 +138,7 @@ def render_node(lab: Lab, node: Node, names: Mapping[str, str]) -> File:
         names=names,
         secrets=[(f"{service['name']}-{name}", path) for service in services for name, path in service["secrets"]],
     )
-    # The label lets `up` see from the container alone whether it was made from this very text and these secrets.
+    # The label tells `up` if a container was made from this exact text and these secrets.
     sealed = "".join(f"{name}\0{value.reveal()}\0" for name, value in lab.secrets)
     text = content + sealed + "".join(file.content for file in added)
     digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
@@ -145,28 +146,30 @@ def render_node(lab: Lab, node: Node, names: Mapping[str, str]) -> File:
 
 
 def overrides(lab: Lab, node: Node) -> tuple[File, ...]:
-    """What a person adds to the services of a node's file, for compose to merge; none where that is nothing."""
+    """Return the user's additions to the services of a node's file, for compose to merge; empty without any."""
     services = (node.name, LAUNCHER) if node is lab.nodes[0] else (node.name,)
     content = override.text(lab.override, services)
     return (File(path=override_path(node.name), content=content),) if content else ()
 
 
 def links(node: Node) -> tuple[File, ...]:
-    """Its devices' names below ``/dev/dri/by-path``, and none of a card that it does not have."""
+    """Return the by-path links of a node's devices, and of no other card."""
     folder = f"{node_directory(node.name)}/by-path"
     return tuple(File(path=f"{folder}/{name}", content=target, link=True) for name, target in node.devices.links)
 
 
 def watch(lab: Lab, node: Node) -> tuple[File, ...]:
-    """What the node's agent looks at to tell whether its devices are there."""
-    what = accelerators.get(lab.accelerator).watch
-    if not what or not node.devices.devices:
+    """Return the description of the devices that the node's agent checks; empty without devices."""
+    description = accelerators.get(lab.accelerator).watch
+    if not description or not node.devices.devices:
         return ()
-    return (File(path=f"{node_directory(node.name)}/ssh/devices.json", content=f"{json.dumps(to_builtins(what))}\n"),)
+    return (
+        File(path=f"{node_directory(node.name)}/ssh/devices.json", content=f"{json.dumps(to_builtins(description))}\n"),
+    )
 
 
 def lease_mounts(node: Node, host: Host) -> tuple[Mount, ...]:
-    """The locks of a node's devices and no others: the node takes all that it finds there."""
+    """Return the mounts of the locks of a node's devices only: the node takes every lock that it sees."""
     return tuple(
         Mount(source=str(lease_path(host.locks, device)), target=f"/etc/lab/leases/{lease_name(device)}")
         for device in node.devices.devices
@@ -174,18 +177,18 @@ def lease_mounts(node: Node, host: Host) -> tuple[Mount, ...]:
 
 
 def lease_holder(lab: Lab, node: Node, host: Host) -> Pairs:
-    """What the node writes into the locks that it takes."""
+    """Return the variable with the text that the node writes into its locks."""
     holder = {"lab": lab.name, "node": node.name, "directory": str(lab.directory), "uid": host.uid}
     return (("LAB_LEASE", json.dumps(holder)),) if node.devices.devices else ()
 
 
 def shared_mounts(lab: Lab, host: Host) -> tuple[Mount, ...]:
-    """What every container of the lab sees, by its path on this host."""
+    """Return the mounts that every container of the lab has, with their paths on this host."""
     return tuple(mount._replace(source=path_on(lab, host, mount.source)) for mount in lab.mounts)
 
 
 def worker(lab: Lab, node: Node, host: Host) -> dict[str, Any]:
-    """The service of a node, as the template needs it."""
+    """Return the values of a worker's service for the template."""
     directory, cpuset = node_directory(node.name), ",".join(map(str, node.cpuset))
     variables = dict(node.devices.environment)
     variables["OMP_NUM_THREADS"] = str(max(1, len(node.cpuset or host.cpus) // node.slots))
@@ -216,9 +219,9 @@ def worker(lab: Lab, node: Node, host: Host) -> dict[str, Any]:
 
 
 def launcher(lab: Lab, host: Host) -> dict[str, Any]:
-    """The container where launch commands run: no devices, no sshd, the only private key."""
+    """Return the values of the launcher's service: no devices, no sshd, the only private key."""
     first = lab.nodes[0]
-    # An editor that is attached here changes workloads; ranks, which workers run, may not. What was sent stays.
+    # An editor attached to the launcher may change workloads; ranks on workers may not. Pushed copies stay read-only.
     edited = () if sent(host) else (f"{lab.project_path}/workloads",)
     shared = shared_mounts(lab, host)
     mounts = [mount._replace(read_only=mount.read_only and mount.target not in edited) for mount in shared]
@@ -246,10 +249,10 @@ def limits(lab: Lab, service: str, cpuset: str) -> str:
 
 
 def environment(lab: Lab, host: Host, more: Mapping[str, str]) -> Pairs:
-    """The container's environment: the node's own, then the lab's, whose extra variables win."""
+    """Return a container's environment: the node's, then ``more``, then the lab's, which overrides both."""
     node = {"LAB_NAME": lab.name, "LAB_UID": str(host.uid), "LAB_GID": str(host.gid), "LAB_SSH_PORT": str(lab.ssh_port)}
     if lab.network == "host":
-        # The host's other networks have no business with the lab's sshd.
+        # Keep the lab's sshd off the host's other networks.
         node["LAB_SSH_ADDRESS"] = f"{host.address} {BESIDE}" if host.name == lab.nodes[0].host else host.address
     network = {"GLOO_SOCKET_IFNAME": host.interface, **dict.fromkeys(OPEN_MPI_NETWORK, lab.addresses)}
     return tuple({**node, **network, **more, **dict(lab.environment)}.items())

@@ -1,4 +1,4 @@
-"""The lab's ssh keys: one identity for the launcher, one host key per worker, all ed25519, made once."""
+"""The lab's ssh keys: an identity for the launcher and a host key per worker, all ed25519, created once."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ HOST_KEY = "ssh_host_ed25519_key"
 IDENTITY = "id_ed25519"
 BEGIN, END = (f"-----{word} OPENSSH PRIVATE KEY-----" for word in ("BEGIN", "END"))
 ED25519 = b"\0\0\0\x0bssh-ed25519\0\0\0\x20"
-"""What precedes the 32 bytes of a public key."""
+"""Bytes before the 32 bytes of a public key."""
 HEADER = b"openssh-key-v1\0" + b"\0\0\0\4none" * 2 + b"\0\0\0\0" + b"\0\0\0\1" + b"\0\0\0\x33" + ED25519
-"""What precedes the public key in a file without a passphrase: no cipher, no key derivation, one key."""
+"""Bytes before the public key in a file without a passphrase: no cipher, no key derivation, a single key."""
 
 
 def missing(lab: Lab) -> frozenset[str]:
-    """Containers whose private key is not on disk; without the identity, all of them hold the wrong public one."""
+    """Return the containers without their private key; all of them if the identity is missing."""
     nodes = {node.name for node in lab.nodes}
     if not (launcher_directory(lab) / IDENTITY).is_file():
         return frozenset((LAUNCHER, *nodes))
@@ -28,23 +28,24 @@ def missing(lab: Lab) -> frozenset[str]:
 
 
 def ensure(lab: Lab) -> None:
-    """Make what is missing or broken, then write what follows from it: ``authorized_keys`` and ``known_hosts``.
+    """Create missing or broken keys, then write ``authorized_keys`` and ``known_hosts`` to match.
 
-    A worker's private host key lies only in that worker's directory, the identity only in the launcher's.
+    A worker's private host key is only in that worker's directory, the identity only in the launcher's.
     """
     for path, content in public_files(lab, ensure_pair):
         write(path, content)
 
 
 def outdated(lab: Lab) -> tuple[str, ...]:
-    """The files that ``ensure`` would write, relative to the lab directory."""
+    """Return the files that ``ensure`` would write, relative to the lab directory."""
     changed = []
 
     def public(path: Path) -> str:
-        found = public_of(path)
-        if found is None:
+        """Return a public key, noting the private key if it is missing."""
+        line = public_of(path)
+        if line is None:
             changed.append(path)
-        return found or ""
+        return line or ""
 
     for path, content in public_files(lab, public):
         if _text(path) != content:
@@ -53,7 +54,7 @@ def outdated(lab: Lab) -> tuple[str, ...]:
 
 
 def public_files(lab: Lab, public: Callable[[Path], str]) -> Iterator[tuple[Path, str]]:
-    """The files that hold public keys; ``public`` is asked for that of each private key."""
+    """Yield the files with public keys and their contents; ``public`` returns the public key of a private key."""
     launcher, known_hosts = launcher_directory(lab), ""
     identity = public(launcher / IDENTITY)
     for node in lab.nodes:
@@ -64,7 +65,7 @@ def public_files(lab: Lab, public: Callable[[Path], str]) -> Iterator[tuple[Path
 
 
 def unpinned(lab: Lab) -> frozenset[str]:
-    """Workers whose host key differs from the launcher's known_hosts, or that do not accept the launcher's key."""
+    """Return the workers that the launcher cannot log in to: unknown host key, or launcher's key not accepted."""
     launcher = launcher_directory(lab)
     identity = admitted(lab, public_of(launcher / IDENTITY) or "")
     pins = set(_text(launcher / "known_hosts").splitlines(keepends=True))
@@ -77,9 +78,9 @@ def unpinned(lab: Lab) -> frozenset[str]:
 
 
 def private(lab: Lab) -> tuple[Path, ...]:
-    """The private keys that are on disk."""
-    wanted = (launcher_directory(lab) / IDENTITY, *(ssh_directory(lab, node.name) / HOST_KEY for node in lab.nodes))
-    return tuple(path for path in wanted if path.is_file())
+    """Return the existing private keys."""
+    keys = (launcher_directory(lab) / IDENTITY, *(ssh_directory(lab, node.name) / HOST_KEY for node in lab.nodes))
+    return tuple(path for path in keys if path.is_file())
 
 
 def launcher_directory(lab: Lab) -> Path:
@@ -91,12 +92,12 @@ def ssh_directory(lab: Lab, node: str) -> Path:
 
 
 def pin(lab: Lab, node: str, public: str) -> str:
-    """A worker's line in the launcher's ``known_hosts``."""
+    """Return a worker's line in the launcher's ``known_hosts``."""
     return f"[{node}]:{lab.ssh_port} {public}\n"
 
 
 def admitted(lab: Lab, identity: str) -> str:
-    """What a worker's ``authorized_keys`` holds."""
+    """Return the content of a worker's ``authorized_keys``."""
     return f"restrict,pty {identity} labctl-{lab.name}\n"
 
 
@@ -108,7 +109,7 @@ def _text(path: Path) -> str:
 
 
 def ensure_pair(path: Path) -> str:
-    """The public key of the private key at this path, made now if there is none that can be read."""
+    """Return the public key of a private key file, which is created if it is missing or unreadable."""
     public = public_of(path)
     if public is None:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -121,9 +122,9 @@ def ensure_pair(path: Path) -> str:
 
 
 def public_of(path: Path) -> str | None:
-    """The public line of a private key file, or None where it is missing or broken.
+    """Return the public line of a private key file; None if it is missing or broken.
 
-    Such a file holds the public key in clear, before the private section, which repeats it (PROTOCOL.key of OpenSSH).
+    The file has the public key in clear before the private section, which repeats it (PROTOCOL.key of OpenSSH).
     """
     try:
         text = path.read_text(encoding="utf-8").strip()
