@@ -1,9 +1,9 @@
-"""What probes found out about engines, kept in the lab's directory until the next probe."""
+"""Results of probes of engines, cached in the lab's directory until the next probe."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +18,23 @@ from labctl.system.files import write
 from labctl.system.hostpath import HostPath
 
 FILES = ".lab/engine-cache"
-"""A file for each host."""
+"""Folder of the cache, with a file per host; relative to the lab directory."""
 
 
 def kept(directory: Path, host: str, engine: Capabilities | None) -> dict[str, Any]:
-    """What is kept of this host's engine, or of the last one there where none is asked; empty where it was another."""
+    """Return the cached results for a host's engine, or its last engine if None; empty if the engine changed."""
     try:
-        found = json.loads((directory / FILES / f"{host}.json").read_text())
+        results = json.loads((directory / FILES / f"{host}.json").read_text())
     except (OSError, ValueError):
         return {}
-    if not isinstance(found, dict) or (engine and found.get("daemon") != engine.identity()):
+    if not isinstance(results, dict) or (engine and results.get("daemon") != engine.identity()):
         return {}
-    return found
+    return results
 
 
-def keep(directory: Path, host: str, engine: Capabilities, **found: Any) -> None:
-    """Keep more of what was found out; of another engine nothing is kept."""
-    document = {**kept(directory, host, engine), "daemon": engine.identity(), **found}
+def keep(directory: Path, host: str, engine: Capabilities, **results: Any) -> None:
+    """Add results to a host's cache; results of another engine are dropped."""
+    document = {**kept(directory, host, engine), "daemon": engine.identity(), **results}
     write(directory / FILES / f"{host}.json", json.dumps(document, indent=2) + "\n")
 
 
@@ -42,7 +42,7 @@ NEIGHBOURS = "proc/sys/net/ipv4/neigh/default/gc_thresh3"
 
 
 def wanted(settings: Settings) -> Limits:
-    """The limits that the settings ask for."""
+    """Return the limits that the settings ask for."""
     return Limits(
         memlock=settings.number("LAB_MEMLOCK"),
         stack=settings.number("LAB_STACK"),
@@ -52,43 +52,48 @@ def wanted(settings: Settings) -> Limits:
 
 
 def pairs(settings: Settings) -> dict[str, tuple[str, int]]:
-    """Those of the wanted limits that a daemon may refuse, by the word under which its answer is kept."""
+    """Return the limits that a daemon may refuse, as name and value by the key of the cached result."""
     return {f"{name}={value}": (name, value) for name, value in wanted(settings).ulimits.items()}
 
 
 def probe(settings: Settings, directory: Path, image: str, host: str, engine: Capabilities) -> tuple[str, ...]:
-    """Ask a daemon for those limits that it was never asked for, and keep what it says; the names of those it refuses.
+    """Probe a daemon for limits not probed before, and cache the results; return the names of refused limits.
 
-    What was found is kept per daemon, and doctor tries again what was refused.
+    A refused limit is probed again by doctor only.
     """
-    found = kept(directory, host, engine)
-    if not (unknown := unprobed(settings, found)):
+    cached = kept(directory, host, engine)
+    if not (unknown := unprobed(settings, cached)):
         return ()
-    lab, known = settings.text("LAB_NAME"), found.get("limits", {})
-    # One by one only where a throw-away container with all of them fails.
+    lab, limits = settings.text("LAB_NAME"), cached.get("limits", {})
+    # One by one only if a throw-away container with all of them fails.
     together = engine.grants(lab, image, tuple(unknown.values()))
-    known |= {key: together or engine.grants(lab, image, (pair,)) for key, pair in unknown.items()}
-    keep(directory, host, engine, limits=known)
-    return tuple(name for key, (name, _) in pairs(settings).items() if not known[key])
+    limits |= {key: together or engine.grants(lab, image, (pair,)) for key, pair in unknown.items()}
+    keep(directory, host, engine, limits=limits)
+    return tuple(name for key, (name, _) in pairs(settings).items() if not limits[key])
 
 
-def unprobed(settings: Settings, found: dict[str, Any]) -> dict[str, tuple[str, int]]:
-    """The limits that were never asked for, by what is ``kept`` of a daemon."""
-    return {key: pair for key, pair in pairs(settings).items() if key not in found.get("limits", {})}
+def unprobed(settings: Settings, cached: dict[str, Any]) -> dict[str, tuple[str, int]]:
+    """Return the limits that were never probed, given the cached results of a daemon."""
+    return {key: pair for key, pair in pairs(settings).items() if key not in cached.get("limits", {})}
 
 
 def granted(settings: Settings, directory: Path, hosts: Collection[str]) -> Limits:
-    """The wanted limits less those that some host's daemon refused or was never asked for: its own default stays."""
-    found = [kept(directory, host, None) for host in hosts]
-    # A host that was never asked for any takes nothing from those that were.
-    known = [one.get("limits", {}) for one in found if one] or [{}]
-    refused = [name for key, (name, _) in pairs(settings).items() if not all(one.get(key) for one in known)]
+    """Return the limits of the settings, without those that some daemon refused or was not probed for."""
+    cached = [kept(directory, host, None) for host in hosts]
+    # A host that was never probed does not restrict the others.
+    probed = [results.get("limits", {}) for results in cached if results] or [{}]
+    common = set.intersection(*map(_granted_keys, probed))
+    refused = [name for key, (name, _) in pairs(settings).items() if key not in common]
     left_out: dict[str, Any] = dict.fromkeys(refused)
     return replace(wanted(settings), **left_out)
 
 
+def _granted_keys(limits: Mapping[str, bool]) -> set[str]:
+    return {key for key, is_granted in limits.items() if is_granted}
+
+
 def with_files(lab: Lab) -> Lab:
-    """The lab with as many open files as its hosts are known to allow, where that matters."""
+    """Return the lab, with its hosts' maximum of open files if those refused to raise the default and it is too low."""
     if not lacks_files(lab):
         return lab
     allowed = [kept(lab.directory, host.name, None).get("files") for host in lab.hosts]
@@ -97,18 +102,18 @@ def with_files(lab: Lab) -> Lab:
 
 
 def lacks_files(lab: Lab) -> bool:
-    """Whether hosts refused to raise the number of open files, and the usual is too few."""
+    """Tell if hosts refused to raise the number of open files, and the default is too low for the lab."""
     return lab.limits.nofile is None and render.files_needed(lab) > render.USUAL_FILES
 
 
 def ask_files(lab: Lab, host: str, engine: Capabilities) -> None:
-    """Find out, once, how many open files a process in a container of this host may have at most."""
+    """Probe and cache the maximum of open files in a container of this host, unless it is cached."""
     if kept(lab.directory, host, engine).get("files") is None:
         keep(lab.directory, host, engine, files=engine.most_files(lab.name, lab.image))
 
 
 def require_files(lab: Lab) -> None:
-    """HostError where a launcher of this lab would run out of files: it says how many that takes and what raises it."""
+    """Raise HostError if a launcher of this lab would run out of open files."""
     needed, allowed = render.files_needed(lab), lab.limits.nofile
     if allowed is not None and allowed < needed:
         ranks = sum(node.slots for node in lab.nodes)
@@ -119,9 +124,9 @@ def require_files(lab: Lab) -> None:
 
 
 def neighbours_lacking(lab: Lab, root: HostPath) -> tuple[int, int] | None:
-    """Entries that this host's neighbour table has, and those that the lab takes, where that is more.
+    """Return the size of the host's neighbour table and the entries that the lab needs; None if it suffices.
 
-    The kernel has one table for all containers together: arp(7), gc_thresh3.
+    The kernel has a single table for all containers: arp(7), gc_thresh3.
     """
     try:
         allowed = int((root / NEIGHBOURS).read_text())
@@ -132,10 +137,10 @@ def neighbours_lacking(lab: Lab, root: HostPath) -> tuple[int, int] | None:
 
 
 def try_again(settings: Settings, lab: Lab, host: str, engine: Capabilities, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of these limits, refused before, that this host can raise now; they are in force from the next `up`."""
+    """Probe refused limits again and cache them; return those granted now, which apply from the next `up`."""
     asked = {name: int(getattr(wanted(settings), name)) for name in names}
     granted = [name for name, value in asked.items() if engine.grants(lab.name, lab.image, ((name, value),))]
     if granted:
-        known = kept(lab.directory, host, engine).get("limits", {})
-        keep(lab.directory, host, engine, limits=known | {f"{name}={asked[name]}": True for name in granted})
+        cached = kept(lab.directory, host, engine).get("limits", {})
+        keep(lab.directory, host, engine, limits=cached | {f"{name}={asked[name]}": True for name in granted})
     return tuple(granted)

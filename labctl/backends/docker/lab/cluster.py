@@ -1,4 +1,4 @@
-"""The hosts of a lab: this machine, or those of the inventory, reached over ssh for the time of one command."""
+"""The hosts of a lab: this machine, or the inventory's hosts, connected over ssh for the time of a command."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
     from labctl.backends.docker.hosts import facts
     from labctl.system import routing
 
-# Seconds in which a host, and then its daemon, answers.
+# Timeouts in seconds of a host, and of its daemon.
 REACHING = 20
 ANSWERING = 20
 THIS_MACHINE = (InventoryHost(name=HERE),)
 """The inventory of a lab on this machine."""
 FACTS = ".lab/facts"
-"""What hosts reported when they were last reached, in the lab directory: used for those that do not answer, so that
-nothing changes for the others."""
+"""Folder of the hosts' last reports, in the lab directory. They stand in for unreachable hosts, so that nothing changes
+for the others."""
 FILES = ".labctl"
-"""Where a lab's files are on a host, in the user's home directory there."""
+"""Folder of labs' files on a host, in the user's home directory."""
 
 T = TypeVar("T")
 
 
 class DetectedHardware(Struct, frozen=True, kw_only=True):
-    """The hosts as they were found, and those that lack what their nodes ask for."""
+    """The hosts as examined; ``lacking`` are errors of hosts that do not have what their nodes need."""
 
     accelerator: str
     hosts: tuple[Host, ...]
@@ -56,20 +56,20 @@ class DetectedHardware(Struct, frozen=True, kw_only=True):
 
 
 class Cluster(Struct, frozen=True, kw_only=True, dict=True):
-    """The hosts of a lab, connected. This machine is a cluster of one host, named ``HERE``."""
+    """The hosts of a lab, connected. This machine is a cluster of a single host, named ``HERE``."""
 
     settings: Settings
     directory: Path
     engine: Backend
     inventory: tuple[InventoryHost, ...] = THIS_MACHINE
-    """All hosts of the lab, in order, also those that do not answer."""
+    """All hosts of the lab, in order, unreachable hosts included."""
     daemons: Mapping[str, DockerEngine] = field(default_factory=dict)
-    """The Docker daemons of the hosts that answer, for images and doctor; none where the backend is another."""
+    """Docker daemons of the hosts that answer, for images and doctor; empty for another backend."""
     connections: Mapping[str, Connection] = field(default_factory=lambda: {HERE: LocalConnection()})
     dumps: Mapping[str, facts.HostDump] = field(default_factory=dict)
-    """What each host reported, those that do not answer when they were last reached."""
+    """Each host's report; for an unreachable host the last report."""
     failed: Mapping[str, HostError] = field(default_factory=dict)
-    """The hosts that do not answer or cannot take part."""
+    """Errors of hosts that do not answer or are unusable."""
 
     @property
     def network(self) -> Network:
@@ -77,49 +77,53 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def shares_files(self) -> bool:
-        """Whether the hosts see the lab directory itself, so that nothing is pushed to them."""
+        """Tell if the hosts see the lab directory itself, so that nothing is pushed to them."""
         return self.inventory == THIS_MACHINE or bool(self.settings.text("LAB_SHARED_DIR"))
 
     @property
     def remote_hosts(self) -> dict[str, Connection]:
-        """The connections to other machines whose engines answer."""
+        """Connections to other machines whose engines answer."""
         return {name: self.connections[name] for name in self.engine.hosts if name != HERE}
 
     @property
     def sent(self) -> dict[str, str]:
-        """Where the lab's files are on the hosts that answer, as far as they are pushed."""
+        """Directories of the lab's pushed files on the hosts that answer; empty if the hosts share them."""
         return {} if self.shares_files else {host: self.sent_to(host) for host in self.engine.hosts}
 
     def sent_to(self, host: str, name: str = "") -> str:
-        """Where the lab's files are on a host, of this name when they were pushed; empty where it shares them.
+        """Return the directory of the lab's pushed files on a host; empty if the host shares the lab directory.
 
-        Hosts may share a home directory: each has a directory of its own in it.
+        ``name`` is the host's name at the time of the push, if it changed. Hosts may share a home directory: each has
+        its own directory in it.
         """
         if self.shares_files:
             return ""
         return f"{self.dumps[host].home}/{FILES}/{self.settings.text('LAB_NAME')}.{name or host}"
 
     def root(self, host: str) -> HostPath:
-        """The host's root directory, to read its /proc, /sys and /etc."""
+        """Return the host's root directory, to read its /proc, /sys and /etc."""
         from labctl.system.procfs import ROOT
 
         return self.dumps[host].root if host in self.dumps else ROOT
 
     @property
     def placement(self) -> dict[str, str]:
-        """The containers that the settings ask for, and the host of each."""
+        """Host of each container that the settings ask for."""
         return placement(self.settings, self.inventory)
 
     def begin_reach(self, observed: ObservedState) -> EarlyReach | None:
-        """The check over ssh of the workers that the settings ask for, begun; None where one of them is not running."""
+        """Start the check over ssh of the configured workers; return None if one is not running."""
         workers = tuple(name for name, host in self.placement.items() if name != LAUNCHER and host in self.engine.hosts)
         return begin_reach(self.engine, observed, workers)
 
     @once
     def facts(self) -> dict[str, facts.HostFacts]:
-        """What else is known of the hosts that ssh reaches."""
-        reached = {name: one for name, one in self.connections.items() if isinstance(one, SshConnection)}
-        return {name: self.dumps[name].facts_at(one.output_at) for name, one in reached.items()}
+        """Further facts about the hosts that ssh reaches."""
+        return {
+            name: self.dumps[name].facts_at(connection.output_at)
+            for name, connection in self.connections.items()
+            if isinstance(connection, SshConnection)
+        }
 
     @once
     def _hardware(self) -> DetectedHardware:
@@ -127,46 +131,46 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def accelerator(self) -> str:
-        """What the hosts have. Errors as ``detect_hardware``."""
+        """Accelerator of the hosts. Errors as ``detect_hardware``."""
         return self._hardware.accelerator
 
     @property
     def hosts(self) -> tuple[Host, ...]:
-        """The hosts as they were found, less those that were never reached. Errors as ``detect_hardware``."""
+        """The hosts as examined, without hosts that were never reached. Errors as ``detect_hardware``."""
         return self._hardware.hosts
 
     @once
     def image(self) -> str:
-        """The image of the lab's nodes: the base image, or the one with what the settings add to it."""
+        """Image of the lab's nodes: the base image, or the image with the settings' additions."""
         from labctl.backends.docker.images import packages
 
         return packages.tag(self.base_image, packages.of(self.settings))
 
     @property
     def base_image(self) -> str:
-        """The image asked for, or labctl's own for the accelerator."""
+        """The image that the settings name, or labctl's own for the accelerator."""
         return base_image(self.settings, lambda: self.accelerator)
 
     def with_usable_hosts(self) -> Cluster:
-        """A copy without the hosts that lack what their nodes ask for. Errors as ``detect_hardware``."""
+        """Return a copy without the hosts that lack what their nodes need. Errors as ``detect_hardware``."""
         return self.excluding({name: why for name, why in self._hardware.lacking.items() if name not in self.failed})
 
     def excluding(self, failed: Mapping[str, HostError]) -> Cluster:
-        """A copy without the failed hosts. HostError where none is left."""
+        """Return a copy without the failed hosts. HostError if none is left."""
         if not failed:
             return self
-        left = {name: daemon for name, daemon in self.daemons.items() if name not in failed}
-        if not left:
+        daemons = {name: daemon for name, daemon in self.daemons.items() if name not in failed}
+        if not daemons:
             raise_all({**self.failed, **failed})
-        engine = engine_of(self.settings, self.inventory, left)
-        return replace(self, engine=engine, daemons=left, failed={**self.failed, **failed})
+        engine = engine_of(self.settings, self.inventory, daemons)
+        return replace(self, engine=engine, daemons=daemons, failed={**self.failed, **failed})
 
     def capabilities(self, host: Host) -> Capabilities | None:
-        """What the host's engine has and can do; None where it did not answer."""
+        """Return the capabilities of the host's engine; None if it did not answer."""
         return self.engine.capabilities(host.name) if host.name in self.engine.hosts else None
 
     def map_engines(self, ask: Callable[[Host, Capabilities], T]) -> tuple[dict[str, T], Cluster]:
-        """Ask all engines at once: the answers by host, and a copy without the hosts where that failed."""
+        """Query all engines at once; return the answers by host, and a copy without the hosts that failed."""
 
         def work(host: Host) -> T:
             with on_host(host.name):
@@ -176,7 +180,7 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
         return done, self.excluding(failed)
 
     def lab(self, hosts: tuple[Host, ...]) -> Lab:
-        """The lab on these hosts, with the limits that they are known to grant."""
+        """Build the lab on these hosts, with the limits that they are known to grant."""
         from labctl.backends import spec
         from labctl.backends.docker.lab import capabilities
         from labctl.config import override
@@ -205,10 +209,10 @@ def connect(
     demand: bool = True,
     drained: bool = False,
 ) -> Iterator[Cluster]:
-    """The lab's hosts, or ``only`` some, for the time of the block; daemons have so many seconds for an answer.
+    """Connect to the lab's hosts, or ``only`` some, during the block; daemons have ``seconds`` for an answer.
 
-    Those that are drained are left out unless they are asked for, too. HostError where no host answers, if one has to
-    (``demand``); ConfigError where two of them are one machine.
+    Drained hosts are included only if ``drained``. HostError if no host answers, unless ``demand`` is False;
+    ConfigError if two hosts are the same machine.
     """
     every = read_inventory(context.directory, settings, drained=drained)
     if every == THIS_MACHINE:
@@ -220,7 +224,7 @@ def connect(
 
     chosen = tuple(target for target in every if not only or target.name in only)
     with connected(chosen, facts.script(), seconds=REACHING, waits=context.waits) as (reached, unreached):
-        dumps, invalid = map_hosts(lambda one: facts.read(one.output, one.target.name), reached)
+        dumps, invalid = map_hosts(lambda connection: facts.read(connection.output, connection.target.name), reached)
         connections = {name: reached[name] for name in dumps}
         daemons = {name: DockerEngine(connection, seconds=seconds) for name, connection in connections.items()}
         ids, silent = map_hosts(DockerEngine.identity, daemons)
@@ -230,7 +234,6 @@ def connect(
             raise_all(failed)
         for name, connection in connections.items():
             files.write(context.directory / FACTS / name, connection.output)
-        last = {target.name: last_dump(context.directory, target.name) for target in every}
         answering = {name: daemon for name, daemon in daemons.items() if name not in failed}
         yield Cluster(
             settings=settings,
@@ -239,13 +242,13 @@ def connect(
             daemons=answering,
             inventory=every,
             connections=connections,
-            dumps={**{name: dump for name, dump in last.items() if dump}, **dumps},
+            dumps={**_last_dumps(context.directory, every), **dumps},
             failed=failed,
         )
 
 
 def read_inventory(directory: Path, settings: Settings, *, drained: bool = False) -> tuple[InventoryHost, ...]:
-    """The hosts that the settings list, or this machine; those that are drained only where they are asked for."""
+    """Return the hosts that the settings list, or this machine; drained hosts only if ``drained``."""
     name = settings.text("LAB_HOSTS")
     if not name:
         return THIS_MACHINE
@@ -259,43 +262,44 @@ def read_inventory(directory: Path, settings: Settings, *, drained: bool = False
 
 
 def backend_here(seconds: int) -> Backend:
-    """What runs a lab that lists no hosts: this machine's Docker daemon."""
+    """Return the engine of a lab without an inventory: this machine's Docker daemon."""
     return DockerEngine(seconds=seconds)
 
 
 def base_image(settings: Settings, detect: Callable[[], str]) -> str:
-    """The image that a person names; else labctl's own for the accelerator, or what it has of the one a workload needs.
+    """Return the image that the user names, or else labctl's own for the accelerator.
 
-    ``detect`` is asked where the settings do not say which accelerator the hosts have.
+    If a workload names an image, labctl's variant of it for the accelerator. ``detect`` returns the hosts' accelerator;
+    it is called only if the settings do not name one.
     """
     from labctl.backends.docker.images import catalog
 
-    named, wanted = settings.text("LAB_IMAGE"), settings.text("LAB_ACCELERATOR")
-    if named and not settings.origin("LAB_IMAGE").startswith(BY_WORKLOAD):
-        return named
-    accelerator = detect() if wanted == "auto" else wanted
-    own = catalog.name_of(named) or accelerator
-    return catalog.tag(dict(accelerators.get(accelerator).images).get(own, own))
+    image, configured = settings.text("LAB_IMAGE"), settings.text("LAB_ACCELERATOR")
+    if image and not settings.origin("LAB_IMAGE").startswith(BY_WORKLOAD):
+        return image
+    accelerator = detect() if configured == "auto" else configured
+    name = catalog.name_of(image) or accelerator
+    return catalog.tag(dict(accelerators.get(accelerator).images).get(name, name))
 
 
 def placement(settings: Settings, hosts: tuple[InventoryHost, ...]) -> dict[str, str]:
-    """The containers that the settings ask for, by name, and the host of each."""
+    """Return the host of each container that the settings ask for."""
     names = [host.name for host in hosts]
     if len(names) == 1:
-        # More than there are, perhaps: that is known once its devices are.
+        # Possibly more than the host has devices for, which are not known yet.
         names *= settings.number("LAB_NODES") or USUAL_NODES
     return {LAUNCHER: names[0], **{f"worker-{number}": name for number, name in enumerate(names)}}
 
 
 def engine_of(settings: Settings, hosts: tuple[InventoryHost, ...], daemons: Mapping[str, Backend]) -> MultiHostEngine:
-    """These daemons as one engine."""
+    """Combine these daemons into an engine."""
     name = settings.text("LAB_NAME")
     places = {naming.container_of(name, node): host for node, host in placement(settings, hosts).items()}
     return MultiHostEngine(daemons, places)
 
 
 def last_dump(directory: Path, host: str) -> facts.HostDump | None:
-    """What a host reported when it was last reached; None where it never was."""
+    """Return the host's last report; None if it was never reached."""
     from labctl.backends.docker.hosts import facts
 
     try:
@@ -304,39 +308,37 @@ def last_dump(directory: Path, host: str) -> facts.HostDump | None:
         return None
 
 
-def detect_hardware(cluster: Cluster) -> DetectedHardware:
-    """The accelerator, which all hosts must have, and the hosts as they were found.
+def _last_dumps(directory: Path, hosts: tuple[InventoryHost, ...]) -> dict[str, facts.HostDump]:
+    """Return the last report of each host that was ever reached."""
+    dumps = {host.name: last_dump(directory, host.name) for host in hosts}
+    return {name: dump for name, dump in dumps.items() if dump}
 
-    A host that was never reached is left out. HostError where that is the first one, which has the launcher. Where
-    all of them lack the devices that the settings ask for, the settings are wrong: the error is that of the first.
+
+def detect_hardware(cluster: Cluster) -> DetectedHardware:
+    """Return the accelerator, which all hosts must have, and the hosts as examined.
+
+    Hosts that were never reached are left out. HostError if the first host is, which has the launcher. If all hosts
+    lack the devices that the settings ask for, the settings are wrong: raises the first host's error.
     """
     from labctl import accelerators
     from labctl.backends import spec
 
     accelerator = cluster.settings.text("LAB_ACCELERATOR")
     require_shared(cluster)
-    known = [one for one in enumerate(cluster.inventory) if one[1].name in (HERE, *cluster.dumps)]
-    if not known or known[0][0] != 0:
+    reported = [(number, host) for number, host in enumerate(cluster.inventory) if host.name in (HERE, *cluster.dumps)]
+    if not reported or reported[0][0] != 0:
         raise cluster.failed[cluster.inventory[0].name]
-    endpoints = endpoints_of(cluster, [target for _, target in known])
+    endpoints = endpoints_of(cluster, [target for _, target in reported])
     hosts: list[Host] = []
     lacking: dict[str, LabError] = {}
-    for number, target in known:
+    for number, target in reported:
         dump = cluster.dumps.get(target.name)
         try:
-            accelerator, host = observe(accelerator, dump)
+            accelerator, observed = observe(accelerator, dump)
         except HostError as error:
             lacking[target.name] = error
-            _, host = observe(accelerators.CPU, dump)
-        endpoint = endpoints.get(target.name)
-        host = replace(
-            host,
-            number=number,
-            slots=target.slots,
-            address=endpoint.address if endpoint else "",
-            interface=endpoint.interface if endpoint else host.interface,
-            directory=cluster.sent_to(target.name),
-        )
+            _, observed = observe(accelerators.CPU, dump)
+        host = _placed(observed, number, target, cluster, endpoints.get(target.name))
         if cluster.network == "host" and target.name not in lacking:
             try:
                 spec.node_of(cluster.settings, accelerator, host)
@@ -349,19 +351,33 @@ def detect_hardware(cluster: Cluster) -> DetectedHardware:
     return DetectedHardware(accelerator=accelerator, hosts=tuple(hosts), lacking=errors)
 
 
-def observe(wanted: str, dump: facts.HostDump | None) -> tuple[str, Host]:
-    """The accelerator, and the host that reported this or else this machine.
+def _placed(
+    host: Host, number: int, target: InventoryHost, cluster: Cluster, endpoint: routing.Endpoint | None
+) -> Host:
+    """Return the host with its index, slots, address and directory in the lab."""
+    return replace(
+        host,
+        number=number,
+        slots=target.slots,
+        address=endpoint.address if endpoint else "",
+        interface=endpoint.interface if endpoint else host.interface,
+        directory=cluster.sent_to(target.name),
+    )
 
-    HostError where it has no device of the wanted kind.
+
+def observe(setting: str, dump: facts.HostDump | None) -> tuple[str, Host]:
+    """Return the accelerator and the host of a report, or of this machine if None.
+
+    HostError if it has no device of the configured accelerator.
     """
     from labctl import accelerators
     from labctl.backends.docker.hosts import facts
 
     if dump is None:
-        return accelerators.observe(wanted)
+        return accelerators.observe(setting)
     try:
         with facts.valid(dump.host):
-            accelerator, host = accelerators.observe(wanted, dump.root)
+            accelerator, host = accelerators.observe(setting, dump.root)
             uid, _, gid = dump.user
             return accelerator, replace(host, name=dump.host, home=dump.home, uid=uid, gid=gid)
     except HostError as error:
@@ -369,20 +385,22 @@ def observe(wanted: str, dump: facts.HostDump | None) -> tuple[str, Host]:
 
 
 def endpoints_of(cluster: Cluster, hosts: list[InventoryHost]) -> dict[str, routing.Endpoint]:
-    """How several hosts reach each other, by name; a host alone needs nothing."""
+    """Return interface and address of each host among several, by name; empty for a single host."""
     if cluster.network == "bridge":
         return {}
     from labctl.system import routing
 
     members = [
-        routing.ClusterMember(name=one.name, network=cluster.dumps[one.name].network, iface=one.iface, where=one.where)
-        for one in hosts
+        routing.ClusterMember(
+            name=host.name, network=cluster.dumps[host.name].network, iface=host.iface, where=host.where
+        )
+        for host in hosts
     ]
-    return dict(zip((one.name for one in hosts), routing.endpoints(members), strict=True))
+    return dict(zip((host.name for host in hosts), routing.endpoints(members), strict=True))
 
 
 def require_shared(cluster: Cluster) -> None:
-    """ConfigError where the lab is not in the directory that the hosts are said to share."""
+    """Raise ConfigError if the lab is not in the directory that the hosts share."""
     shared = cluster.settings.text("LAB_SHARED_DIR")
     if shared and cluster.inventory != THIS_MACHINE and not cluster.directory.is_relative_to(shared):
         raise ConfigError(
@@ -392,10 +410,10 @@ def require_shared(cluster: Cluster) -> None:
 
 
 def load_lab(context: Context, cluster: Cluster, *, ask: bool = True, refresh: bool = False) -> tuple[Lab, Cluster]:
-    """The lab that the settings describe, on its hosts as they are; and the cluster without failed hosts.
+    """Build the lab of the settings on its hosts; return it with the cluster without failed hosts.
 
-    The engines are asked what they can do, all at once, unless what was found out before is enough (``ask``); what an
-    earlier probe said of devices is probed again (``refresh``) for doctor.
+    The engines are probed in parallel, unless cached results are enough (``ask=False``); with ``refresh`` the way to
+    request devices is probed again, for doctor.
     """
     from labctl.backends.docker.lab import capabilities, device_requests
 
@@ -405,8 +423,8 @@ def load_lab(context: Context, cluster: Cluster, *, ask: bool = True, refresh: b
     if ask:
 
         def resolve(host: Host, engine: Capabilities) -> Host:
-            asked = settings, cluster.accelerator, host, directory, cluster.image, engine
-            return device_requests.resolve_device_request(*asked, refresh=refresh, root=cluster.root(host.name))
+            request = settings, cluster.accelerator, host, directory, cluster.image, engine
+            return device_requests.resolve_device_request(*request, refresh=refresh, root=cluster.root(host.name))
 
         resolved, cluster = cluster.map_engines(resolve)
         hosts |= resolved
@@ -424,7 +442,7 @@ def load_lab(context: Context, cluster: Cluster, *, ask: bool = True, refresh: b
 
 
 def preview_lab(cluster: Cluster) -> tuple[Lab, Cluster]:
-    """The lab as `up` would make it, as far as is known without a probe, and the cluster as ``load_lab``.
+    """Predict the lab as `up` would make it, without probes, and the cluster as ``load_lab``.
 
     No engine needs to answer.
     """
@@ -436,6 +454,7 @@ def preview_lab(cluster: Cluster) -> tuple[Lab, Cluster]:
     if accelerators.get(cluster.accelerator).engine.is_open:
 
         def preview(host: Host) -> Host:
+            """Return the host with the predicted way to request devices."""
             asked = cluster.settings, cluster.accelerator, host, cluster.directory, cluster.capabilities(host)
             request, _ = device_requests.foreseen(*asked, cluster.root(host.name))
             return replace(host, request=request)

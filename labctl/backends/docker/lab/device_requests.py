@@ -1,7 +1,7 @@
-"""How an engine is asked for the devices of a lab: chosen by what it says, probed where it does not say.
+"""The way to request a lab's devices from an engine: as the engine reports it, probed if it does not.
 
-CDI before all, since what it gives outlives `systemctl daemon-reload`, which takes devices from containers that got
-them by a hook; then reservations; then the vendor's runtime, which is all that some engines have.
+CDI comes first, since its devices survive `systemctl daemon-reload`, which takes devices from containers that got them
+by a hook; then reservations; then the vendor's runtime, which is all that some engines have.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def resolve_device_request(
     refresh: bool = False,
     root: HostPath = ROOT,
 ) -> Host:
-    """The host with the way that its engine is asked for devices. HostError where it has none, or a probe fails.
+    """Return the host with the way to request devices from its engine. HostError if none works, or a probe fails.
 
-    What only a probe can tell is kept per daemon until ``refresh``; without an engine, what was kept counts. ``root``
-    is the root directory of the engine's host.
+    Results of probes are cached per daemon until ``refresh``; without an engine, the cached result is used. ``root`` is
+    the root directory of the engine's host.
     """
     access = accelerators.get(accelerator).engine
     if not engine or not host.devices:
@@ -52,20 +52,20 @@ def resolve_device_request(
     if not access.is_open:
         return host
     information = engine.information()
-    known = capabilities.kept(directory, host.name, engine).get(KEY)
+    cached = capabilities.kept(directory, host.name, engine).get(KEY)
     devices = chosen_devices(settings, accelerator, host)
     ids = tuple(device.id for device in devices)
     request: Request | None = None
     if has_cdi(information, access.cdi, devices, root):
         request = "cdi"
-    elif known in {"reservation", "runtime"} and not refresh:
-        request = known
+    elif cached in {"reservation", "runtime"} and not refresh:
+        request = cached
     elif access.driver and engine.reserves(settings.text("LAB_NAME"), image, access.driver, ids):
         request = "reservation"
     elif access.runtime in runtimes(information):
         request = "runtime"
-    if request != known:
-        # What was kept holds no more, even where nothing takes its place.
+    if request != cached:
+        # The cached result is outdated, even if no other way works.
         capabilities.keep(directory, host.name, engine, **{KEY: request})
     if request is None:
         raise no_way(access, information, devices)
@@ -73,12 +73,12 @@ def resolve_device_request(
 
 
 def remembered(host: Host, directory: Path) -> Host:
-    """The host with the way that was found when its engine was last asked."""
+    """Return the host with the cached way to request devices."""
     return replace(host, request=capabilities.kept(directory, host.name, None).get(KEY) or ASSUMED)
 
 
 def no_way(access: EngineAccess, information: dict[str, Any], devices: tuple[Device, ...]) -> HostError:
-    """The error of an engine that has none of the ways."""
+    """Return the error of an engine that supports no way to request devices."""
     ids = tuple(device.id for device in devices)
     folders = tuple(information.get("CDISpecDirs") or ())
     searched = f"in {', '.join(folders)}" if folders else "its CDI is off"
@@ -89,8 +89,8 @@ def no_way(access: EngineAccess, information: dict[str, Any], devices: tuple[Dev
     }
     generate = f"; or `{access.generate_cdi.format(folder=folders[0])}`" if access.generate_cdi and folders else ""
     no = ", ".join(missing[way] for way in access.ways)
-    what = f"the engine has no way to give a container {access.noun} {', '.join(ids)}: {no}"
-    return HostError(what, hint=access.hint + generate)
+    message = f"the engine has no way to give a container {access.noun} {', '.join(ids)}: {no}"
+    return HostError(message, hint=access.hint + generate)
 
 
 def foreseen(
@@ -101,21 +101,21 @@ def foreseen(
     engine: Capabilities | None,
     root: HostPath = ROOT,
 ) -> tuple[Request, str]:
-    """How `up` would ask for devices as far as is known without a probe, and who says so; no engine need answer."""
-    known = capabilities.kept(directory, host.name, None).get(KEY)
+    """Predict without a probe how `up` will request devices, with the origin; works without an engine."""
+    cached = capabilities.kept(directory, host.name, None).get(KEY)
     with contextlib.suppress(LabError):
         kind = accelerators.get(accelerator).engine.cdi
         if engine and has_cdi(engine.information(), kind, chosen_devices(settings, accelerator, host), root):
             return "cdi", "engine"
         if engine:
-            known = capabilities.kept(directory, host.name, engine).get(KEY)
-            # What was true once: it says that it has none now.
-            known = None if known == "cdi" else known
-    return (known, "engine, when it was tried") if known else (ASSUMED, "assumed until `labctl up` tries it")
+            cached = capabilities.kept(directory, host.name, engine).get(KEY)
+            # Outdated: the engine just reported that it has no CDI devices.
+            cached = None if cached == "cdi" else cached
+    return (cached, "engine, when it was tried") if cached else (ASSUMED, "assumed until `labctl up` tries it")
 
 
 def require_runtime(accelerator: str, host: Host, engine: Capabilities) -> None:
-    """HostError if the engine cannot serve the devices, as far as is known before an image is built."""
+    """Raise HostError if the engine cannot serve the devices, as far as that is known before an image is built."""
     access = accelerators.get(accelerator).engine
     if access.ways == ("runtime",) and host.devices:
         information = engine.information()
@@ -124,18 +124,18 @@ def require_runtime(accelerator: str, host: Host, engine: Capabilities) -> None:
 
 
 def runtimes(information: dict[str, Any]) -> tuple[str, ...]:
-    """The runtimes that the engine knows by name."""
+    """Return the names of the engine's runtimes."""
     return tuple(sorted(information.get("Runtimes") or ()))
 
 
 def has_cdi(information: dict[str, Any], kind: str, devices: tuple[Device, ...], root: HostPath = ROOT) -> bool:
-    """Whether the engine has every one of these devices as a CDI device of that kind."""
+    """Tell if the engine has all of these devices as CDI devices of that kind."""
     names = {f"{kind}={device.id}" for device in devices}
     return bool(kind) and names <= set(cdi_devices(information, root))
 
 
 def cdi_devices(information: dict[str, Any], root: HostPath) -> Iterator[str]:
-    """Full names of the CDI devices that the engine says it has, or, where it is too old to say, that its folders hold.
+    """Yield the full names of the CDI devices that the engine reports, or an older engine's folders describe.
 
     Source: Docker Engine API 1.50 (DiscoveredDevices); CDI's SPEC.md.
     """
@@ -149,14 +149,14 @@ def cdi_devices(information: dict[str, Any], root: HostPath) -> Iterator[str]:
 
 
 def read_spec(text: str) -> dict[str, Any]:
-    """A CDI specification; empty for what is none: the engine leaves it out too."""
+    """Parse a CDI specification; empty if it is invalid, as the engine ignores it too."""
     import yaml
 
-    # That of many devices is long, and Python's own loader slow; JSON is YAML.
+    # Specifications of many devices are long, and the Python loader is slow. JSON is valid YAML.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        found = yaml.load(text, Loader=loader)  # noqa: S506 - either of them is safe
+        spec = yaml.load(text, Loader=loader)  # noqa: S506 - both loaders are safe
     except yaml.YAMLError:
         return {}
-    is_one = isinstance(found, dict) and "kind" in found and isinstance(found.get("devices"), list)
-    return found if is_one and all(isinstance(device, dict) for device in found["devices"]) else {}
+    is_spec = isinstance(spec, dict) and "kind" in spec and isinstance(spec.get("devices"), list)
+    return spec if is_spec and all(isinstance(device, dict) for device in spec["devices"]) else {}

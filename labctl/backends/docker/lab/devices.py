@@ -1,9 +1,10 @@
-"""Devices of the lab's hosts, and what its settings resolve to on them."""
+"""Devices of the lab's hosts, and the values that its settings resolve to on them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain, starmap
 from pathlib import Path
 
 from msgspec import Struct
@@ -29,7 +30,7 @@ from labctl.system.procfs import ROOT
 
 
 class EffectiveSetting(Struct, frozen=True):
-    """A setting as it may be shown, and where it was set."""
+    """A setting's displayed value and its origin."""
 
     key: str
     value: str
@@ -37,7 +38,7 @@ class EffectiveSetting(Struct, frozen=True):
 
 
 class ResolvedSetting(Struct, frozen=True):
-    """What follows from the settings on the lab's hosts, and why."""
+    """A value that is detected on the lab's hosts, and the reason for it."""
 
     key: str
     value: str
@@ -45,14 +46,14 @@ class ResolvedSetting(Struct, frozen=True):
 
 
 class EffectiveSettings(Struct, frozen=True):
-    """Every setting, and what they resolve to."""
+    """Every setting, and the detected values."""
 
     settings: tuple[EffectiveSetting, ...]
     resolved: tuple[ResolvedSetting, ...]
 
 
 def of_host(settings: Settings, directory: Path, root: HostPath = ROOT) -> HostDevices:
-    """The devices of this host, and the nodes of the lab in this directory if it is one."""
+    """Return the devices of this host, and the nodes of the lab in this directory if it is a lab."""
     accelerator, _ = spec.choice(settings, root)
     nodes: tuple[Node, ...] = ()
     problem = ""
@@ -73,14 +74,20 @@ def detect(
     root: HostPath = ROOT,
     run: Run = run_here,
 ) -> HostDevices:
-    """The devices of a host whose files are below ``root``, and the lab's nodes on it or the ``problem`` with them.
+    """Return the devices of a host whose files are below ``root``, with the lab's nodes on it or their ``problem``.
 
     ``run`` runs vendor tools there. Leases are read on this machine only.
     """
     accelerator, reason = spec.choice(settings, root)
-    found = accelerators.find_all(root)
+    found_by_kind = accelerators.find_all(root)
     locks = procfs.lock_directory(root)
     owners = {device.path: node.name for node in nodes for device in node.devices.devices}
+
+    def detected(kind: str, device: Device) -> DetectedDevice:
+        holder = leases.holder(locks, device) if name == HERE else ""
+        return DetectedDevice(**asdict(device), kind=kind, node=owners.get(device.path), leased_by=holder)
+
+    described = {kind: describe(kind, devices, run) for kind, devices in found_by_kind.items()}
     return HostDevices(
         name=name,
         accelerator=accelerator,
@@ -88,35 +95,33 @@ def detect(
         cpus=procfs.cpus(root),
         numa=procfs.numa_nodes(root),
         memory=procfs.memory(root),
-        devices=tuple(
-            DetectedDevice(
-                **asdict(device),
-                kind=kind,
-                node=owners.get(device.path),
-                leased_by=leases.holder(locks, device) if name == HERE else "",
-            )
-            for kind, devices in found.items()
-            for device in describe(kind, devices, run)
-        ),
-        drivers={kind: accelerators.get(kind).driver(root) for kind in found},
-        groups=groups(tuple(device for devices in found.values() for device in devices), root),
+        devices=tuple(starmap(detected, ((kind, device) for kind in described for device in described[kind]))),
+        drivers=_drivers(found_by_kind, root),
+        groups=groups(tuple(chain.from_iterable(found_by_kind.values())), root),
         infiniband=procfs.infiniband(root),
         fabrics=procfs.fabrics(root),
-        nodes=tuple(
-            NodeShare(
-                name=node.name,
-                slots=node.slots,
-                cpus=node.cpuset or procfs.cpus(root),
-                devices=tuple(device.id for device in node.devices.devices),
-            )
-            for node in nodes
-        ),
+        nodes=_shares(nodes, root),
         warnings=(*accelerators.remarks(root), *filter(None, [problem])),
     )
 
 
+def _drivers(kinds: Iterable[str], root: HostPath) -> dict[str, str]:
+    """Return the version of each accelerator's kernel driver."""
+    return {kind: accelerators.get(kind).driver(root) for kind in kinds}
+
+
+def _shares(nodes: Iterable[Node], root: HostPath) -> tuple[NodeShare, ...]:
+    """Return each node's share of the host; a node without a cpuset may use all cores."""
+    shares = []
+    for node in nodes:
+        ids = tuple(device.id for device in node.devices.devices)
+        cpus = node.cpuset or procfs.cpus(root)
+        shares.append(NodeShare(name=node.name, slots=node.slots, cpus=cpus, devices=ids))
+    return tuple(shares)
+
+
 def devices(context: Context) -> DeviceReport:
-    """The devices of each host; hosts that do not answer are left out, with a warning."""
+    """Return the devices of each host; unreachable hosts are left out, with a warning."""
     settings = context.settings()
     if not settings.text("LAB_HOSTS"):
         return DeviceReport((of_host(settings, context.directory),))
@@ -129,42 +134,42 @@ def devices(context: Context) -> DeviceReport:
 
 
 def of_cluster(cluster: Cluster) -> tuple[HostDevices, ...]:
-    """The devices of each host that ssh reaches, in the order of the inventory."""
+    """Return the devices of each reachable host, in the order of the inventory."""
     nodes: tuple[Node, ...] = ()
     try:
-        lab, able = preview_lab(cluster)
+        lab, usable = preview_lab(cluster)
     except LabError as error:
         problems = dict.fromkeys(cluster.connections, error.message)
     else:
-        problems = {name: error.message for name, error in able.failed.items() if name not in cluster.failed}
+        problems = new_problems(usable, cluster)
         nodes = tuple(node for node in lab.nodes if node.host not in problems)
-    return tuple(
-        detect(
-            cluster.settings,
-            tuple(node for node in nodes if node.host == name),
-            problems.get(name, ""),
-            name=name,
-            root=cluster.root(name),
-            run=partial(run_on, connection),
-        )
-        for name, connection in cluster.connections.items()
-    )
+    hosts = []
+    for name, connection in cluster.connections.items():
+        placed = tuple(node for node in nodes if node.host == name)
+        root, run = cluster.root(name), partial(run_on, connection)
+        hosts.append(detect(cluster.settings, placed, problems.get(name, ""), name=name, root=root, run=run))
+    return tuple(hosts)
+
+
+def new_problems(usable: Cluster, cluster: Cluster) -> dict[str, str]:
+    """Return the message of each host that failed in the usable cluster only."""
+    return {name: error.message for name, error in usable.failed.items() if name not in cluster.failed}
 
 
 def run_on(connection: Connection, argv: Sequence[str], seconds: float) -> CompletedProcess:
-    """Run a vendor's tool on a host, whatever its exit code."""
+    """Run a vendor's tool on a host; return whatever its exit code is."""
     return connection.run('exec "$@"', *argv, timeout=seconds, check=False)
 
 
 def effective_settings(context: Context) -> EffectiveSettings:
-    """Every setting with its origin, and what is left to detection as it is resolved now."""
+    """Return every setting with its origin, and the detected values."""
     settings = context.settings()
     rows = tuple(EffectiveSetting(*row) for row in settings.rows())
     return EffectiveSettings(rows, tuple(resolve(context, settings)))
 
 
 def resolve(context: Context, settings: Settings) -> Iterator[ResolvedSetting]:
-    """What is left to detection, and what a person adds to the compose files."""
+    """Yield the detected values, and the services with the user's additions."""
     if added := override.services(context.directory):
         yield ResolvedSetting("override", ", ".join(added), override.FILE)
     if settings.text("LAB_HOSTS"):
@@ -188,26 +193,29 @@ def resolve(context: Context, settings: Settings) -> Iterator[ResolvedSetting]:
 
 
 def on_hosts(context: Context, settings: Settings) -> tuple[str, str]:
-    """The accelerator of the listed hosts and why, from what they answer now or answered when last reached."""
-    wanted = settings.text("LAB_ACCELERATOR")
+    """Return the accelerator of the inventory's hosts and the reason, from their current or last facts."""
+    configured = settings.text("LAB_ACCELERATOR")
     with connect(context, settings, demand=False) as cluster:
         silent = [error.message for error in cluster.failed.values()]
         try:
-            able = cluster.with_usable_hosts()
-            problems = {name: error.message for name, error in able.failed.items() if name not in cluster.failed}
+            problems = new_problems(cluster.with_usable_hosts(), cluster)
             names = [host.name for host in cluster.hosts if host.name not in problems]
             chosen: str = cluster.accelerator
         except HostError as error:
             if error not in cluster.failed.values():
                 return "none", "; ".join((errors.about(error.node or "", error), *silent))
-            problems, names, chosen = {}, [], "unknown" if wanted == "auto" else wanted
-        reached = ", ".join(name for name in names if name in cluster.connections)
-        earlier = ", ".join(name for name in names if name not in cluster.connections)
-        parts = (
-            f"on {reached}" if reached else "",
-            f"on {earlier} when last reached" if earlier else "",
-            *problems.values(),
-            *silent,
-            "run `labctl doctor`" if silent else "",
-        )
-        return chosen, f"{wanted}: {'; '.join(filter(None, parts))}"
+            problems, names, chosen = {}, [], "unknown" if configured == "auto" else configured
+        reasons = (*_reached(names, cluster), *problems.values(), *silent)
+        advice = ("run `labctl doctor`",) if silent else ()
+        return chosen, f"{configured}: {'; '.join((*reasons, *advice))}"
+
+
+def _reached(names: Iterable[str], cluster: Cluster) -> Iterator[str]:
+    """Yield the hosts whose facts are current, and those whose facts are of an earlier connection."""
+    listed = list(names)
+    current = [name for name in listed if name in cluster.connections]
+    earlier = [name for name in listed if name not in cluster.connections]
+    if current:
+        yield f"on {', '.join(current)}"
+    if earlier:
+        yield f"on {', '.join(earlier)} when last reached"

@@ -1,4 +1,4 @@
-"""Reads the status of a lab from what its engines hold."""
+"""Reads the status of a lab from its engines."""
 
 from __future__ import annotations
 
@@ -7,35 +7,22 @@ from msgspec.structs import replace
 from labctl import model
 from labctl.backends.docker.lab.cluster import Cluster
 from labctl.backends.owner import owner
-from labctl.backends.state import ObservedState, altered, elsewhere
+from labctl.backends.state import Container, ObservedState, altered, elsewhere
 from labctl.backends.status import LabStatus, NodeStatus
 from labctl.config.context import Context
 from labctl.model import HostFailure
 
 
 def status_of(context: Context, cluster: Cluster, observed: ObservedState | None = None) -> LabStatus:
-    """The state of the lab on its hosts, without its runs; ``observed`` is what was read just before."""
+    """Return the state of the lab on its hosts, without its runs.
+
+    ``observed`` is the engines' state if it was read just before.
+    """
     name = cluster.settings.text("LAB_NAME")
     observed = observed or cluster.engine.observe(name)
     observed = own_containers(context, observed, owner())
     silent = {**cluster.failed, **dict(observed.silent)}
-    usable = (one for one in observed.containers if one.state == "running" and not altered(one))
-    running = {container.node for container in usable}
-    found = {container.node for container in observed.containers}
-    missing = "unknown" if silent else "down"
-    nodes = [
-        NodeStatus(
-            name=container.node,
-            role=container.role,
-            host=container.host,
-            state=container.state,
-            health=container.health,
-            reason=container.reason or altered(container),
-            slots=container.slots,
-            devices=tuple(container.devices),
-        )
-        for container in observed.containers
-    ]
+    nodes = list(map(_node_status, observed.containers))
     nodes += [
         NodeStatus(
             name=node,
@@ -50,24 +37,47 @@ def status_of(context: Context, cluster: Cluster, observed: ObservedState | None
     place = {node: number for number, node in enumerate(cluster.placement)}
     return LabStatus(
         lab=name,
-        state=missing if not found else "up" if running == set(cluster.placement) == found else "partial",
+        state=_lab_state(observed.containers, set(cluster.placement), is_complete=not silent),
         nodes=tuple(sorted(nodes, key=lambda node: place.get(node.name, len(place)))),
         unreachable=tuple(HostFailure(host, error.message, error.hint) for host, error in silent.items()),
     )
 
 
-def own_containers(context: Context, observed: ObservedState, caller: str) -> ObservedState:
-    """Exclude containers of another user's or directory's lab with the same name, with a warning per host.
+def _node_status(container: Container) -> NodeStatus:
+    """Return the status of a container, with the reason if it was changed by hand."""
+    return NodeStatus(
+        name=container.node,
+        role=container.role,
+        host=container.host,
+        state=container.state,
+        health=container.health,
+        reason=container.reason or altered(container),
+        slots=container.slots,
+        devices=tuple(container.devices),
+    )
 
-    Those of this machine are shown: that lab is the only one here that can have the name.
+
+def _lab_state(containers: tuple[Container, ...], expected: set[str], *, is_complete: bool) -> str:
+    """Return the state of a lab with these containers; ``is_complete`` if every host was observed."""
+    if not containers:
+        return "down" if is_complete else "unknown"
+    usable = [container for container in containers if container.state == "running" and not altered(container)]
+    running = {container.node for container in usable}
+    return "up" if running == expected == {container.node for container in containers} else "partial"
+
+
+def own_containers(context: Context, observed: ObservedState, caller: str) -> ObservedState:
+    """Exclude containers of another lab with the same name, of another user or directory, with a warning per host.
+
+    This machine's containers stay: a name belongs to a single lab on it.
     """
-    own, hosts = [], {}
-    for one in observed.containers:
-        if lab := elsewhere(one.directory, context.directory, one.owner, caller, one.host):
-            hosts[one.host] = lab
-        if not lab or one.host == model.HERE:
-            own.append(one)
+    included, hosts = [], {}
+    for container in observed.containers:
+        if lab := elsewhere(container.directory, context.directory, container.owner, caller, container.host):
+            hosts[container.host] = lab
+        if not lab or container.host == model.HERE:
+            included.append(container)
     for host, lab in hosts.items():
         where = "this machine" if host == model.HERE else host
         context.warn(f"{where} has a lab of this name that is not yours: {lab.name}")
-    return replace(observed, containers=tuple(own))
+    return replace(observed, containers=tuple(included))
