@@ -1,11 +1,11 @@
-# Prints what labctl has to know of a host before it does anything there: for any POSIX sh, with coreutils, as anyone.
+# Prints the facts about a host that labctl needs first. Runs in any POSIX sh with coreutils, as any user.
 # shellcheck shell=sh disable=SC2015,SC2086,SC2154 # `A && B || continue` is meant as that; facts.py sets the lists of patterns
-# An entry is a line, `kind name`, and its own lines, each behind a tab, maybe with a number before it; empty lines do
-# not count. Paths are given without their first slash.
-# $1: the folder that holds /proc, /sys, /dev, /etc and /run; they are the host's own where it is left out.
-# What procfs.py and pci.py read is printed here; what they come to read has to be added. What the modules of
-# accelerators/ read is in variables that facts.py sets before: accelerator_nodes, accelerator_attributes (below the
-# folder of a device in sysfs), accelerator_texts and accelerator_present, each a list of patterns.
+# An entry is a line, `kind name`, and its content: lines that begin with a tab, or a number and a tab. Empty lines are
+# ignored. Paths are without their leading slash.
+# $1: the folder with /proc, /sys, /dev, /etc and /run; the host's root by default.
+# Every file that procfs.py and pci.py read must be printed here. The files for accelerators/ come from variables that
+# facts.py sets: accelerator_nodes, accelerator_attributes (below the folder of a device in sysfs), accelerator_texts
+# and accelerator_present, each a list of patterns.
 
 LC_ALL=C
 PATH=$PATH:/usr/sbin:/sbin
@@ -15,13 +15,13 @@ root=${PWD%/}/
 
 fact() { printf 'fact %s\n\t%s\n' "$1" "$2"; }
 
-# An entry's lines, of which the last may not be ended.
+# Print an entry's lines; the last may have no newline.
 body() {
     cat -n
     echo
 }
 
-# Whole files.
+# Print whole files.
 text() {
     for file in "$@"; do
         [ -f "$file" ] && [ -r "$file" ] || continue
@@ -30,28 +30,28 @@ text() {
     done
 }
 
-# Files of one line. There are many, and a program for each would take its time; `read` takes a byte at a time, at which
-# cpulist of a NUMA node seems to be empty. With /dev/null there are always several, which head tells by their names.
+# Print files of a single line. There are many, and a process for each would be slow; `read` reads byte by byte, with
+# which cpulist of a NUMA node seems empty. /dev/null makes head print names even for a single file.
 lines() {
     printf 'lines\n'
     head -n 1 /dev/null "$@" 2> /dev/null | body
 }
 
-# Files of which no more is asked than whether they are there.
+# Print files whose existence is all that matters.
 there() {
     for file in "$@"; do
         [ ! -f "$file" ] || printf 'file %s\n' "$file"
     done
 }
 
-# Folders with their modes.
+# Print folders and their modes.
 folder() {
     for folder in "$@"; do
         [ ! -d "$folder" ] || printf 'folder %s\n\t%s\n' "$folder" "$(stat -L -c %a "$folder")"
     done
 }
 
-# Links that lead somewhere, and where in the end.
+# Print links and the paths that they resolve to.
 link() {
     for link in "$@"; do
         [ -h "$link" ] && [ -e "$link" ] && real=$(readlink -f "$link") || continue
@@ -59,7 +59,7 @@ link() {
     done
 }
 
-# The folder of a device in sysfs, and the link that leads there. `config`, `vpd` and the like are not for reading.
+# Print a device in sysfs: its folder, the link to it, and named attributes only, not `config`, `vpd` and the like.
 device() {
     [ -d "$1" ] && where=$(readlink -f "$1") || return 0
     where=${where#"$root"}
@@ -75,8 +75,8 @@ device() {
     lines "$where/class" "$where/vendor" "$where/numa_node" "$where/local_cpulist" "$@" "sys/module/${real##*/}/version"
 }
 
-# Sockets that are listened to. The kernel lists them before all others, of which there may be very many: 0A is
-# listening; 03, a connection that is being made, stands beside its listener in older kernels.
+# Print listening sockets. The kernel lists them before all others, which may be very many: 0A is listening; 03, a
+# connection being made, is beside its listener in older kernels.
 listening() {
     [ -r "$1" ] || return 0
     printf 'file %s\n' "$1"
@@ -92,7 +92,7 @@ listening() {
     }
 }
 
-# What is free where a folder is, or would be: blocks and their size.
+# Print the free space at a folder, which need not exist: blocks and their size.
 free() {
     place=$2
     case $place in /*) ;; *) return 0 ;; esac
@@ -103,17 +103,17 @@ free() {
     fact "free $1" "$(stat -f -c '%a %S' "$place")"
 }
 
-# What shells print as they start may lack its last newline.
+# Output of a login shell may not end with a newline.
 printf '\nlabctl survey\n'
 
-# The person, and by which of its addresses ssh reached the host.
+# The user, and the address at which ssh reached the host.
 fact id "$(id)"
 fact home "$HOME"
 fact ssh "$SSH_CONNECTION"
 
 # The system.
 text proc/self/status proc/meminfo etc/passwd
-# The first core, with its flags; all of them would be long.
+# The first core with its flags; all cores would be long.
 [ ! -r proc/cpuinfo ] || {
     printf 'file proc/cpuinfo\n'
     head -n 30 proc/cpuinfo | body
@@ -130,7 +130,7 @@ else
     text etc/group
 fi
 
-# The network. Containers' ends of their own networks are many, and nobody's way to another host.
+# The network, without containers' interfaces: those are many and lead to no other host.
 set --
 for interface in sys/class/net/*; do
     case ${interface##*/} in
@@ -149,12 +149,12 @@ fi
 listening proc/net/tcp
 listening proc/net/tcp6
 
-# What the engine's folders of CDI devices hold.
+# The engine's CDI specifications.
 link var/run
 text etc/cdi/*.json etc/cdi/*.yaml run/cdi/*.json run/cdi/*.yaml
 free home "$HOME"
 
-# Device files and their groups, and what the kernel tells of the devices: display controllers and accelerators.
+# Device files and their groups, and the kernel's facts about display controllers and accelerators.
 printf 'nodes\n'
 stat -L -c '%g %n' $accelerator_nodes dev/infiniband/* 2> /dev/null | body
 link dev/dri/by-path/*-render
@@ -174,6 +174,6 @@ for card in sys/class/infiniband/*; do
     lines "$card/ports/1/link_layer" "$card/ports/1/state" "$card/device/numa_node"
 done
 
-# Last, so that it is read as soon as it is told.
+# The clock comes last, so that it is read as soon as it is printed.
 fact clock "$(date +%s.%N)"
 printf 'end\n'

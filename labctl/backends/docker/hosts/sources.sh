@@ -1,8 +1,8 @@
 #!/bin/sh
-# What code, data and models a host has, for words in pairs of KIND and PATH; prints lines of KIND, PATH and value
-# between tabs, none of what is not there:
-#   code      a directory in a git repository: its commit, with ` changed` where what is below it differs from that
-#   data      a file, or a directory: SHA-256 of the content, or of those of all files in it with their names
+# Prints the code, data and models on a host, for arguments in pairs of KIND and PATH: lines of KIND, PATH and value,
+# separated by tabs, for each that exists:
+#   code      a directory in a git repository: its commit, with ` changed` if its files differ from the commit
+#   data      SHA-256 of a file's content, or of the names and digests of all files in a directory
 #   snapshot  a repository of the Hugging Face cache: its newest revision
 
 code() {
@@ -15,7 +15,7 @@ code() {
     } <<END
 $found
 END
-    # With a git directory of its own: that of the clone, which containers may write to, can name programs to be run.
+    # With a separate git directory: containers may write to the clone's own, which can name programs to run.
     own=$(mktemp -d) || return
     mkdir "$own/refs" "$own/objects"
     echo "$commit" >"$own/HEAD"

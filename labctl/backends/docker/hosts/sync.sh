@@ -3,10 +3,10 @@
 # Receives, compares, gives back and removes directories on a host; run as `sh -c SCRIPT sh COMMAND ARGUMENTS`.
 # POSIX sh with coreutils, find, grep, xargs and tar, those of busybox too.
 #
-# A pushed directory is laid out as Kubernetes lays out a ConfigMap volume: its versions are .versions/<id>/, .current is
-# a link to the one in force, and every name in that is a link through .current. One rename switches all names at once,
-# also in containers that have the directory mounted. Each push works in .incoming.<pid> and names its version <pid>.*:
-# while it lives, no other push removes them.
+# A pushed directory has the layout of a Kubernetes ConfigMap volume: its versions are .versions/<id>/, .current is a
+# link to the active version, and every name in that is a link through .current. A single rename switches all names,
+# also in containers that mount the directory. Each push works in .incoming.<pid> and names its version <pid>.*: while
+# it runs, no other push removes them.
 set -eu
 export LC_ALL=C
 umask 077
@@ -16,13 +16,13 @@ fail() {
     exit 1
 }
 
-# Whether process $1 runs this script.
+# True if process $1 runs this script.
 alive() { grep -qs '\.incoming' "/proc/$1/cmdline"; }
 
-# Remove what ended pushes left in $1.
+# Remove leftovers of ended pushes in $1.
 sweep() { for path in "$1"/.incoming.*; do alive "${path##*.}" || rm -rf "$path"; done; }
 
-# Unpack the input in a directory of this process below $1; a tar that a broken connection cut off has no `complete`.
+# Unpack the input in this process's directory below $1; a tar cut off by a broken connection has no `complete`.
 unpack() {
     work=$1/.incoming.$$
     rm -rf "$work"
@@ -45,12 +45,12 @@ link_names() {
     done
 }
 
-# Bring $1 in line with its version in force. Earlier ones stay for 30 days, as a run or a shell may be in them; those of
-# a node do not: a key or secret that was removed must be gone.
+# Make $1 match its active version. Earlier versions stay for 30 days, as a run or a shell may use them; but not a
+# node's: a removed key or secret must disappear.
 settle() {
     link_names "$1" "$1/.current"
     for path in "$1"/.versions/*; do
-        # In this order: a push that has ended does not put its version in force after this look.
+        # In this order: an ended push does not activate its version after this check.
         id=${path##*/}
         if alive "${id%%.*}" || [ "$(readlink "$1/.current")" = ".versions/$id" ]; then continue; fi
         case $1 in
@@ -59,7 +59,7 @@ settle() {
         esac
         rm -rf "$path"
     done
-    # Another push may have linked names that its version will have.
+    # Another push may have linked the names of its coming version.
     for path in "$directory"/.incoming.*; do
         if [ "$path" != "${work-}" ] && alive "${path##*.}"; then return; fi
     done
@@ -71,8 +71,8 @@ settle() {
 
 list() { find -H .current -mindepth 1 -name __pycache__ -prune -o -type "$1" -print0; }
 
-# Describe the version in force of the directory where this runs: lists of NUL-ended names, each ended by an empty one,
-# then NUL-ended texts with a line for each name.
+# Describe the active version of the current directory: lists of NUL-terminated names, each ended by an empty name, then
+# NUL-terminated texts with a line for each name.
 describe() {
     for kind in d f l; do
         list "$kind"
@@ -92,7 +92,7 @@ describe() {
 command=$1 directory=$2
 shift 2
 case $command in
-inspect) # NUMBER:NAME...: describe these directories; with `tidy`, remove what failed pushes and, below $3, other nodes left
+inspect) # NUMBER:NAME...: describe these directories; with `tidy`, remove leftovers of failed pushes and, below $3, of other nodes
     if [ "$2" = tidy ]; then
         sweep "$directory"
         for path in "$directory/$3"/* "$directory/$3"/*/*; do
@@ -114,13 +114,13 @@ inspect) # NUMBER:NAME...: describe these directories; with `tidy`, remove what 
         fi
     done
     ;;
-push) # NUMBER:NAME...: make these directories show the trees that come
+push) # NUMBER:NAME...: replace these directories by the trees in the input
     mkdir -p "$directory"
     sweep "$directory"
     for item in $1; do mkdir -p "$directory/${item#*:}/.versions"; done
     unpack "$directory" "$1"
     for item in $1; do link_names "$directory/${item#*:}" "${item%%:*}"; done
-    # From here on a broken connection changes nothing.
+    # From here on a broken connection does no harm.
     trap '' HUP INT PIPE TERM
     for item in $1; do
         version=$(mktemp -d "$directory/${item#*:}/.versions/$$.XXXXXX")
@@ -128,16 +128,16 @@ push) # NUMBER:NAME...: make these directories show the trees that come
         ln -s ".versions/${version##*/}" "current.${item%%:*}"
     done
     for item in $1; do
-        # The date of a version is the last on which it was in force.
+        # The date of a version is the last time that it was active.
         touch -c "$directory/${item#*:}/.current/." || :
         mv -T "current.${item%%:*}" "$directory/${item#*:}/.current"
     done
     for item in $1; do settle "$directory/${item#*:}"; done
     ;;
-create) # make a new directory of the tree that comes
-    [ ! -e "$directory" ] || fail "$directory is there already"
+create) # create a directory from the tree in the input
+    [ ! -e "$directory" ] || fail "$directory already exists"
     mkdir -p "${directory%/*}"
-    # Containers write to the directory above it.
+    # Containers can write to its parent directory.
     sweep "${directory%/*/*}"
     unpack "${directory%/*/*}" ""
     mv -T 0 "$directory"
@@ -151,7 +151,7 @@ pull)
     cd "$directory" || exit 3
     exec tar -cf - .
     ;;
-remove) # with $1, the directory above, where that is empty then
+remove) # also remove $1, its parent directory, if that is empty then
     if [ ! -e "$directory" ] && [ ! -L "$directory" ]; then exit 0; fi
     rm -rf "$directory" 2>/dev/null || { chmod -R u+rwx "$directory" 2>/dev/null; rm -rf "$directory"; }
     rmdir "$1" 2>/dev/null || :

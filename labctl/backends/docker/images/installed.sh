@@ -1,5 +1,5 @@
 #!/bin/sh
-# What is installed in an image, run in a container of it: lines of KIND, DISTRIBUTION, NAME and VERSION between tabs.
+# Lists the packages of the image that it runs in: lines of KIND, DISTRIBUTION, NAME and VERSION, separated by tabs.
 # shellcheck disable=SC1091 # it is the image's
 distribution=$(. /etc/os-release 2>/dev/null && echo "${ID:-linux}")
 if command -v dpkg-query >/dev/null; then

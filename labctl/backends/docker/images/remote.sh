@@ -30,8 +30,8 @@ identity() {
     echo "$(id -u) $HOME $(engine info --format '{{.ID}}')"
 }
 
-# True if an upload writes to the file. Each upload leaves a mark: a symlink, made atomically, to its process id. No mark
-# goes before the file does, so the next free mark is the next writer's.
+# True if an upload writes to the file. Each upload leaves a mark: a symlink, made atomically, to its process id. Marks
+# are removed after the file only, so the next free mark is the next writer's.
 is_written() {
     mark=0
     while writer=$(readlink "$1.writer.$mark"); do
@@ -64,8 +64,8 @@ append() {
     exec cat
 }
 
-# relay FILE SIZE OFFSET PROGRAM...: feed a file that still grows to a program, from the offset on, and print how far it
-# is. Stops when nothing was added for half a minute, or when nobody reads what it prints.
+# relay FILE SIZE OFFSET PROGRAM...: feed a growing file to a program, from the offset on, and print the progress. Stops
+# if the file did not grow for half a minute, or if the output has no reader.
 relay() {
     file=$1 size=$2 at=$3
     shift 3
