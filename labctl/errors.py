@@ -73,7 +73,7 @@ def on_host(name: str) -> Iterator[None]:
 
 @contextmanager
 def parsing(name: str) -> Iterator[None]:
-    """Convert a parsing error in the block to a HostError of this host; for this machine it is a bug and passes."""
+    """Convert a parsing error in the block to a HostError; on this machine it is a bug, and is raised unchanged."""
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -96,7 +96,7 @@ def raise_all(lost: Failures) -> None:
         lines = "".join("\n  " + about(host, error).replace("\n", "\n    ") for host, error in lost.items())
         advice = lost[first].hint
         if advice and len({error.hint for error in lost.values()}) > 1:
-            advice = f"{advice} (for {first}; `labctl doctor` says what for each)"
+            advice = f"{advice} (for {first}; `labctl doctor` has a hint for each)"
         hint = f"{advice}; then re-run the command" if advice else "re-run the command"
         raise HostError(f"{len(lost)} hosts failed:{lines}", hint=hint, node=first)
 

@@ -433,7 +433,7 @@ class Job(Struct, frozen=True, kw_only=True):
         return (LAUNCHER, *(node.name for node in self.nodes))
 
 
-# --- what happens --------------------------------------------------------------------------------------------
+# --- events and results --------------------------------------------------------------------------------------------
 
 
 class Event(NamedTuple):

@@ -311,9 +311,9 @@ def remark(card: pci.PciDevice, vendor: PciVendor) -> str:
     """Explain why a card is not among the devices."""
     label, drivers = f"{vendor.name} at {card.address}", " or ".join(vendor.drivers)
     if not vendor.drivers:
-        return f"{label} is left alone: labctl has no accelerator for it"
+        return f"{label} is not used: labctl does not support it"
     if is_other(card, vendor):
-        return f"{vendor.other} at {card.address} is left alone: it is no GPU"
+        return f"{vendor.other} at {card.address} is not used: it is not a GPU"
     if not card.driver:
         return f"{label} has no driver; {drivers} would serve it"
     if card.driver not in vendor.drivers:

@@ -46,7 +46,7 @@ def device(root: HostPath, index: str, folder: HostPath) -> Device:
         cpus=pci.cpus(folder, root),
         name=read(folder / "device_type").strip(),
         firmware=read(folder / "fw_os_ver").strip(),
-        health="" if status.lower() in ("", "operational") else f"its driver says: {status}",
+        health="" if status.lower() in ("", "operational") else f"driver status: {status}",
     )
 
 

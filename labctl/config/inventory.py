@@ -136,7 +136,7 @@ class _Inventory:
     def take_group(self, name: str, value: Value, above: tuple[str, ...]) -> None:
         """Add a group and its children; ``above`` are the groups around it. ConfigError on a cycle."""
         if name in above:
-            raise value.error(f"group `{name}` holds itself", hint="take it out of the `children` below it")
+            raise value.error(f"group `{name}` contains itself", hint="take it out of the `children` below it")
         group = self.groups.setdefault(name, _Member())
         if name != _ALL:
             group.parents.add(above[-1] if above else _ALL)
@@ -170,7 +170,7 @@ class _Inventory:
     def depth(self, name: str, where: str, below: tuple[str, ...] = ()) -> int:
         """Return the number of groups above this group, by the longest path. ConfigError on a cycle."""
         if name in below:
-            reason = f"group `{name}` of this host holds itself"
+            reason = f"group `{name}` of this host contains itself"
             raise ConfigError(f"{where}: {reason}", hint=f"of {', '.join(below)}, take one out of another's `children`")
         if name not in self._depths:
             parents = self.groups[name].parents
@@ -371,6 +371,7 @@ def _meant(word: str, name: str) -> str:
 
 
 def _is_ip(word: str) -> bool:
+    """Tell if a word is an IP address."""
     try:
         return bool(ip_address(word))
     except ValueError:
@@ -427,6 +428,7 @@ def _matching(key: str, pattern: str, form: str) -> Callable[[str, str], str]:
     compiled = re.compile(pattern)
 
     def check(text: str, where: str) -> str:
+        """Return the text if it matches. ConfigError."""
         if not compiled.fullmatch(text) or not text.isprintable():
             raise ConfigError(f"{where}: {key} must be {form}, not {quote(text)}")
         return text
@@ -447,6 +449,7 @@ def _address(text: str, where: str) -> str:
 
 
 def _port(text: str, where: str) -> int:
+    """Parse a port from 1 to 65535. ConfigError."""
     if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < 65536:
         raise ConfigError(f"{where}: port must be between 1 and 65535, not {quote(text)}")
     return int(text)
@@ -489,7 +492,7 @@ def _seed(text: str, shown: str) -> Iterator[Named]:
             hint = did_you_mean(entry.key, (_MASTER, _MEMBERS))
             raise ConfigError(f"{shown}:{entry.line}: unknown key {quote(entry.key)}", hint=hint)
     if _MASTER not in entries:
-        raise ConfigError(f"{shown}:1: there is no {_MASTER}", hint=f"write {_MASTER}=10.0.0.5")
+        raise ConfigError(f"{shown}:1: {_MASTER} is missing", hint=f"write {_MASTER}=10.0.0.5")
     master, members = entries[_MASTER], entries.get(_MEMBERS)
     addresses = [(master.value, master.line)]
     if members and members.value.strip():

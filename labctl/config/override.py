@@ -68,6 +68,7 @@ def _sections(directory: Path) -> dict[str, Value]:
 
 
 def _require_absolute(value: Value, paths: Iterator[Any]) -> None:
+    """Raise ConfigError at the value for the first of its paths that is relative."""
     for path in paths:
         if isinstance(path, str) and not ABSOLUTE.match(path):
             raise value.error(f"`{path}` is a relative path", hint="write it from the root, or with ${HOME}")
@@ -128,6 +129,7 @@ def _yaml(value: Any, margin: str = "\n") -> str:
 
 
 def _json(value: Any) -> str:
+    """Return a value as JSON; raise ConfigError for types that JSON does not have."""
     try:
         return json.dumps(value)
     except (TypeError, ValueError) as error:

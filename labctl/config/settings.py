@@ -109,7 +109,7 @@ def require_requirement(word: str) -> None:
     if not re.fullmatch(
         r"[A-Za-z0-9][\w.-]*(\[[\w.,-]+\])?(([=<>!~]=?=?[\w.*+!-]+)(,[=<>!~]=?=?[\w.*+!-]+)*)?", word, re.ASCII
     ):
-        reason = f"`{word[:60]}` is no name with a version, such as transformers<5"
+        reason = f"`{word[:60]}` is not a name with a version, such as transformers<5"
         raise ValueError(reason, "no spaces within one, such as 'transformers>=4,<5 nltk'")
 
 
@@ -121,6 +121,7 @@ def one_of(*choices: str) -> Validator:
     """Return a validator that accepts these words only."""
 
     def check(value: str) -> None:
+        """Raise ValueError with the nearest choice."""
         if value not in choices:
             near = nearest(value.lower(), choices)
             raise ValueError(f"must be one of {', '.join(choices)}", f"did you mean {near}?" if near else "")
@@ -148,11 +149,11 @@ def split_port(word: str) -> tuple[str, int, int]:
     """
     match = re.fullmatch(r"(?:([0-9.]{7,15}):)?(?:([0-9]{1,5}):)?([0-9]{1,5})", word)
     if match is None:
-        raise ValueError(f"`{word[:60]}` is no port", "write it like 6006, 8080:80 or 0.0.0.0:9000:9000")
+        raise ValueError(f"`{word[:60]}` is not a port", "write it like 6006, 8080:80 or 0.0.0.0:9000:9000")
     try:
         address = str(IPv4Address(match[1] or "127.0.0.1"))
     except ValueError:
-        raise ValueError(f"{match[1]} is no IPv4 address", "write it like 0.0.0.0:9000:9000") from None
+        raise ValueError(f"{match[1]} is not an IPv4 address", "write it like 0.0.0.0:9000:9000") from None
     host, container = int(match[2] or match[3]), int(match[3])
     if not (1024 <= host <= 65535 and 1 <= container <= 65535):
         raise ValueError(f"`{word}`: ports of the host are 1024 to 65535, of the container 1 to 65535")

@@ -93,7 +93,7 @@ def _measure(node: Any, shown: str, measured: dict[int, tuple[int, int] | None])
     where = f"{shown}:{node.start_mark.line + 1}"
     if id(node) in measured:
         if not (result := measured[id(node)]):
-            raise ConfigError(f"{where}: an alias holds itself", hint="write it out")
+            raise ConfigError(f"{where}: an alias contains itself", hint="write it out")
         return result
     measured[id(node)] = None
     children = [_measure(child, shown, measured) for child in _children(node)]

@@ -1,7 +1,7 @@
 """The memory of a training run by component: bytes in each phase of a step, with formula and source.
 
-The states are those of Rajbhandari et al. 2020, ZeRO, sections 3 and 5. Further memory of DeepSpeed 0.19 and torch's
-AdamW (buckets, copies, temporary tensors) is taken from their source, which each line names.
+The states are as in Rajbhandari et al. 2020, ZeRO, sections 3 and 5. Further memory of DeepSpeed 0.19 and torch's AdamW
+(buckets, copies, temporary tensors) is taken from their source, which each line names.
 """
 
 from __future__ import annotations

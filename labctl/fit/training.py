@@ -118,7 +118,7 @@ def read(path: Path) -> DecoderConfig:
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{file}: is no config.json of a model: {error!r}") from error
+        raise ConfigError(f"{file}: is not a model's config.json: {error!r}") from error
 
 
 # Defaults in elements, as in deepspeed/runtime/zero/config.py.
@@ -212,7 +212,7 @@ def of(workload: Workload, accelerator: str, slots: int, nodes: int) -> Training
     if memory is None or config is None:
         missing = "memory" if memory is None else "deepspeed"
         raise ConfigError(
-            f"{workload.name}: its memory is not known: {workload.declared} declares no `{missing}` section",
+            f"{workload.name}: its memory is unknown: {workload.declared} declares no `{missing}` section",
             hint="write `memory: {model: config.json, sequence_length: 512}` beside `deepspeed: {...}`",
         )
     given = {**{name: list(values) for name, values in memory.defaults}, **arguments(workload.arguments)}

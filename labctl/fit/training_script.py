@@ -57,7 +57,7 @@ def described(workload: Workload, script: Path) -> Workload:
         step = next((part for part in script.parts if re.match(r"step[123]_", part)), "")
     given = {**DEFAULTS, **_options(code, variables)}
     if not re.match(r"step([123]_$|1_supervised|2_reward|3_rlhf)", step):
-        raise ConfigError(f"{script}: the memory of its step is not known", hint="those of steps 1 to 3 are")
+        raise ConfigError(f"{script}: the memory of its step is unknown", hint="`fit` supports steps 1 to 3")
     task = TASKS[int(step[4]) - 1]
     critic = _shape(script, given.get("critic_model_name_or_path", "")) if task == "rlhf" else None
     return replace(
@@ -113,7 +113,7 @@ def _shape(script: Path, named: str) -> str:
     if not match:
         named = f"`{named}`" if named and "$" not in named else "by an argument"
         raise ConfigError(
-            f"{script}: its model is named {named}, and of that `fit` does not know the memory",
+            f"{script}: its model is named {named}, which `fit` does not support",
             hint="`labctl fit opt-13b` and the others of `labctl workloads` that begin with opt-",
         )
     return f"{CONFIGS}/{match[1]}.json"

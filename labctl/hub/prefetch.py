@@ -195,6 +195,7 @@ def _matching(files: Iterable[RemoteFile], pattern: str) -> list[RemoteFile]:
 
 
 def describe(repository: Repository, size: int, state: State) -> Item:
+    """Return the report on a repository before anything is downloaded."""
     return Item(
         kind=repository.kind,
         name=repository.name,
@@ -380,7 +381,7 @@ def receive(
 
     where = {"repo_type": repository.kind, "revision": repository.revision, "endpoint": hub.endpoint}
     url = hf_hub_url(repository.name, file.path, **where)
-    # Ranges of a compressed response are not those of the file.
+    # Ranges of a compressed response differ from the file's.
     headers = {"Range": f"bytes={stream.tell()}-", "Accept-Encoding": "identity"}
     headers |= build_hf_headers(token=hub.credential)
     with get_session().stream("GET", url, headers=headers, timeout=client.PATIENCE, follow_redirects=True) as answer:

@@ -163,7 +163,7 @@ def _require_plain(launcher: str, arguments: Iterable[str]) -> None:
     for word in arguments:
         if not PLAIN.fullmatch(word):
             raise ConfigError(
-                f"{launcher} option `{word}` holds more than letters, digits and . _ / : , = + @ % ^ -",
+                f"{launcher} option `{word}` contains more than letters, digits and . _ / : , = + @ % ^ -",
                 hint="give each word by itself: --launcher-arg=--map-by --launcher-arg=node",
             )
 

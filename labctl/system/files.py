@@ -118,6 +118,7 @@ def create_all(
 
     @contextmanager
     def folder(path: Path) -> Iterator[int]:
+        """Open a folder below the new directory, creating it and its parents if missing."""
         with opened(directory) as root, ExitStack() as held:
             handle = root
             for part in reversed((path, *path.parents)):

@@ -28,7 +28,7 @@ def files(folder: Path, *options: str) -> list[str]:
         return []
     git_hint = re.search(r"git config --global --add safe\.directory \S+", done.err)
     raise ConfigError(
-        f"git does not say which files belong to {folder}: {done.err.partition(chr(10))[0]}",
+        f"git cannot list the files of {folder}: {done.err.partition(chr(10))[0]}",
         hint=git_hint[0]
         if git_hint
         else f"git -C {shlex.quote(str(folder))} status, or copy the files out of the repository",

@@ -91,6 +91,7 @@ def begin(work: Callable[[], T]) -> Future[T]:
     future: Future[T] = Future()
 
     def fulfil() -> None:
+        """Run the work and set the future's result or exception."""
         try:
             future.set_result(work())
         except BaseException as error:  # noqa: BLE001 - raised by the future's result()

@@ -145,6 +145,7 @@ def _pulsing(child: subprocess.Popen[Any], seconds: float) -> Iterator[None]:
     over = threading.Event()
 
     def send() -> None:
+        """Write an empty line until the block is left."""
         while not over.wait(seconds):
             with suppress(OSError):
                 os.write(child.stdin.fileno(), b"\n")  # type: ignore[union-attr]
@@ -205,7 +206,7 @@ def attached(
         for number, handler in before.items():
             signal.signal(number, handler)
     if code == -signal.SIGPIPE:
-        raise OutputClosed(f"nobody reads what {argv[0]} prints")
+        raise OutputClosed(f"the output of {argv[0]} was closed")
     if code < 0:
         raise HostError(f"{argv[0]} was ended by {signal.Signals(-code).name}")
     return code
@@ -255,6 +256,7 @@ def held_by_guards(child: subprocess.Popen[Any]) -> None:
 
 
 def _start(argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """Start a program; raise ProgramNotFound if it does not exist."""
     try:
         return subprocess.Popen(argv, **options)
     except FileNotFoundError as error:

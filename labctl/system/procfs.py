@@ -79,6 +79,7 @@ def fabrics(root: HostPath = ROOT) -> tuple[Fabric, ...]:
 
 
 def _fabric(folder: HostPath) -> Fabric:
+    """Build an RDMA device from its folder in sysfs."""
     return Fabric(
         name=folder.name,
         layer=read(folder / "ports/1/link_layer").strip(),

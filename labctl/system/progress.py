@@ -54,6 +54,7 @@ def waiting(notice: Callable[[str], None], describe: Callable[[float], str]) -> 
     began, over = time.monotonic(), threading.Event()
 
     def tell() -> None:
+        """Report until the block is left."""
         while not over.wait(PACE):
             if text := describe(time.monotonic() - began):
                 notice(text)
@@ -74,6 +75,7 @@ def waiting_for(doing: str, notice: Callable[[str], None]) -> Iterator[At]:
 
     @contextmanager
     def at(name: str) -> Iterator[None]:
+        """Mark a name as busy during the block."""
         began[name] = time.monotonic()
         try:
             yield

@@ -136,8 +136,8 @@ def endpoints(members: Sequence[ClusterMember]) -> tuple[Endpoint, ...]:
         if endpoint != again:
             raise _unroutable(
                 member,
-                f"reaches the others where ssh did by {endpoint.interface}, but where they reach each other by "
-                f"{again.interface}: one interface is needed for both",
+                f"reaches the addresses that ssh used by {endpoint.interface}, but the hosts' own addresses by "
+                f"{again.interface}: both must use the same interface",
             )
     return routed
 

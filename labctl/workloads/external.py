@@ -232,13 +232,13 @@ def locate(clone: ExternalRepo, script: str, root: Path | None) -> Path:
     label = f"`{clone.family}/{script or 'SCRIPT'}`"
     if root is None:
         raise ConfigError(
-            f"{label} is a script of your clone of {clone.repository}, and {clone.setting} does not say where that is",
+            f"{label} is a script of your clone of {clone.repository}, and {clone.setting} is not set",
             hint=f"set {clone.setting} in .env to the clone's folder, then `labctl up`",
         )
     folder = root / clone.scripts
     if not folder.is_dir():
         raise ConfigError(
-            f"{clone.setting}: {root} is no clone of {clone.repository}: it has no {clone.scripts}",
+            f"{clone.setting}: {root} is not a clone of {clone.repository}: it has no {clone.scripts}",
             hint=f"set {clone.setting} to the clone's top folder",
         )
     paths = scripts(clone, root)

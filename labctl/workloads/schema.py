@@ -202,6 +202,7 @@ def _environment(value: Value) -> dict[str, str]:
 
 
 def _timeout(value: Value) -> float:
+    """Return a duration in seconds. ConfigError."""
     text = value.text()
     try:
         return parse_duration(text)
@@ -265,6 +266,7 @@ def _consistent(criterion: Criterion, value: Value) -> Criterion:
 
 
 def _repositories(value: Value) -> tuple[str, ...]:
+    """Return names of repositories on the hub. ConfigError."""
     for item in value.items():
         if not _REPOSITORY.fullmatch(item.text()):
             raise item.error(f"bad name on the hub `{item.text()}`", hint="write it like facebook/opt-350m")
@@ -294,6 +296,7 @@ def _resume(value: Value) -> Resume:
 
 
 def _long_option(value: Value) -> str:
+    """Return an option such as ``--resume``. ConfigError."""
     if not _LONG_OPTION.fullmatch(value.text()):
         raise value.error(f"`{value.text()}` is not a valid script option", hint="such as --resume")
     return value.text()

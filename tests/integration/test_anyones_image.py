@@ -42,7 +42,7 @@ def test_a_lab_of_anyones_image_runs_with_what_that_brings(
 ) -> None:
     lab = fresh_lab(LAB_IMAGE=MINE)
     refused = lab.call("up").expect(3)
-    assert (f"image {MINE} lacks what a node needs" in refused.err, lab.containers()) == (True, {})
+    assert (f"image {MINE} is not a node" in refused.err, lab.containers()) == (True, {})
     assert f"hint: labctl build --from {MINE}" in refused.err
     built = lab.call("build", "--from", MINE, "--json").expect(0).json
     made = ("-s", f"LAB_IMAGE={built['image']}")
@@ -57,7 +57,7 @@ def test_a_lab_of_anyones_image_runs_with_what_that_brings(
         # Another build would have another id.
         assert (again["image"], again["id"]) == (built["image"], built["id"])
         # It has all that a node needs: there is nothing to add.
-        assert "has what a node needs" in lab.call("build", "--from", built["image"]).expect(3).err
+        assert "is a node already" in lab.call("build", "--from", built["image"]).expect(3).err
     finally:
         lab.call("down", *made)
         engine.images.remove(built["image"], force=True)

@@ -90,7 +90,7 @@ TYPED = (
     ),
     Mistake("a name with a blank", "up", 2, "blanks in the bare value", "must be quoted", setting="LAB_NAME=My Lab"),
     Mistake("a size in words", "up", 2, "must be a size", "512m or 8g", setting="LAB_SHM_SIZE=lots"),
-    Mistake("half a version", "up", 2, "is no name with a version", "transformers<5", setting="LAB_PACKAGES=nltk=="),
+    Mistake("half a version", "up", 2, "is not a name with a version", "transformers<5", setting="LAB_PACKAGES=nltk=="),
     Mistake(
         "no file of requirements",
         "up",

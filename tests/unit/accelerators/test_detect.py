@@ -132,14 +132,14 @@ def test_a_gaudi_is_told_in_full(tmp_path: Path) -> None:
 
 def test_a_gaudi_that_its_driver_gave_up_says_so(tmp_path: Path) -> None:
     sysfs.gaudi(tmp_path, 0, "0000:19:00.0", told={"status": "Malfunction"})
-    assert find("habana", tmp_path)[0].health == "its driver says: Malfunction"
+    assert find("habana", tmp_path)[0].health == "driver status: Malfunction"
 
 
 def test_an_npu_beside_a_gaudi_is_left_alone(tmp_path: Path) -> None:
     sysfs.gaudi(tmp_path, 0, "0000:00:0b.0", driver="intel_vpu", vendor="0x8086")
     sysfs.gaudi(tmp_path, 1, "0000:19:00.0", told={"module_id": "6"})
     assert [(device.id, device.module) for device in find("habana", tmp_path)] == [("1", "6")]
-    assert accelerators.remarks(tmp_path) == ("an Intel NPU at 0000:00:0b.0 is left alone: it is no GPU",)
+    assert accelerators.remarks(tmp_path) == ("an Intel NPU at 0000:00:0b.0 is not used: it is not a GPU",)
 
 
 # --- Intel ---------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def test_an_amd_card_beside_an_intel_card_is_left_alone(tmp_path: Path) -> None:
     sysfs.render_node(tmp_path, 129, "0000:04:00.0")
     assert [device.link for device in find("intel", tmp_path)] == ["pci-0000:04:00.0-render"]
     (remark,) = accelerators.remarks(tmp_path)
-    assert "an AMD card at 0000:03:00.0 is left alone" in remark
+    assert "an AMD card at 0000:03:00.0 is not used" in remark
 
 
 # --- what is broken ------------------------------------------------------------------------------------------

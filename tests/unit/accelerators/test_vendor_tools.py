@@ -128,9 +128,7 @@ def test_a_tool_that_is_no_program_is_said(tmp_path: Path) -> None:
 
 def test_a_gaudi_keeps_what_its_driver_said(tool: Tool) -> None:
     tool("hl-smi", "0, 0000:19:00.0, HL-225, 98304, 01P0-HL2080A0\n")
-    card = Device(
-        id="0", path="/dev/accel/accel0", pci="0000:19:00.0", name="GAUDI2", health="its driver says: in reset"
-    )
+    card = Device(id="0", path="/dev/accel/accel0", pci="0000:19:00.0", name="GAUDI2", health="driver status: in reset")
     (found,) = describe("habana", (card,))
     assert (found.name, found.memory, found.uuid) == ("HL-225", 98304 << 20, "01P0-HL2080A0")
     assert found.health == card.health

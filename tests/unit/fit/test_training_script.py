@@ -80,7 +80,7 @@ def test_a_script_of_a_step_is_read_with_its_defaults(tmp_path: Path) -> None:
     [
         ("step1_supervised/run.sh", OF_STEP.replace("facebook/opt-1.3b", "mine/bloom"), "named `mine/bloom`"),
         ("step3_rlhf/run.sh", OF_STEP.replace("facebook/opt-1.3b", "$1"), "named by an argument"),
-        ("step2_dpo/run.sh", OF_STEP, "the memory of its step is not known"),
+        ("step2_dpo/run.sh", OF_STEP, "the memory of its step is unknown"),
     ],
 )
 def test_a_script_whose_training_is_not_known_is_refused(tmp_path: Path, name: str, text: str, why: str) -> None:

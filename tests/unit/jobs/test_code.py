@@ -188,7 +188,7 @@ def test_where_git_fails_what_it_ignores_is_not_copied(
     path = write(tmp_path / "mine", "train.py", ".git/HEAD", "secret.key")
     failed = CompletedProcess(("git",), 128, "", words)
     monkeypatch.setattr(process, "run", lambda *_, **__: failed)
-    with pytest.raises(ConfigError, match="git does not say which files belong to") as caught:
+    with pytest.raises(ConfigError, match="git cannot list the files of") as caught:
         script(of, path)
     assert re.fullmatch(hint, caught.value.hint)
 

@@ -116,7 +116,7 @@ def test_an_unknown_script_names_the_nearest_and_the_folder() -> None:
     ("name", "roots", "message"),
     [
         ("dschat/run_opt-13b", {}, "HOST_REPO_PATH does not say"),
-        ("dschat/run_opt-13b", {"dschat": HABANA}, f"HOST_REPO_PATH: {HABANA} is no clone of DeepSpeedExamples"),
+        ("dschat/run_opt-13b", {"dschat": HABANA}, f"HOST_REPO_PATH: {HABANA} is not a clone of DeepSpeedExamples"),
         ("dschat", BOTH, "say which script"),
         ("dschat/run_batch", BOTH, "take JOB, HOSTFILE and OUTPUT"),
         ("gaudi/language-modeling/run_lora_clm", {}, "HOST_OPTIMUM_HABANA_PATH does not say"),

@@ -232,7 +232,7 @@ def test_what_the_record_is_to_quote_is_declared_by_name(tmp_path: Path) -> None
         (b"- a\n", 1, "`workload.yml` must be a mapping, not a list"),
         (b"description: a\nscript: \xff\n", 2, "is not UTF-8"),
         pytest.param(b"[" * 5000, 1, "is nested too deeply", id="deep"),
-        (MINIMAL.encode() + b"arguments: &a [*a]\n", 5, "an alias holds itself"),
+        (MINIMAL.encode() + b"arguments: &a [*a]\n", 5, "an alias contains itself"),
     ],
 )
 def test_a_file_that_is_no_workload_is_refused(tmp_path: Path, content: bytes, number: int, reason: str) -> None:
@@ -247,8 +247,8 @@ LADDER = "".join(f"  a{number}: &a{number} {'[' * 50}*a{number - 1}{']' * 50}\n"
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("deepspeed: &a {b: *a}\n", "an alias holds itself"),
-        ("deepspeed: &a\n  b: [*a, *a]\n", "an alias holds itself"),
+        ("deepspeed: &a {b: *a}\n", "an alias contains itself"),
+        ("deepspeed: &a\n  b: [*a, *a]\n", "an alias contains itself"),
         (f"deepspeed:\n  a0: &a0 [{'x, ' * 10}]\n{BOMB}", "values with its aliases"),
         (f"deepspeed:\n  a0: &a0 [x]\n{LADDER}", "is nested too deeply"),
         pytest.param("#" * (2 << 20), "is larger than 1 MiB", id="large"),

@@ -102,6 +102,7 @@ def admitted(lab: Lab, identity: str) -> str:
 
 
 def _text(path: Path) -> str:
+    """Return the text of a file; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError:

@@ -176,6 +176,7 @@ class DumpPath(Struct, frozen=True):
         return os.stat_result((mode, 0, 0, 1, 0, self.dump.nodes.get(real, 0), 0, 0, 0, 0))
 
     def read_text(self, encoding: str | None = None, errors: str | None = None) -> str:  # noqa: ARG002 - as Path's
+        """Return the text of a file; FileNotFoundError if the dump does not have it."""
         try:
             return self.dump.files[self.resolve().path]
         except KeyError:

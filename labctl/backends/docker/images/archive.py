@@ -166,6 +166,7 @@ class Archive:
         return tuple(names)
 
     def _read(self, name: str) -> bytes:
+        """Return the content of a member; ValueError if it is too large for a document."""
         if len(self._members[name]) > LARGEST_DOCUMENT:
             raise ValueError(f"{name} is larger than {LARGEST_DOCUMENT >> 20} MiB")
         return b"".join(self._members[name].chunks())

@@ -109,7 +109,7 @@ def require_own(request: BuildRequest) -> None:
         where = "here" if engine.host == HERE else f"on {engine.host}"
         raise HostError(
             f"image {tag} {where} is not labctl's; it is not replaced",
-            hint=f"`labctl build --from {tag}` adds what a node needs to a copy of it; or unset LAB_IMAGE",
+            hint=f"`labctl build --from {tag}` makes a node image from it; or unset LAB_IMAGE",
         )
 
 
@@ -375,17 +375,17 @@ def _failure(tag: str, output: str, log: Path, asked: Collection[str]) -> HostEr
     unknown = re.search(r"No matching distribution found for (\S+)", text)
     if unknown and UNREACHED.search(text):
         return HostError(
-            f"building {tag} failed: the package index was not reached, to look for {unknown[1]}",
-            hint=f"{SOURCES} say where it is; less {log}",
+            f"building {tag} failed: the package index is unreachable (looking for {unknown[1]})",
+            hint=f"check {SOURCES}; less {log}",
         )
     if unknown and package_sources.pins(unknown[1]).keys() <= set(asked):
         return HostError(
-            f"building {tag} failed: the package index has no {unknown[1]} that fits",
+            f"building {tag} failed: the package index has no version that fits {unknown[1]}",
             hint=f"is its name right, in LAB_PACKAGES or packages? less {log}",
         )
     return HostError(
         f"building {tag} failed:\n{hide_credentials(output)}",
-        hint=f"less {log}; where packages come from: LAB_APT_MIRROR, {SOURCES}",
+        hint=f"less {log}; package sources: LAB_APT_MIRROR, {SOURCES}",
     )
 
 

@@ -39,7 +39,8 @@ def require_node(engine: DockerEngine, image: str, base: str) -> dict[str, str]:
         raise HostError(f"LAB_DOCKERFILE: image {image} does not start as a node", hint=hint)
     if not is_node(described):
         raise HostError(
-            f"image {image} lacks what a node needs: ssh, and labctl's own start", hint=f"labctl build --from {base}"
+            f"image {image} is not a node: it has no ssh, or not labctl's entrypoint",
+            hint=f"labctl build --from {base}",
         )
     return dict(config.get("Labels") or {})
 
@@ -51,7 +52,7 @@ def make(request: BuildRequest, base: str, emit: Emit) -> dict[str, Any]:
     build.ensure_base(base, replace(request, base_image=base), emit)
     base_image = engine.image(base) or {}
     if is_node(base_image):
-        raise HostError(f"image {base} has what a node needs", hint=f"LAB_IMAGE={base} in .env, then `labctl up`")
+        raise HostError(f"image {base} is a node already", hint=f"LAB_IMAGE={base} in .env, then `labctl up`")
     request = replace(request, tag=tag(base_image["Id"]), base_image=base)
     build.require_own(request)
     with build.prepared(request, base, {}) as arguments:

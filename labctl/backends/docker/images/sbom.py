@@ -43,7 +43,7 @@ def installed(engine: DockerEngine, image: str) -> str:
         raise
     if done.code:
         reason = (done.err.strip() or "no answer").splitlines()[-1]
-        raise HostError(f"cannot list what is in image {image}: {reason}", hint=f"docker run --rm -it {image} sh")
+        raise HostError(f"cannot list the packages of image {image}: {reason}", hint=f"docker run --rm -it {image} sh")
     return done.out
 
 
@@ -74,7 +74,7 @@ def bill(image: str, identity: str, installed: str) -> dict[str, Any]:
     for line in sorted(set(installed.splitlines())):
         if line.count("\t") != 3:
             raise HostError(
-                f"cannot list what is in image {image}: no package: {line[:100]!a}",
+                f"cannot list the packages of image {image}: malformed line: {line[:100]!a}",
                 hint=f"docker run --rm -it {image} sh",
             )
         kind, distribution, name, version = line.split("\t")

@@ -119,7 +119,7 @@ def require_files(lab: Lab) -> None:
         ranks = sum(node.slots for node in lab.nodes)
         raise HostError(
             f"{ranks} ranks take {needed} open files in one process, and containers here may have {allowed}",
-            hint="LAB_NOFILE in .env asks for more; `labctl doctor` says what raises it on a host that refuses",
+            hint="raise LAB_NOFILE in .env; `labctl doctor` has the command for a host that refuses",
         )
 
 

@@ -22,7 +22,7 @@ from labctl.config import override
 from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.errors import HostError, LabError
-from labctl.model import HERE, Node
+from labctl.model import HERE, Device, Node
 from labctl.system import procfs
 from labctl.system.hostpath import HostPath
 from labctl.system.process import CompletedProcess

@@ -263,5 +263,5 @@ def test_hosts_that_fail_are_all_named_and_what_to_type_is_said_for_each() -> No
     with pytest.raises(HostError) as caught:
         errors.raise_all(lost)
     assert caught.value.message == "2 hosts failed:\n  red: is silent\n  blue: no room\n    at all"
-    assert caught.value.hint == "ping red (for red; `labctl doctor` says what for each); then re-run the command"
+    assert caught.value.hint == "ping red (for red; `labctl doctor` has a hint for each); then re-run the command"
     assert caught.value.node == "red"

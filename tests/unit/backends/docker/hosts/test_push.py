@@ -437,7 +437,7 @@ def test_a_run_appears_at_once_and_only_once(host: Nearby, source: Path, tmp_pat
     assert all_of(run) == all_of(source)
     assert names(run.parent) == {run.name}
     (source / "key").write_text("two")
-    with pytest.raises(HostError, match="is there already"):
+    with pytest.raises(HostError, match="already exists"):
         push.push_new(host, manifest.scan(source), str(run))
     assert (run / "key").read_text() == "key one"
 
