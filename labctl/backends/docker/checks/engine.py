@@ -259,7 +259,7 @@ def image(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def driver(ctx: CheckContext) -> Iterator[Finding]:
-    """Check that the host's driver supports the image's libraries of the accelerator; nothing if a version is unknown."""
+    """Check that the host's driver supports the accelerator's libraries of the image, if both versions are known."""
     lab, version = ctx.lab, ctx.host.driver
     if not version or not ctx.observed.image:
         return
