@@ -193,6 +193,31 @@ def test_launchers_do_not_know_each_other() -> None:
     assert wrong == []
 
 
+BACKENDS = ("docker", "kubernetes")
+# What runs on every backend.
+GENERIC = ("runs", "batches", "doctor", "reports")
+
+
+def test_only_a_backend_and_the_commands_that_are_its_own_know_a_backend() -> None:
+    def backend_of(name: str) -> str:
+        words = name.split(".")
+        return words[2] if words[1:2] == ["backends"] and words[2:3] and words[2] in BACKENDS else ""
+
+    wrong = [
+        where(path, line, target)
+        for path in MODULES
+        for target, line in imports(ast.walk(tree(path)))
+        if (known := backend_of(target))
+        and (part(module_name(path)) in GENERIC or backend_of(module_name(path)) not in ("", known))
+    ]
+    assert wrong == []
+
+
+def test_the_documents_have_these_rings() -> None:
+    text = (PACKAGE.parent / "docs/develop.md").read_text(encoding="utf-8")
+    assert "\n".join(f"      {', '.join(ring)}" for ring in RINGS) in text
+
+
 def test_what_stands_left_of_the_plan_has_neither_clock_nor_network_nor_docker() -> None:
     unwanted = {"time", "datetime", "random", "secrets", "socket", "urllib", "subprocess", "docker", "threading"}
     wrong = [
