@@ -80,11 +80,10 @@ class Observer:
     def view(self) -> RunView:
         """Return the current state of the run."""
         progress = self._tracker.progress()
-        waits = self._active.waits and progress.last_line is None
         return RunView(
             run_id=self._run.run_id,
             workload=self._run.job.workload.name,
-            state="ended" if self.ended else "waiting" if waits else "running",
+            state=self._state(progress),
             seconds=round(store.age(self._run.directory), 1),
             timeout=self._run.job.timeout,
             progress=progress,
