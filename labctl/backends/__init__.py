@@ -44,9 +44,9 @@ class RunPlan(Struct, frozen=True, kw_only=True):
 
 
 class Backend(Protocol):
-    """Runs the lab of a directory and its runs. Methods raise HostError with what came back, ConfigError for settings.
+    """Runs the lab of a directory and its runs. Methods raise HostError with the engine's message, or ConfigError.
 
-    A ``preview`` plans for ``--dry-run``: it changes nothing, and knows only what needs no change.
+    A ``preview`` plans for ``--dry-run``: it changes nothing, and leaves out facts that only a change would show.
     """
 
     name: str
@@ -71,13 +71,13 @@ class Backend(Protocol):
         """Plan the first part of `up`: images and probes, on whose results the rest depends."""
 
     def plan_up(self, *, preview: bool = False) -> Plan:
-        """Plan the rest of `up`, from what the nodes are now."""
+        """Plan the rest of `up`, from the state of the nodes."""
 
     def plan_down(self, *, images: bool = False, state: str = "", preview: bool = False) -> Plan:
         """Plan the removal of the lab's objects; also of its ``images``, or of its ``state`` directory."""
 
     def carry_out(self, plan: Plan) -> None:
-        """Carry out a plan of this backend; HostError names what failed on each host."""
+        """Carry out a plan of this backend. HostError names the hosts that failed, and why."""
 
     def under_way(self) -> tuple[str, ...]:
         """Describe the runs that are under way, as text, which `down` ends."""
@@ -100,7 +100,7 @@ class Backend(Protocol):
         """Return the versions of labctl, of the image, and of the engine and kernel of each host."""
 
     def freeze(self) -> dict[str, Any]:
-        """Describe what the lab is now: images, packages, files, data, devices. HostError if a host does not answer."""
+        """Describe the lab: images, packages, files, data, devices. HostError if a host does not answer."""
 
     def not_replayable(self, recorded: ReplayedRun) -> Iterator[str]:
         """Yield what a recorded run used and is no longer available; warnings go to the context."""
@@ -168,7 +168,7 @@ class Backend(Protocol):
         """Pass on the lines of a run from its beginning to its end, with an empty batch per second of silence."""
 
     def log(self, run_id: str, on_lines: OnLines) -> bool:
-        """Hand on the lines that a run without a result has printed so far; False if its record has them."""
+        """Pass on the lines so far of a run without a result; return False if its record has them."""
 
     def recorded(self, run_id: str) -> Run:
         """Load a run of the record."""

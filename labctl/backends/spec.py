@@ -71,7 +71,7 @@ def build(
 
 
 def ports(settings: Settings, network: Network) -> tuple[tuple[str, int, int], ...]:
-    """What the launcher publishes. ConfigError where it has its host's own network, which needs no publishing."""
+    """Return the ports to publish. ConfigError if the launcher is on its host's network, which publishes none."""
     setting = settings.values["LAB_PORTS"]
     if setting.value and network == "host":
         reason = "with several hosts the launcher has its host's own network, where a server's port is the host's port"

@@ -34,18 +34,23 @@ def carry(socket: Any, send: Callable[[int], None], *, reads: bool, raw: bool) -
             descriptors = [socket.sock.sock] + ([source] if source is not None else [])
             pending = getattr(socket.sock.sock, "pending", int)()
             ready, _, _ = ([socket.sock.sock], [], []) if pending else select.select(descriptors, [], [], 1.0)
-            if source is not None and source in ready:
-                typed = os.read(source, CHUNK)
-                if typed:
-                    socket.write_stdin(typed)
-                else:
-                    # Kubernetes before 1.30 ignores this: the input stays open until the program ends.
-                    socket.close_channel(IN)
-                    source = None
+            if source is not None and source in ready and not _forward(source, socket):
+                source = None
             if socket.sock.sock in ready:
                 socket.update(timeout=0)
             _print(socket)
         _print(socket)
+
+
+def _forward(source: int, socket: Any) -> bool:
+    """Send input to the program; at its end close the program's input and return False."""
+    typed = os.read(source, CHUNK)
+    if typed:
+        socket.write_stdin(typed)
+    else:
+        # Kubernetes before 1.30 ignores this: the input stays open until the program ends.
+        socket.close_channel(IN)
+    return bool(typed)
 
 
 def show_of(node: str, line: str) -> None:

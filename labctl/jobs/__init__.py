@@ -1,1 +1,1 @@
-"""The job of a run: its options, its code and inputs, its launch command, and what its ranks execute."""
+"""Job of a run: its options, its code and inputs, its launch command, and the script of its ranks."""

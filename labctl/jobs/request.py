@@ -164,14 +164,14 @@ def _launcher(name: str, workload: Workload, options: RunOptions) -> str:
 
 
 def bounded(directory: Path, workload: Workload) -> Workload:
-    """Return the workload with the bounds of its relative criteria. ConfigError if a reference run lacks the metric."""
+    """Return the workload with the bounds of its relative criteria. ConfigError if a reference run has no value."""
     return replace(
         workload, criteria=tuple(_bounded(directory, workload.name, criterion) for criterion in workload.criteria)
     )
 
 
 def _bounded(directory: Path, workload: str, criterion: Criterion) -> Criterion:
-    """Return a relative criterion with its bound, from the reference run. ConfigError if it lacks the metric."""
+    """Return a relative criterion with its bound, from the reference run. ConfigError if it has no value."""
     if criterion.relative is None:
         return criterion
     sign, share, run = criterion.relative

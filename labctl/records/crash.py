@@ -152,7 +152,7 @@ class CrashWatch:
 
     def _crash_in(self, line: Line, text: str) -> RankFailure | None:
         """Parse the failure of a rank in a line; None if the line reports none."""
-        # Ranks that a script starts itself may report by what it prints.
+        # Reports of ranks that a script starts itself may be in its own output.
         reported = REPORTED.match(line.said) if line.report else self._starts_itself and REPORTED.search(text)
         if reported:
             who, node, code = reported[1], reported[2], int(reported[3])

@@ -97,7 +97,7 @@ def _begins(text: str, line: str) -> bool:
 def _lines_of(who: str, written: Iterable[str]) -> list[str]:
     """Return the lines marked with the rank, without the mark; else those without a mark.
 
-    If ``who`` is no rank, those of the rank that wrote last.
+    If ``who`` is not a rank, return those of the rank that wrote last.
     """
     marked: dict[str, list[str]] = {}
     last = ""

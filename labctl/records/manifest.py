@@ -85,7 +85,7 @@ def _scan(root: Path, folder: str, keep: Keep) -> Iterator[Entry]:
             if item.name == SKIPPED or not keep(item, path):
                 continue
             if item.is_symlink():
-                yield Entry(path, "link", 0o777, 0, os.readlink(item.path))  # noqa: PTH115 - a Path would tidy what it says
+                yield Entry(path, "link", 0o777, 0, os.readlink(item.path))  # noqa: PTH115 - a Path would normalize the target
             elif item.is_dir():
                 yield Entry(path, "dir", item.stat().st_mode & 0o777 | 0o700, 0, "")
                 yield from _scan(root, f"{path}/", keep)
@@ -96,7 +96,7 @@ def _scan(root: Path, folder: str, keep: Keep) -> Iterator[Entry]:
 
 
 def _file(path: str, place: str) -> Entry:
-    """Return the entry of a file; ``place`` is where it lies."""
+    """Return the entry of the file at ``place``."""
     digest = hashlib.sha256()
     size = 0
     with open(place, "rb", buffering=0) as stream:  # noqa: PTH123 - ten thousand times, and scandir gives no Path
@@ -108,7 +108,7 @@ def _file(path: str, place: str) -> Entry:
 
 
 def scan_nodes(directory: Path, nodes: Sequence[str], *, launcher: bool) -> dict[str, Manifest]:
-    """Return the manifests of what a host gets for these nodes, by path below the lab's directory on both sides.
+    """Return the manifests to push to a host for these nodes, by path below the lab's directory on both sides.
 
     The first node's directory holds the launcher's files and its private key; only the ``launcher``'s host gets them.
     Each is pushed by itself so that the running launcher sees new files: a mount of something below a pushed directory

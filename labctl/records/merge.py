@@ -84,7 +84,7 @@ class Merge(Struct, dict=True):
         self._waiting: list[Callable[[], object]] = []
 
     def unpack(self, source: IO[bytes]) -> str:
-        """Unpack a stream, or the part before it breaks off; return what is wrong with it, or an empty text.
+        """Unpack a stream, or the part before it breaks off; return the error, or an empty text.
 
         Files wait in a directory of their own until ``turn`` returns. OSError if a file cannot be written here.
         """
@@ -206,7 +206,7 @@ class Merge(Struct, dict=True):
             if self._folder(posixpath.dirname(place)):
                 with contextlib.suppress(FileExistsError):
                     link.symlink_to(target)
-                if link.is_symlink() and os.readlink(link) == target:  # noqa: PTH115 - a Path would tidy what it says
+                if link.is_symlink() and os.readlink(link) == target:  # noqa: PTH115 - a Path would normalize the target
                     return
         self.found.refused.append(path)
 

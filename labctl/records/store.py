@@ -197,7 +197,7 @@ class RunLog:
         self._path = path
         self._tracker = Tracker(workload.metrics)
         self._notes = [re.compile(pattern) for _, pattern in workload.notes]
-        # Ranks that a script starts itself may report in by what it prints.
+        # Reports of ranks that a script starts itself may be in its own output.
         self._starts_itself = workload.launcher == "script"
         self.lines: list[str] = []
 
@@ -504,7 +504,7 @@ def job(path: Path) -> JobSummary:
 def abandon(
     lab: Lab, run_id: str, cause: Cause = "interrupted", message: str = "labctl ended before the run did"
 ) -> Result:
-    """Close the record of a run that nothing supervises any more. HostError if it cannot be written."""
+    """Close the record of a run that is no longer supervised. HostError if it cannot be written."""
     path = directory(lab.directory, run_id)
     redact_ranks(path, lab.hidden)
     recorded = job(path)

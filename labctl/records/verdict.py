@@ -58,7 +58,7 @@ def judge(job: Job, metrics: Mapping[str, Mapping[str, Any]], ended: RunOutcome,
 
 
 def _failure(job: Job, ended: RunOutcome, world_size: int) -> Verdict | None:
-    """Return the verdict on a run that was stopped, failed or lacks ranks; None if it completed."""
+    """Return the verdict on a run that was stopped, failed or is missing ranks; None if it completed."""
     if ended.cause:
         return error(ended.cause, ended.message or f"The run was stopped: {ended.cause}.")
     if ended.exit_code:
@@ -72,7 +72,7 @@ def _failure(job: Job, ended: RunOutcome, world_size: int) -> Verdict | None:
 def _passed(
     checks: Sequence[CriterionResult], metrics: Mapping[str, Mapping[str, Any]], ended: RunOutcome, world_size: int
 ) -> str:
-    """Render the message of a run that passed: its criteria, and what else the user should know."""
+    """Render the message of a run that passed: its criteria, and remarks for the user."""
     ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
     message = f"All criteria met on {ranks}: {_list(checks)}." if checks else f"Completed on {ranks}; no criteria."
     if ended.silent:

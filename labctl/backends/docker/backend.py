@@ -154,7 +154,7 @@ class DockerBackend:
         return run.findings(self.context, node=node)
 
     def plan_prepare(self, *, preview: bool = False) -> Plan:
-        """Plan to make the image available and to probe engines. HostError for what stops `up` everywhere."""
+        """Plan to make the image available and to probe engines. HostError if `up` is impossible on every host."""
         from labctl.backends.docker.checks import run as checks
         from labctl.backends.docker.deploy import images, ledger, provision
 
@@ -171,7 +171,7 @@ class DockerBackend:
         preflight.warn_small_arp_table(self.context, self.cluster, lab)
         steps = (*ensured, *provision.plan_probe(self.cluster))
         if steps and not preview:
-            # What stops the rest is to be known before an image is built.
+            # Fail before an image is built, which takes minutes.
             lab, self.cluster = preview_lab(self.cluster)
             self._decide_up(lab, observed)
         return Plan(steps)
@@ -207,7 +207,7 @@ class DockerBackend:
         return DownPlan(plan.steps, failed=failed)
 
     def carry_out(self, plan: Plan) -> None:
-        """Carry out a plan of this backend. HostError names what failed on each host."""
+        """Carry out a plan of this backend. HostError names the hosts that failed, and why."""
         if isinstance(plan, UpPlan) and plan.lab:
             self._bring_up(plan, plan.lab)
         elif isinstance(plan, DownPlan):
@@ -219,13 +219,13 @@ class DockerBackend:
             self.cluster, self._observed, self._early = deployment.cluster, None, None
 
     def _deployment(self) -> Any:
-        """Return what steps act on that need no lab."""
+        """Return a deployment for steps that need no lab."""
         from labctl.backends.docker.deploy.steps import Deployment
 
         return Deployment(context=self.context, cluster=self.cluster)
 
     def _bring_up(self, plan: UpPlan, lab: Lab) -> None:
-        """Carry out a plan of `up` while holding the leases of devices. HostError names what failed on each host."""
+        """Carry out a plan of `up` while holding the leases of devices. HostError names the hosts that failed."""
         from labctl.accelerators import leases
         from labctl.backends.docker.deploy.steps import LabDeployment
 
@@ -511,7 +511,7 @@ class DockerBackend:
         return False
 
     def recorded(self, run_id: str) -> Run:
-        """Load a run of the record, on the lab as it is now."""
+        """Load a run of the record, with the present lab."""
         return Run(lab=self.lab(), job=store.load_job(self.context.directory, run_id))
 
     def active(self) -> Mapping[str, ActiveRun]:
@@ -546,7 +546,7 @@ class DockerBackend:
         agent.stop(run.lab, self.cluster.engine, run.run_id, grace, message)
 
     def leaves_processes(self, run_id: str) -> bool:
-        """Tell if a run was on Docker hosts; a cluster ends what is left of its runs."""
+        """Tell if a run was on Docker hosts; a cluster ends the processes of its runs itself."""
         return not store.is_in_cluster(self.context.directory, run_id)
 
     def end(self, run_id: str) -> None:

@@ -139,26 +139,32 @@ def down(
     records: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     state: str = "",
 ) -> Plan:
-    """Remove all objects with the lab's label, whatever the files say, and ``sent`` folders by host.
+    """Remove all objects with the lab's label, whatever is in the files, and ``sent`` folders by host.
 
     If ``image`` is given, also remove the observed image; also the ``records`` that hosts have nodes, and last the
     lab's ``state`` directory. Hosts that have ``failed`` are skipped.
     """
     steps: list[Step] = []
-    why = "labctl down"
     for host in (host for host in observed.hosts if host not in failed):
-        on_host = observed.on(host)
-        if containers := (*on_host.containers, *on_host.probes):
-            steps.append(RemoveContainers(containers=containers, host=host, cause=why))
-        if networks := (*on_host.networks, *on_host.probe_networks):
-            steps.append(RemoveNetworks(networks=networks, host=host, cause=why))
-        for directory in sent.get(host, ()):
-            steps.append(FetchLeftRuns(directory=directory, host=host, cause=why))
-            steps.append(RemoveFiles(directory=directory, host=host, cause=why))
-        if image and on_host.image:
-            steps.append(RemoveImage(image=image, host=host, cause=f"{why} --images"))
-        if paths := records.get(host):
-            steps.append(ForgetHost(paths=paths, host=host, cause=why))
+        steps += down_on(host, observed.on(host), sent.get(host, ()), image, records.get(host, ()))
     if state:
         steps.append(RemoveState(paths=(state,), cause="labctl clean"))
     return Plan(tuple(steps))
+
+
+def down_on(
+    host: str, observed: ObservedState, sent: Collection[str], image: str, records: tuple[str, ...]
+) -> Iterator[HostStep]:
+    """Yield the steps that remove the lab's objects, ``sent`` folders, image and ``records`` of one host."""
+    why = "labctl down"
+    if containers := (*observed.containers, *observed.probes):
+        yield RemoveContainers(containers=containers, host=host, cause=why)
+    if networks := (*observed.networks, *observed.probe_networks):
+        yield RemoveNetworks(networks=networks, host=host, cause=why)
+    for directory in sent:
+        yield FetchLeftRuns(directory=directory, host=host, cause=why)
+        yield RemoveFiles(directory=directory, host=host, cause=why)
+    if image and observed.image:
+        yield RemoveImage(image=image, host=host, cause=f"{why} --images")
+    if records:
+        yield ForgetHost(paths=records, host=host, cause=why)

@@ -33,6 +33,20 @@ def uncommitted(lab: Lab, run: ReplayedRun) -> Iterator[str]:
 def missing(cluster: Cluster, lab: Lab, observed: ObservedState, run: ReplayedRun) -> Iterator[str]:
     """Yield a line for each thing that is no longer available."""
     yield from _images(lab, observed, run)
+    yield from _nodes(lab, run)
+    yield from _settings(cluster.settings, lab, run)
+    yield from _files(lab.directory, run)
+    yield from _sources(cluster, lab, run)
+    try:
+        inputs.resolve(lab, run.job.workload)
+    except ConfigError as error:
+        yield error.message
+    if run.job.resumed and not (lab.directory / "runs" / run.job.resumed).exists():
+        yield f"runs/{run.job.resumed}, from which it went on, is gone"
+
+
+def _nodes(lab: Lab, run: ReplayedRun) -> Iterator[str]:
+    """Yield a line per node of the run whose slots, host, cores or devices differ from the recorded ones."""
     nodes = {node.name: node for node in lab.nodes}
     for node in run.job.nodes:
         now = nodes.get(node.name)
@@ -43,15 +57,6 @@ def missing(cluster: Cluster, lab: Lab, observed: ObservedState, run: ReplayedRu
             yield f"{node.name}: it was on {_place(node.host, node.cpuset)}, and is on {_place(now.host, now.cpuset)}"
         elif (devices := provenance.devices(lab, now)) != run.origin.devices.get(node.name, []):
             yield f"{node.name}: its devices or their driver were {_devices(run, node.name)}, and are {_text(devices)}"
-    yield from _settings(cluster.settings, lab, run)
-    yield from _files(lab.directory, run)
-    yield from _sources(cluster, lab, run)
-    try:
-        inputs.resolve(lab, run.job.workload)
-    except ConfigError as error:
-        yield error.message
-    if run.job.resumed and not (lab.directory / "runs" / run.job.resumed).exists():
-        yield f"runs/{run.job.resumed}, from which it went on, is gone"
 
 
 def _images(lab: Lab, observed: ObservedState, run: ReplayedRun) -> Iterator[str]:
