@@ -33,6 +33,8 @@ metrics:
 MARK = "labctl: the launcher ended with exit code "
 """Before the exit code of its command, in the launcher's last line."""
 Step = Callable[[], object]
+Programs = Callable[[str, tuple[str, ...]], tuple[tuple[int, bytes], ...]]
+"""Pod and command -> the frames that come of it."""
 MOST_LOOKS = 3000
 """At a cluster in which nothing happens any more."""
 
@@ -47,7 +49,7 @@ class RunningApi(FakeApi):
         self.printed: dict[str, list[str]] = {}
         self.broken: list[tuple[int, Exception]] = []
         """Lines after which a log breaks off, and how, one for each time that it is read."""
-        self.programs: Callable[[str, tuple[str, ...]], tuple[tuple[int, bytes], ...]] = without_results
+        self.programs: Programs = without_results
         self.executed: list[tuple[str, ...]] = []
         self._looks = 0
 
@@ -104,7 +106,7 @@ def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.T
     return made
 
 
-def serving(*members: tuple[tarfile.TarInfo, bytes], end: tuple[int, bytes] = SUCCESS) -> Any:
+def serving(*members: tuple[tarfile.TarInfo, bytes], end: tuple[int, bytes] = SUCCESS) -> Programs:
     """Programs of a launcher of which tar prints these."""
     return lambda _, argv: (*archive(*members), end) if "tar -C" in argv[2] else (SUCCESS,)
 

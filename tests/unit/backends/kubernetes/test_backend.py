@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from support.fake_api import MPIJOBS, TRAINJOBS
 from support.fake_backend import FakeBackend
 from support.running import (
     MARK,
+    Programs,
     RunningApi,
     asked,
     condition,
@@ -89,7 +91,7 @@ def texts(events: list[Event], kind: str) -> list[str]:
     return [event.text for event in events if event.kind == kind]
 
 
-def stoppable(cluster: ClusterLab, run: ClusterRun) -> Callable[[str, tuple[str, ...]], Any]:
+def stoppable(cluster: ClusterLab, run: ClusterRun) -> Programs:
     """Programs of a launcher whose command ends when it is told to, with the message."""
 
     def program(pod: str, argv: tuple[str, ...]) -> tuple[tuple[int, bytes], ...]:
@@ -153,6 +155,45 @@ def test_a_run_is_followed_judged_and_removed_by_the_labctl_that_submits_it(
     assert [text.split()[0] for text in steps_shown] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
     assert steps_shown[1].startswith("[2/4] apply Namespace/demo, ConfigMap/demo-hello-")
     assert any(text.startswith("MPIJob demo-hello-") for text in texts(events, "notice"))
+
+
+def ending_on_ctrl_c(cluster: ClusterLab, api: RunningApi) -> Callable[[], None]:
+    """Have the launcher's command end when it gets TERM; send this process INT."""
+
+    def program(pod: str, argv: tuple[str, ...]) -> tuple[tuple[int, bytes], ...]:
+        if "kill -TERM" in argv[-1]:
+            prints(cluster, cluster.run(store.ids(cluster.directory)[0]), f"{MARK}130")
+        return serving((entry("./model.bin"), b"weights"))(pod, argv)
+
+    api.programs = program
+    return lambda: signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_ends_the_run_that_labctl_submitted_and_its_results_are_fetched(
+    cluster: ClusterLab, api: RunningApi, backend: KubernetesBackend
+) -> None:
+    def begin() -> None:
+        run = cluster.run(store.ids(cluster.directory)[0])
+        for node in ("launcher", "worker-0", "worker-1"):
+            put(cluster, pod_of(run, node, **runs()))
+
+    interrupt = ending_on_ctrl_c(cluster, api)
+    api.steps += [lambda: None, lambda: None, begin, lambda: None, interrupt]
+    result = start.run(backend, asked(cluster))
+    assert (result.cause, result.message) == ("interrupted", "stopped by SIGINT")
+    assert (store.directory(cluster.directory, result.run_id) / "model.bin").read_bytes() == b"weights"
+    assert labs.jobs(cluster) == []
+
+
+def test_ctrl_c_leaves_a_run_that_is_attached_to(
+    cluster: ClusterLab, api: RunningApi, backend: KubernetesBackend
+) -> None:
+    run = launched(cluster, **runs())
+    api.steps += [lambda: None, ending_on_ctrl_c(cluster, api)]
+    with pytest.raises(KeyboardInterrupt):
+        judge.attach(backend, run.run_id)
+    assert api.executed == []
+    assert [summary.state for summary in judge.listing(backend)] == ["running"]
 
 
 def test_a_run_that_goes_on_without_labctl_has_its_results_from_whoever_attaches(

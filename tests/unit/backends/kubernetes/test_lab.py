@@ -131,9 +131,6 @@ def kinds(there: ClusterLab) -> list[str]:
     return sorted({kind for kind, _ in there.api.objects})  # type: ignore[attr-defined]
 
 
-NAMESPACE_KEPT = "keep namespace demo: kubectl delete namespace demo"
-
-
 def test_a_job_that_was_submitted_by_hand_is_deleted_with_what_it_has(there: ClusterLab) -> None:
     name = "demo-hello"
     put(there, *({"kind": kind, **labelled(name)} for kind in ("TrainJob", "ConfigMap", "TrainingRuntime")), claim())
