@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec.structs import replace
 
 from labctl import accelerators
-from labctl.backends import OnLines, Replay, RunPlan, spec
+from labctl.backends import Backend, OnLines, Replay, RunPlan, spec
 from labctl.backends.devices import DeviceReport, HostDevices, NodeShare
 from labctl.backends.finding import Finding, ok
 from labctl.backends.owner import owner
@@ -312,7 +312,7 @@ def settings_for(context: Context, settings: Settings, workload: Workload) -> Se
 
 
 @contextmanager
-def connect(context: Context, settings: Settings, **options: Any) -> Iterator[MadeUpBackend]:
+def connect(context: Context, settings: Settings, **options: Any) -> Iterator[Backend]:
     """Open the backend; there is nothing to connect."""
     yield MadeUpBackend(context, settings)
 
@@ -422,7 +422,7 @@ class MadeUpBackend:
         missing = (MakeNode(node=name, cause="labctl up") for name in needed if name not in made)
         return Plan((*removed, *missing))
 
-    def plan_down(self, *, images: bool = False, state: str = "") -> Plan:
+    def plan_down(self, *, images: bool = False, state: str = "", preview: bool = False) -> Plan:
         """Plan the removal of all nodes."""
         return Plan(tuple(RemoveNode(node=name, cause="labctl down") for name in self._made()))
 
@@ -519,7 +519,7 @@ class MadeUpBackend:
                 raise error
             self.context.warn(error.message)
 
-    def plan_run(self, run: Run, *, preview: bool = False) -> RunPlan:
+    def plan_run(self, run: Run, *, ended: Collection[str] = (), preview: bool = False) -> RunPlan:
         """Plan a run: its script is run once per rank."""
         versions = {} if preview else store.versions(run.lab, self.versions(), None)
         return RunPlan(
@@ -562,7 +562,7 @@ class MadeUpBackend:
         """Hand on the lines of a run to its end."""
         self._ranks(run.run_id).follow(on_lines, given_up)
 
-    def log(self, run: Run, on_lines: OnLines) -> bool:
+    def log(self, run_id: str, on_lines: OnLines) -> bool:
         """Return False: the record has the lines of a run that is followed."""
         return False
 
@@ -584,6 +584,10 @@ class MadeUpBackend:
         if ranks.ended:
             raise HostError(f"run {run.run_id} has ended", hint=f"labctl show {run.run_id}")
         ranks.stop(grace, message)
+
+    def leaves_processes(self, run_id: str) -> bool:
+        """Return True: nothing but labctl ends the ranks of a run."""
+        return True
 
     def end(self, run_id: str) -> None:
         """End what is left of a run."""
