@@ -29,20 +29,42 @@ def files_in(directory: Path) -> set[Path]:
     return {*directory.rglob("*")}
 
 
+PODS = "there pods are started by each `labctl run`; -s LAB_ENGINE=docker is for hosts"
+
+
 @pytest.mark.parametrize(
-    "command",
+    ("command", "refused", "hint"),
     [
-        "up", "up --dry-run", "build", "render", "keys rotate", "clean", "devcontainer", "jupyter", "fit hello",
-        "batch hello set", "bisect hello", "validate", "cache hello --hosts", "doctor --fix", "doctor -n worker-0",
-        "down --images", "top",
+        ("up", "up", PODS),
+        ("up --dry-run", "up", PODS),
+        ("build", "build", "LAB_IMAGE in .env"),
+        ("render", "render", "labctl k8s render WORKLOAD"),
+        ("keys rotate", "keys rotate", "each run has keys of its own"),
+        ("clean", "clean", "labctl down"),
+        ("devcontainer", "devcontainer", PODS),
+        ("jupyter", "jupyter", "kubectl port-forward"),
+        ("fit hello", "fit", "-s LAB_ENGINE=docker"),
+        ("batch hello set", "batch", "labctl run --repeat N"),
+        ("bisect hello", "bisect", PODS),
+        ("validate", "validate", "labctl doctor"),
+        ("cache hello --hosts", "cache --hosts", "labctl cache"),
+        ("doctor --fix", "doctor --fix", "labctl doctor"),
+        ("doctor -n worker-0", "doctor --node", "labctl doctor"),
+        ("down --images", "down --images", "nodes remove images themselves"),
+        ("down --images --dry-run", "down --images", "nodes remove images themselves"),
+        ("top", "top", "labctl logs --run latest --follow"),
     ],
-)  # fmt: skip
-def test_a_command_of_docker_hosts_is_refused_and_says_why(command: str, lab: Labctl) -> None:
+)
+def test_a_command_of_docker_hosts_is_refused_and_says_what_to_do_instead(
+    command: str, refused: str, hint: str, lab: Labctl
+) -> None:
     before = files_in(lab.directory)
     said = lab(*command.split())
     assert said.code == 2, said
-    assert "for Docker hosts, and the lab is on Kubernetes (LAB_ENGINE)" in said.err
-    assert "`labctl run`; -s LAB_ENGINE=docker" in said.err
+    first, second = said.err.splitlines()
+    assert first == f"error: {refused} is not supported with LAB_ENGINE=kubernetes"
+    assert second.startswith("hint: ")
+    assert hint in second
     assert files_in(lab.directory) == before
 
 
@@ -51,7 +73,10 @@ def test_a_command_of_docker_hosts_is_refused_and_says_why(command: str, lab: La
     ["status", "down", "doctor", "devices", "run hello", "shell", "exec -- ls", "logs", "cache hello",
      "k8s submit hello", "k8s delete hello"],
 )  # fmt: skip
-def test_a_command_of_both_says_that_no_cluster_is_configured(command: str, lab: Labctl) -> None:
+def test_a_command_of_both_says_that_no_cluster_is_configured(
+    command: str, lab: Labctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("labctl.cli.exec.on_terminal", lambda: True)
     said = lab(*command.split())
     assert said.code == 3, said
     assert "no cluster is configured" in said.err
@@ -59,13 +84,23 @@ def test_a_command_of_both_says_that_no_cluster_is_configured(command: str, lab:
 
 
 @pytest.mark.parametrize(
-    "option", ["--hostfile all", "--include worker-0", "--exclude worker-0", "--wait", "--retries 2"]
+    "option",
+    ["--hostfile all", "--include worker-0", "--exclude worker-0", "--wait", "--retries 2", "--resume latest"],
 )
-def test_an_option_of_docker_hosts_is_refused(option: str, lab: Labctl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("labctl.backends.kubernetes.api.Api.__init__", lambda *_: None)
-    said = lab("run", "hello", *option.split())
+@pytest.mark.parametrize("before", [[], ["--dry-run"]])
+def test_an_option_of_docker_hosts_is_refused(option: str, before: list[str], lab: Labctl) -> None:
+    said = lab("run", *before, "hello", *option.split())
     assert said.code == 2, said
-    assert f"{option.split(maxsplit=1)[0]} is for Docker hosts" in said.err
+    assert f"{option.split(maxsplit=1)[0]} is not supported with LAB_ENGINE=kubernetes" in said.err
+
+
+@pytest.mark.parametrize("command", ["run hello", "run --dry-run hello", "cache hello", "down", "status"])
+def test_a_directory_that_is_no_lab_is_refused(command: str, lab: Labctl) -> None:
+    """Its usual name is that of another lab."""
+    (lab.directory / ".env").unlink()
+    said = lab(*command.split(), "-s", "LAB_ENGINE=kubernetes")
+    assert said.code == 2, said
+    assert "is not a lab directory (no .env)" in said.err
 
 
 def test_what_asks_nobody_works_without_a_cluster(lab: Labctl) -> None:
