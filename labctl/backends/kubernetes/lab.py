@@ -267,7 +267,7 @@ def _active(lab: ClusterLab, run_id: str, jobs_by_name: Mapping[str, Manifest]) 
 
 
 def status(lab: ClusterLab) -> LabStatus:
-    """The lab's pods, with what keeps them from running, and its latest runs."""
+    """Return the lab's pods, with what keeps them from running."""
     containers = [one for one in lab.engine.observe(lab.name).containers if one.state != "removing"]
     several = len({one.fingerprint for one in containers}) > 1
     nodes = tuple(
