@@ -121,7 +121,7 @@ def update_lock(request: BuildRequest, emit: Emit) -> dict[str, Any]:
             f"image {request.image} has no lock", hint=f"its versions are in {catalog.file(request.image, 'in')}"
         )
     pins = package_sources.pins(_text(request.image, "lock"))
-    # Pins of the input stay: torch 2.13.0+cpu would match 2.13.0, which is built for CUDA.
+    # Pins of the input stay: torch 2.13.0+cpu would match 2.13.0, another build.
     projects = dict.fromkeys(pins) | package_sources.pins(_text(request.image, "in"))
     with (
         prepared(request, _base(request, emit), projects) as arguments,
