@@ -33,11 +33,9 @@ def read(directory: Path, services: tuple[str, ...]) -> Pairs:
     for name, service in additions.items():
         if name not in services:
             raise service.error(f"no service `{name}` in this lab", hint=did_you_mean(name, services))
-        for key, value in service.entries().items():
-            _require_absolute(value, _paths(key, _untagged(value.data(TAGS))))
+        _require_absolute_paths(service)
     for section in (sections[name] for name in FILES if name in sections):
-        for entry in section.entries().values():
-            _require_absolute(entry, _members(_untagged(entry.data(TAGS)), "file"))
+        _require_absolute_files(section)
     parts = {name: service.data(TAGS) for name, service in additions.items()}
     if shared := {name: section.data(TAGS) for name, section in sections.items()}:
         parts[""] = shared
@@ -65,6 +63,18 @@ def _sections(directory: Path) -> dict[str, Value]:
     if not path.exists():
         return {}
     return compose(path, FILE, hint="write `services:`, as for docker compose, or remove the file").entries()
+
+
+def _require_absolute_paths(service: Value) -> None:
+    """Raise ConfigError for a relative host path in a service."""
+    for key, value in service.entries().items():
+        _require_absolute(value, _paths(key, _untagged(value.data(TAGS))))
+
+
+def _require_absolute_files(section: Value) -> None:
+    """Raise ConfigError for a relative path of a config or secret."""
+    for entry in section.entries().values():
+        _require_absolute(entry, _members(_untagged(entry.data(TAGS)), "file"))
 
 
 def _require_absolute(value: Value, paths: Iterator[Any]) -> None:

@@ -115,13 +115,13 @@ def test_an_unknown_script_names_the_nearest_and_the_folder() -> None:
 @pytest.mark.parametrize(
     ("name", "roots", "message"),
     [
-        ("dschat/run_opt-13b", {}, "HOST_REPO_PATH does not say"),
+        ("dschat/run_opt-13b", {}, "HOST_REPO_PATH is not set"),
         ("dschat/run_opt-13b", {"dschat": HABANA}, f"HOST_REPO_PATH: {HABANA} is not a clone of DeepSpeedExamples"),
         ("dschat", BOTH, "say which script"),
         ("dschat/run_batch", BOTH, "take JOB, HOSTFILE and OUTPUT"),
-        ("gaudi/language-modeling/run_lora_clm", {}, "HOST_OPTIMUM_HABANA_PATH does not say"),
+        ("gaudi/language-modeling/run_lora_clm", {}, "HOST_OPTIMUM_HABANA_PATH is not set"),
         ("gaudi/gaudi_spawn", BOTH, "no script"),
-        ("bridgetower", {}, "HOST_OPTIMUM_HABANA_PATH does not say"),
+        ("bridgetower", {}, "HOST_OPTIMUM_HABANA_PATH is not set"),
     ],
 )
 def test_what_is_not_there_says_what_to_set_or_to_type(name: str, roots: dict[str, Path], message: str) -> None:

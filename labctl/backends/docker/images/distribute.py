@@ -155,7 +155,7 @@ def describe_routes(transfers: Iterable[Transfer]) -> Iterator[str]:
 
 
 def install(transfer: Transfer, loading: At, notice: Callable[[str], None], *, keep: bool) -> None:
-    """Upload the image, load it and check its id; remove the uploaded file unless others are relayed it (``keep``)."""
+    """Upload the image, load it and check its id; remove the file unless other hosts get it from here (``keep``)."""
     upload(transfer, notice)
     connection, host, image = transfer.connection, transfer.host, transfer.image
     try:
