@@ -207,8 +207,8 @@ def test_only_a_backend_and_the_commands_that_are_its_own_know_a_backend() -> No
         where(path, line, target)
         for path in MODULES
         for target, line in imports(ast.walk(tree(path)))
-        if (known := backend_of(target))
-        and (part(module_name(path)) in GENERIC or backend_of(module_name(path)) not in ("", known))
+        if (backend := backend_of(target))
+        and (part(module_name(path)) in GENERIC or backend_of(module_name(path)) not in ("", backend))
     ]
     assert wrong == []
 

@@ -1,4 +1,4 @@
-"""What every backend does for a lab and its runs: asked by the protocol, and by the flows that people use."""
+"""The contract of backends: the same of each, by the protocol and by the flows that people use."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LIMITED = ["made-up", "cluster in memory"]
 
 
 def programs(container: str, argv: tuple[str, ...]) -> Iterator[str]:
-    """What the programs of this contract print, as they would in a node."""
+    """Print as the programs of this contract do in a node."""
     yield from healthy(container, argv)
     if argv[0] == "echo":
         yield " ".join(argv[1:])
@@ -54,7 +54,7 @@ def programs(container: str, argv: tuple[str, ...]) -> Iterator[str]:
 
 
 def ranks(command: str) -> Iterator[str]:
-    """What the launch command of a run prints, by the name of its workload."""
+    """Print as the launch command of a run does, by the name of its workload."""
     for rank in range(2):
         yield f"\x01{rank}!\x02labctl: rank {rank} of 2 on worker-{rank}"
     if "-fails-" in command:
@@ -113,7 +113,7 @@ def context_of(directory: Path, *settings: str) -> Context:
 
 @pytest.fixture(params=EVERYWHERE)
 def site(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """A lab of two nodes on each backend: on Docker here a lent one, which is up, elsewhere one that is down."""
+    """A lab of two nodes on each backend: lent and up on Docker here, new and down elsewhere."""
     if request.param in IN_MEMORY:
         made = IN_MEMORY[request.param](tmp_path, monkeypatch)
         yield made
@@ -146,6 +146,7 @@ def test_status_names_the_nodes(site: Site) -> None:
 @on("site", LASTING, indirect=True)
 def test_a_lab_comes_up_once_and_goes_down_whole(site: Site) -> None:
     flows.down(site.context)
+    assert flows.plan_up(site.context).plan[0].startswith("#1 ")
     assert states(flows.status(site.context)) == ("down", [])
     assert states(flows.up(site.context)) == ("up", NODES)
     before = site.identities()

@@ -1,4 +1,4 @@
-"""What an engine of Docker hosts does with containers: Docker's own, and the one in memory."""
+"""The contract of engines of Docker hosts: Docker's own, and the one in memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REAL = [DOCKER]
 
 
 def programs(container: str, argv: tuple[str, ...]) -> Iterator[str]:
-    """What the programs of this contract print, as they would in a container."""
+    """Print as the programs of this contract do in a container."""
     yield from healthy(container, argv)
     if argv[0] == "echo":
         yield " ".join(argv[1:])
@@ -49,7 +49,8 @@ class EngineLab:
     def nodes(self) -> list[Container]:
         """Return the containers that run, by node."""
         containers = self.engine.observe(self.name).containers
-        return sorted((one for one in containers if one.state == "running"), key=lambda container: container.node)
+        running = [container for container in containers if container.state == "running"]
+        return sorted(running, key=lambda container: container.node)
 
     def node(self, name: str) -> Container:
         """Return a container that runs, with its user."""

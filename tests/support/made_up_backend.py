@@ -73,13 +73,13 @@ UNSUPPORTED: Mapping[str, str] = {
     "--retries": "leave it out: nodes are not lost",
 }
 NODES, PROJECT = ".made-up/nodes", ".made-up/project"
-"""Directory of each node; directory that all nodes have their files in, as mounts would show them. Below the lab's."""
+"""The directory of the nodes, and that of the files that all nodes share; relative to the lab directory."""
 LOG = "log"
 LINKS = {"outputs": "runs/.outputs", "workloads": "workloads", "runs": "runs"}
 SAMPLES = "seconds (s),cpu (%)\n1.0,50\n"
 
 
-# --- runs: what an agent beside the ranks does elsewhere -----------------------------------------------------
+# --- runs: the part of an agent beside the ranks -----------------------------------------------------
 
 
 class Ranks:
@@ -255,7 +255,7 @@ class Stopper(RunStopper):
 
 @dataclass
 class Deployment:
-    """What steps act on."""
+    """The context that steps act in."""
 
     context: Context
 

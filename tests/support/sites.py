@@ -29,15 +29,15 @@ class Lasts(Exception):
 
 
 class Site(Protocol):
-    """Where the lab of a directory is."""
+    """The lab of a directory on a backend."""
 
     context: Context
 
     def prepare(self) -> None:
-        """Have what a run needs to begin."""
+        """Bring up what a run needs to begin."""
 
     def begin(self) -> None:
-        """Have all nodes run, whatever there is of them."""
+        """Have all nodes run, whatever exists of them."""
 
     def identities(self) -> dict[str, object]:
         """Identify what each node is now: the same as before only where nothing was touched."""
@@ -122,7 +122,7 @@ class ClusterSite:
 
 
 class ClusterInMemory(RunningApi):
-    """Its operator has an MPIJob's pods run as soon as the job is there, and its launcher print all that it prints."""
+    """A cluster whose operator runs the pods of an MPIJob at once; its launcher prints all of its output at once."""
 
     def __init__(self, answer: Answer) -> None:
         namespace: Manifest = {"kind": "Namespace", "metadata": {"name": "demo"}}
@@ -175,7 +175,8 @@ class ClusterInMemory(RunningApi):
         code = 0
         try:
             for line in self._answers(pod, ("mpirun", run)):
-                self.prints(pod, line)
+                # Ranks call their node by the name of its pod.
+                self.prints(pod, line.replace(" on worker-", f" on {pod.removesuffix('launcher')}worker-"))
         except Failed as failed:
             code = failed.code
         except Lasts:
