@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from msgspec.structs import replace
 
 from labctl import naming
-from labctl.backends import OnLines, Replay, RunPlan
+from labctl.backends import Backend, OnLines, Replay, RunPlan
 from labctl.backends.docker.deploy import preflight
 from labctl.backends.docker.lab.cluster import Cluster, load_lab, preview_lab
 from labctl.backends.docker.lab.cluster import connect as connect_hosts
@@ -85,7 +85,7 @@ def settings_for(context: Context, settings: Settings, workload: Workload) -> Se
 
 
 @contextmanager
-def connect(context: Context, settings: Settings, **options: Any) -> Iterator[DockerBackend]:
+def connect(context: Context, settings: Settings, **options: Any) -> Iterator[Backend]:
     """Open the backend for one command; hosts are connected when they are first needed, with these ``options``."""
     with ExitStack() as held:
         yield DockerBackend(context, settings, held, options)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import msgspec
 from msgspec.structs import replace
 
-from labctl.backends import OnLines, Replay, RunPlan
+from labctl.backends import Backend, OnLines, Replay, RunPlan
 from labctl.backends.kubernetes import lab as labs
 from labctl.backends.kubernetes import render
 from labctl.backends.kubernetes import run as jobs
@@ -89,7 +89,7 @@ def settings_for(context: Context, settings: Settings, workload: Workload) -> Se
 
 
 @contextmanager
-def connect(context: Context, settings: Settings, **options: Any) -> Iterator[KubernetesBackend]:  # noqa: ARG001
+def connect(context: Context, settings: Settings, **options: Any) -> Iterator[Backend]:  # noqa: ARG001
     """Open the backend of the kubeconfig's cluster. ConfigError if the directory is not a lab."""
     require_named(context, settings)
     yield KubernetesBackend(context, settings)
