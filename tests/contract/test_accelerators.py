@@ -23,7 +23,7 @@ from labctl.backends import spec
 from labctl.backends.docker.checks import devices as checks
 from labctl.backends.docker.checks.examination import CheckContext
 from labctl.backends.docker.compose import render
-from labctl.backends.docker.engine import Backend
+from labctl.backends.docker.engine import Engine
 from labctl.backends.docker.hosts import facts
 from labctl.backends.docker.lab import capabilities, cluster
 from labctl.backends.docker.lab import devices as device_listing
@@ -327,7 +327,7 @@ def test_a_made_up_accelerator_is_leased_and_shown(zeta: Path, tmp_path: Path, m
 def test_a_made_up_accelerator_is_examined_by_doctor(zeta: Path, tmp_path: Path) -> None:
     lab = lab_of(zeta, tmp_path / "lab", LAB_NODES="1")
     found = settings.load(tmp_path / "lab", {}, {})
-    ctx = CheckContext(lab=lab, settings=found, environ={}, engine=cast(Backend, None), root=zeta)
+    ctx = CheckContext(lab=lab, settings=found, environ={}, engine=cast(Engine, None), root=zeta)
     (warning,) = checks.vendor_host(ctx)
     assert (warning.code, warning.level, warning.summary) == ("LAB-ZETA-001", "warn", "zeta level unknown for 2 cards")
     assert warning.fix.endswith("sysctl -w kernel.zeta_level=1")

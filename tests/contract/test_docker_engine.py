@@ -14,7 +14,7 @@ from support.fake_backend import Failed, FakeBackend, healthy
 from support.harness import WORKLOADS, Lab, wait_until
 
 from labctl import flows, naming
-from labctl.backends.docker.engine import Backend
+from labctl.backends.docker.engine import Engine
 from labctl.backends.docker.lab import cluster
 from labctl.backends.state import Container, ObservedState
 from labctl.config.context import Context
@@ -43,7 +43,7 @@ class EngineLab:
         self.context, self.name = context, context.settings().text("LAB_NAME")
 
     @property
-    def engine(self) -> Backend:
+    def engine(self) -> Engine:
         return cluster.backend_here(20)
 
     def nodes(self) -> list[Container]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from labctl import flows
-from labctl.backends.docker.engine import Backend as Engine
+from labctl.backends.docker.engine import Engine
 from labctl.backends.docker.lab import cluster
 from labctl.backends.kubernetes import lab as cluster_lab
 from labctl.backends.kubernetes.api import MARKED, OUT, Manifest

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from labctl import model, naming
-from labctl.backends.docker.engine import Backend
+from labctl.backends.docker.engine import Engine
 from labctl.backends.docker.hosts.ssh_errors import ssh_reason
 from labctl.backends.state import ObservedState
 from labctl.errors import HostError, parsing
@@ -41,7 +41,7 @@ ENDLESS = 1e8
 CHECKING = 20
 
 
-def reach(lab: Lab, engine: Backend, nodes: tuple[str, ...], seconds: int) -> dict[str, float]:
+def reach(lab: Lab, engine: Engine, nodes: tuple[str, ...], seconds: int) -> dict[str, float]:
     """Return the seconds that each node took to answer over ssh. HostError names those that did not, and why."""
     lines = agent(lab, engine, model.LAUNCHER, "reach", str(seconds), *nodes)
     with parsing(lab.host_of(model.LAUNCHER).name):
@@ -74,7 +74,7 @@ class EarlyReach(NamedTuple):
         return not self.answers.exception() and set(nodes) <= self.answers.result()
 
 
-def begin_reach(engine: Backend, observed: ObservedState, nodes: tuple[str, ...]) -> EarlyReach | None:
+def begin_reach(engine: Engine, observed: ObservedState, nodes: tuple[str, ...]) -> EarlyReach | None:
     """Begin to check these nodes over ssh in the background; None if one or the launcher is not running.
 
     Each is asked once, with a short limit. None also for more than AT_ONCE nodes.
@@ -175,7 +175,7 @@ class Follower:
             self.other.append(text)
 
 
-def follow(lab: Lab, engine: Backend, run_id: str, follower: Follower, launch: Launch | None = None) -> Ended:
+def follow(lab: Lab, engine: Engine, run_id: str, follower: Follower, launch: Launch | None = None) -> Ended:
     """Launch a run, or go on with a launched one, and follow it to its end, over successive connections.
 
     LaunchError if it cannot be started, as when other runs use its nodes. HostError if the launcher does not answer for
@@ -205,7 +205,7 @@ def follow(lab: Lab, engine: Backend, run_id: str, follower: Follower, launch: L
     return follower.ended
 
 
-def reconnect(lab: Lab, engine: Backend, node: str) -> HostError | None:
+def reconnect(lab: Lab, engine: Engine, node: str) -> HostError | None:
     """Connect again to a node's host if the connection has ended; return the error if that fails, else None."""
     host = lab.host_of(node).name
     try:
@@ -216,7 +216,7 @@ def reconnect(lab: Lab, engine: Backend, node: str) -> HostError | None:
     return None
 
 
-def launch_run(lab: Lab, engine: Backend, follower: Follower, launch: Launch) -> None:
+def launch_run(lab: Lab, engine: Engine, follower: Follower, launch: Launch) -> None:
     """Launch a run and follow it until the connection ends. LaunchError if it does not begin."""
     error = look(lab, engine, launch.id, follower, "launch", msgspec.json.encode(launch).decode())
     if follower.busy:
@@ -231,7 +231,7 @@ def launch_run(lab: Lab, engine: Backend, follower: Follower, launch: Launch) ->
         raise LaunchError(f"launcher: {answer}", hint=hint, node=model.LAUNCHER)
 
 
-def look(lab: Lab, engine: Backend, run_id: str, follower: Follower, *arguments: str) -> HostError | None:
+def look(lab: Lab, engine: Engine, run_id: str, follower: Follower, *arguments: str) -> HostError | None:
     """Pass the agent's report of a run to the follower until one of them or the connection ends; return its error.
 
     Errors that the follower raises are raised. ``arguments``: the agent's command.
@@ -248,7 +248,7 @@ def look(lab: Lab, engine: Backend, run_id: str, follower: Follower, *arguments:
     return None
 
 
-def start(lab: Lab, engine: Backend, launch: Launch) -> None:
+def start(lab: Lab, engine: Engine, launch: Launch) -> None:
     """Launch a run without following it. Errors as ``follow``."""
     follower = Follower(lambda _: None)
     text, variables = msgspec.json.encode(launch).decode(), {"LABCTL_RUN_ID": f"supervises-{launch.id}"}
@@ -257,9 +257,7 @@ def start(lab: Lab, engine: Backend, launch: Launch) -> None:
         raise in_use(follower.busy)
 
 
-def stop(
-    lab: Lab, engine: Backend, run_id: str, grace: float, message: str, cause: model.Cause = "interrupted"
-) -> None:
+def stop(lab: Lab, engine: Engine, run_id: str, grace: float, message: str, cause: model.Cause = "interrupted") -> None:
     """Have the agent end a run: TERM, and KILL after ``grace`` seconds. HostError if it is not running.
 
     A ``grace`` of 0 also kills a run that is being ended.
@@ -267,12 +265,12 @@ def stop(
     agent(lab, engine, model.LAUNCHER, "stop", run_id, f"{grace:g}", cause, message, root=True)
 
 
-def forget(lab: Lab, engine: Backend, run_id: str) -> None:
+def forget(lab: Lab, engine: Engine, run_id: str) -> None:
     """Have the agent remove its data of a run that has ended."""
     agent(lab, engine, model.LAUNCHER, "forget", run_id, root=True)
 
 
-def is_running(lab: Lab, engine: Backend) -> bool:
+def is_running(lab: Lab, engine: Engine) -> bool:
     """Tell if the launcher is running or paused; True if its host does not answer."""
     try:
         observed = engine.observe(lab.name)
@@ -283,7 +281,7 @@ def is_running(lab: Lab, engine: Backend) -> bool:
     return silent or bool(launcher and launcher.state in ("running", "paused"))
 
 
-def runs(engine: Backend, observed: ObservedState) -> dict[str, ActiveRun]:
+def runs(engine: Engine, observed: ObservedState) -> dict[str, ActiveRun]:
     """Return the runs that the agent in the launcher reports, by id; none if the launcher is not running. HostError."""
     launcher = observed.container(model.LAUNCHER)
     if not launcher or launcher.state != "running":
@@ -300,7 +298,7 @@ def runs(engine: Backend, observed: ObservedState) -> dict[str, ActiveRun]:
     return {run.id: run for run in reported}
 
 
-def active(engine: Backend, observed: ObservedState) -> tuple[ActiveRun, ...]:
+def active(engine: Engine, observed: ObservedState) -> tuple[ActiveRun, ...]:
     """Return the runs that are under way or wait for nodes, in the order of their launch."""
     running = (run for run in runs(engine, observed).values() if run.state == "running")
     return tuple(sorted(running, key=lambda run: run.order))
@@ -308,7 +306,7 @@ def active(engine: Backend, observed: ObservedState) -> tuple[ActiveRun, ...]:
 
 def reap(
     lab: Lab,
-    engine: Backend,
+    engine: Engine,
     run_id: str,
     grace: float,
     *,
@@ -336,7 +334,7 @@ def reap(
         return [text for text in (*threads.map(end, first), *threads.map(end, others)) if text]
 
 
-def reap_node(lab: Lab, engine: Backend, node: str, run_id: str, grace: float, lasted: float | None) -> str:
+def reap_node(lab: Lab, engine: Engine, node: str, run_id: str, grace: float, lasted: float | None) -> str:
     """End a run's processes in a container, as ``reap``; return the error, empty if none remains."""
     given = {} if lasted is None else {"LABCTL_RUN_SECONDS": f"{lasted:.3f}"}
     try:
@@ -358,7 +356,7 @@ def reap_node(lab: Lab, engine: Backend, node: str, run_id: str, grace: float, l
             time.sleep(0.1)
 
 
-def unhealthy(lab: Lab, engine: Backend, nodes: tuple[str, ...]) -> dict[str, str]:
+def unhealthy(lab: Lab, engine: Engine, nodes: tuple[str, ...]) -> dict[str, str]:
     """Run the health check of these nodes, all at once, as Docker runs it; return the output of those that fail it.
 
     Nodes that do not answer are left out.
@@ -380,7 +378,7 @@ def unhealthy(lab: Lab, engine: Backend, nodes: tuple[str, ...]) -> dict[str, st
 
 def agent(
     lab: Lab,
-    engine: Backend,
+    engine: Engine,
     node: str,
     *arguments: str,
     root: bool = False,

@@ -17,7 +17,7 @@ OnLine = Callable[[str], None]
 OnLines = Callable[[Sequence[str]], object]
 
 
-class Backend(Protocol):
+class Engine(Protocol):
     """An engine that runs the containers of a lab. Methods raise HostError with the engine's message."""
 
     @property
@@ -114,7 +114,7 @@ class Capabilities(Protocol):
         """Tell if it has this device driver, by reserving these devices: it does not list its drivers."""
 
 
-def connection_to(engine: Backend, host: str) -> Connection:
+def connection_to(engine: Engine, host: str) -> Connection:
     """Return the connection to a host. HostError if it did not answer."""
     if host not in engine.hosts:
         raise unanswered(host)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from labctl.backends.docker.agent import IN_NODE, RECONNECTING
-from labctl.backends.docker.engine import Backend, Capabilities, Kind, OnLine, OnLines, unanswered
+from labctl.backends.docker.engine import Capabilities, Engine, Kind, OnLine, OnLines, unanswered
 from labctl.backends.docker.events import Loss
 from labctl.backends.docker.hosts.ssh import Connection
 from labctl.backends.state import ObservedState
@@ -36,12 +36,12 @@ def all_lost(part: ObservedState, why: str) -> Iterator[Loss]:
 
 
 class MultiHostEngine:
-    """Backend of several hosts: one per host, by its name; ``placement`` maps container name to host.
+    """Engine of several hosts: one per host, by its name; ``placement`` maps container name to host.
 
     Hosts may have containers of the same name from an earlier placement: those are never used.
     """
 
-    def __init__(self, daemons: Mapping[str, Backend], placement: Mapping[str, str]) -> None:
+    def __init__(self, daemons: Mapping[str, Engine], placement: Mapping[str, str]) -> None:
         self._daemons = daemons
         self._placement = placement
 
@@ -211,12 +211,12 @@ class MultiHostEngine:
     def capabilities(self, host: str) -> Capabilities:
         return self._on(host).capabilities(host)
 
-    def _on(self, host: str) -> Backend:
+    def _on(self, host: str) -> Engine:
         """Return the daemon of a host. HostError if it did not answer."""
         if host not in self._daemons:
             raise unanswered(host)
         return self._daemons[host]
 
-    def _with(self, container: str) -> Backend:
+    def _with(self, container: str) -> Engine:
         """Return the daemon that has a container of the lab. HostError if its host did not answer."""
         return self._on(self._placement[container])

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from labctl import launchers
 from labctl.backends.docker import agent
-from labctl.backends.docker.engine import Backend
+from labctl.backends.docker.engine import Engine
 from labctl.backends.docker.events import Losses
 from labctl.backends.state import lost, paused
 from labctl.backends.stopping import RunStopper, interrupts
@@ -36,7 +36,7 @@ SYMPTOMS: tuple[Cause | None, ...] = (None, "rank-crashed", "launcher-failed")
 class AgentStopper(RunStopper):
     """Has the agent in the launcher end the run."""
 
-    def __init__(self, lab: Lab, job: Job, engine: Backend) -> None:
+    def __init__(self, lab: Lab, job: Job, engine: Engine) -> None:
         super().__init__(lab, job)
         self._engine = engine
 
@@ -78,7 +78,7 @@ def launch_of(
 def supervise(
     lab: Lab,
     job: Job,
-    engine: Backend,
+    engine: Engine,
     keep: Callable[[Sequence[Line]], Sequence[Line]],
     launch: agent.Launch | None = None,
     *,
@@ -129,7 +129,7 @@ def supervise(
 
 
 def end_left(
-    stop: RunStopper, ended: Ended, lasted: float, engine: Backend, notice: Callable[[str], object]
+    stop: RunStopper, ended: Ended, lasted: float, engine: Engine, notice: Callable[[str], object]
 ) -> list[str]:
     """End processes of a run that its agent could not end, by Docker; return errors of those that remain."""
     lab, job = stop.lab, stop.job
@@ -150,7 +150,7 @@ def end_left(
     return reap(nodes) if left and back and wait_for_hosts(stop, lab, engine, notice) else left
 
 
-def wait_for_hosts(stop: RunStopper, lab: Lab, engine: Backend, notice: Callable[[str], object]) -> bool:
+def wait_for_hosts(stop: RunStopper, lab: Lab, engine: Engine, notice: Callable[[str], object]) -> bool:
     """Connect again to the hosts of a run that has ended, for its files; return False if one stays unreachable.
 
     Also False, without trying, if the run lost a node, and after Ctrl-C.
@@ -171,7 +171,7 @@ def wait_for_hosts(stop: RunStopper, lab: Lab, engine: Backend, notice: Callable
 def follow(
     lab: Lab,
     job: Job,
-    engine: Backend,
+    engine: Engine,
     stop: RunStopper,
     watch: CrashWatch,
     keep: Callable[[Sequence[Line]], Sequence[Line]],
@@ -209,7 +209,7 @@ def judged(ended: Ended, watch: CrashWatch) -> tuple[Cause | None, str]:
     return ended.cause, ended.message
 
 
-def end_unrecorded(lab: Lab, job: Job, engine: Backend, place: int) -> None:
+def end_unrecorded(lab: Lab, job: Job, engine: Engine, place: int) -> None:
     """End a run whose output cannot be written, and ignore its lines after ``place``."""
     rest = agent.Follower(len)
     rest.place = place
@@ -218,7 +218,7 @@ def end_unrecorded(lab: Lab, job: Job, engine: Backend, place: int) -> None:
         agent.follow(lab, engine, job.run_id, rest)
 
 
-def explain(ended: Ended, lab: Lab, job: Job, engine: Backend) -> tuple[Cause | None, str]:
+def explain(ended: Ended, lab: Lab, job: Job, engine: Engine) -> tuple[Cause | None, str]:
     """Return the cause of a failure without one: a stopped container, or that the agent was ended; else None."""
     observed = engine.observe(lab.name)
     for name in job.containers:
@@ -232,7 +232,7 @@ def explain(ended: Ended, lab: Lab, job: Job, engine: Backend) -> tuple[Cause | 
     return None, ""
 
 
-def paused_nodes(lab: Lab, job: Job, engine: Backend) -> str:
+def paused_nodes(lab: Lab, job: Job, engine: Engine) -> str:
     """Render the nodes of a run that are paused."""
     observed = engine.observe(lab.name)
     containers = filter(None, (observed.container(node.name) for node in job.nodes))
@@ -240,7 +240,7 @@ def paused_nodes(lab: Lab, job: Job, engine: Backend) -> str:
     return "; ".join(f"{describe_node(container.node, job)}: {paused(container.name)}" for container in stopped)
 
 
-def look_at_devices(stop: RunStopper, lab: Lab, job: Job, engine: Backend) -> None:
+def look_at_devices(stop: RunStopper, lab: Lab, job: Job, engine: Engine) -> None:
     """Set the cause to a lost device, if the health check of a node reports one; the earlier message follows."""
     names = tuple(node.name for node in job.nodes if node.devices.devices)
     for name, reason in agent.unhealthy(lab, engine, names).items():

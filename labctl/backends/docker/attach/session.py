@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from labctl.backends.docker.agent import IN_NODE
-from labctl.backends.docker.engine import Backend
+from labctl.backends.docker.engine import Engine
 from labctl.backends.state import Container
 from labctl.errors import ConfigError
 from labctl.model import HERE
@@ -28,7 +28,7 @@ class CommandNotFound(ConfigError):
 class ExecTarget(Struct, frozen=True, kw_only=True):
     """A node's container, the user of its processes, and the user's directory in it: None if not mounted."""
 
-    engine: Backend
+    engine: Engine
     container: str
     directory: str | None
     user: str
@@ -51,7 +51,7 @@ def here_in(container: Container, moved: tuple[Path, str] | None = None) -> str 
 
 
 def run(inside: ExecTarget, argv: tuple[str, ...], **options: Any) -> int:
-    """Run a command in a node; options, exit code and errors as ``Backend.attach``."""
+    """Run a command in a node; options, exit code and errors as ``Engine.attach``."""
     return inside.engine.attach(inside.container, argv, user=inside.user, workdir=inside.directory, **options)
 
 

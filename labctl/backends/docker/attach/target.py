@@ -9,7 +9,7 @@ from typing import Literal
 
 from labctl import model, naming
 from labctl.backends.docker.attach import session
-from labctl.backends.docker.engine import Backend
+from labctl.backends.docker.engine import Engine
 from labctl.backends.docker.lab import cluster
 from labctl.backends.owner import owner
 from labctl.backends.state import Container, elsewhere
@@ -58,7 +58,7 @@ def meant(where: Context, word: str, *more: str) -> str:
 
 
 @contextmanager
-def reached(where: Context, name: str, node: str | None) -> Iterator[Backend]:
+def reached(where: Context, name: str, node: str | None) -> Iterator[Engine]:
     """Yield the backend that has a node, or all of the lab.
 
     Warn of unreachable hosts at once; after the block HostError names them.
@@ -72,7 +72,7 @@ def reached(where: Context, name: str, node: str | None) -> Iterator[Backend]:
         raise_all(connected.failed)
 
 
-def container_of(where: Context, name: str, node: str, engine: Backend) -> Container:
+def container_of(where: Context, name: str, node: str, engine: Engine) -> Container:
     """Return a node's container, in any state. HostError if there is none, or it is another directory's."""
     observed = engine.observe(name, node=node)
     raise_all(dict(observed.silent))

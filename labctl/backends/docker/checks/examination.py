@@ -14,7 +14,7 @@ from labctl import naming
 from labctl.backends.docker import agent
 from labctl.backends.docker.compose import render
 from labctl.backends.docker.daemon import DockerEngine
-from labctl.backends.docker.engine import Backend
+from labctl.backends.docker.engine import Engine
 from labctl.backends.docker.hosts import ssh_errors
 from labctl.backends.docker.hosts.facts import HostFacts
 from labctl.backends.docker.hosts.ssh import Connection, LocalConnection
@@ -60,7 +60,7 @@ class CheckContext(Struct, frozen=True, kw_only=True, dict=True):
     lab: Lab
     settings: Settings
     environ: Mapping[str, str]
-    engine: Backend
+    engine: Engine
     """Engine of one host; of all hosts if the lab as a whole is examined."""
     connection: Connection = field(default_factory=LocalConnection)
     """Connection to the host that is examined."""

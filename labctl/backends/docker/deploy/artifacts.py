@@ -11,7 +11,7 @@ from typing import Any
 
 from labctl import naming
 from labctl.backends.docker.deploy import provision
-from labctl.backends.docker.engine import Backend, connection_to
+from labctl.backends.docker.engine import Engine, connection_to
 from labctl.backends.docker.hosts import pull, push, ssh_errors
 from labctl.backends.docker.hosts.ssh import Connection
 from labctl.errors import HostError
@@ -35,7 +35,7 @@ def hosts_apart(lab: Lab, job: Job) -> tuple[Host, ...]:
     return tuple(filter(naming.sent, hosts.values()))
 
 
-def send(lab: Lab, job: Job, engine: Backend, earlier: tuple[str, ...] = ()) -> Manifest:
+def send(lab: Lab, job: Job, engine: Engine, earlier: tuple[str, ...] = ()) -> Manifest:
     """Push the run's directory to each of its hosts that need it; return its manifest. HostError if a host fails.
 
     Workloads and clones are pushed too, so that edits since `up` are used. So are ``earlier`` runs whose results it
@@ -63,9 +63,7 @@ def outputs_on(lab: Lab, host: Host, run_id: str) -> str:
     return naming.own_path(lab, host, f"{naming.OUTPUTS}/{run_id}")
 
 
-def collect(
-    lab: Lab, run_id: str, engine: Backend, warn: Callable[[str], None], pushed: Manifest | None = None
-) -> None:
+def collect(lab: Lab, run_id: str, engine: Engine, warn: Callable[[str], None], pushed: Manifest | None = None) -> None:
     """Move the results of ranks into the run's record: of this machine first, then of the lab's hosts.
 
     Files that cannot be moved stay, with a warning. If several hosts wrote a file, that of the first host is kept.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from labctl import accelerators
-from labctl.backends.docker.engine import Backend, connection_to
+from labctl.backends.docker.engine import Engine, connection_to
 from labctl.errors import HostError
 from labctl.model import Lab
 from labctl.system.parallel import pool
@@ -21,7 +21,7 @@ KERNEL = (
 )
 
 
-def of_hosts(lab: Lab, engine: Backend, since: float) -> dict[str, str]:
+def of_hosts(lab: Lab, engine: Engine, since: float) -> dict[str, str]:
     """Return messages and events of each host and its engine since a time, as files of text."""
     module = accelerators.modules().get(lab.accelerator)
     pattern = "|".join(filter(None, (KERNEL, module.kernel if module else "")))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from labctl import model
 from labctl.backends.docker import agent
-from labctl.backends.docker.engine import Backend
+from labctl.backends.docker.engine import Engine
 from labctl.config.context import Context
 from labctl.errors import HostError
 from labctl.model import HERE, Lab
@@ -55,7 +55,7 @@ def warn_small_arp_table(context: Context, cluster: Cluster, lab: Lab) -> None:
         )
 
 
-def require_no_run(context: Context, engine: Backend, observed: ObservedState, steps: Iterable[Step]) -> None:
+def require_no_run(context: Context, engine: Engine, observed: ObservedState, steps: Iterable[Step]) -> None:
     """Raise HostError if a plan would remove or restart containers of a run."""
     from labctl.backends.docker.deploy.steps import ApplyProject, RemoveContainers
 
@@ -69,7 +69,7 @@ def require_no_run(context: Context, engine: Backend, observed: ObservedState, s
         require_idle(context, engine, observed, touched)
 
 
-def require_idle(context: Context, engine: Backend, observed: ObservedState, nodes: Collection[str] = ()) -> None:
+def require_idle(context: Context, engine: Engine, observed: ObservedState, nodes: Collection[str] = ()) -> None:
     """Raise HostError if a run is under way, on one of these nodes or, without nodes, on any."""
     if active := runs_under_way(context, engine, observed, nodes):
         hint = "wait for it, or end it with `labctl stop`: `labctl runs` lists them"
@@ -77,7 +77,7 @@ def require_idle(context: Context, engine: Backend, observed: ObservedState, nod
 
 
 def runs_under_way(
-    context: Context, engine: Backend, observed: ObservedState, nodes: Collection[str] = ()
+    context: Context, engine: Engine, observed: ObservedState, nodes: Collection[str] = ()
 ) -> tuple[str, ...]:
     """Render the runs that are under way: those in the launcher, and those that this machine begins or judges.
 

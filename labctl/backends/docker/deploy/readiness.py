@@ -14,7 +14,7 @@ from labctl import accelerators, model, naming
 from labctl.backends.docker import agent
 from labctl.backends.docker.compose import render
 from labctl.backends.docker.deploy import images, plan, preflight
-from labctl.backends.docker.engine import Backend, connection_to
+from labctl.backends.docker.engine import Engine, connection_to
 from labctl.backends.docker.hosts import facts as survey
 from labctl.backends.docker.images import catalog
 from labctl.backends.docker.lab.cluster import Cluster
@@ -128,7 +128,7 @@ def require_launcher(context: Context, cluster: Cluster, lab: Lab, workload: Wor
     require_current(lab, lacking, context.flags)
 
 
-def require_program(lab: Lab, job: Job, engine: Backend) -> None:
+def require_program(lab: Lab, job: Job, engine: Engine) -> None:
     """Raise HostError if the program of a chosen launcher is not in the lab's image."""
     if job.workload.launcher == "script":
         return
@@ -142,7 +142,7 @@ def require_program(lab: Lab, job: Job, engine: Backend) -> None:
         raise HostError(f"launcher `{program}` not found in image {lab.image}", hint=hint)
 
 
-def require_port(lab: Lab, job: Job, engine: Backend, facts: Mapping[str, survey.HostFacts]) -> None:
+def require_port(lab: Lab, job: Job, engine: Engine, facts: Mapping[str, survey.HostFacts]) -> None:
     """Raise HostError if the port of the ranks' rendezvous is in use, if it is a port of the host itself.
 
     ``facts``: the hosts' earlier reports. The port is checked again, as a run of this lab may have been ended since.
@@ -165,7 +165,7 @@ def require_port(lab: Lab, job: Job, engine: Backend, facts: Mapping[str, survey
     )
 
 
-def require_inputs(lab: Lab, job: Job, engine: Backend) -> None:
+def require_inputs(lab: Lab, job: Job, engine: Engine) -> None:
     """Raise ConfigError if an input path of the run is not on the launcher's host."""
     host = lab.host_of(model.LAUNCHER)
     runs = lab.directory / inputs.RUNS
@@ -194,7 +194,7 @@ def with_own_port(lab: Lab, active: tuple[ActiveRun, ...]) -> Lab:
 ENDING = 30
 
 
-def under_way(lab: Lab, engine: Backend, observed: ObservedState, *, preview: bool) -> tuple[ActiveRun, ...]:
+def under_way(lab: Lab, engine: Engine, observed: ObservedState, *, preview: bool) -> tuple[ActiveRun, ...]:
     """Return the runs that are under way; runs that were judged while their launcher was unreachable are ended.
 
     The launcher is not asked if the records show that no run can be under way.
@@ -213,7 +213,7 @@ def under_way(lab: Lab, engine: Backend, observed: ObservedState, *, preview: bo
     return tuple(run for run in active if run.id not in judged)
 
 
-def _active_ids(lab: Lab, engine: Backend) -> set[str]:
+def _active_ids(lab: Lab, engine: Engine) -> set[str]:
     """Return the ids of the runs that are under way now."""
     return {run.id for run in agent.active(engine, engine.observe(lab.name))}
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from labctl import accelerators, naming
 from labctl.backends.docker.agent import EarlyReach, begin_reach
 from labctl.backends.docker.daemon import DockerEngine
-from labctl.backends.docker.engine import Backend, Capabilities
+from labctl.backends.docker.engine import Capabilities, Engine
 from labctl.backends.docker.hosts.ssh import Connection, LocalConnection, SshConnection, connected
 from labctl.backends.docker.multi import MultiHostEngine
 from labctl.backends.owner import owner
@@ -60,7 +60,7 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
 
     settings: Settings
     directory: Path
-    engine: Backend
+    engine: Engine
     inventory: tuple[InventoryHost, ...] = THIS_MACHINE
     """All hosts of the lab, in order, unreachable hosts included."""
     daemons: Mapping[str, DockerEngine] = field(default_factory=dict)
@@ -261,7 +261,7 @@ def read_inventory(directory: Path, settings: Settings, *, drained: bool = False
     return used
 
 
-def backend_here(seconds: int) -> Backend:
+def backend_here(seconds: int) -> Engine:
     """Return the engine of a lab without an inventory: this machine's Docker daemon."""
     return DockerEngine(seconds=seconds)
 
@@ -291,7 +291,7 @@ def placement(settings: Settings, hosts: tuple[InventoryHost, ...]) -> dict[str,
     return {LAUNCHER: names[0], **{f"worker-{number}": name for number, name in enumerate(names)}}
 
 
-def engine_of(settings: Settings, hosts: tuple[InventoryHost, ...], daemons: Mapping[str, Backend]) -> MultiHostEngine:
+def engine_of(settings: Settings, hosts: tuple[InventoryHost, ...], daemons: Mapping[str, Engine]) -> MultiHostEngine:
     """Combine these daemons into an engine."""
     name = settings.text("LAB_NAME")
     places = {naming.container_of(name, node): host for node, host in placement(settings, hosts).items()}

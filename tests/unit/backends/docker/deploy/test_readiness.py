@@ -11,7 +11,7 @@ from support.nearby import Nearby
 
 from labctl.backends.docker import agent
 from labctl.backends.docker.deploy import readiness
-from labctl.backends.docker.engine import Backend
+from labctl.backends.docker.engine import Engine
 from labctl.backends.docker.hosts import facts
 from labctl.backends.docker.hosts.ssh import Connection
 from labctl.backends.state import HostPortUser, ObservedState
@@ -96,7 +96,7 @@ def test_a_batch_needs_the_launcher_and_not_every_node(context: Context) -> None
 
 def test_a_script_that_starts_its_own_ranks_needs_no_program_in_the_image() -> None:
     lab = builders.lab(2)
-    readiness.require_program(lab, builders.job(lab, launcher="script"), cast(Backend, None))
+    readiness.require_program(lab, builders.job(lab, launcher="script"), cast(Engine, None))
 
 
 def test_a_run_that_was_judged_is_ended_unless_nothing_is_to_be_done(
@@ -110,7 +110,7 @@ def test_a_run_that_was_judged_is_ended_unless_nothing_is_to_be_done(
     ended: list[str] = []
     monkeypatch.setattr(agent, "stop", lambda _lab, _engine, run_id, *_: ended.append(run_id))
     monkeypatch.setattr(readiness, "ENDING", 0)
-    engine = cast(Backend, FakeBackend(active(record.name, "worker-0")))
+    engine = cast(Engine, FakeBackend(active(record.name, "worker-0")))
     seen = builders.observed(judged)
     assert readiness.under_way(judged, engine, seen, preview=True) == ()
     assert ended == []
