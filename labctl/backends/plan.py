@@ -24,7 +24,7 @@ class Deployment(Protocol):
 
     @property
     def context(self) -> Context:
-        """The context that steps report to."""
+        """Context that steps report to."""
 
     def host_of(self, error: HostError) -> str:
         """Return the host on which a step failed, also if the error names a node of it."""

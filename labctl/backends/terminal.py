@@ -96,6 +96,7 @@ def _signals(send: Callable[[int], None]) -> Iterator[None]:
     import threading
 
     def deliver(number: int) -> None:
+        """Pass a signal on; ignore that the program has ended."""
         # The program may just have ended.
         with contextlib.suppress(HostError):
             send(number)

@@ -32,6 +32,7 @@ def named_models(workload: Workload, place: str) -> Workload:
     """Return the workload with models named as on the hub (``facebook/opt-350m``) as paths below ``place``."""
 
     def located(_: str, value: str, kind: str) -> str:
+        """Return the path below ``place`` if the value is the name of a model; else the value."""
         named = kind == "model" and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", value)
         return f"{place}/{value}" if named else value
 

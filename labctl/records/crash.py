@@ -111,6 +111,7 @@ class CrashWatch:
         return self.reason is not None and not self._elastic and not self._starts_itself
 
     def look_at(self, lines: Sequence[Line]) -> None:
+        """Take lines into account."""
         for line in lines:
             self._look_at(line)
 

@@ -132,6 +132,7 @@ def parse(records: Iterator[bytes]) -> tuple[frozenset[str], frozenset[Entry]]:
     """
 
     def paths() -> list[str]:
+        """Return the names up to the next empty record."""
         names = iter(lambda: next(records, b""), b"")
         return [os.fsdecode(name).removeprefix(".current/") for name in names]
 

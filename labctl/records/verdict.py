@@ -139,5 +139,6 @@ def number(value: float) -> str:
 
 
 def _list(checks: Iterable[CriterionResult]) -> str:
+    """Render criteria with the values that they were checked against."""
     shown = ((check.criterion, "undefined" if check.value is None else number(check.value)) for check in checks)
     return "; ".join(f"{criterion} (was {value})" for criterion, value in shown)

@@ -386,6 +386,7 @@ class DockerEngine:
         return self._inspect("image", image)
 
     def image_id(self, image: str) -> str | None:
+        """Return the id of an image; None if not found."""
         inspected = self.image(image)
         return str(inspected["Id"]) if inspected else None
 
@@ -531,6 +532,7 @@ class DockerEngine:
         process.stream((*self.docker, *command), lambda line: on_line(line.removeprefix(ERASE)))
 
     def grants(self, lab: str, image: str, limits: tuple[tuple[str, int], ...]) -> bool:
+        """Tell if a container with these ulimits starts."""
         options = tuple(chain.from_iterable(("--ulimit", f"{name}={value}:{value}") for name, value in limits))
         return not probe.refused(self.docker, lab, image, options, because="rlimit")
 
@@ -538,6 +540,7 @@ class DockerEngine:
         return probe.most_files(self.docker, lab, image)
 
     def reserves(self, lab: str, image: str, driver: str, ids: tuple[str, ...]) -> bool:
+        """Tell if the daemon has this device driver, by reserving these devices."""
         options = ("--gpus", probe.reservation(driver, ids))
         return not probe.refused(self.docker, lab, image, options, because="could not select device driver")
 

@@ -94,6 +94,7 @@ class MultiHostEngine:
         """Pass on the logs of all hosts as they come. HostError for hosts that failed, once all have ended."""
 
         def show(host: str) -> None:
+            """Pass on the logs of a host. HostError names it."""
             with on_host(host):
                 self._daemons[host].logs(project, on_line, **options)
 
@@ -117,6 +118,7 @@ class MultiHostEngine:
         parts = {part.host: part for part in self.observe(lab).parts}
 
         def listen(host: str) -> None:
+            """Queue the losses of a host until it is lost."""
             for loss in self._losses(lab, host, parts):
                 heard.put(loss)
 

@@ -149,6 +149,7 @@ def unfit_images(cluster: Cluster) -> dict[str, HostError]:
     """Return the hosts whose image is not a node's or cannot be inspected, and why."""
 
     def look(name: str) -> None:
+        """Raise HostError if the host's image is not a node's."""
         with on_host(name):
             foreign.require_node(cluster.daemons[name], cluster.image, cluster.base_image)
 
