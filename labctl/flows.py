@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labctl.config.context import Context
+from labctl.config.context import Context, require_initialised
 from labctl.errors import ConfigError
 from labctl.runs import opening
 from labctl.runs.opening import (
@@ -160,6 +160,7 @@ def up(context: Context, *, workload: str = "") -> LabStatus:
     """
     from labctl.runs import labs
 
+    require_initialised(context)
     with connected(context, "up", settings_for(context, workload)) as backend:
         return labs.bring_up(backend)
 
@@ -169,6 +170,7 @@ def plan_up(context: Context, *, workload: str = "") -> PlanPreview:
     from labctl.backends.plan import preview
     from labctl.runs import labs
 
+    require_initialised(context)
     with connected(context, "up", settings_for(context, workload)) as backend:
         return preview(backend.settings.text("LAB_NAME"), *labs.preview_up(backend))
 

@@ -135,8 +135,8 @@ def initialised_settings(context: Context) -> Settings:
 
 
 def settings_for(context: Context, workload: str) -> Settings:
-    """Return the settings, with the image that a workload needs if one is named. ConfigError for no lab directory."""
-    settings = initialised_settings(context)
+    """Return the settings, with the image that a workload needs if one is named."""
+    settings = context.settings()
     if not workload:
         return settings
     from labctl.jobs.request import RunOptions, choose_workload

@@ -168,6 +168,8 @@ def test_a_build_without_a_workload_is_of_the_settings_alone(
     assert context.settings().text("LAB_IMAGE") == "labctl/horovod"
     built = [flows.build(context, workload=name)["image"] for name in ("", "hello")]
     assert built == ["labctl/cpu", "labctl/horovod"]
+    (context.directory / ".env").unlink(missing_ok=True)
+    assert flows.build(context, workload="hello")["image"] == "labctl/horovod"
 
 
 @pytest.mark.parametrize("up", [flows.up, flows.plan_up])
