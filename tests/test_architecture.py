@@ -218,6 +218,15 @@ def test_the_documents_have_these_rings() -> None:
     assert "\n".join(f"      {', '.join(ring)}" for ring in RINGS) in text
 
 
+def test_the_documents_name_each_member_of_a_backend() -> None:
+    text = (PACKAGE.parent / "docs/develop.md").read_text(encoding="utf-8")
+    adding = text.partition("**A backend**")[2].partition("**A launcher:**")[0]
+    classes = [node for node in tree(PACKAGE / "backends/__init__.py").body if isinstance(node, ast.ClassDef)]
+    (protocol,) = [node for node in classes if node.name == "Backend"]
+    members = [node.name for node in protocol.body if isinstance(node, ast.FunctionDef)]
+    assert [name for name in members if f"`{name}`" not in adding] == []
+
+
 def test_what_stands_left_of_the_plan_has_neither_clock_nor_network_nor_docker() -> None:
     unwanted = {"time", "datetime", "random", "secrets", "socket", "urllib", "subprocess", "docker", "threading"}
     wrong = [
