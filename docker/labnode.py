@@ -23,6 +23,10 @@ And, as root in the launcher, where no rank can interfere:
     labnode.py runs                      one JSON line for each run that is under way, or is not forgotten
     labnode.py forget RUN_ID             remove what is kept of a run that has ended
     labnode.py user DIRECTORY COMMAND... become the lab's user, who alone may enter the directory, and that command
+
+And in the launcher's pod of a cluster, as its only user:
+
+    labnode.py pod JOB COMMAND...        run the launch command and end it as `launch` does; JOB is a file of JSON
 """
 
 from __future__ import annotations
@@ -657,7 +661,8 @@ LEFT = re.compile(rb"\x01\d+!\x02labctl: rank \d+ on \S+ (?:has ended; what it s
 TIMED_OUT = (124, 137)
 # Seconds in which the processes of a stalled run are looked at, before it is ended all the same.
 STACKS_LIMIT = 30
-AGENT = ("/usr/bin/python3", "-I", "/opt/lab/labnode.py")
+# All nodes of a run have the same image, and this program in the same place.
+AGENT = (sys.executable, "-I", __file__)
 # The image's own Python has its vendor's modules.
 SAMPLER = ("python", "-I", "/opt/lab/sampler.py")
 # After seconds in which the run's own launcher logs in to its nodes; a run that is over by then has no samples.
@@ -668,6 +673,8 @@ for node; do ssh -o BatchMode=yes -o ConnectTimeout=5 -- "$node" "$0" <&0 & done
 """
 # Exit code of `launch` where other runs have the nodes.
 IN_USE = 75
+# The mark of pod.sh's last line. From what ranks print rank_output.py drops the bytes that begin a mark.
+LAST_LINE = b"\x01!\x02"
 
 
 def launch(text: str) -> None:
@@ -932,8 +939,7 @@ class Steps:
 
 
 def supervise(folder: Path, job: dict[str, Any]) -> None:
-    """Run the job's command once its nodes are free, record what it prints, end it for a reason, and clean up."""
-    seen = Seen(has_reports=job["launcher"] != "script")
+    """Run the job's command once its nodes are free, and record what it prints and how it ended."""
     ended: dict[str, object] | None = None
     while ended is None and any(other["order"] < job["order"] and share_nodes(other, job) for other in under_way()):
         ended = asked_to_stop(folder)
@@ -942,51 +948,93 @@ def supervise(folder: Path, job: dict[str, Any]) -> None:
         finish(folder, {"code": 130, "seconds": 0, **ended})
         return
     (folder / "started").touch()
-    began = time.monotonic()
     with (folder / "output").open("ab", buffering=0) as output:
-        try:
-            child = subprocess.Popen(
-                job["argv"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "HOME": str(HOME), **job["environment"]},
-                start_new_session=True,
-                # This process has one thread yet, and another interpreter would take a while to start.
-                preexec_fn=functools.partial(be_user, job["directory"]),  # noqa: PLW1509
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            if isinstance(error, subprocess.SubprocessError):
-                error = OSError("the lab's user may not enter {}".format(job["directory"]))
-            record(output, f"{error}\n".encode())
-            finish(folder, {"code": 127, "seconds": 0})
-            return
-        with sampled(job):
-            reader = threading.Thread(target=read, args=(child.stdout, output, seen), daemon=True)
-            reader.start()
-            ended = oversee(folder, job, child, seen, began, output)
-        # What holds the output is left of the run.
-        reader.join(0.5)
-        if reader.is_alive():
-            clean(job, seen, 1, began)
-            reader.join(GRACE)
-        if child.stdout and not reader.is_alive():
-            child.stdout.close()
-        code = child.returncode if child.returncode >= 0 else 128 - child.returncode
-        over, seconds = time.time(), round(time.monotonic() - began, 3)
-        ended = ended or judged(job, seen, code, began, seconds)
-        if code or ended or seen.leaves or job["launcher"] == "script" or job.get("elastic"):
-            clean(job, seen, 1, began, last=True)
-        left = sorted(seen.uncleaned)
-        finish(folder, {"at": round(over, 3), "code": code, "seconds": seconds, **ended, "left": left})
+        finish(folder, run_command(folder, job, functools.partial(record, output)))
+
+
+def pod(path: str, *command: str) -> NoReturn:
+    """Run the launch command of a pod, whose log is its output, and end with its exit code.
+
+    TERM ends the run. How it ended is in ``~/.ended`` for the pod's last line.
+    """
+    home = Path(os.environ["HOME"])
+    job = json.loads(Path(path).read_bytes())
+    environment = {"HOME": str(home), RUN_VARIABLE: job["id"]}
+    job = {**job, "argv": command, "environment": environment, "patience": 0, "in_pod": True}
+    folder = home / ".agent"
+    folder.mkdir(exist_ok=True)
+    asked = {"grace": GRACE, "cause": "interrupted", "message": "terminated"}
+    signal.signal(signal.SIGTERM, lambda *_: write(folder / "stop.json", json.dumps(asked).encode()))
+    ended = run_command(folder, job, print_lines)
+    write(home / ".ended", describe_end(ended).encode())
+    sys.exit(int(str(ended["code"])))
+
+
+def print_lines(lines: bytes) -> None:
+    """Print whole lines as they are; none can be taken for the pod's last."""
+    sys.stdout.buffer.write(lines.replace(LAST_LINE, LAST_LINE[1:]))
+    sys.stdout.buffer.flush()
+
+
+def describe_end(ended: dict[str, object]) -> str:
+    """Render how long a run lasted and why it was ended, as ``after 7 s; timeout: timed out after 7 s``.
+
+    Who stops a run says why.
+    """
+    after = "after {} s".format(ended["seconds"])
+    if ended.get("cause", "interrupted") == "interrupted":
+        return after
+    return "{}; {}: {}".format(after, ended["cause"], ended["message"])
+
+
+def run_command(folder: Path, job: dict[str, Any], keep: Callable[[bytes], object]) -> dict[str, object]:
+    """Run the job's command, hand on the lines that it prints, end it for a reason, and clean up; how it ended."""
+    seen = Seen(has_reports=job["launcher"] != "script")
+    began = time.monotonic()
+    try:
+        child = subprocess.Popen(
+            job["argv"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "HOME": str(HOME), **job["environment"]},
+            start_new_session=True,
+            # This process has one thread yet, and another interpreter would take a while to start.
+            preexec_fn=functools.partial(be_user, job["directory"]),  # noqa: PLW1509
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        if isinstance(error, subprocess.SubprocessError):
+            error = OSError("the lab's user may not enter {}".format(job["directory"]))
+        keep(f"{error}\n".encode())
+        return {"code": 127, "seconds": 0}
+    with sampled(job):
+        reader = threading.Thread(target=read, args=(child.stdout, keep, seen), daemon=True)
+        reader.start()
+        ended = oversee(folder, job, child, seen, began, keep)
+    # What holds the output is left of the run.
+    reader.join(0.5)
+    if reader.is_alive():
+        clean(job, seen, 1, began)
+        reader.join(GRACE)
+    if child.stdout and not reader.is_alive():
+        child.stdout.close()
+    code = child.returncode if child.returncode >= 0 else 128 - child.returncode
+    over, seconds = time.time(), round(time.monotonic() - began, 3)
+    ended = ended or judged(job, seen, code, began, seconds)
+    if code or ended or seen.leaves or job["launcher"] == "script" or job.get("elastic"):
+        clean(job, seen, 1, began, last=True)
+    return {"at": round(over, 3), "code": code, "seconds": seconds, **ended, "left": sorted(seen.uncleaned)}
 
 
 @contextlib.contextmanager
 def sampled(job: dict[str, Any]) -> Iterator[None]:
     """Have the run's nodes write samples of themselves meanwhile; those that cannot have none.
 
-    A sampler ends with the input of its ssh, which is a pipe from this process.
+    A sampler ends with the input of its ssh, which is a pipe from this process. Pods have none.
     """
+    if job.get("in_pod"):
+        yield
+        return
     sampler = ["env", f"{RUN_VARIABLE}={job['id']}", *SAMPLER, job["directory"], f"{time.time():.3f}"]
     quiet = subprocess.DEVNULL
     with contextlib.ExitStack() as until_then:
@@ -1011,7 +1059,7 @@ def record(output: IO[bytes], lines: bytes) -> None:
     output.write(when + lines[:-1].replace(b"\n", b"\n" + when) + b"\n")
 
 
-def read(source: IO[bytes], output: IO[bytes], seen: Seen) -> None:
+def read(source: IO[bytes], keep: Callable[[bytes], object], seen: Seen) -> None:
     """Keep each line as it comes; a last one that has no end gets one."""
     begun = b""
     while text := os.read(source.fileno(), 1 << 16):
@@ -1020,10 +1068,10 @@ def read(source: IO[bytes], output: IO[bytes], seen: Seen) -> None:
         if len(begun) > LONGEST_LINE:
             lines, begun = lines + begun + b"\n", b""
         if lines:
-            record(output, lines)
+            keep(lines)
             seen.hear(lines)
     if begun:
-        record(output, begun + b"\n")
+        keep(begun + b"\n")
         seen.hear(begun)
 
 
@@ -1048,7 +1096,12 @@ def timed_out(job: dict[str, Any]) -> dict[str, object]:
 
 
 def oversee(
-    folder: Path, job: dict[str, Any], child: subprocess.Popen[bytes], seen: Seen, began: float, output: IO[bytes]
+    folder: Path,
+    job: dict[str, Any],
+    child: subprocess.Popen[bytes],
+    seen: Seen,
+    began: float,
+    keep: Callable[[bytes], object],
 ) -> dict[str, object]:
     """Wait for the command to end; end the run for the first reason to do so, which is returned."""
     over = threading.Event()
@@ -1065,7 +1118,7 @@ def oversee(
                 stalled = not asked and ending["cause"] == "stalled"
                 if stalled:
                     # Said before ranks are ended for it, so that who follows takes their end for no failure.
-                    record(output, "labctl: stalled: {}\n".format(ending["message"]).encode())
+                    keep("labctl: stalled: {}\n".format(ending["message"]).encode())
                 end = threading.Thread(
                     target=end_run, args=(job, seen, grace, began), kwargs={"stalled": stalled}, daemon=True
                 )
@@ -1107,6 +1160,8 @@ def reason(folder: Path, job: dict[str, Any], seen: Seen, began: float) -> dict[
 
 def watch_nodes(folder: Path, job: dict[str, Any], seen: Seen, over: threading.Event) -> None:
     """Note workers that are gone, where no labctl follows, which hears of that from Docker."""
+    # A cluster's DNS forgets a pod that is only too busy to be ready; its address stays.
+    addresses = {node: address_of(node) if job.get("in_pod") else node for node in job["nodes"]}
     failed: dict[str, list[str]] = {node: [] for node in job["nodes"]}
     gone: dict[str, str] = {}
     needed = set(job.get("needed", job["nodes"]))
@@ -1115,13 +1170,21 @@ def watch_nodes(folder: Path, job: dict[str, Any], seen: Seen, over: threading.E
         if unseen is not None and unseen < NODE_LOOK:
             continue
         for node, reasons in failed.items():
-            why = why_unreached(node, job["ssh_port"])
+            why = why_unreached(addresses[node], job["ssh_port"])
             reasons[:] = [*reasons, why] if why else []
             if len(reasons) >= UNANSWERED or (reasons[-REFUSED:].count(why) == REFUSED and why in GONE):
                 gone[node] = why
         if needed & gone.keys() or len(gone) == len(failed):
             seen.lost.update(gone)
             return
+
+
+def address_of(node: str) -> str:
+    """Return the address of a node; its name if that is not known."""
+    try:
+        return str(socket.getaddrinfo(node, None)[0][4][0])
+    except OSError:
+        return node
 
 
 GONE = ("its name is not known any more", "its sshd is gone")
@@ -1141,13 +1204,15 @@ def why_unreached(node: str, port: int) -> str:
 
 
 def as_user(directory: str, command: list[str]) -> list[str]:
-    return ["/usr/bin/python3", "-I", __file__, "user", directory, *command]
+    return [*AGENT, "user", directory, *command]
 
 
 def be_user(directory: str) -> None:
-    os.setgroups([number for number in os.getgroups() if number])
-    os.setgid(int(os.environ["LAB_GID"]))
-    os.setuid(int(os.environ["LAB_UID"]))
+    """Become the lab's user, who is a pod's only one, in a directory."""
+    if os.getuid() == 0:
+        os.setgroups([number for number in os.getgroups() if number])
+        os.setgid(int(os.environ["LAB_GID"]))
+        os.setuid(int(os.environ["LAB_UID"]))
     os.umask(0o022)
     os.chdir(directory)
 
@@ -1171,10 +1236,11 @@ def clean(job: dict[str, Any], seen: Seen, grace: float, began: float, *, last: 
     nodes where it has failed before.
     """
     own = [*AGENT, "reap", job["id"], str(grace)]
-    lasted = f"LABCTL_RUN_SECONDS={time.monotonic() - began:.3f}"
+    # The first process of a pod is its program, whose sessions would be taken for what has left the run.
+    lasted = [] if job.get("in_pod") else [f"LABCTL_RUN_SECONDS={time.monotonic() - began:.3f}"]
     # In the launcher only a script that starts its ranks itself can have left something there.
-    here = ["env", *([lasted] if job["launcher"] == "script" else []), *own]
-    there = ["env", lasted, *own]
+    here = ["env", *(lasted if job["launcher"] == "script" else []), *own]
+    there = ["env", *lasted, *own]
     if last and job["launcher"] == "script":
         seen.uncleaned.update(everywhere({**job, "nodes": []}, grace + 20, here, there))
     nodes = [node for node in job["nodes"] if not last or node not in seen.uncleaned]
@@ -1220,5 +1286,6 @@ if __name__ == "__main__":
         "runs": list_runs,
         "forget": forget,
         "user": become_as_user,
+        "pod": pod,
     }
     commands[sys.argv[1]](*sys.argv[2:])

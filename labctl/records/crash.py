@@ -13,6 +13,7 @@ from msgspec import Struct
 from labctl import accelerators, launchers
 from labctl.model import Cause, Job, Lab
 from labctl.records import last_words, metrics, store
+from labctl.records.active import Ended
 from labctl.records.lines import Line
 
 REPORTED = re.compile(r"labctl: (rank \d+) on (\S+) exited with code (\d+)")
@@ -181,6 +182,15 @@ class CrashWatch:
             return f"{', '.join(never[:SHOWN])}{more} wrote nothing"
         longest = min(speakers, key=self._spoke_at.__getitem__)
         return f"{longest} wrote nothing for {self.now - self._spoke_at[longest]:.0f} s"
+
+
+def judged(ended: Ended, watch: CrashWatch) -> tuple[Cause | None, str]:
+    """Return why a run ended, by its agent and the output of its ranks; None if neither has a reason."""
+    if ended.cause not in (None, "rank-crashed"):
+        return ended.cause, ended.message
+    if watch.cause and (ended.cause or ended.code != 0):
+        return watch.cause, watch.message
+    return ended.cause, ended.message
 
 
 def _speaker(line: Line, text: str) -> tuple[str, str]:

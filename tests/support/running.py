@@ -30,7 +30,7 @@ timeout: {timeout}
 metrics:
   answer: {{pattern: 'answer: (\\d+)'}}
 """
-MARK = "labctl: the launcher ended with exit code "
+MARK = "\x01!\x02labctl: the launcher ended with exit code "
 """Before the exit code of its command, in the launcher's last line."""
 Step = Callable[[], object]
 Programs = Callable[[str, tuple[str, ...]], tuple[tuple[int, bytes], ...]]

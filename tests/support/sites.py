@@ -19,7 +19,7 @@ from support.api_server import SUCCESS, failure
 from support.clusters import node
 from support.fake_backend import Answer, Failed
 from support.harness import wait_until
-from support.running import RunningApi, runs, without_results
+from support.running import MARK, RunningApi, runs, without_results
 
 NODES = ["launcher", "worker-0", "worker-1"]
 
@@ -181,11 +181,11 @@ class ClusterInMemory(RunningApi):
             code = failed.code
         except Lasts:
             return
-        self.prints(pod, f"labctl: the launcher ended with exit code {code}")
+        self.prints(pod, f"{MARK}{code}")
 
     def _run(self, pod: str, argv: tuple[str, ...]) -> tuple[tuple[int, bytes], ...]:
         if STOP in argv:
-            self.prints(pod, f"labctl: the launcher ended with exit code 143; {argv[-1]}")
+            self.prints(pod, f"{MARK}143; {argv[-1]}")
             return (SUCCESS,)
         if "tar -C" in " ".join(argv):
             return without_results(pod, argv)

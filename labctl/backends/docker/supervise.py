@@ -22,7 +22,7 @@ from labctl.jobs.job import limited
 from labctl.model import LAUNCHER, Cause, Job, Lab
 from labctl.records import store
 from labctl.records.active import Ended, LaunchError
-from labctl.records.crash import SILENT, CrashWatch, memory_limit
+from labctl.records.crash import SILENT, CrashWatch, judged, memory_limit
 from labctl.records.lines import Line
 from labctl.records.verdict import RunOutcome
 from labctl.system import filelock
@@ -198,15 +198,6 @@ def follow(
     if stop.cause == "stalled" and (nodes := paused_nodes(lab, job, engine)) not in stop.message:
         stop.message = f"{nodes}; {stop.message}"
     return ended
-
-
-def judged(ended: Ended, watch: CrashWatch) -> tuple[Cause | None, str]:
-    """Return why a run ended, by its agent and the output of its ranks; None if neither has a reason."""
-    if ended.cause not in (None, "rank-crashed"):
-        return ended.cause, ended.message
-    if watch.cause and (ended.cause or ended.code != 0):
-        return watch.cause, watch.message
-    return ended.cause, ended.message
 
 
 def end_unrecorded(lab: Lab, job: Job, engine: Engine, place: int) -> None:

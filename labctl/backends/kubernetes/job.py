@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from labctl import accelerators
+from labctl import accelerators, launchers
 from labctl.backends import spec
 from labctl.backends.kubernetes.target import USUAL_SLOTS, Target, read
 from labctl.config import context as contexts
@@ -47,12 +48,70 @@ class ClusterPods(Struct, frozen=True, kw_only=True):
     """Paths below the project's directory in the pods, contents, and whether they are programs."""
     environment: Pairs
     """Of every pod."""
+    launch: str = ""
+    """The run as the agent in the launcher is given it, in JSON; empty for pods without a launcher."""
+
+    @property
+    def start(self) -> dict[str, str]:
+        """Return the files that pods start with, by name."""
+        return start_files(self.launch)
 
 
 class ClusterJob(ClusterPods, frozen=True, kw_only=True):
     """A job of a lab of pods."""
 
     job: Job
+
+
+class Launch(Struct, frozen=True, kw_only=True):
+    """A run as the agent in a launcher's pod is given it; labnode.py says what it does with each."""
+
+    id: str
+    nodes: tuple[str, ...]
+    """Names of the workers, as in the operator's hostfile."""
+    directory: str
+    launcher: str
+    limit: float
+    """Seconds that the command has."""
+    stall: float
+    """Seconds of silence after which a run that had steps may be stalled; 0 for never."""
+    ssh_port: int
+    needed: tuple[str, ...]
+    """Nodes without which the run cannot go on."""
+    elastic: bool
+    """The launcher restarts ranks that fail."""
+
+
+def launch_of(lab: Lab, built: Job, stall: float) -> Launch:
+    """Return the run of a job as the agent is given it."""
+    launcher, nodes = built.workload.launcher, tuple(node.name for node in built.nodes)
+    return Launch(
+        id=built.run_id,
+        nodes=nodes,
+        directory=built.directory,
+        launcher=launcher,
+        limit=built.timeout,
+        stall=stall,
+        ssh_port=lab.ssh_port,
+        needed=launchers.needed(launcher, nodes),
+        elastic=launchers.is_elastic(launcher),
+    )
+
+
+def start_files(launch: str) -> dict[str, str]:
+    """Return the files that pods start with, by name; with the agent and its run if there is one to ``launch``."""
+    texts = {
+        "pod.sh": Path(__file__).with_name("pod.sh").read_text(encoding="utf-8"),
+        # An image that was not made by labctl has none.
+        "sshd_config": packaged("docker", "sshd_config").read_text(encoding="utf-8"),
+        # ssh and sshd ask for the name of their user, whatever the image.
+        "passwd": f"root:x:0:0:root:/root:/bin/bash\nsshd:x:100:65534::/run/sshd:/usr/sbin/nologin\n"
+        f"lab:x:{UID}:{UID}:labctl:{HOME}:/bin/bash\n",
+    }
+    if launch:
+        agent = {name: packaged("docker", name).read_text(encoding="utf-8") for name in AGENT}
+        texts |= {**agent, "job.json": launch}
+    return texts
 
 
 def build(
@@ -90,14 +149,18 @@ def build(
     built = job.build(
         lab, workload, run_id, nodes, timeout, code=chosen.copies, config_source=config_source(workload, options)
     )
+    launch = msgspec.json.encode(launch_of(lab, built, settings.number("LAB_STALL_SECONDS"))).decode()
+    # By the run's id the agent knows what is the run's: the launch command and its ranks have it, and no other process.
+    variables = tuple((name, value) for name, value in built.environment if name != "LABCTL_RUN_ID")
     return ClusterJob(
         name=name,
         run_id=run_id,
         owner=owner,
         lab=lab,
         job=built,
-        files=files(built, workload, run_id),
-        environment=environment(lab, target, built.directory, built.environment, kept=KEPT if owner else 0),
+        files=files(built, workload, run_id, launch),
+        environment=environment(lab, target, built.directory, variables, kept=KEPT if owner else 0),
+        launch=launch,
     )
 
 
@@ -194,9 +257,11 @@ def environment(lab: Lab, target: Target, directory: str, added: Pairs, *, kept:
 KEYS, HOME = "/etc/labctl/ssh", "/home/lab"
 RANK_OUTPUT = "rank_output.py"
 """The program that prints what a rank does, which labctl's images have."""
+AGENT = ("labnode.py", "step.regex")
+"""The agent of labctl's images, which keeps the limits of a run, and what it reads steps with."""
 
 
-def files(built: Job, workload: Workload, run_id: str) -> tuple[tuple[str, bytes, bool], ...]:
+def files(built: Job, workload: Workload, run_id: str, launch: str) -> tuple[tuple[str, bytes, bool], ...]:
     """The run's own files, the workload's, and what workloads share. ConfigError where they are too large."""
     run = f"outputs/{run_id}"
     common = workload.directory.parent / "common"
@@ -210,7 +275,9 @@ def files(built: Job, workload: Workload, run_id: str) -> tuple[tuple[str, bytes
     if common.is_dir():
         copies += [(f"workloads/common/{path}", common / path) for path in walk(common)]
     found += [(path, source.read_bytes(), bool(source.stat().st_mode & 0o100)) for path, source in copies]
-    if (size := sum(len(path) + len(content) for path, content, _ in found)) > MOST_BYTES:
+    size = sum(len(path) + len(content) for path, content, _ in found)
+    size += sum(len(name) + len(text.encode()) for name, text in start_files(launch).items())
+    if size > MOST_BYTES:
         largest = max(found, key=lambda one: len(one[1]))
         raise ConfigError(
             f"{workload.name}: {size:,} bytes of files, most in {largest[0]}, and a ConfigMap holds {MOST_BYTES:,}",

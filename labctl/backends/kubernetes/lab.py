@@ -190,8 +190,8 @@ def lines(lab: ClusterLab, run: ClusterRun, *, follow: bool) -> Iterator[Line]:
         raise HostError(f"run {run.run_id} has not begun", hint="labctl status says what its pods wait for")
     for when, text in lab.api.lines(launcher, follow=follow):
         ended = ENDED.fullmatch(text)
-        if not ended or ended[1]:
-            yield line_of(ended[1] if ended else text, seconds_of(when))
+        if not ended or ended["rest"]:
+            yield line_of(ended["rest"] if ended else text, seconds_of(when))
         if ended:
             return
 

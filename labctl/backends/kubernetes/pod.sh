@@ -60,6 +60,7 @@ Host *
     StrictHostKeyChecking yes
     LogLevel ERROR
     ConnectTimeout 10
+    SendEnv LABCTL_RUN_ID
 CONFIG
     chmod 600 ~/.ssh/config
     cp /etc/mpi/hostfile "$LABCTL_RUN_DIR/hostfile"
@@ -77,16 +78,21 @@ CONFIG
         sleep 1
     done
     cd "$LABCTL_RUN_DIR"
-    [[ -v LABCTL_KEPT ]] || exec "$@"
-    # Who submitted the run fetches its results: it stays for that, unless its pod is to go.
-    "$@" &
+    find_runner
+    "${runner[@]}" "$@" &
     command=$!
     echo "$command" > ~/.command
     trap 'LABCTL_KEPT=0; kill -TERM "$command" 2> /dev/null || true' TERM
     # A signal ends a wait before the command; one that has ended at once is waited for all the same.
     while wait "$command" && code=0 || code=$?; kill -0 "$command" 2> /dev/null; do :; done
+    # Who submitted the run fetches its results: it stays for that, unless its pod is to go.
+    : "${LABCTL_KEPT:=0}"
     [[ $LABCTL_KEPT == 0 ]] || gather
-    echo "labctl: the launcher ended with exit code $code$(sed 's/^/; /' ~/.stopped 2> /dev/null)"
+    local how
+    how=$(sed 's/^/ /' ~/.ended 2> /dev/null) || true
+    [[ $how == *\;* ]] || how+=$(sed 's/^/; /' ~/.stopped 2> /dev/null) || true
+    # The mark is one that the agent lets no program print.
+    printf '\x01!\x02labctl: the launcher ended with exit code %s\n' "$code$how"
     for ((second = 0; second < LABCTL_KEPT; second++)); do
         [[ ! -e ~/.fetched ]] || break
         sleep 1
@@ -94,6 +100,20 @@ CONFIG
     # Who fetches them has this locked.
     timeout 3600 flock ~/.fetching true || true
     exit "$code"
+}
+
+# What runs the launch command: the agent, which keeps the run's limits, or nothing but its environment. No other process of the
+# pods has the run's id, by which the agent ends what is left of the run.
+find_runner() {
+    local python
+    for python in /usr/bin/python3 "$(command -v python3)"; do
+        if "$python" -IS -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2> /dev/null; then
+            runner=("$python" -I /etc/labctl/start/labnode.py pod /etc/labctl/start/job.json)
+            return
+        fi
+    done
+    runner=(env "LABCTL_RUN_ID=${LABCTL_RUN_DIR##*/}")
+    echo "labctl: the image has no python3: a crashed rank or a stall ends the run only when its launcher does"
 }
 
 # What the workers have written; of files that several wrote the first one's stands. And on the claim, what all wrote.

@@ -162,14 +162,7 @@ def _key(path: str) -> str:
 
 def _config_map(target: Target, built: ClusterPods) -> Manifest:
     """The files of the job; a pod has them in their folders. And the names of its users."""
-    texts: dict[str, str] = {
-        "pod.sh": Path(__file__).with_name("pod.sh").read_text(encoding="utf-8"),
-        # An image that was not made by labctl has none.
-        "sshd_config": files.path("docker", "sshd_config").read_text(encoding="utf-8"),
-        # ssh and sshd ask for the name of their user, whatever the image.
-        "passwd": f"root:x:0:0:root:/root:/bin/bash\nsshd:x:100:65534::/run/sshd:/usr/sbin/nologin\n"
-        f"lab:x:{UID}:{UID}:labctl:{HOME}:/bin/bash\n",
-    }
+    texts = built.start
     binary: dict[str, str] = {}
     for path, content, _ in built.files:
         try:
@@ -281,7 +274,7 @@ def _volumes(target: Target, built: ClusterPods) -> list[Manifest]:
     items = [
         {"key": _key(path), "path": path, **({"mode": 0o555} if program else {})} for path, _, program in built.files
     ]
-    start = [{"key": name, "path": name} for name in ("pod.sh", "sshd_config", "passwd")]
+    start = [{"key": name, "path": name} for name in built.start]
     found: list[Manifest] = [
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": target.shared_memory}},
         {"name": "work", "emptyDir": {}},

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from datetime import datetime
-from typing import IO
+from typing import IO, cast, get_args
 
 from msgspec.structs import replace
 
@@ -36,10 +36,10 @@ from labctl.backends.stopping import RunStopper, interrupts
 from labctl.config.settings import Settings
 from labctl.errors import HostError
 from labctl.jobs.job import GRACE
-from labctl.model import LAUNCHER, Cause
+from labctl.model import LAUNCHER, Cause, Job
 from labctl.records import store
 from labctl.records.active import Ended, Run
-from labctl.records.crash import SILENT, CrashWatch
+from labctl.records.crash import SILENT, CrashWatch, judged
 from labctl.records.lines import Line, line_of
 from labctl.records.merge import Merge
 from labctl.records.verdict import RunOutcome
@@ -54,9 +54,16 @@ SHARED = ("Namespace", "PersistentVolumeClaim")
 LOOK, SILENT_FOR, ENDING, EXPLAINING, REPORTING = 1.0, 600, 600, 10, 60
 # Trainer's word for a runtime that is not there; seconds for it to see one that is.
 NO_RUNTIME, SEEING = "trainingRuntime must be created before", 10
-# What the launcher says when its command has ended: pod.sh.
-# Behind it a last line of the command's own that has no end.
-ENDED = re.compile(r"(.*)labctl: the launcher ended with exit code (\d+)(?:; (.+))?")
+# The last line of a launcher's pod, by pod.sh, behind a last line of the command that has no end. The agent, if the
+# image has a python3, adds the run's seconds, and the cause if it is not the command's own.
+ENDED = re.compile(
+    r"(?P<rest>.*)\x01!\x02labctl: the launcher ended with exit code (?P<code>\d+)(?: after (?P<seconds>[\d.]+) s)?"
+    rf"(?:; (?:(?P<cause>{'|'.join(get_args(Cause))}): )?(?P<why>.+))?"
+)
+# pod.sh's warning.
+NO_AGENT = "labctl: the image has no python3: a crashed rank or a stall ends the run only when its launcher does"
+# The agent's own decisions, which nothing in the cluster explains.
+DECIDED: tuple[Cause, ...] = ("timeout", "stalled")
 FETCH_LIMIT = 3600
 # Of tar, where files changed while they were read.
 CHANGED = 1
@@ -188,8 +195,6 @@ def remove(api: Api, kind: str, name: str) -> None:
 
 # Exit codes of a command that timeout(1) has ended.
 TIMED_OUT = (124, 137)
-# Seconds after a rank failed for the launcher to stop the others itself.
-CRASH_GRACE = 5
 
 
 class JobStopper(RunStopper):
@@ -243,6 +248,8 @@ class Follower:
         """The name of the launcher's pod, once its program has started."""
         self.first = self.last = 0.0
         """When the launcher started, or the first line was printed, and the last was, in seconds since 1970."""
+        self.has_agent = False
+        """An agent beside the launch command has judged how the run ended."""
 
     def follow(self, look: Callable[[Line], None]) -> Ended:
         """Hand on each line and notice what keeps pods from starting; how the run ended.
@@ -251,13 +258,13 @@ class Follower:
         """
         try:
             while True:
-                if (code := self._read_lines(look)) is not None:
-                    self._explain(code)
-                    return self._ended(code)
-                if (ended := self._look_at_pods()) is not None:
+                if ended := self._read_lines(look):
+                    self._explain(ended.code)
+                    return ended
+                if gone := self._look_at_pods():
                     self._over.set()
-                    code = self._read_lines(look, to_the_end=True)
-                    ended = replace(self._ended(ended.code), lost=ended.lost) if code is None else self._ended(code)
+                    printed = self._read_lines(look, to_the_end=True)
+                    ended = printed or replace(self._ended(gone.code), lost=gone.lost)
                     self._explain(ended.code)
                     return ended
         finally:
@@ -287,8 +294,8 @@ class Follower:
     def _ended(self, code: int) -> Ended:
         return Ended(code=code, seconds=max(self.last - self.first, 0.0), at=self.last)
 
-    def _read_lines(self, look: Callable[[Line], None], *, to_the_end: bool = False) -> int | None:
-        """Hand on the lines of a moment; the launch command's exit code, if it has ended."""
+    def _read_lines(self, look: Callable[[Line], None], *, to_the_end: bool = False) -> Ended | None:
+        """Hand on the lines of a moment; how the launch command ended, if it has."""
         if to_the_end and not self._reader:
             return None
         deadline = time.monotonic() + (ENDING if to_the_end else LOOK)
@@ -302,14 +309,27 @@ class Follower:
             when, text = heard
             self.last = seconds_of(when) or self.last
             self.first = self.first or self.last
+            if text == NO_AGENT:
+                self._notice(text)
+                continue
             ended = ENDED.fullmatch(text)
-            if not ended or ended[1]:
-                look(line_of(ended[1] if ended else text, self.last))
+            if not ended or ended["rest"]:
+                look(line_of(ended["rest"] if ended else text, self.last))
             if ended:
-                if ended[3]:
-                    self._stop.note("interrupted", ended[3])
-                return int(ended[2])
+                return self._end_in(ended)
         return None
+
+    def _end_in(self, line: re.Match[str]) -> Ended:
+        """Return the end of the run by its launcher's last line; note a cause that the cluster cannot explain."""
+        ended, cause, why = self._ended(int(line["code"])), cast("Cause | None", line["cause"]), line["why"] or ""
+        self.has_agent = line["seconds"] is not None
+        if self.has_agent:
+            ended = replace(ended, seconds=float(line["seconds"]))
+        if cause in DECIDED:
+            self._stop.note(cause, why)
+        elif why and not cause:
+            self._stop.note("interrupted", why)
+        return replace(ended, cause=cause, message=why)
 
     def _look_at_pods(self) -> Ended | None:
         """What the cluster says of the run: None while it goes on."""
@@ -509,26 +529,12 @@ def supervise(
     stop = JobStopper(run, api)
     follower = Follower(api, run, stop, patience, notice)
     watch = CrashWatch(run.lab, run.job)
-    # No agent is beside the ranks.
-    overdue = threading.Timer(CRASH_GRACE, lambda: stop.because(watch.cause or "rank-crashed", watch.message))
-    overdue.daemon = True
-
-    def look(line: Line) -> None:
-        watch.look_at(keep((line,)))
-        if watch.ends_run and overdue.ident is None:
-            overdue.start()
-
     with interrupts(stop) if ends else nullcontext():
-        try:
-            ended = follower.follow(look)
-        finally:
-            overdue.cancel()
+        ended = follower.follow(lambda line: watch.look_at(keep((line,))))
         watch.now = ended.at or watch.now
-        late = ended.code in TIMED_OUT and ended.seconds >= run.job.timeout
-        if watch.cause and (watch.ends_run or (ended.code != 0 and not late)):
-            stop.note(watch.cause, watch.message)
-        if late:
-            stop.note("timeout", f"timed out after {run.job.timeout:g} s")
+        cause, message = judged(ended if follower.has_agent else judged_alone(ended, run.job, watch), watch)
+        if cause:
+            stop.note(cause, message)
         stop.close()
         # Another Ctrl-C does not leave the run without its results.
         if follower.launcher and not ended.lost and not stop.killed:
@@ -543,6 +549,15 @@ def supervise(
         silent=silence == SILENT,
         seconds=ended.seconds,
     )
+
+
+def judged_alone(ended: Ended, job: Job, watch: CrashWatch) -> Ended:
+    """Add the cause of an end that no agent has judged: timeout(1) alone keeps a limit, that of the launch command."""
+    if watch.ends_run:
+        return replace(ended, cause="rank-crashed")
+    if ended.code in TIMED_OUT and ended.seconds >= job.timeout:
+        return replace(ended, cause="timeout", message=f"timed out after {job.timeout:g} s")
+    return ended
 
 
 def fetch(api: Api, run: ClusterRun, launcher: str, warn: Callable[[str], None]) -> bool:

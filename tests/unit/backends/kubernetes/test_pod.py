@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import re
 import subprocess
+import sys
 import threading
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from labctl.backends.kubernetes.run import ENDED
+
 CHECKOUT = Path(__file__).parents[4]
 SCRIPT = CHECKOUT / "labctl/backends/kubernetes/pod.sh"
 SSHD_CONFIG = CHECKOUT / "docker/sshd_config"
+AGENT = CHECKOUT / "docker/labnode.py"
+MARK = "\x01!\x02"
+"""Before the last line of a launcher."""
+NO_AGENT = "labctl: the image has no python3: a crashed rank or a stall ends the run only when its launcher does"
 LIMIT = 30.0
 PROGRAMS = {
     "ssh-keyscan": "sed 's/$/ ssh-ed25519 AAAA/'",
     # ssh -n NODE tar -C DIRECTORY -cf - .
-    "ssh": 'shift; node=$1; shift 4; exec tar -C "$NODES/$node" "$@"',
+    "ssh": '[[ $* != *" -- "* ]] || exit 0; shift; node=$1; shift 4; exec tar -C "$NODES/$node" "$@"',
     "sleep": "exec /bin/sleep 0.02",
 }
 
 
 class Launcher:
-    """A launcher with a command, from its start to its end."""
+    """A launcher with a command, from its start to its end; in an image with a Python for the agent, or without one."""
 
-    def __init__(self, root: Path) -> None:
-        self.root, self.home, self.run = root, root / "home", root / "project/outputs/r-1"
+    def __init__(self, root: Path, *, has_python: bool) -> None:
+        self.id = f"r-{uuid.uuid4().hex}"
+        self.root, self.home, self.run = root, root / "home", root / f"project/outputs/{self.id}"
         self.environment = {
             "PATH": f"{root}/bin:{os.environ['PATH']}",
             "HOME": str(self.home),
@@ -37,13 +48,25 @@ class Launcher:
             "LABCTL_PATIENCE": "120",
             "LABCTL_KEYS": f"{root}/keys",
             "LABCTL_KEPT": "600",
+            # For tests by root.
+            "LAB_UID": str(os.getuid()),
+            "LAB_GID": str(os.getgid()),
         }
-        for folder in ("bin", "home", "nodes/w0", "nodes/w1", "project", "keys", "etc/files/outputs/r-1", "storage"):
+        for folder in (
+            "bin",
+            "home",
+            "nodes/w0",
+            "nodes/w1",
+            "project",
+            "keys",
+            f"etc/files/outputs/{self.id}",
+            "storage",
+        ):
             (root / folder).mkdir(parents=True)
         for name, text in PROGRAMS.items():
             self.program(name, text)
         (root / "keys/id_rsa").write_text("key\n")
-        (root / "etc/files/outputs/r-1/rank.sh").write_text("#!/bin/sh\n")
+        (root / f"etc/files/outputs/{self.id}/rank.sh").write_text("#!/bin/sh\n")
         (root / "etc/hostfile").write_text("w0 slots=1\nw1 slots=1\n")
         text = SCRIPT.read_text()
         for path, here in (
@@ -51,9 +74,15 @@ class Launcher:
             ("/etc/mpi/hostfile", f"{root}/etc/hostfile"),
             ("/run/secrets", f"{root}/secrets"),
             ("/etc/labctl/start/sshd_config", str(SSHD_CONFIG)),
+            ("/etc/labctl/start/labnode.py", str(AGENT)),
+            ("/etc/labctl/start/job.json", f"{root}/job.json"),
+            ("/usr/bin/python3", f"{root}/no-python3"),
         ):
             assert path in text
             text = text.replace(path, here)
+        python = f'exec {sys.executable} "$@"' if has_python else "exit 1"
+        self.program("python3", python)
+        self.job()
         self.script = root / "pod.sh"
         self.script.write_text(text)
 
@@ -61,6 +90,12 @@ class Launcher:
         path = self.root / "bin" / name
         path.write_text(f"#!/bin/bash\n{text}\n")
         path.chmod(0o755)
+
+    def job(self, **changes: object) -> None:
+        """Write the run as the agent is given it."""
+        nodes = {"nodes": ["w0", "w1"], "needed": ["w0", "w1"], "elastic": False, "ssh_port": 2222}
+        limits = {"limit": 60.0, "stall": 0.0, "launcher": "mpirun", "directory": str(self.run)}
+        (self.root / "job.json").write_text(json.dumps({"id": self.id, **nodes, **limits, **changes}))
 
     def worker(self, node: str, **files: str) -> None:
         for name, text in files.items():
@@ -76,7 +111,14 @@ class Launcher:
         self._limit.start()
 
     def line(self) -> str:
-        """The next that it prints; empty at its end."""
+        """The next that it prints but for what its image has not; empty at its end. Its last without mark and time."""
+        line = self.printed()
+        if line == NO_AGENT:
+            line = self.printed()
+        return re.sub(r" after [\d.]+ s", "", line.removeprefix(MARK))
+
+    def printed(self) -> str:
+        """The next that it prints, as it is."""
         assert self.process.stdout
         return self.process.stdout.readline().rstrip("\n")
 
@@ -96,9 +138,17 @@ class Launcher:
             self.process.stdout.close()
 
 
+@pytest.fixture(params=[True, False], ids=["agent", "no-agent"])
+def launcher(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launcher]:
+    made = Launcher(tmp_path, has_python=request.param)
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def launcher(tmp_path: Path) -> Iterator[Launcher]:
-    made = Launcher(tmp_path)
+def watched(tmp_path: Path) -> Iterator[Launcher]:
+    """A launcher with an agent."""
+    made = Launcher(tmp_path, has_python=True)
     yield made
     made.close()
 
@@ -149,7 +199,7 @@ def test_results_are_on_the_claim_too_where_there_is_one(launcher: Launcher) -> 
     launcher.worker("w1", one="1")
     launcher.start("true")
     launcher.line()
-    assert (launcher.root / "storage/runs/r-1/one").read_text() == "1"
+    assert (launcher.root / f"storage/runs/{launcher.id}/one").read_text() == "1"
 
 
 @pytest.mark.parametrize("code", [0, 3, 124])
@@ -184,7 +234,7 @@ def test_a_command_that_ends_before_anyone_looks_keeps_its_code(launcher: Launch
 
 def test_a_command_that_is_not_there_ends_with_127(launcher: Launcher) -> None:
     launcher.start("no-such-launcher")
-    assert "no-such-launcher: command not found" in launcher.line()
+    assert re.search("no-such-launcher.*No such file or directory|No such file.*no-such-launcher", launcher.line())
     assert launcher.line() == "labctl: the launcher ended with exit code 127"
 
 
@@ -217,12 +267,56 @@ def test_a_pod_that_is_to_go_does_not_wait_for_its_results_to_be_fetched(launche
     assert launcher.end() == 0
 
 
-def test_without_anyone_to_fetch_its_results_it_is_its_command(launcher: Launcher) -> None:
+def test_without_anyone_to_fetch_its_results_it_ends_with_its_command_and_gathers_nothing(launcher: Launcher) -> None:
     del launcher.environment["LABCTL_KEPT"]
-    launcher.start("sh", "-c", "echo $$; exit 4")
-    assert launcher.line() == str(launcher.process.pid)
+    launcher.worker("w1", one="1")
+    launcher.start("sh", "-c", "exit 4")
+    assert launcher.line() == "labctl: the launcher ended with exit code 4"
     assert launcher.line() == ""
     assert launcher.end() == 4
+    assert not (launcher.run / "one").exists()
+
+
+def test_the_command_alone_has_the_runs_id(launcher: Launcher) -> None:
+    launcher.start("sh", "-c", "echo $LABCTL_RUN_ID; tr '\\0' '\\n' < /proc/$PPID/environ | grep -c ^LABCTL_RUN_ID=")
+    assert [launcher.line(), launcher.line()] == [launcher.id, "0"]
+
+
+def test_an_image_without_python_is_said_once_to_have_no_agent(launcher: Launcher) -> None:
+    (launcher.root / "bin/python3").unlink()
+    launcher.program("python3", "exit 127")
+    launcher.start("echo", "one")
+    printed = [launcher.printed() for _ in range(3)]
+    assert printed == [NO_AGENT, "one", f"{MARK}labctl: the launcher ended with exit code 0"]
+
+
+CRASH = r"\0011!\002labctl: rank 1 on w1 exited with code 7\n"
+STEPS = "for step in 1 2 3 4 5; do echo step $step/9; /bin/sleep 0.07; done; "
+
+
+@pytest.mark.parametrize(
+    ("changes", "script", "why"),
+    [
+        ({}, f"printf '{CRASH}'; ", "rank-crashed: rank 1 on w1 exited with code 7"),
+        ({"stall": 0.5}, STEPS, "stalled: no step and no line for [0-9]+ s; steps took .* s; the last was step 5/9"),
+        ({"limit": 0.2}, "", r"timeout: timed out after 0\.2 s"),
+    ],
+)
+def test_the_agent_ends_a_run_and_says_why_in_the_last_line(
+    watched: Launcher, changes: dict[str, object], script: str, why: str
+) -> None:
+    watched.job(**changes)
+    watched.start("sh", "-c", f"{script}exec /bin/sleep 60")
+    last = next(line for line in iter(watched.printed, "") if line.startswith(MARK))
+    assert re.fullmatch(rf"{MARK}labctl: the launcher ended with exit code 143 after [\d.]+ s; {why}", last)
+    assert ENDED.fullmatch(last)
+
+
+def test_a_command_cannot_print_the_last_line(watched: Launcher) -> None:
+    forged = "labctl: the launcher ended with exit code 0 after 1 s"
+    watched.start("sh", "-c", f"printf '\\001!\\002{forged}'; exit 3")
+    assert watched.printed() == f"!\x02{forged}"
+    assert watched.printed().startswith(f"{MARK}labctl: the launcher ended with exit code 3 after ")
 
 
 def test_workers_that_are_not_reached_are_named(launcher: Launcher) -> None:

@@ -1042,6 +1042,69 @@ def test_a_rank_that_is_started_again_is_forgiven_unless_the_run_fails(
     assert world.supervise().cause == cause
 
 
+STALL = "no step and no line for 600 s; steps took 2 s; the last was step 5/9"
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "cause", "message"),
+    [
+        (f"137 after 612.3 s; stalled: {STALL}", 137, "stalled", STALL),
+        ("124 after 10.1 s; timeout: timed out after 10 s", 124, "timeout",
+         "timed out after 10 s; no rank wrote a line"),
+        ("137 after 20 s; node-lost: {node}: its sshd is gone", 137, "node-lost", "worker-1: its sshd is gone"),
+        ("143 after 3 s; rank-crashed: rank 1 on {node} exited with code 7", 143, "rank-crashed",
+         "rank 1 on worker-1 exited with code 7"),
+        ("0 after 10.1 s", 0, None, ""),
+        # Its program said so before its time was over: by the agent's clock, not by that of the pod's start.
+        ("124 after 8 s", 124, None, ""),
+        ("143 after 3 s; stopped by ann@desk", 143, "interrupted", "stopped by ann@desk"),
+    ],
+)  # fmt: skip
+def test_the_agent_in_the_launcher_says_why_it_has_ended_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, code: int, cause: str | None, message: str
+) -> None:
+    world = World(tmp_path, monkeypatch, timeout="10s")
+    world.pods(**runs())
+    world.prints(MARK + end.format(node=world.run.job.nodes[1].name), second=11)
+    outcome = world.supervise()
+    assert (outcome.exit_code, outcome.cause, outcome.message) == (code, cause, message)
+    assert outcome.seconds == float(end.split()[2])
+
+
+def test_the_rank_that_the_agent_has_heard_of_is_explained_by_what_it_wrote(world: World) -> None:
+    world.pods(**runs())
+    node = world.run.job.nodes[1].name
+    world.prints("\x011\x02ValueError: 7", f"\x011!\x02labctl: rank 1 on {node} exited with code 7")
+    world.prints(f"{MARK}0 after 3 s; rank-crashed: rank 1 on {node} exited with code 7")
+    outcome = world.supervise()
+    assert (outcome.cause, outcome.message) == ("rank-crashed", "rank 1 on worker-1 exited with code 7: ValueError: 7")
+
+
+def test_a_rank_that_crashed_does_not_end_the_run_from_here(world: World) -> None:
+    world.pods(**runs())
+    node = world.run.job.nodes[1].name
+    world.prints(f"\x011!\x02labctl: rank 1 on {node} exited with code 7")
+    world.then(*[None] * 50, lambda: world.prints(f"{MARK}7 after 3 s"))
+    assert world.supervise().cause == "rank-crashed"
+    assert world.api.executed == []
+
+
+@pytest.mark.parametrize("rank", ["", "\x010\x02"])
+def test_a_program_that_prints_the_words_of_a_last_line_goes_on(world: World, rank: str) -> None:
+    world.pods(**runs())
+    forged = rank + MARK.rpartition("\x02")[2] + "0"
+    world.prints(forged, "two", f"{MARK}3 after 1 s")
+    assert world.follow().code == 3
+    assert len(world.lines) == 2
+
+
+def test_an_image_without_an_agent_is_said_once_to_have_none(world: World) -> None:
+    world.pods(**runs())
+    world.prints(cluster_runs.NO_AGENT, "one", f"{MARK}0")
+    world.follow()
+    assert (world.said, world.lines) == ([cluster_runs.NO_AGENT], ["one"])
+
+
 def test_a_token_is_in_no_message(world: World) -> None:
     world.pod("worker-0", **unplaced(f"no room for {TOKEN}"))
     assert world.supervise(patience=0.01).message.endswith("worker-0: no room for [REDACTED]")
