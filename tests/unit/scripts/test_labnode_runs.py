@@ -399,6 +399,16 @@ def test_a_node_that_is_gone_ends_a_run_that_nobody_follows(agent: ModuleType, m
     assert (ended["cause"], ended["message"]) == ("node-lost", "worker-0: its name is not known any more")
 
 
+def test_a_pod_whose_name_the_clusters_dns_forgets_is_not_lost(
+    agent: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "NODE_LOOK", 0.05)
+    monkeypatch.setattr(agent, "address_of", lambda node: {"worker-0": "10.0.0.7"}[node])
+    monkeypatch.setattr(agent, "why_unreached", lambda node, _: "" if node == "10.0.0.7" else agent.GONE[0])
+    ended, lines = supervised(agent, RUN, argv=shell("sleep 0.5; echo done"), in_pod=True)
+    assert (ended["code"], lines) == (0, ["done"])
+
+
 def test_a_node_that_is_slow_to_answer_is_not_lost_at_once(agent: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent, "NODE_LOOK", 0.05)
     monkeypatch.setattr(agent, "UNANSWERED", 1000)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,35 @@ def test_ranks_meet_at_the_names_that_the_operators_give_their_pods() -> None:
         "demo-hello-mpi-node-0-0.demo-hello-mpi",
         "demo-hello-mpi-node-0-1.demo-hello-mpi",
     ]
+
+
+def test_the_agent_is_given_the_runs_nodes_and_limits() -> None:
+    where, made = built("hello-mpi", LAB_STALL_SECONDS="300", LAB_K8S_NAMESPACE="team")
+    (texts,) = (one["data"] for one in render.manifests(where, made) if one["kind"] == "ConfigMap")
+    nodes = ["demo-hello-mpi-worker-0.demo-hello-mpi.team.svc", "demo-hello-mpi-worker-1.demo-hello-mpi.team.svc"]
+    assert json.loads(texts["job.json"]) == {
+        "id": "demo-hello-mpi",
+        "nodes": nodes,
+        "directory": "/workspace/outputs/demo-hello-mpi",
+        "launcher": "mpirun",
+        "limit": made.job.timeout,
+        "stall": 300,
+        "ssh_port": 2222,
+        "needed": nodes,
+        "elastic": False,
+    }
+    assert texts["labnode.py"] == (ROOT / "docker/labnode.py").read_text()
+
+
+def test_an_elastic_run_needs_its_first_node_alone() -> None:
+    _, made = built("hello-mpi", options=RunOptions(launcher="torchrun:elastic"))
+    given = json.loads(made.launch)
+    assert (given["elastic"], given["needed"]) == (True, given["nodes"][:1])
+
+
+def test_no_process_of_a_pod_has_the_runs_id_by_which_the_agent_ends_its_processes() -> None:
+    _, made = built("hello-mpi")
+    assert "LABCTL_RUN_ID" not in dict(made.environment)
 
 
 def test_nodes_with_accelerators_have_eight_unless_it_is_said() -> None:
