@@ -31,19 +31,19 @@ Manifest = dict[str, Any]
 OnLine = Callable[[str], None]
 OnLines = Callable[[Sequence[str]], object]
 CACHE = "cache"
-"""The role of a pod that fills a lab's claim, and is of no run."""
+"""Role of a pod that downloads to a lab's claim and belongs to no run."""
 ENGINE = "kubernetes"
-"""What the cluster is called where a host is named."""
-# Seconds for an answer; for a line of a log, after which the stream is opened again; between two looks at pods.
+"""Name of the cluster in place of a host."""
+# Seconds for a response; for a line of a log, after which the stream is reopened; between two reads of a web socket.
 ANSWERING, LISTENING, LOOK = 30, 60, 1.0
-# Of a short program, as in a container.
+# Seconds for a short program, as in a container.
 EXECUTING = 120
 CHUNK = 1 << 16
-# Answers of a server that is overloaded or starts again, or of what stands before it.
+# HTTP statuses of a server or proxy that is overloaded or restarts.
 PASSING = (429, 502, 503, 504)
-# That of its store while that chooses a leader; about a program or a log in a pod, the node's.
+# Status while etcd elects a leader; for these paths the status comes from the node.
 STORE, OF_NODES = 500, ("/exec", "/log")
-# Pods have at most so many lines printed before that `logs` shows.
+# Earlier lines of each pod that `logs` shows at most.
 SHOWN = 10_000
 
 CORE, KUBEFLOW, TRAINER = "/api/v1", "/apis/kubeflow.org/v2beta1", "/apis/trainer.kubeflow.org/v1alpha1"
@@ -64,16 +64,16 @@ COLLECTIONS: Mapping[str, tuple[str, str]] = {
     "TrainingRuntime": (TRAINER, "trainingruntimes"),
     "TrainJob": (TRAINER, "trainjobs"),
 }
-"""Where the objects of a kind are: group and version, and the plural that rights name."""
+"""API group with version, and plural name as in RBAC rules, by kind."""
 CLUSTER_WIDE = ("Namespace", "Node", "StorageClass", "CustomResourceDefinition", "SelfSubjectAccessReview")
 
 
 class Unreachable(HostError):
-    """The API server does not answer."""
+    """The API server is unreachable."""
 
 
 class Refused(HostError):
-    """The API server's answer is an error; ``status`` is that of HTTP."""
+    """The API server responded with an error; ``status`` is the HTTP status."""
 
     def __init__(self, status: int, message: str, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -81,13 +81,13 @@ class Refused(HostError):
 
 
 class Api:
-    """The API server of a kubeconfig's context, and one namespace there.
-
-    The context is the current one where none is named; KUBECONFIG and ~/.kube/config are read as kubectl reads them,
-    in a pod its service account. HostError where there is none.
-    """
+    """The API server of a kubeconfig's context, and one namespace there."""
 
     def __init__(self, namespace: str, context: str = "") -> None:
+        """Read KUBECONFIG or ~/.kube/config as kubectl does, in a pod its service account. HostError if none exists.
+
+        An empty ``context`` is the current one.
+        """
         from kubernetes import client, config, dynamic
 
         self.namespace, self.context = namespace, context
@@ -101,14 +101,14 @@ class Api:
                 config.load_incluster_config(client_configuration=self._configuration)
             except config.ConfigException:
                 raise _no_context(context, error) from error
-        # Who asks decides whether to ask again.
+        # The caller decides on retries.
         self._configuration.retries = False
         if not self._configuration.verify_ssl:
             import urllib3
 
             # The kubeconfig says so; kubectl does not warn either.
             urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
-        # Paths are known: nothing has to be discovered.
+        # Paths are fixed, so skip discovery.
         self._client = dynamic.DynamicClient(client.ApiClient(self._configuration), discoverer=lambda *_: None)
 
     @property
@@ -116,13 +116,13 @@ class Api:
         return str(self._configuration.host)
 
     def path(self, kind: str, name: str = "") -> str:
-        """The path of an object, or of all of a kind."""
+        """Return the path of an object, or of the whole collection if ``name`` is empty."""
         group, plural = COLLECTIONS[kind]
-        where = "" if kind in CLUSTER_WIDE else f"/namespaces/{self.namespace}"
-        return f"{group}{where}/{plural}{f'/{name}' if name else ''}"
+        scope = "" if kind in CLUSTER_WIDE else f"/namespaces/{self.namespace}"
+        return f"{group}{scope}/{plural}{f'/{name}' if name else ''}"
 
     def request(self, method: str, path: str, body: Manifest | None = None, **options: Any) -> Any:
-        """What the server answers, as JSON. Unreachable, Refused."""
+        """Send a request and return its JSON response. Unreachable, Refused."""
         return json.loads(self._respond(method, path, body, **options).data)
 
     def _respond(
@@ -135,6 +135,7 @@ class Api:
         seconds: Any = ANSWERING,
         **query: Any,
     ) -> Any:
+        """Send a request and return its raw response; empty query parameters are omitted. Unreachable, Refused."""
         import urllib3
         from kubernetes.client.exceptions import ApiException
         from kubernetes.dynamic.exceptions import DynamicApiError
@@ -155,6 +156,7 @@ class Api:
             raise self._silent(error) from error
 
     def _silent(self, error: Exception) -> Unreachable:
+        """Build the error of a request that got no response."""
         why = re.sub(r"^.*?: ", "", str(error), count=1) if "Connection object" in str(error) else str(error)
         context = f"--context {shlex.quote(self.context)} " if self.context else ""
         return Unreachable(
@@ -163,26 +165,27 @@ class Api:
         )
 
     def _refused(self, method: str, path: str, status: int | None, body: Any, reason: str) -> Refused | Unreachable:
+        """Build the error of an error response; Unreachable if the status is a passing one."""
         try:
-            said = str(json.loads(body)["message"])
+            message = str(json.loads(body)["message"])
         except (ValueError, KeyError, TypeError):
-            said = reason
+            message = reason
         if not status:
-            # The client's own word for a TLS connection that breaks.
-            return self._silent(OSError(" ".join(said.split())))
+            # The client reports a broken TLS connection so.
+            return self._silent(OSError(" ".join(message.split())))
         asks = method == "GET" and not path.endswith(OF_NODES)
         if status in PASSING or (status == STORE and asks):
-            return self._silent(OSError(f"{status} {said}"))
+            return self._silent(OSError(f"{status} {message}"))
         hint = ""
         if status == 401:
-            said = f"the API server {self.server} does not accept the credentials of this context: {said}"
+            message = f"the API server {self.server} does not accept the credentials of this context: {message}"
             hint = "log in to the cluster again: a token or certificate in the kubeconfig has expired, or is another's"
         elif status == 403:
             hint = grant(*asked_for(method, path), self.namespace if f"/namespaces/{self.namespace}" in path else "")
-        return Refused(status, said, hint)
+        return Refused(status, message, hint)
 
     def get(self, kind: str, name: str) -> Manifest | None:
-        """An object; None where it is not there, or the cluster knows none of its kind."""
+        """Return an object; None if it or its kind does not exist."""
         try:
             return dict(self.request("GET", self.path(kind, name)))
         except Refused as error:
@@ -191,19 +194,19 @@ class Api:
             raise
 
     def list(self, kind: str, selector: str = "", fields: str = "") -> list[Manifest]:
-        """The objects of a kind, by labels and fields; none where the cluster knows none of that kind."""
+        """Return the objects of a kind that match labels and fields; empty if the kind does not exist."""
         try:
-            found = self.request("GET", self.path(kind), labelSelector=selector, fieldSelector=fields)
+            response = self.request("GET", self.path(kind), labelSelector=selector, fieldSelector=fields)
         except Refused as error:
             if error.status == 404:
                 return []
             raise
-        return [{"kind": kind, **one} for one in found["items"]]
+        return [{"kind": kind, **item} for item in response["items"]]
 
     def apply(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
-        """Create an object or change it to this, by server-side apply. Refused, with the object's name.
+        """Create or update an object by server-side apply, and return it. Refused, with the object's name.
 
-        A dry run refuses fields that the server would drop, as its definition of the object has none of that name.
+        A dry run also raises Refused for fields that the server would drop as unknown.
         """
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         query = {"fieldManager": "labctl", "force": "true", "dryRun": "All" if dry_run else ""}
@@ -223,7 +226,7 @@ class Api:
         return dict(self.request("POST", self.path(kind), body))
 
     def delete(self, kind: str, name: str) -> bool:
-        """Delete an object with all that it owns; whether it was there."""
+        """Delete an object with its dependents; return False if it does not exist."""
         try:
             self.request("DELETE", self.path(kind, name), propagationPolicy="Background")
         except Refused as error:
@@ -235,9 +238,9 @@ class Api:
     def lines(
         self, pod: Manifest, since: str = "", *, follow: bool = False, last: int = 0
     ) -> Iterator[tuple[str, str]]:
-        """Time and text of each line that a pod has printed, after that of the time ``since``. HostError.
+        """Yield time and text of each line that a pod printed after the time ``since``. HostError.
 
-        With ``follow`` to its end, over another connection where it prints nothing for a while.
+        ``follow``: until the pod ends, reconnecting if it prints nothing for a while. ``last``: only so many lines.
         """
         import urllib3
 
@@ -249,15 +252,15 @@ class Api:
                 seconds=(ANSWERING, LISTENING) if follow else ANSWERING,
                 timestamps="true",
                 follow="true" if follow else "",
-                # To the second, and those of that second are there again.
+                # In whole seconds: lines of that second come again.
                 sinceTime=f"{since[:19]}Z" if since else "",
                 tailLines=str(last or ""),
             )
-            known = since
+            seen = since
             try:
                 with closing(answer):
                     for when, text in map(_timed, _whole_lines(answer)):
-                        if when > known:
+                        if when > seen:
                             since = when
                             yield when, text
             except urllib3.exceptions.ReadTimeoutError as error:
@@ -269,15 +272,15 @@ class Api:
                 return
 
     def execute(self, pod: str, argv: tuple[str, ...], *, stdin: bool = False, tty: bool = False) -> Any:
-        """A program in a pod, begun: the client's web socket. HostError."""
+        """Start a program in a pod and return the client's web socket. HostError; Refused if the pod is not found."""
         from kubernetes import client, stream
         from kubernetes.client.exceptions import ApiException
         from websocket import WebSocketBadStatusException
 
-        found = self.get("Pod", pod)
-        if not found:
+        manifest = self.get("Pod", pod)
+        if not manifest:
             raise Refused(404, f"pod {pod} not found in namespace {self.namespace}", "labctl status")
-        # Of its own: the client's web sockets change the object that makes them.
+        # A separate client: opening a web socket changes the client object.
         core = client.CoreV1Api(client.ApiClient(self._configuration))
         options: dict[str, Any] = {"stdin": stdin, "stdout": True, "stderr": not tty, "tty": tty}
         try:
@@ -286,25 +289,25 @@ class Api:
                 pod,
                 self.namespace,
                 command=list(argv),
-                container=own_container(found)["name"],
+                container=own_container(manifest)["name"],
                 _preload_content=False,
                 binary=True,
                 **options,
             )
         except ApiException as error:
-            # The client's own exception has the answer in words for developers alone.
+            # The client's exception hides the response in text for developers.
             why = error.__context__
             if isinstance(why, WebSocketBadStatusException):
                 path = f"{self.path('Pod', pod)}/exec"
                 raise self._refused("GET", path, why.status_code, why.resp_body, str(error.reason)) from error
             raise self._silent(why if isinstance(why, Exception) else error) from error
-        # The client keeps all that has come, but for this: a run's results may be larger than the memory here.
+        # Otherwise the client keeps all output, and a run's results may exceed this machine's memory.
         socket._all = SimpleNamespace(write=len)
         return socket
 
 
 def _dropped(sent: Any, made: Any, path: str = "") -> Iterator[str]:
-    """The fields that were sent and did not come back; a Secret's texts come back encoded."""
+    """Yield the paths of fields that were sent but not stored, except stringData, which is stored encoded."""
     if isinstance(sent, dict) and isinstance(made, dict):
         for key, value in sent.items():
             at = f"{path}.{key}" if path else key
@@ -313,11 +316,12 @@ def _dropped(sent: Any, made: Any, path: str = "") -> Iterator[str]:
             elif key in made:
                 yield from _dropped(value, made[key], at)
     elif isinstance(sent, list) and isinstance(made, list) and len(sent) == len(made):
-        for number, (one, other) in enumerate(zip(sent, made, strict=True)):
-            yield from _dropped(one, other, f"{path}[{number}]")
+        for number, (part, echoed) in enumerate(zip(sent, made, strict=True)):
+            yield from _dropped(part, echoed, f"{path}[{number}]")
 
 
 def _no_context(context: str, error: Exception) -> HostError:
+    """Build the error of a kubeconfig without this context, or of no kubeconfig if ``context`` is empty."""
     if context:
         return HostError(
             f"the kubeconfig has no context `{context}`: {error}",
@@ -329,7 +333,7 @@ def _no_context(context: str, error: Exception) -> HostError:
 
 
 def _whole_lines(answer: Any) -> Iterator[bytes]:
-    """The lines of a stream; one that is cut off by a lost connection is not among them."""
+    """Yield the complete lines of a stream; a line cut off at its end is dropped."""
     rest = b""
     for piece in answer.stream(CHUNK):
         *whole, rest = (rest + piece).split(b"\n")
@@ -337,7 +341,7 @@ def _whole_lines(answer: Any) -> Iterator[bytes]:
 
 
 def _timed(line: bytes) -> tuple[str, str]:
-    """Time and text. Nodes write times as their clocks show them: in UTC they can be compared, and asked for."""
+    """Split a log line into its time and text. Nodes write local time; UTC compares and serves as ``sinceTime``."""
     when, _, text = line.decode("utf-8", "replace").partition(" ")
     if shifted := re.fullmatch(r"([0-9T:-]{19})(\.[0-9]+)?([+-][0-9:]{5})", when):
         moment = datetime.fromisoformat(shifted[1] + shifted[3]).astimezone(timezone.utc)
@@ -350,12 +354,12 @@ VERBS = {"GET": "get", "PATCH": "patch", "POST": "create", "DELETE": "delete"}
 
 
 def asked_for(method: str, path: str) -> tuple[str, str]:
-    """The right that a request takes: a verb, and resources with their group, or a path that is none of a resource."""
-    words = path.partition("?")[0].strip("/").split("/")
-    rest = words[2:] if words[0] == "api" else words[3:]
+    """Return the right that a request needs: verb, and resource with its group or a non-resource path."""
+    parts = path.partition("?")[0].strip("/").split("/")
+    rest = parts[2:] if parts[0] == "api" else parts[3:]
     if not rest:
         return VERBS[method], path
-    group = "" if words[0] == "api" else f".{words[1]}"
+    group = "" if parts[0] == "api" else f".{parts[1]}"
     if rest[:1] == ["namespaces"] and len(rest) > 2:
         rest = rest[2:]
     verb = "list" if method == "GET" and len(rest) == 1 else VERBS[method]
@@ -363,9 +367,9 @@ def asked_for(method: str, path: str) -> tuple[str, str]:
 
 
 def grant(verbs: str, resources: str, namespace: str) -> str:
-    """What an administrator types to give a person rights in a namespace, or in the cluster where none is named."""
+    """Render the kubectl commands that grant rights in a namespace, or cluster-wide if ``namespace`` is empty."""
     typed, role = (f"kubectl -n {namespace}", "role") if namespace else ("kubectl", "clusterrole")
-    # A name of its own for a single right: there may be a role labctl already.
+    # A single right gets its own name: a role named labctl may exist already.
     name = (
         "labctl" if "," in resources else f"labctl-{verbs}-{resources.strip('/').partition('.')[0]}".translate(DASHES)
     )
@@ -379,21 +383,20 @@ def grant(verbs: str, resources: str, namespace: str) -> str:
 
 
 def node_of(pod: Manifest) -> str:
-    """What a lab calls a pod: ``launcher``, or ``worker-N`` by the number at its name's end."""
+    """Return a pod's name as a node of the lab: ``launcher``, or ``worker-N`` by its index."""
     metadata = pod["metadata"]
     if metadata.get("labels", {}).get("labctl.role") != "worker":
         return LAUNCHER
     name = metadata["name"]
-    # A JobSet's pods end in a random word: their index is in a label.
-    index = metadata["labels"].get("batch.kubernetes.io/job-completion-index") or metadata.get("annotations", {}).get(
-        "batch.kubernetes.io/job-completion-index"
-    )
-    found = re.search(r"-worker-([0-9]+)$", name)
-    return f"worker-{index or (found[1] if found else name)}"
+    # Names of a JobSet's pods end in random characters: their index is in a label.
+    completion = "batch.kubernetes.io/job-completion-index"
+    index = metadata["labels"].get(completion) or metadata.get("annotations", {}).get(completion)
+    number = re.search(r"-worker-([0-9]+)$", name)
+    return f"worker-{index or (number[1] if number else name)}"
 
 
 def age_order(pod: Manifest) -> tuple[str, bool, str, int]:
-    """The pods of the latest run first, its launcher first among them."""
+    """Sort key that groups pods by run, launcher first, then workers by number."""
     node = node_of(pod)
     number = node.rpartition("-")[2]
     run = pod["metadata"]["labels"].get("labctl.run", "")
@@ -401,7 +404,7 @@ def age_order(pod: Manifest) -> tuple[str, bool, str, int]:
 
 
 def by_run(pods: Iterable[Manifest]) -> list[Manifest]:
-    """Pods in order: those of the run that was made last first."""
+    """Sort pods: the latest run first, in each run the launcher first."""
     pods = sorted(pods, key=age_order)
     began: dict[str, str] = {}
     for pod in pods:
@@ -412,18 +415,19 @@ def by_run(pods: Iterable[Manifest]) -> list[Manifest]:
 
 def is_ready(pod: Manifest) -> bool:
     conditions = pod.get("status", {}).get("conditions") or ()
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
 STATES = {"Pending": "created", "Running": "running", "Succeeded": "exited", "Failed": "dead"}
 
 
 def container_of(pod: Manifest, lab: str) -> Container:
+    """Build the observed container of a pod; its fingerprint is the run's id, or ``lab`` if it has none."""
     metadata, status = pod["metadata"], pod.get("status", {})
     labels = metadata.get("labels", {})
     state = STATES.get(status.get("phase", ""), "created")
     role = labels.get("labctl.role", "?")
-    ready = ("healthy" if is_ready(pod) else "starting") if state == "running" else None
+    readiness: Literal["healthy", "starting"] = "healthy" if is_ready(pod) else "starting"
     return Container(
         id=metadata["uid"],
         name=metadata["name"],
@@ -432,7 +436,7 @@ def container_of(pod: Manifest, lab: str) -> Container:
         role=role,
         slots=0,
         state="removing" if metadata.get("deletionTimestamp") else state,
-        health=ready,
+        health=readiness if state == "running" else None,
         fingerprint=labels.get("labctl.run", lab),
         image=own_container(pod)["image"],
         directory="",
@@ -448,12 +452,12 @@ class KubernetesEngine:
         self.api, self.lab = api, lab
 
     def pods(self, lab: str) -> list[Manifest]:
-        """The pods of a lab's runs, those of its latest one first."""
-        found = self.api.list("Pod", f"labctl.lab={lab}")
-        return by_run(pod for pod in found if pod["metadata"]["labels"].get("labctl.role") != CACHE)
+        """Return the pods of a lab's runs, the latest run first."""
+        pods = self.api.list("Pod", f"labctl.lab={lab}")
+        return by_run(pod for pod in pods if pod["metadata"]["labels"].get("labctl.role") != CACHE)
 
     def observe(self, lab: str, image: str | None = None, *, node: str = "") -> ObservedState:  # noqa: ARG002
-        """The pods of the lab, the latest run's first. What images nodes have nobody can tell."""
+        """Return the pods of a lab as containers, the latest run first; images of nodes are not observed."""
         return ObservedState(host=ENGINE, containers=tuple(container_of(pod, lab) for pod in self.pods(lab)))
 
     def exec(
@@ -465,12 +469,13 @@ class KubernetesEngine:
         workdir: str | None = None,
         limit: float = EXECUTING,
     ) -> CompletedProcess:
+        """Run a short program in a pod and return its code and output. ProcessTimeout, HostError."""
         printed = {OUT: bytearray(), ERR: bytearray()}
         with connected(self.api.execute(container, _within(argv, workdir))) as socket:
             for channel, piece in outputs_of(socket, limit, argv):
                 printed[channel] += piece
             code = exit_code(socket, argv)
-        return CompletedProcess(argv, code, *(printed[one].decode("utf-8", "replace") for one in (OUT, ERR)))
+        return CompletedProcess(argv, code, *(printed[channel].decode("utf-8", "replace") for channel in (OUT, ERR)))
 
     def stream(
         self,
@@ -482,6 +487,7 @@ class KubernetesEngine:
         environment: Pairs = (),
         limit: float,
     ) -> int:
+        """Run a program in a pod, hand on each line as printed, and return its code. ProcessTimeout, HostError."""
         with connected(self.api.execute(container, _within(argv, None, environment), stdin=True)) as socket:
             for line in _lines(outputs_of(socket, limit, argv, pulse=True)):
                 on_lines((line,))
@@ -501,16 +507,17 @@ class KubernetesEngine:
     ) -> int:
         """Run a program on this process's input and output, or hand on its lines; return its code.
 
-        A labctl that is killed leaves the program to the end of its input.
+        If labctl is killed, the program goes on until the end of its input.
         """
         if secret_env:
             raise ConfigError("a program in a pod is given no secrets")
         mark = secrets.token_hex(8)
-        pairs = tuple((name, value) for name, _, value in (one.partition("=") for one in environment))
+        parts = [variable.partition("=") for variable in environment]
+        pairs = tuple((name, value) for name, _, value in parts)
         command = ("sh", "-c", MARKED, "sh", mark, *_within(argv, workdir, pairs))
         terminal = stdin == "terminal"
         if stdin == "pipe" and os.path.samestat(os.fstat(sys.stdin.fileno()), Path(os.devnull).stat()):
-            # So its input ends at once, on servers too that cannot be told so.
+            # The protocol cannot close stdin on every server: without one its input ends at once.
             stdin = "none"
         with connected(self.api.execute(container, command, stdin=stdin != "none", tty=terminal)) as socket:
             if on_line:
@@ -527,11 +534,12 @@ class KubernetesEngine:
             return exit_code(socket, argv)
 
     def logs(self, project: str, on_line: OnLine, *, node: str = "", follow: bool = False, color: bool = False) -> None:  # noqa: ARG002
-        """What the pods of the latest run have printed; with ``follow`` of each to its end."""
+        """Hand on the lines that the pods of the latest run have printed; with ``follow`` until each ends."""
         from labctl.system.parallel import pool
 
         pods = self.pods(self.lab)
-        latest = [one for one in pods if one["metadata"]["labels"].get("labctl.run") == _run_of(pods)]
+        run = _run_of(pods)
+        latest = [pod for pod in pods if pod["metadata"]["labels"].get("labctl.run") == run]
         chosen = [pod for pod in latest if node in ("", node_of(pod))]
 
         def show(pod: Manifest) -> None:
@@ -542,6 +550,7 @@ class KubernetesEngine:
             list(threads.map(show, chosen))
 
     def versions(self) -> dict[str, str]:
+        """Return the versions of Kubernetes and its API; the kernel is empty."""
         version = self.api.request("GET", "/version")
         return {
             "engine": f"Kubernetes {version['gitVersion']}",
@@ -558,13 +567,13 @@ def _run_of(pods: list[Manifest]) -> str | None:
 
 # Channels of the exec protocol, v4.channel.k8s.io.
 IN, OUT, ERR, ERROR, RESIZE = 0, 1, 2, 3, 4
-# Leaves the number of the process, which leads a group of its own, where a signal for it can find it.
+# Writes the pid, which leads its own process group, to a file that SIGNAL reads.
 MARKED = 'echo $$ > "/tmp/labctl-$1"; shift; exec "$@"'
 SIGNAL = 'pid=$(cat "/tmp/labctl-$0") && { kill -"$1" -- "-$pid" 2> /dev/null || kill -"$1" "$pid"; }'
 
 
 def _within(argv: tuple[str, ...], workdir: str | None, environment: Pairs = ()) -> tuple[str, ...]:
-    """The command, in a directory and with variables."""
+    """Wrap a command to run in a directory and with variables."""
     given = ("env", *(f"{name}={value}" for name, value in environment)) if environment else ()
     return ("sh", "-c", 'cd "$0" && exec "$@"', workdir, *given, *argv) if workdir else (*given, *argv)
 
@@ -572,7 +581,10 @@ def _within(argv: tuple[str, ...], workdir: str | None, environment: Pairs = ())
 def outputs_of(
     socket: Any, limit: float | None, argv: tuple[str, ...], *, pulse: bool = False
 ) -> Iterator[tuple[int, bytes]]:
-    """What a program prints, by channel, to its end. ProcessTimeout after so many seconds; HostError."""
+    """Yield channel and bytes of a program's output until it ends. ProcessTimeout after ``limit`` seconds; HostError.
+
+    ``pulse``: write empty lines to its stdin meanwhile.
+    """
     deadline = None if limit is None else time.monotonic() + limit
     with _connection(argv):
         while True:
@@ -592,7 +604,7 @@ def outputs_of(
 
 @contextmanager
 def connected(socket: Any) -> Iterator[Any]:
-    """A program's web socket, closed after the block: the client leaves open what the server has closed."""
+    """Close a program's web socket after the block: the client does not close what the server has closed."""
     try:
         yield socket
     finally:
@@ -602,7 +614,7 @@ def connected(socket: Any) -> Iterator[Any]:
 
 @contextmanager
 def _connection(argv: tuple[str, ...]) -> Iterator[None]:
-    """HostError for a web socket that breaks within."""
+    """Raise HostError if the web socket breaks within the block."""
     from websocket import WebSocketException
 
     try:
@@ -612,7 +624,7 @@ def _connection(argv: tuple[str, ...]) -> Iterator[None]:
 
 
 def _lines(outputs: Iterator[tuple[int, bytes]]) -> Iterator[str]:
-    """Whole lines of both channels, and what is left at the end."""
+    """Yield the lines of both channels; unfinished lines come last."""
     rest = {OUT: b"", ERR: b""}
     for channel, piece in outputs:
         *whole, rest[channel] = (rest[channel] + piece).split(b"\n")
@@ -621,16 +633,16 @@ def _lines(outputs: Iterator[tuple[int, bytes]]) -> Iterator[str]:
 
 
 def exit_code(socket: Any, argv: tuple[str, ...]) -> int:
-    """What the program ended with. HostError where the connection was lost before."""
-    said = socket.read_channel(ERROR)
-    if not said:
+    """Return the exit code of a program. HostError if the connection was lost before it ended."""
+    output = socket.read_channel(ERROR)
+    if not output:
         raise HostError(f"the connection to {shlex.join(argv[:1])} was lost", hint="labctl status")
-    status = json.loads(said)
+    status = json.loads(output)
     if status.get("status") == "Success":
         return 0
     causes = status.get("details", {}).get("causes") or ()
-    code = next((one["message"] for one in causes if one.get("reason") == "ExitCode"), "")
+    code = next((cause["message"] for cause in causes if cause.get("reason") == "ExitCode"), "")
     if code.isdecimal():
         return int(code)
-    # The runtime says so where there is no such program.
+    # The runtime's message for a missing program.
     return process.NOT_FOUND if "not found" in status.get("message", "") else 126
