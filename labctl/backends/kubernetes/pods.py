@@ -1,4 +1,4 @@
-"""What the state of a cluster's pod or job means for a run, in words.
+"""Reads the state of a run from its job and pods.
 
 Sources: the Kubernetes API (PodStatus, ContainerState, pod conditions), kubernetes/kubelet's reasons for images that
 cannot be pulled (pkg/kubelet/images/types.go), kubeflow/mpi-operator (JobCondition), kubeflow/trainer (TrainJobStatus).
@@ -18,20 +18,20 @@ IMAGE_ERRORS = (
     "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
     "RegistryUnavailable",
 )  # fmt: skip
-"""Why the kubelet does not start a container whose image it has not got."""
+"""The kubelet's reasons for not starting a container for want of its image."""
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
-"""The annotation that says which of a pod's containers `kubectl logs` and `kubectl exec` take."""
-# Words of waiting containers that say nothing but that time is needed.
+"""Annotation that names the container for `kubectl logs` and `kubectl exec`."""
+# Reasons of containers that are merely starting.
 USUAL = ("ContainerCreating", "PodInitializing")
 
 
 def trouble(pod: Manifest) -> str:
-    """Why a pod does not run, or no longer does; empty where nothing is known to stand against it."""
+    """Reason why a pod is not running; empty if it runs, ended with code 0 or is starting."""
     if not_scheduled := unscheduled(pod):
         return not_scheduled
     status = pod.get("status", {})
     if status.get("reason"):
-        # Of a pod that was evicted, what its container ended with says nothing.
+        # The exit code of an evicted pod's container does not explain the eviction.
         return _by_kubelet(status)
     for state in (*_before(pod), own(pod)):
         if waiting := state.get("waiting"):
@@ -46,19 +46,20 @@ def trouble(pod: Manifest) -> str:
 
 
 def _by_kubelet(status: Manifest) -> str:
+    """Render the kubelet's reason and message for a pod's state."""
     return f"{status.get('reason') or status.get('phase')}: {_text(status.get('message'))}".rstrip(": ")
 
 
 def unscheduled(pod: Manifest) -> str:
-    """The scheduler's reason for leaving a pod without a node; empty where it has one."""
-    for one in pod.get("status", {}).get("conditions") or ():
-        if one["type"] == "PodScheduled" and one["status"] == "False":
-            return _text(one.get("message")) or str(one.get("reason", "not scheduled"))
+    """Reason why the scheduler has not placed a pod; empty if it has."""
+    for condition in pod.get("status", {}).get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return _text(condition.get("message")) or str(condition.get("reason", "not scheduled"))
     return ""
 
 
 def image_error(pod: Manifest) -> str:
-    """Why the image cannot be had; empty where nothing says so."""
+    """Reason why the kubelet cannot get the image; empty if no container waits for it."""
     for state in (*_before(pod), own(pod)):
         if (waiting := state.get("waiting")) and waiting.get("reason") in IMAGE_ERRORS:
             return f"{waiting['reason']}: {_text(waiting.get('message'))}"
@@ -66,7 +67,7 @@ def image_error(pod: Manifest) -> str:
 
 
 def loss(pod: Manifest) -> tuple[Cause, str] | None:
-    """How a run lost a pod that it needs; None of one that it has."""
+    """Return cause and message of a pod that its run has lost; None if it has not ended or been deleted."""
     status, ended = pod.get("status", {}), own(pod).get("terminated") or {}
     if ended.get("reason") == "OOMKilled":
         return "out-of-memory", "container ran out of memory (OOMKilled); LAB_MEMORY is its limit"
@@ -82,24 +83,24 @@ def loss(pod: Manifest) -> tuple[Cause, str] | None:
 
 
 def has_started(pod: Manifest) -> bool:
-    """Whether its program runs, or has ended."""
+    """Tell if a pod's program runs or has ended."""
     return "running" in own(pod) or has_ended(pod)
 
 
 def has_ended(pod: Manifest) -> bool:
-    """Whether its program has; a pod runs on with a container that the cluster has added."""
+    """Tell if a pod's program has ended, even if containers that the cluster added to the pod go on."""
     return "terminated" in own(pod) or pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 
 def code_of(pod: Manifest) -> int:
-    """What a pod's program ended with; 137 where nobody says."""
+    """Exit code of a pod's program; if not reported, 0 for a succeeded pod and 137 for any other."""
     if ended := own(pod).get("terminated"):
         return int(ended["exitCode"])
     return 0 if pod.get("status", {}).get("phase") == "Succeeded" else 137
 
 
 class JobState(Struct, frozen=True):
-    """``waiting`` in a queue that has not admitted it, ``active``, ``succeeded`` or ``failed``; reason and message."""
+    """State of a job with reason and message; ``waiting`` until a queue admits it."""
 
     name: Literal["waiting", "active", "succeeded", "failed"]
     reason: str = ""
@@ -107,66 +108,69 @@ class JobState(Struct, frozen=True):
 
 
 def state_of(job: Manifest) -> JobState:
-    """The state of an MPIJob or a TrainJob, by its conditions and whether it is to be suspended."""
-    conditions = {one["type"]: one for one in job.get("status", {}).get("conditions") or () if one["status"] == "True"}
+    """Read the state of an MPIJob or a TrainJob from its conditions and ``suspend``."""
+    reported = job.get("status", {}).get("conditions") or ()
+    conditions = {condition["type"]: condition for condition in reported if condition["status"] == "True"}
     for kind, name in (
         ("Failed", "failed"),
         ("Succeeded", "succeeded"),
         ("Complete", "succeeded"),
         ("Suspended", "waiting"),
     ):
-        if found := conditions.get(kind):
-            return JobState(name, str(found.get("reason", "")), _text(found.get("message")))  # type: ignore[arg-type]
-    # A queue says so before the operator does, which first removes the pods.
+        if condition := conditions.get(kind):
+            return JobState(name, str(condition.get("reason", "")), _text(condition.get("message")))  # type: ignore[arg-type]
+    # A queue sets suspend at once; the operator sets the condition after it has removed the pods.
     spec = job.get("spec", {})
     return JobState("waiting" if spec.get("suspend") or spec.get("runPolicy", {}).get("suspend") else "active")
 
 
 def has_run(job: Manifest) -> bool:
-    """Whether an operator remembers that an MPIJob's launcher ran, or how a TrainJob's ended."""
+    """Tell if a job's status shows that an MPIJob's launcher ran or a TrainJob's launcher failed."""
     status = job.get("status", {})
-    ran = any(one["type"] == "Running" for one in status.get("conditions") or ())
-    return ran or any(one["name"] == LAUNCHER and one.get("failed") for one in status.get("jobsStatus") or ())
+    if any(condition["type"] == "Running" for condition in status.get("conditions") or ()):
+        return True
+    return any(part["name"] == LAUNCHER and part.get("failed") for part in status.get("jobsStatus") or ())
 
 
 def last_refusal(events: Iterable[Manifest], job: str) -> str:
-    """The latest warning about a job or what its operator has made for it; pods, once there, tell by themselves."""
-    about = [one for one in events if one["involvedObject"].get("kind") != "Pod"]
-    names = {str(one["involvedObject"].get("name", "")) for one in about}
+    """Return the latest warning about a job or objects made for it, except pods; empty if there is none."""
+    about = [event for event in events if event["involvedObject"].get("kind") != "Pod"]
+    names = {str(event["involvedObject"].get("name", "")) for event in about}
     return last_warning(about, [name for name in names if f"{name}-".startswith(f"{job}-")])
 
 
 def last_warning(events: Iterable[Manifest], names: Iterable[str]) -> str:
-    """The latest warning about any of these objects; empty where there is none."""
-    wanted = tuple(names)
-    found = [one for one in events if one.get("type") == "Warning" and one["involvedObject"].get("name") in wanted]
-    if not found:
+    """Return the latest warning about any of these objects; empty if there is none."""
+    objects = tuple(names)
+    about = [event for event in events if event["involvedObject"].get("name") in objects]
+    warnings = [event for event in about if event.get("type") == "Warning"]
+    if not warnings:
         return ""
-    last = max(found, key=lambda one: one.get("lastTimestamp") or one.get("eventTime") or "")
+    last = max(warnings, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
     return f"{last.get('reason', '')}: {_text(last.get('message'))}".strip(": ")
 
 
 def own_container(pod: Manifest) -> Mapping[str, Any]:
-    """The container that a pod was made for, as it was asked for: clusters add others, before it too."""
-    there: list[Mapping[str, Any]] = pod["spec"]["containers"]
+    """Return the container of a pod that labctl asked for: clusters may add others before it."""
+    containers: list[Mapping[str, Any]] = pod["spec"]["containers"]
     name = pod["metadata"].get("annotations", {}).get(DEFAULT_CONTAINER)
-    return next((one for one in there if one["name"] == name), there[0])
+    return next((container for container in containers if container["name"] == name), containers[0])
 
 
 def own(pod: Manifest) -> Mapping[str, Any]:
-    """The state of its own container."""
+    """Return the state of a pod's own container; empty if not reported."""
     name = own_container(pod)["name"]
-    found = pod.get("status", {}).get("containerStatuses") or ()
-    return next((one.get("state") or {} for one in found if one["name"] == name), {})
+    statuses = pod.get("status", {}).get("containerStatuses") or ()
+    return next((status.get("state") or {} for status in statuses if status["name"] == name), {})
 
 
 def _before(pod: Manifest) -> Iterator[Mapping[str, Any]]:
-    """The states of the containers that a cluster has it start first."""
-    for one in pod.get("status", {}).get("initContainerStatuses") or ():
-        yield one.get("state") or {}
+    """Yield the states of a pod's init containers."""
+    for status in pod.get("status", {}).get("initContainerStatuses") or ():
+        yield status.get("state") or {}
 
 
 def _text(message: object) -> str:
-    """A message on one line, less the rest of a long one."""
-    words = " ".join(str(message or "").split())
-    return words if len(words) <= 400 else f"{words[:400]}..."
+    """Put a message on one line, cut to 400 characters."""
+    text = " ".join(str(message or "").split())
+    return text if len(text) <= 400 else f"{text[:400]}..."
