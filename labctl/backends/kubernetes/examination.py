@@ -1,4 +1,4 @@
-"""What a check of a cluster is given and what it yields: a lab, what its runs ask for, and findings."""
+"""The input of a cluster's checks, and constructors of their findings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ warn, error = partial(problem, "warn", node=ENGINE), partial(problem, "error", n
 
 
 class View(Struct, frozen=True, kw_only=True, dict=True):
-    """A lab, and what its runs ask the cluster for; what several checks need is asked once."""
+    """A lab with the size of its runs; objects that several checks need are fetched once."""
 
     lab: ClusterLab
     target: Target
@@ -28,6 +28,7 @@ class View(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def request(self) -> dict[str, float]:
+        """Resources that a worker requests."""
         return request_of(self.target, self.slots)
 
     @property
@@ -36,18 +37,21 @@ class View(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def typed(self) -> str:
-        """How a command for this namespace begins."""
+        """The start of a kubectl command for this namespace."""
         context = f" --context {self.target.context}" if self.target.context else ""
         return f"kubectl{context} -n {self.namespace}"
 
     @once
     def nodes(self) -> tuple[ClusterNode, ...]:
+        """Return the cluster's nodes, without free resources. Refused."""
         return capacity.nodes(self.lab.api, self.target)
 
     @once
     def claim(self) -> Manifest | None:
+        """Return the lab's claim; None if it does not exist or the lab has no storage."""
         return self.lab.api.get("PersistentVolumeClaim", f"{self.lab.name}-storage") if self.target.storage else None
 
     @once
     def pods(self) -> list[Manifest]:
+        """Return the pods of the lab's runs, the latest run first."""
         return self.lab.engine.pods(self.lab.name)
