@@ -1,9 +1,10 @@
-"""What labctl does in a namespace, and whether the server lets this person do it."""
+"""Checks of the user's rights to what labctl does in a namespace."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import chain
 
 from labctl.backends.finding import Finding
 from labctl.backends.kubernetes.api import Refused, grant
@@ -12,15 +13,15 @@ from labctl.backends.kubernetes.target import Target
 from labctl.system.parallel import pool
 
 Rights = tuple[tuple[str, str], ...]
-"""Verbs, with spaces between, and the resources that they are of."""
+"""Pairs of verbs, separated by spaces, and their resource."""
 JOBS = {"mpijob": "mpijobs.kubeflow.org", "trainjob": "trainjobs.trainer.kubeflow.org"}
 APPLIED = "list create patch delete"
 AT_ONCE = 8
-"""Reviews that the server is asked for at a time."""
+"""Concurrent access reviews."""
 
 
 def rights_of(target: Target) -> Rights:
-    """What labctl does in a namespace."""
+    """Return the rights that labctl needs in a namespace."""
     return (
         (f"get {APPLIED}", JOBS[target.kind]),
         *([(APPLIED, "trainingruntimes.trainer.kubeflow.org")] if target.kind == "trainjob" else []),
@@ -35,13 +36,13 @@ def rights_of(target: Target) -> Rights:
 
 
 def rights(view: View) -> Iterator[Finding]:
-    """Whether this person may do all that labctl does."""
+    """Check that the user has all rights that labctl needs."""
     try:
         missing = view.lab.api.get("Namespace", view.namespace) is None
     except Refused as refused:
         if refused.status != 403:
             raise
-        # Who may work in a namespace alone may not look at it.
+        # Users with rights in one namespace only cannot get the namespace itself.
         missing = False
     if missing:
         yield from namespace_rights(view)
@@ -49,7 +50,7 @@ def rights(view: View) -> Iterator[Finding]:
 
 
 def namespace_rights(view: View) -> Iterator[Finding]:
-    """Whether this person may create the namespace, which is missing."""
+    """Check that the user may create the namespace, which does not exist."""
     if not denied(view, (("create patch", "namespaces"),)):
         yield found_ok("LAB-K8S-003", f"namespace {view.namespace} is created with the first run")
         return
@@ -59,25 +60,28 @@ def namespace_rights(view: View) -> Iterator[Finding]:
 
 
 def rights_to_run(view: View) -> Iterator[Finding]:
-    """Whether this person may submit a job, read its log and fetch its results."""
+    """Check that the user may submit a job, read its log and fetch its results."""
     yield from missing_rights(view, (("create", JOBS[view.target.kind]), ("get", "pods/log"), ("create", "pods/exec")))
 
 
-def missing_rights(view: View, wanted: Rights) -> Iterator[Finding]:
-    missing = denied(view, wanted)
+def missing_rights(view: View, needed: Rights) -> Iterator[Finding]:
+    """Check that the user has these rights; an error lists the missing ones with the commands that grant them."""
+    missing = denied(view, needed)
     if not missing:
         yield found_ok("LAB-K8S-002", f"you may do all that labctl does in namespace {view.namespace}")
         return
-    words = ", ".join(f"{'/'.join(verbs)} {resource}" for resource, verbs in missing.items())
-    verbs = dict.fromkeys(verb for found in missing.values() for verb in found)
+    actions = ", ".join(f"{'/'.join(verbs)} {resource}" for resource, verbs in missing.items())
+    verbs = dict.fromkeys(chain.from_iterable(missing.values()))
     fix = grant(",".join(verbs), ",".join(missing), view.namespace)
-    summary = f"you may not, in namespace {view.namespace}: {words}"
+    summary = f"you may not, in namespace {view.namespace}: {actions}"
     yield error("LAB-K8S-002", summary, "runs cannot be submitted, followed or removed", fix)
 
 
-def denied(view: View, wanted: Rights) -> dict[str, list[str]]:
-    """The resources with the verbs that this person may not use on them."""
-    pairs = [(verb, resource) for verbs, resource in wanted for verb in verbs.split()]
+def denied(view: View, needed: Rights) -> dict[str, list[str]]:
+    """Return the verbs that the user may not use, by resource."""
+    pairs: list[tuple[str, str]] = []
+    for verbs, resource in needed:
+        pairs += [(verb, resource) for verb in verbs.split()]
     with pool(AT_ONCE) as threads:
         allowed = list(threads.map(lambda pair: may(view, *pair), pairs))
     missing: dict[str, list[str]] = defaultdict(list)
@@ -88,7 +92,7 @@ def denied(view: View, wanted: Rights) -> dict[str, list[str]]:
 
 
 def may(view: View, verb: str, resource: str) -> bool:
-    """Whether the server lets this person do so; ``resource`` as ``kubectl create role`` has it."""
+    """Tell if the user may use a verb on a resource, named as for ``kubectl create role``."""
     whole, _, subresource = resource.partition("/")
     name, _, group = whole.partition(".")
     asks = {"namespace": view.namespace, "verb": verb, "group": group, "resource": name, "subresource": subresource}
