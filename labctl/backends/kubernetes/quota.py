@@ -1,4 +1,4 @@
-"""What the quotas of a namespace leave for a run.
+"""Check of a namespace's quotas against the requests of a run.
 
 Source: the Kubernetes documentation, Resource Quotas and Limit Ranges.
 """
@@ -6,6 +6,7 @@ Source: the Kubernetes documentation, Resource Quotas and Limit Ranges.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 
 from labctl.backends.finding import Finding
 from labctl.backends.kubernetes.api import Manifest
@@ -14,27 +15,23 @@ from labctl.backends.kubernetes.examination import View, error, found_ok
 from labctl.backends.kubernetes.render import LAUNCHER_REQUESTS, asked
 
 PODS = ("pods", "count/pods")
-# Where a quota has one of these, pods that do not say it are refused.
+# A quota on one of these refuses pods that do not set it.
 TO_BE_SAID = ("cpu", "memory", "requests.cpu", "requests.memory", "limits.cpu", "limits.memory")
 
 
 def quotas(view: View) -> Iterator[Finding]:
-    """Whether the namespace's quotas leave what a run asks for in all; and what they want every pod to say."""
-    there = view.lab.api.list("ResourceQuota")
-    asked_for = demand(view, view.lab.api.list("LimitRange")) if there else []
-    found = [(one, asks) for one in there if (asks := counted(one, asked_for))]
-    if not found:
+    """Check that the namespace's quotas have room for a run, and that its pods set all that they require."""
+    listed = view.lab.api.list("ResourceQuota")
+    demands = demand(view, view.lab.api.list("LimitRange")) if listed else []
+    counting = [(quota, asks) for quota in listed if (asks := counted(quota, demands))]
+    if not counting:
         return
-    unsaid, short = set(), []
-    for quota, asks in found:
-        hard, used = (quota.get("status", {}).get(key) or {} for key in ("hard", "used"))
-        unsaid |= {name for name in hard if name in TO_BE_SAID and any(name not in one for _, one in asks)}
-        for name, most in hard.items():
-            wanted = sum(count * one.get(name, 0.0) for count, one in asks)
-            left = number(most) - number(used.get(name, "0"))
-            if wanted > left:
-                short.append(f"{name} {amount(name, wanted)}, and {amount(name, left)} of {most} is left")
-    names = ", ".join(quota["metadata"]["name"] for quota, _ in found)
+    unsaid: set[str] = set()
+    short: list[str] = []
+    for quota, asks in counting:
+        unsaid.update(_unset(quota, asks))
+        short += _short(quota, asks)
+    names = ", ".join(quota["metadata"]["name"] for quota, _ in counting)
     impact = "pods of the run would be refused"
     if unsaid:
         summary = f"quota {names} wants every pod to say its {', '.join(sorted(unsaid))}"
@@ -49,45 +46,61 @@ def quotas(view: View) -> Iterator[Finding]:
         yield found_ok("LAB-K8S-008", f"quota {names} leaves what a run asks for")
 
 
+def _unset(quota: Manifest, asks: list[tuple[int, Amounts]]) -> Iterator[str]:
+    """Yield the amounts that a quota requires every pod to set and some pod of the run does not."""
+    for name in quota.get("status", {}).get("hard") or {}:
+        if name in TO_BE_SAID and any(name not in request for _, request in asks):
+            yield name
+
+
+def _short(quota: Manifest, asks: list[tuple[int, Amounts]]) -> Iterator[str]:
+    """Describe each amount of which the run requests more than a quota has left."""
+    hard, used = (quota.get("status", {}).get(key) or {} for key in ("hard", "used"))
+    for name, most in hard.items():
+        total = sum(count * request.get(name, 0.0) for count, request in asks)
+        left = number(most) - number(used.get(name, "0"))
+        if total > left:
+            yield f"{name} {amount(name, total)}, and {amount(name, left)} of {most} is left"
+
+
 def counted(quota: Manifest, asks: list[tuple[int, Amounts]]) -> list[tuple[int, Amounts]]:
-    """What of a run a quota counts, by its scopes: pods of jobs have no time limit of their own, nor a priority."""
+    """Return the requests of a run that a quota counts by its scopes; pods of jobs have no deadline or priority."""
     selected = quota["spec"].get("scopeSelector", {}).get("matchExpressions", [])
-    scopes = {*quota["spec"].get("scopes", []), *(one["scopeName"] for one in selected)}
+    scopes = {*quota["spec"].get("scopes", []), *(expression["scopeName"] for expression in selected)}
     if scopes - {"NotTerminating", "NotBestEffort", "BestEffort"}:
         return []
-    # A pod that asks for neither is one of best effort, whatever devices it asks for.
+    # A pod that requests neither is BestEffort, whatever devices it requests.
     other = {True: "BestEffort", False: "NotBestEffort"}
-    return [(count, one) for count, one in asks if other[bool({"cpu", "memory"} & one.keys())] not in scopes]
+    return [
+        (count, request) for count, request in asks if other[bool({"cpu", "memory"} & request.keys())] not in scopes
+    ]
 
 
 def demand(view: View, ranges: list[Manifest]) -> list[tuple[int, Amounts]]:
-    """What a run asks for by the names of quotas: so many workers, its launcher, and the claim if it is yet to be made.
+    """Return count and requests of a run's workers, its launcher, and its claim if that does not exist yet.
 
-    With the defaults of the namespace's LimitRanges. Source: the Kubernetes documentation, Resource Quotas.
+    Named as in quotas, with the defaults of the namespace's LimitRanges. Source: the Kubernetes documentation,
+    Resource Quotas.
     """
     worker = asked(view.target, view.slots)
-    found: list[tuple[int, Amounts]] = [
+    requests: list[tuple[int, Amounts]] = [
         (view.workers, names_of_quotas(worker, worker, ranges)),
         (1, names_of_quotas(LAUNCHER_REQUESTS, {}, ranges)),
     ]
     if view.target.storage and not view.claim:
         claims = {"requests.storage": number(view.target.storage), "persistentvolumeclaims": 1.0}
-        # What is no pod has nothing to say of cores and memory.
-        found.append((1, dict.fromkeys(TO_BE_SAID, 0.0) | claims))
-    return found
+        # A claim need not set cores and memory.
+        requests.append((1, dict.fromkeys(TO_BE_SAID, 0.0) | claims))
+    return requests
 
 
 def names_of_quotas(requests: Mapping[str, str], limits: Mapping[str, str], ranges: list[Manifest]) -> Amounts:
-    """What a pod asks for, as quotas count it."""
-    defaults = [one for limit in ranges for one in limit["spec"]["limits"] if one["type"] == "Container"]
-    for one in defaults:
-        limits = {**one.get("default", {}), **limits}
-        requests = {**one.get("defaultRequest", {}), **requests}
-    wanted = numbers({**limits, **requests})
-    counted = {f"limits.{name}": many for name, many in numbers(limits).items()}
-    return {
-        **counted,
-        **{f"requests.{name}": many for name, many in wanted.items()},
-        **wanted,
-        **dict.fromkeys(PODS, 1.0),
-    }
+    """Return the requests and limits of a pod, named as in quotas."""
+    limit_items = chain.from_iterable(limit_range["spec"]["limits"] for limit_range in ranges)
+    for default in (item for item in limit_items if item["type"] == "Container"):
+        limits = {**default.get("default", {}), **limits}
+        requests = {**default.get("defaultRequest", {}), **requests}
+    amounts = numbers({**limits, **requests})
+    limited = {f"limits.{name}": many for name, many in numbers(limits).items()}
+    requested = {f"requests.{name}": many for name, many in amounts.items()}
+    return {**limited, **requested, **amounts, **dict.fromkeys(PODS, 1.0)}
