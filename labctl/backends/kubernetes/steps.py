@@ -1,4 +1,4 @@
-"""The steps of plans in a cluster, each with its text and what carries it out."""
+"""Steps of plans in a cluster, each with its text and its action."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from labctl.errors import HostError
 from labctl.model import HERE
 
 GOING, LOOK = 120, 1.0
-"""Seconds for pods that were deleted to be gone, and between two looks at them."""
+"""Seconds for deleted pods to end, and between two polls."""
 
 
 class ClusterDeployment:
-    """The namespace that steps act on."""
+    """The lab and namespace that steps act on."""
 
     def __init__(self, lab: ClusterLab) -> None:
         self.lab = lab
@@ -43,12 +43,13 @@ class DeleteObject(Step, frozen=True, kw_only=True):
 
 
 class AwaitPodsGone(Step, frozen=True, kw_only=True):
-    """Wait until the lab's pods have ended. HostError with their names if that takes too long."""
+    """Wait until the lab's pods have ended. HostError with their names after GOING seconds."""
 
     def __str__(self) -> str:
         return f"wait until its pods are gone, at most {GOING} s"
 
     def do(self, deployment: ClusterDeployment) -> None:
+        """Poll for the lab's pods until none is left. HostError with their names after GOING seconds."""
         lab, deadline = deployment.lab, time.monotonic() + GOING
         while left := lab.api.list("Pod", lab.selector):
             if time.monotonic() > deadline:
