@@ -1,4 +1,4 @@
-"""Fills the lab's claim: a pod in the cluster downloads models and datasets to where jobs look for them."""
+"""Fills the lab's claim: a pod in the cluster downloads models and datasets to the paths that jobs read."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ START = '[[ ! -r /run/secrets/environment ]] || . /run/secrets/environment; exec
 
 
 def fill(
-    lab: ClusterLab, wanted: Iterable[tuple[Kind, str]], endpoint: str, *, dry_run: bool = False
+    lab: ClusterLab, repositories: Iterable[tuple[Kind, str]], endpoint: str, *, dry_run: bool = False
 ) -> tuple[Item, ...]:
-    """Download what is wanted into the claim, from the hub at ``endpoint``. ConfigError, HostError.
+    """Download repositories from the hub at ``endpoint`` to the claim. ConfigError if the lab has none, HostError.
 
-    A dry run does not ask the hub, which the cluster may reach and this machine may not: revision and size are empty.
+    A dry run does not ask the hub, which may be unreachable from this machine: revision and size are empty.
     """
     target = lab.target
     if not target.storage:
@@ -38,24 +38,27 @@ def fill(
         )
     if dry_run:
         unknown: dict[str, Any] = {"revision": "", "bytes": 0, "fetched_bytes": 0}
-        return tuple(Item(kind=kind, name=name, state="to fetch", **unknown) for kind, name in wanted)
+        return tuple(Item(kind=kind, name=name, state="to fetch", **unknown) for kind, name in repositories)
     name, program = f"{lab.name}-cache-{secrets.token_hex(2)}", files.path("docker", "fetch_models.py").read_bytes()
     built = one_pod(lab.settings, lab.directory, target, name, program, (("HF_ENDPOINT", endpoint),), owner())
-    command = ["bash", "-c", START, PROGRAM, *(f"{kind}:{repository}" for kind, repository in wanted)]
-    own = prepare(lab.api, lab.name, render.single(target, built, command))
+    command = ["bash", "-c", START, PROGRAM, *(f"{kind}:{repository}" for kind, repository in repositories)]
+    objects = prepare(lab.api, lab.name, render.single(target, built, command))
     try:
-        for one in own:
-            lab.api.apply(one)
+        for manifest in objects:
+            lab.api.apply(manifest)
         return tuple(_follow(lab, name))
     finally:
         with suppress(HostError):
-            for one in own:
-                lab.api.delete(one["kind"], one["metadata"]["name"])
+            for manifest in objects:
+                lab.api.delete(manifest["kind"], manifest["metadata"]["name"])
 
 
 def _follow(lab: ClusterLab, name: str) -> Iterator[Item]:
-    """What the pod has downloaded, one by one. HostError with what it said where it failed."""
-    pod, said = _started(lab, name), ""
+    """Yield each repository that the pod has downloaded. HostError with its last line if it fails.
+
+    An unreachable API server is asked again for SILENT_FOR seconds.
+    """
+    pod, last_line = _started(lab, name), ""
     place, silent, read = "", 0.0, False
     while not read:
         try:
@@ -63,11 +66,11 @@ def _follow(lab: ClusterLab, name: str) -> Iterator[Item]:
             for when, line in lab.api.lines(pod, place, follow=True):
                 place, silent = when, 0.0
                 if line.startswith("{"):
-                    found = json.loads(line)
-                    yield Item(**found, fetched_bytes=found["bytes"], state="fetched")
+                    fetched = json.loads(line)
+                    yield Item(**fetched, fetched_bytes=fetched["bytes"], state="fetched")
                 else:
-                    said = line or said
-            pod, silent, read = _there(lab, name), 0.0, ended
+                    last_line = line or last_line
+            pod, silent, read = _get(lab, name), 0.0, ended
         except Unreachable as error:
             if not silent:
                 silent = time.monotonic()
@@ -76,28 +79,29 @@ def _follow(lab: ClusterLab, name: str) -> Iterator[Item]:
                 raise
         time.sleep(0 if read else LOOK)
     if pods.code_of(pod):
-        raise HostError(said or pods.trouble(pod), hint="re-run to resume: what is whole stays on the claim")
+        raise HostError(last_line or pods.trouble(pod), hint="re-run to resume: what is whole stays on the claim")
 
 
-def _there(lab: ClusterLab, name: str) -> Manifest:
-    if found := lab.api.get("Pod", name):
-        return found
+def _get(lab: ClusterLab, name: str) -> Manifest:
+    """Return the pod. HostError if it was deleted."""
+    if pod := lab.api.get("Pod", name):
+        return pod
     raise HostError(f"pod {name} was deleted while it downloaded", hint="re-run to resume")
 
 
 def _started(lab: ClusterLab, name: str) -> Manifest:
-    """The pod, once it runs. HostError where it does not start in time, or does not get its image."""
+    """Wait for the pod to start and return it. HostError if it does not start in time or get its image."""
     patience = lab.settings.number("LAB_K8S_PATIENCE")
-    deadline, told, refused = time.monotonic() + patience, "", 0.0
-    while not pods.has_started(pod := _there(lab, name)):
+    deadline, reason, refused = time.monotonic() + patience, "", 0.0
+    while not pods.has_started(pod := _get(lab, name)):
         refused = (refused or time.monotonic()) if (missing := pods.image_error(pod)) else 0.0
         if missing and time.monotonic() > refused + IMAGE_PATIENCE:
             raise HostError(f"pod {name} does not get its image: {missing}", hint="LAB_IMAGE in .env; labctl doctor")
-        if (why := pods.trouble(pod)) and why != told:
+        if (why := pods.trouble(pod)) and why != reason:
             lab.context.notice(f"pod {name}: {why}")
-            told = why
+            reason = why
         if time.monotonic() > deadline:
-            why = f": {told}" if told else ""
+            why = f": {reason}" if reason else ""
             raise HostError(
                 f"pod {name} did not start within {patience} s (LAB_K8S_PATIENCE){why}", hint="labctl doctor"
             )
