@@ -1,4 +1,4 @@
-"""Where in a cluster a job runs, and what its pods ask for: the settings LAB_K8S_*."""
+"""Target of a job in a cluster: the namespace, and the requests of its pods, from the settings LAB_K8S_*."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from labctl.model import Pairs
 Kind = Literal["mpijob", "trainjob"]
 Gang = Literal["none", "coscheduling", "volcano"]
 USUAL_KIND: Kind = "mpijob"
-"""Of jobs where nobody has asked the cluster what it has."""
+"""Kind of jobs if the cluster was not asked for its kinds."""
 USUAL_SLOTS = 8
-"""Devices of a node where LAB_SLOTS does not say: what servers with accelerators have."""
+"""Devices of a node if LAB_SLOTS is not set, as most servers with accelerators have."""
 
 
 class Toleration(Struct, frozen=True, kw_only=True):
-    """A taint that pods tolerate; an empty value is any, an empty effect all of them."""
+    """A taint that pods tolerate; an empty value means any value, an empty effect all effects."""
 
     key: str
     value: str = ""
@@ -29,7 +29,7 @@ class Toleration(Struct, frozen=True, kw_only=True):
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """A namespace, and what each worker pod asks for. Quantities are Kubernetes' own, such as ``500m`` and ``8Gi``."""
+    """A namespace, and the requests of each worker pod. Quantities are in Kubernetes' notation: ``500m``, ``8Gi``."""
 
     context: str
     """Of the kubeconfig; empty for the current one."""
@@ -49,7 +49,7 @@ class Target(Struct, frozen=True, kw_only=True):
     """Size of the claim; empty for none."""
     node_selector: Pairs
     tolerations: tuple[Toleration, ...]
-    """What all pods tolerate."""
+    """Tolerations of all pods."""
     host_ipc: bool
     host_network: bool
     interface: str
@@ -58,25 +58,25 @@ class Target(Struct, frozen=True, kw_only=True):
 
     @property
     def tolerated(self) -> tuple[Toleration, ...]:
-        """What workers tolerate: nodes with devices are often kept for pods that ask for these."""
+        """Tolerations of workers: nodes with devices are often tainted with the resource's name."""
         devices = (Toleration(key=self.resource),) if self.resource else ()
         return tuple(dict.fromkeys((*devices, *self.tolerations)))
 
 
 def read(settings: Settings, accelerator: str, kind: Kind = USUAL_KIND) -> Target:
-    """The target that the settings name; ``kind`` is that of its jobs unless they say. ConfigError with the setting."""
+    """Read the target from the settings; ``kind`` applies if LAB_K8S_JOB is auto. ConfigError with the setting."""
     if accelerator == "auto":
         reason = "must name what the cluster's nodes have"
         raise _error(settings, "LAB_ACCELERATOR", reason, "LAB_ACCELERATOR=cpu, or the accelerator's name")
-    known = accelerators.get(accelerator).resources
-    resource = settings.text("LAB_K8S_RESOURCE") or next(iter(known), "")
-    if resource and not known:
+    resources = accelerators.get(accelerator).resources
+    resource = settings.text("LAB_K8S_RESOURCE") or next(iter(resources), "")
+    if resource and not resources:
         raise _error(settings, "LAB_K8S_RESOURCE", f"names a device, and a {accelerator} lab has none")
-    wanted = settings.text("LAB_K8S_JOB")
+    job_kind = settings.text("LAB_K8S_JOB")
     return Target(
         context=settings.text("LAB_K8S_CONTEXT"),
         namespace=settings.text("LAB_K8S_NAMESPACE") or settings.text("LAB_NAME"),
-        kind=kind if wanted == "auto" else cast("Kind", wanted),
+        kind=kind if job_kind == "auto" else cast("Kind", job_kind),
         patience=settings.number("LAB_K8S_PATIENCE"),
         resource=resource,
         cpu=settings.text("LAB_K8S_CPU"),
@@ -97,7 +97,7 @@ def read(settings: Settings, accelerator: str, kind: Kind = USUAL_KIND) -> Targe
 
 
 def quantity(size: int) -> str:
-    """Bytes as Kubernetes writes them, such as ``8Gi``; empty for 0."""
+    """Render bytes as a Kubernetes quantity, such as ``8Gi``; empty for 0."""
     if not size:
         return ""
     for unit, bytes_of in (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)):
@@ -112,23 +112,25 @@ EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
 def _selector(settings: Settings) -> list[tuple[str, str]]:
+    """Read the labels of LAB_K8S_NODE_SELECTOR. ConfigError with the invalid word."""
     pairs = []
     for word in settings.text("LAB_K8S_NODE_SELECTOR").split():
-        found = re.fullmatch(rf"({_NAME})=({_VALUE})", word)
-        if not found:
+        pair = re.fullmatch(rf"({_NAME})=({_VALUE})", word)
+        if not pair:
             raise _error(settings, "LAB_K8S_NODE_SELECTOR", f"`{word}` is not label=value")
-        pairs.append((found[1], found[2]))
+        pairs.append((pair[1], pair[2]))
     return pairs
 
 
 def _toleration(settings: Settings, word: str) -> Toleration:
-    found = re.fullmatch(rf"({_NAME})(?:=({_VALUE}))?(?::(\w+))?", word)
-    if not found:
+    """Read a word of LAB_K8S_TOLERATIONS. ConfigError if it is invalid."""
+    parts = re.fullmatch(rf"({_NAME})(?:=({_VALUE}))?(?::(\w+))?", word)
+    if not parts:
         raise _error(settings, "LAB_K8S_TOLERATIONS", f"`{word}` is not key, key=value or key=value:effect")
-    effect = found[3] or ""
+    effect = parts[3] or ""
     if effect and effect not in EFFECTS:
         raise _error(settings, "LAB_K8S_TOLERATIONS", f"unknown effect `{effect}`", did_you_mean(effect, EFFECTS))
-    return Toleration(key=found[1], value=found[2] or "", effect=effect)
+    return Toleration(key=parts[1], value=parts[2] or "", effect=effect)
 
 
 def _error(settings: Settings, key: str, reason: str, hint: str = "") -> ConfigError:
