@@ -1,9 +1,10 @@
-"""What a cluster's nodes have for a lab, and whether they can hold its workers."""
+"""Resources of a cluster's nodes, and the number of a lab's workers that fit on them."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,14 +18,16 @@ from labctl.backends.kubernetes.target import Target, Toleration, read
 from labctl.system.parallel import pool
 
 Amounts = Mapping[str, float]
-"""By resource: cores, bytes, devices, pods."""
+"""Amounts by resource: cores, bytes, devices, pods."""
 TAINTED = "taint "
+OF_CLUSTER = "node.kubernetes.io/"
+"""Prefix of taints that the cluster sets for a node's temporary conditions."""
 NOTHING: Amounts = {}
 BYTES = ("memory", "hugepages-2Mi", "hugepages-1Gi", "ephemeral-storage", "storage")
 
 
 def number(quantity: str | int) -> float:
-    """A quantity of Kubernetes, such as ``500m``, ``8Gi`` or ``1e3``."""
+    """Parse a Kubernetes quantity, such as ``500m``, ``8Gi`` or ``1e3``."""
     from kubernetes.utils.quantity import parse_quantity
 
     return float(parse_quantity(quantity))
@@ -35,41 +38,44 @@ def numbers(quantities: Mapping[str, str]) -> dict[str, float]:
 
 
 def amount(resource: str, value: float) -> str:
-    """An amount in words, such as ``7.5 GiB`` or ``2``."""
+    """Render an amount, such as ``7.5 GiB`` or ``2``."""
     if resource.rpartition(".")[2] in BYTES:
         return f"{value / (1 << 30):.4g} GiB"
     return f"{value:.4g}" if value < 1000 else f"{value:.0f}"
 
 
 class ClusterNode(Struct, frozen=True, kw_only=True):
-    """A node, what it may hand out, and what keeps the lab's workers from it, whatever they ask for."""
+    """A node, its allocatable resources, and the obstacles to the lab's workers whatever they request."""
 
     name: str
     allocatable: Amounts
     obstacles: tuple[str, ...] = ()
     passing: tuple[str, ...] = ()
-    """Obstacles of today: it is cordoned, or does not answer."""
+    """Temporary obstacles: the node is cordoned or not ready."""
     open: bool = True
-    """Whether launchers are placed on it, which need no device and have no labels to look for."""
+    """True if launchers may be placed on it; they need no device and select no labels."""
     free: Amounts | None = None
-    """What pods leave of it; None where those of all namespaces may not be listed."""
+    """Resources not requested by its pods; None if pods of all namespaces may not be listed."""
 
     def lacks(self, request: Amounts) -> tuple[str, ...]:
-        """The resources that it can never hand out to a pod which asks for so much."""
-        return tuple(name for name, wanted in request.items() if self.allocatable.get(name, 0.0) < wanted)
+        """Return the resources of which the node has less than requested in all."""
+        return tuple(name for name, many in request.items() if self.allocatable.get(name, 0.0) < many)
 
     def could_hold(self, request: Amounts) -> bool:
-        """Whether such a pod may ever be placed on it."""
+        """Tell if a pod with this request could ever be placed on the node."""
         return not self.obstacles and not self.lacks(request)
 
     def holds(self, request: Amounts, *, now: bool = False, beside: Amounts = NOTHING) -> int:
-        """How many such pods it has room for ``beside`` another: in all, or with those that are there ``now``."""
+        """Number of pods with this request that fit on the node in all, or ``now`` beside its present pods.
+
+        ``beside``: the request of another pod that has to fit too.
+        """
         if self.obstacles or self.passing:
             return 0
         return int(min(self._room(name, now, beside) // many for name, many in request.items()))
 
     def takes(self, launcher: Amounts, *, now: bool = False) -> bool:
-        """Whether a launcher has room on it."""
+        """Tell if a launcher fits on the node, or ``now`` beside its present pods."""
         return self.open and all(self._room(name, now, NOTHING) >= many for name, many in launcher.items())
 
     def _room(self, name: str, now: bool, beside: Amounts) -> float:
@@ -77,11 +83,11 @@ class ClusterNode(Struct, frozen=True, kw_only=True):
         return max(0.0, room.get(name, 0.0) - beside.get(name, 0.0))
 
 
-def workers_held(known: Iterable[ClusterNode], request: Amounts, *, now: bool = False) -> int:
-    """How many workers have room together with their launcher, in all or ``now``; none where that has none."""
+def workers_held(candidates: Iterable[ClusterNode], request: Amounts, *, now: bool = False) -> int:
+    """Number of workers that fit together with their launcher, in all or ``now``; 0 if the launcher does not fit."""
     launcher = {**numbers(LAUNCHER_REQUESTS), "pods": 1.0}
     total, costs = 0, []
-    for node in known:
+    for node in candidates:
         held = node.holds(request, now=now)
         total += held
         if node.takes(launcher, now=now):
@@ -90,55 +96,58 @@ def workers_held(known: Iterable[ClusterNode], request: Amounts, *, now: bool = 
 
 
 def request_of(target: Target, slots: int) -> dict[str, float]:
-    """What a worker takes of its node, with its place among the node's pods."""
+    """Return the resources that a worker requests, with one of the node's ``pods``."""
     return {**numbers(asked(target, slots)), "pods": 1.0}
 
 
 def nodes(api: Api, target: Target) -> tuple[ClusterNode, ...]:
-    """The nodes by name, without what is free on them. Refused where they may not be listed."""
-    found = (_node(one, target) for one in api.list("Node"))
-    return tuple(sorted(found, key=lambda one: one.name))
+    """Return the nodes sorted by name, without free resources. Refused if they may not be listed."""
+    listed = (_node(node, target) for node in api.list("Node"))
+    return tuple(sorted(listed, key=lambda node: node.name))
 
 
 def nodes_with_free(api: Api, target: Target) -> tuple[ClusterNode, ...]:
-    """The nodes, with what is free where pods of all namespaces may be listed. Refused."""
+    """Return the nodes, with free resources if pods of all namespaces may be listed. Refused."""
     with pool(2) as threads:
-        known, used = threads.submit(nodes, api, target), threads.submit(_used, api)
+        listing, used = threads.submit(nodes, api, target), threads.submit(_used, api)
     taken = used.result()
     if taken is None:
-        return known.result()
-    return tuple(_with_free(one, taken.get(one.name, {})) for one in known.result())
+        return listing.result()
+    return tuple(_with_free(node, taken.get(node.name, {})) for node in listing.result())
 
 
 def _node(node: Manifest, target: Target) -> ClusterNode:
+    """Read a node, with labels and taints that keep the target's workers off as obstacles."""
     spec, labels = node["spec"], node["metadata"].get("labels", {})
     unlabelled = [f"no label {key}={value}" for key, value in target.node_selector if labels.get(key) != value]
-    taints = [one for one in spec.get("taints") or () if one["effect"] != "PreferNoSchedule"]
-    kept_off = _kept_off(taints, target.tolerated)
-    tainted = {_taint(one): f"{TAINTED}{_taint(one)}" for one in kept_off}
-    today = [words for taint, words in tainted.items() if taint.startswith("node.kubernetes.io/")]
-    # The cluster's own taints say these in other words.
+    taints = [taint for taint in spec.get("taints") or () if taint["effect"] != "PreferNoSchedule"]
+    # Unique, as a taint may be listed twice.
+    names = dict.fromkeys(map(_taint, _kept_off(taints, target.tolerated)))
+    lasting = [f"{TAINTED}{name}" for name in names if not name.startswith(OF_CLUSTER)]
+    passing = [f"{TAINTED}{name}" for name in names if name.startswith(OF_CLUSTER)]
+    # The cluster's own taints mean the same.
     plain = ["cordoned"] * bool(spec.get("unschedulable")) + ["not ready"] * (not _ready(node))
     return ClusterNode(
         name=node["metadata"]["name"],
         allocatable=numbers(node["status"].get("allocatable", {})),
-        obstacles=(*unlabelled, *(words for words in tainted.values() if words not in today)),
-        passing=tuple(plain or today),
+        obstacles=(*unlabelled, *lasting),
+        passing=tuple(plain or passing),
         open=not plain and not _kept_off(taints, target.tolerations),
     )
 
 
-def _kept_off(taints: Iterable[Manifest], tolerated: Iterable[Toleration]) -> list[Manifest]:
-    """The taints that keep a pod away which tolerates so much."""
-    return [one for one in taints if not any(_tolerates(allowed, one) for allowed in tolerated)]
+def _kept_off(taints: Iterable[Manifest], tolerated: Sequence[Toleration]) -> list[Manifest]:
+    """Return the taints that none of the tolerations covers."""
+    return [taint for taint in taints if not any(map(partial(_tolerates, taint), tolerated))]
 
 
 def _ready(node: Manifest) -> bool:
     conditions = node["status"].get("conditions") or ()
-    return all(one["status"] == "True" for one in conditions if one["type"] == "Ready")
+    return all(condition["status"] == "True" for condition in conditions if condition["type"] == "Ready")
 
 
-def _tolerates(allowed: Toleration, taint: Manifest) -> bool:
+def _tolerates(taint: Manifest, allowed: Toleration) -> bool:
+    """Tell if a toleration covers a taint; its empty value or effect covers any."""
     return (
         allowed.key == taint["key"]
         and allowed.value in ("", taint.get("value", ""))
@@ -147,28 +156,28 @@ def _tolerates(allowed: Toleration, taint: Manifest) -> bool:
 
 
 def _taint(taint: Manifest) -> str:
-    """As LAB_K8S_TOLERATIONS has it."""
+    """Render a taint as in LAB_K8S_TOLERATIONS."""
     value = taint.get("value")
     return f"{taint['key']}{f'={value}' if value else ''}:{taint['effect']}"
 
 
 def _used(api: Api) -> dict[str, dict[str, float]] | None:
-    """What the pods on each node have asked it for; None where pods of all namespaces may not be listed."""
+    """Sum the requests of the pods on each node; None if pods of all namespaces may not be listed."""
     try:
-        found = api.request("GET", "/api/v1/pods", fieldSelector="status.phase!=Succeeded,status.phase!=Failed")
+        listed = api.request("GET", "/api/v1/pods", fieldSelector="status.phase!=Succeeded,status.phase!=Failed")
     except Refused as error:
         if error.status == 403:
             return None
         raise
     used: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for pod in found["items"]:
+    for pod in listed["items"]:
         for name, many in _asked_by(pod["spec"]).items():
             used[pod["spec"].get("nodeName", "")][name] += many
     return used
 
 
 def _asked_by(pod: Manifest) -> dict[str, float]:
-    """What a pod takes of its node: the sum of its containers, or its largest init container.
+    """Return a pod's total request: the sum of its containers, or its largest init container if that is more.
 
     Source: the Kubernetes documentation, Init Containers, Resource sharing within containers.
     """
@@ -190,10 +199,10 @@ def _with_free(node: ClusterNode, taken: Amounts) -> ClusterNode:
     return replace(node, free={name: many - taken.get(name, 0.0) for name, many in node.allocatable.items()})
 
 
-def hindrances(known: Iterable[ClusterNode], request: Amounts) -> str:
-    """Why no node can hold a pod that asks for so much: each reason with the nodes that it is true of."""
+def hindrances(candidates: Iterable[ClusterNode], request: Amounts) -> str:
+    """Render the reasons why no node can hold a pod with this request, each after its nodes."""
     reasons: dict[str, list[str]] = defaultdict(list)
-    for node in known:
+    for node in candidates:
         lacking = (
             f"{amount(name, node.allocatable.get(name, 0.0))} of {name}, not {amount(name, request[name])}"
             for name in node.lacks(request)
@@ -208,7 +217,7 @@ def _some(names: list[str]) -> str:
 
 
 def grows(api: Api) -> bool | None:
-    """Whether the cluster makes nodes when pods wait for them; None where this person may not see it.
+    """Tell if the cluster has an autoscaler for nodes; None if the user may not see it.
 
     Sources: kubernetes/autoscaler, whose status is this ConfigMap; karpenter.sh.
     """
@@ -227,24 +236,28 @@ def grows(api: Api) -> bool | None:
 
 
 def devices(lab: ClusterLab) -> DeviceReport:
-    """The nodes of the cluster, without LAB_ACCELERATOR for what they have. Refused where they may not be listed."""
-    wanted = lab.settings.text("LAB_ACCELERATOR")
-    if wanted == "auto":
-        wanted = next(_kinds(lab.api.list("Node")), accelerators.CPU)
-    target = read(lab.settings, wanted)
-    found = nodes_with_free(lab.api, target)
-    return DeviceReport(tuple(_host(one, wanted, target.resource) for one in found))
+    """Return the devices of the cluster's nodes; ``auto`` takes the first accelerator that a node has.
+
+    Refused if nodes may not be listed.
+    """
+    accelerator = lab.settings.text("LAB_ACCELERATOR")
+    if accelerator == "auto":
+        accelerator = next(_kinds(lab.api.list("Node")), accelerators.CPU)
+    target = read(lab.settings, accelerator)
+    cluster_nodes = nodes_with_free(lab.api, target)
+    return DeviceReport(tuple(_host(node, accelerator, target.resource) for node in cluster_nodes))
 
 
-def _kinds(found: Iterable[Manifest]) -> Iterator[str]:
-    """The accelerators whose resources nodes have."""
-    for node in found:
+def _kinds(manifests: Iterable[Manifest]) -> Iterator[str]:
+    """Yield the accelerators whose resources nodes have, once for each node."""
+    for node in manifests:
         for name, module in accelerators.modules().items():
-            if any(number(node["status"].get("allocatable", {}).get(one, 0)) for one in module.resources):
+            if any(number(node["status"].get("allocatable", {}).get(resource, 0)) for resource in module.resources):
                 yield name
 
 
 def _host(node: ClusterNode, accelerator: str, resource: str) -> HostDevices:
+    """Build the device report of a node; without the resource it has no accelerator."""
     has = not resource or node.allocatable.get(resource, 0.0) > 0
     counted = resource or "cpu"
     free = "" if node.free is None else f", {amount(counted, node.free.get(counted, 0.0))} free"
