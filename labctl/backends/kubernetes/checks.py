@@ -1,4 +1,4 @@
-"""What stands against a run in a cluster: the checks of `labctl doctor`, and those that are cheap before each run."""
+"""Checks of a cluster: all for `labctl doctor`, and the cheap ones before each run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from labctl.errors import HostError
 from labctl.system.parallel import pool
 
 FEW = 5
-"""Of pods with trouble that are shown."""
+"""Number of failing pods that are shown."""
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 PULLS = ("kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg")
 UNKNOWN = "labctl cannot tell whether it stands against a run"
@@ -30,28 +30,28 @@ Check = Callable[[View], Iterator[Finding]]
 
 
 def examine(lab: ClusterLab) -> Iterator[Finding]:
-    """Yield what is found, one check after another; only that the API server does not answer ends them. ConfigError."""
+    """Run all checks in turn; an unreachable API server or refused credentials end them with an error. ConfigError."""
     accelerator = lab.settings.text("LAB_ACCELERATOR")
     target = read(lab.settings, accelerator)
     try:
-        version, known = lab.engine.versions()["engine"], definitions(lab.api)
+        version, kinds = lab.engine.versions()["engine"], definitions(lab.api)
         yield found_ok("LAB-K8S-001", f"{lab.api.server} is {version}; the lab's namespace is {lab.api.namespace}")
-        target = read(lab.settings, accelerator, "mpijob" if known["mpijob"] or not known["trainjob"] else "trainjob")
+        target = read(lab.settings, accelerator, "mpijob" if kinds["mpijob"] or not kinds["trainjob"] else "trainjob")
         shape = lab_of_pods(lab.settings, lab.directory, accelerator, target, lab.name)
         view = View(lab=lab, target=target, workers=len(shape.nodes), slots=shape.nodes[0].slots)
         unknown: set[str] = set()
         for code, check in CHECKS.items():
-            for one in attempt(view, code, check):
-                # One missing right may keep several checks from looking.
-                if one.impact != UNKNOWN or one.fix not in unknown:
-                    yield one
-                unknown |= {one.fix} if one.impact == UNKNOWN else set()
+            for finding in attempt(view, code, check):
+                # A missing right may fail several checks in the same way.
+                if finding.impact != UNKNOWN or finding.fix not in unknown:
+                    yield finding
+                unknown |= {finding.fix} if finding.impact == UNKNOWN else set()
     except (Unreachable, Refused) as failure:
         yield error("LAB-K8S-001", failure.message, "nothing of the lab can be reached", failure.hint)
 
 
 def attempt(view: View, code: str, check: Check) -> Iterator[Finding]:
-    """What a check finds; a warning where it may not look. Unreachable; Refused for credentials."""
+    """Run a check; its HostError becomes a warning, except Unreachable and refused credentials (401)."""
     try:
         yield from check(view)
     except HostError as failure:
@@ -62,21 +62,21 @@ def attempt(view: View, code: str, check: Check) -> Iterator[Finding]:
 
 
 def preflight(lab: ClusterLab, target: Target, built: ClusterJob) -> None:
-    """HostError for what would stop a run, as far as a few requests at once can tell."""
+    """Run the cheap checks of a run at once. HostError for the first error."""
     view = View(lab=lab, target=target, workers=len(built.lab.nodes), slots=built.lab.nodes[0].slots)
     with pool(len(PREFLIGHT)) as threads:
-        for found in threads.map(lambda one: list(attempt(view, *one)), PREFLIGHT.items()):
-            for one in found:
-                if one.level == "error":
-                    raise HostError(one.summary, hint=one.fix)
+        for findings in threads.map(lambda check: list(attempt(view, *check)), PREFLIGHT.items()):
+            for finding in findings:
+                if finding.level == "error":
+                    raise HostError(finding.summary, hint=finding.fix)
 
 
 # --- kinds of jobs -------------------------------------------------------------------------------------------
 
 
 def kinds_of_jobs(view: View) -> Iterator[Finding]:
-    """Whether the cluster knows MPIJob or TrainJob; an MPIJob of the training operator, which labctl does not use."""
-    known = definitions(view.lab.api)
+    """Check that the cluster has MPIJob or TrainJob; warn of MPIJob v1, which labctl does not support."""
+    kinds = definitions(view.lab.api)
     try:
         kind = KINDS[kind_of(view.lab.api, view.lab.settings)]
     except HostError as missing:
@@ -84,7 +84,7 @@ def kinds_of_jobs(view: View) -> Iterator[Finding]:
         return
     version = {"MPIJob": "kubeflow.org/v2beta1", "TrainJob": "trainer.kubeflow.org/v1alpha1"}[kind]
     yield found_ok("LAB-K8S-004", f"the cluster knows {kind} of {version}")
-    if known["v1"]:
+    if kinds["v1"]:
         impact = "where both operators run, both act on one MPIJob"
         fix = "kubectl get deployments -A | grep training-operator  # ask who runs the cluster to remove it"
         yield warn("LAB-K8S-005", "the cluster has MPIJob v1 too, of the training operator", impact, fix)
@@ -94,12 +94,12 @@ def kinds_of_jobs(view: View) -> Iterator[Finding]:
 
 
 def nodes(view: View) -> Iterator[Finding]:
-    """Whether a node can ever hold a worker: else the scheduler never places one."""
-    able = [one for one in view.nodes if one.could_hold(view.request)]
-    words = ", ".join(f"{amount(name, many)} of {name}" for name, many in view.request.items() if name != "pods")
-    if able:
-        asks = f", which asks for {words}" if words else ""
-        yield found_ok("LAB-K8S-006", f"{len(able)} of {len(view.nodes)} nodes can hold a worker{asks}")
+    """Check that some node can hold a worker; an error unless the cluster has an autoscaler or hides it."""
+    fitting = [node for node in view.nodes if node.could_hold(view.request)]
+    requested = ", ".join(f"{amount(name, many)} of {name}" for name, many in view.request.items() if name != "pods")
+    if fitting:
+        asks = f", which asks for {requested}" if requested else ""
+        yield found_ok("LAB-K8S-006", f"{len(fitting)} of {len(view.nodes)} nodes can hold a worker{asks}")
         return
     summary = f"no node can hold a worker: {hindrances(view.nodes, view.request) or 'the cluster has no nodes'}"
     grows = capacity.grows(view.lab.api)
@@ -113,12 +113,12 @@ def nodes(view: View) -> Iterator[Finding]:
 
 
 def remedy(view: View) -> str:
-    """What to set so that a node can hold a worker: the one that least stands against."""
+    """Render the settings with which the node with the fewest obstacles can hold a worker."""
     if not view.nodes:
         return "kubectl get nodes"
     request = view.request
-    nearest = min(view.nodes, key=lambda one: len(one.obstacles) + len(one.lacks(request)))
-    taints = [one.removeprefix(TAINTED) for one in nearest.obstacles if one.startswith(TAINTED)]
+    nearest = min(view.nodes, key=lambda node: len(node.obstacles) + len(node.lacks(request)))
+    taints = [text.removeprefix(TAINTED) for text in nearest.obstacles if text.startswith(TAINTED)]
     steps = [f"LAB_K8S_TOLERATIONS={dotenv.quote(' '.join(taints))}"] if taints else []
     steps += ["labels that a node has in LAB_K8S_NODE_SELECTOR"] if len(nearest.obstacles) > len(taints) else []
     keys = {"cpu": "LAB_K8S_CPU", "memory": "LAB_MEMORY", "hugepages-2Mi": "LAB_K8S_HUGEPAGES"}
@@ -135,24 +135,27 @@ def remedy(view: View) -> str:
 
 
 def room(view: View) -> Iterator[Finding]:
-    """Whether all pods of a run have room at once, on the nodes as they are and beside those that are there now."""
-    known = capacity.nodes_with_free(view.lab.api, view.target)
-    if not any(one.could_hold(view.request) for one in known):
+    """Check that all pods of a run fit at once, on the nodes in all and beside the present pods.
+
+    No finding if no node can hold a worker.
+    """
+    cluster_nodes = capacity.nodes_with_free(view.lab.api, view.target)
+    if not any(node.could_hold(view.request) for node in cluster_nodes):
         return
-    total, now = (workers_held(known, view.request, now=at) for at in (False, True))
-    away = "; ".join(f"{one.name}: {', '.join(one.passing)}" for one in known if one.passing)
+    total, now = (workers_held(cluster_nodes, view.request, now=at) for at in (False, True))
+    away = "; ".join(f"{node.name}: {', '.join(node.passing)}" for node in cluster_nodes if node.passing)
     also = f" ({away})" if away else ""
     if min(total, now) < view.workers:
         others = " beside the pods that run now" if total >= view.workers else ""
         held = f"{min(total, now)} of {view.workers} workers with their launcher"
         impact = f"the run waits for the rest, at most {view.target.patience} s (LAB_K8S_PATIENCE)"
         fix = f"LAB_NODES={min(total, now)} in .env; labctl devices" if min(total, now) else "labctl devices"
-        if not any(one.open or one.passing for one in known):
-            # Of nodes that hold workers only the devices' own taint keeps launchers away.
+        if not any(node.open or node.passing for node in cluster_nodes):
+            # On nodes that can hold workers only the taint of the devices keeps launchers off.
             fix = f"LAB_K8S_TOLERATIONS={view.target.resource} in .env, for the launcher; labctl devices"
         yield warn("LAB-K8S-007", f"nodes have room for {held}{others}{also}", impact, fix)
         return
-    known_now = " now" if known[0].free is not None else "; what is free now you may not list"
+    known_now = " now" if cluster_nodes[0].free is not None else "; what is free now you may not list"
     yield found_ok("LAB-K8S-007", f"nodes have room for {view.workers} workers with their launcher{known_now}")
 
 
@@ -160,23 +163,23 @@ def room(view: View) -> Iterator[Finding]:
 
 
 def storage_class(view: View) -> Iterator[Finding]:
-    """Whether a class can make the claim, which is not there yet."""
-    wanted = view.target.storage_class
+    """Check that a storage class can provision the claim, if that does not exist yet."""
+    chosen = view.target.storage_class
     if not view.target.storage or view.claim:
         return
-    classes = {one["metadata"]["name"]: one["metadata"] for one in view.lab.api.list("StorageClass")}
-    usual = [name for name, one in classes.items() if one.get("annotations", {}).get(DEFAULT_CLASS) == "true"]
-    if wanted in classes or (usual and not wanted):
-        yield found_ok("LAB-K8S-009", f"storage class {wanted or usual[0]} makes the claim")
+    classes = {item["metadata"]["name"]: item["metadata"] for item in view.lab.api.list("StorageClass")}
+    usual = [name for name, item in classes.items() if item.get("annotations", {}).get(DEFAULT_CLASS) == "true"]
+    if chosen in classes or (usual and not chosen):
+        yield found_ok("LAB-K8S-009", f"storage class {chosen or usual[0]} makes the claim")
         return
-    summary = f"storage class {wanted} not found" if wanted else "the cluster has no default storage class"
+    summary = f"storage class {chosen} not found" if chosen else "the cluster has no default storage class"
     impact = "the claim waits, and with it all pods, unless an administrator has made a volume for it"
-    known = f"; it has {', '.join(sorted(classes))}" if classes else "; it has none"
-    yield warn("LAB-K8S-009", summary, impact, f"LAB_K8S_STORAGE_CLASS in .env{known}; kubectl get storageclass")
+    existing = f"; it has {', '.join(sorted(classes))}" if classes else "; it has none"
+    yield warn("LAB-K8S-009", summary, impact, f"LAB_K8S_STORAGE_CLASS in .env{existing}; kubectl get storageclass")
 
 
 def access(view: View) -> Iterator[Finding]:
-    """Whether all pods can write to the claim, once it is there."""
+    """Check that the access modes of the claim let all pods write, if it exists."""
     if not view.claim:
         return
     name, modes = view.claim["metadata"]["name"], modes_of(view.claim)
@@ -194,7 +197,7 @@ def modes_of(claim: Manifest) -> list[str]:
 
 
 def on_one_node(view: View, modes: list[str]) -> bool:
-    """Whether all pods come to be on the only node that there is."""
+    """Tell if the cluster has a single node and the access modes allow several pods on it."""
     if "ReadWriteOncePod" in modes:
         return False
     try:
@@ -204,7 +207,7 @@ def on_one_node(view: View, modes: list[str]) -> bool:
 
 
 def volume(view: View) -> Iterator[Finding]:
-    """Whether the claim has a volume, and one as large as the settings say."""
+    """Check that the claim is bound to a volume, and that it is as large as LAB_K8S_STORAGE_SIZE."""
     if not view.claim:
         return
     name, status = view.claim["metadata"]["name"], view.claim.get("status", {})
@@ -220,10 +223,10 @@ def volume(view: View) -> Iterator[Finding]:
 
 
 def unbound(view: View, name: str, phase: str) -> Finding:
-    """A claim without a volume, and why."""
+    """Return the finding of a claim without a volume: ok if it waits for its first pod, else with the reason."""
     events = view.lab.api.list("Event", fields=f"involvedObject.name={name}")
     reason = pods.last_warning(events, [name])
-    if not reason and any(one.get("reason") == "WaitForFirstConsumer" for one in events):
+    if not reason and any(event.get("reason") == "WaitForFirstConsumer" for event in events):
         return found_ok("LAB-K8S-011", f"claim {name} gets a volume once a pod needs it")
     summary, fix = f"claim {name} is {phase}{f': {reason}' if reason else ''}", f"{view.typed} describe pvc {name}"
     level = error if reason or phase == "Lost" else warn
@@ -231,19 +234,19 @@ def unbound(view: View, name: str, phase: str) -> Finding:
 
 
 def pull_secret(view: View) -> Iterator[Finding]:
-    """Whether the secret for the image's registry is there, and of a kind that the kubelet reads."""
+    """Check that the pull secret exists and has a type that the kubelet reads."""
     name = view.target.pull_secret
     if not name:
         return
-    found = view.lab.api.get("Secret", name)
+    secret = view.lab.api.get("Secret", name)
     options = "--docker-server=REGISTRY --docker-username=USER --docker-password=TOKEN"
     fix = f"{view.typed} create secret docker-registry {name} {options}"
     impact = "nodes cannot pull the image, unless it is public"
-    if not found:
+    if not secret:
         yield error("LAB-K8S-012", f"secret {name} not found in namespace {view.namespace}", impact, fix)
-    elif found.get("type") not in PULLS:
+    elif secret.get("type") not in PULLS:
         fix = f"{view.typed} delete secret {name} && {fix}"
-        yield error("LAB-K8S-012", f"secret {name} is of type {found.get('type')}, not {PULLS[0]}", impact, fix)
+        yield error("LAB-K8S-012", f"secret {name} is of type {secret.get('type')}, not {PULLS[0]}", impact, fix)
     else:
         yield found_ok("LAB-K8S-012", f"secret {name} is there for the image's registry")
 
@@ -252,10 +255,10 @@ def pull_secret(view: View) -> Iterator[Finding]:
 
 
 def lab_pods(view: View) -> Iterator[Finding]:
-    """The lab's pods that wait or have failed, with why; a few of them."""
+    """Check the lab's pods: a finding with the reason for each of the first few that wait or have failed."""
     if not view.pods:
         return
-    waiting = [one for one in view.pods if not is_ready(one) and not pods.has_ended(one)]
+    waiting = [pod for pod in view.pods if not is_ready(pod) and not pods.has_ended(pod)]
     events = view.lab.api.list("Event", fields="type=Warning") if waiting else []
     wrong = {}
     for pod in view.pods:
@@ -272,12 +275,12 @@ def lab_pods(view: View) -> Iterator[Finding]:
 
 
 def limits(view: View) -> Iterator[Finding]:
-    """What a running pod may lock and open: no manifest says it, so only one that runs can tell."""
-    running = [one for one in view.pods if one.get("status", {}).get("phase") == "Running"]
+    """Check the limits on locked memory and open files in a running pod, as no manifest sets them."""
+    running = [pod for pod in view.pods if pod.get("status", {}).get("phase") == "Running"]
     if not running:
         return
     # Workers have the devices.
-    pod = max(running, key=lambda one: node_of(one) != "launcher")
+    pod = max(running, key=lambda pod: node_of(pod) != "launcher")
     command = ("sh", "-c", "ulimit -l && ulimit -n")
     done = view.lab.engine.exec(pod["metadata"]["name"], command, user="", limit=LIMIT)
     if done.code:
@@ -304,13 +307,14 @@ CHECKS: Mapping[str, Check] = {
     "LAB-K8S-013": lab_pods,
     "LAB-K8S-014": limits,
 }
-"""By the code of a check that may not look."""
+"""Checks of `labctl doctor`, by the code of the warning if they fail."""
 PREFLIGHT: Mapping[str, Check] = {
     "LAB-K8S-002": rights_to_run,
     "LAB-K8S-006": nodes,
     "LAB-K8S-010": access,
     "LAB-K8S-012": pull_secret,
 }
+"""Cheap checks before each run, by code as in CHECKS."""
 SUBJECTS: Mapping[str, str] = {
     "LAB-K8S-002": "your rights are",
     "LAB-K8S-004": "the kinds of jobs are",
@@ -324,3 +328,4 @@ SUBJECTS: Mapping[str, str] = {
     "LAB-K8S-013": "the state of the lab's pods is",
     "LAB-K8S-014": "what a pod may lock is",
 }
+"""Subjects of these warnings, by code."""
