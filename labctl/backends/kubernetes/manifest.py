@@ -1,7 +1,7 @@
-"""The parts of an MPIJob that labctl reads, as types; other fields pass unread.
+"""Types of the parts of an MPIJob that labctl reads; other fields are ignored.
 
-Source: kubeflow.org/v2beta1 of the mpi-operator and the pod specification of Kubernetes. null stands for an absent
-field, as it does for the API server.
+Source: kubeflow.org/v2beta1 of the mpi-operator and the pod specification of Kubernetes. null means an absent field, as
+for the API server.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from labctl.errors import ConfigError
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-# Source: resource.Quantity of k8s.io/apimachinery; an amount that a container asks for is not negative.
+# Source: resource.Quantity of k8s.io/apimachinery; requests and limits are not negative.
 _QUANTITY = r"^\+?([0-9]{1,30}(\.[0-9]{0,30})?|\.[0-9]{1,30})([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?$"
 Amount = (
     Annotated[str, Meta(pattern=_QUANTITY)]
@@ -24,10 +24,12 @@ Amount = (
 )
 """A quantity."""
 Scalar = str | float | int
-"""Text; a number that lost its quotes is taken for it."""
+"""Text, or a number whose quotes were forgotten."""
 
 
 class Metadata(Struct, frozen=True):
+    """Metadata of an object."""
+
     name: str | None = None
     namespace: str | None = None
     labels: dict[str, Any] | None = None
@@ -43,17 +45,23 @@ class Document(Struct, frozen=True):
 
 
 class Variable(Struct, frozen=True):
+    """Environment variable of a container."""
+
     name: str
     value: Scalar | None = None
     valueFrom: dict[str, Any] | None = None  # noqa: N815
 
 
 class Resources(Struct, frozen=True):
+    """Limits and requests of a container."""
+
     limits: dict[str, Any] | None = None
     requests: dict[str, Any] | None = None
 
 
 class Container(Struct, frozen=True):
+    """Container of a pod."""
+
     name: str | None = None
     image: str | None = None
     command: list[Scalar] | None = None
@@ -63,16 +71,22 @@ class Container(Struct, frozen=True):
 
 
 class Toleration(Struct, frozen=True):
+    """Toleration of a taint."""
+
     key: str | None = None
     value: str | None = None
     effect: str | None = None
 
 
 class PullSecret(Struct, frozen=True):
+    """Reference to a secret for an image registry."""
+
     name: str
 
 
 class PodSpec(Struct, frozen=True):
+    """Specification of a pod."""
+
     containers: Annotated[list[Container], Meta(min_length=1)]
     hostIPC: bool | None = None  # noqa: N815
     hostNetwork: bool | None = None  # noqa: N815
@@ -82,35 +96,47 @@ class PodSpec(Struct, frozen=True):
 
 
 class Template(Struct, frozen=True):
+    """Template of pods."""
+
     spec: PodSpec
 
 
 class Replica(Struct, frozen=True):
+    """Pods of one role."""
+
     template: Template
     replicas: Count | None = None
 
 
 class RunPolicy(Struct, frozen=True):
+    """Policy for the run of a job."""
+
     activeDeadlineSeconds: Count | None = None  # noqa: N815
 
 
 class ReplicaSpecs(Struct, frozen=True):
+    """Pods of a job by role."""
+
     Launcher: Replica | None = None
     Worker: Replica | None = None
 
 
 class Spec(Struct, frozen=True):
+    """Specification of an MPIJob."""
+
     slotsPerWorker: Count | None = None  # noqa: N815
     runPolicy: RunPolicy | None = None  # noqa: N815
     mpiReplicaSpecs: ReplicaSpecs | None = None  # noqa: N815
 
 
 class MPIJob(Document, frozen=True):
+    """MPIJob of kubeflow.org/v2beta1."""
+
     spec: Spec | None = None
 
 
 def check(job: Any) -> None:
-    """ConfigError with the place of what an MPIJob has wrong, such as ``spec.slotsPerWorker: ...``."""
+    """Check an MPIJob. ConfigError with the path of the invalid value, such as ``spec.slotsPerWorker: ...``."""
     read = convert(job, MPIJob)
     if read.metadata:
         _check_values(read.metadata.labels, str, "metadata.labels")
@@ -121,6 +147,7 @@ def check(job: Any) -> None:
 
 
 def _check_pod(spec: PodSpec, place: str) -> None:
+    """Check node selector and resources of a pod. ConfigError with the path of the invalid value."""
     _check_values(spec.nodeSelector, str, f"{place}.nodeSelector")
     for number, container in enumerate(spec.containers):
         resources = container.resources or Resources()
@@ -128,20 +155,20 @@ def _check_pod(spec: PodSpec, place: str) -> None:
             _check_values(amounts, Amount, f"{place}.containers[{number}].resources.{name}")
 
 
-def _check_values(mapping: dict[str, Any] | None, wanted: Any, place: str) -> None:
-    """Check the values of a mapping one by one: msgspec does not name the key."""
+def _check_values(mapping: dict[str, Any] | None, expected: Any, place: str) -> None:
+    """Check each value of a mapping by itself, as msgspec does not name the key. ConfigError with its path."""
     for key, value in (mapping or {}).items():
-        convert(value, wanted, f"{place}.{key}")
+        convert(value, expected, f"{place}.{key}")
 
 
-def convert(value: Any, wanted: Any, place: str = "") -> Any:
-    """The value as this type. ConfigError, ``PLACE: REASON``, if it is another."""
+def convert(value: Any, expected: Any, place: str = "") -> Any:
+    """Convert a value to a type. ConfigError, ``PATH: REASON``, if it does not match."""
     try:
-        return msgspec.convert(value, wanted)
+        return msgspec.convert(value, expected)
     except msgspec.ValidationError as error:
         reason, _, below = str(error).partition(" - at `$")
         at = f"{place}{below.removesuffix('`')}".removeprefix(".")
-        plain = f"{value} is not a quantity, such as 500m or 8Gi" if wanted == Amount else _plain(reason)
+        plain = f"{value} is not a quantity, such as 500m or 8Gi" if expected == Amount else _plain(reason)
         raise ConfigError(f"{at or 'the object'}: {plain}") from error
 
 
@@ -149,6 +176,6 @@ _WORDS = {"object": "mapping", "array": "list", "str": "text", "int": "whole num
 
 
 def _plain(reason: str) -> str:
-    """A reason of msgspec in the words of YAML."""
+    """Render a reason of msgspec in the terms of YAML."""
     text = re.sub(r"\w+", lambda word: _WORDS.get(word[0], word[0]), reason).replace("`", "").replace(" | ", " or ")
     return text[0].lower() + text[1:]
