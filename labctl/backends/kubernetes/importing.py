@@ -1,4 +1,4 @@
-"""Reads an MPIJob that people have into settings of a lab and a workload, and names what neither has room for."""
+"""Imports an MPIJob as settings of a lab and a workload, and lists the fields that neither covers."""
 
 from __future__ import annotations
 
@@ -17,20 +17,30 @@ from labctl.backends.kubernetes import manifest
 from labctl.backends.kubernetes.capacity import number
 from labctl.backends.kubernetes.target import quantity
 from labctl.config import dotenv
-from labctl.config.settings import EXTRA, LOGIN, SETTINGS, sounds_secret
+from labctl.config.settings import EXTRA, LOGIN, SETTINGS, Setting, sounds_secret
 from labctl.config.yaml_reader import documents
 from labctl.errors import ConfigError
 from labctl.model import File, Pairs
 from labctl.system import files
 
 Manifest = Mapping[str, Any]
-KNOWN = {name: setting for setting in SETTINGS for name in (setting.key, *setting.aliases)}
-# What an operator or the cluster sets by itself, or a lab always has.
+
+
+def _by_name() -> dict[str, Setting]:
+    """Index the settings by their keys and aliases."""
+    settings: dict[str, Setting] = {}
+    for setting in SETTINGS:
+        settings |= dict.fromkeys((setting.key, *setting.aliases), setting)
+    return settings
+
+
+KNOWN = _by_name()
+# Variables that every lab sets itself.
 OWN = ("HF_HOME",)
-# Has the whole job once more, its tokens too.
+# Repeats the whole job, with its tokens.
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 HUB_TOKEN = re.compile(r"\bhf_\w{8,}")
-# NAME=value, --name=value or --name value; what is shorter is no token, and what a variable has is elsewhere.
+# NAME=value, --name=value or --name value; shorter values are no tokens, and references to variables hold none.
 GIVEN = re.compile(
     r"""((?:--(?P<option>[A-Za-z][\w-]*)(?:=|[ \t]+)|\b(?P<name>[A-Za-z_]\w*)=)["']?)[^\s"'$;&|<>]{8,}"""
 )
@@ -38,7 +48,7 @@ PASSWORD = re.compile(r"(://[^\s:/@]*:)[^\s@$]+(?=@)")
 
 
 class ImportedJob(Struct, frozen=True, kw_only=True):
-    """What an MPIJob comes to: settings for .env, the files of a workload in the lab directory, what is left out."""
+    """Result of importing an MPIJob: settings for .env, files of a workload, and the fields left out."""
 
     name: str
     settings: Pairs
@@ -62,7 +72,7 @@ def write(directory: Path, job: ImportedJob) -> ImportedJob:
 
 
 def read(path: Path) -> ImportedJob:
-    """The MPIJob of a file, which may have other objects beside it. ConfigError where there is none."""
+    """Read the only MPIJob of a file, which may hold other objects too. ConfigError if it has none or several."""
     with naming(path):
         contents = [document.data() for document in documents(path, str(path))]
         # Dates are text to Kubernetes.
@@ -82,7 +92,7 @@ def read(path: Path) -> ImportedJob:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Have a ConfigError name the file, if it does not yet."""
+    """Prefix a ConfigError of the block with the file's path, unless it has it already."""
     try:
         yield
     except ConfigError as error:
@@ -92,18 +102,21 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def _title(document: manifest.Document) -> str:
+    """Render kind and name of an object."""
     return f"{document.kind} {(document.metadata and document.metadata.name) or ''}".strip()
 
 
 class _Reading:
-    """A job being read: what is taken is removed, so that what is left is what was left out."""
+    """A job being read: fields are removed as they are read, so that the rest was left out."""
 
     def __init__(self, job: dict[str, Any], others: tuple[str, ...]) -> None:
+        """``others``: titles of the file's other objects."""
         self.rest = job
         self.settings: dict[str, str] = {}
         self.left_out = [f"{other}: not part of the job" for other in others]
 
     def job(self) -> ImportedJob:
+        """Read the whole job. ConfigError if its launcher has no command."""
         name = re.sub(r"[^A-Za-z0-9_.-]", "-", str(self.take("metadata", "name") or "imported"))
         for key in ("apiVersion", "kind", "status"):
             self.take(key)
@@ -140,23 +153,25 @@ class _Reading:
         )
 
     def take(self, *path: str | int) -> Any:
-        """What is at a place; None where nothing is."""
+        """Remove the value at a path and return it; None if it does not exist."""
         at: Any = self.rest
         for part in path[:-1]:
-            within = at if isinstance(at, dict) else dict(enumerate(at)) if isinstance(at, list) else {}
-            at = within.get(part)
+            if isinstance(at, list):
+                at = dict(enumerate(at))
+            at = at.get(part) if isinstance(at, dict) else None
         return at.pop(path[-1], None) if isinstance(at, dict) else None
 
     def put(self, key: str, value: object) -> None:
+        """Set a setting, unless the value is empty."""
         if value not in (None, ""):
             self.settings[key] = str(value)
 
     def resources(self, *path: str | int) -> None:
-        """Limits, or where there are none requests: both are the same in a lab."""
+        """Read limits, and requests without a limit, as a lab has both equal; unsupported resources are left out."""
         asked = {**(self.take(*path, "requests") or {}), **(self.take(*path, "limits") or {})}
         self.settings["LAB_ACCELERATOR"] = accelerators.CPU
         for name, amount in asked.items():
-            kind = next((one for one, module in accelerators.modules().items() if name in module.resources), "")
+            kind = next((kind for kind, module in accelerators.modules().items() if name in module.resources), "")
             if kind:
                 self.settings |= {"LAB_ACCELERATOR": kind, "LAB_SLOTS": str(amount)}
                 if name != accelerators.get(kind).resources[0]:
@@ -170,21 +185,22 @@ class _Reading:
                 self.left_out.append(f"resource {name}: {amount}")
 
     def placement(self, *spec: str | int) -> None:
+        """Read host namespaces, node selector, tolerations and pull secret of a pod."""
         for key, name in (("hostIPC", "LAB_K8S_HOST_IPC"), ("hostNetwork", "LAB_K8S_HOST_NETWORK")):
             if self.take(*spec, key):
                 self.settings[name] = "true"
         if selector := self.take(*spec, "nodeSelector"):
             self.settings["LAB_K8S_NODE_SELECTOR"] = " ".join(f"{key}={value}" for key, value in selector.items())
-        tolerated = [one for one in self.take(*spec, "tolerations") or [] if one.get("key")]
+        tolerated = [toleration for toleration in self.take(*spec, "tolerations") or [] if toleration.get("key")]
         self.put("LAB_K8S_TOLERATIONS", " ".join(map(_toleration, tolerated)))
         first, *_ = self.take(*spec, "imagePullSecrets") or [{}]
         self.put("LAB_K8S_PULL_SECRET", first.get("name"))
 
     def environment(self, *path: str | int) -> dict[str, str]:
-        """The variables that a workload has; proxies are the lab's, tokens nobody's to copy."""
-        found = {}
-        for one in self.take(*path) or []:
-            name, value = str(one.get("name")), one.get("value")
+        """Return the variables of a workload; those of settings are set, secrets are left out."""
+        variables = {}
+        for variable in self.take(*path) or []:
+            name, value = str(variable.get("name")), variable.get("value")
             if value is None and name not in KNOWN:
                 self.left_out.append(
                     f"{name}: its value is elsewhere in the cluster; {_setting(name)}= in .env sets it"
@@ -194,22 +210,22 @@ class _Reading:
             elif name in KNOWN:
                 self.put(KNOWN[name].key, value)
             elif name not in OWN:
-                found[name] = str(value)
-        return found
+                variables[name] = str(value)
+        return variables
 
     def not_copied(self, name: str) -> None:
         self.left_out.append(f"{name}: {_setting(name)}= in .env sets it; it is not copied")
 
     def command(self, *container: str | int) -> str:
-        """What the launcher does, as a script. ConfigError where it says nothing."""
+        """Return the launcher's command as a script without secrets. ConfigError if it has none."""
         given = [*(self.take(*container, "command") or []), *(self.take(*container, "args") or [])]
-        words = [str(word) for word in given]
-        if not words:
+        argv = [str(word) for word in given]
+        if not argv:
             raise ConfigError("the launcher has no command", hint="name it in the MPIJob: command or args")
         shell = re.compile(r"(.*/)?(ba)?sh")
-        script = f"exec {shlex.join(words)}"
-        if len(words) >= 3 and shell.fullmatch(words[0]) and words[1].startswith("-") and words[1].endswith("c"):
-            script, *rest = words[2:]
+        script = f"exec {shlex.join(argv)}"
+        if len(argv) >= 3 and shell.fullmatch(argv[0]) and argv[1].startswith("-") and argv[1].endswith("c"):
+            script, *rest = argv[2:]
             script = script if not rest else f"set -- {shlex.join(rest[1:])}\n{script}"
         script, names = _without_secrets(script)
         for name in names:
@@ -217,13 +233,13 @@ class _Reading:
         return script
 
 
-def _toleration(one: Manifest) -> str:
-    value, effect = (one.get(key) or "" for key in ("value", "effect"))
-    return f"{one['key']}{value and f'={value}'}{effect and f':{effect}'}"
+def _toleration(toleration: Manifest) -> str:
+    value, effect = (toleration.get(key) or "" for key in ("value", "effect"))
+    return f"{toleration['key']}{value and f'={value}'}{effect and f':{effect}'}"
 
 
 def _setting(name: str) -> str:
-    """The key of .env that gives workloads a variable."""
+    """Return the key of .env that sets a variable for workloads."""
     return KNOWN[name].key if name in KNOWN else f"{EXTRA}{name}"
 
 
@@ -232,40 +248,42 @@ def _is_secret(name: str, value: str) -> bool:
 
 
 def _without_secrets(text: str) -> tuple[str, list[str]]:
-    """A command with variables in place of the tokens and passwords in it, and the names of these."""
+    """Replace tokens and passwords in a command by variables; return it with the variables' names."""
     names: list[str] = []
 
     def put(name: str) -> str:
+        """Note a variable and return its reference."""
         names.append(name)
-        # Workloads have the hub's token as a file.
+        # Workloads get the hub's token as a file.
         return '$(cat "$HF_TOKEN_PATH")' if _setting(name) == "HF_TOKEN" else f"${name}"
 
-    def given(found: re.Match[str]) -> str:
-        name = found["name"] or found["option"].replace("-", "_").upper()
-        return found[1] + put(name) if sounds_secret(name) else found[0]
+    def given(match: re.Match[str]) -> str:
+        """Replace the value of an assignment or option whose name sounds secret."""
+        name = match["name"] or match["option"].replace("-", "_").upper()
+        return match[1] + put(name) if sounds_secret(name) else match[0]
 
     text = HUB_TOKEN.sub(lambda _: put("HF_TOKEN"), text)
-    text = GIVEN.sub(given, PASSWORD.sub(lambda found: f"{found[1]}{put('URL_PASSWORD')}", text))
+    text = GIVEN.sub(given, PASSWORD.sub(lambda match: f"{match[1]}{put('URL_PASSWORD')}", text))
     return text, names
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Places and values of what is left, as a person would name them, without secrets."""
+    """Yield path and text of each value below, without secrets and empty values."""
     if isinstance(value, dict):
         hidden = "value" in value and sounds_secret(str(value.get("name")))
         for key, inner in value.items():
             place = f"{path}.{key}" if path else key
             yield from [(place, "...")] if hidden and key == "value" else _leaves(inner, place)
-    elif isinstance(value, list) and any(isinstance(one, dict) for one in value):
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
         for index, inner in enumerate(value):
             yield from _leaves(inner, f"{path}[{index}]")
     elif value not in (None, "", []):
-        # The words of a command together: the one before a token says what it is.
+        # The arguments of a command as a whole: an option's name may mark the next one as a token.
         yield path, _without_secrets(shlex.join(map(str, value)) if isinstance(value, list) else str(value))[0]
 
 
 def _workload(name: str, command: str, environment: Mapping[str, str], timeout: object) -> tuple[File, ...]:
-    """A workload that does in the launcher what the job's did."""
+    """Render the files of a workload that runs the job's command in the launcher."""
     import yaml
 
     declared: dict[str, Any] = {
@@ -277,7 +295,7 @@ def _workload(name: str, command: str, environment: Mapping[str, str], timeout: 
     if environment:
         declared["environment"] = dict(environment)
     head = "#!/bin/bash\n# What the MPIJob's launcher did. $LABCTL_HOSTFILE names the nodes.\n"
-    # The operator gave it by this name.
+    # The operator sets this name.
     head += "export OMPI_MCA_orte_default_hostfile=${OMPI_MCA_orte_default_hostfile:-$LABCTL_HOSTFILE}\n"
     folder = f"workloads/{name}"
     return (
