@@ -1,4 +1,4 @@
-"""A lab in a cluster: its runs there, its pods, and what removes them."""
+"""A lab in a cluster: its runs, its pods, and their removal."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ from labctl.records.lines import Line, line_of
 from labctl.system import filelock
 from labctl.system.parallel import pool
 
-# Lines of a log in which a run says where it is.
+# Last lines of a log in which a run prints its step.
 RECENT = 50
 FORBIDDEN = 403
-# Tells a launcher's command to end; a launcher that looks for its workers yet has none.
+# Ends a launcher's command; while it waits for its workers it has none.
 NO_COMMAND = 9
 STOP = f'[ -s ~/.command ] || exit {NO_COMMAND}; echo "$0" > ~/.stopped; kill -TERM "$(cat ~/.command)"'
 
 
 class ClusterLab(Struct, frozen=True, kw_only=True):
-    """The lab of a directory, and the namespace where it is."""
+    """The lab of a directory in a namespace of a cluster."""
 
     context: Context
     settings: Settings
@@ -69,7 +69,7 @@ class ClusterLab(Struct, frozen=True, kw_only=True):
 
     @property
     def target(self) -> Target:
-        """Where jobs run, with the kind that the cluster has. HostError, ConfigError."""
+        """Target of jobs, of a kind that the cluster has. HostError, ConfigError."""
         return read(self.settings, self.settings.text("LAB_ACCELERATOR"), kind_of(self.api, self.settings))
 
     @property
@@ -77,28 +77,31 @@ class ClusterLab(Struct, frozen=True, kw_only=True):
         return f"labctl.lab={self.name}"
 
     def place_of(self, run_id: str) -> Place:
-        """Where a run is, by its record; of one that is in no cluster this is empty."""
+        """Read the place of a run from its record; empty if it is in no cluster."""
         return store.decode(store.directory(self.directory, run_id) / store.PLACE, Place) or Place()
 
     def is_here(self, run_id: str) -> bool:
-        where = self.place_of(run_id)
-        return (where.server, where.namespace) == (self.api.server, self.api.namespace)
+        """Tell if a run is in this cluster and namespace."""
+        recorded = self.place_of(run_id)
+        return (recorded.server, recorded.namespace) == (self.api.server, self.api.namespace)
 
     def run(self, run_id: str) -> ClusterRun:
-        """A run that is recorded here. HostError for one of another cluster or namespace, or on Docker hosts."""
-        job, where = store.load_job(self.directory, run_id), self.place_of(run_id)
+        """Load a run of the record. HostError if it is in another cluster or namespace, or on Docker hosts."""
+        job, recorded = store.load_job(self.directory, run_id), self.place_of(run_id)
         if not self.is_here(run_id):
-            there = f"in namespace {where.namespace} of {where.server}" if where.server else "on Docker hosts"
-            settings = f"LAB_K8S_CONTEXT and LAB_K8S_NAMESPACE={where.namespace}" if where.server else "LAB_ENGINE"
-            raise HostError(f"run {run_id} is {there}", hint=f"{settings} in .env")
+            place = f"in namespace {recorded.namespace} of {recorded.server}" if recorded.server else "on Docker hosts"
+            settings = (
+                f"LAB_K8S_CONTEXT and LAB_K8S_NAMESPACE={recorded.namespace}" if recorded.server else "LAB_ENGINE"
+            )
+            raise HostError(f"run {run_id} is {place}", hint=f"{settings} in .env")
         accelerator = self.settings.text("LAB_ACCELERATOR")
-        lab = lab_of_pods(self.settings, self.directory, accelerator, read(self.settings, accelerator), where.name)
-        return ClusterRun(name=where.name, kind=where.kind, lab=lab, job=job)
+        lab = lab_of_pods(self.settings, self.directory, accelerator, read(self.settings, accelerator), recorded.name)
+        return ClusterRun(name=recorded.name, kind=recorded.kind, lab=lab, job=job)
 
     def kind_of(self, name: str) -> str:
-        """The kind of a job, by what the cluster has of its name."""
+        """Return the kind of the job with this name in the cluster; MPIJob if not found."""
         for kind in KINDS.values():
-            # Who works with one kind may have no rights to the other.
+            # The user may have no rights to the other kind.
             with suppress(Refused):
                 if self.api.get(kind, name):
                     return kind
@@ -106,7 +109,7 @@ class ClusterLab(Struct, frozen=True, kw_only=True):
 
 
 class Place(Struct, frozen=True, kw_only=True):
-    """Where a run is: the cluster's server, the namespace, and its job there."""
+    """Place of a run: the cluster's server, the namespace, and its job."""
 
     server: str = ""
     namespace: str = ""
@@ -115,7 +118,7 @@ class Place(Struct, frozen=True, kw_only=True):
 
 
 def open_lab(context: Context, settings: Settings) -> ClusterLab:
-    """The lab of this directory. HostError where the kubeconfig names no cluster."""
+    """Open the lab of this directory. HostError if the kubeconfig names no cluster."""
     namespace = settings.text("LAB_K8S_NAMESPACE") or settings.text("LAB_NAME")
     return ClusterLab(context=context, settings=settings, api=Api(namespace, settings.text("LAB_K8S_CONTEXT")))
 
@@ -124,7 +127,7 @@ def open_lab(context: Context, settings: Settings) -> ClusterLab:
 
 
 def require_own(lab: ClusterLab) -> None:
-    """HostError where somebody else has a lab of this name in the namespace: its jobs and pods are theirs."""
+    """HostError if a job of this lab in the namespace belongs to another user."""
     for job in jobs(lab):
         who = job["metadata"].get("annotations", {}).get(OWNER, "")
         if who not in ("", owner()):
@@ -144,9 +147,9 @@ class Submitted(Struct, frozen=True, kw_only=True):
 
 
 def job_of(lab: ClusterLab, workload: Workload, options: RunOptions) -> tuple[Target, ClusterJob]:
-    """A workload's job that no run of labctl's is recorded of. ConfigError, HostError; nothing is sent.
+    """Build a job that labctl does not record. ConfigError, HostError; nothing is sent.
 
-    ConfigError too where it is there: applied again it would not run again.
+    ConfigError also if it exists: applied again it would not run again.
     """
     target = lab.target
     built = build(lab.settings, lab.directory, target, workload, options)
@@ -170,17 +173,17 @@ def submit_by_hand(lab: ClusterLab, workload: Workload, options: RunOptions) -> 
 
 
 def delete(lab: ClusterLab, workload: str, *, storage: bool) -> Submitted:
-    """Delete a workload's job that was submitted by hand, and with ``storage`` the lab's claim."""
+    """Delete a workload's job that was submitted by hand, with ``storage`` the lab's claim too. ConfigError if none."""
     name = job_name(lab.name, workload)
     kind = lab.kind_of(name)
-    wanted = [(one, name) for one in (kind, *OWNED[kind])]
+    objects = [(owned_kind, name) for owned_kind in (kind, *OWNED[kind])]
     if storage:
-        wanted += [("PersistentVolumeClaim", one["metadata"]["name"]) for one in _claims(lab)]
-    found = [one for one in wanted if lab.api.delete(*one)]
-    if not found:
+        objects += [("PersistentVolumeClaim", claim["metadata"]["name"]) for claim in _claims(lab)]
+    deleted = [target for target in objects if lab.api.delete(*target)]
+    if not deleted:
         hint = "`labctl k8s submit` makes one; runs of `labctl run` end with `labctl stop`"
         raise ConfigError(f"job {name} not found in namespace {lab.api.namespace}", hint=hint)
-    return Submitted(name=name, namespace=lab.api.namespace, objects=tuple(f"{kind}/{it}" for kind, it in found))
+    return Submitted(name=name, namespace=lab.api.namespace, objects=tuple(f"{kind}/{it}" for kind, it in deleted))
 
 
 def lines(lab: ClusterLab, run: ClusterRun, *, follow: bool) -> Iterator[Line]:
@@ -197,9 +200,9 @@ def lines(lab: ClusterLab, run: ClusterRun, *, follow: bool) -> Iterator[Line]:
 
 
 def launcher_of(api: Api, run: ClusterRun) -> Manifest | None:
-    """The launcher's pod, once it has started."""
-    found = run_pods(api, run)
-    return next((pod for pod in found if pods.has_started(pod) and node_of(pod) == LAUNCHER), None)
+    """Return the launcher's pod; None before it has started."""
+    pods_of_run = run_pods(api, run)
+    return next((pod for pod in pods_of_run if pods.has_started(pod) and node_of(pod) == LAUNCHER), None)
 
 
 def stop(lab: ClusterLab, run: ClusterRun, message: str) -> None:
@@ -211,31 +214,34 @@ def stop(lab: ClusterLab, run: ClusterRun, message: str) -> None:
         remove(lab.api, run.kind, run.name)
 
 
-# --- what there is -------------------------------------------------------------------------------------------
+# --- observe -------------------------------------------------------------------------------------------------
 
 
 def jobs(lab: ClusterLab) -> list[Manifest]:
-    """The lab's jobs, of either kind. HostError where none of them may be listed."""
+    """Return the lab's jobs of both kinds. HostError if the user may list neither."""
     refused = []
-    found: list[Manifest] = []
+    listed: list[Manifest] = []
     for kind in KINDS.values():
         try:
-            found += lab.api.list(kind, lab.selector)
+            listed += lab.api.list(kind, lab.selector)
         except Refused as error:
             if error.status != FORBIDDEN:
                 raise
             refused.append(error)
     if len(refused) == len(KINDS):
         raise refused[0]
-    return found
+    return listed
 
 
 def active(lab: ClusterLab) -> dict[str, ActiveRun]:
-    """What the cluster knows of the runs that nobody has judged; the state of all is unknown where it is silent."""
+    """Observe the runs without a result, by id; the state of all is unknown if the cluster is unreachable.
+
+    A run without a job in the cluster has ended, but is omitted while a process holds it.
+    """
     waiting = store.unjudged(lab.directory)
     if not waiting:
         return {}
-    # Before the cluster is asked: the job of a run that nothing holds now was submitted by then, or never will be.
+    # Before asking the cluster: if no process holds a run now, its job has been submitted already or never will be.
     held = {path.stem for path in filelock.held_below(lab.directory / filelock.RUNS)}
     try:
         jobs_by_name = {job["metadata"]["name"]: job for job in jobs(lab)}
@@ -253,13 +259,13 @@ def _active(lab: ClusterLab, run_id: str, jobs_by_name: Mapping[str, Manifest]) 
     job = jobs_by_name.get(lab.place_of(run_id).name)
     if not job:
         return None
-    found = lab.api.list("Pod", f"labctl.run={render.label(run_id)}")
-    launcher = next((pod for pod in found if node_of(pod) == LAUNCHER and pods.has_started(pod)), None)
+    pods_of_run = lab.api.list("Pod", f"labctl.run={render.label(run_id)}")
+    launcher = next((pod for pod in pods_of_run if node_of(pod) == LAUNCHER and pods.has_started(pod)), None)
     printed = [text for _, text in lab.api.lines(launcher, last=RECENT)] if launcher else []
     over = pods.state_of(job).name in ("succeeded", "failed") or any(map(ENDED.fullmatch, printed))
     return ActiveRun(
         id=run_id,
-        nodes=tuple(sorted(node_of(pod) for pod in found if node_of(pod) != LAUNCHER)),
+        nodes=tuple(sorted(node_of(pod) for pod in pods_of_run if node_of(pod) != LAUNCHER)),
         state="ended" if over else "running",
         waits=not launcher and not over,
         step=places.last(printed),
@@ -268,57 +274,58 @@ def _active(lab: ClusterLab, run_id: str, jobs_by_name: Mapping[str, Manifest]) 
 
 def status(lab: ClusterLab) -> LabStatus:
     """Return the lab's pods, with what keeps them from running."""
-    containers = [one for one in lab.engine.observe(lab.name).containers if one.state != "removing"]
-    several = len({one.fingerprint for one in containers}) > 1
+    containers = [pod for pod in lab.engine.observe(lab.name).containers if pod.state != "removing"]
+    several = len({pod.fingerprint for pod in containers}) > 1
     nodes = tuple(
         NodeStatus(
-            name=one.name if several else one.node,
-            role=one.role,
-            host=one.host or "-",
-            state=one.state,
-            health=one.health,
-            reason=one.reason,
+            name=pod.name if several else pod.node,
+            role=pod.role,
+            host=pod.host or "-",
+            state=pod.state,
+            health=pod.health,
+            reason=pod.reason,
         )
-        for one in containers
+        for pod in containers
     )
-    running = [node for node in nodes if node.state == "running"]
+    state = "up" if all(node.state == "running" for node in nodes) else "partial"
     return LabStatus(
         lab=lab.name,
-        state="down" if not nodes else "up" if len(running) == len(nodes) else "partial",
+        state=state if nodes else "down",
         nodes=nodes,
         unreachable=(),
     )
 
 
 def pod_of(lab: ClusterLab, node: str) -> str:
-    """The pod of a node of the latest run. HostError where it does not run, ConfigError where there is none."""
+    """Return the pod of a node of the latest run. HostError if it is not running, ConfigError if not found."""
     require_own(lab)
-    found = lab.engine.observe(lab.name).containers
-    if not found:
+    containers = lab.engine.observe(lab.name).containers
+    if not containers:
         raise HostError(
             f"lab {lab.name} has no pods", hint="labctl run --detach WORKLOAD starts some for a run", node=node
         )
-    chosen = next((one for one in found if node in (one.node, one.name)), None)
+    chosen = next((container for container in containers if node in (container.node, container.name)), None)
     if not chosen:
-        known = ", ".join(dict.fromkeys(one.node for one in found))
-        raise ConfigError(f"lab {lab.name} has no node `{node}`", hint=f"it has {known}", node=node)
+        names = ", ".join(dict.fromkeys(container.node for container in containers))
+        raise ConfigError(f"lab {lab.name} has no node `{node}`", hint=f"it has {names}", node=node)
     if chosen.state != "running":
-        said = f": {chosen.reason}" if chosen.reason else ""
-        raise HostError(f"{node} is {chosen.state}{said}", hint="labctl status", node=node)
+        reason = f": {chosen.reason}" if chosen.reason else ""
+        raise HostError(f"{node} is {chosen.state}{reason}", hint="labctl status", node=node)
     return chosen.name
 
 
 def workers(lab: ClusterLab) -> tuple[str, ...]:
-    """The workers of the latest run that run. HostError where none does."""
-    found = lab.engine.observe(lab.name).containers
-    names = tuple(dict.fromkeys(one.node for one in found if one.role == "worker" and one.state == "running"))
+    """Return the running workers of the lab. HostError if none is running."""
+    containers = lab.engine.observe(lab.name).containers
+    active_workers = (pod.node for pod in containers if pod.role == "worker" and pod.state == "running")
+    names = tuple(dict.fromkeys(active_workers))
     if not names:
         raise HostError(f"lab {lab.name} has no worker that runs", hint="labctl status")
     return names
 
 
 def execute(lab: ClusterLab, nodes: tuple[str, ...], command: tuple[str, ...], **options: Any) -> int:
-    """Run a command in the pods of these nodes; of several each line is marked, and the largest code is the answer."""
+    """Run a command in the pods of nodes and return the largest exit code; of several nodes each line is marked."""
     pods_of = {node: pod_of(lab, node) for node in nodes}
     if len(nodes) == 1:
         return lab.engine.attach(pods_of[nodes[0]], command, user="", workdir=None, **options)
@@ -335,11 +342,12 @@ def execute(lab: ClusterLab, nodes: tuple[str, ...], command: tuple[str, ...], *
 
 
 def running(lab: ClusterLab) -> list[str]:
-    """The ids of the runs that are under way."""
-    return [run_id for run_id, found in active(lab).items() if found.state == "running"]
+    """Return the ids of the running runs."""
+    return [run_id for run_id, run in active(lab).items() if run.state == "running"]
 
 
 def owned(lab: ClusterLab) -> Iterator[Manifest]:
+    """Yield the lab's objects in the cluster, except its claim and namespace."""
     yield from jobs(lab)
     for kind in ("ConfigMap", "Secret", "Pod"):
         yield from lab.api.list(kind, lab.selector)
@@ -354,7 +362,7 @@ def _claims(lab: ClusterLab) -> list[Manifest]:
 def kept(lab: ClusterLab) -> dict[str, str]:
     """Return what `down` keeps, with the command that removes it.
 
-    The claim, and the namespace if it was made for the lab: others may be in it by now.
+    The claim, and the namespace if it was created for the lab: it may hold other objects by now.
     """
     name = lab.api.namespace
     claims = [claim["metadata"]["name"] for claim in _claims(lab)]
