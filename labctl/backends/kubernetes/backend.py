@@ -77,7 +77,7 @@ UNSUPPORTED: Mapping[str, str] = {
 
 
 class NewClusterRun(ClusterRun, frozen=True, kw_only=True):
-    """A run that is about to be submitted: its target, and its job with all files."""
+    """A run to be submitted: its target, and its job with all files."""
 
     target: Target
     built: ClusterJob
@@ -96,11 +96,12 @@ def connect(context: Context, settings: Settings, **options: Any) -> Iterator[Ba
 
 
 class KubernetesBackend:
-    """The lab of a directory in a namespace of a cluster."""
+    """Backend of a directory's lab in a namespace of a cluster."""
 
     name = "kubernetes"
 
     def __init__(self, context: Context, settings: Settings, cluster: ClusterLab | None = None) -> None:
+        """``cluster``: a lab that is open already; else it is opened on first use."""
         self.context, self.settings = context, settings
         if cluster:
             self._cluster = cluster
@@ -113,7 +114,7 @@ class KubernetesBackend:
 
     @cached_property
     def _cluster(self) -> ClusterLab:
-        """The lab in its cluster, which is connected when it is needed. HostError if the kubeconfig names none."""
+        """The lab in its cluster, opened on first use. HostError if the kubeconfig names no cluster."""
         return open_lab(self.context, self.settings)
 
     # --- the lab ---
@@ -179,14 +180,14 @@ class KubernetesBackend:
         if running := self.under_way():
             raise HostError(f"{'; '.join(running)} is active", hint="wait for it, or end it with `labctl stop`")
 
-    def fill(self, workload: str, wanted: Cache, *, hosts: bool, preview: bool) -> CacheReport:  # noqa: ARG002
+    def fill(self, workload: str, cache: Cache, *, hosts: bool, preview: bool) -> CacheReport:  # noqa: ARG002
         """Download models and datasets onto the lab's claim by a pod."""
         from labctl.backends.kubernetes import storage
         from labctl.hub import prefetch
         from labctl.hub.report import CacheReport
 
         began = time.monotonic()
-        repositories, endpoint = prefetch.names(wanted), prefetch.endpoint_of(self.context.environ)
+        repositories, endpoint = prefetch.names(cache), prefetch.endpoint_of(self.context.environ)
         items = storage.fill(self._cluster, repositories, endpoint, dry_run=preview) if repositories else ()
         claim, seconds = f"claim {self._cluster.name}-storage", round(time.monotonic() - began, 3)
         return CacheReport(workload=workload, cache=claim, items=items, seconds=seconds)
@@ -216,7 +217,7 @@ class KubernetesBackend:
         raise ConfigError("freeze is not supported in a cluster", hint=UNSUPPORTED["freeze"])
 
     def not_replayable(self, recorded: ReplayedRun) -> Iterator[str]:  # noqa: ARG002
-        """Yield that a run of a cluster is not replayed."""
+        """Yield the reason: runs of a cluster cannot be replayed."""
         yield "runs of a cluster are not replayed"
 
     # --- nodes ---
@@ -270,7 +271,7 @@ class KubernetesBackend:
         """Require nothing: a run brings its launcher itself."""
 
     def require_ready(self, run: Run, options: RunOptions, *, preview: bool = False) -> None:  # noqa: ARG002
-        """HostError for what would stop the run, as far as a few requests at once can tell."""
+        """Run the cheap checks of a run. HostError for the first error."""
         from labctl.backends.kubernetes import checks
 
         new = cast("NewClusterRun", run)
@@ -282,16 +283,16 @@ class KubernetesBackend:
         versions = {} if preview else store.versions(new.lab, cluster.engine.versions(), None)
         kept = store.record(new.lab, self.settings, new.built.job, versions, preview=preview)
         place = Place(server=cluster.api.server, namespace=cluster.api.namespace, name=new.name, kind=new.kind)
-        where = File(path=store.PLACE, content=msgspec.json.encode(place).decode())
+        place_file = File(path=store.PLACE, content=msgspec.json.encode(place).decode())
         objects = ", ".join(render.rendered(new.target, new.built).objects)
         return RunPlan(
-            record=(*kept, where, render.record(new.target, new.built)),
+            record=(*kept, place_file, render.record(new.target, new.built)),
             launch=f"apply {objects} in namespace {new.target.namespace} of {cluster.api.server}",
             collect=f"fetch {new.job.directory} from the launcher's pod, and remove {new.kind} {new.name}",
         )
 
     def carry_out_steps(self, run: Run, steps: tuple[Step, ...], *, before: int, after: int) -> None:  # noqa: ARG002
-        """Carry out steps of a run's plan, of which others come before and after."""
+        """Carry out steps of a run's plan; ``before`` and ``after`` count its other steps."""
         from labctl.backends.kubernetes.steps import ClusterDeployment
 
         raise_all(carry_out(steps, ClusterDeployment(self._cluster), before=before, after=after))
@@ -352,11 +353,11 @@ class KubernetesBackend:
         return self._cluster.run(run_id)
 
     def active(self) -> Mapping[str, ActiveRun]:
-        """Ask the cluster for the runs without a result; their state is unknown if it does not answer."""
+        """Observe the runs without a result, by id; their state is unknown if the cluster is unreachable."""
         return labs.active(self._cluster)
 
     def sharing_losses(self) -> AbstractContextManager[None]:
-        """Share nothing: the pods of each run are looked at."""
+        """Share nothing: the pods of each run are observed by themselves."""
         return nullcontext()
 
     def stop(self, run: Run, grace: float, message: str) -> None:  # noqa: ARG002
@@ -368,12 +369,12 @@ class KubernetesBackend:
         return False
 
     def end(self, run_id: str) -> None:
-        """Remove the job of a run that nothing follows any more."""
+        """Remove the job of a run that no process follows."""
         recorded = self._cluster.run(run_id)
         jobs.remove(self._cluster.api, recorded.kind, recorded.name)
 
     def collect(self, run_id: str) -> None:
-        """Move what was fetched of a run into its record. A run that goes on keeps its directory for its results."""
+        """Move the fetched files of a run into its record; nothing if this process did not follow it to its end."""
         if run_id in self._fetched:
             directory = self.context.directory
             outputs.move(store.outputs(directory, run_id), store.directory(directory, run_id))
