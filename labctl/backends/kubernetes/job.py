@@ -1,4 +1,4 @@
-"""A workload as a job in a cluster: its names, its lab of pods, and the files that they need."""
+"""A workload as a job in a cluster: its names, its lab of pods, and their files."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ from labctl.system.files import walk
 from labctl.workloads import external
 
 PORT = 2222
-"""Of sshd in the pods, which are not root's."""
+"""Port of sshd in the pods, which do not run as root."""
 UID = 1000
 KEPT = 600
-"""Seconds that the launcher of a run stays after its end, for its results to be fetched."""
+"""Seconds that the launcher of a run stays after its command has ended, for its results to be fetched."""
 STORAGE = "/storage"
-"""Where pods have the claim."""
+"""Mount point of the claim in pods."""
 MOST_BYTES = 1 << 20
-"""Of a ConfigMap: kubernetes.io, ConfigMaps."""
+"""Size limit of a ConfigMap. Source: the Kubernetes documentation, ConfigMaps."""
 
 
 class ClusterPods(Struct, frozen=True, kw_only=True):
-    """What pods of a lab have: a name, and files and variables."""
+    """Pods of a lab: their name, files and variables."""
 
     name: str
     run_id: str
-    """That ranks see; the name where no run of labctl's is recorded."""
+    """Id of the run, as ranks see it; equal to ``name`` if no run is recorded."""
     owner: str
-    """Who has submitted them, as ``person@machine``; empty where labctl did not."""
+    """User who submitted them, as ``person@machine``; empty if no run is recorded."""
     lab: Lab
     files: tuple[tuple[str, bytes, bool], ...]
-    """Paths below the project's directory in the pods, contents, and whether they are programs."""
+    """Paths below the project's directory in the pods, contents, and True for executables."""
     environment: Pairs
-    """Of every pod."""
+    """Variables of every pod."""
     launch: str = ""
-    """The run as the agent in the launcher is given it, in JSON; empty for pods without a launcher."""
+    """JSON of the run for the agent in the launcher; empty for pods without a launcher."""
 
     @property
     def start(self) -> dict[str, str]:
@@ -123,10 +123,10 @@ def build(
     run_id: str = "",
     owner: str = "",
 ) -> ClusterJob:
-    """The job of a workload on the lab's pods, for a run that is recorded if it has an id.
+    """Build the job of a workload on the lab's pods; with a ``run_id`` its run is recorded.
 
-    ConfigError for what its launcher or DeepSpeed would reject, for paths of this machine, and for files that are too
-    large for a ConfigMap.
+    ConfigError for settings that the launcher or DeepSpeed would reject, for paths of this machine, and for files that
+    are too large for a ConfigMap.
     """
     accelerator = settings.text("LAB_ACCELERATOR")
     name = job_name(settings.text("LAB_NAME"), workload.name, run_id)
@@ -141,8 +141,7 @@ def build(
                 f"{workload.name}: {path} is not on the claim",
                 hint=f"name a path below {STORAGE}, or a model that `labctl cache --model NAME` has fetched",
             )
-    where = job.run_directory(lab, run_id)
-    workload = external.at(workload, f"{len(lab.nodes)}xN", where)
+    workload = external.at(workload, f"{len(lab.nodes)}xN", job.run_directory(lab, run_id))
     workload, chosen = code.choose(lab, workload)
     nodes = tuple((node, tuple(range(node.slots))) for node in lab.nodes)
     timeout = options.timeout or workload.timeout
@@ -165,7 +164,7 @@ def build(
 
 
 def of_workload(context: Context, name: str, options: RunOptions) -> tuple[Target, ClusterJob]:
-    """Build the job of a workload by its name, which no run is recorded of, and say where it is to run. ConfigError."""
+    """Build the job of a named workload without a recorded run, and return it with its target. ConfigError."""
     contexts.require_initialised(context)
     settings = context.settings()
     workload = choose_workload(context.directory, name, options, settings)
@@ -176,7 +175,7 @@ def of_workload(context: Context, name: str, options: RunOptions) -> tuple[Targe
 def one_pod(
     settings: Settings, directory: Path, target: Target, name: str, program: bytes, variables: Pairs, owner: str
 ) -> ClusterPods:
-    """What a single pod has that runs a program of labctl's own, ``program`` in its project's directory."""
+    """Build a single pod that has ``program`` in its project's directory."""
     lab = lab_of_pods(settings, directory, settings.text("LAB_ACCELERATOR"), target, name)
     given = environment(lab, target, f"{lab.project_path}/{name}", variables)
     files = ((PROGRAM, program, False),)
@@ -187,17 +186,17 @@ PROGRAM = "program.py"
 
 
 MOST_OF_NAME = 39
-"""With the end of a run's id and ``-launcher-0-0-abcde``, which a JobSet adds, a pod's name has 63 characters."""
+"""Characters of a job's name: with the end of a run's id and ``-launcher-0-0-abcde`` of a JobSet they make 63."""
 
 
 def job_name(lab: str, workload: str, run_id: str = "") -> str:
-    """A name that a Service may have, not longer than those of its pods may be.
+    """Return the name of a job, valid for a Service and short enough for its pods' names.
 
-    With the random end of a run's id, where it is one.
+    It ends in the random part of the run's id, if any.
     """
-    what = _slug(workload)[: MOST_OF_NAME - 10]
+    workload_part = _slug(workload)[: MOST_OF_NAME - 10]
     whose = _slug(lab) if lab[:1].isalpha() else f"lab-{_slug(lab)}"
-    name = "-".join(part.strip("-") for part in (whose[: MOST_OF_NAME - 1 - len(what)], what))
+    name = "-".join(part.strip("-") for part in (whose[: MOST_OF_NAME - 1 - len(workload_part)], workload_part))
     return f"{name}-{run_id.rpartition('-')[2]}" if run_id else name
 
 
@@ -206,7 +205,7 @@ def _slug(text: str) -> str:
 
 
 def pod_names(target: Target, name: str, count: int) -> tuple[str, ...]:
-    """The workers' names as the operator's hostfile has them.
+    """Return the workers' names as in the operator's hostfile.
 
     Sources: kubeflow/mpi-operator, pkg/controller/mpi_job_controller.go (v2beta1); kubeflow/trainer, runtime/framework/
     plugins/mpi, whose pods are those of a JobSet.
@@ -217,70 +216,70 @@ def pod_names(target: Target, name: str, count: int) -> tuple[str, ...]:
 
 
 def lab_of_pods(settings: Settings, directory: Path, accelerator: str, target: Target, name: str) -> Lab:
-    """The lab whose nodes are the job's worker pods."""
+    """Build the lab whose nodes are the job's worker pods."""
     slots = settings.number("LAB_SLOTS") or (USUAL_SLOTS if target.resource else 1)
     names = pod_names(target, name, settings.number("LAB_NODES") or USUAL_NODES)
-    # Nobody knows the nodes' cores; each rank has at least one.
+    # The nodes' cores are unknown; each rank has at least one.
     hosts = tuple(
-        Host(name=one, interface=target.interface, cpus=tuple(range(slots)), memory=0, mtu=1500, uid=UID, gid=UID)
-        for one in names
+        Host(name=pod, interface=target.interface, cpus=tuple(range(slots)), memory=0, mtu=1500, uid=UID, gid=UID)
+        for pod in names
     )
-    nodes = tuple(Node(name=one, host=one, slots=slots) for one in names)
+    nodes = tuple(Node(name=pod, host=pod, slots=slots) for pod in names)
     made = spec.build(settings, directory, accelerator, hosts, Limits(), network="host", lacking=names)
-    # In a pod the probes of its readiness would fill the log of a sshd that tells of each connection.
+    # Readiness probes would fill the log of an sshd that logs each connection.
     usual = settings.origin("LAB_SSHD_LOG_LEVEL") == "default"
     return replace(made, nodes=nodes, ssh_port=PORT, sshd_log_level="" if usual else made.sshd_log_level)
 
 
 def environment(lab: Lab, target: Target, directory: str, added: Pairs, *, kept: int = 0) -> Pairs:
-    """What every pod has: what the lab's containers have, with caches on the claim where there is one.
+    """Return the variables of every pod: those of the lab's containers, with caches on the claim if there is one.
 
     ``kept``: seconds that the launcher stays for its results to be fetched.
     """
     cache = f"{lab.project_path}/.cache"
     place = STORAGE if target.storage else cache
-    own = {
+    of_lab = {
         name: place + value.removeprefix(cache) if value.startswith(cache) else value for name, value in lab.environment
     }
     network = {"GLOO_SOCKET_IFNAME": target.interface}
     network |= dict.fromkeys(OPEN_MPI_NETWORK, target.interface)
-    # The cluster's device plugin hands devices in; the rest is what libraries read.
+    # The cluster's device plugin provides the devices; libraries read these variables.
     mapping = accelerators.get(lab.accelerator).mapping(lab.hosts[0], ())
     devices = {name: value for name, value in mapping.environment if value}
     run = {"LABCTL_RUN_DIR": directory, "LABCTL_KEYS": KEYS, "HOME": HOME, "LABCTL_PATIENCE": str(target.patience)}
     run |= {"LABCTL_KEPT": str(kept)} if kept else {}
     run |= {"LABCTL_STORAGE": STORAGE} if target.storage else {}
     run |= {"LAB_SSHD_LOG_LEVEL": lab.sshd_log_level} if lab.sshd_log_level else {}
-    return tuple({**network, **devices, **run, **dict(added), **own}.items())
+    return tuple({**network, **devices, **run, **dict(added), **of_lab}.items())
 
 
 KEYS, HOME = "/etc/labctl/ssh", "/home/lab"
 RANK_OUTPUT = "rank_output.py"
-"""The program that prints what a rank does, which labctl's images have."""
+"""Program that prints a rank's output, also part of labctl's images."""
 AGENT = ("labnode.py", "step.regex")
-"""The agent of labctl's images, which keeps the limits of a run, and what it reads steps with."""
+"""Agent of labctl's images, which keeps the limits of a run, and its pattern of steps."""
 
 
 def files(built: Job, workload: Workload, run_id: str, launch: str) -> tuple[tuple[str, bytes, bool], ...]:
-    """The run's own files, the workload's, and what workloads share. ConfigError where they are too large."""
+    """Return the files of the run, of the workload, and of ``common``. ConfigError if a ConfigMap cannot hold them."""
     run = f"outputs/{run_id}"
     common = workload.directory.parent / "common"
-    found = [(f"{run}/{file.path}", file.content.encode(), bool(file.mode & 0o100)) for file in built.files]
-    # The operator writes it.
-    found = [one for one in found if one[0] != f"{run}/hostfile"]
-    # Whose the image is, is not known.
+    contents = [(f"{run}/{file.path}", file.content.encode(), bool(file.mode & 0o100)) for file in built.files]
+    # The operator writes the hostfile.
+    contents = [entry for entry in contents if entry[0] != f"{run}/hostfile"]
+    # The image may not be labctl's.
     program = packaged("docker", RANK_OUTPUT).read_bytes()
-    found.append((f"{run}/{RANK_OUTPUT}", program, False))
+    contents.append((f"{run}/{RANK_OUTPUT}", program, False))
     copies = [(f"{run}/{copy.path}", copy.root / copy.name) for copy in built.code]
     if common.is_dir():
         copies += [(f"workloads/common/{path}", common / path) for path in walk(common)]
-    found += [(path, source.read_bytes(), bool(source.stat().st_mode & 0o100)) for path, source in copies]
-    size = sum(len(path) + len(content) for path, content, _ in found)
+    contents += [(path, source.read_bytes(), bool(source.stat().st_mode & 0o100)) for path, source in copies]
+    size = sum(len(path) + len(content) for path, content, _ in contents)
     size += sum(len(name) + len(text.encode()) for name, text in start_files(launch).items())
     if size > MOST_BYTES:
-        largest = max(found, key=lambda one: len(one[1]))
+        largest = max(contents, key=lambda entry: len(entry[1]))
         raise ConfigError(
             f"{workload.name}: {size:,} bytes of files, most in {largest[0]}, and a ConfigMap holds {MOST_BYTES:,}",
             hint=f"build an image with them (LAB_IMAGE), or put them on the claim ({STORAGE})",
         )
-    return tuple(sorted(found))
+    return tuple(sorted(contents))
