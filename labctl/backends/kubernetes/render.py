@@ -1,4 +1,4 @@
-"""The job as objects, and these as YAML.
+"""Renders a job as Kubernetes objects, and these as YAML.
 
 Sources: kubeflow/mpi-operator, API v2beta1; kubeflow/trainer, API v1alpha1; JobSet, v1alpha2; the Kubernetes API.
 """
@@ -23,7 +23,7 @@ Manifest = dict[str, Any]
 
 
 class Manifests(Struct, frozen=True, kw_only=True):
-    """A job's objects, by kind and name, and their YAML."""
+    """Names of a job's objects, as ``KIND/NAME``, and their YAML."""
 
     name: str
     namespace: str
@@ -32,28 +32,28 @@ class Manifests(Struct, frozen=True, kw_only=True):
 
 
 OWNER = "labctl.owner"
-"""The annotation of who submitted a run: ``person@machine``."""
+"""Annotation with the user who submitted a run: ``person@machine``."""
 RESULTS_WAIT = 600
-"""Seconds for a run's end: its results are gathered, and fetched."""
+"""Seconds after a run's command for its results to be gathered and fetched."""
 LAUNCHER_REQUESTS = {"cpu": "500m", "memory": "1Gi"}
-"""What a launcher asks its node for."""
+"""Requests of a launcher."""
 LOGS_KEPT = 86_400
-"""Seconds that the launcher of a job that has ended is kept, with its log."""
+"""Seconds that an ended job is kept, with its launcher's log."""
 
 
 def manifests(target: Target, built: ClusterJob) -> list[Manifest]:
-    """Every object of the job, in the order in which they are created."""
+    """Return the objects of a job in the order of their creation."""
     return [*_needed(target, built), *(_mpijob(target, built) if target.kind == "mpijob" else _trainjob(target, built))]
 
 
 def record(target: Target, built: ClusterJob) -> File:
-    """What is sent, less the Secret, for the run's record."""
-    objects = [one for one in manifests(target, built) if one["kind"] != "Secret"]
+    """Render the objects without the Secret as a file of the run's record."""
+    objects = [manifest for manifest in manifests(target, built) if manifest["kind"] != "Secret"]
     return File(path="rendered/manifests.yaml", content=text(objects))
 
 
 def _needed(target: Target, built: ClusterPods) -> list[Manifest]:
-    """What pods need beside themselves."""
+    """Return the objects that pods need: namespace, Secret, claim, ConfigMap."""
     objects = [_object("v1", "Namespace", target.namespace, target, built, namespaced=False)]
     if built.lab.secrets:
         values = {name: value.reveal() for name, value in built.lab.secrets}
@@ -64,7 +64,7 @@ def _needed(target: Target, built: ClusterPods) -> list[Manifest]:
 
 
 def single(target: Target, built: ClusterPods, command: list[str]) -> list[Manifest]:
-    """A pod with no device that fills the claim with a command, and what it needs."""
+    """Return the objects of a pod without devices that runs a command, the pod last."""
     pod = _pod(target, built, "program", command, worker=False)
     pod["spec"]["restartPolicy"] = "Never"
     made = _object("v1", "Pod", built.name, target, built)
@@ -74,7 +74,7 @@ def single(target: Target, built: ClusterPods, command: list[str]) -> list[Manif
 
 
 class Kustomized(Struct, frozen=True, kw_only=True):
-    """Files for kustomize in a directory, and what is not in them."""
+    """Files for kustomize in a directory, and the objects left out."""
 
     directory: str
     files: tuple[str, ...]
@@ -82,18 +82,18 @@ class Kustomized(Struct, frozen=True, kw_only=True):
 
 
 def rendered(target: Target, built: ClusterJob) -> Manifests:
-    """The job as labctl's answer has it."""
+    """Render a job's objects for the output of a command."""
     objects = manifests(target, built)
-    names = tuple(f"{one['kind']}/{one['metadata']['name']}" for one in objects)
+    names = tuple(f"{manifest['kind']}/{manifest['metadata']['name']}" for manifest in objects)
     return Manifests(name=built.name, namespace=target.namespace, objects=names, yaml=text(objects))
 
 
 def text(objects: list[Manifest]) -> str:
-    """The objects as YAML documents; the same for the same objects."""
+    """Render objects as YAML documents; equal objects give equal text."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
-        """Writes texts of several lines as such."""
+        """Writes multi-line strings as blocks."""
 
     def string(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
@@ -104,7 +104,7 @@ def text(objects: list[Manifest]) -> str:
 
 
 def export(target: Target, built: ClusterJob, directory: Path) -> Kustomized:
-    """Write a job into a directory for kustomize, without its Secret."""
+    """Write a job without its Secret to a directory for kustomize."""
     made, left_out = kustomization(manifests(target, built))
     for file in made:
         files.write(directory / file.path, file.content, mode=file.mode)
@@ -112,23 +112,24 @@ def export(target: Target, built: ClusterJob, directory: Path) -> Kustomized:
 
 
 def kustomization(objects: list[Manifest]) -> tuple[tuple[File, ...], tuple[str, ...]]:
-    """The objects as files for kustomize, one each; and what is not written, as such files are kept in git."""
+    """Render objects as files for kustomize, one each; return the Secrets' names apart, as such files go into git."""
     import yaml
 
-    kept = [one for one in objects if one["kind"] != "Secret"]
-    written = [File(path=f"{one['kind'].lower()}.yaml", content=text([one]), mode=0o644) for one in kept]
+    kept = [manifest for manifest in objects if manifest["kind"] != "Secret"]
+    written = [File(path=f"{manifest['kind'].lower()}.yaml", content=text([manifest]), mode=0o644) for manifest in kept]
     head = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
     index = yaml.safe_dump({**head, "resources": [file.path for file in written]}, sort_keys=False)
-    left_out = tuple(f"Secret {one['metadata']['name']}" for one in objects if one["kind"] == "Secret")
+    left_out = tuple(f"Secret {manifest['metadata']['name']}" for manifest in objects if manifest["kind"] == "Secret")
     return (*written, File(path="kustomization.yaml", content=index, mode=0o644)), left_out
 
 
 def _object(
     version: str, kind: str, name: str, target: Target, built: ClusterPods, *, namespaced: bool = True
 ) -> Manifest:
+    """Return an object without its spec; labels, owner and namespace only if ``namespaced``."""
     metadata: Manifest = {"name": name}
     if not namespaced:
-        # Others may use it too, and whoever applies it from a file owns its labels.
+        # Others may use it too, and applying it from a file would overwrite its labels.
         return {"apiVersion": version, "kind": kind, "metadata": metadata}
     labels = {"labctl.lab": built.lab.name, "labctl.run": label(built.run_id)}
     metadata |= {"namespace": target.namespace, "labels": labels}
@@ -138,12 +139,12 @@ def _object(
 
 
 def label(run_id: str) -> str:
-    """A run's id as the value of a label, which has at most 63 characters."""
+    """Return a run's id as a label value, of at most 63 characters."""
     return run_id[:63].rstrip("-_.")
 
 
 def _claim(target: Target, built: ClusterPods) -> Manifest:
-    """The lab's storage, which all its jobs share: every node writes to it."""
+    """Return the lab's claim, which all its jobs share and every node writes to."""
     claim = _object("v1", "PersistentVolumeClaim", f"{built.lab.name}-storage", target, built)
     del claim["metadata"]["labels"]["labctl.run"]
     claim["metadata"].pop("annotations", None)
@@ -156,12 +157,12 @@ def _claim(target: Target, built: ClusterPods) -> Manifest:
 
 
 def _key(path: str) -> str:
-    """The key of a file in the ConfigMap, which has no folders."""
+    """Return the key of a file in the ConfigMap, which has no directories."""
     return path.replace("_", "__").replace("/", "_.")
 
 
 def _config_map(target: Target, built: ClusterPods) -> Manifest:
-    """The files of the job; a pod has them in their folders. And the names of its users."""
+    """Return the ConfigMap with the job's files and those that pods start with."""
     texts = built.start
     binary: dict[str, str] = {}
     for path, content, _ in built.files:
@@ -174,7 +175,7 @@ def _config_map(target: Target, built: ClusterPods) -> Manifest:
 
 
 def _pod(target: Target, built: ClusterPods, name: str, command: list[str], *, worker: bool) -> Manifest:
-    """The template of a pod: nothing of root's, and no more than the job needs."""
+    """Return the template of a pod that runs without root and without capabilities."""
     first: Manifest = {"name": name, "image": built.lab.image, "command": command, "workingDir": built.lab.project_path}
     first["env"] = [{"name": key, "value": value} for key, value in built.environment]
     first["resources"] = _resources(target, built) if worker else {"requests": dict(LAUNCHER_REQUESTS)}
@@ -191,7 +192,7 @@ def _pod(target: Target, built: ClusterPods, name: str, command: list[str], *, w
             "runAsUser": UID,
             "runAsGroup": UID,
             "fsGroup": UID,
-            # Else the kubelet goes through all files of the claim at the start of each pod.
+            # Otherwise the kubelet changes all files of the claim at the start of each pod.
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
@@ -201,7 +202,7 @@ def _pod(target: Target, built: ClusterPods, name: str, command: list[str], *, w
     if worker:
         spec |= _placement(target)
     if tolerated := target.tolerated if worker else target.tolerations:
-        spec["tolerations"] = [_toleration(one) for one in tolerated]
+        spec["tolerations"] = [_toleration(toleration) for toleration in tolerated]
     spec["containers"] = [first]
     spec["volumes"] = _volumes(target, built)
     labels = {
@@ -209,53 +210,55 @@ def _pod(target: Target, built: ClusterPods, name: str, command: list[str], *, w
         "labctl.run": label(built.run_id),
         "labctl.role": "worker" if worker else "launcher",
     }
-    # Istio's proxy would keep the ranks' own connections, and the pod after its end; other meshes may be there too.
+    # Istio's proxy would intercept the ranks' connections and outlive them; other sidecars may be injected.
     annotations = {"sidecar.istio.io/inject": "false", DEFAULT_CONTAINER: name}
     return {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
 
 
 def _placement(target: Target) -> Manifest:
-    """Where workers may run, and what they share with their node."""
-    found: Manifest = {}
+    """Return the fields of a worker's spec for its placement and the namespaces shared with the node."""
+    fields: Manifest = {}
     if target.host_ipc:
-        found["hostIPC"] = True
+        fields["hostIPC"] = True
     if target.host_network:
-        found |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
+        fields |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     if target.node_selector:
-        found["nodeSelector"] = dict(target.node_selector)
-    return found
+        fields["nodeSelector"] = dict(target.node_selector)
+    return fields
 
 
-def _toleration(one: Toleration) -> Manifest:
+def _toleration(toleration: Toleration) -> Manifest:
+    """Return a toleration as of a pod's spec."""
     return {
-        "key": one.key,
-        "operator": "Equal" if one.value else "Exists",
-        **({"value": one.value} if one.value else {}),
-        **({"effect": one.effect} if one.effect else {}),
+        "key": toleration.key,
+        "operator": "Equal" if toleration.value else "Exists",
+        **({"value": toleration.value} if toleration.value else {}),
+        **({"effect": toleration.effect} if toleration.effect else {}),
     }
 
 
 def _resources(target: Target, built: ClusterPods) -> Manifest:
-    """Requests equal limits: devices and huge pages are never shared, and memory is there when it is needed."""
-    found = asked(target, built.lab.nodes[0].slots)
-    return {"limits": found, "requests": dict(found)} if found else {}
+    """Return the resources of a worker; requests equal limits, as devices and huge pages are never shared."""
+    amounts = asked(target, built.lab.nodes[0].slots)
+    return {"limits": amounts, "requests": dict(amounts)} if amounts else {}
 
 
 def asked(target: Target, slots: int) -> dict[str, str]:
-    """What a worker asks its node for, by resource."""
-    wanted = {"cpu": target.cpu, "memory": target.memory, "hugepages-2Mi": target.hugepages}
+    """Return the requests of a worker, by resource."""
+    settings = {"cpu": target.cpu, "memory": target.memory, "hugepages-2Mi": target.hugepages}
     if target.resource:
-        wanted[target.resource] = str(slots)
-    found = {name: amount for name, amount in wanted.items() if amount}
+        settings[target.resource] = str(slots)
+    amounts = {name: amount for name, amount in settings.items() if amount}
     if target.hugepages and not target.memory:
-        # The API asks for one of them beside huge pages.
-        found = {"cpu": "1", **found}
-    return found
+        # The API requires cpu or memory with huge pages.
+        amounts = {"cpu": "1", **amounts}
+    return amounts
 
 
 def _mounts(target: Target, built: ClusterPods) -> list[Manifest]:
+    """Return the volume mounts of a pod."""
     project = built.lab.project_path
-    found = [
+    mounts = [
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
         {"name": "work", "mountPath": project},
         {"name": "home", "mountPath": HOME},
@@ -264,18 +267,19 @@ def _mounts(target: Target, built: ClusterPods) -> list[Manifest]:
         {"name": "start", "mountPath": "/etc/passwd", "subPath": "passwd"},
     ]
     if target.storage:
-        found.append({"name": "storage", "mountPath": STORAGE})
+        mounts.append({"name": "storage", "mountPath": STORAGE})
     if built.lab.secrets:
-        found.append({"name": "secrets", "mountPath": "/run/secrets"})
-    return found
+        mounts.append({"name": "secrets", "mountPath": "/run/secrets"})
+    return mounts
 
 
 def _volumes(target: Target, built: ClusterPods) -> list[Manifest]:
+    """Return the volumes of a pod."""
     items = [
         {"key": _key(path), "path": path, **({"mode": 0o555} if program else {})} for path, _, program in built.files
     ]
     start = [{"key": name, "path": name} for name in built.start]
-    found: list[Manifest] = [
+    volumes: list[Manifest] = [
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": target.shared_memory}},
         {"name": "work", "emptyDir": {}},
         {"name": "home", "emptyDir": {}},
@@ -284,17 +288,17 @@ def _volumes(target: Target, built: ClusterPods) -> list[Manifest]:
     ]
     if target.storage:
         claim = {"claimName": f"{built.lab.name}-storage"}
-        found.append({"name": "storage", "persistentVolumeClaim": claim})
+        volumes.append({"name": "storage", "persistentVolumeClaim": claim})
     if built.lab.secrets:
-        found.append({"name": "secrets", "secret": {"secretName": built.name, "defaultMode": 0o440}})
-    return found
+        volumes.append({"name": "secrets", "secret": {"secretName": built.name, "defaultMode": 0o440}})
+    return volumes
 
 
 _START = ["bash", "/etc/labctl/start/pod.sh"]
 
 
 def _deadline(target: Target, built: ClusterJob) -> int:
-    """Seconds for pods to start, the run and its end: the launch command itself has the run's time."""
+    """Seconds for pods to start, the run, and its results; the run's own timeout ends the launch command."""
     return target.patience + int(built.job.timeout) + RESULTS_WAIT
 
 
@@ -303,6 +307,7 @@ def _queue(target: Target) -> dict[str, str]:
 
 
 def _mpijob(target: Target, built: ClusterJob) -> list[Manifest]:
+    """Return the MPIJob."""
     made = _object("kubeflow.org/v2beta1", "MPIJob", built.name, target, built)
     made["metadata"]["labels"] |= _queue(target)
     workers = len(built.lab.nodes)
@@ -313,7 +318,7 @@ def _mpijob(target: Target, built: ClusterJob) -> list[Manifest]:
         "ttlSecondsAfterFinished": LOGS_KEPT,
     }
     if target.gang != "none":
-        # The launcher is made once they are ready: a gang with it would wait for itself.
+        # The launcher is created once the workers are ready: a gang that includes it would deadlock.
         policy["schedulingPolicy"] = {"minAvailable": workers}
     launcher = _pod(target, built, "launcher", [*_START, "launcher", *limited(built.job)], worker=False)
     worker = _pod(target, built, "worker", [*_START, "worker"], worker=True)
@@ -332,16 +337,16 @@ def _mpijob(target: Target, built: ClusterJob) -> list[Manifest]:
 
 
 def _trainjob(target: Target, built: ClusterJob) -> list[Manifest]:
-    """A runtime of the job's own, and the job that refers to it."""
+    """Return the job's TrainingRuntime, and the TrainJob that refers to it."""
     version = "trainer.kubeflow.org/v1alpha1"
     runtime = _object(version, "TrainingRuntime", built.name, target, built)
-    # The runtime's container in both kinds of pods is called node.
+    # Trainer expects the container of both roles to be named node.
     launcher = _pod(target, built, "node", [*_START, "launcher", *limited(built.job)], worker=False)
     worker = _pod(target, built, "node", [*_START, "worker"], worker=True)
     for pod in (launcher, worker):
         pod["spec"]["restartPolicy"] = "Never"
     trainer = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-    # A gang is of all pods, the launcher too: it waits for the workers by itself.
+    # A gang includes the launcher, which waits for the workers by itself.
     first = {} if target.gang != "none" else {"dependsOn": [{"name": "node", "status": "Ready"}]}
     runtime["spec"] = {
         "mlPolicy": {
@@ -383,6 +388,7 @@ def _trainjob(target: Target, built: ClusterJob) -> list[Manifest]:
 
 
 def _gang(target: Target) -> Manifest:
+    """Return the pod group policy for the target's gang scheduler."""
     return (
         {"volcano": {}} if target.gang == "volcano" else {"coscheduling": {"scheduleTimeoutSeconds": target.patience}}
     )
