@@ -1,4 +1,4 @@
-"""A run as a job of a cluster: submitted, followed, judged and recorded; its pods are the cluster's to place."""
+"""Submits, follows, judges and records a run as a job of a cluster, which places its pods."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ from labctl.records.verdict import RunOutcome
 
 KINDS: dict[Kind, str] = {"mpijob": "MPIJob", "trainjob": "TrainJob"}
 OWNED = {"MPIJob": ("ConfigMap", "Secret"), "TrainJob": ("ConfigMap", "Secret", "TrainingRuntime")}
-"""What a job has beside it, of its name."""
+"""Kinds of objects that a job has with its own name."""
 SHARED = ("Namespace", "PersistentVolumeClaim")
-"""What a lab's jobs have together."""
-# Seconds between two looks at a run's pods; that an API server may be silent; for a run that is told to end, to gather
-# its results; for the cluster to say why it ended one; for a node to say that a pod has ended, after the time it has.
+"""Kinds of objects that all jobs of a lab share."""
+# Seconds between two polls of a run's pods; that an API server may be unreachable; for a run that is stopped to gather
+# its results; for the cluster to report why it ended a run; for a node to report that a pod has ended, after its grace.
 LOOK, SILENT_FOR, ENDING, EXPLAINING, REPORTING = 1.0, 600, 600, 10, 60
-# Trainer's word for a runtime that is not there; seconds for it to see one that is.
+# Trainer's error for a missing runtime; seconds until it sees a new one.
 NO_RUNTIME, SEEING = "trainingRuntime must be created before", 10
-# The last line of a launcher's pod, by pod.sh, behind a last line of the command that has no end. The agent, if the
-# image has a python3, adds the run's seconds, and the cause if it is not the command's own.
+# The launcher prints this when its command has ended (pod.sh), after an unfinished last line of the command, if any. The
+# agent, if the image has a python3, adds the run's seconds, and the cause if it is not the command's own.
 ENDED = re.compile(
     r"(?P<rest>.*)\x01!\x02labctl: the launcher ended with exit code (?P<code>\d+)(?: after (?P<seconds>[\d.]+) s)?"
     rf"(?:; (?:(?P<cause>{'|'.join(get_args(Cause))}): )?(?P<why>.+))?"
@@ -65,20 +65,20 @@ NO_AGENT = "labctl: the image has no python3: a crashed rank or a stall ends the
 # The agent's own decisions, which nothing in the cluster explains.
 DECIDED: tuple[Cause, ...] = ("timeout", "stalled")
 FETCH_LIMIT = 3600
-# Of tar, where files changed while they were read.
+# Exit code of tar if files changed while they were read.
 CHANGED = 1
-# Files that a warning names.
+# Number of files that a warning names.
 SHOWN = 4
 
 
 class ClusterRun(Run, frozen=True, kw_only=True):
-    """A run, and the job that it is in the cluster."""
+    """A run, and name and kind of its job in the cluster."""
 
     name: str
     kind: str
 
     def short(self, text: str) -> str:
-        """Names of pods as a lab calls its nodes."""
+        """Replace names of pods in a text by the names of the lab's nodes."""
         name = re.escape(self.name)
         text = re.sub(rf"\b{name}-(?:worker|node-0)-(\d+)(?:\.{name}(?:\.[a-z0-9-]+\.svc)?)?\b", r"worker-\1", text)
         return re.sub(rf"\b{name}-launcher(?:-[a-z0-9-]+)?\b", LAUNCHER, text)
@@ -88,15 +88,15 @@ class ClusterRun(Run, frozen=True, kw_only=True):
 
 
 def definitions(api: Api) -> dict[str, bool]:
-    """Whether the cluster knows ``mpijob``, ``trainjob``, and ``v1``, the MPIJob of the older training operator."""
-    known: dict[str, bool] = {name: serves(api, *COLLECTIONS[kind]) for name, kind in KINDS.items()}
-    return {**known, "v1": serves(api, "/apis/kubeflow.org/v1", "mpijobs")}
+    """Tell if the cluster serves each kind of job, and ``v1``: the MPIJob of the older training operator."""
+    kinds: dict[str, bool] = {name: serves(api, *COLLECTIONS[kind]) for name, kind in KINDS.items()}
+    return {**kinds, "v1": serves(api, "/apis/kubeflow.org/v1", "mpijobs")}
 
 
 def serves(api: Api, group: str, plural: str) -> bool:
-    """Whether the cluster has such objects now; ``group`` with its version, as in COLLECTIONS."""
+    """Tell if the cluster serves a resource; ``group`` and ``plural`` are as in COLLECTIONS."""
     try:
-        return plural in {one["name"] for one in api.request("GET", group)["resources"]}
+        return plural in {resource["name"] for resource in api.request("GET", group)["resources"]}
     except Refused as error:
         if error.status == 404:
             return False
@@ -104,14 +104,13 @@ def serves(api: Api, group: str, plural: str) -> bool:
 
 
 def kind_of(api: Api, settings: Settings) -> Kind:
-    """The kind of jobs: the one that the settings name, or what the cluster has. HostError where it has it not."""
-    wanted, known = settings.text("LAB_K8S_JOB"), definitions(api)
-    kinds = [kind for kind in KINDS if wanted in ("auto", kind)]
-    found = next((kind for kind in kinds if known[kind]), None)
-    if found:
-        return found
+    """Return the kind of jobs that the settings name, or the first that the cluster serves. HostError if none."""
+    setting, defined = settings.text("LAB_K8S_JOB"), definitions(api)
+    kinds = [kind for kind in KINDS if setting in ("auto", kind)]
+    if served := next((kind for kind in kinds if defined[kind]), None):
+        return served
     names = " and no ".join(KINDS[kind] for kind in kinds)
-    left = "; it has MPIJob v1, of the training operator, which labctl does not use" if known["v1"] else ""
+    left = "; it has MPIJob v1, of the training operator, which labctl does not use" if defined["v1"] else ""
     raise HostError(
         f"the cluster {api.server} knows no {names}{left}",
         hint="install Kubeflow's mpi-operator (MPIJob v2beta1) or Kubeflow Trainer (TrainJob): docs/kubernetes.md",
@@ -122,25 +121,24 @@ def kind_of(api: Api, settings: Settings) -> Kind:
 
 
 def submit(api: Api, target: Target, built: ClusterJob) -> None:
-    """Create a job with all that it needs, or nothing of it. HostError with the server's reason."""
-    own = prepare(api, built.lab.name, render.manifests(target, built))
-    for one in own:
+    """Create a job with its objects; on failure remove them again. HostError with the server's reason."""
+    objects = prepare(api, built.lab.name, render.manifests(target, built))
+    for manifest in objects:
         # A TrainJob is refused until the runtime that it names is there.
-        if one["kind"] != "TrainJob":
-            api.apply(one, dry_run=True)
+        if manifest["kind"] != "TrainJob":
+            api.apply(manifest, dry_run=True)
     kind = KINDS[target.kind]
     before = api.get(kind, built.name)
     try:
-        for one in own:
-            if one["kind"] == "TrainJob":
-                _rehearse(api, one)
-            made = api.apply(one)
-        owner = {key: made[key] for key in ("apiVersion", "kind")} | {
-            key: made["metadata"][key] for key in ("name", "uid")
-        }
-        for one in own[:-1]:
-            # So they go with it, whoever deletes it: one of them may be a token.
-            api.apply({**one, "metadata": {**one["metadata"], "ownerReferences": [owner]}})
+        for manifest in objects:
+            if manifest["kind"] == "TrainJob":
+                _rehearse(api, manifest)
+            made = api.apply(manifest)
+        owner = {key: made[key] for key in ("apiVersion", "kind")}
+        owner |= {key: made["metadata"][key] for key in ("name", "uid")}
+        for manifest in objects[:-1]:
+            # So that they are deleted with the job by any client: they may hold a token.
+            api.apply({**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [owner]}})
     except BaseException:
         if not before:
             with suppress(HostError):
@@ -149,7 +147,7 @@ def submit(api: Api, target: Target, built: ClusterJob) -> None:
 
 
 def _rehearse(api: Api, job: Manifest) -> None:
-    """A TrainJob's dry run, again for some seconds until Trainer has seen the runtime that was made just before."""
+    """Dry-run a TrainJob, retrying for SEEING seconds until Trainer has seen its new runtime. Refused."""
     deadline = time.monotonic() + SEEING
     while True:
         try:
@@ -163,28 +161,28 @@ def _rehearse(api: Api, job: Manifest) -> None:
 
 
 def prepare(api: Api, lab: str, objects: list[Manifest]) -> list[Manifest]:
-    """Create the namespace and the claim where they are missing, and leave them where not; the objects beside them."""
-    shared = [one for one in objects if one["kind"] in SHARED]
-    for one in shared:
+    """Create the namespace and the claim if they do not exist; return the other objects."""
+    shared = [manifest for manifest in objects if manifest["kind"] in SHARED]
+    for manifest in shared:
         try:
-            there = api.get(one["kind"], one["metadata"]["name"])
+            existing = api.get(manifest["kind"], manifest["metadata"]["name"])
         except Refused as error:
-            if error.status == 403 and one["kind"] == "Namespace":
-                # Who may work in a namespace alone may not look at it.
+            if error.status == 403 and manifest["kind"] == "Namespace":
+                # Users with rights in one namespace only cannot get the namespace itself.
                 continue
             raise
-        if not there:
-            api.apply(_marked(one, lab) if one["kind"] == "Namespace" else one)
-    return [one for one in objects if one["kind"] not in SHARED]
+        if not existing:
+            api.apply(_marked(manifest, lab) if manifest["kind"] == "Namespace" else manifest)
+    return [manifest for manifest in objects if manifest["kind"] not in SHARED]
 
 
 def _marked(namespace: Manifest, lab: str) -> Manifest:
-    """A namespace that is made for a lab, which says so when it goes."""
+    """Label a namespace that is created for a lab, so that `down` can name it."""
     return {**namespace, "metadata": {**namespace["metadata"], "labels": {"labctl.lab": lab}}}
 
 
 def remove(api: Api, kind: str, name: str) -> None:
-    """Delete a job and what it has beside it."""
+    """Delete a job and the objects that it owns."""
     api.delete(kind, name)
     for other in OWNED[kind]:
         api.delete(other, name)
@@ -193,23 +191,24 @@ def remove(api: Api, kind: str, name: str) -> None:
 # --- follow --------------------------------------------------------------------------------------------------
 
 
-# Exit codes of a command that timeout(1) has ended.
+# Exit codes of a command that timeout(1) ended.
 TIMED_OUT = (124, 137)
 
 
 class JobStopper(RunStopper):
-    """Stops a run for the first reason given: its launch command is told to end, as results are still to be fetched."""
+    """Stops a run for the first cause given: ends its launch command, so that results can still be fetched."""
 
     def __init__(self, run: ClusterRun, api: Api) -> None:
+        """``run``: the run to stop, in the cluster of ``api``."""
         self._run, self._api = run, api
         self.told = 0.0
-        """When it was told to end, on the monotonic clock; 0 before."""
+        """Monotonic time when its command was told to end; 0 before."""
         self.killed = False
-        """Whether nothing of it is waited for."""
+        """True if nothing of the run is to be waited for."""
         super().__init__(run.lab, run.job)
 
     def end(self, grace: float) -> None:
-        """Have the launch command end; a second Ctrl-C waits for nothing."""
+        """Tell the launch command to end; with a ``grace`` of 0, as by a second Ctrl-C, wait for nothing."""
         if not grace:
             self.killed = True
             return
@@ -224,13 +223,13 @@ class JobStopper(RunStopper):
 
 
 def run_pods(api: Api, run: ClusterRun) -> list[Manifest]:
-    """The pods of a run, the launcher first."""
-    found = api.list("Pod", f"labctl.run={render.label(run.run_id)}")
-    return sorted(found, key=lambda pod: (node_of(pod) != LAUNCHER, pod["metadata"]["name"]))
+    """Return the pods of a run, the launcher first."""
+    listed = api.list("Pod", f"labctl.run={render.label(run.run_id)}")
+    return sorted(listed, key=lambda pod: (node_of(pod) != LAUNCHER, pod["metadata"]["name"]))
 
 
 class Follower:
-    """What a run's pods do and print, from its beginning to its end, while the API server comes and goes."""
+    """Follows the pods and lines of a run to its end, through outages of the API server."""
 
     def __init__(
         self, api: Api, run: ClusterRun, stop: JobStopper, patience: float, notice: Callable[[str], object]
@@ -247,14 +246,14 @@ class Follower:
         self.launcher = ""
         """The name of the launcher's pod, once its program has started."""
         self.first = self.last = 0.0
-        """When the launcher started, or the first line was printed, and the last was, in seconds since 1970."""
+        """Times of the launcher's start or first line, and of its last line, in seconds since 1970."""
         self.has_agent = False
         """An agent beside the launch command has judged how the run ended."""
 
     def follow(self, look: Callable[[Line], None]) -> Ended:
-        """Hand on each line and notice what keeps pods from starting; how the run ended.
+        """Hand on each line, notice why pods do not start, and return how the run ended.
 
-        What is found to be wrong stops the run. HostError where the API server is silent for too long, or refuses.
+        A lost pod stops the run. HostError if the API server is unreachable for SILENT_FOR seconds, or refuses.
         """
         try:
             while True:
@@ -271,14 +270,14 @@ class Follower:
             self._over.set()
 
     def _explain(self, code: int) -> None:
-        """Note what the cluster did to a launcher whose command it has ended, once that is known."""
+        """Wait for the cluster to report why the launcher's command ended, and note the cause."""
         deadline = time.monotonic() + EXPLAINING
         while self.launcher and code and not self._stop.cause and time.monotonic() < deadline:
             with suppress(Unreachable):
-                job, found = self._ask()
-                launcher = next((pod for pod in found if _name(pod) == self.launcher), None)
-                # Ranks may have failed for a worker's loss before anyone has looked.
-                workers = (pod for pod in found if node_of(pod) != LAUNCHER and not _is_deleted(pod))
+                job, members = self._ask()
+                launcher = next((pod for pod in members if _name(pod) == self.launcher), None)
+                # Ranks may have failed since a worker was lost between two polls.
+                workers = (pod for pod in members if node_of(pod) != LAUNCHER and not _is_deleted(pod))
                 for cause, message in _lost(workers):
                     self._stop.note(cause, message)
                 if launcher and not _is_deleted(launcher):
@@ -295,7 +294,7 @@ class Follower:
         return Ended(code=code, seconds=max(self.last - self.first, 0.0), at=self.last)
 
     def _read_lines(self, look: Callable[[Line], None], *, to_the_end: bool = False) -> Ended | None:
-        """Hand on the lines of a moment; how the launch command ended, if it has."""
+        """Hand on the lines of the next LOOK seconds; return how the launch command ended, if it has."""
         if to_the_end and not self._reader:
             return None
         deadline = time.monotonic() + (ENDING if to_the_end else LOOK)
@@ -332,65 +331,69 @@ class Follower:
         return replace(ended, cause=cause, message=why)
 
     def _look_at_pods(self) -> Ended | None:
-        """What the cluster says of the run: None while it goes on."""
+        """Poll the cluster and return how the run ended; None while it goes on."""
         try:
-            job, found = self._ask()
+            job, members = self._ask()
         except Unreachable as error:
             self._wait_for_server(error)
             return None
         self._silent = 0.0
-        return self._judge_pods(job, found)
+        return self._judge_pods(job, members)
 
     def _ask(self) -> tuple[Manifest | None, list[Manifest]]:
-        """The run's job and its pods. Unreachable; HostError where the server refuses to tell."""
+        """Return the run's job, None if it was deleted, and its pods. Unreachable; HostError if refused."""
         try:
             job = self._api.get(self._run.kind, self._run.name)
             if job is None and not serves(self._api, *COLLECTIONS[self._run.kind]):
-                # As while its operator is installed anew: whether the job is there nobody can tell.
+                # While its operator is being reinstalled the job's existence is unknown.
                 raise Unreachable(f"the API server {self._api.server} knows no {self._run.kind} now")
             return job, run_pods(self._api, self._run)
         except Refused as error:
             raise self._left_alone(error) from error
 
     def _left_alone(self, error: HostError) -> HostError:
-        """That the run goes on without labctl, and how to come back to it once this is mended."""
+        """Build the error of a run that goes on without labctl, with the command that follows it again."""
         mend = f"{error.hint}; then " if isinstance(error, Refused) and error.hint else ""
         again = f"labctl attach {self._run.run_id}"
         return HostError(f"{error.message}; run {self._run.run_id} is left to itself", hint=mend + again)
 
-    def _judge_pods(self, job: Manifest | None, found: list[Manifest]) -> Ended | None:
+    def _judge_pods(self, job: Manifest | None, members: list[Manifest]) -> Ended | None:
+        """Return how the run ended by its job and pods; None while it goes on."""
         if self._stop.killed or (self._stop.told and time.monotonic() > self._stop.told + ENDING):
             return Ended(code=137)
         if job is None:
             self._stop.note("interrupted", f"{self._run.kind} {self._run.name} was deleted")
             return Ended(code=137, lost=True)
-        # One that was deleted may have a successor, which is none of this run's.
-        launcher = next((pod for pod in found if node_of(pod) == LAUNCHER and self.launcher in ("", _name(pod))), None)
+        # A deleted launcher may have a successor, which does not count.
+        launcher = next(
+            (pod for pod in members if node_of(pod) == LAUNCHER and self.launcher in ("", _name(pod))), None
+        )
         if launcher and pods.has_started(launcher):
             self._begin_to_read(launcher)
-            for pod in found:
-                # A queue has the launcher started with its workers.
+            for pod in members:
+                # With a queue the launcher starts along with its workers.
                 if not pods.has_started(pod) and (why := pods.trouble(pod)):
                     self._tell(node_of(pod), why)
-            return self._judge_launcher(job, launcher, found)
+            return self._judge_launcher(job, launcher, members)
         if self.launcher or self._stop.cause:
             return Ended(code=137)
-        return self._not_started(job, found)
+        return self._not_started(job, members)
 
-    def _judge_launcher(self, job: Manifest, launcher: Manifest, found: list[Manifest]) -> Ended | None:
+    def _judge_launcher(self, job: Manifest, launcher: Manifest, members: list[Manifest]) -> Ended | None:
+        """Return how a run with a started launcher ended; None while it goes on. Lost workers stop the run."""
         state, ended = pods.state_of(job).name, pods.has_ended(launcher)
         if ended or state != "active":
             self._note_end(job, launcher)
-        # A job may have failed while its launcher runs on; of any other that is over, its operator removes the workers.
+        # A failed job's launcher may still run; for other ended jobs the operator removes the workers.
         if not ended and (state == "active" or (state == "failed" and not _is_deleted(launcher))):
-            for cause, message in self._losses(found):
+            for cause, message in self._losses(members):
                 self._stop.because(cause, message)
         if ended:
             return self._ended(pods.code_of(launcher))
         return self._out_of_reach(launcher) if _is_deleted(launcher) else None
 
     def _out_of_reach(self, launcher: Manifest) -> Ended | None:
-        """How a run ended whose launcher was told to go, and of which nobody says for too long that it has."""
+        """Return the end of a run whose deleted launcher is not reported as ended in time; None before."""
         self._deleted = self._deleted or time.monotonic()
         grace = launcher["metadata"].get("deletionGracePeriodSeconds", 0)
         if time.monotonic() < self._deleted + grace + REPORTING:
@@ -399,6 +402,7 @@ class Follower:
         return Ended(code=137, lost=True)
 
     def _wait_for_server(self, error: Unreachable) -> None:
+        """Notice an unreachable API server. HostError after SILENT_FOR seconds."""
         if not self._silent:
             self._silent = time.monotonic()
             self._notice(f"{error.message}; the run goes on, and labctl asks again for {SILENT_FOR} s")
@@ -406,6 +410,7 @@ class Follower:
             raise self._left_alone(error)
 
     def _begin_to_read(self, launcher: Manifest) -> None:
+        """Start the thread that reads the launcher's lines, once."""
         if self._reader:
             return
         self.launcher = launcher["metadata"]["name"]
@@ -414,7 +419,7 @@ class Follower:
         self._reader.start()
 
     def _read(self, launcher: Manifest) -> None:
-        """The launcher's lines, over one connection after another, until it has ended."""
+        """Queue the launcher's lines, reconnecting until it has ended; then queue None."""
         place, last = "", False
         while not last:
             last = self._over.is_set()
@@ -423,13 +428,13 @@ class Follower:
                     place = when
                     self._heard.put((when, text))
             except HostError:
-                # Whether it is lost, the look at the pods says.
+                # Polls of the pods detect a lost launcher.
                 pass
             self._over.wait(0 if last else LOOK)
         self._heard.put(None)
 
     def _note_end(self, job: Manifest, launcher: Manifest | None) -> None:
-        """What the cluster itself did to the run."""
+        """Note why the cluster ended the run: deadline, suspension, or a lost launcher."""
         state = pods.state_of(job)
         if state.reason.startswith("DeadlineExceeded"):
             self._stop.note("timeout", f"the cluster ended it: {state.message or state.reason}")
@@ -439,38 +444,40 @@ class Follower:
         elif launcher and pods.code_of(launcher) and (lost := pods.loss(launcher)) and "exit code" not in lost[1]:
             self._stop.note(lost[0], f"{LAUNCHER}: {lost[1]}")
 
-    def _losses(self, found: list[Manifest]) -> list[tuple[Cause, str]]:
-        """The workers that the run has lost; how a launcher ends, it prints itself."""
-        found = [pod for pod in found if node_of(pod) != LAUNCHER]
-        now = {pod["metadata"]["uid"]: pod for pod in found}
+    def _losses(self, members: list[Manifest]) -> list[tuple[Cause, str]]:
+        """Return the workers that the run has lost; a launcher prints its own end."""
+        members = [pod for pod in members if node_of(pod) != LAUNCHER]
+        now = {pod["metadata"]["uid"]: pod for pod in members}
         gone = [pod for uid, pod in self._seen.items() if uid not in now]
         self._seen |= now
-        return [*_lost(found), *(("node-lost", f"{node_of(pod)}: its pod is gone") for pod in gone)]
+        return [*_lost(members), *(("node-lost", f"{node_of(pod)}: its pod is gone") for pod in gone)]
 
-    def _not_started(self, job: Manifest, found: list[Manifest]) -> Ended | None:
-        """Notice what the run waits for; how it ended that will not begin."""
+    def _not_started(self, job: Manifest, members: list[Manifest]) -> Ended | None:
+        """Notice why the run waits; return its end if it will not begin."""
         now = time.monotonic()
-        wrong = _over_without_launcher(self._run, job) or self._waiting.look(job, found, self._against(found, now), now)
+        wrong = _over_without_launcher(self._run, job)
+        wrong = wrong or self._waiting.look(job, members, self._against(members, now), now)
         if wrong:
             self._stop.note(*wrong)
             return Ended(code=1)
-        for who, what in self._waiting.reasons.items():
-            self._tell(who, what)
+        for who, reason in self._waiting.reasons.items():
+            self._tell(who, reason)
         return None
 
-    def _against(self, found: list[Manifest], now: float) -> str:
-        """What the cluster has against pods that are not there; empty where nothing is known."""
-        if len(found) > len(self._run.job.nodes) or self._waiting.lasts(now) < 5 * LOOK:
+    def _against(self, members: list[Manifest], now: float) -> str:
+        """Return the latest warning about pods not created yet; empty if none, or in the first seconds."""
+        if len(members) > len(self._run.job.nodes) or self._waiting.lasts(now) < 5 * LOOK:
             return ""
         refusal = ""
         with suppress(HostError):
             refusal = pods.last_refusal(self._api.list("Event", fields="type=Warning"), self._run.name)
-        return refusal or ("" if found else "no pod yet: is its operator running?")
+        return refusal or ("" if members else "no pod yet: is its operator running?")
 
-    def _tell(self, who: str, what: str) -> None:
-        if self._told.get(who) != what:
-            self._told[who] = what
-            self._notice(f"{who}: {what}")
+    def _tell(self, who: str, reason: str) -> None:
+        """Notice a reason, unless it is the last one noticed for its subject."""
+        if self._told.get(who) != reason:
+            self._told[who] = reason
+            self._notice(f"{who}: {reason}")
 
 
 def _name(pod: Manifest) -> str:
@@ -481,15 +488,15 @@ def _is_deleted(pod: Manifest) -> bool:
     return "deletionTimestamp" in pod["metadata"]
 
 
-def _lost(found: Iterable[Manifest]) -> list[tuple[Cause, str]]:
-    """How pods were lost; first those for which the cluster has deleted the others."""
-    lost = [(pod, loss) for pod in found if (loss := pods.loss(pod))]
-    lost.sort(key=lambda one: (one[1][0] != "out-of-memory", _is_deleted(one[0])))
-    return [(cause, f"{node_of(pod)}: {what}") for pod, (cause, what) in lost]
+def _lost(candidates: Iterable[Manifest]) -> list[tuple[Cause, str]]:
+    """Return cause and message of each lost pod: out of memory first, deleted pods last."""
+    lost = [(pod, loss) for pod in candidates if (loss := pods.loss(pod))]
+    lost.sort(key=lambda entry: (entry[1][0] != "out-of-memory", _is_deleted(entry[0])))
+    return [(cause, f"{node_of(pod)}: {message}") for pod, (cause, message) in lost]
 
 
 def _over_without_launcher(run: ClusterRun, job: Manifest) -> tuple[Cause, str] | None:
-    """How a job ended of which there is no launcher to follow; None of one that has not."""
+    """Return cause and message of an ended job without a launcher to follow; None if it has not ended."""
     state = pods.state_of(job)
     if state.name == "succeeded":
         copy = f"where pods have a claim, its files are there, in {STORAGE}/runs/{run.run_id}"
@@ -502,7 +509,7 @@ def _over_without_launcher(run: ClusterRun, job: Manifest) -> tuple[Cause, str] 
 
 
 def seconds_of(when: str) -> float:
-    """A time as logs have it, in seconds since 1970; 0 for what is none."""
+    """Convert the time of a log line to seconds since 1970; 0 if it is not a time."""
     with suppress(ValueError):
         return datetime.fromisoformat(f"{when.rstrip('Z')[:26]}+00:00").timestamp()
     return 0.0
@@ -523,8 +530,9 @@ def supervise(
 ) -> RunOutcome:
     """Follow a run to its end, and fetch its results.
 
-    ``ends``: it ends with Ctrl-C. ``keep`` gets lines as they come and returns them redacted; ``gather`` the launcher's
-    pod if its results can be fetched. HostError if the API server is silent for too long, or refuses.
+    ``ends``: Ctrl-C stops the run. ``keep`` gets lines as they come and returns them redacted. ``gather`` is called
+    with the launcher's pod if results can be fetched. HostError if the API server is unreachable for too long, or
+    refuses.
     """
     stop = JobStopper(run, api)
     follower = Follower(api, run, stop, patience, notice)
@@ -561,9 +569,9 @@ def judged_alone(ended: Ended, job: Job, watch: CrashWatch) -> Ended:
 
 
 def fetch(api: Api, run: ClusterRun, launcher: str, warn: Callable[[str], None]) -> bool:
-    """Bring here what ranks wrote, which the launcher has gathered, and let it end.
+    """Fetch the files of ranks from the launcher, and let it end; False if a running launcher still has them.
 
-    What fails is a warning; False where a launcher that runs still has the files. A lost connection is made again.
+    Failures are warnings. A lost connection is retried for SILENT_FOR seconds.
     """
     deadline = time.monotonic() + SILENT_FOR
     while True:
@@ -591,7 +599,7 @@ def fetch(api: Api, run: ClusterRun, launcher: str, warn: Callable[[str], None])
 
 
 def _fetch(api: Api, run: ClusterRun, launcher: str) -> list[str]:
-    """Bring the files here; those that are none, or lead out of the directory. HostError, TarError, OSError."""
+    """Fetch the files; return entries refused as no files or outside the directory. HostError, TarError, OSError."""
     merge = Merge(store.outputs(run.lab.directory, run.run_id), LAUNCHER)
     # The launcher stays while this is locked.
     command = ("sh", "-c", 'exec flock --shared ~/.fetching tar -C "$0" -cf - .', run.job.directory)
@@ -604,6 +612,7 @@ def _fetch(api: Api, run: ClusterRun, launcher: str) -> list[str]:
 
 
 def _receive(api: Api, pod: str, argv: tuple[str, ...], sink: IO[bytes]) -> None:
+    """Write the output of tar in a pod to a file. HostError; ReadError if tar fails."""
     with connected(api.execute(pod, argv)) as socket:
         for channel, piece in outputs_of(socket, FETCH_LIMIT, argv):
             if channel == OUT:
@@ -613,10 +622,10 @@ def _receive(api: Api, pod: str, argv: tuple[str, ...], sink: IO[bytes]) -> None
 
 
 def clear(api: Api, run: ClusterRun, warn: Callable[[str], None]) -> None:
-    """Delete a run's job and its pods, which end in their own time. What fails is a warning."""
+    """Delete a run's job and its pods without waiting for them. Failures are warnings."""
     try:
         remove(api, run.kind, run.name)
-        # The cluster would come to them by itself, in half a minute; a launcher's job would make another one.
+        # The cluster would delete them in half a minute; a launcher would be replaced by its job.
         for pod in run_pods(api, run):
             if node_of(pod) != LAUNCHER:
                 api.delete("Pod", pod["metadata"]["name"])
