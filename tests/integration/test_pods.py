@@ -66,5 +66,34 @@ def test_training_in_pods_reads_its_configuration_and_trains(
         assert CANARY not in said
 
 
+STALLS = """import time
+for step in range(1, 6):
+    print(f"step {step}/9", flush=True)
+    time.sleep(0.1)
+time.sleep(600)
+"""
+
+
+def test_the_agent_in_the_launcher_ends_a_stalled_run_on_every_worker(
+    engine: DockerClient, fresh_lab: FreshLab, tmp_path: Path
+) -> None:
+    lab = fresh_lab(LAB_ACCELERATOR="cpu", LAB_SHM_SIZE="256m", LAB_STALL_SECONDS="3")
+    folder = lab.path / "workloads/stalls"
+    folder.mkdir(parents=True)
+    (folder / "workload.yml").write_text("description: stalls\nlauncher: mpirun\nscript: stalls.py\ntimeout: 5m\n")
+    (folder / "stalls.py").write_text(STALLS)
+    text = lab.call("k8s", "render", "stalls").expect(0).out
+    with laid_out(engine, list(yaml.safe_load_all(text)), tmp_path) as pods:
+        code, said = pods.run()
+        assert code, f"{said}\n{pods.logs()}"
+        last = said.splitlines()[-1]
+        assert re.search(r"ended with exit code \d+ after [\d.]+ s; stalled: .*the last was step 5/9$", last), said
+        for worker in pods.containers[:-1]:
+            worker.reload()
+            assert worker.status == "running"
+            assert worker.exec_run(["pgrep", "-f", "stalls.py"]).exit_code == 1
+            assert worker.exec_run(["sh", "-c", "ls outputs/*/stacks"]).exit_code == 0
+
+
 def ranks(said: str) -> set[str]:
     return set(re.findall(r"labctl: (rank \d+ of \d+ on \S+)", said))
