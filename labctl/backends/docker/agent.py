@@ -74,20 +74,17 @@ class EarlyReach(NamedTuple):
         return not self.answers.exception() and set(nodes) <= self.answers.result()
 
 
-def begin_reach(engine: Engine, observed: ObservedState, nodes: tuple[str, ...]) -> EarlyReach | None:
-    """Begin to check these nodes over ssh in the background; None if one or the launcher is not running.
+def begin_reach(engine: Engine, launcher: str, nodes: tuple[str, ...]) -> EarlyReach | None:
+    """Begin to check these nodes over ssh in the background, from the container of a launcher; None for too many.
 
-    Each is asked once, with a short limit. None also for more than AT_ONCE nodes.
+    Each is asked once, with a short limit.
     """
-    launcher = observed.container(model.LAUNCHER)
-    containers = (launcher, *map(observed.container, nodes))
-    running = all(container and container.state == "running" for container in containers)
-    if len(nodes) > AT_ONCE or not launcher or not running:
+    if len(nodes) > AT_ONCE:
         return None
-    container, look = launcher.name, ("sh", "-c", IN_NODE, "sh", "answers", *nodes)
+    look = ("sh", "-c", IN_NODE, "sh", "answers", *nodes)
 
     def ask() -> set[str]:
-        return set(engine.exec(container, look, user="lab", limit=FRESH).out.split())
+        return set(engine.exec(launcher, look, user="lab", limit=FRESH).out.split())
 
     return EarlyReach(nodes, begin(ask), time.monotonic())
 
@@ -266,8 +263,9 @@ def stop(lab: Lab, engine: Engine, run_id: str, grace: float, message: str, caus
 
 
 def forget(lab: Lab, engine: Engine, run_id: str) -> None:
-    """Have the agent remove its data of a run that has ended."""
-    agent(lab, engine, model.LAUNCHER, "forget", run_id, root=True)
+    """Have the agent remove its data of a run that has ended, and do not wait for it."""
+    command = ("sh", "-c", IN_NODE, "sh", "background", *AGENT, "forget", run_id)
+    engine.exec(naming.container_name(lab, model.LAUNCHER), command, user="0")
 
 
 def is_running(lab: Lab, engine: Engine) -> bool:

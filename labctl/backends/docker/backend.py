@@ -366,13 +366,14 @@ class DockerBackend:
             # Wait, so as not to observe the lab in the middle of a change.
             with filelock.held(lock, "labctl run", wait=PATIENCE, notice=self.context.notice):
                 pass
+        nodes = tuple(node.name for node in job.nodes)
+        # Before anything is observed: a login takes longer than all the rest, and fails by itself without a lab.
+        early = None if preview else agent.begin_reach(engine, naming.container_name(lab, LAUNCHER), nodes)
         observed = readiness.observe(self.context, self.cluster, preview=preview)
         if observed is None:
             return new
         origin = None if preview else provenance.begin(lab, job, self.cluster, observed)
         foreign = preflight.find_foreign_labs(self.context, lab.name, observed)
-        nodes = tuple(node.name for node in job.nodes)
-        early = None if foreign or preview else agent.begin_reach(engine, observed, nodes)
         active = readiness.under_way(lab, engine, observed, preview=preview)
         if active and new.rebuild is None:
             raise in_use(active)

@@ -36,6 +36,11 @@ if_runs() {
     done
 }
 
+# background COMMAND...: start that command, and leave it to itself.
+background() {
+    "$@" </dev/null >/dev/null 2>&1 &
+}
+
 # hears NODE...: each node with `heard`, where its sshd takes a connection, `refused`, where its machine answers and sshd is
 # gone, or `silent`, where nothing answers within two seconds; no line for a node of which that is unknown.
 hears() {

@@ -54,8 +54,8 @@ SHARED = ("Namespace", "PersistentVolumeClaim")
 LOOK, SILENT_FOR, ENDING, EXPLAINING, REPORTING = 1.0, 600, 600, 10, 60
 # Trainer's error for a missing runtime; seconds until it sees a new one.
 NO_RUNTIME, SEEING = "trainingRuntime must be created before", 10
-# The launcher prints this when its command has ended (pod.sh), after an unfinished last line of the command, if any. The
-# agent, if the image has a python3, adds the run's seconds, and the cause if it is not the command's own.
+# The launcher prints this when its command has ended (pod.sh), after an unfinished last line of the command, if any.
+# The agent, if the image has a python3, adds the run's seconds, and the cause if it is not the command's own.
 ENDED = re.compile(
     r"(?P<rest>.*)\x01!\x02labctl: the launcher ended with exit code (?P<code>\d+)(?: after (?P<seconds>[\d.]+) s)?"
     rf"(?:; (?:(?P<cause>{'|'.join(get_args(Cause))}): )?(?P<why>.+))?"

@@ -114,7 +114,9 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
     def begin_reach(self, observed: ObservedState) -> EarlyReach | None:
         """Start the check over ssh of the configured workers; return None if one is not running."""
         workers = tuple(name for name, host in self.placement.items() if name != LAUNCHER and host in self.engine.hosts)
-        return begin_reach(self.engine, observed, workers)
+        launcher, containers = observed.container(LAUNCHER), map(observed.container, workers)
+        running = all(container and container.state == "running" for container in (launcher, *containers))
+        return begin_reach(self.engine, launcher.name, workers) if launcher and running else None
 
     @once
     def facts(self) -> dict[str, facts.HostFacts]:

@@ -107,7 +107,7 @@ def test_nodes_that_answered_meanwhile_are_not_reached_again(
     early: tuple[str, ...], again: int, tmp_path: Path
 ) -> None:
     of = lab(directory=tmp_path)
-    begun = agent.begin_reach(names(*early), observed(of), NODES)
+    begun = agent.begin_reach(names(*early), "launcher-1", NODES)
     engine = answers(*({"node": name, "ok": True, "seconds": 0.2} for name in NODES))
     step = WaitForSsh(nodes=NODES, seconds=60, cause="wait for SSH")
     assert carry_out((step,), replace(deployment(of, engine), early=begun)) == {}
@@ -124,19 +124,12 @@ def test_nodes_of_a_host_that_failed_are_not_waited_for() -> None:
 
 
 def test_other_nodes_than_those_asked_meanwhile_are_reached() -> None:
-    begun = agent.begin_reach(names(*NODES), observed(lab()), NODES)
+    begun = agent.begin_reach(names(*NODES), "launcher-1", NODES)
     assert begun
     assert begun.passed(NODES)
     assert begun.passed(NODES[:1])
     assert not begun.passed((*NODES, "worker-2"))
     assert not begun._replace(begun=begun.begun - agent.FRESH - 1).passed(NODES)
-
-
-@pytest.mark.parametrize("gone", ["launcher", "worker_1"])
-def test_a_lab_that_is_not_running_is_not_asked_meanwhile(gone: str) -> None:
-    engine = names(*NODES)
-    assert agent.begin_reach(engine, observed(lab(), **{gone: {"state": "exited"}}), NODES) is None
-    assert engine.started == []
 
 
 # --- carrying out --------------------------------------------------------------------------------------------

@@ -185,3 +185,12 @@ def test_down_forgets_the_hosts_that_have_nothing_any_more(
     with pytest.raises(HostError, match="cannot start a container"):
         labs.take_down(builders.backend(context, opened(engines=engines, LAB_SHARED_DIR="/")), "labctl down")
     assert [one.host for one in ledger.left_over(context.directory, {})] == ["h1"]
+
+
+@pytest.mark.parametrize(("gone", "asked"), [("", True), ("launcher", False), ("worker_1", False)])
+def test_only_a_lab_that_is_running_is_asked_over_ssh_meanwhile(opened: Open, gone: str, *, asked: bool) -> None:
+    connected = opened()
+    changes = {gone: {"state": "exited"}} if gone else {}
+    nodes = tuple(builders.node(number, host=name) for number, name in enumerate(NAMES))
+    of = builders.lab(nodes, hosts=tuple(builders.host(name=name) for name in NAMES))
+    assert bool(connected.begin_reach(builders.observed(of, **changes))) == asked
