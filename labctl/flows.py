@@ -489,9 +489,7 @@ def baseline(context: Context, name: str = "", *, keep: bool = False, file: Path
 def shell(context: Context, node: str, *, terminal: bool) -> int:
     """Open a shell in a node, in the current directory if it is mounted there; return its exit code."""
     with connected(context) as backend:
-        if not terminal:
-            raise ConfigError("a shell needs a terminal", hint=f"labctl exec -n {node} -- COMMAND")
-        return backend.attach((node,), ("bash",), stdin="terminal", prompt=True)
+        return backend.attach((node,), ("bash",), stdin="terminal" if terminal else "pipe", prompt=True)
 
 
 def execute(context: Context, command: tuple[str, ...], node: str, *, everywhere: bool, terminal: bool) -> int:

@@ -13,11 +13,17 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, TextIO
 
-from labctl.errors import HostError, OutputClosed
+from labctl.errors import ConfigError, HostError, OutputClosed
 
 IN, OUT, ERR, RESIZE = 0, 1, 2, 4
 CHUNK = 1 << 16
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def require(node: str, stdin: str) -> None:
+    """Raise ConfigError if a shell in a node would have no terminal."""
+    if stdin != "terminal":
+        raise ConfigError("a shell needs a terminal", hint=f"labctl exec -n {node} -- COMMAND")
 
 
 def carry(socket: Any, send: Callable[[int], None], *, reads: bool, raw: bool) -> None:

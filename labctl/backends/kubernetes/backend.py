@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import msgspec
 from msgspec.structs import replace
 
-from labctl.backends import Backend, OnLines, Replay, RunPlan
+from labctl.backends import Backend, OnLines, Replay, RunPlan, terminal
 from labctl.backends.kubernetes import lab as labs
 from labctl.backends.kubernetes import render
 from labctl.backends.kubernetes import run as jobs
@@ -232,9 +232,11 @@ class KubernetesBackend:
         command: tuple[str, ...],
         *,
         stdin: Literal["terminal", "pipe"],
-        prompt: bool,  # noqa: ARG002
+        prompt: bool,
     ) -> int:
         """Run a command in the pods of nodes, all workers if none is named; return the largest exit code."""
+        if prompt:
+            terminal.require(nodes[0], stdin)
         return labs.execute(self._cluster, nodes or labs.workers(self._cluster), command, stdin=stdin)
 
     def logs(self, node: str | None, on_line: Callable[[str], None], *, follow: bool, colors: bool) -> None:  # noqa: ARG002

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 from labctl import model, naming
+from labctl.backends import terminal
 from labctl.backends.docker.attach import session
 from labctl.backends.docker.engine import Engine
 from labctl.backends.docker.lab import cluster
@@ -108,7 +109,8 @@ def attach(
 ) -> int:
     """Run a command in one node, or from the launcher on several (all workers if none is named).
 
-    Return its exit code. CommandNotFound, with a hint, if the node has no such command.
+    Return its exit code. CommandNotFound, with a hint, if the node has no such command. ConfigError for a ``prompt``
+    without a terminal.
     """
     name = where.settings().text("LAB_NAME")
     if len(nodes) != 1:
@@ -117,6 +119,7 @@ def attach(
     (node,) = nodes
     with entered(where, name, node) as inside:
         if prompt:
+            terminal.require(node, stdin)
             resume = () if inside.directory else ("LABCTL_RESUME=1",)
             return session.run(inside, command, stdin=stdin, environment=resume)
         code = session.run(inside, command, stdin=stdin)
