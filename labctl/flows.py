@@ -239,7 +239,7 @@ def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None
     with to_run(context, name, options, ask) as (backend, request):
         result = start.run(backend, request)
     while start.is_retried(result, request.options):
-        with to_run(context, name, request.options, ask, again=True) as (backend, asked):
+        with to_run(context, request.name, request.options, ask, again=True) as (backend, asked):
             request, result = start.run_again(backend, asked, result)
     return result
 

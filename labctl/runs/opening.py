@@ -72,7 +72,7 @@ def to_run(
     if not again:
         start.warn_of_unknown(context, settings, workload, options)
     with backends.connect(context, settings) as backend:
-        yield backend, start.Request(workload=workload, options=options, ask=ask)
+        yield backend, start.Request(workload=workload, options=options, name=name, ask=ask)
 
 
 @contextmanager

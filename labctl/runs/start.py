@@ -39,6 +39,8 @@ class Request(Struct, frozen=True, kw_only=True):
 
     workload: Workload
     options: RunOptions
+    name: str = ""
+    """Name by which the workload is chosen; empty for a script."""
     replayed: Replay | None = None
     ask: Ask | None = None
     """Confirms that the image of the workload is built and the lab brought up with it."""

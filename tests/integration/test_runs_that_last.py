@@ -186,7 +186,8 @@ def test_a_terminal_shows_a_bar_below_the_whole_log_and_top_watches_beside_it(la
         assert f"run {document['run_id']}\nstep " in lab.call("top").expect(0).out
         (lab.path / "workloads/seen").touch()
         assert terminal.code(120) == 0
-    printed = re.findall(r"\r\{'loss': 1.5, 'step': (\d+)\}\r\n", terminal.seen)
+    # A line that begins again after \r has its mark again.
+    printed = re.findall(r"\r\x1b\[2m  \| \x1b\[0m\{'loss': 1.5, 'step': (\d+)\}\r\n", terminal.seen)
     assert printed == [str(step) for step in range(1, 61)]
     assert "/60  " not in terminal.seen[terminal.seen.index("result.json") :]
     record = lab.path / "runs" / document["run_id"] / "output.log"

@@ -615,6 +615,15 @@ def test_a_run_goes_on_from_the_checkpoint_of_one_that_broke(context: Context, e
 
 
 @pytest.mark.usefixtures("resumes")
+def test_a_resumed_run_that_breaks_too_is_started_again(context: Context, engine: Engine) -> None:
+    Fragile(context, engine, breaks=2)
+    broken = to_json(flows.run(context, "hello", RunOptions()))
+    flows.up(context)
+    result = to_json(flows.run(context, "", RunOptions(resume=broken["run_id"], retries=1)))
+    assert (result["workload"], result["verdict"], len(result["retried"])) == ("hello", "PASS", 1)
+
+
+@pytest.mark.usefixtures("resumes")
 def test_a_lost_node_is_brought_up_and_the_run_started_again_as_often_as_asked(
     context: Context, engine: Engine
 ) -> None:
