@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -21,6 +22,16 @@ LIMIT = 30.0
 # As rank_output.py marks what rank.sh reports, in the words of printf.
 CRASH = r"\0011!\002labctl: rank 1 on w1 exited with code 7\n"
 STEPS = "for step in 1 2 3 4 5; do echo step $step/9; sleep 0.07; done; "
+# A shell would print that TERM ended what it had started.
+ENDS = """
+import signal, sys
+def end(*_):
+    print("ends", flush=True)
+    sys.exit(5)
+signal.signal(signal.SIGTERM, end)
+print("begun", flush=True)
+signal.pause()
+"""
 STUBBORN = "trap '' TERM; while :; do sleep 0.02; done"
 
 
@@ -105,7 +116,7 @@ def test_a_script_has_no_reports(pod: Pod) -> None:
 
 
 def test_term_ends_the_command_and_what_is_left_of_the_run_on_the_workers(pod: Pod) -> None:
-    process = pod.start("trap 'echo ends; exit 5' TERM; echo begun; while :; do sleep 0.02; done")
+    process = pod.start(shlex.join(("exec", sys.executable, "-c", ENDS)))
     assert process.stdout
     assert process.stdout.readline() == b"begun\n"
     process.send_signal(signal.SIGTERM)

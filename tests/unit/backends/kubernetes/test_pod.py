@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from labctl.backends.kubernetes.run import ENDED
+from unit.scripts.test_labnode_pod import ENDS
 
 CHECKOUT = Path(__file__).parents[4]
 SCRIPT = CHECKOUT / "labctl/backends/kubernetes/pod.sh"
@@ -251,7 +252,7 @@ def test_who_stops_the_run_is_in_its_last_line(launcher: Launcher) -> None:
 
 def test_a_pod_that_is_to_go_ends_its_command_and_gathers_nothing(launcher: Launcher) -> None:
     launcher.worker("w1", one="1")
-    launcher.start("sh", "-c", "trap 'echo ends; exit 5' TERM; echo begun; while :; do /bin/sleep 0.02; done")
+    launcher.start(sys.executable, "-c", ENDS)
     assert launcher.line() == "begun"
     launcher.process.terminate()
     assert launcher.line() == "ends"

@@ -108,10 +108,11 @@ report_leavers() {
     for file in /proc/$$/stat /proc/[0-9]*/stat; do
         stat=
         read -rd '' stat < "$file"
-        # state, parent, and in the 20th place when it started, behind a name in parentheses that may be anything; proc(5).
+        # state, parent, and in the 20th place when it started, in hundredths of a second, which what started the rank may
+        # share; behind a name in parentheses that may be anything; proc(5).
         read -ra fields <<< "${stat##*)}"
         : "${began:=${fields[19]}}"
-        [[ ${fields[1]} != 1 || ${fields[0]} == [ZX] ]] || ((fields[19] < began)) || break
+        [[ ${fields[1]} != 1 || ${fields[0]} == [ZX] ]] || ((fields[19] <= began)) || break
         file=
     done 2> /dev/null
     [[ -z $file ]] || report "labctl: rank $RANK on $node left processes behind"
