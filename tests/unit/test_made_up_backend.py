@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.harness import wait_until
 
 from labctl import flows
 from labctl.config.context import Context
@@ -117,6 +118,7 @@ def test_a_detached_run_is_looked_at(context: Context, directory: Path) -> None:
     declare(directory, "mine")
     end = directory / "end"
     run_id = flows.launch(context, "mine", RunOptions(words=("--wait", str(end)))).run_id
+    wait_until(lambda: flows.top(context).progress.step == 3, 30, "the third step")
     view = flows.top(context)
     assert (view.run_id, view.state, view.progress.step, view.progress.steps) == (run_id, "running", 3, 9)
     assert [node.values["cpu"].value for node in view.nodes] == [50.0] * 4
