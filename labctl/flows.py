@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labctl.config.context import Context, require_initialised
+from labctl.config.context import Context
 from labctl.errors import ConfigError
 from labctl.runs import opening
 from labctl.runs.opening import (
@@ -18,6 +18,7 @@ from labctl.runs.opening import (
     of_batch,
     of_run,
     settings_for,
+    to_bring_up,
     to_remove,
     to_replay,
     to_run,
@@ -160,8 +161,7 @@ def up(context: Context, *, workload: str = "") -> LabStatus:
     """
     from labctl.runs import labs
 
-    require_initialised(context)
-    with connected(context, "up", settings_for(context, workload)) as backend:
+    with to_bring_up(context, workload) as backend:
         return labs.bring_up(backend)
 
 
@@ -170,8 +170,7 @@ def plan_up(context: Context, *, workload: str = "") -> PlanPreview:
     from labctl.backends.plan import preview
     from labctl.runs import labs
 
-    require_initialised(context)
-    with connected(context, "up", settings_for(context, workload)) as backend:
+    with to_bring_up(context, workload) as backend:
         return preview(backend.settings.text("LAB_NAME"), *labs.preview_up(backend))
 
 

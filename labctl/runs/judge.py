@@ -184,11 +184,12 @@ def listing(backend: Backend, limit: int | None = None) -> tuple[store.RunSummar
     """
     directory = backend.context.directory
     # Before the nodes are asked: a run that is launched meanwhile is not taken for a lost one.
-    unjudged = [run_id for run_id in store.unjudged(directory) if not filelock.is_held(store.lock(directory, run_id))]
-    if not store.unjudged(directory):
+    unjudged = store.unjudged(directory)
+    if not unjudged:
         return store.listing(directory, limit)
+    free = [run_id for run_id in unjudged if not filelock.is_held(store.lock(directory, run_id))]
     active = backend.active()
-    for run_id in unjudged:
+    for run_id in free:
         with suppress(HostError):
             _judge_ended(backend, run_id, store.state(directory, run_id, active))
     return store.listing(directory, limit, active)
@@ -265,6 +266,11 @@ def stop(backend: Backend, run_id: str, grace: float) -> Result:
         raise HostError(f"run {run_id} has ended: {result.verdict}", hint=f"labctl show {run_id}")
     run = backend.recorded(run_id)
     backend.stop(run, grace, f"stopped by {run.lab.owner}")
+    return _judge_or_wait(backend, run_id)
+
+
+def _judge_or_wait(backend: Backend, run_id: str) -> Result:
+    """Judge a run, unless another labctl does; return the result. HostError if neither has one."""
     with suppress(filelock.LockHeld):
         return judge(backend, run_id, _drop)
     return judged(backend, run_id)
@@ -285,10 +291,7 @@ def end_all(backend: Backend) -> None:
         stop_all(backend, running, f"{owner} took the lab down")
         for run_id in running:
             with suppress(HostError):
-                try:
-                    judge(backend, run_id, _drop)
-                except filelock.LockHeld:
-                    judged(backend, run_id)
+                _judge_or_wait(backend, run_id)
 
 
 def logs(

@@ -42,6 +42,14 @@ def docker(context: Context, command: str, settings: Settings | None = None, **o
 
 
 @contextmanager
+def to_bring_up(context: Context, workload: str) -> Iterator[Backend]:
+    """Connect the backend of a lab that comes up, with the image of a workload if one is named. ConfigError."""
+    contexts.require_initialised(context)
+    with connected(context, "up", settings_for(context, workload)) as backend:
+        yield backend
+
+
+@contextmanager
 def to_remove(context: Context, *, images: bool) -> Iterator[Backend]:
     """Connect all hosts of the lab, also drained ones."""
     settings = named_settings(context)
