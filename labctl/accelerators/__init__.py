@@ -158,7 +158,7 @@ class AcceleratorModule(Struct, frozen=True, kw_only=True):
     """Returns the base image that this host's driver requires; empty if any will do."""
 
     torch_index: str = ""
-    """Where its image's torch comes from, if not from the package index."""
+    """Source of its image's torch, if not the package index."""
     images: tuple[tuple[str, str], ...] = ()
     """Pairs of an image that a workload asks for and labctl's image for this vendor."""
     resources: tuple[str, ...] = ()

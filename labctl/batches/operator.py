@@ -15,7 +15,7 @@ from labctl.system import files
 
 
 class Operator(Struct, frozen=True, kw_only=True):
-    """What the operator of a cluster says besides its hosts: TEST_CONFIGURATION, SKIP_NETWORK_SETUP, L3_ENABLED."""
+    """Settings of a cluster's operator besides its hosts: TEST_CONFIGURATION, SKIP_NETWORK_SETUP, L3_ENABLED."""
 
     test_configuration: str = ""
     skip_network_setup: bool = False
@@ -31,13 +31,13 @@ def with_hosts(context: Context) -> Context:
 
     They are in a file, which later commands can be given. HostError where it cannot be written.
     """
-    said = {key: context.environ[key] for key in inventory.HOST_WORDS if context.environ.get(key)}
-    if not said or context.settings().text("LAB_HOSTS"):
+    given = {key: context.environ[key] for key in inventory.HOST_WORDS if context.environ.get(key)}
+    if not given or context.settings().text("LAB_HOSTS"):
         return context
-    text = "".join(f"{key}={dotenv.quote(value)}\n" for key, value in said.items())
+    text = "".join(f"{key}={dotenv.quote(value)}\n" for key, value in given.items())
     files.write(context.directory / HOSTS, text, mode=0o644)
     context.notice(
-        f"{' and '.join(said)} of the environment are in {HOSTS}: LAB_HOSTS={HOSTS} gives them to other commands"
+        f"{' and '.join(given)} of the environment are in {HOSTS}: LAB_HOSTS={HOSTS} gives them to other commands"
     )
     return replace(context, environ={**context.environ, "LAB_HOSTS": HOSTS})
 
@@ -51,21 +51,21 @@ def drained(context: Context) -> tuple[str, ...]:
 
 
 def read(context: Context) -> Operator:
-    """What the environment, or the file of hosts, says besides the hosts' addresses. ConfigError for another word."""
+    """Read the operator's settings from the environment, else from the file of hosts. ConfigError for another word."""
     name = context.settings().text("LAB_HOSTS")
-    said = inventory.operator_words(context.directory / Path(name).expanduser(), name) if name else {}
-    said |= {key: context.environ[key] for key in inventory.OPERATOR_WORDS if key in context.environ}
+    given = inventory.operator_words(context.directory / Path(name).expanduser(), name) if name else {}
+    given |= {key: context.environ[key] for key in inventory.OPERATOR_WORDS if key in context.environ}
     return Operator(
-        test_configuration=said.get("TEST_CONFIGURATION", ""),
-        skip_network_setup=_flag(said, "SKIP_NETWORK_SETUP"),
-        l3_enabled=_flag(said, "L3_ENABLED"),
+        test_configuration=given.get("TEST_CONFIGURATION", ""),
+        skip_network_setup=_flag(given, "SKIP_NETWORK_SETUP"),
+        l3_enabled=_flag(given, "L3_ENABLED"),
     )
 
 
-def _flag(said: Mapping[str, str], key: str) -> bool:
-    word = said.get(key, "").strip().lower()
+def _flag(given: Mapping[str, str], key: str) -> bool:
+    word = given.get(key, "").strip().lower()
     if word not in ("", *YES, *NO):
-        raise ConfigError(f"{key}={said[key]} is neither true nor false", hint=f"{key}=true or {key}=false")
+        raise ConfigError(f"{key}={given[key]} is neither true nor false", hint=f"{key}=true or {key}=false")
     return word in YES
 
 

@@ -128,7 +128,7 @@ def read(path: Path) -> Profile:
     fields: Schema = {
         "description": Value.text,
         "within": _share,
-        "needs_devices": _flag,
+        "needs_devices": Value.flag,
         "network": _network,
         "hooks": lambda value: tuple(map(_hook, value.items())),
         "checks": _checks,
@@ -174,7 +174,7 @@ def _hook(value: Value) -> Hook:
         "command": Value.text,
         "check": Value.text,
         "timeout": _duration,
-        "network_setup": _flag,
+        "network_setup": Value.flag,
     }
     return Hook(**value.read(fields, required=("name", "command")))
 
@@ -198,10 +198,10 @@ def _check(value: Value) -> Check:
         "workload": Value.text,
         "name": _name,
         "nodes": lambda nodes: cast("Nodes", nodes.choice(NODES)),
-        "rehearse": _flag,
+        "rehearse": Value.flag,
         "timeout": _duration,
         "set": _options,
-        "needs_devices": _flag,
+        "needs_devices": Value.flag,
         "metrics": _limits,
     }
     entries = value.read(fields, required=("workload",))
@@ -238,7 +238,7 @@ def _name(value: Value) -> str:
 
 def _limit(name: str, value: Value) -> Limit:
     """Load the limit of a metric. ConfigError with both ``min`` and ``max``."""
-    fields: Schema = {"min": Value.number, "max": Value.number, "lower_is_better": _flag, "source": Value.text}
+    fields: Schema = {"min": Value.number, "max": Value.number, "lower_is_better": Value.flag, "source": Value.text}
     limit = Limit(metric=name, **value.read(fields))
     if limit.min is not None and limit.max is not None:
         raise value.error(f"`{name}` has both `min` and `max`", hint="a metric is judged by one of them")
@@ -251,11 +251,3 @@ def _duration(value: Value) -> float:
         return parse_duration(value.text())
     except ConfigError as error:
         raise value.error(error.message, error.hint) from None
-
-
-def _flag(value: Value) -> bool:
-    """Return a boolean. ConfigError for another type."""
-    flag = value.data()
-    if not isinstance(flag, bool):
-        raise value.error(f"`{value.name}` must be true or false")
-    return flag

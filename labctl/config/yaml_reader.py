@@ -158,6 +158,13 @@ class Value(Struct, frozen=True):
         self._must_be("sequence")
         return [Value(self.path, node.start_mark.line + 1, self.name, node) for node in self.node.value]
 
+    def flag(self) -> bool:
+        """Return true or false. ConfigError for another type."""
+        flag = self.data()
+        if not isinstance(flag, bool):
+            raise self.error(f"`{self.name}` must be true or false")
+        return flag
+
     def text(self) -> str:
         """Return the text of a string, integer or float; ConfigError for other types, such as ``yes`` and dates."""
         self._must_be("scalar")

@@ -13,7 +13,7 @@ State = Literal["present", "to fetch", "fetched", "unchecked"]
 
 
 class HostCache(Struct, frozen=True, kw_only=True):
-    """What a host was sent of the cache, or is to be sent: nothing where it had all."""
+    """Part of the cache that a host was sent, or is to be sent: nothing if it had all."""
 
     host: str
     files: int
@@ -39,6 +39,6 @@ class CacheReport(Struct, frozen=True, kw_only=True):
     items: tuple[Item, ...]
     seconds: float
     hosts: tuple[HostCache, ...] = ()
-    """What each host was sent of it, or with a dry run is to be sent."""
+    """Parts of the cache that each host was sent, or with a dry run is to be sent."""
     failed: tuple[HostFailure, ...] = ()
     """Hosts that did not get it."""

@@ -1,4 +1,4 @@
-"""Whether a workload fits in the memory of the nodes."""
+"""Checks that a workload fits in the memory of the nodes."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def schema(folder: Path, launchers: tuple[str, ...]) -> Schema:
         "deepspeed": _deepspeed,
         "environment": _environment,
         "deepspeed_option": lambda value: value.choice(("deepspeed_config", "deepspeed")),
-        "local_rank": _flag,
+        "local_rank": Value.flag,
         "timeout": _timeout,
         "metrics": _metrics,
         "notes": _notes,
@@ -95,7 +95,7 @@ def schema(folder: Path, launchers: tuple[str, ...]) -> Schema:
         "cache": lambda value: Cache(**value.read({"models": _repositories, "datasets": _repositories})),
         "memory": _memory,
         "resume": _resume,
-        "elastic": _flag,
+        "elastic": Value.flag,
         "rehearse": lambda value: value.read(
             {"arguments": _words, "timeout": _timeout, "criteria": _criteria, "deepspeed": _deepspeed}
         ),
@@ -162,14 +162,6 @@ def _requirements(value: Value, folder: Path) -> tuple[str, ...]:
     return requirements.read(folder / _file(value, folder), f"{value.path}:{value.line}")
 
 
-def _flag(value: Value) -> bool:
-    """Return true or false. ConfigError."""
-    flag = value.data()
-    if not isinstance(flag, bool):
-        raise value.error(f"`{value.name}` must be true or false")
-    return flag
-
-
 def _words(value: Value) -> tuple[str, ...]:
     return tuple(item.text() for item in value.items())
 
@@ -217,7 +209,7 @@ def _metrics(value: Value) -> dict[str, Metric]:
         "unit": Value.text,
         "skip": Value.whole,
         "reduce": lambda reduce: reduce.choice(get_args(Reduce)),
-        "optional": _flag,
+        "optional": Value.flag,
     }
     entries = _named(value, "metric", NAME, "letters, digits, `.`, `_` and `-`, at most 63")
     return {name: Metric(name=name, **entry.read(fields, required=("pattern",))) for name, entry in entries.items()}
