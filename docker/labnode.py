@@ -15,7 +15,8 @@ Standard library only, Python >= 3.8, so that it runs in any vendor's image:
 
 And, as root in the launcher, where no rank can interfere:
 
-    labnode.py launch JOB                start a run, which goes on whoever looks on, and follow it; JOB is JSON
+    labnode.py launch                    start the run that the input names, a line of JSON, and follow it; it goes on
+                                         whoever looks on. `forget` on the input then removes what is kept of it
     labnode.py follow RUN_ID PLACE       print what it has printed since that place, until it has ended
     labnode.py stop RUN_ID GRACE CAUSE MESSAGE
                                          end a run for this reason, unless it has one; with a GRACE of 0 at once, also
@@ -677,12 +678,19 @@ IN_USE = 75
 LAST_LINE = b"\x01!\x02"
 
 
-def launch(text: str) -> None:
-    """Start a run under a supervisor of its own, and follow it if it is to be followed.
+def launch_named() -> None:
+    """Wait for the input to name a run, and launch it; one that is followed may then be forgotten."""
+    lines = iter(sys.stdin.buffer.readline, b"")
+    text = next(filter(bytes.strip, lines), b"")
+    if text and launch(json.loads(text)):
+        signal.pause()
+
+
+def launch(job: dict[str, Any]) -> bool:
+    """Start a run under a supervisor of its own, and follow it if it is to be followed; return if it is.
 
     Its nodes are its own: prints which other runs have them instead, unless it is to wait for those.
     """
-    job = json.loads(text)
     folder = RUNS / job["id"]
     RUNS.mkdir(mode=0o700, parents=True, exist_ok=True)
     registry = lock(RUNS / "lock", wait=True)
@@ -713,6 +721,7 @@ def launch(text: str) -> None:
     os.close(registry)
     if job["follow"]:
         follow(job["id"], "0")
+    return bool(job["follow"])
 
 
 def lock(path: Path, *, wait: bool = False) -> int:
@@ -821,7 +830,7 @@ def follow(run_id: str, place: str) -> None:
     folder = RUNS / run_id
     if not folder.is_dir():
         sys.exit(f"no run {run_id} here")
-    threading.Thread(target=hear_reader, args=(folder / "watched",), daemon=True).start()
+    threading.Thread(target=hear_reader, args=(folder,), daemon=True).start()
     out = sys.stdout.buffer
     spoken = 0.0
     at = int(place)
@@ -852,13 +861,16 @@ def whole_lines(file: IO[bytes], place: int) -> list[bytes]:
     return file.read(2 * LONGEST_LINE).split(b"\n")[:-1]
 
 
-def hear_reader(watched: Path) -> None:
-    """Note each word of the reader's; what is written to one who is gone may be taken for minutes."""
-    heard = True
+def hear_reader(folder: Path) -> None:
+    """Note each line of the reader, and end with it: output for a reader that is gone may be taken for minutes."""
+    heard = b"\n"
     while heard:
+        if b"forget" in heard:
+            forget(folder.name)
+            break
         with contextlib.suppress(OSError):
-            watched.touch()
-        heard = bool(os.read(0, 1024))
+            (folder / "watched").touch()
+        heard = os.read(0, 1024)
     os._exit(0)
 
 
@@ -1280,7 +1292,7 @@ if __name__ == "__main__":
         "reap": reap,
         "signal": pass_on,
         "stacks": stacks,
-        "launch": launch,
+        "launch": launch_named,
         "follow": follow,
         "stop": stop,
         "runs": list_runs,

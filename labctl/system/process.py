@@ -96,20 +96,21 @@ def stream_blocks(
     timeout: float | None = None,
     check: bool = True,
     pulse: float = 0,
+    typed: Input | None = None,
     rest: bool = True,
 ) -> CompletedProcess:
     """Run a program and pass on the lines of its output and errors in blocks, as they come.
 
     ``out`` keeps the last 30 lines. A line of more than 2 MiB comes in pieces. ``rest``: pass on an unfinished last
     line too, as a broken connection leaves it. With a ``pulse``, the program's input stays open until this process ends
-    and gets an empty line every ``pulse`` seconds. Errors as ``run``.
+    and gets what is ``typed``, and an empty line every ``pulse`` seconds. Errors as ``run``.
     """
     tail: deque[str] = deque(maxlen=30)
     stdin = subprocess.PIPE if pulse else subprocess.DEVNULL
     pipes = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     try:
         # As bytes: text mode would end lines at carriage returns too.
-        with _child(argv, timeout, env=env, cwd=cwd, **pipes) as child, _pulsing(child, pulse):
+        with _child(argv, timeout, env=env, cwd=cwd, **pipes) as child, _pulsing(child, typed or Input(), pulse):
             for lines in _blocks(child.stdout, rest) if child.stdout else ():
                 tail.extend(lines)
                 on_lines(lines)
@@ -139,26 +140,67 @@ def _split(block: bytes) -> list[str]:
     return [line.rstrip("\r") for line in lines] if "\r" in text else lines
 
 
+class Input:
+    """The input of a program, written line by line; what is written before the program starts waits for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pipe: IO[bytes] | None = None
+        self._waiting = b""
+        self._closed = False
+
+    def write(self, line: str) -> None:
+        """Write a line; nothing if the program or its input has ended."""
+        with self._lock:
+            self._waiting += f"{line}\n".encode()
+            self._pass_on()
+
+    def close(self) -> None:
+        """Close the input, once what was written has been passed on."""
+        with self._lock:
+            self._closed = True
+            self._pass_on()
+
+    def open(self, pipe: IO[bytes]) -> None:
+        """Pass on what has been written, and from now on what is written, to a pipe."""
+        with self._lock:
+            self._pipe = pipe
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Write what waits, and close the pipe if that was the last; the lock is held."""
+        if not self._pipe or self._pipe.closed:
+            return
+        with suppress(OSError):
+            while self._waiting:
+                written = os.write(self._pipe.fileno(), self._waiting)
+                self._waiting = self._waiting[written:]
+        self._waiting = b""
+        if self._closed:
+            self._pipe.close()
+
+
 @contextmanager
-def _pulsing(child: subprocess.Popen[Any], seconds: float) -> Iterator[None]:
-    """Write an empty line to the child every ``seconds``, if not 0, until the block is left."""
+def _pulsing(child: subprocess.Popen[Any], typed: Input, seconds: float) -> Iterator[None]:
+    """Open the child's input, and write an empty line every ``seconds``, if not 0, until the block is left."""
+    if not seconds or not child.stdin:
+        yield
+        return
     over = threading.Event()
 
     def send() -> None:
         """Write an empty line until the block is left."""
         while not over.wait(seconds):
-            with suppress(OSError):
-                os.write(child.stdin.fileno(), b"\n")  # type: ignore[union-attr]
+            typed.write("")
 
-    if seconds:
-        thread = threading.Thread(target=send, daemon=True)
-        thread.start()
+    typed.open(child.stdin)
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
     try:
         yield
     finally:
         over.set()
-        if seconds:
-            thread.join()
+        thread.join()
 
 
 def allow_more_files() -> None:

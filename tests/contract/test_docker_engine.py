@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from pathlib import Path
@@ -20,6 +20,7 @@ from labctl.backends.state import Container, ObservedState
 from labctl.config.context import Context
 from labctl.errors import HostError
 from labctl.model import HERE
+from labctl.system.process import Input
 
 NODES = ["launcher", "worker-0", "worker-1"]
 DOCKER = pytest.param("docker", marks=pytest.mark.docker)
@@ -150,6 +151,21 @@ def test_programs_have_what_they_are_given_and_end_with_their_time(lab: EngineLa
         engine.exec(node.name, ("sleep", "4"), user=user, limit=1)
     with pytest.raises(HostError):
         engine.stream(node.name, ("sleep", "4"), heard.extend, user=user, limit=1)
+
+
+@pytest.mark.parametrize("lab", REAL, indirect=True)
+def test_a_program_hears_what_is_typed_before_and_after_it_starts_until_that_is_closed(lab: EngineLab) -> None:
+    engine, node, typed, heard = lab.engine, lab.node("worker-1"), Input(), list[str]()
+    typed.write("early")
+
+    def hear(lines: Sequence[str]) -> None:
+        heard.extend(filter(None, lines))
+        if len(heard) == 1:
+            typed.write("late")
+            typed.close()
+
+    assert engine.stream(node.name, ("cat",), hear, user=node.user, limit=60, typed=typed) == 0
+    assert heard == ["early", "late"]
 
 
 def test_what_an_engine_says_of_itself_is_the_same_twice(lab: EngineLab) -> None:

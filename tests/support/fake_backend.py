@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,7 @@ from labctl.backends.docker.hosts.ssh import Connection, LocalConnection
 from labctl.backends.state import Container, HostPortUser, ObservedState
 from labctl.model import Cause, Pairs
 from labctl.records.active import ActiveRun
-from labctl.system.process import CompletedProcess
+from labctl.system.process import CompletedProcess, Input
 
 CRASHED = re.compile(r"\x01\d+!\x02labctl: (rank \d+ on \S+ exited with code \d+)")
 Answer = Callable[[str, tuple[str, ...]], Iterator[str]]
@@ -38,6 +39,14 @@ class Failed(Exception):
 def silent(container: str, argv: tuple[str, ...]) -> Iterator[str]:
     """A program that prints nothing and ends well."""
     yield from ()
+
+
+def first_line(typed: Input) -> bytes:
+    """Wait for the first line of an input; empty if it is closed before."""
+    read, write = os.pipe()
+    with os.fdopen(read, "rb") as reader, os.fdopen(write, "wb") as writer:
+        typed.open(writer)
+        return next(filter(bytes.strip, reader), b"")
 
 
 def active(run_id: str, *nodes: str, state: str = "running") -> Answer:
@@ -158,19 +167,25 @@ class FakeBackend:
         user: str,
         environment: Pairs = (),
         limit: float,  # noqa: ARG002
+        typed: Input | None = None,
     ) -> int:
         def on_line(text: str) -> None:
             on_lines((text,))
 
-        self.running.set()
+        if typed is None:
+            self.running.set()
         if argv[: len(AGENT) + 1] == (*AGENT, "follow") and self.stops:
             self._execute(container, argv, lambda _: None, user=user)
             on_line(f"end {msgspec.json.encode({'code': 137, **self._reason([])}).decode()}")
             return 0
-        if argv[: len(AGENT) + 1] != (*AGENT, "launch"):
+        if typed is None:
             return self._execute(container, argv, on_line, user=user, environment=environment)[0]
-        # As the agent in the launcher supervises and follows a run.
-        self.launched.append(msgspec.json.decode(argv[-1], type=Launch))
+        # As the agent in the launcher waits for a run, supervises and follows it.
+        on_line("reached")
+        if not (job := first_line(typed)):
+            return 0
+        self.running.set()
+        self.launched.append(msgspec.json.decode(job, type=Launch))
         places = itertools.count(1)
         crashes: list[str] = []
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -18,10 +20,11 @@ from labctl.backends.docker.engine import Engine
 from labctl.backends.docker.hosts.ssh_errors import ssh_reason
 from labctl.backends.state import ObservedState
 from labctl.errors import HostError, parsing
-from labctl.model import Lab
+from labctl.model import Lab, Pairs
 from labctl.records.active import ActiveRun, Ended, LaunchError, in_use
 from labctl.records.lines import Line, line_of
 from labctl.system.parallel import begin, pool
+from labctl.system.process import Input
 
 # Script for any container: has_command NAME; runs VARIABLE=VALUE; answers NODE...
 IN_NODE = Path(__file__).with_name("in_node.sh").read_text(encoding="utf-8")
@@ -37,6 +40,8 @@ PATIENCE = 120
 # Time limit of each try, in seconds.
 RECONNECTING = 5
 ENDLESS = 1e8
+# Seconds for the agent to remove its data of a run.
+FORGETTING = 1
 # Time limit of a node's health check in seconds, which has shorter limits inside.
 CHECKING = 20
 
@@ -172,7 +177,113 @@ class Follower:
             self.other.append(text)
 
 
-def follow(lab: Lab, engine: Engine, run_id: str, follower: Follower, launch: Launch | None = None) -> Ended:
+class Standby:
+    """An agent in the launcher that waits to launch a run, over a connection that lasts to the run's end.
+
+    It is opened before the command decides, as that takes about as long, and meanwhile asks the sshd of the nodes.
+    """
+
+    def __init__(self, lab: Lab, engine: Engine, run_id: str, nodes: tuple[str, ...] = ()) -> None:
+        """Open the connection in the background; of more than AT_ONCE ``nodes``, none is asked."""
+        self._begun = time.monotonic()
+        self._reached: set[str] = set()
+        self._changed = threading.Condition()
+        self._follower: Follower | None = None
+        self._input = Input()
+        names = " ".join(nodes) if len(nodes) <= AT_ONCE else ""
+        stand_by = ("sh", "-c", IN_NODE, "sh", "stand_by", names)
+        self._stream = begin(
+            partial(
+                engine.stream,
+                naming.container_name(lab, model.LAUNCHER),
+                (*stand_by, *AGENT, "launch"),
+                self._read,
+                user="0",
+                environment=_of_agent(run_id),
+                limit=ENDLESS,
+                typed=self._input,
+            )
+        )
+        self._stream.add_done_callback(lambda _: self._read(("reached",)))
+
+    @property
+    def ended(self) -> bool:
+        """Tell if the connection has ended."""
+        return self._stream.done()
+
+    def passed(self, nodes: tuple[str, ...]) -> bool:
+        """Tell if the sshd of each of these nodes has greeted it within the last FRESH seconds."""
+        left = self._begun + FRESH - time.monotonic()
+        with self._changed:
+            self._changed.wait_for(lambda: self._reached.issuperset(nodes) or "" in self._reached, max(0, left))
+            return left > 0 and self._reached.issuperset(nodes)
+
+    def launch(self, follower: Follower, launch: Launch) -> None:
+        """Launch the run, and follow it until it or the connection ends. LaunchError if it does not begin.
+
+        Errors that the follower raises are raised.
+        """
+        self._follower = follower
+        self._input.write(msgspec.json.encode(launch).decode())
+        with self._changed:
+            self._changed.wait_for(lambda: follower.ended or self.ended)
+        error = self._stream.exception() if self.ended else None
+        if error and (follower.refused or not isinstance(error, HostError)):
+            raise error
+        if follower.busy:
+            raise in_use(follower.busy)
+        if follower.heard:
+            return
+        if isinstance(error, HostError):
+            raise LaunchError(error.message, hint=error.hint, node=error.node) from error
+        if follower.other:
+            answer = follower.other[-1]
+            # An agent of an earlier labctl has another way to be told of a run, or none.
+            is_old = answer.startswith(("KeyError", "TypeError"))
+            hint = "labctl build && labctl up" if is_old else "labctl logs launcher"
+            raise LaunchError(f"launcher: {answer}", hint=hint, node=model.LAUNCHER)
+
+    def forget(self) -> bool:
+        """Have the agent remove its data of the run, which has ended; return False if the connection has ended."""
+        if self.ended:
+            return False
+        self._input.write("forget")
+        self._input.close()
+        wait((self._stream,), timeout=FORGETTING)
+        return True
+
+    def close(self) -> None:
+        """Close the connection; a run that was launched goes on."""
+        self._input.close()
+
+    def _read(self, texts: Sequence[str]) -> None:
+        """Note the nodes that are reached, and an empty name after the last; pass the rest on to the run's follower."""
+        rest: list[str] = []
+        for text in texts:
+            word, _, node = text.partition(" ")
+            if word == "reached":
+                self._reached.add(node)
+            else:
+                rest.append(text)
+        if self._follower and rest:
+            self._follower.read(rest)
+        with self._changed:
+            self._changed.notify_all()
+
+
+def _of_agent(run_id: str) -> Pairs:
+    """Return an id of the agent's own, so that it is not taken for a process that the run left in the launcher."""
+    return (("LABCTL_RUN_ID", f"supervises-{run_id}"),)
+
+
+def follow(
+    lab: Lab,
+    engine: Engine,
+    run_id: str,
+    follower: Follower,
+    launch: Launch | None = None,
+    standby: Standby | None = None,
+) -> Ended:
     """Launch a run, or go on with a launched one, and follow it to its end, over successive connections.
 
     LaunchError if it cannot be started, as when other runs use its nodes. HostError if the launcher does not answer for
@@ -180,7 +291,8 @@ def follow(lab: Lab, engine: Engine, run_id: str, follower: Follower, launch: La
     """
     began, noticed = time.monotonic(), False
     if launch:
-        launch_run(lab, engine, follower, launch)
+        usable = standby if standby and not standby.ended else Standby(lab, engine, run_id)
+        usable.launch(follower, launch)
     while not follower.ended:
         lost = reconnect(lab, engine, model.LAUNCHER)
         error = lost or look(lab, engine, run_id, follower, "follow", run_id, str(follower.place))
@@ -213,29 +325,12 @@ def reconnect(lab: Lab, engine: Engine, node: str) -> HostError | None:
     return None
 
 
-def launch_run(lab: Lab, engine: Engine, follower: Follower, launch: Launch) -> None:
-    """Launch a run and follow it until the connection ends. LaunchError if it does not begin."""
-    error = look(lab, engine, launch.id, follower, "launch", msgspec.json.encode(launch).decode())
-    if follower.busy:
-        raise in_use(follower.busy)
-    if follower.heard:
-        return
-    if error:
-        raise LaunchError(error.message, hint=error.hint, node=error.node) from error
-    if follower.other:
-        answer = follower.other[-1]
-        hint = "labctl build && labctl up" if "KeyError" in answer else "labctl logs launcher"
-        raise LaunchError(f"launcher: {answer}", hint=hint, node=model.LAUNCHER)
-
-
 def look(lab: Lab, engine: Engine, run_id: str, follower: Follower, *arguments: str) -> HostError | None:
     """Pass the agent's report of a run to the follower until one of them or the connection ends; return its error.
 
     Errors that the follower raises are raised. ``arguments``: the agent's command.
     """
-    container = naming.container_name(lab, model.LAUNCHER)
-    # An id of its own, so that the agent is not taken for a process that the run left in the launcher.
-    variables = (("LABCTL_RUN_ID", f"supervises-{run_id}"),)
+    container, variables = naming.container_name(lab, model.LAUNCHER), _of_agent(run_id)
     try:
         engine.stream(container, (*AGENT, *arguments), follower.read, user="0", environment=variables, limit=ENDLESS)
     except HostError as error:
@@ -243,15 +338,6 @@ def look(lab: Lab, engine: Engine, run_id: str, follower: Follower, *arguments: 
             raise
         return error
     return None
-
-
-def start(lab: Lab, engine: Engine, launch: Launch) -> None:
-    """Launch a run without following it. Errors as ``follow``."""
-    follower = Follower(lambda _: None)
-    text, variables = msgspec.json.encode(launch).decode(), {"LABCTL_RUN_ID": f"supervises-{launch.id}"}
-    follower.read(agent(lab, engine, model.LAUNCHER, "launch", text, root=True, environment=variables))
-    if follower.busy:
-        raise in_use(follower.busy)
 
 
 def stop(lab: Lab, engine: Engine, run_id: str, grace: float, message: str, cause: model.Cause = "interrupted") -> None:

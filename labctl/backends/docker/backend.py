@@ -29,7 +29,7 @@ from labctl.system import filelock
 
 if TYPE_CHECKING:
     from labctl.backends.devices import DeviceReport
-    from labctl.backends.docker.agent import EarlyReach
+    from labctl.backends.docker.agent import EarlyReach, Standby
     from labctl.backends.docker.events import Losses
     from labctl.backends.finding import Finding
     from labctl.backends.plan import Step
@@ -68,7 +68,6 @@ class NewRun(Run, frozen=True, kw_only=True):
     observed: ObservedState | None = None
     origin: Future[dict[str, Any]] | None = None
     """Facts for the run's record, gathered in the background."""
-    early: EarlyReach | None = None
     active: tuple[ActiveRun, ...] = ()
     foreign: Failures = {}  # noqa: RUF012
     """Hosts that have another user's lab of this name."""
@@ -106,6 +105,8 @@ class DockerBackend:
         """State of the containers; None if it was not observed, or changed since."""
         self._early: EarlyReach | None = None
         self._losses: Losses | None = None
+        self._standbys: dict[str, Standby] = {}
+        """Agents that wait to launch runs, or have launched them, by run."""
         self._pushed: dict[str, Manifest] = {}
         """Files that runs were sent, by run."""
 
@@ -355,7 +356,6 @@ class DockerBackend:
 
         InUse for a replay, whose port is fixed, while others run.
         """
-        from labctl.backends.docker import agent
         from labctl.backends.docker.deploy import provenance, readiness
         from labctl.records.active import in_use
 
@@ -366,9 +366,9 @@ class DockerBackend:
             # Wait, so as not to observe the lab in the middle of a change.
             with filelock.held(lock, "labctl run", wait=PATIENCE, notice=self.context.notice):
                 pass
-        nodes = tuple(node.name for node in job.nodes)
-        # Before anything is observed: a login takes longer than all the rest, and fails by itself without a lab.
-        early = None if preview else agent.begin_reach(engine, naming.container_name(lab, LAUNCHER), nodes)
+        # Before anything is observed: it takes longer than all the rest, and fails by itself without a lab.
+        if not preview:
+            self._stand_by(new)
         observed = readiness.observe(self.context, self.cluster, preview=preview)
         if observed is None:
             return new
@@ -380,9 +380,16 @@ class DockerBackend:
         if active and new.rebuild:
             lab = readiness.with_own_port(lab, active)
             job = new.rebuild(lab)
-        return replace(
-            new, lab=lab, job=job, observed=observed, origin=origin, early=early, active=active, foreign=foreign
-        )
+        return replace(new, lab=lab, job=job, observed=observed, origin=origin, active=active, foreign=foreign)
+
+    def _stand_by(self, run: Run) -> None:
+        """Have an agent in the launcher wait for a run, and ask the sshd of its nodes meanwhile."""
+        from labctl.backends.docker.agent import Standby
+
+        nodes = tuple(node.name for node in run.job.nodes)
+        standby = Standby(run.lab, self.cluster.engine, run.run_id, nodes)
+        self._held.callback(standby.close)
+        self._standbys[run.run_id] = standby
 
     def needs_up(self, run: Run) -> bool:
         """Tell if the run's workload has its own image and the lab is not up with it."""
@@ -458,7 +465,7 @@ class DockerBackend:
         """Carry out a part of a run's steps; ``before`` and ``after`` count the other steps."""
         from labctl.backends.docker.deploy.steps import LabDeployment
 
-        early = cast("NewRun", run).early
+        early = self._standbys.get(run.run_id)
         deployment = LabDeployment(
             context=self.context, cluster=self.cluster, lab=run.lab, early=early, pushed=self._pushed
         )
@@ -468,7 +475,8 @@ class DockerBackend:
         """Have the agent in the launcher launch a run that is not followed."""
         from labctl.backends.docker import agent
 
-        agent.start(run.lab, self.cluster.engine, self._launch(run, options))
+        standby = self._standbys.pop(run.run_id, None) or agent.Standby(run.lab, self.cluster.engine, run.run_id)
+        standby.launch(agent.Follower(len), self._launch(run, options))
 
     def _launch(self, run: Run, options: RunOptions) -> Any:
         """Build the agent's arguments for a run with these options."""
@@ -495,6 +503,7 @@ class DockerBackend:
             self.cluster.engine,
             keep,
             self._launch(run, options) if options else None,
+            standby=self._standbys.get(run.run_id),
             losses=self._losses,
             age=age,
             notice=self.context.notice,
@@ -577,7 +586,9 @@ class DockerBackend:
         """Have the agent remove its data of a run that has ended."""
         from labctl.backends.docker import agent
 
-        agent.forget(run.lab, self.cluster.engine, run.run_id)
+        standby = self._standbys.pop(run.run_id, None)
+        if not standby or not standby.forget():
+            agent.forget(run.lab, self.cluster.engine, run.run_id)
 
     def without_lost(self, options: RunOptions, ended: Result, error: HostError) -> RunOptions:
         """Return the options without the nodes that did not come up again; raise ``error`` if none are left."""

@@ -471,12 +471,13 @@ class DockerEngine:
         user: str,
         environment: Pairs = (),
         limit: float,
+        typed: process.Input | None = None,
     ) -> int:
         """Run a program in a container and pass its lines on, as the protocol."""
         variables = [f"{name}={value}" for name, value in environment]
         command = self._exec(container, user, options=("-i",), variables=variables)
         return process.stream_blocks(
-            (*command, *argv), on_lines, timeout=limit, check=False, pulse=PULSE, rest=False
+            (*command, *argv), on_lines, timeout=limit, check=False, pulse=PULSE, typed=typed, rest=False
         ).code
 
     def attach(

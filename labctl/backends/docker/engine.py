@@ -10,7 +10,7 @@ from labctl.backends.docker.hosts.ssh import Connection
 from labctl.backends.state import HostPortUser, ObservedState
 from labctl.errors import HostError
 from labctl.model import Cause, Pairs
-from labctl.system.process import CompletedProcess
+from labctl.system.process import CompletedProcess, Input
 
 Kind = Literal["container", "network", "image"]
 OnLine = Callable[[str], None]
@@ -51,11 +51,12 @@ class Engine(Protocol):
         user: str,
         environment: Pairs = (),
         limit: float,
+        typed: Input | None = None,
     ) -> int:
         """Run a program in a container, pass its lines on as they arrive, in batches, and return its exit code.
 
-        The terminal's Ctrl-C does not reach it. Its input gets an empty line each second, and stays open until this
-        process or the connection ends. HostError after ``limit`` seconds.
+        The terminal's Ctrl-C does not reach it. Its input gets what is ``typed``, and an empty line each second; it
+        stays open until that is closed, or this process or the connection ends. HostError after ``limit`` seconds.
         """
 
     def attach(

@@ -29,6 +29,8 @@ from labctl.system import filelock
 
 # Seconds until an agent is asked again to end a run, which it may not have begun yet.
 ASK_AGAIN = 0.5
+# Seconds in which a node has to let the launcher in, after a run of which no rank began.
+REACHING = 5
 # Causes that may hide a lost device, which ranks notice before the node's health check.
 SYMPTOMS: tuple[Cause | None, ...] = (None, "rank-crashed", "launcher-failed")
 
@@ -82,16 +84,17 @@ def supervise(
     keep: Callable[[Sequence[Line]], Sequence[Line]],
     launch: agent.Launch | None = None,
     *,
+    standby: agent.Standby | None = None,
     losses: Losses | None = None,
     age: float = 0,
     notice: Callable[[str], object] = len,
 ) -> RunOutcome:
     """Launch a run, or follow one that was launched before, to its end.
 
-    Ctrl-C ends a run that is launched here. ``keep`` gets lines as they come and returns them redacted; ``losses``:
-    those of the lab's nodes, if other runs share them; ``notice`` gets a line for a connection that breaks; ``age``:
-    seconds that the run has lasted already. RecordError if a line cannot be written, HostError if the connection to the
-    run is lost; the run then goes on.
+    Ctrl-C ends a run that is launched here, by the agent of ``standby`` if one waits. ``keep`` gets lines as they come
+    and returns them redacted; ``losses``: those of the lab's nodes, if other runs share them; ``notice`` gets a line
+    for a connection that breaks; ``age``: seconds that the run has lasted already. RecordError if a line cannot be
+    written, HostError if the connection to the run is lost; the run then goes on.
     """
     stop, watch = AgentStopper(lab, job, engine), CrashWatch(lab, job)
     began = time.monotonic() - age
@@ -100,7 +103,7 @@ def supervise(
         if launch:
             watchers.enter_context(interrupts(stop))
         try:
-            ended = follow(lab, job, engine, stop, watch, keep, launch, notice)
+            ended = follow(lab, job, engine, stop, watch, keep, launch, standby, notice)
         except LaunchError as error:
             ended = Ended(code=1, lost=True)
             stop.note("launcher-failed", error.message)
@@ -108,7 +111,7 @@ def supervise(
         left = end_left(stop, ended, time.monotonic() - began, engine, notice)
         if ended.code != 0 and stop.cause is None:
             ended = ended if ended.seconds else replace(ended, seconds=time.monotonic() - began)
-            stop.cause, stop.message = explain(ended, lab, job, engine)
+            stop.cause, stop.message = explain(ended, lab, job, engine, silent=watch.silence() == SILENT)
         if ended.code != 0 and stop.cause in SYMPTOMS:
             look_at_devices(stop, lab, job, engine)
     silence = watch.silence()
@@ -176,6 +179,7 @@ def follow(
     watch: CrashWatch,
     keep: Callable[[Sequence[Line]], Sequence[Line]],
     launch: agent.Launch | None,
+    standby: agent.Standby | None,
     notice: Callable[[str], object],
 ) -> Ended:
     """Follow the run to its end, over successive connections. HostError if the launcher stays unreachable."""
@@ -186,7 +190,7 @@ def follow(
 
     follower = agent.Follower(look, notice, lambda: stop.cause in ("interrupted", "node-lost"))
     try:
-        ended = agent.follow(lab, engine, job.run_id, follower, launch)
+        ended = agent.follow(lab, engine, job.run_id, follower, launch, standby)
     except (store.RecordError, KeyboardInterrupt):
         if launch:
             end_unrecorded(lab, job, engine, follower.place)
@@ -209,8 +213,11 @@ def end_unrecorded(lab: Lab, job: Job, engine: Engine, place: int) -> None:
         agent.follow(lab, engine, job.run_id, rest)
 
 
-def explain(ended: Ended, lab: Lab, job: Job, engine: Engine) -> tuple[Cause | None, str]:
-    """Return the cause of a failure without one: a stopped container, or that the agent was ended; else None."""
+def explain(ended: Ended, lab: Lab, job: Job, engine: Engine, *, silent: bool) -> tuple[Cause | None, str]:
+    """Return the cause of a failure without one: a stopped container, or that the agent was ended; else None.
+
+    ``silent``: no rank has begun, so the launcher may have found a node that does not let it in.
+    """
     observed = engine.observe(lab.name)
     for name in job.containers:
         container = observed.container(name)
@@ -220,7 +227,19 @@ def explain(ended: Ended, lab: Lab, job: Job, engine: Engine) -> tuple[Cause | N
             return "node-lost", f"{describe_node(name, job)}: container {container.state if container else 'gone'}"
     if ended.lost:
         return "interrupted", "the launcher was restarted, or its agent was ended"
+    if silent and (unreached := why_unreached(lab, job, engine)):
+        return "node-lost", unreached
     return None, ""
+
+
+def why_unreached(lab: Lab, job: Job, engine: Engine) -> str:
+    """Return why the launcher cannot log in to a node of the run; empty if it can."""
+    names = tuple(node.name for node in job.nodes)
+    try:
+        agent.reach(lab, engine, names, REACHING)
+    except HostError as error:
+        return error.message.replace("\n  ", ": ", 1).replace("\n  ", "; ") if error.node in names else ""
+    return ""
 
 
 def paused_nodes(lab: Lab, job: Job, engine: Engine) -> str:

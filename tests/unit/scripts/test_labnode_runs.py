@@ -465,12 +465,48 @@ def test_nodes_of_another_run_are_refused_with_its_id(agent: ModuleType, capfd: 
     path, job = folder(agent, RUN, nodes=["worker-0", "worker-1"])
     alive = agent.lock(path / "alive")
     with pytest.raises(SystemExit) as refused:
-        agent.launch(json.dumps({**job, "id": OTHER, "nodes": ["worker-1"]}))
+        agent.launch({**job, "id": OTHER, "nodes": ["worker-1"]})
     assert refused.value.code == agent.IN_USE
     kind, _, other = capfd.readouterr().out.partition(" ")
     assert (kind, json.loads(other)["id"]) == ("busy", RUN)
     assert not (agent.RUNS / OTHER).exists()
     os.close(alive)
+
+
+def test_the_run_that_the_input_names_is_launched_and_followed_and_then_forgotten(agent: ModuleType) -> None:
+    _, job = folder(agent, OTHER, argv=shell("echo mine"))
+    job = {**job, "id": RUN}
+    program = (
+        "import sys, pathlib, importlib.util as util\n"
+        "spec = util.spec_from_file_location('labnode', sys.argv[1])\n"
+        "agent = util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(agent)\n"
+        "agent.RUNS, agent.be_user, agent.START_SAMPLERS = pathlib.Path(sys.argv[2]), lambda _: None, ''\n"
+        "agent.clean = lambda *_, **__: None\n"
+        "agent.launch_named()\n"
+    )
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", program, str(agent.__file__), str(agent.RUNS)]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1) as child:
+        assert child.stdin
+        assert child.stdout
+        child.stdin.write(f"\n\n{json.dumps(job)}\n")
+        lines = (line for line in child.stdout if line != "beat\n")
+        assert next(lines).endswith(" mine\n")
+        assert json.loads(next(lines).removeprefix("end "))["code"] == 0
+        assert (agent.RUNS / RUN).is_dir()
+        child.stdin.write("forget\n")
+        assert child.wait(20) == 0
+    assert not (agent.RUNS / RUN).exists()
+
+
+def test_an_input_that_closes_before_it_names_a_run_ends_the_agent(
+    agent: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Path(os.devnull).open() as nothing:
+        monkeypatch.setattr(sys, "stdin", nothing)
+        agent.launch_named()
+    assert not agent.RUNS.exists()
 
 
 def test_a_run_waits_for_those_before_it_that_have_its_nodes(agent: ModuleType) -> None:

@@ -19,7 +19,7 @@ from labctl.records.active import Run
 from labctl.system import files
 
 if TYPE_CHECKING:
-    from labctl.backends.docker.agent import EarlyReach
+    from labctl.backends.docker.agent import EarlyReach, Standby
     from labctl.backends.docker.lab.cluster import Cluster
     from labctl.records.manifest import Manifest
 
@@ -41,7 +41,7 @@ class LabDeployment(Deployment):
     """A deployment with the lab that its hosts get."""
 
     lab: Lab
-    early: EarlyReach | None = None
+    early: EarlyReach | Standby | None = None
     """A check over ssh that was begun before; None if containers changed since."""
     pushed: dict[str, Manifest] = field(default_factory=dict)
     """Files that runs were sent, by run."""
@@ -225,7 +225,7 @@ class WaitForSsh(Step, frozen=True, kw_only=True):
         return f"reach {', '.join(self.nodes)} over ssh within {self.seconds} s"
 
     def do(self, deployment: LabDeployment) -> None:
-        """Check the nodes, unless the early check passed."""
+        """Log in to the nodes, unless an early check of them passed."""
         from labctl.backends.docker.agent import reach
 
         if not (deployment.early and deployment.early.passed(self.nodes)):
@@ -317,7 +317,10 @@ class ForgetHost(HostStep, frozen=True, kw_only=True):
 
 
 class CheckNodes(WaitForSsh, frozen=True, kw_only=True):
-    """Log in to each node of a run, and check that the rendezvous port of its ranks is free on the host's network."""
+    """Check that the sshd of each node of a run answers, and that the rendezvous port of its ranks is free.
+
+    The launch logs in to them: if that fails, it is said why.
+    """
 
     job: Job
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from support.builders import job, lab, observed
-from support.fake_backend import Failed, FakeBackend
+from support.fake_backend import Failed, FakeBackend, first_line
+from support.harness import wait_until
 
 from labctl.backends.docker import agent, supervise
 from labctl.backends.docker.agent import AGENT, Follower
@@ -15,6 +19,7 @@ from labctl.backends.docker.engine import OnLines
 from labctl.errors import HostError
 from labctl.records.active import ActiveRun, InUse, LaunchError, since
 from labctl.records.lines import Line
+from labctl.system.process import Input
 
 LAB = lab()
 JOB = job(LAB)
@@ -28,9 +33,12 @@ class Breaking(FakeBackend):
         super().__init__(seen=observed(LAB))
         self.lines, self.each, self.asked = (*lines, 'end {"code": 0}'), each, list[str]()
 
-    def stream(self, container: str, argv: tuple[str, ...], on_lines: OnLines, **_: Any) -> int:  # noqa: ARG002
-        self.asked.append(argv[len(AGENT)])
-        place = int(argv[-1]) if argv[len(AGENT)] == "follow" else 0
+    def stream(self, container: str, argv: tuple[str, ...], on_lines: OnLines, **options: Any) -> int:  # noqa: ARG002
+        is_launch = argv[-1] == "launch"
+        self.asked.append("launch" if is_launch else argv[len(AGENT)])
+        place = 0 if is_launch else int(argv[-1])
+        if is_launch:
+            assert first_line(options["typed"]), "no run was named"
         now = tuple(enumerate(self.lines, 1))[place : place + self.each]
         on_lines([line if line.startswith("end ") else f"{number} {number}.5 {line}" for number, line in now])
         return 255
@@ -73,16 +81,18 @@ def test_a_launcher_that_is_gone_ends_the_run() -> None:
 
 def saying(*lines: str) -> FakeBackend:
     class Saying(FakeBackend):
-        def stream(self, container: str, argv: tuple[str, ...], on_lines: OnLines, **_: Any) -> int:  # noqa: ARG002
+        def stream(self, container: str, argv: tuple[str, ...], on_lines: OnLines, **options: Any) -> int:  # noqa: ARG002
+            assert first_line(options["typed"]), "no run was named"
             on_lines(lines)
             return 1
 
     return Saying(seen=observed(LAB))
 
 
-def test_an_agent_that_knows_no_runs_is_told_what_to_build() -> None:
-    with pytest.raises(LaunchError, match="launcher: KeyError: 'launch'") as caught:
-        agent.follow(LAB, saying("Traceback", "KeyError: 'launch'"), "r1", Follower(lambda *_: None), LAUNCH)
+@pytest.mark.parametrize("error", ["KeyError: 'launch'", "TypeError: launch() missing 1 required argument"])
+def test_an_agent_of_an_earlier_labctl_is_told_what_to_build(error: str) -> None:
+    with pytest.raises(LaunchError, match=re.escape(f"launcher: {error}")) as caught:
+        agent.follow(LAB, saying("Traceback", error), "r1", Follower(lambda *_: None), LAUNCH)
     assert caught.value.hint == "labctl build && labctl up"
 
 
@@ -91,6 +101,61 @@ def test_nodes_that_are_in_use_are_named_with_their_run() -> None:
     with pytest.raises(InUse, match=r"worker-0: in use by run r0 \(ann@desk, since 20") as caught:
         agent.follow(LAB, saying(f"busy {busy}"), "r1", Follower(lambda *_: None), LAUNCH)
     assert caught.value.hint == "--wait waits for it; `labctl stop r0` ends it"
+
+
+class Waiting(FakeBackend):
+    """An agent that waits for its run, prints these lines meanwhile, and notes what it is told after the run."""
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__(seen=observed(LAB))
+        self.lines, self.told = lines, list[bytes]()
+
+    def stream(
+        self, container: str, argv: tuple[str, ...], on_lines: OnLines, *, typed: Input | None = None, **_: Any
+    ) -> int:
+        assert typed
+        assert (container, argv[-1]) == ("labctl-demo-launcher-1", "launch")
+        on_lines(self.lines)
+        read, write = os.pipe()
+        with os.fdopen(read, "rb") as reader, os.fdopen(write, "wb") as writer:
+            typed.open(writer)
+            for line in reader:
+                self.told.append(line.strip())
+                if line.startswith(b"{"):
+                    on_lines(["1 0.5 one", 'end {"code": 0}'])
+        return 0
+
+
+def test_an_agent_that_waits_asks_the_nodes_then_launches_its_run_and_forgets_it() -> None:
+    engine, heard = Waiting("reached worker-0", "reached worker-1", "reached"), list[Line]()
+    standby = agent.Standby(LAB, engine, "r1", ("worker-0", "worker-1"))
+    assert standby.passed(("worker-1", "worker-0"))
+    assert agent.follow(LAB, engine, "r1", Follower(heard.extend), LAUNCH, standby).code == 0
+    assert standby.forget()
+    launched, told = engine.told
+    assert (launched, told) == (msgspec.json.encode(LAUNCH), b"forget")
+    assert heard == [Line("one", 0.5)]
+    assert standby.ended
+    assert not standby.forget()
+
+
+@pytest.mark.parametrize("lines", [("reached worker-0", "reached"), ("reached",), ("Error response from daemon",)])
+def test_a_node_whose_sshd_does_not_greet_has_not_passed(lines: tuple[str, ...]) -> None:
+    standby = agent.Standby(LAB, Waiting(*lines), "r1", ("worker-0", "worker-1"))
+    if "reached" not in lines:
+        # Its connection ends without a word about the nodes.
+        standby.close()
+    assert not standby.passed(("worker-0", "worker-1"))
+    standby.close()
+
+
+def test_a_launcher_that_could_not_be_entered_is_entered_again() -> None:
+    early = Waiting("Error response from daemon: container is not running")
+    standby = agent.Standby(LAB, early, "r1")
+    standby.close()
+    wait_until(lambda: standby.ended, 20, "the connection has ended")
+    assert agent.follow(LAB, Waiting(), "r1", Follower(len), LAUNCH, standby).code == 0
+    assert early.told == []
 
 
 @pytest.mark.parametrize(("followed", "said"), [(1.0, False), (30.0, True)])

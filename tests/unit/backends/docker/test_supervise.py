@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from support.builders import devices, job, lab, node, observed
-from support.fake_backend import Failed, FakeBackend, silent
+from support.fake_backend import Failed, FakeBackend, healthy, silent
 from support.harness import wait_until
 
 from labctl.backends.docker import agent, supervise
@@ -39,6 +39,9 @@ def printing(*lines: str, code: int = 0, until: threading.Event | None = None) -
         if "reap" in argv or "stop" in argv:
             if until:
                 until.set()
+            return
+        if "reach" in argv:
+            yield from healthy(container, argv)
             return
         yield from lines
         if until:
@@ -251,7 +254,7 @@ def test_a_signal_stops_the_run_and_the_handlers_come_back(number: signal.Signal
     engine = printing("started", code=1, until=threading.Event())
 
     def keep(lines: Sequence[Line]) -> Sequence[Line]:
-        signal.raise_signal(number)
+        os.kill(os.getpid(), number)
         return lines
 
     ended = supervise.supervise(LAB, JOB, engine, keep, LAUNCH)
@@ -265,9 +268,9 @@ def test_a_second_ctrl_c_leaves_processes_no_grace(presses: int, graces: list[st
     engine = printing("started", code=1)
 
     def keep(lines: Sequence[Line]) -> Sequence[Line]:
-        for _ in range(presses):
-            signal.raise_signal(signal.SIGINT)
-        wait_until(lambda: len(engine.stops) == presses, LIMIT, "the agent is asked")
+        for press in range(presses):
+            os.kill(os.getpid(), signal.SIGINT)
+            wait_until(lambda asked=press + 1: len(engine.stops) == asked, LIMIT, "the agent is asked")  # type: ignore[misc]
         return lines
 
     supervise.supervise(LAB, JOB, engine, keep, LAUNCH)
@@ -436,15 +439,28 @@ def test_what_a_script_started_over_ssh_is_ended_after_the_script() -> None:
 
 def test_a_container_that_does_not_run_explains_a_failure() -> None:
     engine = FakeBackend(seen=observed(LAB, worker_1={"state": "exited"}))
-    assert supervise.explain(Ended(code=255, seconds=1), LAB, JOB, engine) == (
+    assert supervise.explain(Ended(code=255, seconds=1), LAB, JOB, engine, silent=False) == (
         "node-lost",
         "worker-1 (rank 1): container exited",
     )
     gone = FakeBackend(seen=observed(lab(1)))
-    assert supervise.explain(Ended(code=255, seconds=1), LAB, JOB, gone) == (
+    assert supervise.explain(Ended(code=255, seconds=1), LAB, JOB, gone, silent=False) == (
         "node-lost",
         "worker-1 (rank 1): container gone",
     )
+
+
+@pytest.mark.parametrize(("silent", "cause"), [(True, "node-lost"), (False, None)])
+def test_a_node_that_lets_nobody_in_explains_a_run_of_which_no_rank_began(silent: bool, cause: str | None) -> None:
+    def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        assert silent, "a login takes a while"
+        yield '{"node": "worker-0", "ok": true, "seconds": 0.2}'
+        yield '{"node": "worker-1", "ok": false, "seconds": 5, "error": "lab@worker-1: Permission denied (publickey)."}'
+
+    engine = FakeBackend(answer=answer, seen=observed(LAB))
+    seen, message = supervise.explain(Ended(code=255, seconds=1), LAB, JOB, engine, silent=silent)
+    assert seen == cause
+    assert message.startswith("the launcher does not reach every worker over ssh: worker-1: " if silent else "")
 
 
 def test_a_node_is_described_with_its_ranks() -> None:
