@@ -527,7 +527,7 @@ def workloads(context: Context) -> WorkloadList:
     from labctl.workloads import external
 
     roots = external.roots(context.settings())
-    return external.list_all(context.directory / "workloads", launchers.known(), roots)
+    return external.list_all(context.directory / "workloads", launchers.accepted(), roots)
 
 
 def fit(

@@ -37,7 +37,7 @@ ROWS = 20
 """Rows of the live table."""
 COLUMNS = 40
 """Columns of the timeline."""
-Launcher = Annotated[str, typer.Option(metavar="NAME[:BACKEND]", help="Use this launcher.")]
+Launcher = Annotated[str, typer.Option(metavar="NAME[:WAY]", help="Use this launcher.")]
 
 
 def hostfiles_command(

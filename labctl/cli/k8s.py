@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 k8s_command = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 Name = Annotated[str, typer.Argument(metavar="WORKLOAD", autocompletion=complete_workload)]
 Timeout = Annotated[str, typer.Option(help="Time limit, such as 90s, 20m, 2h.")]
-Launcher = Annotated[
-    str, typer.Option(metavar="NAME[:BACKEND]", help="Use this launcher, such as mpirun or horovod:mpi.")
-]
+Launcher = Annotated[str, typer.Option(metavar="NAME[:WAY]", help="Use this launcher, such as mpirun or horovod:mpi.")]
 
 
 def options_of(set_: list[str] | None, timeout: str, launcher: str, *, rehearse: bool) -> RunOptions:

@@ -134,7 +134,7 @@ def run_command(
     expect: Expect = None,
     set_: SetArgument = None,
     launcher: Annotated[
-        str, typer.Option(metavar="NAME[:BACKEND]", help="Use this launcher, such as mpirun or horovod:mpi.")
+        str, typer.Option(metavar="NAME[:WAY]", help="Use this launcher, such as mpirun or horovod:mpi.")
     ] = "",
     launcher_arg: Annotated[
         list[str] | None, typer.Option(metavar="ARG", help="Extra launcher argument (repeatable).")

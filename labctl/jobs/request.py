@@ -141,7 +141,7 @@ def choose_workload(directory: Path, name: str, options: RunOptions, settings: S
 def _declared(directory: Path, name: str, options: RunOptions, settings: Settings) -> Workload:
     """Load a declared workload. ConfigError."""
     roots = external.roots(settings)
-    return external.load(directory / "workloads", name, launchers.known(), roots, rehearse=options.rehearse)
+    return external.load(directory / "workloads", name, launchers.accepted(), roots, rehearse=options.rehearse)
 
 
 def _require_metrics(workload: Workload, criteria: Iterable[Criterion]) -> None:

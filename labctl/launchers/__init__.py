@@ -1,18 +1,27 @@
 """Launcher programs: a module each; a new file is a new launcher.
 
-Each module has ``WAYS`` (its variants; the first is the usual one, ``horovod:mpi`` asks for another), ``OPTIONS``
-(known options and the number of values of each; others are passed on with a warning), ``RESERVED`` (options that labctl
-sets itself), optionally ``NEEDED`` (how many of the first nodes an elastic run cannot lose), and three pure functions:
-``check`` rejects what the program cannot do, ``argv`` is its command, ``files`` is its input.
+Each module has
+
+- ``PROGRAM``: the program that the image must have; empty if the job brings it,
+- ``WAYS`` of starting ranks: the first is the usual one, ``horovod:mpi`` asks for another; one that is called
+  ``elastic`` continues by itself after it loses ranks,
+- ``OPTIONS``: known options and the number of values of each; others are passed on with a warning, but none is if
+  there are no known ones,
+- ``RESERVED``: options that labctl sets itself,
+- three pure functions: ``check`` rejects what the program cannot do, ``argv`` is its command, ``files`` is its input,
+- optionally ``NEEDED``, how many of the first nodes an elastic run cannot lose, and ``environment``, a pure function
+  that returns variables for the program itself.
+
 On every rank the launcher starts a single script, ``rank.sh``, so that nothing a user wrote passes through a
-launcher's own quoting.
+launcher's own quoting. ``rank.sh`` reads the number of its rank from the variables that the program sets.
+Functions that several launchers use are here: launchers do not import each other.
 """
 
 from __future__ import annotations
 
 import pkgutil
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Protocol, cast
 
@@ -23,7 +32,7 @@ from labctl.errors import ConfigError, did_you_mean, nearest
 from labctl.model import File, Pairs
 
 ELASTIC = "elastic"
-"""The variant of a launcher that continues by itself after it loses ranks."""
+"""The way of a launcher that continues by itself after it loses ranks."""
 PLAIN = re.compile(r"[A-Za-z0-9._/:,=+@%^-]+")
 
 # These select the network of Open MPI; an accelerator adds variables for its own libraries.
@@ -46,8 +55,11 @@ class LaunchSpec(Struct, frozen=True, kw_only=True):
     addresses: str
     """The interface for Open MPI: its name, or the network of all hosts' addresses."""
     variables: Pairs
-    """Environment that every node needs before the program starts; no blanks in the values."""
-    way: str = ""
+    """Environment that every node needs before the program starts; no blanks in the values.
+
+    A launcher whose daemons start the ranks passes it on; ssh by itself passes on what begins with ``LABCTL_``.
+    """
+    way: str
     options: tuple[str, ...] = ()
     """Arguments that the user adds to the launcher's command."""
     crowded: bool = False
@@ -63,6 +75,7 @@ class LaunchSpec(Struct, frozen=True, kw_only=True):
 class LauncherModule(Protocol):
     """Interface of the modules in this package."""
 
+    PROGRAM: str
     WAYS: tuple[str, ...]
     OPTIONS: Mapping[str, int]
     RESERVED: frozenset[str]
@@ -75,21 +88,27 @@ class LauncherModule(Protocol):
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all launchers, which are the files in this folder."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
+    """Return the names of all launchers, which are the files in this folder whose names begin with a letter."""
+    files = (module.name for module in pkgutil.iter_modules(__path__))
+    return tuple(sorted(name for name in files if not name.startswith("_")))
 
 
 def known() -> tuple[str, ...]:
-    """Return every launcher and every other variant of each: ``horovod``, ``horovod:mpi``."""
-    variants: list[str] = []
+    """Return every launcher, and every way of each that is not the usual one: ``horovod``, ``horovod:mpi``."""
+    usual = {f"{launcher}:{get(launcher).WAYS[0]}" for launcher in names()}
+    return tuple(text for text in accepted() if text not in usual)
+
+
+def accepted() -> tuple[str, ...]:
+    """Return every launcher, and every way of each: ``horovod``, ``horovod:gloo``, ``horovod:mpi``."""
+    accepted: list[str] = []
     for launcher in names():
-        _, *others = get(launcher).WAYS
-        variants += [launcher, *(f"{launcher}:{other}" for other in others)]
-    return tuple(variants)
+        accepted += [launcher, *(f"{launcher}:{way}" for way in get(launcher).WAYS)]
+    return tuple(accepted)
 
 
 def get(text: str) -> LauncherModule:
-    """Return the module of a launcher or of its variant; raise ConfigError that lists all if it is unknown."""
+    """Return the module of a launcher, whatever its way; raise ConfigError that lists all if it is unknown."""
     launcher, _, asked = text.partition(":")
     if launcher not in names():
         raise ConfigError(f"unknown launcher `{text}`", hint=f"known: {', '.join(known())}")
@@ -100,12 +119,12 @@ def get(text: str) -> LauncherModule:
 
 
 def name(text: str) -> str:
-    """Return the launcher's name without the variant: ``horovod`` of ``horovod:mpi``."""
+    """Return the launcher's name without the way: ``horovod`` of ``horovod:mpi``."""
     return text.partition(":")[0]
 
 
 def way(text: str) -> str:
-    """Return the variant that ``horovod:mpi`` asks for; the launcher's usual one for ``horovod``."""
+    """Return the way that ``horovod:mpi`` asks for; the launcher's usual one for ``horovod``."""
     return text.partition(":")[2] or get(text).WAYS[0]
 
 
@@ -120,15 +139,9 @@ def needed(text: str, nodes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def environment(text: str, launch: LaunchSpec) -> Pairs:
-    """Return the launcher's environment: options of the MPI that Horovod starts, whichever MPI the image has.
-
-    Both as Open MPI's variables, which other MPIs would reject as arguments, and as those of MPICH's family.
-    """
-    if (name(text), launch.way) != ("horovod", "mpi"):
-        return ()
-    options = open_mpi_options(launch)
-    open_mpi = ((f"OMPI_MCA_{option}", value) for option, value in zip(options[1::3], options[2::3], strict=True))
-    return (*open_mpi, ("I_MPI_HYDRA_IFACE", launch.interface), ("FI_TCP_IFACE", launch.interface))
+    """Return the variables that the launcher's program needs itself."""
+    of_module: Callable[[LaunchSpec], Pairs] = getattr(get(text), "environment", lambda _: ())
+    return of_module(launch)
 
 
 def check(text: str, launch: LaunchSpec) -> None:

@@ -13,6 +13,7 @@ import shlex
 from labctl.launchers import LaunchSpec, first_slots_only, hostfile, open_mpi_options
 from labctl.model import File
 
+PROGRAM = "deepspeed"
 WAYS = ("pdsh", "openmpi")
 OPTIONS = {
     "--bind_core_list": 1,

@@ -13,9 +13,10 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from labctl.launchers import ELASTIC, LaunchSpec, first_slots_only, hostfile, one_interface_only
-from labctl.model import File
+from labctl.launchers import ELASTIC, LaunchSpec, first_slots_only, hostfile, one_interface_only, open_mpi_options
+from labctl.model import File, Pairs
 
+PROGRAM = "horovodrun"
 WAYS = ("gloo", "mpi", ELASTIC)
 OPTIONS = {
     "--autotune": 0,
@@ -61,6 +62,18 @@ def argv(launch: LaunchSpec) -> tuple[str, ...]:
         *launch.options,
         launch.program,
     )  # fmt: skip
+
+
+def environment(launch: LaunchSpec) -> Pairs:
+    """Return the options of the MPI that Horovod starts, whichever MPI the image has.
+
+    Both as Open MPI's variables, which other MPIs would reject as arguments, and as those of MPICH's family.
+    """
+    if launch.way != "mpi":
+        return ()
+    options = open_mpi_options(launch)
+    open_mpi = ((f"OMPI_MCA_{option}", value) for option, value in zip(options[1::3], options[2::3], strict=True))
+    return (*open_mpi, ("I_MPI_HYDRA_IFACE", launch.interface), ("FI_TCP_IFACE", launch.interface))
 
 
 SCRIPT = "nodes.sh"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from labctl.launchers import LaunchSpec, first_slots_only, one_interface_only
 from labctl.model import File
 
+PROGRAM = "mpiexec.hydra"
 WAYS = ("hydra",)
 OPTIONS = {
     "-bind-to": 1,

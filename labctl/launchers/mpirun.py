@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from labctl.launchers import LaunchSpec, first_slots_only, hostfile, open_mpi_options
 
+PROGRAM = "mpirun"
 WAYS = ("openmpi",)
 OPTIONS = {
     "--bind-to": 1,

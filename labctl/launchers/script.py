@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from labctl.launchers import LaunchSpec, first_slots_only, hostfile
 
+PROGRAM = ""
 WAYS = ("script",)
 OPTIONS: Mapping[str, int] = {}
 RESERVED: frozenset[str] = frozenset()

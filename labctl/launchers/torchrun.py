@@ -16,6 +16,7 @@ from labctl.errors import ConfigError
 from labctl.launchers import ELASTIC, LaunchSpec, first_slots_only, hostfile
 from labctl.model import File
 
+PROGRAM = "torchrun"
 WAYS = ("pdsh", ELASTIC)
 NEEDED = 1
 OPTIONS = {

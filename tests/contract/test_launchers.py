@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import socket
 import subprocess
+import typing
 from typing import Any
 
 import pytest
@@ -26,6 +26,7 @@ LAUNCH = LaunchSpec(
     interface="lab0",
     addresses="lab0",
     variables=(("LABCTL_RUN_ID", "r1"),),
+    way="pdsh",
 )
 
 
@@ -38,10 +39,13 @@ def argv(name: str, **changes: Any) -> tuple[str, ...]:
 
 
 def test_all_launchers_are_known_with_their_ways() -> None:
-    assert NAMES == (
+    assert {
         "deepspeed", "deepspeed:openmpi", "horovod", "horovod:mpi", "horovod:elastic", "impi", "mpirun", "script",
         "torchrun", "torchrun:elastic",
-    )  # fmt: skip
+    } <= {*NAMES}  # fmt: skip
+    assert {*launchers.accepted()} - {*NAMES} == {
+        f"{name}:{launchers.get(name).WAYS[0]}" for name in launchers.names()
+    }  # fmt: skip
 
 
 def mpi_options(name: str, **changes: Any) -> str:
@@ -79,9 +83,30 @@ def test_an_unknown_way_lists_the_known() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_module_keeps_the_protocol(name: str) -> None:
     module = launchers.get(name)
-    for function in (module.check, module.argv, module.files):
-        assert list(inspect.signature(function).parameters) == ["launch"]
+    for function in ("check", "argv", "files"):
+        hints = typing.get_type_hints(getattr(module, function))
+        hints.setdefault("return", type(None))
+        assert hints == typing.get_type_hints(getattr(launchers.LauncherModule, function)) | {"launch": LaunchSpec}
+    assert isinstance(module.PROGRAM, str)
+    assert isinstance(module.WAYS, tuple)
+    assert isinstance(module.RESERVED, frozenset)
+    assert all(isinstance(count, int) for count in module.OPTIONS.values())
     assert not module.OPTIONS.keys() & module.RESERVED
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_program_that_the_image_must_have_is_in_the_command(name: str) -> None:
+    program = launchers.get(name).PROGRAM
+    assert not program or program in argv(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_one_launcher_takes_slots_by_number(name: str) -> None:
+    if name == "deepspeed":
+        launchers.check(name, launch(name, include="worker-1:1"))
+        return
+    with pytest.raises(ConfigError, match="takes the first slots of a node"):
+        launchers.check(name, launch(name, include="worker-1:1"))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -115,19 +140,20 @@ def test_nodes_come_in_the_hostfiles_order_with_their_slots(name: str) -> None:
     assert second in ("worker-0 slots=2", "worker-0:2")
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"script", "torchrun", "torchrun:elastic", "deepspeed"}))
+@pytest.mark.parametrize("name", ["deepspeed:openmpi", "horovod", "horovod:mpi", "horovod:elastic", "impi", "mpirun"])
 def test_the_labs_interface_is_named(name: str) -> None:
     assert "lab0" in " ".join(argv(name))
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - {"script"}))
 def test_an_option_of_the_launcher_reaches_it(name: str) -> None:
-    option, values = next(iter(launchers.get(name).OPTIONS.items()))
-    words = (option, *("1" for _ in range(values)))
-    launchers.check(name, launch(name, options=words))
-    shown = " ".join(argv(name, options=words))
-    assert " ".join(words) in shown
-    assert shown.index(option) < shown.index(LAUNCH.program)
+    for option, values in launchers.get(name).OPTIONS.items():
+        words = (option, *("1" for _ in range(values)))
+        assert launchers.unknown_options(name, words) == []
+        launchers.check(name, launch(name, options=words))
+        shown = " ".join(argv(name, options=words))
+        assert " ".join(words) in shown
+        assert shown.index(" ".join(words)) < shown.index(LAUNCH.program)
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - {"script"}))
@@ -222,7 +248,7 @@ def test_ranks_are_bound_only_as_a_person_asks(asked: tuple[str, ...]) -> None:
     assert "core" in " ".join(words)
 
 
-# --- deepspeed -----------------------------------------------------------------------------------------------
+# --- horovod -------------------------------------------------------------------------------------------------
 
 
 def test_an_elastic_horovod_is_given_the_nodes_that_answer_in_order() -> None:
@@ -234,6 +260,9 @@ def test_an_elastic_horovod_is_given_the_nodes_that_answer_in_order() -> None:
         )
         done = subprocess.run(["bash", "-c", script.content], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["127.0.0.1:2", "localhost:4"]
+
+
+# --- deepspeed -----------------------------------------------------------------------------------------------
 
 
 def deepspeed_files(given: LaunchSpec = LAUNCH) -> dict[str, str]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from labctl import launchers
 from labctl.workloads.schema import schema
 
 TESTS = Path(__file__).parents[1]
@@ -24,3 +25,15 @@ def test_every_key_of_workload_yml_is_in_the_table() -> None:
     cells = re.findall(r"^\| (`[^|]+) \|", page.partition("\n## A verdict\n")[2], re.MULTILINE)
     named = {key for cell in cells for key in re.findall(r"`(\w+)`", cell)}
     assert named == {*schema(Path(), ()), "variants"}
+
+
+def test_every_launcher_is_in_the_pages_for_workloads() -> None:
+    docs = TESTS.parent / "docs"
+    described = set(re.findall(r"`([\w:]+)`", (docs / "workloads.md").read_text(encoding="utf-8")))
+    row = next(
+        line
+        for line in (docs / "bring-your-own.md").read_text(encoding="utf-8").splitlines()
+        if "| `launcher` |" in line
+    )
+    assert [name for name in launchers.known() if name not in described] == []
+    assert [name for name in launchers.names() if f"`{name}`" not in row] == []

@@ -131,13 +131,6 @@ def test_slots_by_number_go_to_deepspeed_in_its_own_words() -> None:
     assert sum(one.slots for one in built.nodes) == 2
 
 
-@pytest.mark.parametrize("launcher", ["deepspeed:openmpi", "horovod", "impi", "mpirun", "torchrun", "script"])
-def test_other_launchers_cannot_take_slots_by_number(launcher: str) -> None:
-    of = lab((node(0, slots=2), node(1, slots=2)))
-    with pytest.raises(ConfigError, match="first slots"):
-        jobs.build(of, workload(launcher=launcher), "r1", choose(of, include="worker-1:1"), 60)
-
-
 def test_deepspeeds_configuration_is_completed_for_the_ranks_and_handed_to_the_script() -> None:
     config = {"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 2}
     of = job(lab((node(0, slots=2), node(1, slots=2))), deepspeed=config)

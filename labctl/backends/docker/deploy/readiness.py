@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from labctl import accelerators, model, naming
+from labctl import accelerators, launchers, model, naming
 from labctl.backends.docker import agent
 from labctl.backends.docker.compose import render
 from labctl.backends.docker.deploy import images, plan, preflight
@@ -130,9 +130,9 @@ def require_launcher(context: Context, cluster: Cluster, lab: Lab, workload: Wor
 
 def require_program(lab: Lab, job: Job, engine: Engine) -> None:
     """Raise HostError if the program of a chosen launcher is not in the lab's image."""
-    if job.workload.launcher == "script":
+    program = launchers.get(job.workload.launcher).PROGRAM
+    if not program:
         return
-    program = job.argv[0]
     lookup = engine.exec(naming.container_name(lab, model.LAUNCHER), ("which", program), user=agent.user(lab))
     if lookup.code:
         hint = f"set LAB_IMAGE in .env to one that has {program}, then `labctl up`"
