@@ -290,15 +290,15 @@ def plan_replay(context: Context, run: str) -> PlanPreview:
         return start.preview_run(backend, request)
 
 
-def runs(context: Context, wanted: RunFilter | None = None) -> RunList:
+def runs(context: Context, matching: RunFilter | None = None) -> RunList:
     """List the lab's runs that match, the latest first. A run that has ended meanwhile is judged."""
     from labctl.records.store import RunList
 
     every = opening.listing(context)
     workloads = sorted({run.workload or "" for run in every} - {""})
-    if wanted and wanted.workload and workloads and wanted.workload not in workloads:
-        context.notice(f"no run of {wanted.workload}; there are runs of {', '.join(workloads)}")
-    return RunList(tuple(run for run in every if wanted is None or wanted.has(run)))
+    if matching and matching.workload and workloads and matching.workload not in workloads:
+        context.notice(f"no run of {matching.workload}; there are runs of {', '.join(workloads)}")
+    return RunList(tuple(run for run in every if matching is None or matching.has(run)))
 
 
 def prune_runs(context: Context, keep: int) -> PrunedRuns:
@@ -558,9 +558,9 @@ def cache(context: Context, name: str, extra: Cache, *, hosts: bool = False, dry
     settings = context.settings()
     if hosts:
         backends.require(settings, "cache --hosts")
-    wanted = repositories.of(context, settings, name, extra)
+    contents = repositories.of(context, settings, name, extra)
     with backends.connect(context, settings) as backend:
-        return backend.fill(name, wanted, hosts=hosts, preview=dry_run)
+        return backend.fill(name, contents, hosts=hosts, preview=dry_run)
 
 
 def proxies(context: Context) -> dict[str, str]:

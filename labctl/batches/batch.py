@@ -97,13 +97,13 @@ def run_jobs(
     launching, stopped = threading.Semaphore(LAUNCHED), threading.Event()
 
     def run_one(job: BatchJob, note: Callable[[BatchJob], None]) -> Result:
-        own = replace(options, hostfile=Path(job.hostfile), detach=True, wait=True, batch=f"{batch.id} {job.log}")
+        of_job = replace(options, hostfile=Path(job.hostfile), detach=True, wait=True, batch=f"{batch.id} {job.log}")
 
         def launch(quiet: Backend) -> RunSummary:
             with launching:
                 if stopped.is_set():
                     raise Interrupted("the batch was stopped before")
-                return start.launch(quiet, start.Request(workload=workload, options=own))
+                return start.launch(quiet, start.Request(workload=workload, options=of_job))
 
         return run_job(backend, directory, launch, job, note)
 

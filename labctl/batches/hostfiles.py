@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Literal, cast, get_args
 
@@ -108,13 +108,14 @@ def make(
     directory = out or context.directory / default_directory(len(names), size, pattern)
     written = texts(chosen, slots_of)
     write(directory, written)
-    used = {name for group in chosen for name in group}
+    used = {*chain.from_iterable(chosen)}
+    left_over = tuple(name for name in names if name not in used)
     return HostfileSet(
         directory=str(directory),
         pattern=pattern,
         size=size,
         hostfiles=tuple(written),
-        left_over=tuple(name for name in names if name not in used),
+        left_over=left_over,
         drained=tuple(name for name, _ in drained),
     )
 

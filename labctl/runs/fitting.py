@@ -52,6 +52,6 @@ def node_memory(lab: Lab, nodes: int, limit: int) -> int:
     Those of one host share what it has: here what is free now, elsewhere what is built in.
     """
     here = lab.hosts[0].name == HERE
-    has = procfs.memory_available() if here else min(one.memory for one in lab.hosts)
+    has = procfs.memory_available() if here else min(host.memory for host in lab.hosts)
     share = has // nodes if lab.network == "bridge" else has
     return min(share, limit or share)

@@ -133,20 +133,20 @@ def ready(backend: Backend, request: Request, run: Run) -> Run:
 def plan(backend: Backend, run: Run, options: RunOptions, *, preview: bool = False) -> Plan:
     """Plan a run that is ready: what earlier runs left is ended, nodes are checked, then it is launched and judged."""
     unfinished = _unfinished(backend)
-    own = backend.plan_run(run, ended=unfinished, preview=preview)
+    of_backend = backend.plan_run(run, ended=unfinished, preview=preview)
     run_id, cause = run.run_id, f"run {run.run_id}"
     nodes = ", ".join(node.name for node in run.job.nodes)
     ended = tuple(EndRun(run_id=earlier, cause=why) for earlier, why in unfinished.items())
     end = (
-        CollectResults(text=own.collect, cause=cause),
+        CollectResults(text=of_backend.collect, cause=cause),
         WriteResult(run_id=run_id, cause=cause),
     )
 
     def with_record(text: str) -> Plan:
-        record = (store.plan_file(text), *own.record)
+        record = (store.plan_file(text), *of_backend.record)
         stage = StageRun(run_id=run_id, job=run.job.files, record=record, code=run.job.code, cause=cause)
-        launched = LaunchRun(text=own.launch, cause=f"{run.job.workload.name} on {nodes}")
-        steps = (*ended, *own.before, stage, *own.send, launched)
+        launched = LaunchRun(text=of_backend.launch, cause=f"{run.job.workload.name} on {nodes}")
+        steps = (*ended, *of_backend.before, stage, *of_backend.send, launched)
         return Plan(steps if options.detach else (*steps, *end))
 
     # The record holds the text of the plan itself.
@@ -181,8 +181,8 @@ def _carry_out(backend: Backend, request: Request, run: Run) -> RunDeployment:
 
 def _sections(steps: tuple[Step, ...]) -> Iterator[tuple[bool, tuple[Step, ...]]]:
     """Split a run's plan into its own steps and those of the backend, in order."""
-    own = (EndRun, StageRun, LaunchRun, CollectResults, WriteResult)
-    for is_own, section in groupby(steps, key=lambda step: isinstance(step, own)):
+    of_run = (EndRun, StageRun, LaunchRun, CollectResults, WriteResult)
+    for is_own, section in groupby(steps, key=lambda step: isinstance(step, of_run)):
         yield is_own, tuple(section)
 
 

@@ -97,7 +97,7 @@ class Observer:
         return "waiting" if self._active.waits and progress.last_line is None else "running"
 
     def look(self) -> RunView:
-        """One view, once what was printed before is known."""
+        """Return the state, once the lines that were printed before are read."""
         began, heard, since = time.time(), -1, 0.0
         deadline = time.monotonic() + CATCHING_UP
         self._ask_nodes()

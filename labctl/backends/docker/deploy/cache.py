@@ -61,7 +61,8 @@ def read_here(root: Path, only: Iterable[str] = ("",)) -> dict[str, CachedFile]:
     """
     files: dict[str, CachedFile] = {}
     for folder in only:
-        for path in (root / folder / name for name in walk(root / folder)):
+        for within in walk(root / folder):
+            path = root / folder / within
             name, status = path.relative_to(root).as_posix(), path.lstat()
             if not is_data(name):
                 continue
@@ -163,7 +164,8 @@ def send(
         arguments = (part, str(start // BLOCK), name, str(size), str(time))
         chunks = report(Range(root / name, 0, size).chunks(start), progress)
         _send(connection, folder, "append", *arguments, chunks=chunks)
-    for batch in batches({name: file for name, file in files.items() if name not in starts}):
+    small = {name: file for name, file in files.items() if name not in starts}
+    for batch in batches(small):
         unpack(connection, folder, pack(root, batch).chunks())
         progress.advance(sum(file.size for file in batch.values()))
     progress.finish()

@@ -41,7 +41,9 @@ def up(
     mounts are broken, with the reason. Hosts that have ``failed`` are skipped.
     """
     steps: list[Step] = [*local]
-    for host in (host for host in lab.hosts if host.name not in failed):
+    for host in lab.hosts:
+        if host.name in failed:
+            continue
         steps += up_on(lab, host, files, observed.on(host.name), unusable, push=host.name in stale)
     workers = tuple(node.name for node in lab.nodes)
     steps.append(WaitForSsh(nodes=workers, seconds=60, cause="wait for SSH"))
@@ -145,7 +147,9 @@ def down(
     lab's ``state`` directory. Hosts that have ``failed`` are skipped.
     """
     steps: list[Step] = []
-    for host in (host for host in observed.hosts if host not in failed):
+    for host in observed.hosts:
+        if host in failed:
+            continue
         steps += down_on(host, observed.on(host), sent.get(host, ()), image, records.get(host, ()))
     if state:
         steps.append(RemoveState(paths=(state,), cause="labctl clean"))

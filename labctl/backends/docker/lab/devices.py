@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain, starmap
+from itertools import chain, repeat, starmap
 from pathlib import Path
 
 from msgspec import Struct
@@ -88,6 +88,7 @@ def detect(
         return DetectedDevice(**asdict(device), kind=kind, node=owners.get(device.path), leased_by=holder)
 
     described = {kind: describe(kind, devices, run) for kind, devices in found_by_kind.items()}
+    kinds_and_devices = chain.from_iterable(zip(repeat(kind), devices) for kind, devices in described.items())
     return HostDevices(
         name=name,
         accelerator=accelerator,
@@ -95,7 +96,7 @@ def detect(
         cpus=procfs.cpus(root),
         numa=procfs.numa_nodes(root),
         memory=procfs.memory(root),
-        devices=tuple(starmap(detected, ((kind, device) for kind in described for device in described[kind]))),
+        devices=tuple(starmap(detected, kinds_and_devices)),
         drivers=_drivers(found_by_kind, root),
         groups=groups(tuple(chain.from_iterable(found_by_kind.values())), root),
         infiniband=procfs.infiniband(root),
