@@ -20,7 +20,7 @@ from labctl.backends.plan import Plan, carry_out
 from labctl.backends.state import ObservedState
 from labctl.config.context import Context
 from labctl.config.settings import Settings
-from labctl.errors import Failures, HostError, raise_all
+from labctl.errors import Failures, HostError, LabError, raise_all
 from labctl.model import LAUNCHER, Cache, Job, Lab, Result, Workload
 from labctl.records import store
 from labctl.records.active import ActiveRun, Run
@@ -405,13 +405,24 @@ class DockerBackend:
         from labctl.backends.docker.deploy import readiness
 
         new = cast("NewRun", run)
-        readiness.require_hosts(new.lab, new.job, {**self.cluster.failed, **new.foreign})
-        checks.preflight(self.context, new.lab, self.cluster, "run")
         observed, launcher = new.observed, bool(options.launcher)
-        readiness.require_ready(
-            self.context, self.cluster, new.lab, new.job, observed, launcher=launcher, preview=preview
-        )
-        readiness.require_free(new.job, new.active, options)
+        with self._dismissing(run.run_id):
+            readiness.require_hosts(new.lab, new.job, {**self.cluster.failed, **new.foreign})
+            checks.preflight(self.context, new.lab, self.cluster, "run")
+            readiness.require_ready(
+                self.context, self.cluster, new.lab, new.job, observed, launcher=launcher, preview=preview
+            )
+            readiness.require_free(new.job, new.active, options)
+
+    @contextmanager
+    def _dismissing(self, run_id: str) -> Iterator[None]:
+        """Dismiss the agent that waits for a run if the run is refused: a batch goes on with others."""
+        try:
+            yield
+        except LabError:
+            if standby := self._standbys.pop(run_id, None):
+                standby.close()
+            raise
 
     def confirm_image(self, run: Run, ask: Callable[[str], bool] | None, *, preview: bool = False) -> None:
         """Ask if the image of the run's workload may be built and the lab brought up with it. HostError if not."""
