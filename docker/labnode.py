@@ -41,6 +41,7 @@ import math
 import os
 import re
 import resource
+import select
 import shlex
 import shutil
 import signal
@@ -707,8 +708,11 @@ def launch(job: dict[str, Any]) -> bool:
     # What makes it a run to others, and so in one step.
     write(folder / "job.new", json.dumps(job).encode())
     (folder / "job.new").rename(folder / "job.json")
+    # Readable once the supervisor has ended.
+    over, held = os.pipe()
     if os.fork() == 0:
         os.close(registry)
+        os.close(over)
         os.setsid()
         nothing = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
@@ -717,10 +721,10 @@ def launch(job: dict[str, Any]) -> bool:
             supervise(folder, job)
         finally:
             os._exit(0)
-    os.close(alive)
-    os.close(registry)
+    for descriptor in (alive, registry, held):
+        os.close(descriptor)
     if job["follow"]:
-        follow(job["id"], "0")
+        follow(job["id"], "0", over)
     return bool(job["follow"])
 
 
@@ -822,10 +826,10 @@ def stop(run_id: str, grace: str, cause: str, message: str) -> None:
             (folder / "at-once").touch()
 
 
-def follow(run_id: str, place: str) -> None:
+def follow(run_id: str, place: str, over: int | None = None) -> None:
     """Print each line with the place behind it and its time, then ``end`` and how the run ended.
 
-    Ends with who reads: then the input is at its end.
+    Ends with who reads: then the input is at its end. ``over`` is a descriptor that is readable once the run has ended.
     """
     folder = RUNS / run_id
     if not folder.is_dir():
@@ -849,7 +853,7 @@ def follow(run_id: str, place: str) -> None:
                 out.write(b"beat\n")
                 spoken = time.monotonic()
             out.flush()
-            time.sleep(LOOK)
+            select.select([] if over is None else [over], [], [], LOOK)
     out.flush()
     ended = json.loads((folder / "ended.json").read_bytes()) if state == "ended" else {"code": 137, "lost": True}
     say("end", ended)
@@ -1022,7 +1026,7 @@ def run_command(folder: Path, job: dict[str, Any], keep: Callable[[bytes], objec
     with sampled(job):
         reader = threading.Thread(target=read, args=(child.stdout, keep, seen), daemon=True)
         reader.start()
-        ended = oversee(folder, job, child, seen, began, keep)
+        ended = oversee(folder, job, child, reader, seen, began, keep)
     # What holds the output is left of the run.
     reader.join(0.5)
     if reader.is_alive():
@@ -1111,11 +1115,15 @@ def oversee(
     folder: Path,
     job: dict[str, Any],
     child: subprocess.Popen[bytes],
+    reader: threading.Thread,
     seen: Seen,
     began: float,
     keep: Callable[[bytes], object],
 ) -> dict[str, object]:
-    """Wait for the command to end; end the run for the first reason to do so, which is returned."""
+    """Wait for the command to end; end the run for the first reason to do so, which is returned.
+
+    ``reader`` reads its output, whose end mostly comes with its own.
+    """
     over = threading.Event()
     threading.Thread(target=watch_nodes, args=(folder, job, seen, over), daemon=True).start()
     ending: dict[str, object] = {}
@@ -1137,7 +1145,11 @@ def oversee(
                 end.start()
         elif hurry.ident is None and (folder / "at-once").exists():
             hurry.start()
-        time.sleep(LOOK)
+        if reader.is_alive():
+            reader.join(LOOK)
+        else:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(LOOK)
     over.set()
     if ending:
         end.join()
