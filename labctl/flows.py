@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from labctl.hub.report import CacheReport
     from labctl.jobs.request import RunOptions
     from labctl.model import Cache, Result
-    from labctl.records.store import RunFilter, RunList, RunSummary
+    from labctl.records.store import RunFilter, RunList, RunSummary, ShownRun
     from labctl.reports.runs import WrittenReport
     from labctl.runs.compare import Comparison, RepeatedRuns
     from labctl.runs.export import ExportedRun
@@ -320,8 +320,8 @@ def plan_prune(context: Context, keep: int) -> PrunedRuns:
     return prune.choose(context.directory, keep)
 
 
-def show(context: Context, run: str) -> Result | RunSummary:
-    """Return the result of a run (its id, or ``latest``), or its summary without one. An ended run is judged first."""
+def show(context: Context, run: str) -> ShownRun:
+    """Return a run (its id, or ``latest``), with its result if it has one. An ended run is judged first."""
     return opening.show(context, run)
 
 

@@ -355,7 +355,8 @@ def show_command(
     """`labctl show`: print the result of a run."""
     with answering(as_json=json) as output:
         lab = context(directory, output)
-        answer = flows.show(lab, run)
+        shown = flows.show(lab, run)
+        answer = shown.result or shown.summary
         output.answer(answer, run_text(answer, lab.directory))
 
 

@@ -543,6 +543,13 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """The last step or epoch that it printed, such as ``step 12/100``."""
 
 
+class ShownRun(Struct, frozen=True):
+    """A run: its summary, and its result if it has one."""
+
+    summary: RunSummary
+    result: Result | None
+
+
 class RunFilter(Struct, frozen=True, kw_only=True):
     """Filter of a list of runs; an empty field matches all."""
 
@@ -564,10 +571,10 @@ class RunList(Struct, frozen=True):
     runs: tuple[RunSummary, ...]
 
 
-def read(lab: Path, run_id: str) -> Result | RunSummary:
-    """Return the result of a run, or its summary if it has none. ConfigError for an unknown id; ``latest`` is valid."""
+def read(lab: Path, run_id: str) -> ShownRun:
+    """Return the record of a run. ConfigError for an unknown id; ``latest`` is valid."""
     run_id = find(lab, run_id)
-    return read_result(lab, run_id) or summary(lab, run_id)
+    return ShownRun(summary(lab, run_id), read_result(lab, run_id))
 
 
 def find(lab: Path, run_id: str) -> str:

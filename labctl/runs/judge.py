@@ -204,10 +204,10 @@ def _judge_ended(backend: Backend, run_id: str, state: str) -> None:
             close(backend, run_id)
 
 
-def find(backend: Backend, run_id: str) -> Result | store.RunSummary:
-    """Return the result of a run, which is judged if it has ended, or its summary."""
+def find(backend: Backend, run_id: str) -> store.ShownRun:
+    """Return a run, which is judged if it has ended."""
     summaries = {run.run_id: run for run in listing(backend)}
-    return store.read_result(backend.context.directory, run_id) or summaries[run_id]
+    return store.ShownRun(summaries[run_id], store.read_result(backend.context.directory, run_id))
 
 
 def states(backend: Backend, limit: int) -> tuple[store.RunSummary, ...]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from labctl.backends import Backend
     from labctl.jobs.request import RunOptions
     from labctl.model import Result, Workload
-    from labctl.records.store import RunSummary
+    from labctl.records.store import RunSummary, ShownRun
     from labctl.runs.compare import RecordedRun
     from labctl.runs.start import Ask, Request
 
@@ -165,8 +165,8 @@ def listing(context: Context) -> tuple[RunSummary, ...]:
         return judge.listing(backend)
 
 
-def show(context: Context, run: str) -> Result | RunSummary:
-    """Return the result of a run (its id, or ``latest``), or its summary without one. An ended run is judged first."""
+def show(context: Context, run: str) -> ShownRun:
+    """Return a run (its id, or ``latest``), with its result if it has one. An ended run is judged first."""
     from labctl.records import store
     from labctl.runs import judge
 
@@ -180,7 +180,6 @@ def show(context: Context, run: str) -> Result | RunSummary:
 
 def results(context: Context, runs: Iterable[str]) -> list[Result]:
     """Return the results of runs, each once. HostError for a run that has none."""
-    from labctl.model import Result
     from labctl.records import store
 
     named_settings(context)
@@ -188,9 +187,9 @@ def results(context: Context, runs: Iterable[str]) -> list[Result]:
     ended: list[Result] = []
     for run_id in run_ids:
         shown = show(context, run_id)
-        if not isinstance(shown, Result):
-            raise HostError(f"run {run_id} has no result: it is {shown.state}", hint=f"labctl attach {run_id}")
-        ended.append(shown)
+        if not shown.result:
+            raise HostError(f"run {run_id} has no result: it is {shown.summary.state}", hint=f"labctl attach {run_id}")
+        ended.append(shown.result)
     return ended
 
 

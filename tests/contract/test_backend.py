@@ -234,7 +234,7 @@ def test_a_workload_passes_and_is_listed_and_recorded(ready: Context) -> None:
     assert result.metrics["answer"]["value"] == 42
     assert [(rank.rank, rank.node) for rank in result.ranks] == [(0, "worker-0"), (1, "worker-1")]
     assert (result.run_id, "done") in [(run.run_id, run.state) for run in flows.status(ready).runs]
-    assert flows.show(ready, "latest") == result
+    assert flows.show(ready, "latest").result == result
 
     record = ready.directory / "runs" / result.run_id
     assert json.loads((record / "job.json").read_text())["workload"] == "hello"
@@ -310,8 +310,7 @@ def runs_of(context: Context) -> dict[str, str]:
 
 def result_of(context: Context, run_id: str) -> Result | None:
     """List the runs, and return the result that one has then."""
-    shown = flows.show(context, run_id) if runs_of(context)[run_id] == "done" else None
-    return shown if isinstance(shown, Result) else None
+    return flows.show(context, run_id).result if runs_of(context)[run_id] == "done" else None
 
 
 # --- what a backend does not have ----------------------------------------------------------------------------

@@ -413,7 +413,7 @@ def test_what_a_workload_planted_in_the_runs_stops_no_command(
     assert closed == {f"{name}-job": "lab-lost" for name in names}
     assert {run.run_id for run in flows.runs(context).runs} == set(listed)
     for run_id in listed:
-        assert flows.show(context, run_id).run_id == run_id
+        assert flows.show(context, run_id).summary.run_id == run_id
     assert isinstance(flows.run(context, "hello", RunOptions()), model.Result)
     assert {run.state for run in flows.runs(context).runs} == {"done"}
 

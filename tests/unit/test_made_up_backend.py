@@ -73,7 +73,7 @@ def test_a_run_is_followed_judged_and_recorded(context: Context, directory: Path
     result = flows.run(context, "mine", RunOptions())
     assert (result.verdict, result.message) == ("PASS", "All criteria met on 4 ranks: throughput > 0 (was 8).")
     assert [(rank.rank, rank.node) for rank in result.ranks] == [(number, f"worker-{number}") for number in range(4)]
-    assert flows.show(context, "latest") == result
+    assert flows.show(context, "latest").result == result
     assert "throughput: 8" in [event.text for event in events if event.kind == "line"]
 
 

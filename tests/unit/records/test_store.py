@@ -22,7 +22,7 @@ from labctl.config import dotenv, settings
 from labctl.errors import ConfigError, HostError
 from labctl.model import CriterionResult, File, Lab, Metric, Rank, Result, Secret
 from labctl.records import store
-from labctl.records.store import RunSummary
+from labctl.records.store import RunSummary, ShownRun
 from labctl.system import filelock
 
 NOW = datetime(2026, 1, 2, 15, 4, 5, tzinfo=timezone.utc)
@@ -83,9 +83,9 @@ def test_a_run_goes_from_running_to_done(tmp_path: Path) -> None:
     started(of, "r1")
     with filelock.held(store.lock(tmp_path, "r1"), store.purpose("r1")):
         assert store.state(tmp_path, "r1") == "running"
-        found = store.read(tmp_path, "r1")
-        assert isinstance(found, RunSummary)
-        assert (found.run_id, found.state, found.verdict) == ("r1", "running", None)
+        shown = store.read(tmp_path, "r1")
+        assert shown.result is None
+        assert (shown.summary.run_id, shown.summary.state, shown.summary.verdict) == ("r1", "running", None)
         store.finish(lab(directory=tmp_path), result("r1"))
     assert store.state(tmp_path, "r1") == "done"
 
@@ -138,7 +138,7 @@ def test_the_result_has_the_keys_that_scripts_rely_on(tmp_path: Path) -> None:
         "replays": "",
     }
     assert json.loads((tmp_path / "runs/r1/result.json").read_text()) == {"schema": 1, **to_json(written)}
-    assert store.read(tmp_path, "r1") == written
+    assert store.read(tmp_path, "r1").result == written
 
 
 def test_a_result_of_a_later_version_is_read(tmp_path: Path) -> None:
@@ -150,7 +150,8 @@ def test_a_result_of_a_later_version_is_read(tmp_path: Path) -> None:
         "mood": "low",
     }
     (tmp_path / "runs/r1/result.json").write_text(json.dumps(later))
-    read = store.read(tmp_path, "r1")
+    read = store.read(tmp_path, "r1").result
+    assert read
     assert (read.verdict, read.cause) == ("MAYBE", "tired")
 
 
@@ -313,7 +314,7 @@ def test_an_abandoned_run_is_closed_without_its_secrets(tmp_path: Path) -> None:
     log = said_by_a_rank(path, b"got CANARY-token\n")
     store.abandon(of, "r1")
     assert log.read_text() == "got [REDACTED]\n"
-    assert to_json(store.read(tmp_path, "r1"))["cause"] == "interrupted"
+    assert to_json(store.read(tmp_path, "r1").result)["cause"] == "interrupted"
 
 
 def test_lines_are_on_disk_as_they_come(tmp_path: Path) -> None:
@@ -338,7 +339,7 @@ def test_no_text_of_a_result_has_a_secret(tmp_path: Path) -> None:
     written = store.finish(of, said)
     assert written.message == "[REDACTED] in [REDACTED]"
     assert "CANARY" not in (tmp_path / "runs/r1/result.json").read_text() + str(written)
-    assert store.read(tmp_path, "r1") == written
+    assert store.read(tmp_path, "r1").result == written
 
 
 # --- what a workload plants in runs/ -------------------------------------------------------------------------
@@ -386,7 +387,7 @@ def test_a_planted_result_is_passed_over(tmp_path: Path, plant: Callable[[Path],
     started(lab(directory=tmp_path), "20260101-a")
     plant(started(lab(directory=tmp_path), "20260102-b") / "result.json")
     assert [run.run_id for run in store.listing(tmp_path)] == ["20260102-b", "20260101-a"]
-    assert store.read(tmp_path, "latest") == RunSummary(run_id="20260102-b", state="done")
+    assert store.read(tmp_path, "latest") == ShownRun(RunSummary(run_id="20260102-b", state="done"), None)
 
 
 @pytest.mark.usefixtures("limited")
@@ -395,7 +396,7 @@ def test_a_run_with_a_planted_job_is_closed(tmp_path: Path, plant: Callable[[Pat
     of = lab(directory=tmp_path)
     plant(started(of, "r1") / "job.json")
     store.abandon(of, "r1")
-    assert to_json(store.read(tmp_path, "r1"))["workload"] == "unknown"
+    assert to_json(store.read(tmp_path, "r1").result)["workload"] == "unknown"
 
 
 def test_only_directories_that_are_named_as_runs_are_listed(tmp_path: Path) -> None:
@@ -487,7 +488,7 @@ def test_a_result_replaces_a_link_and_does_not_go_through_one(tmp_path: Path) ->
     (elsewhere / "keys").write_text("mine")
     (store.create(of, "r1", ()) / "result.json").symlink_to(elsewhere / "keys")
     store.finish(of, result("r1"))
-    assert store.read(tmp_path, "r1") == replace(result("r1"), seconds=12.346)
+    assert store.read(tmp_path, "r1").result == replace(result("r1"), seconds=12.346)
     store.create(of, "r2", ()).rename(tmp_path / "away")
     (tmp_path / "runs/r2").symlink_to(elsewhere)
     with pytest.raises(HostError, match=r"cannot write .*/runs/r2/result.json: "):

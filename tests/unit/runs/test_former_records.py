@@ -26,9 +26,9 @@ def lab(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def result(lab: Path) -> Result:
-    found = store.read(lab, RUN)
-    assert isinstance(found, Result)
-    return found
+    recorded = store.read(lab, RUN).result
+    assert recorded
+    return recorded
 
 
 def test_it_is_listed_and_shown_with_all_that_it_has(lab: Path, result: Result) -> None:
