@@ -193,12 +193,14 @@ def test_launchers_do_not_know_each_other() -> None:
     assert wrong == []
 
 
-BACKENDS = ("docker", "kubernetes")
+BACKENDS = tuple(sorted(path.parent.name for path in (PACKAGE / "backends").glob("*/__init__.py")))
 # What runs on every backend.
 GENERIC = ("runs", "batches", "doctor", "reports")
 
 
 def test_only_a_backend_and_the_commands_that_are_its_own_know_a_backend() -> None:
+    assert [name for name in BACKENDS if not {f"backends.{name}", f"backends.{name}.backend"} & RING.keys()] == []
+
     def backend_of(name: str) -> str:
         words = name.split(".")
         return words[2] if words[1:2] == ["backends"] and words[2:3] and words[2] in BACKENDS else ""

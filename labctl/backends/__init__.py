@@ -33,6 +33,10 @@ OnLines = Callable[[Sequence["Line"]], object]
 Replay = Callable[[datetime], "Job"]
 
 
+OF_DOCKER = frozenset({"build", "bundle save", "devcontainer", "down --images", "jupyter", "keys rotate", "render"})
+"""Commands that call Docker itself, which no other backend supports."""
+
+
 class RunPlan(Struct, frozen=True, kw_only=True):
     """Parts of a run's plan that a backend adds: its steps, files for the record, and the texts of two steps."""
 
@@ -74,7 +78,7 @@ class Backend(Protocol):
         """Plan the rest of `up`, from the state of the nodes."""
 
     def plan_down(self, *, images: bool = False, state: str = "", preview: bool = False) -> Plan:
-        """Plan the removal of the lab's objects; also of its ``images``, or of its ``state`` directory."""
+        """Plan the removal of the lab's objects, also of ``images``; for `clean` also of its ``state`` directory."""
 
     def carry_out(self, plan: Plan) -> None:
         """Carry out a plan of this backend. HostError names the hosts that failed, and why."""
@@ -97,7 +101,7 @@ class Backend(Protocol):
         """Describe what hosts still have of the lab and its runs; also return the hosts that do not answer."""
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of labctl, of the image, and of the engine and kernel of each host."""
+        """Return the versions of what the lab runs on, by name, such as the engine and the kernel of each host."""
 
     def freeze(self) -> dict[str, Any]:
         """Describe the lab: images, packages, files, data, devices. HostError if a host does not answer."""
@@ -115,7 +119,7 @@ class Backend(Protocol):
     ) -> int:
         """Run a command in one node on this process's input and output, or in several (all workers if none is named).
 
-        Return its exit code; of several nodes the largest. ``prompt`` opens a shell.
+        Return its exit code; of several nodes the largest. ``prompt`` opens a shell. Runs are followed by ``output``.
         """
 
     def logs(self, node: str | None, on_line: Callable[[str], None], *, follow: bool, colors: bool) -> None:
@@ -160,21 +164,26 @@ class Backend(Protocol):
     ) -> RunOutcome:
         """Launch a run with ``options``, or follow one that was launched ``age`` seconds ago, to its end.
 
-        A run that is launched here ends with Ctrl-C. ``keep`` gets lines as they come and returns them redacted.
-        RecordError if a line cannot be written, HostError if the connection is lost; the run then goes on.
+        A run without ``options`` is followed by `attach`, or after it has ended, to be judged; one whose agent is gone
+        ends as lost. A run that is launched here ends with Ctrl-C, which only the main thread gets. ``keep`` gets lines
+        as they come, also none, and returns them redacted. RecordError if a line cannot be written, HostError if the
+        connection is lost; the run then goes on.
         """
 
     def output(self, run: Run, on_lines: OnLines, given_up: Callable[[], bool] = bool) -> None:
         """Pass on the lines of a run from its beginning to its end, with an empty batch per second of silence."""
 
     def log(self, run_id: str, on_lines: OnLines) -> bool:
-        """Pass on the lines so far of a run without a result; return False if its record has them."""
+        """Pass on the lines that a run without a result has printed so far; False if they are read from its record."""
 
     def recorded(self, run_id: str) -> Run:
         """Load a run of the record."""
 
     def active(self) -> Mapping[str, ActiveRun]:
-        """Return the runs that the nodes report; the state of runs without a result is unknown if none answers."""
+        """Return the runs that the nodes report: under way, or ended and not forgotten yet, by id.
+
+        If no node answers, those of the record without a result, as ``unknown`` (``records.store.unknown``).
+        """
 
     def sharing_losses(self) -> AbstractContextManager[object]:
         """Share one subscription to losses of nodes among all runs within the block."""
@@ -183,13 +192,16 @@ class Backend(Protocol):
         """Return a backend on the same connections that reports to another context."""
 
     def stop(self, run: Run, grace: float, message: str) -> None:
-        """End a run: TERM, and KILL after ``grace`` seconds. HostError if it is not running."""
+        """Have the agent of a run end it: TERM, and KILL after ``grace`` seconds. HostError if it is not running."""
 
     def leaves_processes(self, run_id: str) -> bool:
-        """Tell if an earlier run may have left processes on this backend's nodes, which only labctl ends."""
+        """Tell if an earlier run was on nodes of this backend, where only labctl ends what it left.
+
+        Runs of a lab's earlier backend are left alone.
+        """
 
     def end(self, run_id: str) -> None:
-        """End the processes of an earlier run that is no longer supervised."""
+        """End the processes that an earlier run has left on the nodes, whose agent is gone."""
 
     def collect(self, run_id: str) -> None:
         """Move the results of a run's ranks into its record; warn of those that cannot be moved."""
@@ -227,8 +239,10 @@ def unsupported(settings: Settings) -> Mapping[str, str]:
 
 def require(settings: Settings, command: str) -> None:
     """Raise ConfigError if the lab's backend does not support a command or option."""
-    if (hint := unsupported(settings).get(command)) is not None:
-        engine = settings.text("LAB_ENGINE")
+    engine, hint = settings.text("LAB_ENGINE"), unsupported(settings).get(command)
+    if hint is None and command in OF_DOCKER and engine != "docker":
+        hint = "it needs LAB_ENGINE=docker"
+    if hint is not None:
         raise ConfigError(f"{command} is not supported with LAB_ENGINE={engine}", hint=hint)
 
 

@@ -1,4 +1,4 @@
-"""State of the lab: its containers and their health, by host."""
+"""State of the lab: its nodes and their health, by host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from labctl.model import HostFailure
 
 
 class NodeStatus(Struct, frozen=True, kw_only=True):
-    """State of a container; ``state`` is Docker's, or ``unreachable`` as its host."""
+    """State of a node.
+
+    ``role``: launcher or worker; ``state``: ``running``, another state of its container as Docker has it, or
+    ``unreachable`` as its host.
+    """
 
     name: str
     role: str

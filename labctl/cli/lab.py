@@ -149,7 +149,7 @@ def status_text(status: LabStatus) -> str:
         health = HEALTH.get(node.health or "", node.health or "-")
         host = (node.host,) if several else ()
         rows.append((node.name, *host, node.role, node.state, health, node.slots or "-"))
-    lines = [f"lab {status.lab}: {status.state}", table(columns, rows) if rows else "no containers"]
+    lines = [f"lab {status.lab}: {status.state}", table(columns, rows) if rows else "no nodes"]
     lines += [f"{node.name}: {node.reason}" for node in status.nodes if node.state != "unreachable" and node.reason]
     for failure in status.unreachable:
         lines += [failure.message, f"  hint: {failure.hint}"]

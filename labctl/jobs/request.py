@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from itertools import chain
@@ -207,6 +208,8 @@ def of_script(options: RunOptions) -> Workload:
     """Build the workload of a script that no workload declares. ConfigError without a script."""
     if options.script is None:
         hint = "labctl run WORKLOAD, as `labctl workloads` lists them, or labctl run --script FILE"
+        if options.words:
+            hint += f"; a command: labctl exec --all -- {shlex.join(options.words)}"
         raise ConfigError("neither a workload nor a script is named", hint=hint)
     if options.rehearse:
         raise ConfigError("--rehearse shrinks a workload; a script is run as it is", hint="leave it out")

@@ -233,7 +233,8 @@ class RunLog:
         def keep(lines: Sequence[Line]) -> Sequence[Line]:
             """Write lines, pass them on, and return them redacted."""
             kept = self.keep(lines)
-            on_lines([line.text for line in kept])
+            if kept:
+                on_lines([line.text for line in kept])
             return kept
 
         return keep

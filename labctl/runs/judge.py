@@ -32,7 +32,7 @@ from labctl.system import filelock
 JUDGING = 300
 # Seconds between two looks at a run that ends.
 LOOK = 0.2
-LOST_LAB = "the lab's containers are gone: its engine was restarted, or they were removed"
+LOST_LAB = "the lab's nodes are gone: its engine was restarted, or they were removed"
 
 
 # --- judge ---------------------------------------------------------------------------------------------------

@@ -128,11 +128,12 @@ def of_batch(context: Context, command: str, name: str, options: RunOptions) -> 
 def named_settings(context: Context, *, quiet: bool = False) -> Settings:
     """Return the settings of the lab in the context's directory. ConfigError if it is not a lab directory.
 
-    ``quiet``: without their warnings, which the command gives itself.
+    ``quiet``: for commands that examine a machine without a lab, too, and give the warnings of its settings themselves.
     """
-    settings = context.declared() if quiet else context.settings()
-    if not quiet or settings.text("LAB_ENGINE") != "docker":
-        contexts.require_named(context, settings)
+    if quiet:
+        return context.declared()
+    settings = context.settings()
+    contexts.require_named(context, settings)
     return settings
 
 

@@ -353,6 +353,22 @@ COMMANDS: Mapping[str, Callable[[Context], object]] = {
 }
 
 
+def test_a_backend_has_every_member_of_the_protocol(site: Site) -> None:
+    members = {*vars(backends.Backend)} | {*backends.Backend.__annotations__}
+    with backends.connect(site.context) as backend:
+        assert [name for name in members if not name.startswith("_") and not hasattr(backend, name)] == []
+
+
+@on("site", LIMITED, indirect=True)
+def test_what_calls_docker_itself_is_refused_by_every_other_backend(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "unsupported", lambda _: {})
+    for command in backends.OF_DOCKER:
+        with pytest.raises(ConfigError, match=f"^{command} is not supported with LAB_ENGINE="):
+            refused(site.context, command)
+
+
 @on("site", LIMITED, indirect=True)
 def test_what_a_backend_does_not_have_is_refused_with_what_to_do_instead(site: Site) -> None:
     (site.context.directory / "lab.lock").write_text('{"schema": 1}')

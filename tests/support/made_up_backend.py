@@ -1,8 +1,8 @@
 # ruff: noqa: ARG002 - less is made up than a backend is asked
 """A made-up backend in one file: nodes are directories, and ranks are processes of this machine.
 
-Registered by one row, ``BACKENDS["made-up"] = "support.made_up_backend"``. The process that launches a run keeps it, so
-a detached run goes on in a thread of it.
+Registered by one row, ``BACKENDS["made-up"] = "support.made_up_backend"``. The process that launches a run is the agent
+beside its ranks, so a detached run goes on in a thread of it, and only as long as it lives.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from labctl.jobs.request import RunOptions, build_job
 from labctl.model import HERE, LAUNCHER, Cache, Cause, Job, Lab, Limits, Result, Workload
 from labctl.records import outputs, store
 from labctl.records.active import ActiveRun, Ended, LaunchError, Run
-from labctl.records.crash import SILENT, CrashWatch
+from labctl.records.crash import SILENT, CrashWatch, judged
 from labctl.records.lines import Line, line_of
 from labctl.records.verdict import RunOutcome
 from labctl.system import process
@@ -122,7 +122,7 @@ class Ranks:
             "RANK": str(rank),
             "WORLD_SIZE": str(len(self._placement)),
             "LOCAL_RANK": str(local),
-            "LABCTL_NODE": node,
+            "MADE_UP_NODE": node,
             "LABCTL_RUN_DIR": job.directory,
             "PYTHONPATH": f"{lab.project_path}/workloads/common",
         }
@@ -615,9 +615,7 @@ class MadeUpBackend:
 def outcome(run: Run, ended: Ended, watch: CrashWatch) -> RunOutcome:
     """Return how a run ended; of a crash with the last words of the rank that failed first."""
     silence = watch.silence()
-    cause, message = ended.cause, ended.message
-    if cause in (None, "rank-crashed") and ended.code and watch.cause:
-        cause, message = watch.cause, watch.message
+    cause, message = judged(ended, watch)
     return RunOutcome(
         exit_code=ended.code,
         cause=cause,

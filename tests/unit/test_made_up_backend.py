@@ -32,7 +32,7 @@ if "--wait" in sys.argv:
     while not pathlib.Path(sys.argv[-1]).exists():
         time.sleep(0.01)
 nodes = {nodes!r}
-print("{metric}:", nodes.get(os.environ["LABCTL_NODE"], 8))
+print("{metric}:", nodes.get(os.environ["MADE_UP_NODE"], 8))
 """
 
 
