@@ -59,8 +59,8 @@ PURE = {
     "model",
     "naming",
     "records.metrics",
+    "records.verdict",
     "reports",
-    "runs.verdict",
     "system.routing",
     "system.tar",
     "workloads.deepspeed_config",
@@ -227,6 +227,13 @@ def test_the_documents_name_each_member_of_a_backend() -> None:
     (protocol,) = [node for node in classes if node.name == "Backend"]
     members = [node.name for node in protocol.body if isinstance(node, ast.FunctionDef)]
     assert [name for name in members if f"`{name}`" not in adding] == []
+
+
+def test_the_modules_that_are_pure_exist() -> None:
+    names = {module_name(path).removeprefix("labctl.") for path in MODULES}
+    assert {
+        name for name in PURE if name not in names and not any(each.startswith(f"{name}.") for each in names)
+    } == set()
 
 
 def test_what_stands_left_of_the_plan_has_neither_clock_nor_network_nor_docker() -> None:

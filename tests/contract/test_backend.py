@@ -255,6 +255,20 @@ def test_a_run_that_fails_quotes_its_last_words_and_exit_code(ready: Context) ->
 
 
 @on("site", DETACHED, indirect=True)
+def test_a_run_past_its_time_is_ended_and_what_its_ranks_wrote_is_in_the_record(ready: Context) -> None:
+    script = ready.directory / "writes.py"
+    script.write_text(
+        "import os, pathlib, time\n"
+        "pathlib.Path(os.environ['LABCTL_RUN_DIR'], 'made-' + os.environ['RANK']).write_text('here')\n"
+        "time.sleep(600)\n"
+    )
+    result = flows.run(ready, "", RunOptions(script=script, launcher="mpirun", timeout=10))
+    assert (result.verdict, result.cause, result.exit_code) == ("ERROR", "timeout", 124)
+    record = ready.directory / "runs" / result.run_id
+    assert [(record / f"made-{rank}").read_text() for rank in range(2)] == ["here", "here"]
+
+
+@on("site", DETACHED, indirect=True)
 def test_a_detached_run_is_active_and_can_be_followed_from_its_beginning_and_stopped(ready: Context) -> None:
     run_id = flows.launch(ready, "stubborn", RunOptions()).run_id
     heard: tuple[list[str], list[str]] = ([], [])
