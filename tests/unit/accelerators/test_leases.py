@@ -31,7 +31,7 @@ sys.path.insert(0, sys.argv[1])
 import labnode
 labnode.LEASES, labnode.HANDOVER = Path(sys.argv[2]), float(sys.argv[3])
 labnode.hold_leases()
-labnode.stay_for(["sh", "-c", "trap 'echo ending; exit 7' TERM; echo held; while read -r _; do :; done"])
+labnode.run_with_leases(["sh", "-c", "trap 'echo ending; exit 7' TERM; echo held; while read -r _; do :; done"])
 """
 CARDS = (Device(id="0", path="/dev/nvidia0", pci="0000:3b:00.0"), Device(id="1", path="/dev/nvidia1"))
 

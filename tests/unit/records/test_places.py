@@ -22,7 +22,7 @@ from unit.scripts.test_labnode import labnode
 def test_labctl_and_nodes_read_the_same_place_off_lines(lines: list[str], place: str) -> None:
     assert places.last(lines) == place
     found = labnode.STEP.findall("\n".join(lines).encode())
-    assert (labnode.place(*found[-1]) if found else "") == place
+    assert (labnode.render_step(*found[-1]) if found else "") == place
 
 
 @pytest.mark.parametrize(

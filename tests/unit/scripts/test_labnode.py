@@ -182,7 +182,7 @@ def test_reap_ends_what_left_the_run_since_it_began_and_no_earlier_or_marked_orp
     (tmp_path / "ready").write_text(str(program))
     monkeypatch.setattr(labnode, "STATE", tmp_path)
     assert parents == {child.pid for child in run.children}
-    monkeypatch.setattr(labnode, "ASKING", 0)
+    monkeypatch.setattr(labnode, "START_MARGIN", 0)
     for init in parents:
         monkeypatch.setattr(labnode, "INIT", init)
         monkeypatch.setenv("LABCTL_RUN_SECONDS", str(time.clock_gettime(time.CLOCK_BOOTTIME) - began - 0.02))
@@ -243,7 +243,7 @@ def test_reap_that_cannot_lists_what_is_left(
 def test_a_signal_reaches_every_process_of_the_run_and_nothing_else(run: Run) -> None:
     other = run.start(PLAIN, run_id=f"{run.id}-other")
     grandchild = run.start(PARENT.format(before=""), PLAIN)
-    labnode.pass_on(run.id, str(int(signal.SIGTERM)))
+    labnode.signal_run(run.id, str(int(signal.SIGTERM)))
     assert wait_for(lambda: not alive(grandchild))
     assert wait_for(lambda: not alive(run.children[1].pid))
     assert alive(other)
@@ -251,7 +251,7 @@ def test_a_signal_reaches_every_process_of_the_run_and_nothing_else(run: Run) ->
 
 def test_a_signal_waits_for_a_process_that_is_about_to_start(run: Run) -> None:
     with ThreadPoolExecutor(1) as pool:
-        sent = pool.submit(labnode.pass_on, run.id, str(int(signal.SIGTERM)))
+        sent = pool.submit(labnode.signal_run, run.id, str(int(signal.SIGTERM)))
         with subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"], "LABCTL_RUN_ID": run.id}) as late:
             assert late.wait(LIMIT) == -signal.SIGTERM
         sent.result(LIMIT)
@@ -261,7 +261,7 @@ def test_a_signal_waits_for_a_process_that_is_about_to_start(run: Run) -> None:
 
 
 def test_a_node_is_healthy_while_its_sshd_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(labnode, "SECOND_LOOK", 0)
+    monkeypatch.setattr(labnode, "RETRY_DELAY", 0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("LAB_SSH_PORT", str(server.getsockname()[1]))
         labnode.health()
@@ -287,7 +287,7 @@ class Devices:
         patch.setenv("PATH", f"{self._tools}:/usr/bin:/bin")
         patch.setattr(labnode, "DEV", self.dev)
         patch.setattr(labnode, "STATE", folder / "state")
-        patch.setattr(labnode, "SECOND_LOOK", 0)
+        patch.setattr(labnode, "RETRY_DELAY", 0)
         patch.setattr(labnode, "sshd_listens", lambda: True)
         patch.setattr(labnode, "become_user", lambda *_: None)
 
@@ -359,7 +359,7 @@ def test_a_tool_that_does_not_list_every_device_is_quoted_with_the_remedy(
 
 def test_a_tool_that_hangs_is_given_up_and_is_no_lost_device(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(labnode, "TOOL_LIMIT", 2)
-    monkeypatch.setattr(labnode, "QUICK", 2)
+    monkeypatch.setattr(labnode, "QUICK_CHECK", 2)
     devices.given("nvidia:1", "nvidia0")
     devices.tool("nvidia-smi", f"echo $$ >> {devices.dev}/asked; exec sleep 60")
     reason = devices.reason()
@@ -374,7 +374,7 @@ def test_a_tool_is_not_started_while_one_that_could_not_be_ended_lives(
 ) -> None:
     """In a session of its own, where SIGKILL does not find it."""
     monkeypatch.setattr(labnode, "TOOL_LIMIT", 2)
-    monkeypatch.setattr(labnode, "QUICK", 2)
+    monkeypatch.setattr(labnode, "QUICK_CHECK", 2)
     devices.given("nvidia:1", "nvidia0")
     devices.tool("nvidia-smi", f"setsid sleep 60 > /dev/null 2>&1 & echo $! >> {devices.dev}/asked; exec sleep 60")
     assert "no answer" in devices.reason()
@@ -466,7 +466,7 @@ def test_keys_that_were_sent_to_the_host_are_found_among_their_versions(
     (tmp_path / "here/id_ed25519").write_text("key")
     push.push(Nearby(), str(tmp_path / "there"), {"launcher": manifest.scan(tmp_path / "here")})
     monkeypatch.setattr(labnode, "KEYS", tmp_path / "there/launcher")
-    assert labnode.given_keys() == {"id_ed25519": b"key"}
+    assert labnode.read_keys() == {"id_ed25519": b"key"}
 
 
 # --- the environment of sessions -----------------------------------------------------------------------------

@@ -210,7 +210,7 @@ def test_a_run_that_is_silent_for_longer_than_its_steps_take_is_stalled_and_look
     agent: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[list[str]] = []
-    monkeypatch.setattr(agent, "everywhere", lambda *words: looked.append(words[-1]))
+    monkeypatch.setattr(agent, "run_on_nodes", lambda *words: looked.append(words[-1]))
     # Of a busy machine the agent reads steps of less time together.
     argv = shell(STEPS.replace("0.02", "0.07").format(of=9, then="sleep 60"))
     ended, lines = supervised(agent, RUN, argv=argv, stall=0.5)
@@ -247,7 +247,7 @@ def test_a_rank_that_prints_what_others_have_printed_makes_no_step_shorter(agent
     steps = agent.Steps()
     for step in range(6):
         for rank in range(4):
-            steps.hear(b"\x01%d\x02step %d/9 loss 2.1\n" % (rank, step))
+            steps.add(b"\x01%d\x02step %d/9 loss 2.1\n" % (rank, step))
         now[0] += 2
     now[0] += 36
     assert steps.stalled(30) == ""
@@ -258,19 +258,19 @@ def test_a_rank_that_prints_what_others_have_printed_makes_no_step_shorter(agent
 def test_long_steps_are_told_in_whole_seconds(agent: ModuleType, now: list[float]) -> None:
     steps = agent.Steps()
     for step in range(6):
-        steps.hear(b"step %d/9\n" % step)
+        steps.add(b"step %d/9\n" % step)
         now[0] += 123.4
     now[0] += 20 * 123.4
     assert "; steps took 123 s; " in steps.stalled(30)
 
 
 def test_a_step_before_many_other_lines_that_came_with_it_is_heard(agent: ModuleType, now: list[float]) -> None:
-    seen = agent.Seen()
+    state = agent.RunState()
     for step in range(1, 10):
-        seen.hear(b"\x010\x02step %d/9\n" % step + b"saving\n" * 200)
+        state.add(b"\x010\x02step %d/9\n" % step + b"saving\n" * 200)
         now[0] += 2
     now[0] += 700
-    assert seen.steps.stalled(30) == "", "what comes after the last step may take as long as it likes"
+    assert state.steps.stalled(30) == "", "what comes after the last step may take as long as it likes"
 
 
 def test_the_stacks_of_a_run_are_those_of_its_processes_and_of_no_other(
@@ -360,7 +360,7 @@ def test_the_first_who_stops_a_run_gives_the_reason(agent: ModuleType) -> None:
 
 
 def test_a_run_that_is_stopped_as_stalled_is_not_looked_at(agent: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent, "everywhere", lambda *_: pytest.fail("its nodes are asked"))
+    monkeypatch.setattr(agent, "run_on_nodes", lambda *_: pytest.fail("its nodes are asked"))
     path, job = folder(agent, RUN, argv=shell("sleep 60"))
     alive = agent.lock(path / "alive")
     agent.stop(RUN, "0", "stalled", "worker-1 is paused")
@@ -393,8 +393,8 @@ def test_a_second_stop_with_no_grace_ends_at_once_what_is_being_ended(
 
 
 def test_a_node_that_is_gone_ends_a_run_that_nobody_follows(agent: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent, "NODE_LOOK", 0.05)
-    monkeypatch.setattr(agent, "why_unreached", lambda *_: agent.GONE[0])
+    monkeypatch.setattr(agent, "NODE_POLL", 0.05)
+    monkeypatch.setattr(agent, "connect_error", lambda *_: agent.GONE[0])
     ended, _ = supervised(agent, RUN, argv=shell("sleep 60"))
     assert (ended["cause"], ended["message"]) == ("node-lost", "worker-0: its name is not known any more")
 
@@ -402,23 +402,23 @@ def test_a_node_that_is_gone_ends_a_run_that_nobody_follows(agent: ModuleType, m
 def test_a_pod_whose_name_the_clusters_dns_forgets_is_not_lost(
     agent: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent, "NODE_LOOK", 0.05)
+    monkeypatch.setattr(agent, "NODE_POLL", 0.05)
     monkeypatch.setattr(agent, "address_of", lambda node: {"worker-0": "10.0.0.7"}[node])
-    monkeypatch.setattr(agent, "why_unreached", lambda node, _: "" if node == "10.0.0.7" else agent.GONE[0])
+    monkeypatch.setattr(agent, "connect_error", lambda node, _: "" if node == "10.0.0.7" else agent.GONE[0])
     ended, lines = supervised(agent, RUN, argv=shell("sleep 0.5; echo done"), in_pod=True)
     assert (ended["code"], lines) == (0, ["done"])
 
 
 def test_a_node_that_is_slow_to_answer_is_not_lost_at_once(agent: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent, "NODE_LOOK", 0.05)
+    monkeypatch.setattr(agent, "NODE_POLL", 0.05)
     monkeypatch.setattr(agent, "UNANSWERED", 1000)
-    monkeypatch.setattr(agent, "why_unreached", lambda *_: "it does not answer")
+    monkeypatch.setattr(agent, "connect_error", lambda *_: "it does not answer")
     ended, lines = supervised(agent, RUN, argv=shell("sleep 0.5; echo done"))
     assert (ended["code"], lines) == (0, ["done"])
 
 
 def followed(agent: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], place: str) -> str:
-    monkeypatch.setattr(agent, "hear_reader", lambda _: None)
+    monkeypatch.setattr(agent, "watch_follower", lambda _: None)
     agent.follow(RUN, place)
     sys.stdout.flush()
     return capfd.readouterr().out
@@ -483,7 +483,7 @@ def test_the_run_that_the_input_names_is_launched_and_followed_and_then_forgotte
         "spec.loader.exec_module(agent)\n"
         "agent.RUNS, agent.be_user, agent.START_SAMPLERS = pathlib.Path(sys.argv[2]), lambda _: None, ''\n"
         "agent.clean = lambda *_, **__: None\n"
-        "agent.launch_named()\n"
+        "agent.launch_from_stdin()\n"
     )
     pipe = subprocess.PIPE
     command = [sys.executable, "-c", program, str(agent.__file__), str(agent.RUNS)]
@@ -505,7 +505,7 @@ def test_an_input_that_closes_before_it_names_a_run_ends_the_agent(
 ) -> None:
     with Path(os.devnull).open() as nothing:
         monkeypatch.setattr(sys, "stdin", nothing)
-        agent.launch_named()
+        agent.launch_from_stdin()
     assert not agent.RUNS.exists()
 
 

@@ -20,7 +20,7 @@ from labctl.backends.state import ObservedState
 from labctl.errors import HostError
 
 SLOW = "Health check exceeded timeout (15s)"
-LOST = "device lost: /dev/nvidia0 is gone; `labctl up` makes this node anew"
+LOST = "device lost: /dev/nvidia0 is gone; `labctl up` recreates this node"
 LIMIT = 60.0
 """Seconds that a test waits for what must happen."""
 

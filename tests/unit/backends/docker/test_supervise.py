@@ -159,7 +159,7 @@ def test_a_container_without_memory_is_out_of_memory() -> None:
     )
 
 
-REASON = "device lost: nvidia-smi says `Unknown Error`; `labctl up` makes this node anew"
+REASON = "device lost: nvidia-smi says `Unknown Error`; `labctl up` recreates this node"
 
 
 def test_a_device_that_is_lost_stops_the_run_with_its_own_cause() -> None:

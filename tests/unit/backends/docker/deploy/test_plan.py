@@ -52,7 +52,7 @@ def test_a_stuck_container_is_made_anew(state: str) -> None:
     ("reason", "word"),
     [
         ("device lost: nvidia-smi says `Unknown Error`", "device-lost"),
-        ("sshd does not listen; `labctl up` makes this node anew", "node-lost"),
+        ("sshd does not listen; `labctl up` recreates this node", "node-lost"),
     ],
 )
 def test_a_node_that_no_run_can_use_is_made_anew(reason: str, word: str) -> None:
