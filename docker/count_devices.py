@@ -1,6 +1,8 @@
-"""Count the devices of a node by its framework: MODULE KIND. Prints the framework's name and the number.
+"""Count the devices that a node's framework sees; print the framework's name and the number.
 
-MODULE is torch's, such as torch.cuda; KIND is TensorFlow's name of such devices, such as GPU. Python >= 3.8.
+    count_devices.py MODULE KIND
+
+MODULE is a module of torch, such as torch.cuda; KIND is TensorFlow's device type, such as GPU. Python >= 3.8.
 """
 
 from __future__ import annotations

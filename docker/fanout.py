@@ -1,10 +1,10 @@
-"""One command on many workers at once, over ssh from the launcher, for `labctl exec --all`.
+"""Run a command on many workers at once, over ssh from the launcher, for `labctl exec --all`.
 
-labctl hands this text to the launcher's Python, marked like what it starts. Standard library only, Python >= 3.8:
+labctl passes this text to the launcher's Python and sets a run id. Standard library only, Python >= 3.8:
 
-    NODES COMMAND...    NODES with commas between, empty for all that the launcher knows
+    NODES COMMAND...    NODES separated by commas; empty for all nodes of the launcher's ssh config
 
-Each line that comes back is marked with its node. The exit code is the largest of the nodes'.
+Each line of output has the name of its node as prefix. The exit code is the largest exit code of the nodes.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from typing import BinaryIO, NoReturn
 
 RUN_VARIABLE = "LABCTL_RUN_ID"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Logins under way at the same time; those that have logged in do not count, so the command runs everywhere at once.
+# Concurrent logins. Sessions that have logged in do not count, so the command runs on all nodes at once.
 LOGINS = 64
-# Seconds for a login, which shares this machine's cores with that many others.
+# Timeout of a login in seconds: all of them share the cores of this machine.
 CONNECT = 30
-# What a node without a single newline may hold back.
+# Bytes. Longer lines are split.
 LONGEST = 1 << 16
-# Pipes to each node, and what this program opens besides.
+# Open files per node, and those that this program needs otherwise.
 FILES_PER_NODE, FILES = 3, 32
-# A worker's side. What reads the pipe hands signals on, and ends the command when the pipe closes before it: so it does
-# when the launcher's side dies in any way. The shell stays, or the code of a command that a signal ended would be lost,
-# and has no word of its own about such a command: its code is told anyway.
+# The script on a worker. The loop forwards signals from stdin. It ends the command if stdin closes first, as it does
+# when the launcher's side dies in any way. The command runs in a subshell, so that the shell returns its exit code also
+# if a signal ends it. The shell's own message about that is discarded.
 REMOTE = """
 echo {mark}
 cd -- {directory} || exit
@@ -54,11 +54,11 @@ OUTPUTS = {STDOUT: sys.stdout.buffer, STDERR: sys.stderr.buffer}
 AGENT = "/usr/bin/python3 -I /opt/lab/labnode.py"
 
 
-def main(asked: str, *command: str) -> NoReturn:
-    # Before there are threads: all of them, and each ssh, are to leave these alone.
+def main(names: str, *command: str) -> NoReturn:
+    # Before the first thread: threads and ssh processes inherit the mask.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    nodes = chosen(asked)
-    make_room(len(nodes))
+    nodes = choose_nodes(names)
+    raise_file_limit(len(nodes))
     mark = os.environ[RUN_VARIABLE]
     script = REMOTE.format(
         mark=mark,
@@ -67,28 +67,28 @@ def main(asked: str, *command: str) -> NoReturn:
         agent=AGENT,
         command=" ".join(map(shlex.quote, command)),
     )
-    everywhere = Everywhere(nodes, script, mark)
-    everywhere.run()
-    sys.exit(everywhere.report())
+    fanout = Fanout(nodes, script, mark)
+    fanout.run()
+    sys.exit(fanout.report())
 
 
-def chosen(asked: str) -> list[str]:
-    """The nodes asked for, each once; all that the launcher's ssh knows where none is."""
-    known = re.findall(r"^Host (?!\*)(\S+)", CONFIG.read_text(), re.MULTILINE)
-    wanted = list(dict.fromkeys(filter(None, asked.split(",")))) or known
-    for name in wanted:
-        if name not in known:
-            say(f"error: the lab has no worker `{name}`", f"hint: it has {known[0]} to {known[-1]}")
+def choose_nodes(names: str) -> list[str]:
+    """Return the named nodes without duplicates, or all nodes of the ssh config if none is named."""
+    workers = re.findall(r"^Host (?!\*)(\S+)", CONFIG.read_text(), re.MULTILINE)
+    nodes = list(dict.fromkeys(filter(None, names.split(",")))) or workers
+    for name in nodes:
+        if name not in workers:
+            print_error(f"error: the lab has no worker `{name}`", f"hint: it has {workers[0]} to {workers[-1]}")
             sys.exit(2)
-    return wanted
+    return nodes
 
 
-def make_room(nodes: int) -> None:
-    """Allow as many open files as so many nodes take, or say how many that is."""
+def raise_file_limit(nodes: int) -> None:
+    """Raise the limit of open files to its maximum; exit with an error if the nodes need more."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = FILES_PER_NODE * nodes + FILES
     if most != resource.RLIM_INFINITY and most < needed:
-        say(
+        print_error(
             f"error: {nodes} nodes at once take {needed} open files, and a process here may have {most}",
             "hint: name fewer nodes with -n; `labctl doctor` says what raises the limit",
         )
@@ -97,13 +97,13 @@ def make_room(nodes: int) -> None:
 
 
 class Session:
-    """The command on one worker: the ssh session that it runs in."""
+    """An ssh session that runs the command on a worker."""
 
     def __init__(self, name: str, script: str, mark: str) -> None:
         self.begun = False
         self._label, self._mark = f"{name}: ".encode(), mark.encode()
         self._rest = {STDOUT: b"", STDERR: b""}
-        # Sent along, the mark would be on the worker's side of this too, which must outlive the command.
+        # ssh must not send the run id: the script on the worker would have it too, and must outlive the command.
         environment = {key: value for key, value in os.environ.items() if key != RUN_VARIABLE}
         pipe = subprocess.PIPE
         self.ssh = subprocess.Popen(
@@ -121,8 +121,11 @@ class Session:
         self._stdin = self.ssh.stdin
         self.streams = {STDOUT: self.ssh.stdout, STDERR: self.ssh.stderr}
 
-    def take(self, number: int, data: bytes) -> bytes:
-        """The lines that this completes, each marked; no data is the end. The first says that the command begins."""
+    def add(self, number: int, data: bytes) -> bytes:
+        """Return the lines that the data completes, each with its prefix; empty data is the end of the stream.
+
+        The script's first line, the run id, is left out: it shows that the command begins.
+        """
         *lines, rest = (self._rest[number] + data).split(b"\n")
         if rest and (not data or len(rest) > LONGEST):
             lines, rest = [*lines, rest], b""
@@ -133,36 +136,39 @@ class Session:
         return b"".join(self._label + line + b"\n" for line in lines)
 
     def signal(self, number: int) -> None:
-        """Hand a signal to the command; a login that is not through is broken off."""
+        """Forward a signal to the command, or kill ssh if it has not logged in."""
         if not self.begun:
             self.ssh.kill()
             return
-        # One that has ended reads nothing more, and may be closed.
+        # A session that has ended reads nothing, and its stdin may be closed.
         with contextlib.suppress(OSError, ValueError):
             self._stdin.write(b"%d\n" % number)
 
-    def code(self) -> int:
-        """The command's exit code, 255 where ssh failed; waits for it."""
+    def exit_code(self) -> int:
+        """Wait for the command and return its exit code; 255 if ssh failed."""
         code = self.ssh.wait()
         self._stdin.close()
         return code if code >= 0 else 128 - code
 
 
-class Everywhere:
-    """The command on all nodes. A thread hands signals on: one that waits for a slow reader to take lines could not."""
+class Fanout:
+    """The command on all nodes.
+
+    A thread of its own forwards signals: the main thread blocks while a slow reader takes the output.
+    """
 
     def __init__(self, nodes: list[str], script: str, mark: str) -> None:
-        self._waiting = list(reversed(nodes))
+        self._pending = list(reversed(nodes))
         self._script, self._mark = script, mark
         self._sessions: dict[str, Session] = {}
         self._codes: dict[str, int] = {}
         self._stopped_by = 0
         self._selector = selectors.DefaultSelector()
-        self._guard = threading.Lock()
+        self._lock = threading.Lock()
 
     def run(self) -> None:
-        """Log in to one after the other and hand on what they say, until the last has ended."""
-        threading.Thread(target=self._hand_signals_on, daemon=True).start()
+        """Start a session per node and print its output, until the last session has ended."""
+        threading.Thread(target=self._forward_signals, daemon=True).start()
         logging_in = 0
         while True:
             while logging_in < LOGINS and self._start_next():
@@ -174,61 +180,65 @@ class Everywhere:
                 session = self._sessions[name]
                 before = session.begun
                 data = os.read(key.fd, LONGEST)
-                write(OUTPUTS[number], session.take(number, data))
+                write(OUTPUTS[number], session.add(number, data))
                 if not data:
                     self._close(name, number)
                 if not before and (session.begun or name in self._codes):
                     logging_in -= 1
 
     def _start_next(self) -> bool:
-        with self._guard:
-            if self._stopped_by or not self._waiting:
+        """Start the next session; tell if there was a node left and no signal."""
+        with self._lock:
+            if self._stopped_by or not self._pending:
                 return False
-            name = self._waiting.pop()
+            name = self._pending.pop()
             session = self._sessions[name] = Session(name, self._script, self._mark)
         for number, stream in session.streams.items():
             self._selector.register(stream, selectors.EVENT_READ, (name, number))
         return True
 
     def _close(self, name: str, number: int) -> None:
-        """One of a node's streams has ended; with the second the command has."""
+        """Close a stream of a node; after its second stream, record the command's exit code."""
         session = self._sessions[name]
         stream = session.streams.pop(number)
         self._selector.unregister(stream)
         stream.close()
         if not session.streams:
-            self._codes[name] = session.code()
+            self._codes[name] = session.exit_code()
 
-    def _hand_signals_on(self) -> None:
+    def _forward_signals(self) -> None:
         while True:
             number = signal.sigwait(SIGNALS)
-            with self._guard:
+            with self._lock:
                 self._stopped_by = number
                 for session in self._sessions.values():
                     session.signal(number)
 
     def report(self) -> int:
-        """Name the nodes that failed; the largest code. A node that a signal kept from beginning has that signal's."""
+        """Print the nodes that failed, and return the largest exit code.
+
+        A node on which a signal came before the command has the exit code of that signal.
+        """
         failed: dict[str, list[str]] = {}
         stopped = 128 + self._stopped_by if self._stopped_by else 0
-        for name in sorted(self._codes, key=in_order):
+        for name in sorted(self._codes, key=node_order):
             begun = self._sessions[name].begun
             if stopped and not begun:
                 self._codes[name] = stopped
             if self._codes[name] not in (0, stopped):
-                what = f"ended with code {self._codes[name]}" if begun else LOST
-                failed.setdefault(what, []).append(name)
-        for what, names in failed.items():
-            say(f"{what}: {', '.join(names)}")
+                error = f"ended with code {self._codes[name]}" if begun else LOST
+                failed.setdefault(error, []).append(name)
+        for error, names in failed.items():
+            print_error(f"{error}: {', '.join(names)}")
         if unreached := failed.get(LOST):
-            say(f"hint: labctl doctor --node {unreached[0]}")
-        return max([*self._codes.values(), stopped if self._waiting else 0])
+            print_error(f"hint: labctl doctor --node {unreached[0]}")
+        return max([*self._codes.values(), stopped if self._pending else 0])
 
 
-def in_order(name: str) -> tuple[str, int]:
-    """Workers by number."""
-    stem, _, number = name.rpartition("-")
-    return stem, int(number) if number.isdigit() else 0
+def node_order(name: str) -> tuple[str, int]:
+    """Return the sort key of a node: its name without the number, then the number."""
+    prefix, _, number = name.rpartition("-")
+    return prefix, int(number) if number.isdigit() else 0
 
 
 def write(stream: BinaryIO, data: bytes) -> None:
@@ -237,7 +247,7 @@ def write(stream: BinaryIO, data: bytes) -> None:
         stream.flush()
 
 
-def say(*lines: str) -> None:
+def print_error(*lines: str) -> None:
     print(*lines, sep="\n", file=sys.stderr, flush=True)
 
 

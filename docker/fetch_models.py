@@ -1,6 +1,6 @@
-"""Runs in a pod that has the lab's claim: downloads from the hub what its arguments name, as ``model:NAME``.
+"""Download repositories from the hub, in a pod with the lab's claim; arguments are such as ``model:NAME``.
 
-It prints a line of JSON for each repository; what the hub refuses goes to standard error, in words.
+Prints one JSON line per repository; an error goes to stderr as one sentence.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ import os
 import sys
 from pathlib import Path
 
-# Weights in other forms than the preferred one.
-OTHERS = ["*.bin", "*.h5", "*.msgpack", "*.onnx", "*.ot", "*.pth", "*.gguf"]
+# Weights in other formats than safetensors.
+OTHER_FORMATS = ["*.bin", "*.h5", "*.msgpack", "*.onnx", "*.ot", "*.pth", "*.gguf"]
 
 
 def fetch(kind: str, name: str) -> dict[str, object]:
-    """Download a repository, without weights in other forms where it has safetensors."""
+    """Download a repository, without weights in other formats if it has safetensors; return its report."""
     from huggingface_hub import HfApi, snapshot_download
 
     files = HfApi().list_repo_files(name, repo_type=kind)
-    ignored = OTHERS if any(one.endswith(".safetensors") for one in files) else []
+    has_safetensors = any(file.endswith(".safetensors") for file in files)
+    ignored = OTHER_FORMATS if has_safetensors else []
     folder = Path(snapshot_download(name, repo_type=kind, ignore_patterns=ignored))
     if kind == "model":
         link(folder, Path(os.environ["LABCTL_STORAGE"], "models", name))
@@ -27,18 +28,18 @@ def fetch(kind: str, name: str) -> dict[str, object]:
     return {"kind": kind, "name": name, "revision": folder.name, "bytes": size}
 
 
-def link(folder: Path, place: Path) -> None:
-    """Have a model found by its name, whatever its revision."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.unlink(missing_ok=True)
-    place.symlink_to(os.path.relpath(folder, place.parent))
+def link(folder: Path, path: Path) -> None:
+    """Link a path to a model's directory, whose own name is the revision."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.symlink_to(os.path.relpath(folder, path.parent))
 
 
 def main() -> None:
     from huggingface_hub import errors
 
-    for word in sys.argv[1:]:
-        kind, _, name = word.partition(":")
+    for repository in sys.argv[1:]:
+        kind, _, name = repository.partition(":")
         try:
             sys.stdout.write(json.dumps(fetch(kind, name)) + "\n")
         except errors.GatedRepoError:

@@ -1,4 +1,4 @@
-"""Samples of Gaudis by hl-smi, which says what devices there are; after that no sample waits for it."""
+"""Sample Gaudis with hl-smi; only the first sample waits for it."""
 
 from __future__ import annotations
 
@@ -24,31 +24,36 @@ TOOL = ("hl-smi", "-Q", ",".join(["index", *PROPERTIES.values()]), "-f", "csv,no
 
 
 def devices() -> sampler.Devices | None:
-    """The tool may take longer than a second, and outlives SIGKILL while its driver holds it: one runs at a time."""
+    """Return a function that reads all Gaudis, or None if hl-smi is not installed or does not answer.
+
+    hl-smi may take longer than a second, and survives SIGKILL if it hangs in the driver, so only one runs at a time.
+    """
     if not shutil.which(TOOL[0]):
         return None
-    asked = ask()
+    tool = start_tool()
     try:
-        asked.wait(TOOL_LIMIT)
+        tool.wait(TOOL_LIMIT)
     except subprocess.TimeoutExpired:
         return None
 
     def read() -> list[tuple[object, sampler.Values]]:
-        nonlocal asked
-        if asked.poll() is None:
+        """Return the values of the tool that has ended, and start the next one; empty while it runs."""
+        nonlocal tool
+        if tool.poll() is None:
             return []
-        printed, asked = asked.communicate()[0], ask()
+        printed, tool = tool.communicate()[0], start_tool()
         rows = [line.replace(" ", "").split(",") for line in printed.splitlines()]
         return [(index, values(cells)) for index, *cells in rows if len(cells) == len(PROPERTIES)]
 
     return read
 
 
-def ask() -> subprocess.Popen[str]:
+def start_tool() -> subprocess.Popen[str]:
     quiet = subprocess.DEVNULL
     return subprocess.Popen(TOOL, stdin=quiet, stdout=subprocess.PIPE, stderr=quiet, text=True)
 
 
 def values(cells: list[str]) -> sampler.Values:
+    """Return column -> value of a Gaudi."""
     # `strict` came with Python 3.10.
     return {name: sampler.number(cell) for name, cell in zip(PROPERTIES, cells)}  # noqa: B905

@@ -1,4 +1,4 @@
-"""Samples of Intel's GPUs by what the drivers i915 and xe have in sysfs."""
+"""Sample Intel GPUs through sysfs, with the drivers i915 and xe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VENDOR = "0x8086"
-# Patterns below a device's folder, those of i915 and of xe: the first file of each is of the card, or its first tile.
+# Patterns below a device's directory, of i915 and of xe. The first file that matches is of the card or its first tile.
 FILES = {
     "temperature (°C)": ("hwmon/hwmon*/temp*_input",),
     "power (W)": ("hwmon/hwmon*/energy*_input",),
@@ -19,6 +19,7 @@ FILES = {
 
 
 def devices() -> sampler.Devices | None:
+    """Return a function that reads all GPUs, or None if this node has none."""
     nodes = sorted(sampler.DEV.glob("dri/renderD*"))
     folders = [sampler.SYS / "class/drm" / node.name / "device" for node in nodes]
     cards = [files(folder) for folder in folders if sampler.text(folder / "vendor").strip() == VENDOR]
@@ -26,10 +27,12 @@ def devices() -> sampler.Devices | None:
 
 
 def files(folder: Path) -> dict[str, Path | None]:
+    """Return column -> file of a GPU, or None if its driver has no such file."""
     return {name: first(folder, patterns) for name, patterns in FILES.items()}
 
 
 def first(folder: Path, patterns: tuple[str, ...]) -> Path | None:
+    """Return the first file that matches a pattern."""
     for pattern in patterns:
         for path in sorted(folder.glob(pattern)):
             return path
@@ -37,9 +40,10 @@ def first(folder: Path, patterns: tuple[str, ...]) -> Path | None:
 
 
 def values(card: dict[str, Path | None]) -> sampler.Values:
-    read = {name: sampler.number(sampler.text(path)) if path else None for name, path in card.items()}
+    """Return column -> value of a GPU."""
+    raw = {name: sampler.number(sampler.text(path)) if path else None for name, path in card.items()}
     return {
-        **read,
-        "temperature (°C)": sampler.scaled(read["temperature (°C)"], 1e3),
-        "power (W)": sampler.total(read["power (W)"], 1e6),
+        **raw,
+        "temperature (°C)": sampler.scaled(raw["temperature (°C)"], 1e3),
+        "power (W)": sampler.total(raw["power (W)"], 1e6),
     }

@@ -1,16 +1,18 @@
-"""What a node sees of itself and of its peers, for `labctl doctor`, which hands this text to the container's Python.
+"""Check a node and its links to its peers, for `labctl doctor`, which passes this text to the container's Python.
 
 Standard library only, Python >= 3.8:
 
-    look PORT                   one JSON line: clock, addresses of interfaces, variables that choose among them, who
-                                listens on the port
+    look PORT                   print one JSON line: clock, addresses of interfaces, variables that select interfaces,
+                                the process that listens on the port
     links SECONDS BYTES RATE NODE...
-                                one JSON line per node: log in over ssh, hand so many bytes over, in so many seconds
+                                log in to every node over ssh and send it that many bytes, with a timeout; print one
+                                JSON line per node
     collect ADDRESS PEERS BYTES SECONDS
-                                a line with a port of the address; then, once so many peers have handed over so many
-                                bytes each, a JSON line: what went through each interface meanwhile
+                                listen on the address and print the port; once every peer has sent its bytes, print one
+                                JSON line with the traffic of each interface
     hand ADDRESS PORT BYTES SECONDS
-                                hand bytes over, leaving the way to the kernel as collectives do; a JSON line as above
+                                send the bytes, on the route that the kernel chooses, as for collectives; print one JSON
+                                line as `collect` does
 """
 
 from __future__ import annotations
@@ -36,33 +38,34 @@ if TYPE_CHECKING:
 SIOCGIFADDR = 0x8915
 # The state of a listening socket in /proc/net/tcp; proc(5).
 LISTENING = "0A"
-# How variables that choose an interface end: those of collective libraries, of libfabric and of Open MPI.
+# Suffixes of variables that select an interface: of collective libraries, of libfabric and of Open MPI.
 CHOOSING = ("_SOCKET_IFNAME", "FI_TCP_IFACE", "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include")
 
 
 def look(port: str) -> None:
-    seen = {
+    """Print the clock, the addresses, the variables and the listener of this node."""
+    report = {
         "time": time.time(),
         "addresses": addresses(),
         "variables": {name: value for name, value in sorted(os.environ.items()) if value and name.endswith(CHOOSING)},
         "listener": listener(int(port)),
     }
-    print(json.dumps(seen))
+    print(json.dumps(report))
 
 
 def addresses() -> dict[str, str]:
-    """The IPv4 address of each interface that has one."""
-    found = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    """Return interface -> IPv4 address, of the interfaces that have one."""
+    by_interface = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
-                answer = fcntl.ioctl(asked, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                found[name] = socket.inet_ntoa(answer[20:24])
-    return found
+                answer = fcntl.ioctl(any_socket, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                by_interface[name] = socket.inet_ntoa(answer[20:24])
+    return by_interface
 
 
 def listener(port: int) -> dict[str, object] | None:
-    """Who listens on a port: pid, command, user and run, as far as this user may see; None where nobody does."""
+    """Return the process that listens on a port, or None: its uid, and its pid, command and run if readable."""
     inodes = set()
     uid = ""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -83,21 +86,22 @@ def listener(port: int) -> dict[str, object] | None:
 
 
 def process(entry: Path) -> dict[str, object]:
+    """Return the command of a process and the run that it belongs to."""
     command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     variables = (entry / "environ").read_bytes().split(b"\0")
-    run = next((word.partition(b"=")[2].decode() for word in variables if word.startswith(b"LABCTL_RUN_ID=")), "")
-    return {"command": command[:120], "run": run}
+    run_ids = (line.partition(b"=")[2].decode() for line in variables if line.startswith(b"LABCTL_RUN_ID="))
+    return {"command": command[:120], "run": next(run_ids, "")}
 
 
 def links(seconds: str, size: str, least: str, *nodes: str) -> None:
-    """Log in to every node at once, and a second time to those that take less than so many bytes per second."""
-    # Nodes may have come since this launcher started.
+    """Measure the link to every node at once, and again to nodes with less than ``least`` bytes per second."""
+    # Nodes may have been added since this launcher started.
     for name in ("config", "known_hosts"):
         with contextlib.suppress(OSError):
             shutil.copyfile(f"/etc/lab/ssh/{name}", Path.home() / ".ssh" / name)
     with ThreadPoolExecutor(min(len(nodes), 32)) as pool:
         answers = list(pool.map(lambda node: link(node, float(seconds), int(size)), nodes))
-        # On a busy machine many logins at once are slow; a slow link is so without them too.
+        # A busy machine slows many logins at once; a slow link is slow the second time too.
         slow = [answer for answer in answers if answer["name"] and (answer["rate"] or 0) < float(least)]
         again = pool.map(lambda answer: link(answer["node"], float(seconds), int(size)), slow)
         better = {answer["node"]: answer for answer in again if answer["rate"]}
@@ -106,7 +110,7 @@ def links(seconds: str, size: str, least: str, *nodes: str) -> None:
 
 
 def link(node: str, seconds: float, size: int) -> dict[str, Any]:
-    """The node's own name as it tells it, seconds until then, and bytes per second of what was sent next."""
+    """Return the name that a node reports, the seconds of the login, and the bytes per second of a transfer to it."""
     began = time.monotonic()
     limit = str(max(1, int(seconds)))
     ssh = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={limit}", "--", node, "uname -n; exec wc -c"]
@@ -126,13 +130,14 @@ def link(node: str, seconds: float, size: int) -> dict[str, Any]:
         child.stdin.close()
     counted = child.stdout.read().strip()
     ended = time.monotonic()
-    said = child.stderr.read().decode(errors="replace").strip()
+    errors = child.stderr.read().decode(errors="replace").strip()
     rate = size / (ended - reached) if counted == str(size).encode() else None
     child.wait()
-    return {"node": node, "name": name, "seconds": round(reached - began, 3), "rate": rate, "said": said}
+    return {"node": node, "name": name, "seconds": round(reached - began, 3), "rate": rate, "said": errors}
 
 
 def collect(address: str, peers: str, size: str, seconds: str) -> None:
+    """Receive bytes from every peer, and print the traffic of each interface."""
     deadline = time.monotonic() + float(seconds)
     with socket.create_server((address, 0), backlog=int(peers)) as server:
         print(server.getsockname()[1], flush=True)
@@ -141,50 +146,55 @@ def collect(address: str, peers: str, size: str, seconds: str) -> None:
             for _ in range(int(peers)):
                 server.settimeout(max(0.1, deadline - time.monotonic()))
                 with server.accept()[0] as peer:
-                    take(peer, int(size), deadline)
-    print(json.dumps({"said": "", **grown(before, counters())}), flush=True)
+                    receive(peer, int(size), deadline)
+    print(json.dumps({"said": "", **traffic(before, counters())}), flush=True)
 
 
-def take(peer: socket.socket, size: int, deadline: float) -> None:
-    """Read so many bytes and say so."""
-    got = 0
-    while got < size:
+def receive(peer: socket.socket, size: int, deadline: float) -> None:
+    """Read that many bytes and acknowledge them with a byte."""
+    received = 0
+    while received < size:
         peer.settimeout(max(0.1, deadline - time.monotonic()))
         part = peer.recv(1 << 16)
         if not part:
             return
-        got += len(part)
+        received += len(part)
     peer.sendall(b"!")
 
 
 def hand(address: str, port: str, size: str, seconds: str) -> None:
-    before, said = counters(), ""
+    """Send bytes to a peer, and print the traffic of each interface and the error, if any."""
+    before, failure = counters(), ""
     try:
         with socket.create_connection((address, int(port)), float(seconds)) as peer:
             peer.sendall(bytes(int(size)))
-            said = "" if peer.recv(1) == b"!" else "it hung up"
+            failure = "" if peer.recv(1) == b"!" else "it hung up"
     except OSError as error:
-        said = str(error)
-    print(json.dumps({"said": said, **grown(before, counters())}))
+        failure = str(error)
+    print(json.dumps({"said": failure, **traffic(before, counters())}))
 
 
 def counters() -> dict[str, tuple[int, int]]:
-    """Bytes received and sent by each interface. Source: Documentation/ABI/testing/sysfs-class-net-statistics."""
-    found = {}
+    """Return interface -> bytes received and sent.
+
+    Source: Documentation/ABI/testing/sysfs-class-net-statistics.
+    """
+    by_interface = {}
     for path in Path("/sys/class/net").iterdir():
         with contextlib.suppress(OSError):
             numbers = [int((path / f"statistics/{name}_bytes").read_text()) for name in ("rx", "tx")]
-            found[path.name] = (numbers[0], numbers[1])
-    return found
+            by_interface[path.name] = (numbers[0], numbers[1])
+    return by_interface
 
 
-def grown(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> dict[str, Any]:
-    """What each interface received and sent between, and for each the ones that it is made of or part of."""
-    through = {name: [after[name][way] - before[name][way] for way in (0, 1)] for name in before if name in after}
-    kin = {
-        name: [path.name.split("_", 1)[1] for path in Path("/sys/class/net", name).glob("[lu]*er_*")]
-        for name in through
-    }
+def traffic(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> dict[str, Any]:
+    """Return the bytes that each interface received and sent, and its lower and upper interfaces, as of a bond."""
+    through = {}
+    kin = {}
+    for name in before:
+        if name in after:
+            through[name] = [after[name][way] - before[name][way] for way in (0, 1)]
+            kin[name] = [path.name.split("_", 1)[1] for path in Path("/sys/class/net", name).glob("[lu]*er_*")]
     return {"through": through, "kin": kin}
 
 

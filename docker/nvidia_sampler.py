@@ -1,4 +1,4 @@
-"""Samples of NVIDIA's devices by their management library; without pynvml there are none."""
+"""Sample NVIDIA GPUs through NVML; without pynvml they have no samples."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 
 def devices() -> sampler.Devices | None:
+    """Return a function that reads all GPUs, or None if this node has none."""
     try:
         import pynvml as nvml
     except ImportError:
@@ -23,7 +24,7 @@ def devices() -> sampler.Devices | None:
     uncorrected, since_boot = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
     readings: dict[str, Callable[[Any], float]] = {
         "utilisation (%)": lambda handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
-        # As nvidia-smi has it: the first version counts what the driver keeps for itself as used.
+        # As nvidia-smi reports it: version 1 counts memory that the driver reserves as used.
         "memory (MiB)": lambda handle: (
             nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used / sampler.MIB
         ),
@@ -33,13 +34,14 @@ def devices() -> sampler.Devices | None:
         "uncorrected ECC errors (count)": lambda handle: nvml.nvmlDeviceGetTotalEccErrors(
             handle, uncorrected, since_boot
         ),
-        # One that is idle has lower clocks, too.
+        # An idle GPU lowers its clocks, which is no throttling.
         "throttle reasons (bit mask)": lambda handle: (
             nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle) & ~nvml.nvmlClocksThrottleReasonGpuIdle
         ),
     }
 
     def value(reading: Callable[[Any], float], handle: object) -> float | None:
+        """Return a reading of a GPU, or None if the GPU does not support it."""
         try:
             return reading(handle)
         except nvml.NVMLError:

@@ -1,12 +1,12 @@
 #!/usr/bin/python3
 """Print and log the output of a rank in whole lines, each with the mark of its rank.
 
-Standard library only, Python >= 3.8. rank.sh starts it before the rank and is its input:
+Standard library only, Python >= 3.8. rank.sh starts it before the rank, and connects the rank's output to its stdin:
 
     rank_output.py RANK LOG REPORTS GREETING
 
-REPORTS is the descriptor of a pipe on which rank.sh alone writes: a line of it has a mark of its own, as GREETING has,
-which is printed first. No program can write a mark: the byte that begins each is dropped from what it prints.
+REPORTS is the descriptor of a pipe to which only rank.sh writes; its lines have another mark. GREETING is printed
+first, with that mark. Programs cannot forge a mark: its first byte is removed from their output.
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ import termios
 import time
 
 PIECE = 1 << 16
-# Bytes that a launcher reads at once, and lines for which Open MPI then has room for its marks.
+# Bytes that a launcher reads at once, and the lines among them for which Open MPI's buffer has room for its own marks.
 AT_ONCE, MOST_LINES = 4096, 128
 
 
 class Output:
-    """The rank's log, and the pipe to its launcher."""
+    """Output of a rank: its log, and the pipe to its launcher."""
 
     def __init__(self, rank: str, log: str) -> None:
         self._mark, self._report_mark = b"\x01%s\x02" % rank.encode(), b"\x01%s!\x02" % rank.encode()
         self._out = launcher_pipe()
-        self._begun: list[bytes] = []
-        self._drawn = 0.0
+        self._partial: list[bytes] = []
+        self._bar_printed = 0.0
         self._log = -1
         try:
             self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:
             self.report(b"labctl: a rank has no log: %s\n" % os.fsencode(str(error)))
 
-    def take(self, text: bytes) -> None:
-        """Print the lines of the rank that are whole."""
-        # pdsh ends a line at a NUL; what begins a mark is this program's alone.
+    def add(self, text: bytes) -> None:
+        """Print the lines of the rank that the text completes."""
+        # pdsh ends a line at a NUL. Only this program may print the first byte of a mark.
         text = text.replace(b"\0", b"").replace(b"\x01", b"")
         end = text.rfind(b"\n") + 1
         if end:
-            lines, self._begun = b"".join((*self._begun, text[:end])), [text[end:]]
+            lines, self._partial = b"".join((*self._partial, text[:end])), [text[end:]]
             self._print(lines, self._mark)
             return
-        self._begun.append(text)
-        # A bar that is drawn over and over is a line each second: how far it is shall be seen.
-        if b"\r" in text and time.monotonic() >= self._drawn + 1:
-            text = b"".join(self._begun)
+        self._partial.append(text)
+        # A progress bar, redrawn after carriage returns, is printed as a line each second.
+        if b"\r" in text and time.monotonic() >= self._bar_printed + 1:
+            text = b"".join(self._partial)
             end = text.rfind(b"\r")
-            self._begun, self._drawn = [text[end:]], time.monotonic()
+            self._partial, self._bar_printed = [text[end:]], time.monotonic()
             self._print(text[:end] and text[:end] + b"\n", self._mark)
 
     def end_line(self) -> None:
-        """Print the last line of the rank, which has no end."""
-        text, self._begun = b"".join(self._begun), []
+        """Print the last line of the rank, which has no newline."""
+        text, self._partial = b"".join(self._partial), []
         self._print(text and text + b"\n", self._mark)
 
     def report(self, lines: bytes) -> None:
@@ -78,10 +78,10 @@ class Output:
 
 
 def launcher_pipe() -> int:
-    """The descriptor that the launcher reads writes of whole.
+    """Return the descriptor on which the launcher reads each write as a whole.
 
-    Open MPI puts its mark before what it reads at once and at each line, and drops what makes too much of that. It has
-    a terminal for the output, which holds no writes apart, and for errors a pipe, which does if it is asked to.
+    Open MPI puts its own mark before each read and each line, and drops text that does not fit its buffer then. Its
+    stdout is a terminal, which merges writes; its stderr is a pipe, which keeps them apart with O_DIRECT.
     """
     if "OMPI_COMM_WORLD_RANK" not in os.environ or not stat.S_ISFIFO(os.fstat(2).st_mode):
         return 1
@@ -90,40 +90,41 @@ def launcher_pipe() -> int:
 
 
 def write(file: int, text: bytes) -> None:
+    """Write all of the text; ignore errors."""
     try:
         while text:
             text = text[os.write(file, text) :]
     except OSError:
-        pass  # The other one may be there still.
+        pass  # The log or the launcher's pipe may still work without the other.
 
 
-def waiting(file: int) -> int:
-    """Bytes that a pipe holds now."""
+def buffered(file: int) -> int:
+    """Return the number of bytes in a pipe."""
     count = array.array("i", [0])
     fcntl.ioctl(file, termios.FIONREAD, count)
     return count[0]
 
 
 def pump(output: Output, reports: int) -> None:
-    """Print what a rank prints until its output is closed, and reports behind what was printed before them."""
+    """Print the rank's output until it closes, and each report after the output that came before it."""
     poll = select.poll()
     poll.register(0, select.POLLIN)
     poll.register(reports, select.POLLIN)
-    begun = b""
-    open_still = True
-    while open_still:
+    partial = b""
+    is_open = True
+    while is_open:
         ready = [file for file, _ in poll.poll()]
         if reports not in ready:
             text = os.read(0, PIECE)
-            output.take(text)
-            open_still = bool(text)
+            output.add(text)
+            is_open = bool(text)
             continue
-        lines, end, begun = (begun + os.read(reports, PIECE)).rpartition(b"\n")
-        # What the rank printed before is in the pipe by now.
-        left = waiting(0)
+        lines, end, partial = (partial + os.read(reports, PIECE)).rpartition(b"\n")
+        # Output that the rank printed before the report is in the pipe by now.
+        left = buffered(0)
         while left:
             text = os.read(0, min(left, PIECE))
-            output.take(text)
+            output.add(text)
             left -= len(text)
         output.end_line()
         output.report(lines + end)

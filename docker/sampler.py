@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Samples of a node about once a second, for as long as the input is open: started in each node of a run.
+"""Sample a node about once a second until stdin closes; runs on each node of a run.
 
     sampler.py DIRECTORY BEGAN     write DIRECTORY/samples/NODE.csv; BEGAN: its second 0, in seconds since 1970
 
-Standard library only, Python >= 3.8. A cell is empty where a value cannot be read. Where a sample takes more than a
-hundredth of the time of a core, the next one comes later.
+Standard library only, Python >= 3.8. A cell is empty if its value cannot be read. If a sample takes more than a
+hundredth of a core's time, the next sample is delayed.
 
-Devices are read by the files ``NAME_sampler.py`` beside this one, one for each accelerator: ``devices()`` returns a
+Each accelerator has a file ``NAME_sampler.py`` beside this one, which reads its devices: ``devices()`` returns a
 function that reads the index and the values of each device, or None if the node has none of these devices.
 """
 
@@ -26,29 +26,30 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    # What is read at once, by column.
+    # Column -> value of a sample.
     Values = dict[str, float | None]
     Source = Callable[[], Values]
-    # The index of each device, and what is read of it.
+    # Index and values of each device.
     Devices = Callable[[], Iterable[tuple[object, Values]]]
 
-# Seconds from sample to sample, and the share of a core that they may take.
+# Seconds between samples, and the share of a core that sampling may take.
 PERIOD, SHARE = 1.0, 0.01
-# Bytes above which a limit of memory is none: so cgroup 1 says that there is none.
+# Bytes from which a memory limit means none: cgroup 1 has a huge number for no limit.
 UNLIMITED = 1 << 60
 MIB = 1 << 20
 PROC, SYS, DEV = Path("/proc"), Path("/sys"), Path("/dev")
 
 
 class Total(float):
-    """What only grows: the table has by how much in a second."""
+    """A counter that only grows; its column has the increase per second."""
 
 
 def main(directory: str, began: str) -> None:
+    """Write samples until stdin closes."""
     sources = [host, *accelerators()]
     folder = Path(directory, "samples")
-    # The directory of a run that has ended meanwhile is another's.
-    if over(0):
+    # A run that has ended may have lost its directory.
+    if stdin_closes(0):
         return
     folder.mkdir(exist_ok=True)
     with (folder / f"{os.uname().nodename}.csv").open("wb", buffering=0) as out:
@@ -57,10 +58,10 @@ def main(directory: str, began: str) -> None:
 
 
 def accelerators() -> Iterator[Source]:
-    """The devices of each accelerator that this node has some of."""
+    """Yield a source for each kind of accelerator on this node."""
     folder = Path(__file__).parent
     sys.path.append(str(folder))
-    # Their files import this module, which runs under another name.
+    # The samplers import this module, which runs as __main__.
     sys.modules["sampler"] = sys.modules[__name__]
     for path in sorted(folder.glob("*_sampler.py")):
         devices: Devices | None = importlib.import_module(path.stem).devices()
@@ -69,19 +70,20 @@ def accelerators() -> Iterator[Source]:
 
 
 def columns(devices: Devices) -> Values:
+    """Return the values of all devices, with a column for each value of each device."""
     values: Values = {}
     for index, readings in devices():
         values.update({f"device {index} {name}": value for name, value in readings.items()})
     return values
 
 
-def over(seconds: float) -> bool:
-    """Whether the input ends within so many seconds."""
+def stdin_closes(seconds: float) -> bool:
+    """Tell if stdin closes within these seconds."""
     return bool(select.select([0], [], [], max(0, seconds))[0])
 
 
 def rows(sources: Iterable[Source], began: float) -> Iterator[list[object]]:
-    """The head, then a row for each sample; a sample that its time has passed by is counted in the next row."""
+    """Yield the header, then a row for each sample; missed samples are counted in the next row."""
     zero = began - time.time() + time.monotonic()
     spent = cpu_seconds()
     due = then = time.monotonic()
@@ -90,7 +92,7 @@ def rows(sources: Iterable[Source], began: float) -> Iterator[list[object]]:
     while True:
         spent, last = cpu_seconds(), spent
         due += max(PERIOD, (spent - last) / SHARE)
-        if over(due - time.monotonic()):
+        if stdin_closes(due - time.monotonic()):
             return
         now = time.monotonic()
         lost = int((now - due) / PERIOD)
@@ -102,42 +104,49 @@ def rows(sources: Iterable[Source], began: float) -> Iterator[list[object]]:
 
 
 def cpu_seconds() -> float:
-    """Of this process and of the tools that it ran."""
-    own, tools = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return own.ru_utime + own.ru_stime + tools.ru_utime + tools.ru_stime
+    """Return the CPU time of this process and of the tools that it ran."""
+    sampler, tools = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sampler.ru_utime + sampler.ru_stime + tools.ru_utime + tools.ru_stime
 
 
 def read(sources: Iterable[Source]) -> Values:
-    return {column: value for source in sources for column, value in source().items()}
+    values: Values = {}
+    for source in sources:
+        values.update(source())
+    return values
 
 
 def cell(value: float | None, before: float | None, seconds: float) -> str:
+    """Return a value as text; of a counter, its increase per second since the sample before."""
     if isinstance(value, Total):
-        # What starts anew, as a device that was reset, has no rate yet.
+        # A counter that was reset, as with its device, has no rate yet.
         value = None if before is None or value < before else (value - before) / seconds
     return "" if value is None else str(round(value, 3))
 
 
 def text(path: Path) -> str:
-    """The content of a file of the kernel's; empty where there is none."""
+    """Return the content of a kernel file; empty if it cannot be read."""
     try:
         return path.read_text()
     except (OSError, ValueError):
         return ""
 
 
-def number(words: str) -> float | None:
+def number(content: str) -> float | None:
+    """Return the number in a text, or None if it is not a number."""
     try:
-        return float(words)
+        return float(content)
     except ValueError:
         return None
 
 
 def scaled(value: float | None, unit: float) -> float | None:
+    """Return a value in another unit."""
     return None if value is None else value / unit
 
 
 def total(value: float | None, unit: float) -> Total | None:
+    """Return a counter in another unit."""
     return None if value is None else Total(value / unit)
 
 
@@ -145,7 +154,7 @@ def total(value: float | None, unit: float) -> Total | None:
 
 
 def host() -> Values:
-    """What the container uses of its machine."""
+    """Return the resource usage of this container."""
     groups = SYS / "fs/cgroup"
     of_cgroup = of_cgroup_2 if (groups / "cgroup.controllers").exists() else of_cgroup_1
     received, sent = network()
@@ -157,25 +166,31 @@ def host() -> Values:
 
 
 def of_cgroup_2(groups: Path) -> Values:
-    # Where a container sees the groups of the whole machine, its own is one of them.
-    own = groups / text(PROC / "self/cgroup").strip().rpartition("0::/")[2]
-    group = own if (own / "memory.current").exists() else groups
+    """Return the usage by cgroup 2."""
+    # A container without a cgroup namespace sees the groups of the whole machine, and has one of them.
+    subgroup = groups / text(PROC / "self/cgroup").strip().rpartition("0::/")[2]
+    group = subgroup if (subgroup / "memory.current").exists() else groups
     cpu, memory = fields(group / "cpu.stat"), fields(group / "memory.stat")
-    # Some kernels name several disks in one line.
-    lines = text(group / "io.stat").splitlines()
-    disks = [dict(pair.split("=") for pair in line.split() if "=" in pair) for line in lines]
-    there = (group / "io.stat").exists()
+    # Some kernels put several disks in one line.
+    disks = list(map(key_values, text(group / "io.stat").splitlines()))
+    has_disks = (group / "io.stat").exists()
     return used(
         scaled(cpu.get("usage_usec"), 1e6),
         number(text(group / "memory.current")),
         memory.get("inactive_file"),
         number(text(group / "memory.max")),
-        sum(int(disk.get("rbytes", 0)) for disk in disks) if there else None,
-        sum(int(disk.get("wbytes", 0)) for disk in disks) if there else None,
+        sum(int(disk.get("rbytes", 0)) for disk in disks) if has_disks else None,
+        sum(int(disk.get("wbytes", 0)) for disk in disks) if has_disks else None,
     )
 
 
+def key_values(line: str) -> dict[str, str]:
+    """Parse the pairs ``key=value`` in a line."""
+    return dict(pair.split("=") for pair in line.split() if "=" in pair)
+
+
 def of_cgroup_1(groups: Path) -> Values:
+    """Return the usage by cgroup 1."""
     disk = text(groups / "blkio/blkio.throttle.io_service_bytes_recursive")
     lines = [line.split() for line in disk.splitlines()]
     return used(
@@ -196,7 +211,10 @@ def used(
     read: float | None,
     written: float | None,
 ) -> Values:
-    """``cache``: bytes of files that the kernel gives up first, which `docker stats` does not count either."""
+    """Return the columns of a container's usage.
+
+    ``cache``: bytes of the page cache that the kernel reclaims first, which `docker stats` subtracts too.
+    """
     return {
         "CPU (cores)": total(cpu, 1),
         "memory (MiB)": None if memory is None else (memory - (cache or 0)) / MIB,
@@ -207,13 +225,13 @@ def used(
 
 
 def fields(path: Path) -> dict[str, float]:
-    """Lines of a name and a number."""
+    """Parse a file with a name and a number in each line."""
     pairs = (line.split() for line in text(path).splitlines())
     return {name: float(value) for name, value in pairs}
 
 
 def network() -> tuple[float | None, float | None]:
-    """Bytes received and sent; on the network of a host those of its adapters, whatever bridges hand them on."""
+    """Return bytes received and sent; on a host's network only those of adapters, which bridges would count twice."""
     lines = (line.partition(":") for line in text(PROC / "net/dev").splitlines()[2:])
     counts = {name.strip(): numbers.split() for name, _, numbers in lines if name.strip() != "lo"}
     adapters = {name for name in counts if (SYS / "class/net" / name / "device").exists()} or set(counts)

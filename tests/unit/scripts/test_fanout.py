@@ -41,8 +41,8 @@ def handed_on(path: str, pieces: list[bytes]) -> tuple[bytes, bool]:
     with pytest.MonkeyPatch.context() as changed:
         changed.setenv("PATH", path)
         session = fanout.Session("worker-7", "", MARK)
-    said = b"".join(session.take(fanout.STDOUT, piece) for piece in [*filter(None, pieces), b""])
-    session.code()
+    said = b"".join(session.add(fanout.STDOUT, piece) for piece in [*filter(None, pieces), b""])
+    session.exit_code()
     for stream in session.streams.values():
         stream.close()
     return said, session.begun
@@ -83,14 +83,14 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("known")
 def test_all_workers_are_asked_where_none_is_named_and_one_named_twice_once() -> None:
-    assert fanout.chosen("") == [f"worker-{number}" for number in range(12)]
-    assert fanout.chosen("worker-3,worker-11,worker-3") == ["worker-3", "worker-11"]
+    assert fanout.choose_nodes("") == [f"worker-{number}" for number in range(12)]
+    assert fanout.choose_nodes("worker-3,worker-11,worker-3") == ["worker-3", "worker-11"]
 
 
 @pytest.mark.usefixtures("known")
 def test_a_worker_that_is_not_there_is_said_with_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        fanout.chosen("worker-1,worker-12")
+        fanout.choose_nodes("worker-1,worker-12")
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert "no worker `worker-12`" in said
@@ -103,15 +103,15 @@ def test_more_nodes_than_open_files_allow_are_refused_with_the_numbers(
     raised: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 1024))
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
-    fanout.make_room(300)
+    fanout.raise_file_limit(300)
     assert raised == [(1024, 1024)]
     with pytest.raises(SystemExit) as ended:
-        fanout.make_room(400)
+        fanout.raise_file_limit(400)
     assert ended.value.code == 3
     assert "400 nodes at once take 1232 open files, and a process here may have 1024" in capsys.readouterr().err
 
 
 def test_a_signal_before_the_first_login_is_the_result() -> None:
-    everywhere = fanout.Everywhere(["worker-0"], "", MARK)
-    everywhere._stopped_by = 15
-    assert everywhere.report() == 128 + 15
+    command = fanout.Fanout(["worker-0"], "", MARK)
+    command._stopped_by = 15
+    assert command.report() == 128 + 15

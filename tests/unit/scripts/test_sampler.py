@@ -273,7 +273,7 @@ class Clock:
         monkeypatch.setattr(sampler.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(sampler.time, "time", lambda: 1000 + self.now)
         monkeypatch.setattr(sampler, "cpu_seconds", lambda: self.cpu)
-        monkeypatch.setattr(sampler, "over", lambda seconds: self.passed(max(0, seconds)) > last)
+        monkeypatch.setattr(sampler, "stdin_closes", lambda seconds: self.passed(max(0, seconds)) > last)
 
     def passed(self, seconds: float) -> float:
         self.now += seconds
