@@ -659,8 +659,8 @@ GRACE = 5
 LONGEST_LINE = 1_000_000
 # Seconds between two polls, and between two heartbeats to the follower of a silent run.
 POLL, BEAT = 0.02, 2
-# Seconds between two connections to each worker of a run without a follower, and the failures in a row after which a
-# worker is lost: refused connections, and any failures.
+# Seconds between two connections to each worker of a run without a follower. A worker is lost after REFUSED failures in
+# a row for a reason in GONE, or after UNANSWERED failures for any reason.
 NODE_POLL, REFUSED, UNANSWERED = 5, 2, 12
 # The progress that runs print, such as `step 12/100`, and the bytes that are searched for it: the end of the output and
 # the start of a line.
@@ -886,7 +886,7 @@ def whole_lines(file: IO[bytes], offset: int) -> list[bytes]:
 
 
 def watch_follower(folder: Path) -> None:
-    """Record each sign of life of the follower on stdin, and exit when it closes: a write may not fail for minutes."""
+    """Record each line from the follower, and exit when stdin closes: writes may go on to succeed for minutes."""
     received = b"\n"
     while received:
         if b"forget" in received:

@@ -185,7 +185,7 @@ def of_cgroup_2(groups: Path) -> Values:
 
 
 def key_values(line: str) -> dict[str, str]:
-    """Parse the pairs ``key=value`` in a line."""
+    """Return the pairs ``key=value`` in a line."""
     return dict(pair.split("=") for pair in line.split() if "=" in pair)
 
 
@@ -225,7 +225,7 @@ def used(
 
 
 def fields(path: Path) -> dict[str, float]:
-    """Parse a file with a name and a number in each line."""
+    """Return name -> number of a file with such a pair in each line."""
     pairs = (line.split() for line in text(path).splitlines())
     return {name: float(value) for name, value in pairs}
 
