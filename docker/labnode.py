@@ -598,7 +598,8 @@ def cpu_ticks(pid: int) -> int:
 
 
 def is_python(pid: int) -> bool:
-    return Path(f"/proc/{pid}/exe").readlink().name.startswith("python")
+    # Path.readlink needs Python 3.9.
+    return os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith("python")  # noqa: PTH115, PTH119
 
 
 def describe_process(pid: int, share: float) -> str:
@@ -628,7 +629,7 @@ def connections(pids: Iterable[int]) -> Iterator[str]:
         with contextlib.suppress(OSError):
             for descriptor in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(OSError):
-                    owners[str(descriptor.readlink())] = pid
+                    owners[os.readlink(str(descriptor))] = pid  # noqa: PTH115
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
             for line in Path(table).read_text().splitlines()[1:]:
@@ -689,6 +690,8 @@ read -rt 3
 (($? > 128)) || exit
 for node; do ssh -o BatchMode=yes -o ConnectTimeout=5 -- "$node" "$0" <&0 & done
 """
+# Seconds to wait for the description of a run.
+WAITING = 60
 # Exit code of `launch` if other runs have the nodes.
 IN_USE = 75
 # The mark of pod.sh's last line. rank_output.py removes the first byte of a mark from the output of ranks.
@@ -696,9 +699,14 @@ LAST_LINE = b"\x01!\x02"
 
 
 def launch_from_stdin() -> None:
-    """Launch the run that a line of stdin describes; then wait for stdin, which may ask to forget the run."""
+    """Launch the run that a line of stdin describes; then wait for stdin, which may ask to forget the run.
+
+    Without such a line in time, as for a run that was refused, SIGALRM ends this process.
+    """
+    signal.alarm(WAITING)
     lines = iter(sys.stdin.buffer.readline, b"")
     line = next(filter(bytes.strip, lines), b"")
+    signal.alarm(0)
     if line and launch(json.loads(line)):
         signal.pause()
 
@@ -888,14 +896,16 @@ def whole_lines(file: IO[bytes], offset: int) -> list[bytes]:
 def watch_follower(folder: Path) -> None:
     """Record each line from the follower, and exit when stdin closes: writes may go on to succeed for minutes."""
     received = b"\n"
-    while received:
-        if b"forget" in received:
-            forget(folder.name)
-            break
-        with contextlib.suppress(OSError):
-            (folder / "watched").touch()
-        received = os.read(0, 1024)
-    os._exit(0)
+    try:
+        while received:
+            if b"forget" in received:
+                forget(folder.name)
+                break
+            with contextlib.suppress(OSError):
+                (folder / "watched").touch()
+            received = os.read(0, 1024)
+    finally:
+        os._exit(0)
 
 
 class RunState:

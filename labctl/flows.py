@@ -372,12 +372,20 @@ def stop(context: Context, run: str, grace: float) -> Result:
         return judge.stop(backend, run_id, grace)
 
 
-def run_logs(context: Context, run: str, on_line: Callable[[str], None], **options: Any) -> None:
+def run_logs(
+    context: Context,
+    run: str,
+    on_line: Callable[[str], None],
+    *,
+    follow: bool,
+    rank: int | None = None,
+    timestamps: bool = False,
+) -> None:
     """Pass on what a run, or one ``rank`` of it, has printed, and with ``follow`` what it prints until it ends."""
     from labctl.runs import judge
 
     with of_run(context, run) as (backend, run_id):
-        judge.logs(backend, run_id, on_line, **options)
+        judge.logs(backend, run_id, on_line, follow=follow, rank=rank, timestamps=timestamps)
 
 
 def top(context: Context, run: str = "", show: Callable[[RunView], bool] | None = None) -> RunView:

@@ -80,8 +80,9 @@ def program() -> None:
     try:
         main()
     except SystemExit as end:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        # A stream is None if it was closed before.
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
         if isinstance(end.code, int):
             os._exit(end.code)
         raise

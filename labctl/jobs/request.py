@@ -285,12 +285,21 @@ def config_source(workload: Workload, options: RunOptions) -> str:
 
 
 def build_job(
-    lab: Lab, workload: Workload, options: RunOptions, now: datetime, warn: Callable[[str], None] = lambda _: None
+    lab: Lab,
+    workload: Workload,
+    options: RunOptions,
+    now: datetime,
+    warn: Callable[[str], None] = lambda _: None,
+    *,
+    run_id: str = "",
 ) -> Job:
-    """Build the job of a run, with a new id, on the chosen nodes. ConfigError, also for inputs missing on this host."""
+    """Build the job of a run, with a new id unless it has one, on the chosen nodes.
+
+    ConfigError, also for inputs missing on this host.
+    """
     source = str(options.hostfile or "hostfile")
     chosen = job.choose(lab, entries(options), source, include=options.include, exclude=options.exclude)
-    run_id = store.new_id(workload.name, now)
+    run_id = run_id or store.new_id(workload.name, now)
     directory = job.run_directory(lab, run_id)
     asked, checkpoint = recorded(workload, options), ""
     if options.resume:

@@ -699,9 +699,9 @@ def is_run(lab: Path, run_id: str) -> bool:
     return _is_id(run_id) and path.is_dir() and not path.is_symlink()
 
 
-def is_in_cluster(lab: Path, run_id: str) -> bool:
-    """Tell if the record of a run names its place in a cluster."""
-    return os.path.lexists(directory(lab, run_id) / PLACE)
+def backend(lab: Path, run_id: str) -> str:
+    """Return the name of the backend of a run: the record of one in a cluster names its place there."""
+    return "kubernetes" if os.path.lexists(directory(lab, run_id) / PLACE) else "docker"
 
 
 def _is_id(name: str) -> bool:

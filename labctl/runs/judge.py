@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from labctl.backends import Backend
 from labctl.backends.spec import hidden
-from labctl.errors import ConfigError, HostError
+from labctl.errors import ConfigError, HostError, LabError
 from labctl.jobs.job import GRACE
 from labctl.model import Job, Lab, Metric, Result, Verdict, Workload
 from labctl.records import left, metrics, store
@@ -147,6 +147,8 @@ def close(backend: Backend, run_id: str) -> None:
     except HostError as failure:
         # Whatever a workload made of its directory: other runs go on.
         context.warn(f"run {run_id}: {failure.message}")
+    with suppress(LabError):
+        backend.forget(backend.recorded(run_id))
 
 
 def unfinished(backend: Backend, active: Mapping[str, ActiveRun], among: Iterable[str]) -> dict[str, str]:

@@ -15,15 +15,13 @@ from labctl.errors import HostError
 from labctl.runs import judge
 from labctl.system import filelock
 
-PATIENCE = 300
-"""Seconds to wait for another `up` or `down` of the same lab."""
 LISTED = 20
 """Runs that `status` lists."""
 
 
 def changing(context: Context, command: str) -> AbstractContextManager[None]:
     """Be the only command that changes the lab."""
-    return filelock.held(context.directory / filelock.LAB, command, wait=PATIENCE, notice=context.notice)
+    return filelock.held(context.directory / filelock.LAB, command, wait=filelock.PATIENCE, notice=context.notice)
 
 
 def preview_up(backend: Backend) -> tuple[Plan, Plan]:

@@ -62,29 +62,24 @@ def warn_of_unknown(context: Context, settings: Settings, workload: Workload, op
 
 def run(backend: Backend, request: Request) -> Result:
     """Run a workload, follow it and judge it. HostError or ConfigError for what stops it before it begins."""
-    now = datetime.now().astimezone()
-    new = begin(backend, request, now)
-    if reason := why_not_fit(backend, new):
-        return judge.refuse(new, reason, now)
-    new = ready(backend, request, new)
+    try:
+        new = ready(backend, request)
+    except DoesNotFit as error:
+        return error.result
     return _carry_out(backend, request, new).result
 
 
 def launch(backend: Backend, request: Request) -> RunSummary:
     """Launch a run that is detached. HostError or ConfigError for what stops it before it begins."""
     request = replace(request, options=replace(request.options, detach=True))
-    now = datetime.now().astimezone()
-    new = begin(backend, request, now)
-    if reason := why_not_fit(backend, new):
-        raise DoesNotFit(judge.refuse(new, reason, now))
-    new = ready(backend, request, new)
+    new = ready(backend, request)
     _carry_out(backend, request, new)
     return store.summary(new.lab.directory, new.run_id, backend.active())
 
 
 def preview_run(backend: Backend, request: Request) -> PlanPreview:
     """Plan a run and change nothing; if the lab is to be brought up for it, that comes first."""
-    new = begin(backend, request, datetime.now().astimezone(), rehearsal=True)
+    new = begin(backend, request, datetime.now().astimezone(), preview=True)
     if reason := why_not_fit(backend, new):
         raise HostError(reason, hint=f"labctl fit {new.job.workload.name}")
     new = backend.observe(new, preview=True)
@@ -96,10 +91,10 @@ def preview_run(backend: Backend, request: Request) -> PlanPreview:
     return preview_of(new.lab.name, *before, plan(backend, new, request.options, preview=True))
 
 
-def begin(backend: Backend, request: Request, now: datetime, *, rehearsal: bool = False) -> Run:
+def begin(backend: Backend, request: Request, now: datetime, *, preview: bool = False) -> Run:
     """Build the job of a run. A run that goes on from an earlier one has its results here first."""
     options = request.options
-    if options.resume and not options.retried and not rehearsal:
+    if options.resume and not options.retried and not preview:
         gather(backend, options.resume)
     new = backend.begin(request.workload, options, now, request.replayed)
     external.require_device(request.workload, new.lab.accelerator, external.roots(backend.settings))
@@ -118,8 +113,15 @@ def why_not_fit(backend: Backend, run: Run) -> str | None:
     return fitting.why_not_fit(run.lab, run.job, backend.settings.number("LAB_MEMORY"))
 
 
-def ready(backend: Backend, request: Request, run: Run) -> Run:
-    """Observe a run's nodes, bring the lab up if its workload has an image of its own, and check what could stop it."""
+def ready(backend: Backend, request: Request) -> Run:
+    """Build a run, observe its nodes, bring the lab up if it needs an image of its own, and check what could stop it.
+
+    DoesNotFit, HostError or ConfigError for a run that cannot begin.
+    """
+    now = datetime.now().astimezone()
+    run = begin(backend, request, now)
+    if reason := why_not_fit(backend, run):
+        raise DoesNotFit(judge.refuse(run, reason, now))
     observed = backend.observe(run)
     if backend.needs_up(observed):
         backend.confirm_image(observed, request.ask)

@@ -19,6 +19,8 @@ from labctl.system.files import make_private
 
 # Lock of changes to the lab and of the staging of runs, relative to the lab directory.
 LAB = ".lab/lock"
+PATIENCE = 300
+"""Seconds to wait for another command that changes the lab."""
 # Folder with a lock for each run, held while it is staged, recorded or judged.
 RUNS = ".lab/runs"
 # Maximum bytes that are read of a holder's text, and maximum characters of each value in it.

@@ -167,6 +167,11 @@ class Input:
             self._pipe = pipe
             self._pass_on()
 
+    def detach(self) -> None:
+        """Leave the pipe alone from now on: its number may become another file's."""
+        with self._lock:
+            self._pipe = None
+
     def _pass_on(self) -> None:
         """Write what waits, and close the pipe if that was the last; the lock is held."""
         if not self._pipe or self._pipe.closed:
@@ -199,6 +204,7 @@ def _pulsing(child: subprocess.Popen[Any], typed: Input, seconds: float) -> Iter
     try:
         yield
     finally:
+        typed.detach()
         over.set()
         thread.join()
 

@@ -26,7 +26,7 @@ from labctl.records.lines import Line, line_of
 from labctl.system.parallel import begin, pool
 from labctl.system.process import Input
 
-# Script for any container: has_command NAME; runs VARIABLE=VALUE; answers NODE...
+# Script for any container, whose commands are described in it.
 IN_NODE = Path(__file__).with_name("in_node.sh").read_text(encoding="utf-8")
 AGENT = ("/usr/bin/python3", "-I", "/opt/lab/labnode.py")
 # Seconds until a container that is being removed is gone.
@@ -46,15 +46,9 @@ FORGETTING = 1
 CHECKING = 20
 
 
-def reach(lab: Lab, engine: Engine, nodes: tuple[str, ...], seconds: int) -> dict[str, float]:
-    """Return the seconds that each node took to answer over ssh. HostError names those that did not, and why."""
-    lines = agent(lab, engine, model.LAUNCHER, "reach", str(seconds), *nodes)
-    with parsing(lab.host_of(model.LAUNCHER).name):
-        answers = [json.loads(line) for line in lines]
-        reasons = {answer["node"]: ssh_reason(answer["error"]) for answer in answers if not answer["ok"]}
-        answered = {answer["node"]: answer["seconds"] for answer in answers if answer["ok"]}
-    reasons |= {node: "the launcher gave no answer about it" for node in nodes if node not in {*answered, *reasons}}
-    if reasons:
+def reach(lab: Lab, engine: Engine, nodes: tuple[str, ...], seconds: int) -> None:
+    """Log in to each node over ssh. HostError names the nodes that do not answer in time, and why."""
+    if reasons := unreached(lab, engine, nodes, seconds):
         first = next(iter(reasons))
         raise HostError(
             "the launcher does not reach every worker over ssh"
@@ -62,7 +56,18 @@ def reach(lab: Lab, engine: Engine, nodes: tuple[str, ...], seconds: int) -> dic
             hint=f"labctl logs {first}; `labctl down && labctl up` recreates the nodes",
             node=first,
         )
-    return answered
+
+
+def unreached(lab: Lab, engine: Engine, nodes: tuple[str, ...], seconds: int) -> dict[str, str]:
+    """Log in to each node over ssh; return the nodes that do not answer in time, and why. HostError."""
+    lines = agent(lab, engine, model.LAUNCHER, "reach", str(seconds), *nodes)
+    with parsing(lab.host_of(model.LAUNCHER).name):
+        answers = [json.loads(line) for line in lines]
+        reasons = {answer["node"]: ssh_reason(answer["error"]) for answer in answers if not answer["ok"]}
+        answered = {answer["node"] for answer in answers if answer["ok"]}
+    return reasons | {
+        node: "the launcher gave no answer about it" for node in nodes if node not in answered | reasons.keys()
+    }
 
 
 class EarlyReach(NamedTuple):
@@ -149,13 +154,15 @@ class Follower:
 
     def read(self, texts: Sequence[str]) -> None:
         """Parse lines of the agent, and pass those of the run on."""
-        lines, last = [], ""
+        lines, last, ended = [], "", self.ended
         for text in texts:
             place, _, rest = text.partition(" ")
             if place.isdecimal():
                 when, _, line = rest.partition(" ")
                 lines.append(line_of(line, float(when)))
                 last = place
+            elif place == "end":
+                self.heard, ended = time.monotonic(), msgspec.json.decode(rest, type=Ended)
             else:
                 self._read_word(place, rest, text)
         if lines:
@@ -164,16 +171,16 @@ class Follower:
             self._on_lines(lines)
             self.refused = False
             self.place = int(last)
+        # Last, as another thread may wait for it.
+        self.ended = ended
 
     def _read_word(self, word: str, rest: str, text: str) -> None:
-        """Parse a message of the agent: ``end``, ``beat`` or ``busy``; keep any other line."""
-        if word in ("end", "beat"):
+        """Parse a message of the agent, ``beat`` or ``busy``; keep any other line."""
+        if word == "beat":
             self.heard = time.monotonic()
-        if word == "end":
-            self.ended = msgspec.json.decode(rest, type=Ended)
         elif word == "busy":
             self.busy.append(msgspec.json.decode(rest, type=ActiveRun))
-        elif word != "beat":
+        else:
             self.other.append(text)
 
 
@@ -236,21 +243,22 @@ class Standby:
             return
         if isinstance(error, HostError):
             raise LaunchError(error.message, hint=error.hint, node=error.node) from error
-        if follower.other:
-            answer = follower.other[-1]
+        code = self._stream.result() if self.ended else 0
+        if follower.other or code:
+            answer = follower.other[-1] if follower.other else f"its agent ended with code {code}"
             # An agent of an earlier labctl has another way to be told of a run, or none.
-            is_old = answer.startswith(("KeyError", "TypeError"))
+            is_old = answer.startswith(("KeyError: 'launch'", "TypeError: launch()"))
             hint = "labctl build && labctl up" if is_old else "labctl logs launcher"
             raise LaunchError(f"launcher: {answer}", hint=hint, node=model.LAUNCHER)
 
     def forget(self) -> bool:
-        """Have the agent remove its data of the run, which has ended; return False if the connection has ended."""
+        """Have the agent remove its data of the run, which has ended; return False if it cannot be asked."""
         if self.ended:
             return False
         self._input.write("forget")
         self._input.close()
         wait((self._stream,), timeout=FORGETTING)
-        return True
+        return self.ended
 
     def close(self) -> None:
         """Close the connection; a run that was launched goes on."""
@@ -269,6 +277,16 @@ class Standby:
             self._follower.read(rest)
         with self._changed:
             self._changed.notify_all()
+
+
+def launch_run(lab: Lab, engine: Engine, follower: Follower, launch: Launch, standby: Standby | None = None) -> None:
+    """Launch a run by its agent that waits, or by a new one; errors as ``Standby.launch``."""
+    waiting = standby if standby and not standby.ended else Standby(lab, engine, launch.id)
+    try:
+        waiting.launch(follower, launch)
+    finally:
+        if waiting is not standby:
+            waiting.close()
 
 
 def _of_agent(run_id: str) -> Pairs:
@@ -291,8 +309,7 @@ def follow(
     """
     began, noticed = time.monotonic(), False
     if launch:
-        usable = standby if standby and not standby.ended else Standby(lab, engine, run_id)
-        usable.launch(follower, launch)
+        launch_run(lab, engine, follower, launch, standby)
     while not follower.ended:
         lost = reconnect(lab, engine, model.LAUNCHER)
         error = lost or look(lab, engine, run_id, follower, "follow", run_id, str(follower.place))

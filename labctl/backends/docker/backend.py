@@ -20,7 +20,7 @@ from labctl.backends.plan import Plan, carry_out
 from labctl.backends.state import ObservedState
 from labctl.config.context import Context
 from labctl.config.settings import Settings
-from labctl.errors import Failures, HostError, LabError, raise_all
+from labctl.errors import Failures, HostError, raise_all
 from labctl.model import LAUNCHER, Cache, Job, Lab, Result, Workload
 from labctl.records import store
 from labctl.records.active import ActiveRun, Run
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 UNSUPPORTED: Mapping[str, str] = {}
 """Commands and options that this backend does not support: none."""
-PATIENCE = 300
-"""Seconds to wait for another `up` or `down` of the same lab, and for devices that another lab holds."""
 
 
 class UpPlan(Plan, frozen=True):
@@ -230,7 +228,7 @@ class DockerBackend:
         from labctl.accelerators import leases
         from labctl.backends.docker.deploy.steps import LabDeployment
 
-        with leases.granting(lab, wait=PATIENCE, notice=self.context.notice):
+        with leases.granting(lab, wait=filelock.PATIENCE, notice=self.context.notice):
             leases.require_free(lab)
             # A run may have begun while this waited.
             preflight.require_no_run(self.context, self.cluster.engine, self._seen(), plan.steps)
@@ -349,7 +347,9 @@ class DockerBackend:
         job = build_job(lab, workload, options, now, self.context.warn)
         if text := renamed(lab, options):
             self.context.notice(f"{options.hostfile}: {text}")
-        return NewRun(lab=lab, job=job, rebuild=lambda moved: build_job(moved, workload, options, now))
+        return NewRun(
+            lab=lab, job=job, rebuild=lambda moved: build_job(moved, workload, options, now, run_id=job.run_id)
+        )
 
     def observe(self, run: Run, *, preview: bool = False) -> Run:
         """Observe the containers, begin background checks, and give the run a free port.
@@ -364,10 +364,10 @@ class DockerBackend:
         lock = self.context.directory / filelock.LAB
         if not preview and filelock.is_held(lock):
             # Wait, so as not to observe the lab in the middle of a change.
-            with filelock.held(lock, "labctl run", wait=PATIENCE, notice=self.context.notice):
+            with filelock.held(lock, "labctl run", wait=filelock.PATIENCE, notice=self.context.notice):
                 pass
-        # Before anything is observed: it takes longer than all the rest, and fails by itself without a lab.
-        if not preview:
+        # Before anything is observed, as it takes longer than all the rest; in the lab of this directory alone.
+        if not preview and (lab.directory / naming.compose_path(lab.nodes[0].name)).exists():
             self._stand_by(new)
         observed = readiness.observe(self.context, self.cluster, preview=preview)
         if observed is None:
@@ -406,23 +406,12 @@ class DockerBackend:
 
         new = cast("NewRun", run)
         observed, launcher = new.observed, bool(options.launcher)
-        with self._dismissing(run.run_id):
-            readiness.require_hosts(new.lab, new.job, {**self.cluster.failed, **new.foreign})
-            checks.preflight(self.context, new.lab, self.cluster, "run")
-            readiness.require_ready(
-                self.context, self.cluster, new.lab, new.job, observed, launcher=launcher, preview=preview
-            )
-            readiness.require_free(new.job, new.active, options)
-
-    @contextmanager
-    def _dismissing(self, run_id: str) -> Iterator[None]:
-        """Dismiss the agent that waits for a run if the run is refused: a batch goes on with others."""
-        try:
-            yield
-        except LabError:
-            if standby := self._standbys.pop(run_id, None):
-                standby.close()
-            raise
+        readiness.require_hosts(new.lab, new.job, {**self.cluster.failed, **new.foreign})
+        checks.preflight(self.context, new.lab, self.cluster, "run")
+        readiness.require_ready(
+            self.context, self.cluster, new.lab, new.job, observed, launcher=launcher, preview=preview
+        )
+        readiness.require_free(new.job, new.active, options)
 
     def confirm_image(self, run: Run, ask: Callable[[str], bool] | None, *, preview: bool = False) -> None:
         """Ask if the image of the run's workload may be built and the lab brought up with it. HostError if not."""
@@ -486,8 +475,8 @@ class DockerBackend:
         """Have the agent in the launcher launch a run that is not followed."""
         from labctl.backends.docker import agent
 
-        standby = self._standbys.pop(run.run_id, None) or agent.Standby(run.lab, self.cluster.engine, run.run_id)
-        standby.launch(agent.Follower(len), self._launch(run, options))
+        standby = self._standbys.pop(run.run_id, None)
+        agent.launch_run(run.lab, self.cluster.engine, agent.Follower(len), self._launch(run, options), standby)
 
     def _launch(self, run: Run, options: RunOptions) -> Any:
         """Build the agent's arguments for a run with these options."""
@@ -568,7 +557,7 @@ class DockerBackend:
 
     def leaves_processes(self, run_id: str) -> bool:
         """Tell if a run was on Docker hosts; a cluster ends the processes of its runs itself."""
-        return not store.is_in_cluster(self.context.directory, run_id)
+        return store.backend(self.context.directory, run_id) == self.name
 
     def end(self, run_id: str) -> None:
         """Kill the processes of a run in the launcher and in its nodes, whose agent is gone."""

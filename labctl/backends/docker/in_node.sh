@@ -34,7 +34,7 @@ answers() {
 stand_by() {
     nodes=$1
     shift
-    [ -z "$nodes" ] || {
+    {
         for node in $nodes; do
             # shellcheck disable=SC2016 # for the shell within
             timeout 2 bash -c 'read -r text < "/dev/tcp/$0/$LAB_SSH_PORT" && [[ $text == SSH-* ]] && echo "reached $0"' \

@@ -233,12 +233,11 @@ def explain(ended: Ended, lab: Lab, job: Job, engine: Engine, *, silent: bool) -
 
 
 def why_unreached(lab: Lab, job: Job, engine: Engine) -> str:
-    """Return why the launcher cannot log in to a node of the run; empty if it can."""
-    names = tuple(node.name for node in job.nodes)
-    try:
-        agent.reach(lab, engine, names, REACHING)
-    except HostError as error:
-        return error.message.replace("\n  ", ": ", 1).replace("\n  ", "; ") if error.node in names else ""
+    """Return the nodes of the run that the launcher cannot log in to, and why; empty if there are none."""
+    with contextlib.suppress(HostError):
+        reasons = agent.unreached(lab, engine, tuple(node.name for node in job.nodes), REACHING)
+        named = "; ".join(f"{node}: {reason}" for node, reason in reasons.items())
+        return f"the launcher does not reach every worker over ssh: {named}" if named else ""
     return ""
 
 

@@ -383,7 +383,7 @@ def test_render_writes_what_compose_needs_and_then_nothing(labctl: Labctl) -> No
 def test_a_dry_run_prints_the_plan_and_leaves_no_trace(labctl: Labctl) -> None:
     before = sorted(labctl.directory.rglob("*"))
     document = labctl("run", "hello", "--dry-run", "--json").document
-    assert [line.split()[1] for line in document["plan"]] == ["reach", "write", "in", "move", "write"]
+    assert [line.split()[1] for line in document["plan"]] == ["ask", "write", "in", "move", "write"]
     assert sorted(labctl.directory.rglob("*")) == before
 
 

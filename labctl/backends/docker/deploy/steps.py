@@ -324,6 +324,9 @@ class CheckNodes(WaitForSsh, frozen=True, kw_only=True):
 
     job: Job
 
+    def __str__(self) -> str:
+        return f"ask sshd of {', '.join(self.nodes)} for an answer within {self.seconds} s"
+
     def do(self, deployment: LabDeployment) -> None:
         """Check the nodes, then the port."""
         from labctl.backends.docker.deploy import readiness

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -106,9 +106,10 @@ def test_nodes_that_are_in_use_are_named_with_their_run() -> None:
 class Waiting(FakeBackend):
     """An agent that waits for its run, prints these lines meanwhile, and notes what it is told after the run."""
 
-    def __init__(self, *lines: str) -> None:
+    def __init__(self, *lines: str, answers: bool = True) -> None:
         super().__init__(seen=observed(LAB))
-        self.lines, self.told = lines, list[bytes]()
+        self.lines, self.answers, self.told = lines, answers, list[bytes]()
+        self.over = False
 
     def stream(
         self, container: str, argv: tuple[str, ...], on_lines: OnLines, *, typed: Input | None = None, **_: Any
@@ -121,8 +122,11 @@ class Waiting(FakeBackend):
             typed.open(writer)
             for line in reader:
                 self.told.append(line.strip())
+                if line.startswith(b"{") and not self.answers:
+                    return 0
                 if line.startswith(b"{"):
                     on_lines(["1 0.5 one", 'end {"code": 0}'])
+        self.over = True
         return 0
 
 
@@ -137,6 +141,36 @@ def test_an_agent_that_waits_asks_the_nodes_then_launches_its_run_and_forgets_it
     assert heard == [Line("one", 0.5)]
     assert standby.ended
     assert not standby.forget()
+
+
+def test_a_run_is_over_only_when_its_last_lines_have_been_passed_on() -> None:
+    heard: list[str] = []
+    ends: list[bool] = []
+
+    def keep(lines: Sequence[Line]) -> None:
+        ends.append(follower.ended is not None)
+        heard.extend(line.text for line in lines)
+
+    follower = Follower(keep)
+    follower.read(["1 0.5 one"])
+    follower.read(["2 0.5 two", 'end {"code": 0}'])
+    assert (heard, ends, follower.ended is not None) == (["one", "two"], [False, False], True)
+
+
+def test_an_agent_that_fails_without_a_word_has_launched_nothing() -> None:
+    class Failing(Waiting):
+        def stream(self, *args: Any, **options: Any) -> int:
+            super().stream(*args, **options)
+            return 137
+
+    with pytest.raises(LaunchError, match="its agent ended with code 137"):
+        agent.launch_run(LAB, Failing(answers=False), Follower(len), LAUNCH)
+
+
+def test_an_agent_that_is_opened_for_a_launch_is_dismissed_after_it() -> None:
+    engine = Waiting()
+    assert agent.follow(LAB, engine, "r1", Follower(len), LAUNCH).code == 0
+    wait_until(lambda: engine.over, 20, "its input is closed")
 
 
 @pytest.mark.parametrize("lines", [("reached worker-0", "reached"), ("reached",), ("Error response from daemon",)])

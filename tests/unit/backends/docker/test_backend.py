@@ -48,7 +48,7 @@ def test_run_reaches_writes_launches(backend: DockerBackend) -> None:
     lab, directory = lab_of(backend), f"/workspace/outputs/{RUN}"
     rendered = ", ".join(f"rendered/nodes/{name}/compose.yml" for name in ("worker-0", "worker-1"))
     assert str(plan(backend, lab, builders.job(lab, entries=(("worker-1", 1),)))) == (
-        "#1 reach worker-1 over ssh within 15 s  [a run needs every node]\n"
+        "#1 ask sshd of worker-1 for an answer within 15 s  [a run needs every node]\n"
         "#2 write hostfile, .deepspeed_env, rank.sh, plan.txt, job.json, settings.json, versions.json, "
         f"{rendered}, started, output.log, output.times, metrics.jsonl "
         f"to runs/{RUN}, and ranks/, work/, hostfile, .deepspeed_env, rank.sh to runs/.outputs/{RUN}  [run {RUN}]\n"
@@ -63,7 +63,7 @@ def test_run_reaches_writes_launches(backend: DockerBackend) -> None:
 def test_a_run_that_is_detached_is_only_launched(backend: DockerBackend) -> None:
     lab = lab_of(backend)
     steps = str(plan(backend, lab, builders.job(lab), detach=True)).splitlines()
-    assert [step.split()[1] for step in steps] == ["reach", "write", "in"]
+    assert [step.split()[1] for step in steps] == ["ask", "write", "in"]
 
 
 def test_a_run_on_hosts_ends_what_is_left_pushes_and_fetches(

@@ -47,9 +47,9 @@ def answers(*documents: dict[str, object], code: int = 0, said: str = "what it c
 # --- reach ---------------------------------------------------------------------------------------------------
 
 
-def test_reach_gives_the_seconds_of_each_node() -> None:
+def test_nodes_that_let_the_launcher_in_have_been_reached() -> None:
     engine = answers({"node": "worker-0", "ok": True, "seconds": 0.2}, {"node": "worker-1", "ok": True, "seconds": 0.3})
-    assert agent.reach(lab(), engine, ("worker-0", "worker-1"), 60) == {"worker-0": 0.2, "worker-1": 0.3}
+    assert agent.unreached(lab(), engine, ("worker-0", "worker-1"), 60) == {}
     assert engine.started == [
         ("labctl-demo-launcher-1", (*agent.AGENT, "reach", "60", "worker-0", "worker-1")),
     ]
