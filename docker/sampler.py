@@ -156,16 +156,16 @@ def total(value: float | None, unit: float) -> Total | None:
 def host() -> Values:
     """Return the resource usage of this container."""
     groups = SYS / "fs/cgroup"
-    of_cgroup = of_cgroup_2 if (groups / "cgroup.controllers").exists() else of_cgroup_1
+    read_cgroup = read_cgroup_2 if (groups / "cgroup.controllers").exists() else read_cgroup_1
     received, sent = network()
     return {
-        **of_cgroup(groups),
+        **read_cgroup(groups),
         "network received (MiB/s)": total(received, MIB),
         "network sent (MiB/s)": total(sent, MIB),
     }
 
 
-def of_cgroup_2(groups: Path) -> Values:
+def read_cgroup_2(groups: Path) -> Values:
     """Return the usage by cgroup 2."""
     # A container without a cgroup namespace sees the groups of the whole machine, and has one of them.
     subgroup = groups / text(PROC / "self/cgroup").strip().rpartition("0::/")[2]
@@ -173,14 +173,17 @@ def of_cgroup_2(groups: Path) -> Values:
     cpu, memory = fields(group / "cpu.stat"), fields(group / "memory.stat")
     # Some kernels put several disks in one line.
     disks = list(map(key_values, text(group / "io.stat").splitlines()))
-    has_disks = (group / "io.stat").exists()
-    return used(
+    read, written = None, None
+    if (group / "io.stat").exists():
+        read = sum(int(disk.get("rbytes", 0)) for disk in disks)
+        written = sum(int(disk.get("wbytes", 0)) for disk in disks)
+    return usage(
         scaled(cpu.get("usage_usec"), 1e6),
         number(text(group / "memory.current")),
         memory.get("inactive_file"),
         number(text(group / "memory.max")),
-        sum(int(disk.get("rbytes", 0)) for disk in disks) if has_disks else None,
-        sum(int(disk.get("wbytes", 0)) for disk in disks) if has_disks else None,
+        read,
+        written,
     )
 
 
@@ -189,21 +192,25 @@ def key_values(line: str) -> dict[str, str]:
     return dict(pair.split("=") for pair in line.split() if "=" in pair)
 
 
-def of_cgroup_1(groups: Path) -> Values:
+def read_cgroup_1(groups: Path) -> Values:
     """Return the usage by cgroup 1."""
     disk = text(groups / "blkio/blkio.throttle.io_service_bytes_recursive")
     lines = [line.split() for line in disk.splitlines()]
-    return used(
+    read, written = None, None
+    if disk:
+        read = sum(int(line[2]) for line in lines if line[1] == "Read")
+        written = sum(int(line[2]) for line in lines if line[1] == "Write")
+    return usage(
         scaled(number(text(groups / "cpuacct/cpuacct.usage")), 1e9),
         number(text(groups / "memory/memory.usage_in_bytes")),
         fields(groups / "memory/memory.stat").get("total_inactive_file"),
         number(text(groups / "memory/memory.limit_in_bytes")),
-        sum(int(line[2]) for line in lines if line[1] == "Read") if disk else None,
-        sum(int(line[2]) for line in lines if line[1] == "Write") if disk else None,
+        read,
+        written,
     )
 
 
-def used(
+def usage(
     cpu: float | None,
     memory: float | None,
     cache: float | None,
@@ -237,7 +244,9 @@ def network() -> tuple[float | None, float | None]:
     adapters = {name for name in counts if (SYS / "class/net" / name / "device").exists()} or set(counts)
     if not adapters:
         return None, None
-    return sum(int(counts[name][0]) for name in adapters), sum(int(counts[name][8]) for name in adapters)
+    received = sum(int(counts[name][0]) for name in adapters)
+    sent = sum(int(counts[name][8]) for name in adapters)
+    return received, sent
 
 
 if __name__ == "__main__":
