@@ -1,6 +1,6 @@
-"""Download repositories from the hub, in a pod with the lab's claim; arguments are such as ``model:NAME``.
+"""Download repositories from the hub, in a pod with the lab's claim; arguments are ``model:NAME`` or ``dataset:NAME``.
 
-Prints one JSON line per repository; an error goes to stderr as one sentence.
+Print one JSON line per repository; an error goes to stderr as one sentence.
 """
 
 from __future__ import annotations

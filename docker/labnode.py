@@ -442,11 +442,14 @@ def reach_one(node: str, deadline: float) -> bool:
         left = max(1, int(deadline - time.monotonic()))
         ssh = ["ssh", "-n", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={left}", "--", node, "hostname"]
         try:
-            answer = subprocess.run(ssh, capture_output=True, text=True, check=False, timeout=left + 1)
-            ok, printed = answer.returncode == 0 and answer.stdout.strip() == node, answer.stderr + answer.stdout
+            done = subprocess.run(ssh, capture_output=True, text=True, check=False, timeout=left + 1)
+            ok = done.returncode == 0 and done.stdout.strip() == node
+            printed = done.stderr + done.stdout
         except subprocess.TimeoutExpired:
-            ok, printed = False, "no answer over ssh"
-        if ok or any(error in printed for error in PERMANENT_ERRORS) or time.monotonic() >= deadline:
+            ok = False
+            printed = "no answer over ssh"
+        is_final = ok or any(error in printed for error in PERMANENT_ERRORS)
+        if is_final or time.monotonic() >= deadline:
             report: dict[str, object] = {"node": node, "ok": ok, "seconds": round(time.monotonic() - began, 3)}
             print(json.dumps(report if ok else {**report, "error": printed.strip()}), flush=True)
             return ok
@@ -988,12 +991,13 @@ class Steps:
         number of steps a run is never stalled.
         """
         silent = time.monotonic() - self._last_output
-        if not least or silent <= least or len(self._seconds) < LEAST_STEPS or self._last[1] == self._last[2]:
+        is_last_step = self._last[1] == self._last[2]
+        if not least or silent <= least or len(self._seconds) < LEAST_STEPS or is_last_step:
             return ""
-        usual = sorted(self._seconds)[len(self._seconds) // 2]
-        if silent <= STALL_STEPS * usual:
+        median = sorted(self._seconds)[len(self._seconds) // 2]
+        if silent <= STALL_STEPS * median:
             return ""
-        took = round(usual, 3 if usual < 10 else 0)
+        took = round(median, 3 if median < 10 else 0)
         last = render_step(*self._last)
         return f"no step and no line for {silent:.0f} s; steps took {took:g} s; the last was {last}"
 
@@ -1176,7 +1180,7 @@ def oversee(
     command_ended = threading.Event()
     threading.Thread(target=watch_nodes, args=(folder, job, state, command_ended), daemon=True).start()
     ending: dict[str, object] = {}
-    end, hurry = threading.Thread(), threading.Thread(target=clean, args=(job, state, 0, began), daemon=True)
+    end, kill = threading.Thread(), threading.Thread(target=clean, args=(job, state, 0, began), daemon=True)
     while child.poll() is None:
         if not ending:
             stop_request = read_stop_request(folder)
@@ -1192,8 +1196,8 @@ def oversee(
                     target=end_run, args=(job, state, grace, began), kwargs={"stalled": stalled}, daemon=True
                 )
                 end.start()
-        elif hurry.ident is None and (folder / "at-once").exists():
-            hurry.start()
+        elif kill.ident is None and (folder / "at-once").exists():
+            kill.start()
         if reader.is_alive():
             reader.join(POLL)
         else:
