@@ -1,6 +1,6 @@
 """`make bench`: labctl against the raw tools, interleaved A B A B, median of seven; a table, and bench.json.
 
-Each pair does the same work: the same compose files, the same deepspeed command, the same two ranks in the same
+Each pair does the same work: the same compose files, the same launch command, the same two ranks in the same
 containers. What each goal compares is said in its row. Needs the image; makes and removes labs of its own.
 """
 
@@ -84,7 +84,7 @@ def repeated_up(nodes: int, goal: float) -> Callable[[int], dict[str, Any]]:
 
 
 def first_rank(runs: int) -> dict[str, Any]:
-    """Seconds to the first rank's line: `labctl run` / the same deepspeed command typed in the launcher."""
+    """Seconds to the first rank's line: `labctl run` / the same command typed in the launcher."""
     with lab(2) as here:
         shutil.copytree(WORKLOADS, here / "workloads", dirs_exist_ok=True)
         seconds([LABCTL, "run", "hello"], here)
