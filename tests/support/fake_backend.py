@@ -80,6 +80,8 @@ class FakeBackend:
     started: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     options: list[dict[str, Any]] = field(default_factory=list)
     done: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
+    waited: list[str] = field(default_factory=list)
+    """Runs for which an agent was opened, by id."""
     launched: list[Launch] = field(default_factory=list)
     """The runs that its agent was given."""
     end: Mapping[str, Any] = field(default_factory=dict)
@@ -181,6 +183,7 @@ class FakeBackend:
         if typed is None:
             return self._execute(container, argv, on_line, user=user, environment=environment)[0]
         # As the agent in the launcher waits for a run, supervises and follows it.
+        self.waited.append(dict(environment)["LABCTL_RUN_ID"].removeprefix("supervises-"))
         on_line("reached")
         if not (job := first_line(typed)):
             return 0

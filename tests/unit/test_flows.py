@@ -879,6 +879,19 @@ def test_a_replay_waits_for_nobody_and_is_refused_beside_other_runs(
         flows.replay(context, ran.run_id)
 
 
+def test_a_run_beside_another_has_a_port_of_its_own_and_the_agent_that_waits_for_it(
+    context: Context, engine: Engine, ran: Result
+) -> None:
+    left = context.directory / "runs/20270101-000000-hello-0000"
+    left.mkdir(parents=True)
+    (left / store.MARK).touch()
+    engine.answer = active("20270101-000000-hello-0000", "worker-7")
+    run = flows.run(context, "hello", RunOptions())
+    of_before, launched = engine.launched[-2:]
+    assert (launched.id, launched.port) == (run.run_id, of_before.port + 1)
+    assert engine.waited == [ran.run_id, run.run_id]
+
+
 # --- freeze and verify ---------------------------------------------------------------------------------------
 
 
