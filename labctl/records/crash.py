@@ -154,7 +154,8 @@ class CrashWatch:
 
     def _crash_in(self, line: Line, text: str) -> RankFailure | None:
         """Parse the failure of a rank in a line; None if the line reports none."""
-        reported = line.report and REPORTED.match(line.said)
+        # Reports of ranks that a script starts itself may be in its own output.
+        reported = REPORTED.match(line.said) if line.report else self._starts_itself and REPORTED.search(text)
         if reported:
             who, node, code = reported[1], reported[2], int(reported[3])
         elif self._starts_itself and (reported := DEEPSPEED_REPORTED.search(text)):

@@ -111,7 +111,7 @@ def test_plan_and_deed_of_a_lab_from_nothing_to_nothing(fresh_lab: Callable[...,
 def test_a_dry_run_of_a_run_on_a_lab_that_is_not_up_says_the_whole_of_it(fresh_lab: Callable[..., Lab]) -> None:
     lab = fresh_lab(LAB_NODES="2")
     plan = planned(lab, "run", "hello")
-    assert [text.split()[0] for text in texts(plan)] == ["reach", "write", "in", "move", "write"]
+    assert [text.split()[0] for text in texts(plan)] == ["ask", "write", "in", "move", "write"]
     assert "rendered/nodes/worker-1/compose.yml" in plan[1]
     assert not (lab.path / ".lab").exists()
 
