@@ -315,20 +315,32 @@ def follow(
         error = lost or look(lab, engine, run_id, follower, "follow", run_id, str(follower.place))
         if follower.ended:
             break
-        unknown = any(text.startswith(f"no run {run_id}") for text in follower.other)
-        if unknown and launch and not follower.heard:
-            raise LaunchError(f"run {run_id} did not begin", hint="re-run the command", node=model.LAUNCHER)
-        if unknown or not is_running(lab, engine) or (lost and follower.given_up()):
+        if _is_unknown(run_id, follower, launched=bool(launch)) or not is_running(lab, engine):
+            return Ended(code=137, lost=True)
+        if lost and follower.given_up():
             return Ended(code=137, lost=True)
         if time.monotonic() > (follower.heard or began) + PATIENCE:
-            why = error.message if error else "the launcher does not answer"
-            hint = f"labctl attach {run_id}"
-            raise HostError(f"{why}; run {run_id} is left to itself", hint=hint, node=model.LAUNCHER)
+            raise _left(run_id, error)
         if lost and not noticed:
             follower.notice(f"{lost.message}; labctl tries for {PATIENCE} s to connect to run {run_id} again")
         noticed = bool(lost)
         time.sleep(0.5)
     return follower.ended
+
+
+def _is_unknown(run_id: str, follower: Follower, *, launched: bool) -> bool:
+    """Tell if the agent knows no such run; LaunchError if it has just been ``launched``."""
+    unknown = any(text.startswith(f"no run {run_id}") for text in follower.other)
+    if unknown and launched and not follower.heard:
+        raise LaunchError(f"run {run_id} did not begin", hint="re-run the command", node=model.LAUNCHER)
+    return unknown
+
+
+def _left(run_id: str, error: HostError | None) -> HostError:
+    """Return the error of a run that cannot be followed any more."""
+    why = error.message if error else "the launcher does not answer"
+    hint = f"labctl attach {run_id}"
+    return HostError(f"{why}; run {run_id} goes on without labctl", hint=hint, node=model.LAUNCHER)
 
 
 def reconnect(lab: Lab, engine: Engine, node: str) -> HostError | None:

@@ -355,7 +355,7 @@ class Follower:
         """Build the error of a run that goes on without labctl, with the command that follows it again."""
         mend = f"{error.hint}; then " if isinstance(error, Refused) and error.hint else ""
         again = f"labctl attach {self._run.run_id}"
-        return HostError(f"{error.message}; run {self._run.run_id} is left to itself", hint=mend + again)
+        return HostError(f"{error.message}; run {self._run.run_id} goes on without labctl", hint=mend + again)
 
     def _judge_pods(self, job: Manifest | None, members: list[Manifest]) -> Ended | None:
         """Return how the run ended by its job and pods; None while it goes on."""

@@ -66,7 +66,7 @@ def test_a_launcher_that_does_not_answer_again_leaves_the_run(monkeypatch: pytes
     monkeypatch.setattr(agent, "PATIENCE", 0)
     engine = Breaking("one", "two", each=1)
     engine.lines = ("one",)
-    with pytest.raises(HostError, match="the launcher does not answer; run r1 is left to itself") as caught:
+    with pytest.raises(HostError, match="the launcher does not answer; run r1 goes on without labctl") as caught:
         agent.follow(LAB, engine, "r1", Follower(lambda *_: None))
     assert caught.value.hint == "labctl attach r1"
 

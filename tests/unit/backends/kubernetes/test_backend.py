@@ -208,7 +208,7 @@ def test_a_run_that_goes_on_without_labctl_has_its_results_from_whoever_attaches
         api.fails = 0
 
     api.steps += [lambda: None, lambda: None, silent]
-    with pytest.raises(HostError, match=r"does not answer: refused; run .* is left to itself") as left:
+    with pytest.raises(HostError, match=r"does not answer: refused; run .* goes on without labctl") as left:
         start.run(backend, asked(cluster))
     api.fails = None
     (run_id,) = store.ids(cluster.directory)

@@ -820,7 +820,9 @@ def test_a_server_that_is_silent_for_too_long_leaves_the_run_to_itself(world: Wo
     world.patience(silent_for=0.02)
     world.pods(**runs())
     world.then(None, lambda: setattr(world.api, "fails", 0))
-    with pytest.raises(HostError, match=f"does not answer: refused; run {world.run.run_id} is left to itself") as left:
+    with pytest.raises(
+        HostError, match=f"does not answer: refused; run {world.run.run_id} goes on without labctl"
+    ) as left:
         world.follow()
     assert left.value.hint == f"labctl attach {world.run.run_id}"
 
@@ -833,7 +835,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_silent_server(world: World) -> None
         world.stop.end(0)
 
     world.then(None, silent)
-    with pytest.raises(HostError, match="is left to itself"):
+    with pytest.raises(HostError, match="goes on without labctl"):
         world.follow()
 
 
@@ -860,7 +862,7 @@ def test_what_the_server_refuses_ends_the_following_at_once(world: World) -> Non
     world.then(None, lambda: setattr(world.api, "fails", 401))
     with pytest.raises(HostError, match="does not accept the credentials") as refused:
         world.follow()
-    assert refused.value.message.endswith(f"; run {world.run.run_id} is left to itself")
+    assert refused.value.message.endswith(f"; run {world.run.run_id} goes on without labctl")
     assert refused.value.hint.startswith("log in to the cluster again: ")
     assert refused.value.hint.endswith(f"; then labctl attach {world.run.run_id}")
 
