@@ -77,12 +77,14 @@ exit codes: 0 pass, 2 usage or settings, 3 environment, 4 workload failed, 5 cri
 
 def program() -> None:
     """Console script: run the command line, and leave at once, as Python takes 0.08 s to take itself down."""
+    # Python has None for a stream that is closed.
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
     try:
         main()
     except SystemExit as end:
-        # A stream is None if it was closed before.
-        for stream in filter(None, (sys.stdout, sys.stderr)):
-            stream.flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
         if isinstance(end.code, int):
             os._exit(end.code)
         raise

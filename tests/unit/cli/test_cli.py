@@ -745,3 +745,13 @@ def test_ctrl_c_says_what_is_true_of_the_command(
     said = labctl(*arguments)
     assert (said.code, said.out) == (130, "")
     assert said.err.splitlines() == ["error: stopped by Ctrl-C", *([f"hint: {hint}"] if hint else [])]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [("--version >&-", 0), ("run nosuch 2>&-", 2), ("show nosuch --json 2>&-", 2)]
+)
+def test_a_stream_that_is_closed_changes_no_exit_code(tmp_path: Path, words: str, code: int) -> None:
+    program = f"{sys.executable} -c 'from labctl.cli import program; program()' {words}"
+    done = subprocess.run(["sh", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr + done.stdout
