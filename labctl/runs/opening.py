@@ -172,11 +172,11 @@ def show(context: Context, run: str) -> ShownRun:
     from labctl.runs import judge
 
     settings = named_settings(context)
-    run_id = store.find(context.directory, run)
-    if not store.read_result(context.directory, run_id):
-        with connected(context, settings=settings, demand=False) as backend:
-            return judge.find(backend, run_id)
-    return store.read(context.directory, run_id)
+    shown = store.read(context.directory, run)
+    if shown.result:
+        return shown
+    with connected(context, settings=settings, demand=False) as backend:
+        return judge.find(backend, shown.summary.run_id)
 
 
 def results(context: Context, runs: Iterable[str]) -> list[Result]:

@@ -868,24 +868,25 @@ def test_a_record_of_an_earlier_labctl_is_not_replayed(context: Context, ran: Re
         flows.replay(context, ran.run_id)
 
 
-def test_a_replay_waits_for_nobody_and_is_refused_beside_other_runs(
-    context: Context, engine: Engine, ran: Result
-) -> None:
+@pytest.fixture
+def beside(context: Context, engine: Engine, ran: Result) -> None:
+    """Another run is under way since `ran` ended, on a node of its own."""
     left = context.directory / "runs/20270101-000000-hello-0000"
     left.mkdir(parents=True)
     (left / store.MARK).touch()
     engine.answer = active("20270101-000000-hello-0000", "worker-7")
+
+
+@pytest.mark.usefixtures("beside")
+def test_a_replay_waits_for_nobody_and_is_refused_beside_other_runs(context: Context, ran: Result) -> None:
     with pytest.raises(HostError, match="in use by run 20270101-000000-hello-0000"):
         flows.replay(context, ran.run_id)
 
 
+@pytest.mark.usefixtures("beside")
 def test_a_run_beside_another_has_a_port_of_its_own_and_the_agent_that_waits_for_it(
     context: Context, engine: Engine, ran: Result
 ) -> None:
-    left = context.directory / "runs/20270101-000000-hello-0000"
-    left.mkdir(parents=True)
-    (left / store.MARK).touch()
-    engine.answer = active("20270101-000000-hello-0000", "worker-7")
     run = flows.run(context, "hello", RunOptions())
     of_before, launched = engine.launched[-2:]
     assert (launched.id, launched.port) == (run.run_id, of_before.port + 1)

@@ -26,6 +26,7 @@ from labctl.records.lines import Line, line_of
 from labctl.system.parallel import begin, pool
 from labctl.system.process import Input
 
+UNREACHED = "the launcher does not reach every worker over ssh"
 # Script for any container, whose commands are described in it.
 IN_NODE = Path(__file__).with_name("in_node.sh").read_text(encoding="utf-8")
 AGENT = ("/usr/bin/python3", "-I", "/opt/lab/labnode.py")
@@ -51,8 +52,7 @@ def reach(lab: Lab, engine: Engine, nodes: tuple[str, ...], seconds: int) -> Non
     if reasons := unreached(lab, engine, nodes, seconds):
         first = next(iter(reasons))
         raise HostError(
-            "the launcher does not reach every worker over ssh"
-            + "".join(f"\n  {node}: {reason}" for node, reason in reasons.items()),
+            UNREACHED + "".join(f"\n  {node}: {reason}" for node, reason in reasons.items()),
             hint=f"labctl logs {first}; `labctl down && labctl up` recreates the nodes",
             node=first,
         )
@@ -246,7 +246,7 @@ class Standby:
         code = self._stream.result() if self.ended else 0
         if follower.other or code:
             answer = follower.other[-1] if follower.other else f"its agent ended with code {code}"
-            # An agent of an earlier labctl has another way to be told of a run, or none.
+            # An agent of an earlier labctl takes the run as an argument, or knows no `launch`.
             is_old = answer.startswith(("KeyError: 'launch'", "TypeError: launch()"))
             hint = "labctl build && labctl up" if is_old else "labctl logs launcher"
             raise LaunchError(f"launcher: {answer}", hint=hint, node=model.LAUNCHER)

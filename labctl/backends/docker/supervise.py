@@ -237,7 +237,7 @@ def why_unreached(lab: Lab, job: Job, engine: Engine) -> str:
     with contextlib.suppress(HostError):
         reasons = agent.unreached(lab, engine, tuple(node.name for node in job.nodes), REACHING)
         named = "; ".join(f"{node}: {reason}" for node, reason in reasons.items())
-        return f"the launcher does not reach every worker over ssh: {named}" if named else ""
+        return f"{agent.UNREACHED}: {named}" if named else ""
     return ""
 
 

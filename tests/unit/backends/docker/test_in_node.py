@@ -37,5 +37,5 @@ def test_a_node_is_reached_if_its_sshd_greets_while_the_command_runs(port: int) 
     script = ("sh", "-c", IN_NODE, "sh", "stand_by", nodes, "sh", "-c", "read line; echo told $line")
     variables = {**os.environ, "LAB_SSH_PORT": str(port)}
     done = subprocess.run(script, env=variables, input="go\n", capture_output=True, text=True, timeout=30, check=True)
-    told, *reached = sorted(done.stdout.splitlines(), key=lambda line: line != "told go")
-    assert (told, reached) == ("told go", ["reached 127.0.0.1", "reached"])
+    echoed, *reached = sorted(done.stdout.splitlines(), key=lambda line: line != "told go")
+    assert (echoed, reached) == ("told go", ["reached 127.0.0.1", "reached"])
