@@ -12,6 +12,7 @@ from labctl.errors import ConfigError
 from labctl.reports import validation as pages
 from labctl.reports.validation import Figure, Validation
 from labctl.system import files
+from labctl.system.decode import decode
 
 INTERRUPTED = "interrupted"
 """Message of a step that Ctrl-C interrupted or kept from starting."""
@@ -78,7 +79,7 @@ def new_directory(path: Path, *, numbered: bool) -> Path:
 def read(path: Path) -> Baseline | None:
     """Read a baseline file; None if it does not exist. ConfigError if it cannot be read."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Baseline)
+        return decode(path.read_bytes(), Baseline)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

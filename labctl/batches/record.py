@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from labctl.errors import ConfigError
 from labctl.system import files
+from labctl.system.decode import decode
 
 RECORD = "batch.jsonl"
 
@@ -74,7 +75,7 @@ def load(directory: Path) -> Batch | None:
     path = directory / RECORD
     try:
         first, *changes = path.read_bytes().split(b"\n")
-        batch = msgspec.json.decode(first, type=Batch)
+        batch = decode(first, Batch)
         by_log = {job.log: job for job in (*batch.jobs, *_whole(changes[:-1]))}
     except FileNotFoundError:
         return None
@@ -87,7 +88,7 @@ def _whole(lines: list[bytes]) -> Iterator[BatchJob]:
     """Yield the changes that can be decoded: if labctl was killed or the disk was full, a line may be incomplete."""
     for line in lines:
         with suppress(ValueError):
-            yield msgspec.json.decode(line, type=BatchJob)
+            yield decode(line, BatchJob)
 
 
 def create(directory: Path, batch: Batch) -> None:

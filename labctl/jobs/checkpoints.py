@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from labctl.errors import ConfigError
 from labctl.model import Lab, Resume, Workload
 from labctl.records import store
+from labctl.system.decode import decode
 
 
 class Checkpoint(Struct, frozen=True, kw_only=True):
@@ -111,7 +112,7 @@ def whole(place: Path, name: str) -> tuple[Marker | None, str]:
     marker = Marker()
     if name.endswith(".json"):
         try:
-            marker = msgspec.json.decode(content, type=Marker)
+            marker = decode(content, Marker)
         except msgspec.ValidationError:
             pass  # JSON of another program, without a list of files.
         except (ValueError, RecursionError) as error:

@@ -14,6 +14,7 @@ from labctl.errors import ConfigError, HostError
 from labctl.jobs.job import WORK
 from labctl.model import Copy, File, Job
 from labctl.records import store
+from labctl.system.decode import decode
 
 
 class Origin(Struct, frozen=True):
@@ -76,7 +77,7 @@ def job(run: ReplayedRun, now: datetime) -> Job:
     code = tuple(Copy(path=name, root=run.path / WORK, name=name.removeprefix(f"{WORK}/")) for name in run.code)
     before = replace(run.job, request={})
     text = renamed(msgspec.json.encode(before, enc_hook=str).decode())
-    again = msgspec.json.decode(text, type=Job, dec_hook=lambda kind, value: kind(value))
+    again = decode(text, Job)
     # A replay does not belong to the batch of the recorded run.
     request = {key: value for key, value in run.job.request.items() if key != "batch"}
     return replace(again, files=files, code=code, request=request, retried=(), replays=run.job.run_id)

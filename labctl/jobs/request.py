@@ -22,6 +22,7 @@ from labctl.jobs import checkpoints, code, inputs, job
 from labctl.model import BOUNDS, Criterion, Job, Lab, Relative, Workload
 from labctl.records import store
 from labctl.records.verdict import final
+from labctl.system.decode import convert
 from labctl.system.files import read_limited
 from labctl.workloads import deepspeed_config, external
 from labctl.workloads.schema import launcher_name
@@ -93,7 +94,7 @@ def resumed(directory: Path, name: str, options: RunOptions) -> tuple[str, RunOp
         )
     if name and name != run.workload:
         raise ConfigError(f"run {run_id} is one of `{run.workload}`, not of `{name}`", hint="leave out the workload")
-    before = msgspec.convert(run.request["options"], RunOptions, dec_hook=lambda kind, value: kind(value))
+    before = convert(run.request["options"], RunOptions)
     return run.request["workload"], replace(over(before, options), resume=run_id)
 
 

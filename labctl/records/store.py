@@ -31,7 +31,9 @@ from labctl.records.active import ActiveRun
 from labctl.records.lines import Line
 from labctl.records.metrics import searched
 from labctl.records.progress import Tracker
+from labctl.system import decode as decoding
 from labctl.system import filelock, files
+from labctl.system.decode import convert
 
 
 def record(
@@ -382,7 +384,7 @@ def finish(lab: Lab, result: Result) -> Result:
     path = directory(lab.directory, result.run_id)
     with files.writing(path / RESULT), files.opened(path) as folder:
         files.replace_in(folder, RESULT, [text.encode()], 0o644)
-    return msgspec.convert(content, Result)
+    return convert(content, Result)
 
 
 def output(lab: Path, run_id: str, rank: int | None = None) -> Iterator[tuple[float | None, str]]:
@@ -442,7 +444,7 @@ def load_job(lab: Path, run_id: str) -> Job:
     content = read_record(directory(lab, run_id) / "job.json")
     try:
         recorded = msgspec.json.decode(content or b"")["job"]
-        return msgspec.convert(recorded, Job, dec_hook=lambda kind, value: kind(value))
+        return convert(recorded, Job)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         path = directory(lab, run_id) / "job.json"
         raise HostError(f"{path} does not hold the run's job: {error}", hint=f"labctl stop {run_id}") from error
@@ -601,7 +603,7 @@ def decode(path: Path, kind: type[T]) -> T | None:
     """Decode a JSON file of a record; None if it is missing or broken."""
     content = read_record(path)
     try:
-        return None if content is None else msgspec.json.decode(content, type=kind)
+        return None if content is None else decoding.decode(content, kind)
     except (ValueError, RecursionError):
         return None
 

@@ -12,6 +12,7 @@ from labctl.errors import HostError
 from labctl.records import store
 from labctl.records.metrics import Sample, Sampler, searched
 from labctl.system import files
+from labctl.system.decode import decode
 
 MOST = 1 << 14
 """Samples of a metric to keep in memory."""
@@ -30,7 +31,7 @@ def read(lab: Path, run_id: str) -> Iterator[Sample]:
     with stream:
         for line in stream:
             try:
-                sample = msgspec.json.decode(line, type=Sample)
+                sample = decode(line, Sample)
             except msgspec.DecodeError:
                 # The last line is incomplete if the run is running, or its labctl was killed.
                 return

@@ -23,6 +23,7 @@ from labctl.errors import HostError, parsing
 from labctl.model import Lab, Pairs
 from labctl.records.active import ActiveRun, Ended, LaunchError, in_use
 from labctl.records.lines import Line, line_of
+from labctl.system.decode import decode
 from labctl.system.parallel import begin, pool
 from labctl.system.process import Input
 
@@ -162,7 +163,7 @@ class Follower:
                 lines.append(line_of(line, float(when)))
                 last = place
             elif place == "end":
-                self.heard, ended = time.monotonic(), msgspec.json.decode(rest, type=Ended)
+                self.heard, ended = time.monotonic(), decode(rest, Ended)
             else:
                 self._read_word(place, rest, text)
         if lines:
@@ -179,7 +180,7 @@ class Follower:
         if word == "beat":
             self.heard = time.monotonic()
         elif word == "busy":
-            self.busy.append(msgspec.json.decode(rest, type=ActiveRun))
+            self.busy.append(decode(rest, ActiveRun))
         else:
             self.other.append(text)
 
@@ -407,7 +408,7 @@ def runs(engine: Engine, observed: ObservedState) -> dict[str, ActiveRun]:
         reason = done.err.strip() or f"its agent ended with code {done.code}"
         raise HostError(f"{model.LAUNCHER}: {reason}", hint="labctl logs launcher", node=model.LAUNCHER)
     with parsing(launcher.host):
-        reported = [msgspec.json.decode(line, type=ActiveRun) for line in done.out.splitlines()]
+        reported = [decode(line, ActiveRun) for line in done.out.splitlines()]
     return {run.id: run for run in reported}
 
 
