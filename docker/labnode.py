@@ -570,7 +570,7 @@ def stacks(run_id: str, directory: str) -> None:
     before: dict[int, int] = {}
     for pid in processes(run_id):
         with contextlib.suppress(OSError):
-            if SAMPLER[-1] not in command_line(pid):
+            if str(SAMPLER) not in command_line(pid):
                 before[pid] = cpu_ticks(pid)
     time.sleep(CPU_PERIOD)
     unread = []
@@ -685,13 +685,17 @@ TIMED_OUT = (124, 137)
 STACKS_LIMIT = 30
 # All nodes of a run have the same image, so this program has the same path there.
 AGENT = (sys.executable, "-I", __file__)
+SAMPLER = Path(__file__).with_name("sampler.py")
 # The Python of the image has the vendor's modules.
-SAMPLER = ("python", "-I", "/opt/lab/sampler.py")
+START_SAMPLER = 'exec env {} "$(command -v python || command -v python3)" -I {}'
 # The delay leaves the run's launcher time to log in first. A run that ends within it has no samples.
 START_SAMPLERS = """
 read -rt 3
 (($? > 128)) || exit
-for node; do ssh -o BatchMode=yes -o ConnectTimeout=5 -- "$node" "$0" <&0 & done
+while (($#)); do
+    ssh -o BatchMode=yes -o ConnectTimeout=5 -- "$1" "$2" <&0 &
+    shift 2
+done
 """
 # Seconds to wait for the description of a run.
 WAITING = 60
@@ -1097,19 +1101,15 @@ def run_command(folder: Path, job: dict[str, Any], keep: Callable[[bytes], objec
 
 @contextlib.contextmanager
 def sampling(job: dict[str, Any]) -> Iterator[None]:
-    """Run a sampler on each node of the run; a node on which that fails has no samples, and neither have pods.
+    """Run a sampler on each node of the run; a node on which that fails has no samples.
 
     A sampler exits when the stdin of its ssh session closes, which is a pipe from this process.
     """
-    if job.get("in_pod"):
-        yield
-        return
-    sampler = ["env", f"{RUN_VARIABLE}={job['id']}", *SAMPLER, job["directory"], f"{time.time():.3f}"]
     quiet = subprocess.DEVNULL
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             starter = subprocess.Popen(
-                ["bash", "-c", START_SAMPLERS, shlex.join(sampler), *job["nodes"]],
+                ["bash", "-c", START_SAMPLERS, "bash", *itertools.chain(*sampler_commands(job))],
                 stdin=subprocess.PIPE,
                 stdout=quiet,
                 stderr=quiet,
@@ -1120,6 +1120,15 @@ def sampling(job: dict[str, Any]) -> Iterator[None]:
             )
             stack.enter_context(starter)
         yield
+
+
+def sampler_commands(job: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield each node of a run with the command that samples it, under its name in the lab; pods have other names."""
+    variable = shlex.quote("{}={}".format(RUN_VARIABLE, job["id"]))
+    for number, node in enumerate(job["nodes"]):
+        name = f"worker-{number}" if job.get("in_pod") else node
+        words = (str(SAMPLER), job["directory"], f"{time.time():.3f}", name)
+        yield node, START_SAMPLER.format(variable, shlex.join(words))
 
 
 def record(output: IO[bytes], lines: bytes) -> None:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Sample a node about once a second until stdin closes; runs on each node of a run.
 
-    sampler.py DIRECTORY BEGAN     write DIRECTORY/samples/NODE.csv; BEGAN: its second 0, in seconds since 1970
+    sampler.py DIRECTORY BEGAN NODE     write DIRECTORY/samples/NODE.csv; BEGAN: its second 0, in seconds since 1970
 
 Standard library only, Python >= 3.8. A cell is empty if its value cannot be read. If a sample takes more than a
 hundredth of a core's time, the next sample is delayed.
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import os
 import resource
 import select
 import sys
@@ -44,7 +43,7 @@ class Total(float):
     """A counter that only grows; its column has the increase per second."""
 
 
-def main(directory: str, began: str) -> None:
+def main(directory: str, began: str, node: str) -> None:
     """Write samples until stdin closes."""
     sources = [host, *accelerators()]
     folder = Path(directory, "samples")
@@ -52,7 +51,7 @@ def main(directory: str, began: str) -> None:
     if stdin_closes(0):
         return
     folder.mkdir(exist_ok=True)
-    with (folder / f"{os.uname().nodename}.csv").open("wb", buffering=0) as out:
+    with (folder / f"{node}.csv").open("wb", buffering=0) as out:
         for row in rows(sources, float(began)):
             out.write(",".join(map(str, row)).encode() + b"\n")
 

@@ -421,9 +421,9 @@ def verify(context: Context, file: Path) -> Verification:
 
 
 def hostfiles(
-    context: Context, file: Path, *, size: int, pattern: Pattern, slots: int, out: Path | None, seed: int
+    context: Context, file: Path | None, *, size: int, pattern: Pattern, slots: int, out: Path | None, seed: int
 ) -> HostfileSet:
-    """Write a set of hostfiles, each for ``size`` of the machines that a file lists.
+    """Write a set of hostfiles, each for ``size`` of the machines that a file lists, without one of the lab's nodes.
 
     ``slots`` are those of each machine; 0 for those of the file or the lab, and 8 if neither has any.
     """

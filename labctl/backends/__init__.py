@@ -65,6 +65,9 @@ class Backend(Protocol):
     def status(self) -> LabStatus:
         """Return the state of the nodes, without runs; hosts that do not answer are named in it."""
 
+    def unusable(self) -> Mapping[str, str]:
+        """Return the nodes of the lab on which no run can begin now, each with the reason."""
+
     def devices(self) -> DeviceReport:
         """Return the devices of each host or node; needs no lab that is up."""
 

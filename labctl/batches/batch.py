@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from labctl.backends import Backend
+from labctl.backends.owner import owner
 from labctl.batches import hostfiles, record
 from labctl.batches.record import Batch, BatchJob
 from labctl.batches.schedule import JobQueue
@@ -74,11 +75,14 @@ def run(
     if text := renamed(batch):
         context.notice(f"the hostfiles' machines: {text}")
     nodes = {node for job in batch.jobs for node in job.nodes}
-    if drained := inventory.drained(context.directory).keys() & nodes:
+    unusable = backend.unusable()
+    if drained := (inventory.drained(context.directory).keys() & nodes) - unusable.keys():
         context.warn(f"{', '.join(sorted(drained))} is used, though drained.txt lists it")
     backend.require_launcher(workload)
+    for node in sorted(unusable.keys() & nodes):
+        context.warn(f"{node} is left out: {unusable[node]}; `--resume` runs its jobs once it is back")
     with filelock.held(directory / ".lock", f"labctl batch {name}"):
-        batch = begin(directory, batch, lab, resume=resume)
+        batch = leave_out(begin(directory, batch, lab, resume=resume), unusable)
         done = run_jobs(backend, workload, options, directory, batch, show, parallel=parallel)
     return report(directory, done)
 
@@ -110,7 +114,7 @@ def run_jobs(
     def stop(run_ids: list[str]) -> None:
         stopped.set()
         backend.context.notice(f"ending {len(run_ids)} run{'s' * (len(run_ids) != 1)}")
-        judge.stop_all(backend, run_ids, f"{backend.lab().owner} stopped the batch")
+        judge.stop_all(backend, run_ids, f"{owner()} stopped the batch")
 
     with backend.sharing_losses():
         return carry_out(directory, batch, run_one, stop, show, parallel=parallel)
@@ -229,6 +233,21 @@ def again(job: BatchJob, launched: Mapping[str, str], unjudged: Collection[str])
     if job.state == "waiting" and (run_id := job.run_id or launched.get(job.log, "")):
         return replace(job, state="running", run_id=run_id)
     return job
+
+
+def leave_out(batch: Batch, unusable: Mapping[str, str]) -> Batch:
+    """Return the batch with the waiting jobs on unusable nodes as interrupted ones, which `--resume` runs."""
+
+    def of(job: BatchJob) -> BatchJob:
+        """Return the job as interrupted if one of its nodes is unusable."""
+        reasons = "; ".join(f"{node} is left out: {unusable[node]}" for node in job.nodes if node in unusable)
+        if job.state != "waiting" or not reasons:
+            return job
+        now = time.time()
+        left = {"state": "done", "verdict": "ERROR", "cause": "interrupted", "message": reasons, "exit_code": 3}
+        return replace(job, **left, began=now, ended=now)
+
+    return replace(batch, jobs=tuple(map(of, batch.jobs)))
 
 
 def unknown_runs(lab: Path, batch: Batch) -> dict[str, str]:

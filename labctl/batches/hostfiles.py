@@ -15,9 +15,9 @@ from msgspec import Struct
 
 from labctl import backends
 from labctl.config import hostfile, inventory
-from labctl.config.context import Context, is_lab
+from labctl.config.context import Context, is_lab, require_initialised
 from labctl.config.hostfile import PREFIX
-from labctl.errors import ConfigError, did_you_mean
+from labctl.errors import ConfigError, HostError, did_you_mean
 from labctl.jobs import job
 from labctl.system import files
 
@@ -92,17 +92,16 @@ def round_robin(names: tuple[str, ...]) -> Iterator[tuple[Group, ...]]:
 
 
 def make(
-    context: Context, file: Path, *, size: int, pattern: Pattern, slots: int, out: Path | None, seed: int
+    context: Context, file: Path | None, *, size: int, pattern: Pattern, slots: int, out: Path | None, seed: int
 ) -> HostfileSet:
-    """Write a set of hostfiles of the machines that a file lists. ConfigError if there is no such file."""
-    if not file.is_file():
-        raise ConfigError(
-            f"{file}: no such file", hint="write a machine per line: its name, its IP address or worker-N"
-        )
-    machines, drained = inventory.in_use(context.directory, inventory.read(file))
-    names = tuple(host.name for host in machines)
+    """Write a set of hostfiles of the machines that a file lists, without one of the lab's nodes.
+
+    ConfigError if there is no such file.
+    """
+    machines, left_out = listed_machines(context, file) if file else nodes_of_lab(context)
+    names = tuple(machines)
     chosen = groups(names, size, pattern, seed)
-    slots_of = {host.name: slots or host.slots for host in machines}
+    slots_of = {name: slots or of_list for name, of_list in machines.items()}
     if not all(slots_of.values()):
         slots_of = {name: slots_of[name] or usual for name, usual in slots_in_lab(context, names).items()}
     directory = out or context.directory / default_directory(len(names), size, pattern)
@@ -116,8 +115,32 @@ def make(
         size=size,
         hostfiles=tuple(written),
         left_over=left_over,
-        drained=tuple(name for name, _ in drained),
+        drained=left_out,
     )
+
+
+def listed_machines(context: Context, file: Path) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Return the slots of each machine that a file lists, 0 if it sets none; and the drained machines."""
+    if not file.is_file():
+        raise ConfigError(
+            f"{file}: no such file", hint="write a machine per line: its name, its IP address or worker-N"
+        )
+    machines, drained = inventory.in_use(context.directory, inventory.read(file))
+    return {host.name: host.slots for host in machines}, tuple(name for name, _ in drained)
+
+
+def nodes_of_lab(context: Context) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Return the slots of each node of the lab, in a cluster its nodes; and the nodes that are drained or unusable."""
+    require_initialised(context)
+    with backends.connect(context) as backend:
+        nodes, unusable = backend.lab().nodes, backend.unusable()
+    for name, reason in unusable.items():
+        context.notice(f"{name} is left out: {reason}")
+    left_out = unusable.keys() | inventory.drained(context.directory).keys()
+    used = {node.name: node.slots for node in nodes if node.name not in left_out}
+    if not used:
+        raise HostError("no node of the lab is in use", hint="labctl devices")
+    return used, tuple(node.name for node in nodes if node.name in left_out)
 
 
 def slots_in_lab(context: Context, names: tuple[str, ...]) -> dict[str, int]:

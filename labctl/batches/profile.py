@@ -22,7 +22,7 @@ from labctl.workloads.schema import NAME, parse_duration
 
 PACKAGED = Path(__file__).with_name("profiles")
 Nodes = Literal["each", "pairs", "all"]
-USUAL = "quick"
+USUAL, OF_CLUSTER = "quick", "cluster"
 NODES: tuple[Nodes, ...] = ("each", "pairs", "all")
 HOOK_SECONDS = 600.0
 """Default time limit of a command on a host."""
@@ -112,13 +112,13 @@ def find(word: str) -> Path:
     return Path(word)
 
 
-def configured(word: str, warn: Callable[[str], None]) -> str:
-    """Return the profile named by TEST_CONFIGURATION; the default with a warning if it does not exist."""
+def configured(word: str, warn: Callable[[str], None], usual: str = USUAL) -> str:
+    """Return the profile named by TEST_CONFIGURATION; the default, with a warning if it names none."""
     if word.lower() in names():
         return word.lower()
     if word:
-        warn(f"TEST_CONFIGURATION={word} is no profile ({', '.join(names())}): {USUAL} is used")
-    return USUAL
+        warn(f"TEST_CONFIGURATION={word} is no profile ({', '.join(names())}): {usual} is used")
+    return usual
 
 
 def read(path: Path) -> Profile:

@@ -100,13 +100,15 @@ def bisect(
 
 
 def _usable(backend: Backend, lab: Lab, nodes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the nodes to search, each once: those that are named, else all that are not drained."""
-    drained = {} if nodes else inventory.drained(backend.context.directory)
+    """Return the nodes to search, each once: those that are named, else all that are not drained; only usable ones."""
+    left_out = dict(backend.unusable())
+    if not nodes:
+        left_out |= dict.fromkeys(inventory.drained(backend.context.directory), f"{inventory.DRAINED} lists it")
     asked = job.nodes_of(lab, nodes, "--nodes") or lab.nodes
     for node in asked:
-        if node.name in drained:
-            backend.context.notice(f"{node.name} is left out: {inventory.DRAINED} lists it")
-    return tuple(dict.fromkeys(node.name for node in asked if node.name not in drained))
+        if node.name in left_out:
+            backend.context.notice(f"{node.name} is left out: {left_out[node.name]}")
+    return tuple(dict.fromkeys(node.name for node in asked if node.name not in left_out))
 
 
 def search(

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from labctl.doctor.report import DoctorReport
 
 NO_LAB = "the lab did not come up"
+NO_HOSTS = "labctl reaches no host of a cluster"
 TIMED_OUT = 124
 """Exit code of timeout(1)."""
 
@@ -59,6 +60,9 @@ class ValidatedLab(Protocol):
 
     def status(self) -> LabStatus:
         """Read the state of the lab."""
+
+    def look_at(self, node: str) -> str:
+        """Return the command that shows what is wrong with a node."""
 
     def run(self, check: Check, groups: tuple[Group, ...], record: str, slots: Mapping[str, int]) -> list[JobOutcome]:
         """Run a check on groups of nodes with these slots, disjoint ones at once; ``record`` names its directory."""
@@ -155,6 +159,8 @@ class _Course:
         """Host per node."""
         self.slots: dict[str, int] = {}
         """Slots per node that is up."""
+        self.launched = False
+        """The launcher is up."""
         self.has_devices = False
         self.tested: set[str] = set()
         """Nodes that were in a run that passed."""
@@ -247,6 +253,8 @@ class _Course:
             for host, result in done.items():
                 if result.code:
                     failed.setdefault(host, _hook_failure(part, result))
+        if not hosts:
+            return Outcome("skipped", NO_HOSTS)
         for host, why in failed.items():
             self.accuse(host, "failing", f"{hook.name}: {why}", f"look at {host}: hook `{hook.name}` of the profile")
         if failed:
@@ -306,6 +314,8 @@ class _Course:
         texts += [error.message for error in lost.values()]
         if texts:
             return Outcome("failed", "; ".join(texts))
+        if not self.interfaces:
+            return Outcome("skipped", NO_HOSTS)
         if not any(self.interfaces.values()):
             return Outcome("passed", "no hardware interface to count")
         counts = sorted(set(map(interfaces.up, self.interfaces.values())))
@@ -323,17 +333,20 @@ class _Course:
             return Outcome("failed", error.message, error.hint)
         self.versions = self.subject.versions()
         hosts = _count(len(set(self.placement.values())), "host")
-        return Outcome("passed", f"keys, files, image and {_count(len(self.slots), 'node')} on {hosts}")
+        brought = "keys, files, image and " if self.launched else ""
+        return Outcome("passed", f"{brought}{_count(len(self.slots), 'node')} on {hosts}")
 
     def take(self, status: LabStatus) -> None:
         """Take placement, slots and devices of the workers from a status; accuse workers that do not run."""
         failures = {failure.host: failure for failure in status.unreachable}
         workers = [node for node in status.nodes if node.role == "worker"]
         self.placement = {node.name: node.host for node in workers}
-        launched = any(node.name == LAUNCHER and node.state == "running" for node in status.nodes)
+        self.launched = any(node.name == LAUNCHER and node.state == "running" for node in status.nodes)
+        # In a cluster runs bring their launcher.
+        usable = self.launched or all(node.role != LAUNCHER for node in status.nodes)
         for node in workers:
             if node.state == "running":
-                if launched:
+                if usable:
                     self.slots[node.name] = node.slots
                 self.has_devices |= bool(node.devices)
             else:
@@ -455,7 +468,7 @@ class _Course:
 
     def advice(self, node: str) -> str:
         """Return what to do about a node: drain its host, unless it is this machine, and look at it."""
-        look, host = f"look at {node}: labctl doctor -n {node}", self.placement[node]
+        look, host = f"look at {node}: {self.subject.look_at(node)}", self.placement[node]
         return look if host == HERE else f"take {host} out of use by a line in drained.txt, and {look}"
 
     def evidence_of(self, node: str) -> list[Evidence]:

@@ -9,7 +9,9 @@ from pathlib import Path
 from msgspec import Struct
 
 from labctl import backends
-from labctl.backends.status import LabStatus
+from labctl.accelerators import CPU
+from labctl.backends import Backend
+from labctl.backends.status import LabStatus, NodeStatus
 from labctl.batches import baseline, operator, search
 from labctl.batches import batch as batches
 from labctl.batches import hostfiles as sets
@@ -20,6 +22,7 @@ from labctl.batches.figures import JobOutcome
 from labctl.batches.profile import Check, Profile
 from labctl.batches.validate import Suspicion, validate
 from labctl.config.context import Context, require_initialised
+from labctl.config.settings import Settings
 from labctl.doctor.report import DoctorReport
 from labctl.errors import ConfigError, Failures
 from labctl.jobs.request import choose_workload
@@ -32,20 +35,20 @@ from labctl.system.process import CompletedProcess
 def run(context: Context, name: str, *, keep: bool, out: Path | None, compare: bool) -> ValidationReport:
     """Validate the cluster of the lab by a profile's name or file, and write the report.
 
-    Without a name it is the profile of the operator's TEST_CONFIGURATION, else ``quick``.
+    Without a name it is the profile of the operator's TEST_CONFIGURATION, else ``quick``, or in a cluster ``cluster``.
     """
     require_initialised(context)
     context = operator.with_hosts(context)
     settings, words_of_operator = context.settings(), operator.read(context)
     backends.require(settings, "validate")
-    profile = profiles.read(
-        profiles.find(name or profiles.configured(words_of_operator.test_configuration, context.warn))
-    )
+    usual = profiles.OF_CLUSTER if brings_nodes(settings) else profiles.USUAL
+    named = name or profiles.configured(words_of_operator.test_configuration, context.warn, usual)
+    profile = profiles.read(profiles.find(named))
     for check in profile.checks:
         workload = choose_workload(context.directory, check.workload, check.options, settings)
         profiles.require_metrics(check, workload.metrics)
-    usual = context.directory / "reports" / f"{datetime.now():%Y%m%d-%H%M%S}-{profile.name}"
-    directory = baseline.new_directory(out or usual, numbered=not out).absolute()
+    reports = context.directory / "reports" / f"{datetime.now():%Y%m%d-%H%M%S}-{profile.name}"
+    directory = baseline.new_directory(out or reports, numbered=not out).absolute()
     validation = validate(
         settings.text("LAB_NAME"),
         profile,
@@ -68,6 +71,29 @@ def _baseline(context: Context, profile: Profile) -> Baseline | None:
     return recorded
 
 
+def brings_nodes(settings: Settings) -> bool:
+    """Tell if each run brings its nodes, as in a cluster; else `up` does."""
+    return "up" in backends.unsupported(settings)
+
+
+def nodes_of(backend: Backend) -> LabStatus:
+    """Return the state of the nodes that runs would get from a cluster."""
+    lab, unusable = backend.lab(), backend.unusable()
+    devices = () if lab.accelerator == CPU else (lab.accelerator,)
+    nodes = tuple(
+        NodeStatus(
+            name=node.name,
+            role="worker",
+            host=node.host,
+            state=unusable.get(node.name, "running"),
+            slots=node.slots,
+            devices=devices,
+        )
+        for node in lab.nodes
+    )
+    return LabStatus(lab=lab.name, state="up", nodes=nodes, unreachable=())
+
+
 class Subject(Struct, frozen=True, kw_only=True):
     """The lab that is validated; the records of its checks are below ``directory``."""
 
@@ -87,14 +113,20 @@ class Subject(Struct, frozen=True, kw_only=True):
             return backend.on_hosts(script, arguments, seconds)
 
     def up(self) -> LabStatus:
-        """Bring the lab up."""
+        """Bring the lab up; in a cluster, look at its nodes."""
         with backends.connect(self.context) as backend:
-            return labs.bring_up(backend)
+            return nodes_of(backend) if brings_nodes(backend.settings) else labs.bring_up(backend)
 
     def status(self) -> LabStatus:
-        """Read the state of the lab."""
+        """Read the state of the lab, or of the cluster's nodes."""
         with backends.connect(self.context, demand=False) as backend:
-            return labs.status(backend)
+            return nodes_of(backend) if brings_nodes(backend.settings) else labs.status(backend)
+
+    def look_at(self, node: str) -> str:
+        """Return the command that shows what is wrong with a node."""
+        if brings_nodes(self.context.settings()):
+            return f"kubectl describe node {node}"
+        return f"labctl doctor -n {node}"
 
     def down(self) -> object:
         """Remove the lab."""

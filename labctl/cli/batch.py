@@ -41,8 +41,15 @@ Launcher = Annotated[str, typer.Option(metavar="NAME[:WAY]", help="Use this laun
 
 
 def hostfiles_command(
-    nodes: Annotated[Path, typer.Argument(metavar="NODES.txt", help="A machine per line: name, IP or worker-N.")],
     size: Annotated[int, typer.Option(min=1, help="Nodes per hostfile.")],
+    nodes: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[NODES.txt]",
+            show_default=False,
+            help="A machine per line: name, IP or worker-N (default: the nodes of the lab or of its cluster).",
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Directory to write.  [default: hostfiles/4nodes_2xN]")] = None,
     slots: Annotated[
         int | None,
@@ -55,13 +62,14 @@ def hostfiles_command(
     ] = "sequential",
     seed: Annotated[int, typer.Option(help="Seed of the random pattern.")] = 0,
     directory: Directory = HERE,
+    setting: Setting = None,
     json: Json = False,
 ) -> None:
     """`labctl hostfiles`: write a set of hostfiles."""
     from labctl.batches.hostfiles import pattern_named
 
     with answering(as_json=json) as output:
-        lab = context(directory, output)
+        lab = context(directory, output, setting)
         chosen = pattern_named(pattern)
         made = flows.hostfiles(lab, nodes, size=size, pattern=chosen, slots=slots or 0, out=out, seed=seed)
         count = len(made.hostfiles)
@@ -70,7 +78,7 @@ def hostfiles_command(
         if made.left_over:
             text += f"\nleft over: {', '.join(made.left_over)} (in no hostfile)"
         if made.drained:
-            text += f"\ndrained: {', '.join(made.drained)} (in no hostfile: drained.txt)"
+            text += f"\ndrained: {', '.join(made.drained)} (in no hostfile)"
         output.answer(made, text)
 
 

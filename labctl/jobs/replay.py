@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -66,21 +67,23 @@ def read(lab: Path, run_id: str) -> ReplayedRun:
 def job(run: ReplayedRun, now: datetime) -> Job:
     """Build the job again, with a new id, and its files and code from the record."""
     run_id = store.new_id(run.job.workload.name, now)
-
-    def renamed(text: str) -> str:
-        return text.replace(run.job.run_id, run_id)
-
     files = tuple(
-        File(path=name, content=renamed((run.path / name).read_text(encoding="utf-8")), mode=_mode(run.path / name))
+        File(path=name, content=(run.path / name).read_text(encoding="utf-8"), mode=_mode(run.path / name))
         for name in run.files
     )
     code = tuple(Copy(path=name, root=run.path / WORK, name=name.removeprefix(f"{WORK}/")) for name in run.code)
-    before = replace(run.job, request={})
-    text = renamed(msgspec.json.encode(before, enc_hook=str).decode())
-    again = decode(text, Job)
+    again = renamed(replace(run.job, files=files, request={}), {run.job.run_id: run_id})
     # A replay does not belong to the batch of the recorded run.
     request = {key: value for key, value in run.job.request.items() if key != "batch"}
-    return replace(again, files=files, code=code, request=request, retried=(), replays=run.job.run_id)
+    return replace(again, code=code, request=request, retried=(), replays=run.job.run_id)
+
+
+def renamed(job: Job, names: Mapping[str, str]) -> Job:
+    """Return a job with other names, such as a new run id, in all of its texts and files."""
+    text = msgspec.json.encode(job, enc_hook=str).decode()
+    for before, now in names.items():
+        text = text.replace(before, now)
+    return decode(text, Job)
 
 
 def _mode(path: Path) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from labctl.backends import Backend
+from labctl.backends.owner import owner
 from labctl.backends.spec import hidden
 from labctl.errors import ConfigError, HostError, LabError
 from labctl.jobs.job import GRACE
@@ -267,7 +268,7 @@ def stop(backend: Backend, run_id: str, grace: float) -> Result:
     if result := store.read_result(directory, run_id):
         raise HostError(f"run {run_id} has ended: {result.verdict}", hint=f"labctl show {run_id}")
     run = backend.recorded(run_id)
-    backend.stop(run, grace, f"stopped by {run.lab.owner}")
+    backend.stop(run, grace, f"stopped by {owner()}")
     return _judge_or_wait(backend, run_id)
 
 
@@ -288,9 +289,8 @@ def stop_all(backend: Backend, run_ids: Iterable[str], message: str) -> None:
 def end_all(backend: Backend) -> None:
     """End the runs of a lab that goes down, and judge them while their output is there; failures are skipped."""
     with suppress(HostError):
-        owner = backend.lab().owner
         running = [run.id for run in backend.active().values() if run.state == "running"]
-        stop_all(backend, running, f"{owner} took the lab down")
+        stop_all(backend, running, f"{owner()} took the lab down")
         for run_id in running:
             with suppress(HostError):
                 _judge_or_wait(backend, run_id)

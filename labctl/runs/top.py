@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from labctl.backends import Backend
-from labctl.errors import HostError
+from labctl.errors import HostError, LabError
 from labctl.model import Progress
 from labctl.records import samples, store
 from labctl.records.active import ActiveRun
@@ -62,7 +62,7 @@ class Observer:
         self._over = threading.Event()
         self._heard = 0
         """Batches of lines; an empty one is a sign that all was told."""
-        self._nodes = tuple(NodeSamples(node=node.name) for node in self._run.job.nodes)
+        self._nodes = tuple(NodeSamples(node=self._run.short(node.name)) for node in self._run.job.nodes)
         self._following = begin(lambda: backend.output(self._run, self._hear, self._over.is_set))
 
     def _hear(self, lines: Sequence[Line]) -> None:
@@ -142,10 +142,10 @@ class Observer:
             look = samples.look(self._run.job, node)
             try:
                 output = self._backend.exec(self._run, node, look, limit=samples.LIMIT).out
-            except HostError:
+            except LabError:
                 output = ""
             return samples.parse(node, output)
 
-        nodes = [node.name for node in self._run.job.nodes]
+        nodes = [self._run.short(node.name) for node in self._run.job.nodes]
         with pool(len(nodes)) as threads:
             return tuple(threads.map(read, nodes))

@@ -382,6 +382,10 @@ class MadeUpBackend:
         state = "up" if made == lab.containers else "partial" if made else "down"
         return LabStatus(lab=lab.name, state=state, nodes=nodes, unreachable=())
 
+    def unusable(self) -> Mapping[str, str]:
+        """Return none: nodes are processes of this machine."""
+        return {}
+
     def devices(self) -> DeviceReport:
         """Return the cores of this machine, and how nodes share them."""
         lab = self.lab()

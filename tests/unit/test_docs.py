@@ -3,7 +3,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from labctl import launchers
+from labctl.backends.kubernetes import backend as kubernetes
 from labctl.workloads.schema import schema
 
 TESTS = Path(__file__).parents[1]
@@ -37,3 +40,16 @@ def test_every_launcher_is_in_the_pages_for_workloads() -> None:
     )
     assert [name for name in launchers.known() if name not in described] == []
     assert [name for name in launchers.names() if f"`{name}`" not in row] == []
+
+
+def test_the_page_on_kubernetes_lists_what_is_refused_there(request: pytest.FixtureRequest) -> None:
+    """``pytest tests/unit/test_docs.py --update-golden`` rewrites the table."""
+    path = TESTS.parent / "docs/kubernetes.md"
+    before, _, rest = path.read_text(encoding="utf-8").partition("<!-- unsupported -->\n")
+    _, _, after = rest.partition("<!-- end -->")
+    rows = [f"| `{command}` | {hint} |" for command, hint in kubernetes.UNSUPPORTED.items()]
+    table = "\n".join(("| not in a cluster | instead |", "|---|---|", *rows))
+    text = f"{before}<!-- unsupported -->\n{table}\n<!-- end -->{after}"
+    if request.config.getoption("--update-golden"):
+        path.write_text(text, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == text

@@ -140,6 +140,10 @@ class DockerBackend:
 
         return status_of(self.context, self.cluster, self._observed)
 
+    def unusable(self) -> Mapping[str, str]:
+        """Return none: the lab has no node whose host does not answer, and a run finds out if one is lost since."""
+        return {}
+
     def devices(self) -> DeviceReport:
         """Return the devices of each host; needs neither an engine nor a lab."""
         from labctl.backends.docker.lab import devices

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,20 +14,24 @@ import msgspec
 from msgspec.structs import replace
 
 from labctl.backends import Backend, OnLines, Replay, RunPlan, terminal
+from labctl.backends.kubernetes import capacity, nodes, render
 from labctl.backends.kubernetes import lab as labs
-from labctl.backends.kubernetes import render
 from labctl.backends.kubernetes import run as jobs
-from labctl.backends.kubernetes.job import ClusterJob, build, lab_of_pods
+from labctl.backends.kubernetes.api import Manifest
+from labctl.backends.kubernetes.capacity import ClusterNode, request_of
+from labctl.backends.kubernetes.job import ANYWHERE, ClusterPods, Placement, build, job_name, lab_of_pods
 from labctl.backends.kubernetes.lab import ClusterLab, Place, open_lab
 from labctl.backends.kubernetes.run import KINDS, ClusterRun
 from labctl.backends.kubernetes.target import Target, read
 from labctl.backends.owner import owner
 from labctl.backends.plan import Plan, carry_out
+from labctl.config import inventory
 from labctl.config.context import Context, require_named
 from labctl.config.settings import Settings
-from labctl.errors import ConfigError, HostError, raise_all
+from labctl.errors import HostError, raise_all
+from labctl.jobs.replay import renamed
 from labctl.jobs.request import bounded
-from labctl.model import File, Lab, Result, Workload
+from labctl.model import File, Job, Lab, Result, Workload
 from labctl.records import outputs, store
 from labctl.records.active import ActiveRun, Run
 from labctl.records.lines import Line
@@ -45,7 +50,6 @@ if TYPE_CHECKING:
     from labctl.system.process import CompletedProcess
 
 PODS = "there pods are started by each `labctl run`; -s LAB_ENGINE=docker is for hosts"
-PLACED = "leave it out: the cluster places a run's pods"
 UNSUPPORTED: Mapping[str, str] = {
     "up": PODS,
     "render": "labctl k8s render WORKLOAD",
@@ -59,28 +63,22 @@ UNSUPPORTED: Mapping[str, str] = {
     "cache --hosts": "labctl cache fills the claim, which all pods have",
     "doctor --fix": "labctl doctor",
     "doctor --node": "labctl doctor",
-    "replay": "labctl run WORKLOAD",
-    "top": "labctl logs --run latest --follow",
-    "freeze": "kubectl get -o yaml; the record of a run has its manifests",
-    "verify": "kubectl diff",
-    "batch": "labctl run --repeat N",
-    "bisect": PODS,
-    "validate": "labctl doctor",
     "fit": "labctl fit WORKLOAD -s LAB_ENGINE=docker",
-    "--hostfile": PLACED,
-    "--include": PLACED,
-    "--exclude": PLACED,
-    "--resume": PLACED,
-    "--retries": PLACED,
-    "--wait": PLACED,
 }
 
 
+REPLAYED: Mapping[str, Any] = {"images": {}, "devices": {}, "code": [], "cache": {}}
+"""Versions in a replayable run's record; here its manifests have image and code, and devices are the cluster's."""
+WAITING = 7 * 24 * 3600
+"""Seconds that the pods of a run with --wait may take to start."""
+
+
 class NewClusterRun(ClusterRun, frozen=True, kw_only=True):
-    """A run to be submitted: its target, and its job with all files."""
+    """A run to be submitted: its target, the nodes that it names, and its objects."""
 
     target: Target
-    built: ClusterJob
+    placement: Placement
+    objects: tuple[Manifest, ...]
 
 
 def settings_for(context: Context, settings: Settings, workload: Workload) -> Settings:  # noqa: ARG001
@@ -110,7 +108,9 @@ class KubernetesBackend:
 
     def with_context(self, context: Context) -> KubernetesBackend:
         """Return a backend that reports to another context."""
-        return KubernetesBackend(context, self.settings, replace(self._cluster, context=context))
+        other = copy.copy(self)
+        other.context, other._cluster = context, replace(self._cluster, context=context)
+        return other
 
     @cached_property
     def _cluster(self) -> ClusterLab:
@@ -120,11 +120,24 @@ class KubernetesBackend:
     # --- the lab ---
 
     def lab(self) -> Lab:
-        """Return the lab of pods that a run would have."""
-        accelerator = self.settings.text("LAB_ACCELERATOR")
-        target = read(self.settings, accelerator)
-        name = self.settings.text("LAB_NAME")
-        return lab_of_pods(self.settings, self.context.directory, accelerator, target, name)
+        """Return the lab of the cluster's nodes that can hold a worker. HostError if none can, or they are hidden."""
+        return nodes.lab_of_nodes(self._cluster, self._target, self._nodes)
+
+    @cached_property
+    def _nodes(self) -> tuple[ClusterNode, ...]:
+        """Nodes of the cluster, as they were when they were first asked for. Refused."""
+        return capacity.nodes_with_free(self._cluster.api, self._target)
+
+    @property
+    def _target(self) -> Target:
+        """Target of the settings, whatever kind of jobs the cluster has."""
+        return read(self.settings, self.settings.text("LAB_ACCELERATOR"))
+
+    def unusable(self) -> Mapping[str, str]:
+        """Return the nodes that are drained, cordoned, not ready, or have too little free for a worker."""
+        now = capacity.nodes_with_free(self._cluster.api, self._target)
+        drained = dict.fromkeys(inventory.drained(self.context.directory), f"{inventory.DRAINED} lists it")
+        return drained | nodes.unusable(now, request_of(self._target, self.lab().nodes[0].slots))
 
     def status(self) -> LabStatus:
         """Return the lab's pods, with what keeps them from running."""
@@ -210,21 +223,26 @@ class KubernetesBackend:
         from importlib import metadata
 
         cluster = self._cluster.engine.versions()
-        return {"labctl": metadata.version("labctl"), "image": self.lab().image, "engine": cluster["engine"]}
+        image = self.settings.text("LAB_IMAGE") or f"labctl/{self.settings.text('LAB_ACCELERATOR')}"
+        return {"labctl": metadata.version("labctl"), "image": image, "engine": cluster["engine"]}
 
     def freeze(self) -> dict[str, Any]:
-        """Refuse: what nodes have is the cluster's."""
-        raise ConfigError("freeze is not supported in a cluster", hint=UNSUPPORTED["freeze"])
+        """Describe the lab: image, settings, files, the cluster and its nodes. HostError if nodes may not be listed."""
+        from labctl.backends.kubernetes import frozen
 
-    def not_replayable(self, recorded: ReplayedRun) -> Iterator[str]:  # noqa: ARG002
-        """Yield the reason: runs of a cluster cannot be replayed."""
-        yield "runs of a cluster are not replayed"
+        return frozen.of(self._cluster)
+
+    def not_replayable(self, recorded: ReplayedRun) -> Iterator[str]:
+        """Yield what a recorded run used and is not available: its cluster, its kind of job, its nodes, its secrets."""
+        from labctl.backends.kubernetes import frozen
+
+        yield from frozen.missing(self._cluster, recorded)
 
     # --- nodes ---
 
-    def exec(self, run: Run, node: str, argv: tuple[str, ...], *, limit: float) -> CompletedProcess:  # noqa: ARG002
-        """Run a short program in a node's pod, whatever its exit code."""
-        return self._cluster.engine.exec(labs.pod_of(self._cluster, node), argv, user="", limit=limit)
+    def exec(self, run: Run, node: str, argv: tuple[str, ...], *, limit: float) -> CompletedProcess:
+        """Run a short program in the pod of a run's node, whatever its exit code."""
+        return self._cluster.engine.exec(labs.pod_of_run(self._cluster, run, node), argv, user="", limit=limit)
 
     def attach(
         self,
@@ -245,18 +263,59 @@ class KubernetesBackend:
 
     # --- runs ---
 
-    def begin(self, workload: Workload, options: RunOptions, now: datetime, replayed: Replay | None = None) -> Run:  # noqa: ARG002
+    def begin(self, workload: Workload, options: RunOptions, now: datetime, replayed: Replay | None = None) -> Run:
         """Build the job of a new run, and its objects. ConfigError, HostError; nothing is sent."""
         cluster = self._cluster
         labs.require_own(cluster)
         target = cluster.target
+        if replayed:
+            return self._again(replayed(now), target)
+        if options.wait:
+            target = replace(target, patience=WAITING)
+        placement = self._placement(options) if nodes.is_placed(options) else ANYWHERE
         run_id = store.new_id(workload.name, now)
         workload = bounded(cluster.directory, workload)
-        built = build(self.settings, cluster.directory, target, workload, options, run_id, owner())
+        built = build(self.settings, cluster.directory, target, workload, options, run_id, owner(), placement)
         # Its code is in the objects that are sent.
         job = replace(built.job, code=())
-        kind = KINDS[target.kind]
-        return NewClusterRun(lab=built.lab, job=job, name=built.name, kind=kind, target=target, built=built)
+        return NewClusterRun(
+            lab=built.lab,
+            job=job,
+            name=built.name,
+            kind=KINDS[target.kind],
+            patience=target.patience,
+            target=target,
+            placement=placement,
+            objects=tuple(render.manifests(target, built)),
+        )
+
+    def _again(self, job: Job, target: Target) -> NewClusterRun:
+        """Build the run that repeats a recorded one, from the objects of its record and the lab's secrets of today."""
+        cluster, before = self._cluster, self._cluster.place_of(job.replays)
+        name = job_name(cluster.name, job.workload.name, job.run_id)
+        names = {job.replays: job.run_id, before.name: name}
+        job = replace(renamed(replace(job, replays=""), {before.name: name}), replays=job.replays)
+        record = store.directory(cluster.directory, job.replays)
+        objects = render.recorded(record, names, jobs.pinned_images(record))
+        lab = lab_of_pods(self.settings, cluster.directory, self.settings.text("LAB_ACCELERATOR"), target, name)
+        if lab.secrets:
+            pods = ClusterPods(name=name, run_id=job.run_id, owner=owner(), lab=lab, files=(), environment=())
+            objects = [render.secret(target, pods), *objects]
+        return NewClusterRun(
+            lab=lab,
+            job=job,
+            name=name,
+            kind=before.kind,
+            patience=target.patience,
+            target=target,
+            placement=ANYWHERE,
+            objects=tuple(objects),
+        )
+
+    def _placement(self, options: RunOptions) -> Placement:
+        """Choose the nodes that a run's options name. ConfigError."""
+        hostnames = {node.name: node.hostname for node in self._nodes}
+        return nodes.placement(self.lab(), hostnames, options)
 
     def observe(self, run: Run, *, preview: bool = False) -> Run:  # noqa: ARG002
         """Return the run: its pods are yet to be made."""
@@ -273,22 +332,32 @@ class KubernetesBackend:
         """Require nothing: a run brings its launcher itself."""
 
     def require_ready(self, run: Run, options: RunOptions, *, preview: bool = False) -> None:  # noqa: ARG002
-        """Run the cheap checks of a run. HostError for the first error."""
+        """Run the cheap checks of a run. HostError for the first error, and for named nodes that are not free."""
         from labctl.backends.kubernetes import checks
 
         new = cast("NewClusterRun", run)
-        checks.preflight(self._cluster, new.target, new.built)
+        checks.preflight(self._cluster, new.target, new.job)
+        placement = new.placement
+        if placement.nodes and not options.wait:
+            request = request_of(new.target, placement.slots)
+            nodes.require_free(self._cluster, placement, self._nodes, request)
 
     def plan_run(self, run: Run, *, ended: Collection[str] = (), preview: bool = False) -> RunPlan:  # noqa: ARG002
         """Plan a run that is ready: its objects are applied, and its results fetched from the launcher's pod."""
         new, cluster = cast("NewClusterRun", run), self._cluster
         versions = {} if preview else store.versions(new.lab, cluster.engine.versions(), None)
-        kept = store.record(new.lab, self.settings, new.built.job, versions, preview=preview)
-        place = Place(server=cluster.api.server, namespace=cluster.api.namespace, name=new.name, kind=new.kind)
+        kept = store.record(new.lab, self.settings, new.job, {**versions, **REPLAYED}, preview=preview)
+        place = Place(
+            server=cluster.api.server,
+            namespace=cluster.api.namespace,
+            name=new.name,
+            kind=new.kind,
+            patience=new.target.patience,
+        )
         place_file = File(path=store.PLACE, content=msgspec.json.encode(place).decode())
-        objects = ", ".join(render.rendered(new.target, new.built).objects)
+        objects = ", ".join(render.names_of(new.objects))
         return RunPlan(
-            record=(*kept, place_file, render.record(new.target, new.built)),
+            record=(*kept, place_file, render.record(new.objects)),
             launch=f"apply {objects} in namespace {new.target.namespace} of {cluster.api.server}",
             collect=f"fetch {new.job.directory} from the launcher's pod, and remove {new.kind} {new.name}",
         )
@@ -303,7 +372,7 @@ class KubernetesBackend:
         """Submit a run's job. HostError, with the record closed, if the cluster refuses it."""
         new, cluster = cast("NewClusterRun", run), self._cluster
         try:
-            jobs.submit(cluster.api, new.target, new.built)
+            jobs.submit(cluster.api, cluster.name, new.objects)
         except BaseException:
             store.abandon(new.lab, new.run_id)
             raise
@@ -323,6 +392,7 @@ class KubernetesBackend:
 
         def gather(launcher: str) -> None:
             nonlocal fetched
+            jobs.keep_pods(api, recorded)
             fetched = jobs.fetch(api, recorded, launcher, self.context.warn)
 
         if options is not None:
@@ -331,7 +401,6 @@ class KubernetesBackend:
             api,
             recorded,
             keep,
-            patience=self.settings.number("LAB_K8S_PATIENCE"),
             notice=self.context.notice,
             ends=options is not None,
             gather=gather,
@@ -339,15 +408,14 @@ class KubernetesBackend:
         self._fetched[run.run_id] = fetched
         return outcome
 
-    def output(self, run: Run, on_lines: OnLines, given_up: Callable[[], bool] = bool) -> None:  # noqa: ARG002
-        """Hand on the lines of a run to its end. HostError if its launcher has not started."""
-        for line in labs.lines(self._cluster, cast("ClusterRun", run), follow=True):
-            on_lines((line,))
+    def output(self, run: Run, on_lines: OnLines, given_up: Callable[[], bool] = bool) -> None:
+        """Pass on the lines of a run from its beginning to its end, once its launcher has started."""
+        labs.follow(self._cluster, cast("ClusterRun", run), on_lines, given_up)
 
     def log(self, run_id: str, on_lines: OnLines) -> bool:
-        """Hand on the lines that the launcher's pod has printed so far. HostError if it has not started."""
-        for line in labs.lines(self._cluster, self._cluster.run(run_id), follow=False):
-            on_lines((line,))
+        """Pass on the lines that the launcher's pod has printed so far. HostError if it has not started."""
+        launcher = labs.require_launcher_of(self._cluster, self._cluster.run(run_id))
+        on_lines(tuple(labs.lines(self._cluster, launcher, follow=False)))
         return True
 
     def recorded(self, run_id: str) -> Run:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from labctl import accelerators
 from labctl.backends.devices import DeviceReport, HostDevices
 from labctl.backends.kubernetes.api import Api, Manifest, Refused
+from labctl.backends.kubernetes.job import HOSTNAME
 from labctl.backends.kubernetes.lab import ClusterLab
 from labctl.backends.kubernetes.render import LAUNCHER_REQUESTS, asked
 from labctl.backends.kubernetes.target import Target, Toleration, read
@@ -48,6 +49,10 @@ class ClusterNode(Struct, frozen=True, kw_only=True):
     """A node, its allocatable resources, and the obstacles to the lab's workers whatever they request."""
 
     name: str
+    hostname: str = ""
+    """Its label HOSTNAME."""
+    address: str = ""
+    """Its internal address; empty if not reported."""
     allocatable: Amounts
     obstacles: tuple[str, ...] = ()
     passing: tuple[str, ...] = ()
@@ -125,10 +130,13 @@ def _node(node: Manifest, target: Target) -> ClusterNode:
     names = dict.fromkeys(map(_taint, _kept_off(taints, target.tolerated)))
     lasting = [f"{TAINTED}{name}" for name in names if not name.startswith(OF_CLUSTER)]
     passing = [f"{TAINTED}{name}" for name in names if name.startswith(OF_CLUSTER)]
+    addresses = node["status"].get("addresses") or ()
     # The cluster's own taints mean the same.
     plain = ["cordoned"] * bool(spec.get("unschedulable")) + ["not ready"] * (not _ready(node))
     return ClusterNode(
         name=node["metadata"]["name"],
+        hostname=labels.get(HOSTNAME, node["metadata"]["name"]),
+        address=next((each["address"] for each in addresses if each["type"] == "InternalIP"), ""),
         allocatable=numbers(node["status"].get("allocatable", {})),
         obstacles=(*unlabelled, *lasting),
         passing=tuple(plain or passing),

@@ -9,7 +9,7 @@ from labctl.backends.kubernetes import capacity, pods
 from labctl.backends.kubernetes.api import Manifest, Refused, Unreachable, is_ready, node_of
 from labctl.backends.kubernetes.capacity import TAINTED, amount, hindrances, number, workers_held
 from labctl.backends.kubernetes.examination import View, error, found_ok, warn
-from labctl.backends.kubernetes.job import ClusterJob, lab_of_pods
+from labctl.backends.kubernetes.job import lab_of_pods
 from labctl.backends.kubernetes.lab import ClusterLab
 from labctl.backends.kubernetes.quota import quotas
 from labctl.backends.kubernetes.rights import rights, rights_to_run
@@ -17,6 +17,7 @@ from labctl.backends.kubernetes.run import KINDS, definitions, kind_of
 from labctl.backends.kubernetes.target import Target, read
 from labctl.config import dotenv
 from labctl.errors import HostError
+from labctl.model import Job
 from labctl.system.parallel import pool
 
 FEW = 5
@@ -61,9 +62,9 @@ def attempt(view: View, code: str, check: Check) -> Iterator[Finding]:
         yield warn(code, about, UNKNOWN, failure.hint)
 
 
-def preflight(lab: ClusterLab, target: Target, built: ClusterJob) -> None:
+def preflight(lab: ClusterLab, target: Target, job: Job) -> None:
     """Run the cheap checks of a run at once. HostError for the first error."""
-    view = View(lab=lab, target=target, workers=len(built.lab.nodes), slots=built.lab.nodes[0].slots)
+    view = View(lab=lab, target=target, workers=len(job.nodes), slots=job.nodes[0].slots)
     with pool(len(PREFLIGHT)) as threads:
         for findings in threads.map(lambda check: list(attempt(view, *check)), PREFLIGHT.items()):
             for finding in findings:

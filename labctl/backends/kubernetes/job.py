@@ -12,12 +12,14 @@ from msgspec.structs import replace
 from labctl import accelerators, launchers
 from labctl.backends import spec
 from labctl.backends.kubernetes.target import USUAL_SLOTS, Target, read
+from labctl.backends.owner import owner as submitter
 from labctl.config import context as contexts
+from labctl.config import hostfile
 from labctl.config.context import Context
 from labctl.config.settings import USUAL_NODES, Settings
 from labctl.errors import ConfigError
-from labctl.jobs import code, inputs, job
-from labctl.jobs.request import RunOptions, choose_workload, config_source
+from labctl.jobs import checkpoints, code, inputs, job
+from labctl.jobs.request import RunOptions, choose_workload, config_source, recorded
 from labctl.launchers import OPEN_MPI_NETWORK
 from labctl.model import Host, Job, Lab, Limits, Node, Pairs, Workload
 from labctl.system.files import path as packaged
@@ -31,8 +33,25 @@ KEPT = 600
 """Seconds that the launcher of a run stays after its command has ended, for its results to be fetched."""
 STORAGE = "/storage"
 """Mount point of the claim in pods."""
+HOSTNAME = "kubernetes.io/hostname"
+"""Label of a node with its hostname. Source: the Kubernetes documentation, Well-Known Labels."""
 MOST_BYTES = 1 << 20
 """Size limit of a ConfigMap. Source: the Kubernetes documentation, ConfigMaps."""
+
+
+class Placement(Struct, frozen=True, kw_only=True):
+    """Nodes of the cluster for the workers of a run, by their label HOSTNAME; the cluster chooses if none is named."""
+
+    nodes: tuple[str, ...] = ()
+    """Names of the nodes, each for one worker."""
+    hostnames: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    """Hostnames of nodes that get no worker."""
+    slots: int = 0
+    """Slots of each worker; 0 for those of the lab."""
+
+
+ANYWHERE = Placement()
 
 
 class ClusterPods(Struct, frozen=True, kw_only=True):
@@ -50,6 +69,7 @@ class ClusterPods(Struct, frozen=True, kw_only=True):
     """Variables of every pod."""
     launch: str = ""
     """JSON of the run for the agent in the launcher; empty for pods without a launcher."""
+    placement: Placement = ANYWHERE
 
     @property
     def start(self) -> dict[str, str]:
@@ -109,7 +129,8 @@ def start_files(launch: str) -> dict[str, str]:
         f"lab:x:{UID}:{UID}:labctl:{HOME}:/bin/bash\n",
     }
     if launch:
-        agent = {name: packaged("docker", name).read_text(encoding="utf-8") for name in AGENT}
+        names = (*AGENT, *(path.name for path in packaged("docker").glob("*_sampler.py")))
+        agent = {name: packaged("docker", name).read_text(encoding="utf-8") for name in sorted(names)}
         texts |= {**agent, "job.json": launch}
     return texts
 
@@ -122,6 +143,7 @@ def build(
     options: RunOptions,
     run_id: str = "",
     owner: str = "",
+    placement: Placement = ANYWHERE,
 ) -> ClusterJob:
     """Build the job of a workload on the lab's pods; with a ``run_id`` its run is recorded.
 
@@ -131,8 +153,11 @@ def build(
     accelerator = settings.text("LAB_ACCELERATOR")
     name = job_name(settings.text("LAB_NAME"), workload.name, run_id)
     run_id = run_id or name
-    lab = lab_of_pods(settings, directory, accelerator, target, name)
+    lab = lab_of_pods(settings, directory, accelerator, target, name, placement)
     inputs.require(workload)
+    asked, checkpoint = recorded(workload, options), ""
+    if options.resume:
+        workload, checkpoint = going_on(lab, target, workload, options.resume)
     if target.storage:
         workload = inputs.named_models(workload, f"{STORAGE}/models")
     for path in inputs.given(workload):
@@ -141,13 +166,15 @@ def build(
                 f"{workload.name}: {path} is not on the claim",
                 hint=f"name a path below {STORAGE}, or a model that `labctl cache --model NAME` has fetched",
             )
-    workload = external.at(workload, f"{len(lab.nodes)}xN", job.run_directory(lab, run_id))
+    at = hostfile.job_name(options.hostfile.name) if options.hostfile else ""
+    workload = external.at(workload, at or f"{len(lab.nodes)}xN", job.run_directory(lab, run_id))
     workload, chosen = code.choose(lab, workload)
     nodes = tuple((node, tuple(range(node.slots))) for node in lab.nodes)
     timeout = options.timeout or workload.timeout
     built = job.build(
         lab, workload, run_id, nodes, timeout, code=chosen.copies, config_source=config_source(workload, options)
     )
+    built = replace(built, request=asked, resumed=checkpoint, retried=options.retried)
     launch = msgspec.json.encode(launch_of(lab, built, settings.number("LAB_STALL_SECONDS"))).decode()
     # By the run's id the agent knows what is the run's: the launch command and its ranks have it, and no other process.
     variables = tuple((name, value) for name, value in built.environment if name != "LABCTL_RUN_ID")
@@ -160,7 +187,19 @@ def build(
         files=files(built, workload, run_id, launch),
         environment=environment(lab, target, built.directory, variables, kept=KEPT if owner else 0),
         launch=launch,
+        placement=placement,
     )
+
+
+def going_on(lab: Lab, target: Target, workload: Workload, run_id: str) -> tuple[Workload, str]:
+    """Return the workload with the argument that resumes from a run on the claim, and the name of the checkpoint."""
+    workload, checkpoint = checkpoints.going_on(lab, workload, run_id, sum(node.slots for node in lab.nodes))
+    if not target.storage:
+        raise ConfigError(
+            f"checkpoint {checkpoint} is on this machine, and pods have no claim to read it from",
+            hint="LAB_K8S_STORAGE_SIZE in .env, such as 100g: the files of later runs are on the claim",
+        )
+    return replace(workload, arguments=(*workload.arguments[:-1], f"{STORAGE}/runs/{checkpoint}")), checkpoint
 
 
 def of_workload(context: Context, name: str, options: RunOptions) -> tuple[Target, ClusterJob]:
@@ -215,17 +254,27 @@ def pod_names(target: Target, name: str, count: int) -> tuple[str, ...]:
     return tuple(f"{name}-node-0-{index}.{name}" for index in range(count))
 
 
-def lab_of_pods(settings: Settings, directory: Path, accelerator: str, target: Target, name: str) -> Lab:
+def lab_of_pods(
+    settings: Settings,
+    directory: Path,
+    accelerator: str,
+    target: Target,
+    name: str,
+    placement: Placement = ANYWHERE,
+) -> Lab:
     """Build the lab whose nodes are the job's worker pods."""
-    slots = settings.number("LAB_SLOTS") or (USUAL_SLOTS if target.resource else 1)
-    names = pod_names(target, name, settings.number("LAB_NODES") or USUAL_NODES)
+    slots = placement.slots or settings.number("LAB_SLOTS") or (USUAL_SLOTS if target.resource else 1)
+    count = len(placement.nodes) or settings.number("LAB_NODES") or USUAL_NODES
+    names = pod_names(target, name, count)
     # The nodes' cores are unknown; each rank has at least one.
     hosts = tuple(
         Host(name=pod, interface=target.interface, cpus=tuple(range(slots)), memory=0, mtu=1500, uid=UID, gid=UID)
         for pod in names
     )
     nodes = tuple(Node(name=pod, host=pod, slots=slots) for pod in names)
-    made = spec.build(settings, directory, accelerator, hosts, Limits(), network="host", lacking=names)
+    made = spec.build(
+        settings, directory, accelerator, hosts, Limits(), network="host", lacking=names, owner=submitter()
+    )
     # Readiness probes would fill the log of an sshd that logs each connection.
     usual = settings.origin("LAB_SSHD_LOG_LEVEL") == "default"
     return replace(made, nodes=nodes, ssh_port=PORT, sshd_log_level="" if usual else made.sshd_log_level)
@@ -256,8 +305,8 @@ def environment(lab: Lab, target: Target, directory: str, added: Pairs, *, kept:
 KEYS, HOME = "/etc/labctl/ssh", "/home/lab"
 RANK_OUTPUT = "rank_output.py"
 """Program that prints a rank's output, also part of labctl's images."""
-AGENT = ("labnode.py", "step.regex")
-"""Agent of labctl's images, which keeps the limits of a run, and its pattern of steps."""
+AGENT = ("labnode.py", "step.regex", "sampler.py")
+"""Agent of labctl's images, which keeps the limits of a run, its pattern of steps, and the sampler that it starts."""
 
 
 def files(built: Job, workload: Workload, run_id: str, launch: str) -> tuple[tuple[str, bytes, bool], ...]:

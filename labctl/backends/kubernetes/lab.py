@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import queue
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,6 +20,7 @@ from labctl.backends.kubernetes.render import OWNER
 from labctl.backends.kubernetes.run import (
     ENDED,
     KINDS,
+    LOOK,
     OWNED,
     ClusterRun,
     kind_of,
@@ -28,6 +31,7 @@ from labctl.backends.kubernetes.run import (
 )
 from labctl.backends.kubernetes.target import USUAL_KIND, Target, read
 from labctl.backends.owner import owner
+from labctl.backends.state import Container
 from labctl.backends.status import LabStatus, NodeStatus
 from labctl.config.context import Context
 from labctl.config.settings import Settings
@@ -35,10 +39,10 @@ from labctl.errors import ConfigError, HostError
 from labctl.jobs.request import RunOptions
 from labctl.model import LAUNCHER, Workload
 from labctl.records import places, store
-from labctl.records.active import ActiveRun
+from labctl.records.active import ActiveRun, Run
 from labctl.records.lines import Line, line_of
 from labctl.system import filelock
-from labctl.system.parallel import pool
+from labctl.system.parallel import begin, pool
 
 # Last lines of a log in which a run prints its step.
 RECENT = 50
@@ -96,7 +100,8 @@ class ClusterLab(Struct, frozen=True, kw_only=True):
             raise HostError(f"run {run_id} is {place}", hint=f"{settings} in .env")
         accelerator = self.settings.text("LAB_ACCELERATOR")
         lab = lab_of_pods(self.settings, self.directory, accelerator, read(self.settings, accelerator), recorded.name)
-        return ClusterRun(name=recorded.name, kind=recorded.kind, lab=lab, job=job)
+        patience = recorded.patience or self.settings.number("LAB_K8S_PATIENCE")
+        return ClusterRun(name=recorded.name, kind=recorded.kind, lab=lab, job=job, patience=patience)
 
     def kind_of(self, name: str) -> str:
         """Return the kind of the job with this name in the cluster; MPIJob if not found."""
@@ -115,6 +120,8 @@ class Place(Struct, frozen=True, kw_only=True):
     namespace: str = ""
     name: str = ""
     kind: str = ""
+    patience: int = 0
+    """Seconds that its pods may take to start; 0 in the record of an earlier labctl."""
 
 
 def open_lab(context: Context, settings: Settings) -> ClusterLab:
@@ -166,8 +173,8 @@ def submit_by_hand(lab: ClusterLab, workload: Workload, options: RunOptions) -> 
     from labctl.backends.kubernetes import checks
 
     target, built = job_of(lab, workload, options)
-    checks.preflight(lab, target, built)
-    submit(lab.api, target, built)
+    checks.preflight(lab, target, built.job)
+    submit(lab.api, built.lab.name, render.manifests(target, built))
     made = render.rendered(target, built)
     return Submitted(name=made.name, namespace=made.namespace, objects=made.objects)
 
@@ -186,17 +193,58 @@ def delete(lab: ClusterLab, workload: str, *, storage: bool) -> Submitted:
     return Submitted(name=name, namespace=lab.api.namespace, objects=tuple(f"{kind}/{it}" for kind, it in deleted))
 
 
-def lines(lab: ClusterLab, run: ClusterRun, *, follow: bool) -> Iterator[Line]:
-    """Yield the lines of a run, with ``follow`` to its end. HostError if its launcher has not started."""
-    launcher = launcher_of(lab.api, run)
-    if not launcher:
-        raise HostError(f"run {run.run_id} has not begun", hint="labctl status says what its pods wait for")
+def follow(
+    lab: ClusterLab, run: ClusterRun, on_lines: Callable[[Sequence[Line]], object], given_up: Callable[[], bool]
+) -> None:
+    """Hand on the lines of a run from its beginning to its end, with an empty batch per second of silence.
+
+    HostError if the run has no job in the cluster, or the connection to its launcher is lost.
+    """
+    while not (launcher := launcher_of(lab.api, run)):
+        if not lab.api.get(run.kind, run.name):
+            raise HostError(f"run {run.run_id} has not begun, and has no {run.kind}", hint="labctl runs")
+        on_lines(())
+        if given_up():
+            return
+        time.sleep(LOOK)
+    heard: queue.SimpleQueue[Line] = queue.SimpleQueue()
+
+    def read() -> None:
+        """Queue the lines as they come."""
+        for line in lines(lab, launcher, follow=True):
+            heard.put(line)
+
+    reading = begin(read)
+    while not (given_up() or (reading.done() and heard.empty())):
+        on_lines(tuple(_heard(heard)))
+    if reading.done():
+        reading.result()
+
+
+def _heard(lines_heard: queue.SimpleQueue[Line]) -> Iterator[Line]:
+    """Yield the lines of a queue, after LOOK seconds at most; none if there were none."""
+    with suppress(queue.Empty):
+        yield lines_heard.get(timeout=LOOK)
+        while True:
+            yield lines_heard.get_nowait()
+
+
+def lines(lab: ClusterLab, launcher: Manifest, *, follow: bool) -> Iterator[Line]:
+    """Yield the lines of a run that its launcher prints, with ``follow`` to its end."""
     for when, text in lab.api.lines(launcher, follow=follow):
         ended = ENDED.fullmatch(text)
         if not ended or ended["rest"]:
             yield line_of(ended["rest"] if ended else text, seconds_of(when))
         if ended:
             return
+
+
+def require_launcher_of(lab: ClusterLab, run: ClusterRun) -> Manifest:
+    """Return the launcher's pod. HostError if it has not started."""
+    launcher = launcher_of(lab.api, run)
+    if not launcher:
+        raise HostError(f"run {run.run_id} has not begun", hint="labctl status says what its pods wait for")
+    return launcher
 
 
 def launcher_of(api: Api, run: ClusterRun) -> Manifest | None:
@@ -267,6 +315,7 @@ def _active(lab: ClusterLab, run_id: str, jobs_by_name: Mapping[str, Manifest]) 
         id=run_id,
         nodes=tuple(sorted(node_of(pod) for pod in pods_of_run if node_of(pod) != LAUNCHER)),
         state="ended" if over else "running",
+        order=seconds_of(job["metadata"].get("creationTimestamp", "")),
         waits=not launcher and not over,
         step=places.last(printed),
     )
@@ -299,7 +348,19 @@ def status(lab: ClusterLab) -> LabStatus:
 def pod_of(lab: ClusterLab, node: str) -> str:
     """Return the pod of a node of the latest run. HostError if it is not running, ConfigError if not found."""
     require_own(lab)
+    return _running_pod(lab, lab.engine.observe(lab.name).containers, node)
+
+
+def pod_of_run(lab: ClusterLab, run: Run, node: str) -> str:
+    """Return the pod of a node of a run. HostError if it is not running, ConfigError if not found."""
     containers = lab.engine.observe(lab.name).containers
+    mine = tuple(container for container in containers if container.fingerprint == render.label(run.run_id))
+    # A run that is yet to be submitted has the pods that the lab has.
+    return _running_pod(lab, mine or containers, run.short(node))
+
+
+def _running_pod(lab: ClusterLab, containers: Sequence[Container], node: str) -> str:
+    """Return the name of a node's pod among these. HostError if it is not running, ConfigError if not found."""
     if not containers:
         raise HostError(
             f"lab {lab.name} has no pods", hint="labctl run --detach WORKLOAD starts some for a run", node=node

@@ -4,10 +4,23 @@
 set -euo pipefail
 umask 022
 port=2222
-mkdir -p ~/.ssh "$LABCTL_RUN_DIR/ranks"
+mkdir -p ~/.ssh
 chmod 700 ~/.ssh
-# The run's own files and the workload's: ranks may change them, so they get a copy.
-cp -r --dereference /etc/labctl/files/. "$PROJECT_PATH/"
+# The directory of a run that is recorded is on the claim, if there is one: what a pod writes outlives it.
+on_claim=
+if [[ -v LABCTL_STORAGE && -v LABCTL_KEPT ]]; then
+    on_claim=$LABCTL_STORAGE/runs/${LABCTL_RUN_DIR##*/}
+    mkdir -p "$on_claim/ranks" "${LABCTL_RUN_DIR%/*}"
+    ln -sfn "$on_claim" "$LABCTL_RUN_DIR"
+fi
+mkdir -p "$LABCTL_RUN_DIR/ranks"
+# The run's own files and the workload's: ranks may change them, so they get a copy. On the claim one pod writes them.
+for file in /etc/labctl/files/*; do
+    [[ $on_claim && $file == */outputs ]] || cp -r --dereference "$file" "$PROJECT_PATH/"
+done
+if [[ $on_claim && $1 == launcher ]]; then
+    cp -r --dereference "/etc/labctl/files/outputs/${LABCTL_RUN_DIR##*/}/." "$on_claim/"
+fi
 if [[ -r /run/secrets/environment ]]; then
     # shellcheck disable=SC1091
     . /run/secrets/environment
@@ -116,17 +129,15 @@ find_runner() {
     echo "labctl: the image has no python3: a crashed rank or a stall ends the run only when its launcher does"
 }
 
-# What the workers have written; of files that several wrote the first one's stands. And on the claim, what all wrote.
+# What the workers have written, if it is not on the claim; of files that several wrote the first one's stands.
 gather() {
     local node
+    [[ ! $on_claim ]] || return 0
     while read -r node _; do
         # With 1 ends a tar whose files change meanwhile.
         { timeout 1800 ssh -n "$node" tar -C "$LABCTL_RUN_DIR" -cf - . || [[ $? == 1 ]]; } |
             tar -xf - --skip-old-files || echo "labctl: not all files of $node were gathered"
     done < hostfile
-    if [[ -v LABCTL_STORAGE ]]; then
-        mkdir -p "$LABCTL_STORAGE/runs" && cp -r . "$LABCTL_STORAGE/runs/${LABCTL_RUN_DIR##*/}" || true
-    fi
 } 2> /dev/null
 
 "$@"

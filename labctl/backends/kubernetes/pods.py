@@ -164,6 +164,13 @@ def own(pod: Manifest) -> Mapping[str, Any]:
     return next((status.get("state") or {} for status in statuses if status["name"] == name), {})
 
 
+def image_id(pod: Manifest) -> str:
+    """Return the id of the image of a pod's own container, as the node reports it; empty if not reported."""
+    name = own_container(pod)["name"]
+    statuses = pod.get("status", {}).get("containerStatuses") or ()
+    return next((status.get("imageID", "") for status in statuses if status["name"] == name), "")
+
+
 def _before(pod: Manifest) -> Iterator[Mapping[str, Any]]:
     """Yield the states of a pod's init containers."""
     for status in pod.get("status", {}).get("initContainerStatuses") or ():

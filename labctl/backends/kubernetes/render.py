@@ -6,15 +6,17 @@ Sources: kubeflow/mpi-operator, API v2beta1; kubeflow/trainer, API v1alpha1; Job
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
 from labctl.backends.kubernetes.api import CACHE
-from labctl.backends.kubernetes.job import HOME, KEYS, PORT, STORAGE, UID, ClusterJob, ClusterPods
+from labctl.backends.kubernetes.job import HOME, HOSTNAME, KEYS, PORT, STORAGE, UID, ClusterJob, ClusterPods
 from labctl.backends.kubernetes.pods import DEFAULT_CONTAINER
 from labctl.backends.kubernetes.target import Target, Toleration
+from labctl.errors import HostError
 from labctl.jobs.job import limited
 from labctl.model import File
 from labctl.system import files
@@ -35,6 +37,7 @@ OWNER = "labctl.owner"
 """Annotation with the user who submitted a run: ``person@machine``."""
 RESULTS_WAIT = 600
 """Seconds after a run's command for its results to be gathered and fetched."""
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 LAUNCHER_REQUESTS = {"cpu": "500m", "memory": "1Gi"}
 """Requests of a launcher."""
 LOGS_KEPT = 86_400
@@ -46,21 +49,73 @@ def manifests(target: Target, built: ClusterJob) -> list[Manifest]:
     return [*_needed(target, built), *(_mpijob(target, built) if target.kind == "mpijob" else _trainjob(target, built))]
 
 
-def record(target: Target, built: ClusterJob) -> File:
-    """Render the objects without the Secret as a file of the run's record."""
-    objects = [manifest for manifest in manifests(target, built) if manifest["kind"] != "Secret"]
-    return File(path="rendered/manifests.yaml", content=text(objects))
+RECORD = "rendered/manifests.yaml"
+
+
+def record(objects: Iterable[Manifest]) -> File:
+    """Render a job's objects without the Secret as a file of the run's record."""
+    kept = [manifest for manifest in objects if manifest["kind"] != "Secret"]
+    return File(path=RECORD, content=text(kept))
+
+
+def recorded(record_of_run: Path, names: Mapping[str, str], images: Mapping[str, str]) -> list[Manifest]:
+    """Read the objects of a run's record with other ``names`` in all texts, and images by their digest.
+
+    HostError if it has none.
+    """
+    import yaml
+
+    try:
+        content = (record_of_run / RECORD).read_text(encoding="utf-8")
+    except OSError as error:
+        raise HostError(f"{record_of_run / RECORD}: {error.strerror}", hint="labctl run WORKLOAD") from error
+    for before, now in names.items():
+        content = content.replace(before, now)
+    for image, pinned in images.items():
+        content = content.replace(f"image: {image}\n", f"image: {pinned}\n")
+    return list(yaml.load_all(content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+
+
+def named_hosts(objects: Iterable[Manifest]) -> tuple[str, ...]:
+    """Return the hostnames that workers of these objects are required on."""
+    names: tuple[str, ...] = ()
+    for template in pod_templates(objects):
+        affinity = template["spec"].get("affinity", {}).get("nodeAffinity", {}).get(REQUIRED, {})
+        for term in affinity.get("nodeSelectorTerms", ()):
+            (match,) = term["matchExpressions"]
+            names += tuple(match["values"] if match["operator"] == "In" else ())
+    return tuple(dict.fromkeys(names))
+
+
+def pod_templates(objects: Iterable[Manifest]) -> Iterator[Manifest]:
+    """Yield the templates of a job's pods."""
+    for manifest in objects:
+        if manifest["kind"] == "MPIJob":
+            yield from (role["template"] for role in manifest["spec"]["mpiReplicaSpecs"].values())
+        elif manifest["kind"] == "TrainingRuntime":
+            for part in manifest["spec"]["template"]["spec"]["replicatedJobs"]:
+                yield part["template"]["spec"]["template"]
+
+
+def job_in(objects: Iterable[Manifest]) -> Manifest:
+    """Return the job among a job's objects."""
+    return next(manifest for manifest in objects if manifest["kind"] in ("MPIJob", "TrainJob"))
 
 
 def _needed(target: Target, built: ClusterPods) -> list[Manifest]:
     """Return the objects that pods need: namespace, Secret, claim, ConfigMap."""
     objects = [_object("v1", "Namespace", target.namespace, target, built, namespaced=False)]
     if built.lab.secrets:
-        values = {name: value.reveal() for name, value in built.lab.secrets}
-        objects.append({**_object("v1", "Secret", built.name, target, built), "type": "Opaque", "stringData": values})
+        objects.append(secret(target, built))
     if target.storage:
         objects.append(_claim(target, built))
     return [*objects, _config_map(target, built)]
+
+
+def secret(target: Target, built: ClusterPods) -> Manifest:
+    """Return the Secret with the lab's secrets."""
+    values = {name: value.reveal() for name, value in built.lab.secrets}
+    return {**_object("v1", "Secret", built.name, target, built), "type": "Opaque", "stringData": values}
 
 
 def single(target: Target, built: ClusterPods, command: list[str]) -> list[Manifest]:
@@ -84,8 +139,12 @@ class Kustomized(Struct, frozen=True, kw_only=True):
 def rendered(target: Target, built: ClusterJob) -> Manifests:
     """Render a job's objects for the output of a command."""
     objects = manifests(target, built)
-    names = tuple(f"{manifest['kind']}/{manifest['metadata']['name']}" for manifest in objects)
-    return Manifests(name=built.name, namespace=target.namespace, objects=names, yaml=text(objects))
+    return Manifests(name=built.name, namespace=target.namespace, objects=names_of(objects), yaml=text(objects))
+
+
+def names_of(objects: Iterable[Manifest]) -> tuple[str, ...]:
+    """Return the names of objects, as ``KIND/NAME``."""
+    return tuple(f"{manifest['kind']}/{manifest['metadata']['name']}" for manifest in objects)
 
 
 def text(objects: list[Manifest]) -> str:
@@ -200,7 +259,7 @@ def _pod(target: Target, built: ClusterPods, name: str, command: list[str], *, w
     if target.pull_secret:
         spec["imagePullSecrets"] = [{"name": target.pull_secret}]
     if worker:
-        spec |= _placement(target)
+        spec |= _placement(target, built)
     if tolerated := target.tolerated if worker else target.tolerations:
         spec["tolerations"] = [_toleration(toleration) for toleration in tolerated]
     spec["containers"] = [first]
@@ -215,9 +274,9 @@ def _pod(target: Target, built: ClusterPods, name: str, command: list[str], *, w
     return {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
 
 
-def _placement(target: Target) -> Manifest:
+def _placement(target: Target, built: ClusterPods) -> Manifest:
     """Return the fields of a worker's spec for its placement and the namespaces shared with the node."""
-    fields: Manifest = {}
+    fields: Manifest = _affinity(built)
     if target.host_ipc:
         fields["hostIPC"] = True
     if target.host_network:
@@ -225,6 +284,20 @@ def _placement(target: Target) -> Manifest:
     if target.node_selector:
         fields["nodeSelector"] = dict(target.node_selector)
     return fields
+
+
+def _affinity(built: ClusterPods) -> Manifest:
+    """Return the affinity to named nodes: one worker on each, beside no worker of the lab's other runs."""
+    placement = built.placement
+    if not (placement.hostnames or placement.without):
+        return {}
+    operator, names = ("In", placement.hostnames) if placement.hostnames else ("NotIn", placement.without)
+    term = {"matchExpressions": [{"key": HOSTNAME, "operator": operator, "values": list(names)}]}
+    affinity: Manifest = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [term]}}}
+    if placement.hostnames:
+        workers = {"matchLabels": {"labctl.lab": built.lab.name, "labctl.role": "worker"}}
+        affinity["podAntiAffinity"] = {REQUIRED: [{"labelSelector": workers, "topologyKey": HOSTNAME}]}
+    return {"affinity": affinity}
 
 
 def _toleration(toleration: Toleration) -> Manifest:

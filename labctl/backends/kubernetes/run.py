@@ -11,8 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from datetime import datetime
+from pathlib import Path
 from typing import IO, cast, get_args
 
+import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from labctl.backends.kubernetes import pods, render
@@ -29,8 +32,8 @@ from labctl.backends.kubernetes.api import (
     node_of,
     outputs_of,
 )
-from labctl.backends.kubernetes.job import KEPT, STORAGE, ClusterJob
-from labctl.backends.kubernetes.target import Kind, Target
+from labctl.backends.kubernetes.job import KEPT, STORAGE
+from labctl.backends.kubernetes.target import Kind
 from labctl.backends.kubernetes.waiting import Waiting
 from labctl.backends.stopping import RunStopper, interrupts
 from labctl.config.settings import Settings
@@ -43,6 +46,7 @@ from labctl.records.crash import SILENT, CrashWatch, judged
 from labctl.records.lines import Line, line_of
 from labctl.records.merge import Merge
 from labctl.records.verdict import RunOutcome
+from labctl.system import files
 
 KINDS: dict[Kind, str] = {"mpijob": "MPIJob", "trainjob": "TrainJob"}
 OWNED = {"MPIJob": ("ConfigMap", "Secret"), "TrainJob": ("ConfigMap", "Secret", "TrainingRuntime")}
@@ -67,6 +71,8 @@ DECIDED: tuple[Cause, ...] = ("timeout", "stalled")
 FETCH_LIMIT = 3600
 # Exit code of tar if files changed while they were read.
 CHANGED = 1
+PODS = "pods.json"
+"""Pods of a run, in its record."""
 # Number of files that a warning names.
 SHOWN = 4
 
@@ -76,6 +82,8 @@ class ClusterRun(Run, frozen=True, kw_only=True):
 
     name: str
     kind: str
+    patience: float
+    """Seconds that its pods may take to start, once it is admitted."""
 
     def short(self, text: str) -> str:
         """Replace names of pods in a text by the names of the lab's nodes."""
@@ -120,15 +128,16 @@ def kind_of(api: Api, settings: Settings) -> Kind:
 # --- submit --------------------------------------------------------------------------------------------------
 
 
-def submit(api: Api, target: Target, built: ClusterJob) -> None:
-    """Create a job with its objects; on failure remove them again. HostError with the server's reason."""
-    objects = prepare(api, built.lab.name, render.manifests(target, built))
+def submit(api: Api, lab: str, manifests: Sequence[Manifest]) -> None:
+    """Create a job of a lab with its objects; on failure remove them again. HostError with the server's reason."""
+    objects = prepare(api, lab, manifests)
+    job = render.job_in(objects)
+    kind, name = job["kind"], job["metadata"]["name"]
     for manifest in objects:
         # A TrainJob is refused until the runtime that it names is there.
         if manifest["kind"] != "TrainJob":
             api.apply(manifest, dry_run=True)
-    kind = KINDS[target.kind]
-    before = api.get(kind, built.name)
+    before = api.get(kind, name)
     try:
         for manifest in objects:
             if manifest["kind"] == "TrainJob":
@@ -142,7 +151,7 @@ def submit(api: Api, target: Target, built: ClusterJob) -> None:
     except BaseException:
         if not before:
             with suppress(HostError):
-                remove(api, kind, built.name)
+                remove(api, kind, name)
         raise
 
 
@@ -160,7 +169,7 @@ def _rehearse(api: Api, job: Manifest) -> None:
             return
 
 
-def prepare(api: Api, lab: str, objects: list[Manifest]) -> list[Manifest]:
+def prepare(api: Api, lab: str, objects: Sequence[Manifest]) -> list[Manifest]:
     """Create the namespace and the claim if they do not exist; return the other objects."""
     shared = [manifest for manifest in objects if manifest["kind"] in SHARED]
     for manifest in shared:
@@ -231,12 +240,10 @@ def run_pods(api: Api, run: ClusterRun) -> list[Manifest]:
 class Follower:
     """Follows the pods and lines of a run to its end, through outages of the API server."""
 
-    def __init__(
-        self, api: Api, run: ClusterRun, stop: JobStopper, patience: float, notice: Callable[[str], object]
-    ) -> None:
-        """``patience``: seconds that pods may take to start."""
+    def __init__(self, api: Api, run: ClusterRun, stop: JobStopper, notice: Callable[[str], object]) -> None:
+        """Follow nothing yet; ``notice`` gets why pods wait, and what happens to the connection."""
         self._api, self._run, self._stop, self._notice = api, run, stop, notice
-        self._waiting = Waiting(run.kind, run.lab.image, patience, time.monotonic())
+        self._waiting = Waiting(run.kind, run.lab.image, run.patience, time.monotonic())
         self._told: dict[str, str] = {}
         self._seen: dict[str, Manifest] = {}
         self._silent = self._deleted = 0.0
@@ -523,7 +530,6 @@ def supervise(
     run: ClusterRun,
     keep: Callable[[Sequence[Line]], Sequence[Line]],
     *,
-    patience: float,
     notice: Callable[[str], object],
     ends: bool,
     gather: Callable[[str], object],
@@ -535,7 +541,7 @@ def supervise(
     refuses.
     """
     stop = JobStopper(run, api)
-    follower = Follower(api, run, stop, patience, notice)
+    follower = Follower(api, run, stop, notice)
     watch = CrashWatch(run.lab, run.job)
     with interrupts(stop) if ends else nullcontext():
         ended = follower.follow(lambda line: watch.look_at(keep((line,))))
@@ -566,6 +572,39 @@ def judged_alone(ended: Ended, job: Job, watch: CrashWatch) -> Ended:
     if ended.code in TIMED_OUT and ended.seconds >= job.timeout:
         return replace(ended, cause="timeout", message=f"timed out after {job.timeout:g} s")
     return ended
+
+
+class PodRecord(Struct, frozen=True, kw_only=True):
+    """A pod in the record of its run; ``image_id`` has the digest of its image, if it is from a registry."""
+
+    node: str
+    pod: str
+    on: str
+    """Node of the cluster."""
+    image: str
+    image_id: str
+
+
+def keep_pods(api: Api, run: ClusterRun) -> None:
+    """Write the pods of a run into its record; nothing if the cluster does not answer."""
+    with suppress(HostError):
+        records = [
+            PodRecord(
+                node=node_of(pod),
+                pod=_name(pod),
+                on=pod["spec"].get("nodeName", ""),
+                image=pods.own_container(pod).get("image", ""),
+                image_id=pods.image_id(pod),
+            )
+            for pod in run_pods(api, run)
+        ]
+        files.write(run.directory / PODS, msgspec.json.format(msgspec.json.encode(records)).decode() + "\n")
+
+
+def pinned_images(record: Path) -> dict[str, str]:
+    """Return the images of a recorded run, each by its digest in a registry."""
+    kept = store.decode(record / PODS, list[PodRecord]) or []
+    return {pod.image: pod.image_id for pod in kept if "@sha256:" in pod.image_id}
 
 
 def fetch(api: Api, run: ClusterRun, launcher: str, warn: Callable[[str], None]) -> bool:

@@ -22,7 +22,7 @@ def written(directory: Path, text: str) -> Path:
 
 
 def test_the_profiles_have_their_names() -> None:
-    assert profile.names() == ("cpu", "full", "gaudi", "intel", "nvidia", "quick")
+    assert profile.names() == ("cluster", "cpu", "full", "gaudi", "intel", "nvidia", "quick")
 
 
 @pytest.mark.parametrize("name", profile.names())
@@ -118,4 +118,6 @@ def test_an_unknown_metric_is_refused_with_its_line(tmp_path: Path) -> None:
 def test_the_operators_configuration_names_a_profile() -> None:
     said: list[str] = []
     assert [profile.configured(word, said.append) for word in ("", "GAUDI", "HCCL")] == ["quick", "gaudi", "quick"]
-    assert said == ["TEST_CONFIGURATION=HCCL is no profile (cpu, full, gaudi, intel, nvidia, quick): quick is used"]
+    assert said == [
+        "TEST_CONFIGURATION=HCCL is no profile (cluster, cpu, full, gaudi, intel, nvidia, quick): quick is used"
+    ]

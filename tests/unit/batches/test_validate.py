@@ -63,6 +63,9 @@ class Cluster:
         self.calls.append(script.partition("\n")[0])
         return {host: CompletedProcess((), self.code(script, host), "", "no such card") for host in hosts}, {}
 
+    def look_at(self, node: str) -> str:
+        return f"labctl doctor -n {node}"
+
     def status(self) -> LabStatus:
         state = {node: "unreachable" if node in self.dead else "running" for node in NAMES}
         launched = "exited" if self.refuses else "running"

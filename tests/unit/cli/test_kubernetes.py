@@ -44,15 +44,11 @@ PODS = "there pods are started by each `labctl run`; -s LAB_ENGINE=docker is for
         ("devcontainer", "devcontainer", PODS),
         ("jupyter", "jupyter", "kubectl port-forward"),
         ("fit hello", "fit", "-s LAB_ENGINE=docker"),
-        ("batch hello set", "batch", "labctl run --repeat N"),
-        ("bisect hello", "bisect", PODS),
-        ("validate", "validate", "labctl doctor"),
         ("cache hello --hosts", "cache --hosts", "labctl cache"),
         ("doctor --fix", "doctor --fix", "labctl doctor"),
         ("doctor -n worker-0", "doctor --node", "labctl doctor"),
         ("down --images", "down --images", "nodes remove images themselves"),
         ("down --images --dry-run", "down --images", "nodes remove images themselves"),
-        ("top", "top", "labctl logs --run latest --follow"),
     ],
 )
 def test_a_command_of_docker_hosts_is_refused_and_says_what_to_do_instead(
@@ -70,8 +66,8 @@ def test_a_command_of_docker_hosts_is_refused_and_says_what_to_do_instead(
 
 @pytest.mark.parametrize(
     "command",
-    ["status", "down", "doctor", "devices", "run hello", "shell", "exec -- ls", "logs", "cache hello",
-     "k8s submit hello", "k8s delete hello"],
+    ["status", "down", "doctor", "devices", "run hello", "run --wait --include n0 hello", "shell", "exec -- ls", "logs",
+     "cache hello", "freeze", "bisect hello", "hostfiles --size 1", "top", "k8s submit hello", "k8s delete hello"],
 )  # fmt: skip
 def test_a_command_of_both_says_that_no_cluster_is_configured(
     command: str, lab: Labctl, monkeypatch: pytest.MonkeyPatch
@@ -81,17 +77,6 @@ def test_a_command_of_both_says_that_no_cluster_is_configured(
     assert said.code == 3, said
     assert "no cluster is configured" in said.err
     assert "KUBECONFIG=FILE" in said.err
-
-
-@pytest.mark.parametrize(
-    "option",
-    ["--hostfile all", "--include worker-0", "--exclude worker-0", "--wait", "--retries 2", "--resume latest"],
-)
-@pytest.mark.parametrize("before", [[], ["--dry-run"]])
-def test_an_option_of_docker_hosts_is_refused(option: str, before: list[str], lab: Labctl) -> None:
-    said = lab("run", *before, "hello", *option.split())
-    assert said.code == 2, said
-    assert f"{option.split(maxsplit=1)[0]} is not supported with LAB_ENGINE=kubernetes" in said.err
 
 
 @pytest.mark.parametrize("command", ["run hello", "run --dry-run hello", "cache hello", "down", "status"])

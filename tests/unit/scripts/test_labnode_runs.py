@@ -288,7 +288,7 @@ def test_the_stacks_of_a_run_are_those_of_its_processes_and_of_no_other(
     )
     variables = {**os.environ, "LABCTL_RUN_ID": RUN, "PYTHONFAULTHANDLER": "1"}
     pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    sampler = [sys.executable, "-c", "input()", "/opt/lab/sampler.py"]
+    sampler = [sys.executable, "-c", "input()", str(agent.SAMPLER)]
     with (
         subprocess.Popen(sampler, env=variables, stdin=subprocess.PIPE, **pipe),
         subprocess.Popen([sys.executable, "-c", program], env=variables, **pipe) as rank,
@@ -329,11 +329,18 @@ def test_each_node_of_a_run_is_sampled_while_its_command_runs_and_no_longer(
     ended, lines = supervised(agent, RUN, argv=argv, nodes=["worker-0", "worker-1"])
     assert (ended["code"], len(lines)) == (0, 2)
     for node, line in zip(("worker-0", "worker-1"), lines, strict=True):
-        command, when = line.partition(f"-- {node} ")[2].rsplit(" ", 1)
-        assert command == f"env LABCTL_RUN_ID={RUN} python -I /opt/lab/sampler.py /"
+        command, when, name = line.partition(f"-- {node} ")[2].rsplit(" ", 2)
+        assert command == agent.START_SAMPLER.format(f"LABCTL_RUN_ID={RUN}", f"{agent.SAMPLER} /")
         assert began - 1 < float(when) < time.time()
+        assert name == node
     assert agent.wait_until_gone(RUN, {}, 20, float("inf")) == {}
     assert list(tmp_path.glob("worker-*")) == []
+
+
+def test_a_pod_is_sampled_under_its_name_in_the_lab(agent: ModuleType) -> None:
+    pods = ["demo-worker-0.demo.ns.svc", "demo-worker-1.demo.ns.svc"]
+    commands = agent.sampler_commands({"id": RUN, "nodes": pods, "directory": "/run of it", "in_pod": True})
+    assert [(node, command.split()[-1]) for node, command in commands] == [(pods[0], "worker-0"), (pods[1], "worker-1")]
 
 
 @pytest.mark.parametrize("ssh", ["exit 255", "echo not found >&2; exit 127", "exec sleep 60"])

@@ -331,10 +331,10 @@ def test_samples_that_take_more_than_a_hundredth_of_a_core_come_later_and_none_i
 
 def sampled(source: Path, run: Path, began: float) -> list[str]:
     """Return the lines that a sampler writes until its input ends, which is after the first two."""
-    table = run / f"samples/{os.uname().nodename}.csv"
+    table = run / "samples/worker-0.csv"
     table.parent.mkdir(parents=True)
     os.mkfifo(table)
-    pipe, words = subprocess.PIPE, [sys.executable, "-I", str(source), str(run), str(began)]
+    pipe, words = subprocess.PIPE, [sys.executable, "-I", str(source), str(run), str(began), "worker-0"]
     with subprocess.Popen(words, stdin=pipe, stderr=pipe) as process:
         with table.open() as stream:
             lines = [stream.readline(), stream.readline()]
@@ -349,10 +349,10 @@ def sampled(source: Path, run: Path, began: float) -> list[str]:
 
 def test_a_sampler_writes_until_its_input_ends_what_a_report_reads(tmp_path: Path) -> None:
     lines = sampled(SOURCE, tmp_path / "run", time.time() - 5)
-    write(tmp_path, {f"samples/{os.uname().nodename}.csv": "".join(lines)})
+    write(tmp_path, {"samples/worker-0.csv": "".join(lines)})
     tracks = {track.what: track for track in samples.read(tmp_path)}
     assert tracks["lost samples"].points[0] == pytest.approx((6, 0), abs=3)
-    assert (tracks["network received"].unit, tracks["network received"].node) == ("MiB/s", os.uname().nodename)
+    assert (tracks["network received"].unit, tracks["network received"].node) == ("MiB/s", "worker-0")
 
 
 def test_an_accelerators_devices_are_sampled_by_its_file_beside_the_sampler(tmp_path: Path) -> None:
@@ -364,6 +364,6 @@ def test_an_accelerators_devices_are_sampled_by_its_file_beside_the_sampler(tmp_
 
 
 def test_of_a_run_that_is_over_nothing_is_written(tmp_path: Path) -> None:
-    words = [sys.executable, "-I", str(SOURCE), str(tmp_path), "0"]
+    words = [sys.executable, "-I", str(SOURCE), str(tmp_path), "0", "worker-0"]
     subprocess.run(words, stdin=subprocess.DEVNULL, check=True)
     assert list(tmp_path.iterdir()) == []

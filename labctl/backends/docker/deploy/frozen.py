@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from labctl import launchers, naming
+from labctl.backends import facts
 from labctl.backends.docker.daemon import DockerEngine
 from labctl.backends.docker.deploy import provenance
 from labctl.backends.docker.hosts.sources import Kind
@@ -21,7 +22,7 @@ from labctl.config.context import Context
 from labctl.errors import HostError, raise_all
 from labctl.jobs import inputs
 from labctl.model import HERE, LAUNCHER, Cache, Host, Lab, Workload
-from labctl.records import manifest, store
+from labctl.records import store
 from labctl.system import files
 from labctl.system.parallel import map_hosts
 from labctl.workloads import external, loader
@@ -45,7 +46,6 @@ def of(context: Context, cluster: Cluster, lab: Lab) -> dict[str, Any]:
     first = cluster.daemons[lab.hosts[0].name]
     data = _data(lab, workloads)
     image = str(observed.on(lab.hosts[0].name).image)
-    settings = {key: value for key, value, origin in cluster.settings.rows() if value and origin != "default"}
     seeds = {workload.name: value for workload in workloads if (value := seed(workload))}
     return {
         "schema": SCHEMA,
@@ -53,8 +53,8 @@ def of(context: Context, cluster: Cluster, lab: Lab) -> dict[str, Any]:
         "image": _image(first, lab),
         "packages": provenance.packages_of(lab, cluster, image),
         "pinned": _pinned(lab.image, cluster.base_image),
-        "settings": settings,
-        "files": _files(lab),
+        "settings": facts.settings_given(cluster.settings),
+        "files": facts.workload_files(lab.directory),
         "seeds": seeds,
         "hosts": _hosts(cluster, lab, observed, cached, data),
         "nodes": _nodes(lab, observed),
@@ -93,13 +93,6 @@ def _pinned(image: str, base: str) -> dict[str, dict[str, str | None]]:
     name = catalog.name_of(image) or catalog.name_of(base)
     lock = catalog.file(name, "lock") if name else None
     return {name: package_sources.pins(lock.read_text(encoding="utf-8"))} if name and lock and lock.is_file() else {}
-
-
-def _files(lab: Lab) -> dict[str, str]:
-    """Return the SHA-256 of each file of the workloads: declarations, scripts, configurations."""
-    root = lab.directory / "workloads"
-    entries = manifest.scan(root).entries if root.is_dir() else ()
-    return {f"workloads/{entry.path}": entry.content for entry in entries if entry.kind != "dir"}
 
 
 def seed(workload: Workload) -> str:

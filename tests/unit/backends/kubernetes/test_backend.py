@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,11 @@ from labctl.backends.kubernetes.api import Manifest, Refused
 from labctl.backends.kubernetes.backend import KubernetesBackend
 from labctl.backends.kubernetes.lab import ClusterLab
 from labctl.backends.kubernetes.run import ClusterRun
-from labctl.errors import ConfigError, HostError
+from labctl.errors import HostError
 from labctl.jobs.request import RunOptions
 from labctl.model import Cause, Event, Result
 from labctl.records import store
+from labctl.records.lines import Line
 from labctl.runs import judge, start
 from labctl.runs.labs import status, take_down
 from labctl.system import filelock
@@ -105,21 +106,9 @@ def stoppable(cluster: ClusterLab, run: ClusterRun) -> Programs:
 # --- begin ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("hostfile", "all"), ("include", "worker-0"), ("exclude", "worker-0"), ("resume", "latest"), ("retries", 2),
-     ("wait", True)],
-)  # fmt: skip
-def test_options_of_docker_hosts_are_refused(name: str, value: object) -> None:
+def test_a_run_may_have_every_option() -> None:
     settings = clusters.lab(RunningApi(), LAB_ENGINE="kubernetes").settings
-    with pytest.raises(ConfigError, match=f"--{name} is not supported with LAB_ENGINE=kubernetes") as refused:
-        backends.require_options(settings, replace(RunOptions(), **{name: value}))
-    assert refused.value.hint == "leave it out: the cluster places a run's pods"
-
-
-def test_other_options_are_not() -> None:
-    settings = clusters.lab(RunningApi(), LAB_ENGINE="kubernetes").settings
-    backends.require_options(settings, RunOptions(detach=True, timeout=5))
+    backends.require_options(settings, RunOptions(detach=True, timeout=5, include="n0", wait=True, retries=2))
 
 
 @pytest.mark.parametrize("detach", [True, False])
@@ -415,13 +404,40 @@ def test_what_a_run_has_printed_is_shown_without_marks_tokens_and_the_launchers_
     assert lines[2:] == ["with [REDACTED]"]
 
 
-@pytest.mark.parametrize("follow", [True, False])
-def test_a_run_that_has_not_begun_has_no_log_yet(
-    cluster: ClusterLab, backend: KubernetesBackend, *, follow: bool
-) -> None:
+def test_a_run_that_has_not_begun_has_no_log_yet(cluster: ClusterLab, backend: KubernetesBackend) -> None:
     run = launched(cluster, **waits("ContainerCreating"))
     with pytest.raises(HostError, match=f"run {run.run_id} has not begun"):
-        judge.logs(backend, run.run_id, print, follow=follow)
+        judge.logs(backend, run.run_id, print, follow=False)
+
+
+def test_a_run_is_followed_from_before_it_begins(
+    cluster: ClusterLab, backend: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("labctl.backends.kubernetes.lab.LOOK", 0.01)
+    run = launched(cluster, **waits("ContainerCreating"))
+    batches: list[Sequence[Line]] = []
+
+    def hear(lines: Sequence[Line]) -> None:
+        batches.append(lines)
+        if len(batches) == 2:
+            prints(cluster, run, "one", "two", f"{MARK}0")
+            put(cluster, pod_of(run, "launcher", **runs()))
+
+    backend.output(run, hear)
+    assert [line.text for batch in batches for line in batch] == ["one", "two"]
+    assert batches[:2] == [(), ()]
+
+
+def test_a_run_whose_job_is_gone_is_not_waited_for(cluster: ClusterLab, backend: KubernetesBackend) -> None:
+    run = launched(cluster)
+    cluster.api.delete(run.kind, run.name)
+    with pytest.raises(HostError, match=f"run {run.run_id} has not begun, and has no MPIJob"):
+        backend.output(run, print)
+
+
+def test_who_has_enough_follows_no_longer(cluster: ClusterLab, backend: KubernetesBackend) -> None:
+    run = launched(cluster, **waits("ContainerCreating"))
+    backend.output(run, print, lambda: True)
 
 
 def test_a_run_that_was_judged_is_shown_from_its_record(

@@ -43,7 +43,7 @@ def the(api: FakeApi, code: str, **given: Any) -> Finding:
 def preflight(api: FakeApi, **given: Any) -> None:
     made, where = lab(api, directory=ROOT, **given), target(**given)
     workload = choose_workload(ROOT, "matmul", RunOptions(), made.settings)
-    checks.preflight(made, where, job.build(made.settings, ROOT, where, workload, RunOptions()))
+    checks.preflight(made, where, job.build(made.settings, ROOT, where, workload, RunOptions()).job)
 
 
 def claim(mode: str = "ReadWriteMany", phase: str = "Bound", size: str = "10Gi") -> Manifest:

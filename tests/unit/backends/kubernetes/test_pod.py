@@ -195,12 +195,36 @@ def test_it_stays_while_its_results_are_fetched(launcher: Launcher) -> None:
     assert launcher.process.wait(20) == 0
 
 
-def test_results_are_on_the_claim_too_where_there_is_one(launcher: Launcher) -> None:
+def test_a_runs_directory_is_on_the_claim_if_there_is_one(launcher: Launcher) -> None:
     launcher.environment["LABCTL_STORAGE"] = f"{launcher.root}/storage"
-    launcher.worker("w1", one="1")
+    launcher.worker("w1", two="2")
+    launcher.start("sh", "-c", "echo 1 > one; /bin/sleep 0.1")
+    assert launcher.line() == "labctl: the launcher ended with exit code 0"
+    on_claim = launcher.root / "storage/runs" / launcher.id
+    assert launcher.run.resolve() == on_claim.resolve()
+    assert {"one", "ranks", "rank.sh", "hostfile"} <= {path.name for path in on_claim.iterdir()}
+    assert not (on_claim / "two").exists(), "workers write there, too: nothing is gathered"
+
+
+def test_a_worker_leaves_the_files_of_a_run_on_the_claim_to_the_launcher(launcher: Launcher) -> None:
+    launcher.environment["LABCTL_STORAGE"] = f"{launcher.root}/storage"
+    (launcher.root / "etc/files/workloads").mkdir()
+    # Without keys it goes no further.
+    launcher.start(role="worker")
+    launcher.end()
+    on_claim = launcher.root / "storage/runs" / launcher.id
+    assert [path.name for path in on_claim.iterdir()] == ["ranks"]
+    assert launcher.run.resolve() == on_claim.resolve()
+    assert (launcher.root / "project/workloads").is_dir()
+
+
+def test_a_job_that_is_not_recorded_stays_in_its_pods(launcher: Launcher) -> None:
+    launcher.environment["LABCTL_STORAGE"] = f"{launcher.root}/storage"
+    del launcher.environment["LABCTL_KEPT"]
     launcher.start("true")
-    launcher.line()
-    assert (launcher.root / f"storage/runs/{launcher.id}/one").read_text() == "1"
+    launcher.end()
+    assert list((launcher.root / "storage").iterdir()) == []
+    assert (launcher.run / "rank.sh").is_file()
 
 
 @pytest.mark.parametrize("code", [0, 3, 124])

@@ -21,10 +21,10 @@ from support.harness import wait_until
 from support.running import MARK, RunningApi, condition, ended, entry, pod_of, runs, serving, unplaced, waits
 
 from labctl import launchers
-from labctl.backends.kubernetes import render, waiting
 from labctl.backends.kubernetes import run as cluster_runs
+from labctl.backends.kubernetes import waiting
 from labctl.backends.kubernetes.api import OUT, Manifest, Refused
-from labctl.backends.kubernetes.job import ClusterJob
+from labctl.backends.kubernetes.backend import NewClusterRun
 from labctl.backends.kubernetes.lab import ClusterLab
 from labctl.backends.kubernetes.run import (
     ClusterRun,
@@ -36,7 +36,6 @@ from labctl.backends.kubernetes.run import (
     submit,
     supervise,
 )
-from labctl.backends.kubernetes.target import Target
 from labctl.errors import HostError
 from labctl.model import Event, Result
 from labctl.records import store
@@ -61,10 +60,9 @@ def lab_with_token(api: FakeApi, directory: Path, timeout: str = "60s", **given:
     return clusters.lab(api, directory, LAB_ACCELERATOR="cpu", HF_TOKEN=TOKEN, **given)
 
 
-def begun(api: FakeApi, directory: Path, **given: Any) -> tuple[Target, ClusterJob]:
-    """A run that is to begin."""
-    new = running.begun(lab_with_token(api, directory, **given))
-    return new.target, new.built
+def begun(api: FakeApi, directory: Path, **given: Any) -> NewClusterRun:
+    """Build a run that is to begin."""
+    return running.begun(lab_with_token(api, directory, **given))
 
 
 # --- what the cluster has ------------------------------------------------------------------------------------
@@ -109,15 +107,15 @@ class Strict(FakeApi):
 @pytest.mark.parametrize("kind", ["mpijob", "trainjob"])
 def test_a_job_owns_what_it_has_beside_it(tmp_path: Path, kind: str) -> None:
     api = Strict(knows=[MPIJOBS, TRAINJOBS])
-    target, built = begun(api, tmp_path, LAB_K8S_JOB=kind)
-    submit(api, target, built)
+    new = begun(api, tmp_path, LAB_K8S_JOB=kind)
+    submit(api, new.lab.name, new.objects)
     made = {one: manifest["metadata"] for (one, _), manifest in api.objects.items()}
-    head = cluster_runs.KINDS[target.kind]
+    head = new.kind
     beside = {"ConfigMap", "Secret"} | ({"TrainingRuntime"} if kind == "trainjob" else set())
     assert made.keys() == {"Namespace", head} | beside
     for one in beside:
         (owner,) = made[one]["ownerReferences"]
-        assert (owner["kind"], owner["name"], owner["uid"]) == (head, built.name, f"uid-{head}")
+        assert (owner["kind"], owner["name"], owner["uid"]) == (head, new.name, f"uid-{head}")
     assert "ownerReferences" not in made[head]
     assert made["Namespace"]["labels"] == {"labctl.lab": "demo"}
 
@@ -127,9 +125,9 @@ def test_a_job_owns_what_it_has_beside_it(tmp_path: Path, kind: str) -> None:
 def test_a_refused_object_leaves_nothing_of_the_job(tmp_path: Path, refused: str, when: str) -> None:
     api = Strict(knows=[TRAINJOBS])
     api.refuses, api.when = refused, when
-    target, built = begun(api, tmp_path)
+    new = begun(api, tmp_path)
     with pytest.raises(HostError, match=f"{refused} was refused: too many"):
-        submit(api, target, built)
+        submit(api, new.lab.name, new.objects)
     assert {kind for kind, _ in api.objects} == {"Namespace"}
 
 
@@ -145,9 +143,9 @@ def test_a_runtime_that_trainer_has_not_seen_yet_is_waited_for(tmp_path: Path) -
             return super().apply(manifest, dry_run=dry_run)
 
     api = Late(knows=[TRAINJOBS])
-    target, built = begun(api, tmp_path)
-    submit(api, target, built)
-    assert ("TrainJob", built.name) in api.objects
+    new = begun(api, tmp_path)
+    submit(api, new.lab.name, new.objects)
+    assert ("TrainJob", new.name) in api.objects
 
 
 def test_a_runtime_that_trainer_never_sees_is_refused_after_some_seconds(
@@ -161,9 +159,9 @@ def test_a_runtime_that_trainer_never_sees_is_refused_after_some_seconds(
 
     monkeypatch.setattr(cluster_runs, "SEEING", 0.01)
     api = Blind(knows=[TRAINJOBS])
-    target, built = begun(api, tmp_path)
+    new = begun(api, tmp_path)
     with pytest.raises(HostError, match="must be created before"):
-        submit(api, target, built)
+        submit(api, new.lab.name, new.objects)
     assert {kind for kind, _ in api.objects} == {"Namespace"}
 
 
@@ -175,20 +173,20 @@ def test_who_stops_labctl_while_it_submits_leaves_nothing_of_the_job(tmp_path: P
             return super().apply(manifest, dry_run=dry_run)
 
     api = Interrupted()
-    target, built = begun(api, tmp_path)
+    new = begun(api, tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        submit(api, target, built)
+        submit(api, new.lab.name, new.objects)
     assert {kind for kind, _ in api.objects} == {"Namespace"}
 
 
 def test_a_job_that_was_there_before_stays_where_a_change_of_it_is_refused(tmp_path: Path) -> None:
     api = Strict(knows=[TRAINJOBS])
-    target, built = begun(api, tmp_path)
-    submit(api, target, built)
+    new = begun(api, tmp_path)
+    submit(api, new.lab.name, new.objects)
     api.refuses = "TrainJob"
     with pytest.raises(HostError, match="TrainJob was refused"):
-        submit(api, target, built)
-    assert ("TrainJob", built.name) in api.objects
+        submit(api, new.lab.name, new.objects)
+    assert ("TrainJob", new.name) in api.objects
 
 
 def test_a_namespace_and_a_claim_that_are_there_stay_as_they_are(tmp_path: Path) -> None:
@@ -197,17 +195,17 @@ def test_a_namespace_and_a_claim_that_are_there_stay_as_they_are(tmp_path: Path)
         {"kind": "PersistentVolumeClaim", "metadata": {"name": "demo-storage"}, "spec": {"is": "theirs"}},
     ]
     api = FakeApi(*there)
-    target, built = begun(api, tmp_path, LAB_K8S_STORAGE_SIZE="10g")
-    prepare(api, "demo", render.manifests(target, built)[:3:2])
+    new = begun(api, tmp_path, LAB_K8S_STORAGE_SIZE="10g")
+    prepare(api, "demo", new.objects[:3:2])
     assert list(api.objects.values()) == there
     assert "patch namespaces" not in api.asked
 
 
 def test_who_may_work_in_a_namespace_alone_needs_no_rights_to_it(tmp_path: Path) -> None:
     api = Strict(denied=["get namespaces", "patch namespaces"])
-    target, built = begun(api, tmp_path)
-    submit(api, target, built)
-    assert ("MPIJob", built.name) in api.objects
+    new = begun(api, tmp_path)
+    submit(api, new.lab.name, new.objects)
+    assert ("MPIJob", new.name) in api.objects
 
 
 # --- follow --------------------------------------------------------------------------------------------------
@@ -253,7 +251,8 @@ class World:
             self.monkeypatch.setattr(cluster_runs, name.upper(), value)
 
     def follow(self, patience: float = LIMIT) -> Ended:
-        follower = Follower(self.api, self.run, self.stop, patience, self.said.append)
+        run = replace(self.run, patience=patience)
+        follower = Follower(self.api, run, self.stop, self.said.append)
         return follower.follow(lambda line: self.lines.append(line.text))
 
     def supervise(
@@ -267,7 +266,8 @@ class World:
             self.lines += (line.text for line in lines)
             return lines
 
-        return supervise(self.api, self.run, keep, patience=patience, notice=self.said.append, ends=ends, gather=gather)
+        run = replace(self.run, patience=patience)
+        return supervise(self.api, run, keep, notice=self.said.append, ends=ends, gather=gather)
 
 
 @pytest.fixture
@@ -762,7 +762,7 @@ def test_why_the_cluster_ended_a_launcher_is_waited_for(
             world.job(**condition("Failed", "BackoffLimitExceeded"))
 
     world.then(lambda: world.pod("launcher", deleted=True, **runs()), None, explain)
-    follower = Follower(world.api, world.run, world.stop, LIMIT, world.said.append)
+    follower = Follower(world.api, world.run, world.stop, world.said.append)
     follower.launcher = world.launcher
     follower._explain(143)
     assert world.stop.cause == cause
@@ -777,7 +777,7 @@ def test_what_has_ended_well_or_for_a_known_reason_needs_no_explanation(world: W
     world.pods(deleted=True, **runs())
     world.api.delete("MPIJob", world.run.name)
     looks = len(world.api.asked)
-    Follower(world.api, world.run, world.stop, LIMIT, world.said.append)._explain(code)
+    Follower(world.api, world.run, world.stop, world.said.append)._explain(code)
     assert world.stop.cause == ("timeout" if code else None)
     assert len(world.api.asked) == looks
 

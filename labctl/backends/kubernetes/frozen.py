@@ -1,0 +1,62 @@
+"""Facts of a lab in a cluster for `labctl freeze`, and those that a replay misses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any
+
+from labctl.backends import facts, spec
+from labctl.backends.kubernetes import render
+from labctl.backends.kubernetes.api import Manifest
+from labctl.backends.kubernetes.job import HOSTNAME
+from labctl.backends.kubernetes.lab import ClusterLab
+from labctl.backends.kubernetes.run import KINDS, definitions
+from labctl.backends.kubernetes.target import read
+from labctl.jobs.replay import ReplayedRun
+
+SCHEMA = 1
+VERSIONS = ("architecture", "containerRuntimeVersion", "kernelVersion", "kubeletVersion", "osImage")
+"""Facts of a node's ``nodeInfo``. Source: the Kubernetes API, NodeSystemInfo."""
+OF_DEVICES = ("nvidia.com/", "habana.ai/", "intel.feature.node.kubernetes.io/", "gpu.intel.com/")
+"""Prefixes of node labels with which vendors name devices and drivers. Source: their feature discoveries."""
+
+
+def of(lab: ClusterLab) -> dict[str, Any]:
+    """Return the facts of the lab. Refused if nodes may not be listed."""
+    target = read(lab.settings, lab.settings.text("LAB_ACCELERATOR"))
+    return {
+        "schema": SCHEMA,
+        "labctl": metadata.version("labctl"),
+        "image": {"name": lab.settings.text("LAB_IMAGE") or f"labctl/{lab.settings.text('LAB_ACCELERATOR')}"},
+        "cluster": {"namespace": target.namespace, "jobs": definitions(lab.api), **lab.engine.versions()},
+        "settings": facts.settings_given(lab.settings),
+        "files": facts.workload_files(lab.directory),
+        "hosts": {node["metadata"]["name"]: _node(node) for node in lab.api.list("Node")},
+    }
+
+
+def _node(node: Manifest) -> dict[str, str]:
+    """Return the facts of a node: versions, resources, and labels of its devices."""
+    info, labels = node["status"].get("nodeInfo", {}), node["metadata"].get("labels", {})
+    resources = {f"allocatable {name}": amount for name, amount in node["status"].get("allocatable", {}).items()}
+    devices = {name: value for name, value in labels.items() if name.startswith(OF_DEVICES)}
+    return {**{name: info[name] for name in VERSIONS if name in info}, **resources, **devices}
+
+
+def missing(lab: ClusterLab, recorded: ReplayedRun) -> Iterator[str]:
+    """Yield what a recorded run used and is not available."""
+    place = lab.place_of(recorded.job.run_id)
+    if not lab.is_here(recorded.job.run_id):
+        yield f"it was in namespace {place.namespace} of {place.server}" if place.server else "it was on Docker hosts"
+        return
+    kinds = definitions(lab.api)
+    if not kinds[next(kind for kind, name in KINDS.items() if name == place.kind)]:
+        yield f"the cluster knows no {place.kind} now"
+    objects = render.recorded(recorded.path, {}, {})
+    text = render.text(objects)
+    if "secretName: " in text and not spec.secrets(lab.settings):
+        yield "its secrets are not in .env"
+    if named := render.named_hosts(objects):
+        present = {node["metadata"].get("labels", {}).get(HOSTNAME, "") for node in lab.api.list("Node")}
+        yield from (f"the cluster has no node {name}" for name in named if name not in present)
