@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 from labctl import flows
@@ -12,6 +14,7 @@ from labctl.backends.docker.lab import cluster
 from labctl.backends.kubernetes import lab as cluster_lab
 from labctl.backends.kubernetes.api import MARKED, OUT, Manifest
 from labctl.backends.kubernetes.lab import STOP
+from labctl.backends.kubernetes.render import named_hosts
 from labctl.config.context import Context
 from labctl.jobs.request import RunOptions
 from support import made_up_backend
@@ -124,9 +127,9 @@ class ClusterSite:
 class ClusterInMemory(RunningApi):
     """A cluster whose operator runs the pods of an MPIJob at once; its launcher prints all of its output at once."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, nodes: Iterable[str] = ("n0",)) -> None:
         namespace: Manifest = {"kind": "Namespace", "metadata": {"name": "demo"}}
-        super().__init__(namespace, node())
+        super().__init__(namespace, *map(node, nodes))
         self._answers = answer
         self.programs = self._run
         self._made = 0
@@ -151,14 +154,38 @@ class ClusterInMemory(RunningApi):
         for replica, spec in job["spec"]["mpiReplicaSpecs"].items():
             role = replica.lower()
             names = [f"{role}-{index}" for index in range(spec["replicas"])] if role == "worker" else [role]
-            for pod in [f"{name}-{end}" for end in names if ("Pod", f"{name}-{end}") not in self.objects]:
-                self._make(pod, name, role, spec["template"])
+            hosts = named_hosts([job]) if role == "worker" else ()
+            for end, host in zip(names, hosts or ["n0"] * len(names), strict=True):
+                if ("Pod", f"{name}-{end}") not in self.objects:
+                    self._make(f"{name}-{end}", name, role, spec["template"], host)
 
-    def _make(self, pod: str, job: str, role: str, template: Manifest) -> None:
+    def nodes_of(self, run: str) -> tuple[str, ...]:
+        """Return the nodes that a run's workers are required on."""
+        jobs = [manifest for (kind, _), manifest in self.objects.items() if kind == "MPIJob"]
+        return named_hosts(job for job in jobs if job["metadata"]["labels"].get("labctl.run") == run)
+
+    def _respond(self, method: str, path: str, body: Manifest | None = None, **options: Any) -> Any:
+        if path.endswith("/log") and options.get("follow"):
+            super()._respond(method, path, body, **options)
+            return SimpleNamespace(stream=lambda _: self._follow(path.split("/")[-2]), close=lambda: None)
+        return super()._respond(method, path, body, **options)
+
+    def _follow(self, pod: str) -> Iterator[bytes]:
+        """Yield the lines of a pod until its launch command has ended, or it is gone."""
+        read, ended = 0, False
+        while not ended:
+            ended = ("Pod", pod) not in self.objects
+            for line in self.printed[pod][read:]:
+                read += 1
+                ended |= MARK in line
+                yield f"{line}\n".encode()
+            time.sleep(0.01)
+
+    def _make(self, pod: str, job: str, role: str, template: Manifest, host: str) -> None:
         self._made += 1
         labels = template["metadata"]["labels"]
         made = {"creationTimestamp": "2026-01-02T03:04:00Z", "uid": f"pod-{self._made}", "owner": job}
-        spec = {**template["spec"], "nodeName": "n0"}
+        spec = {**template["spec"], "nodeName": host}
         self.put({
             "kind": "Pod",
             "metadata": {"name": pod, "labels": labels, **made},

@@ -135,13 +135,18 @@ def _node(node: Manifest, target: Target) -> ClusterNode:
     plain = ["cordoned"] * bool(spec.get("unschedulable")) + ["not ready"] * (not _ready(node))
     return ClusterNode(
         name=node["metadata"]["name"],
-        hostname=labels.get(HOSTNAME, node["metadata"]["name"]),
+        hostname=hostname_of(node),
         address=next((each["address"] for each in addresses if each["type"] == "InternalIP"), ""),
         allocatable=numbers(node["status"].get("allocatable", {})),
         obstacles=(*unlabelled, *lasting),
         passing=tuple(plain or passing),
         open=not plain and not _kept_off(taints, target.tolerations),
     )
+
+
+def hostname_of(node: Manifest) -> str:
+    """Return the hostname of a node, by its label; its name if it has none."""
+    return str(node["metadata"].get("labels", {}).get(HOSTNAME, node["metadata"]["name"]))
 
 
 def _kept_off(taints: Iterable[Manifest], tolerated: Sequence[Toleration]) -> list[Manifest]:

@@ -9,7 +9,7 @@ from typing import Any
 from labctl.backends import facts, spec
 from labctl.backends.kubernetes import render
 from labctl.backends.kubernetes.api import Manifest
-from labctl.backends.kubernetes.job import HOSTNAME
+from labctl.backends.kubernetes.capacity import hostname_of
 from labctl.backends.kubernetes.lab import ClusterLab
 from labctl.backends.kubernetes.run import KINDS, definitions
 from labctl.backends.kubernetes.target import read
@@ -58,5 +58,5 @@ def missing(lab: ClusterLab, recorded: ReplayedRun) -> Iterator[str]:
     if "secretName: " in text and not spec.secrets(lab.settings):
         yield "its secrets are not in .env"
     if named := render.named_hosts(objects):
-        present = {node["metadata"].get("labels", {}).get(HOSTNAME, "") for node in lab.api.list("Node")}
+        present = set(map(hostname_of, lab.api.list("Node")))
         yield from (f"the cluster has no node {name}" for name in named if name not in present)
