@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from labctl.batches.logs import Measured
+from labctl.system import human
 
 Status = Literal["PASS", "FAIL"]
 SHOWN = 3
@@ -178,17 +179,17 @@ def _below_minimum(value: float, size: int | None, limits: Limits) -> Iterable[t
     least, each = limits.min, ""
     if limits.per_node:
         least *= size or 1
-        each = f" ({limits.min:.10g} on each of {size} nodes)" if size != 1 else ""
+        each = f" ({human.exact(limits.min, 10)} on each of {size} nodes)" if size != 1 else ""
     # The opposite of "at least": nan is no pass.
     if not value >= least:
-        yield "below-min", f"{value:.10g} is below {least:.10g}{each}"
+        yield "below-min", f"{human.exact(value, 10)} is below {human.exact(least, 10)}{each}"
 
 
 def _below_median(per_node: float, median: float, within: float) -> Iterable[tuple[str, str]]:
     """Yield cause and message if a value per node is more than ``within`` below the median."""
     if not per_node >= median * (1 - within):
-        below = f"{100 * (1 - per_node / median):.1f} % below" if median > 0 else "below"
-        yield "below-median", f"{per_node:.10g} per node is {below} the median, {median:.10g}"
+        below = f"{human.share(1 - per_node / median)} below" if median > 0 else "below"
+        yield "below-median", f"{human.exact(per_node, 10)} per node is {below} the median, {human.exact(median, 10)}"
 
 
 def _by_size(jobs: Iterable[JobResult]) -> tuple[SizeResult, ...]:
@@ -264,14 +265,13 @@ def _names(jobs: Iterable[JobResult]) -> tuple[str, ...]:
 
 def _failures(failed: Sequence[JobResult], total: int) -> str:
     """Render the failed jobs of a node, with the cause of the first few."""
-    shown = [f"{job.job} ({_evidence(job)})" for job in failed[:SHOWN]]
-    more = f" and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
-    return f"{len(failed)} of {total} jobs failed: {', '.join(shown)}{more}"
+    shown = [f"{job.job} ({_evidence(job)})" for job in failed]
+    return f"{len(failed)} of {total} jobs failed: {human.listed(shown, SHOWN)}"
 
 
 def _evidence(job: JobResult) -> str:
     """Render cause, distance from the median and number of nodes of a job that failed."""
-    distance = "" if job.vs_median is None else f", {100 * job.vs_median:+.1f} % of the median"
+    distance = "" if job.vs_median is None else f", {human.share(job.vs_median, '+')} of the median"
     others = f", on {job.size} nodes" if len(job.nodes) > 1 else ""
     return f"{job.cause}{distance}{others}"
 

@@ -10,8 +10,8 @@ from msgspec import Struct
 from labctl.batches.baseline import Baseline
 from labctl.batches.profile import Check, Limit, digest
 from labctl.records.verdict import final
-from labctl.reports.page import number
 from labctl.reports.validation import Figure
+from labctl.system import human
 
 
 class JobOutcome(Struct, frozen=True, kw_only=True):
@@ -109,8 +109,8 @@ def _absolute(limit: Limit) -> Bound | None:
 def _relative(limit: Limit, value: float, source: str, within: float) -> Bound:
     """Return the bound ``within`` worse than a value: below it, or above it if lower is better."""
     if limit.lower_is_better:
-        return Bound(sign="<=", value=(1 + within) * value, source=f"{100 * within:g} % above the {source}")
-    return Bound(sign=">=", value=(1 - within) * value, source=f"{100 * within:g} % below the {source}")
+        return Bound(sign="<=", value=(1 + within) * value, source=f"{human.exact(100 * within)} % above the {source}")
+    return Bound(sign=">=", value=(1 - within) * value, source=f"{human.exact(100 * within)} % below the {source}")
 
 
 def judge(check: Check, jobs: Iterable[JobOutcome], limits: Mapping[tuple[str, str], Bound]) -> list[Figure]:
@@ -130,7 +130,7 @@ def judge(check: Check, jobs: Iterable[JobOutcome], limits: Mapping[tuple[str, s
                 node=name,
                 value=value,
                 unit=unit,
-                limit=f"{bound.sign} {bound.value:.6g} {unit}".rstrip() if bound else "",
+                limit=f"{bound.sign} {human.exact(bound.value)} {unit}".rstrip() if bound else "",
                 passed=passed,
                 source=bound.source if bound else "",
             )
@@ -141,4 +141,4 @@ def judge(check: Check, jobs: Iterable[JobOutcome], limits: Mapping[tuple[str, s
 def missed(figure: Figure) -> str:
     """Render a figure that missed its threshold."""
     limit = f", not {figure.limit} ({figure.source})" if figure.limit else ""
-    return f"{figure.step}: {figure.what} {number(figure.value)} {figure.unit}".rstrip() + limit
+    return f"{figure.step}: {figure.what} {human.number(figure.value)} {figure.unit}".rstrip() + limit

@@ -16,7 +16,7 @@ from labctl.batches import record
 from labctl.batches.record import Batch, BatchJob
 from labctl.config.hostfile import quote
 from labctl.errors import ConfigError
-from labctl.system import files
+from labctl.system import files, human
 
 THROUGHPUT = r"Throughput: (\S+) samples/sec"
 """Line that DeepSpeed-Chat's scripts and labctl's own workloads print."""
@@ -142,7 +142,7 @@ def _logged(path: str, pattern: re.Pattern[bytes], unit: str) -> Measured:
             names = tuple(dict.fromkeys(_hosts(iter(lambda: stream.readline(LONGEST_LINE), b""))))
             value, odd = _last_in_file(stream, pattern)
         if value is not None and value <= 0 and unit:
-            value, odd = None, f"{value:g} {unit} is no throughput"
+            value, odd = None, f"{human.number(value)} {unit} is no throughput"
         if value is None:
             cause, message = "no-metric", odd or f"nothing matches `{pattern.pattern.decode(errors='replace')}`"
     except OSError as error:

@@ -19,7 +19,7 @@ from labctl.errors import ConfigError
 from labctl.jobs import job
 from labctl.jobs.request import RunOptions
 from labctl.model import Lab, Metric, Workload
-from labctl.system import files
+from labctl.system import files, human
 
 TOTALS = ("throughput", "tokens")
 """Metrics that add up over nodes; bandwidths and the rate of the slowest rank do not."""
@@ -169,4 +169,4 @@ def drained_by(lab: Lab, diagnosis: Diagnosis, today: date) -> tuple[str, ...]:
 
 def described(bad: BadNode | BadLink) -> str:
     """Render how bad a node or link is: ``slow, 0.52 of the median``."""
-    return bad.kind if bad.figure is None else f"{bad.kind}, {bad.figure:.2f} of the median"
+    return bad.kind if bad.figure is None else f"{bad.kind}, {human.share(bad.figure)} of the median"

@@ -24,8 +24,8 @@ from labctl.batches.operator import Operator
 from labctl.batches.profile import Check, Hook, Profile, digest
 from labctl.errors import ConfigError, Failures, HostError, LabError
 from labctl.model import HERE, LAUNCHER
-from labctl.reports.page import number
 from labctl.reports.validation import HEALTH, Figure, Health, LinkVerdict, NodeVerdict, StepResult, Validation
+from labctl.system import human
 from labctl.system.process import CompletedProcess
 
 if TYPE_CHECKING:
@@ -591,13 +591,12 @@ def _summary(judged: Sequence[Figure]) -> str:
     for metric in dict.fromkeys(figure.what for figure in judged):
         of_metric = [figure for figure in judged if figure.what == metric]
         values = [figure.value for figure in of_metric if figure.value is not None]
-        span = f"{number(min(values))} to {number(max(values))}" if len(values) > 1 else number(values[0])
-        parts.append(f"{metric} {span} {of_metric[0].unit}".rstrip())
+        parts.append(f"{metric} {human.span(values)} {of_metric[0].unit}".rstrip())
     return ", ".join(parts)
 
 
 def _measure(kind: str, figure: float | None) -> str:
-    return kind if figure is None else f"{figure:.0%} of the median"
+    return kind if figure is None else f"{human.share(figure)} of the median"
 
 
 def _look_at(check: Check) -> str:

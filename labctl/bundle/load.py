@@ -26,10 +26,10 @@ from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError
 from labctl.hub.prefetch import make_root
 from labctl.model import HostFailure
-from labctl.system import filelock
+from labctl.system import filelock, human
 from labctl.system.files import make_private, require_room, room_at
 from labctl.system.parallel import map_hosts
-from labctl.system.progress import Progress, listed
+from labctl.system.progress import Progress
 from labctl.system.tar import END, member_header, padding
 
 Notice = Callable[[str], None]
@@ -76,7 +76,7 @@ def load_bundle(
         env, dropped = own_settings(bundle, Path(folder, ".env"), context.flags)
         if dropped:
             context.warn(
-                f"not taken from the bundle: {listed(dropped, len(dropped))}, which open this machine: "
+                f"not taken from the bundle: {human.listed(dropped, len(dropped))}, which open this machine: "
                 f"those that this machine has go into {context.directory / '.env'}"
             )
         settings = config.load(Path(folder), context.environ, context.flags)
@@ -84,7 +84,7 @@ def load_bundle(
         files = of_lab(bundle, env, context.directory, force=force)
         cached = of_cache(bundle, cache)
         if outside := sorted(bundle.below("cache").keys() - cached_in(bundle).keys()):
-            context.warn(f"not written: {listed(outside, 3)}: only {' and '.join(CACHED)} go into a cache")
+            context.warn(f"not written: {human.listed(outside, 3)}: only {' and '.join(CACHED)} go into a cache")
         skipped = unwanted(files, context, ask)
         files = {path: member for path, member in files.items() if path not in skipped}
         to_write = {**files, **cached}
@@ -183,7 +183,7 @@ def unwanted(files: Iterable[Path], context: Context, ask: Callable[[str], bool]
     risky = tuple(path for path in files if may_run(path.relative_to(context.directory).as_posix()))
     if not risky:
         return ()
-    names = listed(relative_names(risky, context.directory), len(risky))
+    names = human.listed(relative_names(risky, context.directory), len(risky))
     risk = f"programs of this machine, such as editors, may run what is in {names}"
     if ask is None:
         context.warn(f"not written: {risk} (--yes writes it)")
@@ -213,7 +213,7 @@ def of_lab(bundle: Bundle, env: BundleEntry, directory: Path, *, force: bool) ->
     others = sorted(str(path.relative_to(directory)) for path in missing if os.path.lexists(path))
     if others and not force:
         raise ConfigError(
-            f"{directory} has other content than the bundle: {listed(others, 3)}",
+            f"{directory} has other content than the bundle: {human.listed(others, 3)}",
             hint="load it into another directory, or --force to replace those files",
         )
     for path in missing:

@@ -28,9 +28,9 @@ from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError
 from labctl.jobs import request
 from labctl.naming import override_path
-from labctl.system import process
+from labctl.system import human, process
 from labctl.system.files import PASSWORDS, is_below, leads_out
-from labctl.system.progress import Progress, amount
+from labctl.system.progress import Progress
 
 NODES = ".lab/nodes"
 FOLDERS = ("workloads", "hostfiles", NODES)
@@ -129,7 +129,7 @@ def save_bundle(
     except OSError as error:
         hint = f"df -h {shlex.quote(str(file.parent))}"
         raise HostError(f"cannot write {file}: {error.strerror}", hint=hint) from error
-    context.notice(f"{file}: {amount(size)}")
+    context.notice(f"{file}: {human.size(size)}")
     for left_out in excluded:
         context.notice(f"excluded: {left_out.path} ({left_out.reason})")
     return SavedBundle(

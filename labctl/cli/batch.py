@@ -13,7 +13,7 @@ import typer
 
 from labctl import flows
 from labctl.cli.common import HERE, Directory, Json, Setting, answering, context
-from labctl.cli.output import Output, quantity, table
+from labctl.cli.output import Output, table
 from labctl.cli.run import (
     ARGUMENTS,
     Expect,
@@ -23,6 +23,7 @@ from labctl.cli.run import (
     complete_workload,
     settings_of_script,
 )
+from labctl.system import human
 
 if TYPE_CHECKING:
     from labctl.batches.batch import BatchReport
@@ -221,8 +222,8 @@ def run_text(run: Run, unit: str) -> str:
     nodes = ", ".join(run.nodes)
     if run.value is None:
         return f"{nodes}: failed ({run.why})"
-    of_median = "" if run.figure is None else f", {run.figure:.2f} of the median"
-    return f"{nodes}: {quantity(run.value)}{unit}{of_median}"
+    of_median = "" if run.figure is None else f", {human.share(run.figure)} of the median"
+    return f"{nodes}: {human.number(run.value)}{unit}{of_median}"
 
 
 class Display:
@@ -280,8 +281,8 @@ def state(job: BatchJob, batch: Batch) -> str:
     if job.state != "done":
         return f"{job.state}, run {job.run_id}" if job.run_id else job.state
     cause = f" ({job.cause})" if job.cause else ""
-    number = f", {batch.metric} {quantity(job.value)} {batch.unit}".rstrip() if job.value is not None else ""
-    why = f": {job.message}" if job.verdict != "PASS" else f"{number}, {duration(job):.1f} s"
+    number = f", {batch.metric} {human.number(job.value)} {batch.unit}".rstrip() if job.value is not None else ""
+    why = f": {job.message}" if job.verdict != "PASS" else f"{number}, {human.duration(duration(job))}"
     return f"{job.verdict}{cause}{why}"
 
 
@@ -294,11 +295,12 @@ def live_text(batch: Batch, now: float) -> str:
     running = [job for job in batch.jobs if job.state == "running"]
     failed = [job for job in batch.jobs if job.state == "done" and job.verdict != "PASS"]
     done = sum(job.state == "done" for job in batch.jobs)
-    rows = [(job.job, ",".join(job.nodes), f"{now - (job.began or now):.0f} s", "running") for job in running]
-    rows += [(job.job, ",".join(job.nodes), f"{duration(job):.0f} s", f"{job.verdict} ({job.cause})") for job in failed]
-    more = f"\n... and {len(rows) - ROWS} more" if len(rows) > ROWS else ""
+    rows = [(job, now - (job.began or now), "running") for job in running]
+    rows += [(job, duration(job), f"{job.verdict} ({job.cause})") for job in failed]
+    cells = [(job.job, ",".join(job.nodes), human.duration(seconds), what) for job, seconds, what in rows[:ROWS]]
+    more = f"\n... {human.more(len(rows) - ROWS)}" if len(rows) > ROWS else ""
     head = f"{done} of {len(batch.jobs)} jobs done, {len(running)} running, {len(failed)} failed"
-    return f"{head}\n{table(('JOB', 'NODES', 'TIME', 'STATE'), rows[:ROWS])}{more}"
+    return f"{head}\n{table(('JOB', 'NODES', 'TIME', 'STATE'), cells)}{more}"
 
 
 def report_text(report: BatchReport) -> str:
@@ -306,13 +308,13 @@ def report_text(report: BatchReport) -> str:
     batch = report.batch
     first = min((job.began or 0 for job in batch.jobs if job.began), default=0)
     scale = COLUMNS / max(report.seconds, 0.001)
-    time_title = f"TIME (0 to {report.seconds:.1f} s)"
+    time_title = f"TIME (0 to {human.duration(report.seconds)})"
     metric = (batch.metric or "VALUE").upper()
     head = ("JOB", "REPEAT", "NODES", time_title, "SECONDS", metric, "VERDICT", "CAUSE")
     rows = [job_row(job, first, scale) for job in batch.jobs]
     failures = "".join(f"\n{named(job)}: {job.message}" for job in batch.jobs if job.verdict != "PASS")
-    total = f"{report.passed} passed, {report.failed} failed in {report.seconds:.1f} s"
-    total += f"; the busiest node was in use for {report.ideal:.1f} s"
+    total = f"{report.passed} passed, {report.failed} failed in {human.duration(report.seconds)}"
+    total += f"; the busiest node was in use for {human.duration(report.ideal)}"
     return f"{table(head, rows)}{failures}\n{total}\nfiles {os.path.relpath(report.directory)}"
 
 
@@ -321,6 +323,6 @@ def job_row(job: BatchJob, first: float, scale: float) -> tuple[object, ...]:
     start = round(((job.began or first) - first) * scale)
     width = max(1, round(duration(job) * scale))
     bar = ("." * start + "#" * width).ljust(COLUMNS, ".")[:COLUMNS]
-    value = "-" if job.value is None else quantity(job.value)
+    value = "-" if job.value is None else human.number(job.value)
     nodes = ",".join(job.nodes)
-    return job.job, job.repeat, nodes, bar, f"{duration(job):.1f}", value, job.verdict, job.cause or "-"
+    return job.job, job.repeat, nodes, bar, human.number(duration(job)), value, job.verdict, job.cause or "-"

@@ -15,7 +15,7 @@ from labctl.cli.common import HERE, Directory, Json, Setting, answering, confirm
 from labctl.cli.output import failure_lines
 from labctl.cli.run import complete_workload
 from labctl.errors import ConfigError, HostError
-from labctl.system.progress import amount
+from labctl.system import human
 
 if TYPE_CHECKING:
     from labctl.bundle.load import LoadedBundle
@@ -74,7 +74,7 @@ def saved_text(saved: SavedBundle) -> str:
     """Render the contents of a bundle that was written."""
     cache = ", its cache" if saved.cache else ""
     secrets = " and its secrets" if saved.secrets else "; no keys and secrets"
-    return f"{saved.file}: lab {saved.lab} with {', '.join(saved.images)}{cache}{secrets}, {amount(saved.bytes)}"
+    return f"{saved.file}: lab {saved.lab} with {', '.join(saved.images)}{cache}{secrets}, {human.size(saved.bytes)}"
 
 
 def written(loaded: LoadedBundle) -> Iterator[str]:

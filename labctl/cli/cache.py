@@ -15,7 +15,7 @@ from labctl.cli.output import failure_lines, table
 from labctl.cli.run import complete_workload
 from labctl.errors import ConfigError, HostError
 from labctl.model import Cache
-from labctl.system.progress import amount
+from labctl.system.human import size
 
 if TYPE_CHECKING:
     from labctl.hub.report import CacheReport, HostCache
@@ -60,16 +60,16 @@ def cache_text(report: CacheReport, *, dry_run: bool = False) -> str:
     lines = []
     if report.items:
         rows = [
-            (item.kind, item.name, item.revision[:8] or "-", amount(item.bytes) if item.revision else "-", item.state)
+            (item.kind, item.name, item.revision[:8] or "-", size(item.bytes) if item.revision else "-", item.state)
             for item in report.items
         ]
         lines += [table(("KIND", "NAME", "REVISION", "SIZE", "STATE"), rows), f"in {report.cache}"]
     if report.hosts:
-        sent = [(host.host, host.files, amount(host.bytes), state_of(host, dry_run=dry_run)) for host in report.hosts]
+        sent = [(host.host, host.files, size(host.bytes), state_of(host, dry_run=dry_run)) for host in report.hosts]
         lines.append(table(("HOST", "FILES", "SIZE", "STATE"), sent))
     coming = sum(item.bytes for item in report.items if item.state == "to fetch")
     if report.hosts and coming:
-        lines.append(f"and to each the {amount(coming)} to fetch, as far as it does not have that")
+        lines.append(f"and to each the {size(coming)} to fetch, as far as it does not have that")
     return "\n".join((*lines, *failure_lines(report.failed)))
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from labctl import flows
 from labctl.cli.common import HERE, Directory, Json, Setting, answering, context
 from labctl.cli.output import table
+from labctl.system import human
 
 if TYPE_CHECKING:
     from labctl.backends.devices import DetectedDevice, HostDevices
@@ -21,7 +22,7 @@ COLUMNS: dict[str, Callable[[DetectedDevice], str]] = {
     "NUMA": lambda device: "" if device.numa is None else str(device.numa),
     "CORES": lambda device: ranges(device.cpus),
     "NAME": lambda device: f"{device.name}{' (integrated)' * device.integrated}".strip(),
-    "MEMORY": lambda device: f"{device.memory / (1 << 30):.0f} GiB" if device.memory else "",
+    "MEMORY": lambda device: human.memory(device.memory) if device.memory else "",
     "NODE": lambda device: device.node or "",
     "HELD BY": lambda device: device.leased_by,
     "HEALTH": lambda device: device.health,

@@ -12,8 +12,9 @@ import typer
 
 from labctl import flows
 from labctl.cli.common import Json, answering
-from labctl.cli.output import quantity, table
+from labctl.cli.output import table
 from labctl.errors import ConfigError
+from labctl.system import human
 
 if TYPE_CHECKING:
     from labctl.batches.evaluate import Evaluation, JobResult, NodeResult
@@ -99,7 +100,8 @@ def jobs_table(jobs: tuple[JobResult, ...]) -> str:
     ]
     rest = ordered[JOBS:]
     failed = sum(job.status == "FAIL" for job in rest)
-    more = f"\n... and {len(rest):,} more jobs, {failed:,} of them failed: --csv and --json list all" if rest else ""
+    left = f"{human.more(len(rest), 'jobs')}, {failed:,} of them failed: --csv and --json list all"
+    more = f"\n... {left}" if rest else ""
     return table(head, rows) + more
 
 
@@ -135,7 +137,7 @@ def worst_nodes(evaluation: Evaluation) -> str:
         return ""
     count = min(NODES, max(LOWEST, len(failed)))
     rows = [(node.node, per_cent(node.vs_median, "+"), node.status, node.message) for node in nodes[:count]]
-    more = f"\n... and {len(failed) - count:,} more failed" if len(failed) > count else ""
+    more = f"\n... {human.more(len(failed) - count, 'failed')}" if len(failed) > count else ""
     return table(("WORST NODES", "VS MEDIAN", "STATUS", "EVIDENCE"), rows) + more
 
 
@@ -152,9 +154,8 @@ def passed(kind: str, results: Sequence[JobResult | NodeResult]) -> str:
 
 
 def shown(value: float | None) -> str:
-    return "-" if value is None else quantity(value)
+    return "-" if value is None else human.number(value)
 
 
 def per_cent(value: float | None, sign: str = "") -> str:
-    # Adding 0 removes the sign of -0.0.
-    return "-" if value is None else f"{round(100 * value, 1) + 0:{sign}.1f} %"
+    return "-" if value is None else human.share(value, sign)

@@ -13,6 +13,7 @@ from labctl.cli.common import HERE, Directory, Json, Setting, answering, context
 from labctl.cli.output import table
 from labctl.cli.run import complete_workload
 from labctl.errors import ConfigError, HostError
+from labctl.system import human
 
 if TYPE_CHECKING:
     from labctl.fit import FitReport
@@ -66,7 +67,7 @@ def text(report: FitReport) -> str:
     sources = list(dict.fromkeys(item.source for item in report.items))
     rows = []
     for item in report.items:
-        sizes = (short(item.during(phase)) for phase in phases)
+        sizes = (human.memory(count) if count else "-" for count in map(item.during, phases))
         location = "host" if item.location == "host" else ""
         rows.append((item.component, *sizes, location, item.formula, f"[{sources.index(item.source) + 1}]"))
     head = ("COMPONENT, PER RANK", *map(str.upper, phases), "ON", "FORMULA, BYTES", "SOURCE")
@@ -116,23 +117,12 @@ def verdict(report: FitReport) -> list[str]:
         lines.append("no settings make it fit on so many ranks: use more hosts or a smaller model")
     if advice:
         after = advice.required.host if on_cpu else advice.required.device
-        lines.append(f"would fit, with {short(after)}, after:")
+        lines.append(f"would fit, with {human.memory(after)}, after:")
         lines += [f"  --set {change.set}  ({change.reason})" for change in advice.changes]
     return lines
 
 
 def compare(scope: str, required: int, phase: str, available: int | None) -> str:
     """Render required and available memory of a device, node or host."""
-    limit = "unknown" if available is None else gib(available)
-    return f"{scope}: {gib(required)} in {phase}, available {limit}"
-
-
-def short(size: int) -> str:
-    """Format bytes as GiB or MiB; ``-`` for 0."""
-    if not size:
-        return "-"
-    return gib(size) if size >= 2**30 / 10 else f"{size / 2**20:,.1f} MiB"
-
-
-def gib(size: int) -> str:
-    return f"{size / 2**30:,.1f} GiB"
+    limit = "unknown" if available is None else human.memory(available)
+    return f"{scope}: {human.memory(required)} in {phase}, available {limit}"

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from labctl.errors import LabError, OutputClosed
+from labctl.system import human
 
 if TYPE_CHECKING:
     from labctl.cli.bar import Bar
@@ -202,11 +203,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 def figure(metric: Mapping[str, Any], key: str = "value") -> str:
     """Format a value of a metric; if JSON has no such number, as for nan, return its note."""
     value = metric.get(key)
-    return str(metric.get("note", "-")) if value is None else quantity(value)
-
-
-def quantity(value: object) -> str:
-    """Format a float with four significant digits, or as integer from 1000; other values as text."""
-    if not isinstance(value, float):
-        return str(value)
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    if isinstance(value, int | float):
+        return human.number(value)
+    return str(metric.get("note", "-") if value is None else value)

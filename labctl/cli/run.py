@@ -28,10 +28,11 @@ from labctl.cli.common import (
     confirmation,
     context,
 )
-from labctl.cli.output import figure, quantity, table
+from labctl.cli.output import figure, table
 from labctl.config.context import Context
 from labctl.errors import ConfigError, Interrupted
 from labctl.model import Result
+from labctl.system import human
 
 if TYPE_CHECKING:
     from labctl.records.store import RunSummary
@@ -296,12 +297,12 @@ def list_runs(
             (
                 run.run_id,
                 run.state,
-                age(run.age),
+                "-" if run.age is None else human.duration(run.age),
                 ",".join(run.nodes) or "-",
                 run.step or "-",
                 run.verdict or "-",
                 run.cause or "-",
-                "-" if run.seconds is None else quantity(run.seconds),
+                "-" if run.seconds is None else human.number(run.seconds),
             )
             for run in listed.runs
         ]
@@ -337,16 +338,6 @@ def parse_since(text: str) -> datetime:
         raise ConfigError(f"--since {text}: no time", hint="--since 2d, 3h, 30m or 2026-11-25") from None
 
 
-def age(seconds: float | None) -> str:
-    """Format an age in its largest unit, as ``3h``; ``-`` if unknown."""
-    if seconds is None:
-        return "-"
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= size:
-            return f"{seconds // size:.0f}{unit}"
-    return f"{seconds // 1:.0f}s"
-
-
 def show_command(
     run: Run = "latest",
     directory: Directory = HERE,
@@ -362,7 +353,7 @@ def show_command(
 
 def repeated_text(repeated: RepeatedRuns) -> str:
     """Render verdict and duration of each run, and the spread of their metrics."""
-    runs = [(run.run_id, run.verdict, run.cause or "-", quantity(run.seconds)) for run in repeated.runs]
+    runs = [(run.run_id, run.verdict, run.cause or "-", human.number(run.seconds)) for run in repeated.runs]
     return f"{table(('RUN', 'VERDICT', 'CAUSE', 'SECONDS'), runs)}\n\n{spread_table(repeated.spread)}".rstrip()
 
 
@@ -371,9 +362,9 @@ def spread_table(spread: Mapping[str, Spread]) -> str:
     rows = [
         (
             f"{name} ({metric.unit})" if metric.unit else name,
-            quantity(metric.median),
-            f"{quantity(min(metric.values))} to {quantity(max(metric.values))}",
-            "-" if metric.cv is None else f"{100 * metric.cv:.2g} %",
+            human.number(metric.median),
+            human.span(metric.values),
+            "-" if metric.cv is None else human.share(metric.cv),
         )
         for name, metric in spread.items()
     ]
@@ -410,9 +401,9 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
     if result.replays:
         rows.append(("replays", result.replays))
     if result.ranks:
-        ranks = ", ".join(f"{rank.rank} on {rank.node}" for rank in result.ranks[:SHOWN])
-        rows.append(("ranks", f"{result.world_size} ({ranks}{', ...' if len(result.ranks) > SHOWN else ''})"))
-        rows.append(("seconds", quantity(result.seconds)))
+        ranks = human.listed((f"{rank.rank} on {rank.node}" for rank in result.ranks), SHOWN)
+        rows.append(("ranks", f"{result.world_size} ({ranks})"))
+        rows.append(("seconds", human.number(result.seconds)))
     cause = f" ({result.cause})" if result.cause else ""
     rows.append(("verdict", f"{result.verdict}{cause}: {result.message}"))
     if step := next_step(result):

@@ -14,8 +14,9 @@ import typer
 from labctl import flows
 from labctl.cli.bar import clock, columns, metric_texts, step_text, with_bar
 from labctl.cli.common import HERE, Directory, Json, answering, context
-from labctl.cli.output import can_redraw, printable, quantity, table
+from labctl.cli.output import can_redraw, printable, table
 from labctl.errors import Interrupted
+from labctl.system import human
 
 if TYPE_CHECKING:
     from labctl.records.samples import NodeSamples, Reading
@@ -115,7 +116,7 @@ def view_text(view: RunView, width: int = 0, height: int = 0) -> str:
     if progress.seconds_left is not None:
         steps.append(f"{clock(progress.seconds_left)} left")
     if progress.seconds_per_step is not None:
-        steps.append(f"{quantity(progress.seconds_per_step)} s per {progress.counts}")
+        steps.append(f"{human.number(progress.seconds_per_step)} s per {progress.counts}")
     lines += filter(None, (with_bar(progress, steps, width or WIDE), fitting(metric_texts(progress.metrics), width)))
     for head, rows in (("NODE",), node_rows(view.nodes)), (("NODE", "DEVICE"), device_rows(view.nodes)):
         if rows:
@@ -125,7 +126,7 @@ def view_text(view: RunView, width: int = 0, height: int = 0) -> str:
     ago = "" if progress.last_line is None else f"last line {clock(max(0, time.time() - progress.last_line))} ago  "
     room = height - 2
     if len(lines) > room:
-        lines[room - 1 :] = [f"... and {len(lines) - room + 1} more lines"]
+        lines[room - 1 :] = [f"... {human.more(len(lines) - room + 1, 'lines')}"]
     return "\n".join(line[:width] for line in (*lines, "", f"{ago}{LEAVES}"))
 
 
@@ -172,4 +173,4 @@ def sampled(head: Sequence[str], rows: Sequence[Row], width: int) -> list[str]:
 
 def value_cells(values: Mapping[str, Reading], names: Iterable[str]) -> list[str]:
     """Return the values of these names as text; ``-`` if there is none."""
-    return [quantity(values[name].value) if name in values else "-" for name in names]
+    return [human.number(values[name].value) if name in values else "-" for name in names]

@@ -14,6 +14,7 @@ import typer
 from labctl import flows
 from labctl.cli.common import HERE, Directory, Json, Setting, answering, context
 from labctl.cli.output import say, table
+from labctl.system import human
 
 if TYPE_CHECKING:
     from labctl.batches.baseline import ValidationReport
@@ -112,7 +113,7 @@ def report_text(report: ValidationReport) -> str:
     validation = report.validation
     steps = table(
         ("STEP", "STATUS", "SECONDS", "RESULT"),
-        [(step.name, step.status, f"{step.seconds:.1f}", shortened(step.message)) for step in validation.steps],
+        [(step.name, step.status, human.number(step.seconds), shortened(step.message)) for step in validation.steps],
     )
     drained = f"drained: {', '.join(validation.drained)}" if validation.drained else ""
     parts = [steps, verdicts_table(validation), drained, actions_text(validation)]
@@ -125,7 +126,7 @@ def verdicts_table(validation: Validation) -> str:
     bad = [node for node in validation.nodes if node.verdict != "good"]
     rows = [(node.node, node.host, node.verdict, evidence_text(node)) for node in bad[:NODES]]
     rows += [(f"{link.a} - {link.b}", "", link.verdict, evidence_text(link)) for link in validation.links]
-    more = f"\n... and {len(bad) - NODES:,} more: --json lists all" if len(bad) > NODES else ""
+    more = f"\n... {human.more(len(bad) - NODES)}: --json lists all" if len(bad) > NODES else ""
     return table(("NODE", "HOST", "VERDICT", "EVIDENCE"), rows) + more if rows else ""
 
 

@@ -12,6 +12,7 @@ from msgspec.structs import asdict, replace
 from labctl.fit import memory
 from labctl.fit.memory import Location, MemoryItem, peak
 from labctl.fit.training import Training, of
+from labctl.system import human
 
 __all__ = ["Capacity", "FitReport", "Training", "advise", "check", "fits", "needs", "of", "report"]
 
@@ -101,8 +102,8 @@ def check(training: Training, capacity: Capacity) -> str | None:
     hint = f"; it would with {' '.join(f'--set {change.set}' for change in advice.changes)}" if advice else ""
     required = needs(training)
     return (
-        f"needs {required.host / 2**30:,.1f} GiB per node while in {required.host_phase}, "
-        f"{capacity.host / 2**30:,.1f} GiB available "
+        f"needs {human.memory(required.host)} per node while in {required.host_phase}, "
+        f"{human.memory(capacity.host)} available "
         f"(ZeRO stage {training.stage} over {training.ranks} ranks; details: `labctl fit`){hint}"
     )
 

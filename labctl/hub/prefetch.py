@@ -31,9 +31,9 @@ from labctl.hub import client
 from labctl.hub.client import HUB, Hub, Kind, RemoteFile, Repository, Unreachable, look_up
 from labctl.hub.report import Item, State
 from labctl.model import Cache
-from labctl.system import filelock
+from labctl.system import filelock, human
 from labctl.system.files import make_private, opened, read_limited, require_room, room_at
-from labctl.system.progress import Progress, amount
+from labctl.system.progress import Progress
 
 ENDPOINT = "https://huggingface.co"
 LOCK = ".labctl.lock"
@@ -138,9 +138,9 @@ def survey(context: Context, hub: Hub, repositories: Iterable[tuple[Kind, str]])
 
 def _notice_state(context: Context, repository: Repository, item: Item) -> None:
     """Report a repository's size and what is left to download."""
-    left = f" in {len(repository.files)} files, {amount(to_come(repository))} to fetch"
+    left = f" in {len(repository.files)} files, {human.size(to_come(repository))} to fetch"
     state = left if item.state == "to fetch" else ", complete"
-    context.notice(f"{repository} ({item.revision[:8]}): {amount(item.bytes)}{state}")
+    context.notice(f"{repository} ({item.revision[:8]}): {human.size(item.bytes)}{state}")
 
 
 def require_no_link(hub: Hub, folder: Path) -> None:
@@ -185,7 +185,7 @@ def wanted_of(repository: Repository) -> Repository:
     if not weights:
         raise HostError(
             f"{repository} has no weights in safetensors or PyTorch's format",
-            hint=f"name another repository; this one holds {', '.join(sorted(file.path for file in top)[:8])}",
+            hint=f"name another repository; this one holds {human.listed(sorted(file.path for file in top))}",
         )
     return replace(repository, files=(*weights, *(file for file in top if file.path.endswith(TEXTS))))
 
@@ -301,7 +301,7 @@ def download(context: Context, hub: Hub, repository: Repository, item: Item) -> 
             progress.advance(small)
     except Unreachable as error:
         raise HostError(
-            f"{repository}: {error.message}; {amount(progress.done)} of {amount(progress.total)} downloaded",
+            f"{repository}: {error.message}; {human.size(progress.done)} of {human.size(progress.total)} downloaded",
             hint="re-run to resume",
         ) from error
     if left := missing(repository):

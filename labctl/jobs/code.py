@@ -17,9 +17,8 @@ from labctl.errors import ConfigError
 from labctl.jobs import inputs
 from labctl.jobs.job import WORK
 from labctl.model import Copy, Lab, Workload
-from labctl.system import git
+from labctl.system import git, human
 from labctl.system.files import PASSWORDS, SKIPPED, leads_out, walk
-from labctl.system.progress import amount
 
 LARGEST = 50_000_000
 """Largest file beside the script to copy, in bytes: data belong into the cache."""
@@ -55,7 +54,7 @@ def choose(lab: Lab, workload: Workload) -> tuple[Workload, Code]:
             return workload, _read(folder, walk(folder), workload.script)
         except _TooMuchError:
             raise ConfigError(
-                f"{workload.directory} holds more than a run copies: {MOST_FILES} files, {amount(MOST_BYTES)}",
+                f"{workload.directory} holds more than a run copies: {MOST_FILES} files, {human.size(MOST_BYTES)}",
                 hint="move data below HOST_CACHE_PATH",
             ) from None
     inputs.require_script(lab, workload)
@@ -68,7 +67,7 @@ def choose(lab: Lab, workload: Workload) -> tuple[Workload, Code]:
         code = _read(path.parent, (path.name, *_outside_labs(lab, path.parent, others)), path.name)
         code = replace(code, left_out=(*code.left_out, *ignored))
     except _TooMuchError:
-        alone = f"the rest of {path.parent}, which holds more than {MOST_FILES} files or {amount(MOST_BYTES)}"
+        alone = f"the rest of {path.parent}, which holds more than {MOST_FILES} files or {human.size(MOST_BYTES)}"
         code = Code(
             _read(path.parent, [path.name], path.name).copies, (f"{alone} (give the script a folder of its own)",)
         )
@@ -79,8 +78,7 @@ def remark(code: Code) -> str:
     """Return a warning about files that are not copied; empty if there are none."""
     if not code.left_out:
         return ""
-    more = f" and {len(code.left_out) - SHOWN} more" if len(code.left_out) > SHOWN else ""
-    return f"not copied into the run: {', '.join(code.left_out[:SHOWN])}{more}"
+    return f"not copied into the run: {human.listed(code.left_out, SHOWN)}"
 
 
 def _outside_labs(lab: Lab, folder: Path, names: Iterable[str]) -> Iterator[str]:
@@ -130,7 +128,7 @@ def _read(folder: Path, names: Iterable[str], script: str) -> Code:
             path = folder / name
             raise ConfigError(f"script {path} cannot be copied into the run: {reason}", hint=f"ls -l {path}")
         if not is_script and status.st_size > LARGEST:
-            reason = reason or amount(status.st_size)
+            reason = reason or human.size(status.st_size)
         if reason:
             left_out.append(f"{shlex.quote(name)} ({reason})")
             continue

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from labctl.errors import HostError
 from labctl.model import Cause, Job, Lab
+from labctl.system import human
 
 # Seconds without a follower after which a run counts as not followed.
 AWAY = 5
@@ -67,7 +68,7 @@ def since(run: ActiveRun) -> str:
     """Render the time of a launch; if the run is no longer followed, also the seconds until it ends."""
     text = f"since {datetime.fromtimestamp(run.order).astimezone():%Y-%m-%d %H:%M:%S}"
     if run.patience and run.followed is not None and run.followed > AWAY:
-        text += f", its labctl is gone and it ends in {max(0, run.patience - run.followed):.0f} s"
+        text += f", its labctl is gone and it ends in {human.duration(max(0, run.patience - run.followed))}"
     return text
 
 

@@ -15,6 +15,7 @@ from labctl.model import Cause, Job, Lab
 from labctl.records import last_words, metrics, store
 from labctl.records.active import Ended
 from labctl.records.lines import Line
+from labctl.system import human
 
 REPORTED = re.compile(r"labctl: (rank \d+) on (\S+) exited with code (\d+)")
 # Printed by DeepSpeed's launcher on the node of a failed rank; deepspeed/launcher/launch.py.
@@ -178,10 +179,9 @@ class CrashWatch:
         if not self._spoke_at:
             return "" if self._starts_itself else SILENT
         if never := [name for name in speakers if name not in self._spoke_at]:
-            more = f" and {len(never) - SHOWN} more" if len(never) > SHOWN else ""
-            return f"{', '.join(never[:SHOWN])}{more} wrote nothing"
+            return f"{human.listed(never, SHOWN)} wrote nothing"
         longest = min(speakers, key=self._spoke_at.__getitem__)
-        return f"{longest} wrote nothing for {self.now - self._spoke_at[longest]:.0f} s"
+        return f"{longest} wrote nothing for {human.duration(self.now - self._spoke_at[longest])}"
 
 
 def judged(ended: Ended, watch: CrashWatch) -> tuple[Cause | None, str]:

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from labctl.model import BOUNDS, Cause, Criterion, CriterionResult, Job, Relative, Sign, Verdict, Workload
+from labctl.system import human
 
 EXIT_CODES: dict[Cause, int] = {"does-not-fit": 3, "no-image": 3, "timeout": 124, "stalled": 124, "interrupted": 130}
 """Exit code of an ERROR by cause; 4 for all other causes."""
@@ -107,12 +108,12 @@ def _checks(criterion: Criterion, metric: Mapping[str, Any]) -> list[CriterionRe
     for sign, field in BOUNDS.items():
         bound = getattr(criterion, field)
         if bound is not None:
-            text, value = f"{name} {sign} {number(bound)} {unit}".strip() + of, metric[final(metric)]
+            text, value = f"{name} {sign} {human.exact(bound)} {unit}".strip() + of, metric[final(metric)]
             checks.append(CriterionResult(criterion=text, value=value, passed=HOLDS[sign](value, bound)))
     if criterion.decrease is not None:
         first, last = metric["first"], metric["last"]
         fall = (first - last) / abs(first) if first else None
-        text, value = f"{name} falls by {100 * criterion.decrease:g} %", None if fall is None else 100 * fall
+        text, value = f"{name} falls by {human.exact(100 * criterion.decrease)} %", None if fall is None else 100 * fall
         passed = fall is not None and fall >= criterion.decrease
         checks.append(CriterionResult(criterion=text, value=value, passed=passed))
     return checks
@@ -127,18 +128,10 @@ def distance(relative: Relative) -> str:
     """Render a relative bound, as ``5 % below RUN``."""
     if not relative.share:
         return f"that of {relative.run}"
-    return f"{abs(100 * relative.share):g} % {'below' if relative.share < 0 else 'above'} {relative.run}"
-
-
-def number(value: float) -> str:
-    """Format with six significant digits, and without exponent from a millionth to a quadrillion."""
-    size = abs(value)
-    if 999_999.5 <= size < 1e15:
-        return f"{value:.0f}"
-    return f"{value:.11f}".rstrip("0") if 1e-6 <= size < 1e-4 else f"{value:.6g}"
+    return f"{human.exact(abs(100 * relative.share))} % {'below' if relative.share < 0 else 'above'} {relative.run}"
 
 
 def _list(checks: Iterable[CriterionResult]) -> str:
     """Render criteria with the values that they were checked against."""
-    shown = ((check.criterion, "undefined" if check.value is None else number(check.value)) for check in checks)
+    shown = ((check.criterion, "undefined" if check.value is None else human.exact(check.value)) for check in checks)
     return "; ".join(f"{criterion} (was {value})" for criterion, value in shown)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from labctl.reports.page import number
+from labctl.system import human
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -113,7 +113,7 @@ def lines(lines: Sequence[Line], along: str, unit: str, alt: str) -> Drawing:
         axes.set_ylabel(unit, color=_INK)
         axes.locator_params(nbins=6)
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(lambda value, _: number(value))
+            axis.set_major_formatter(lambda value, _: human.number(value))
         if len(lines) > 1:
             figure.legend(loc="outside lower center", ncols=2, frameon=False, labelcolor=_INK, handlelength=3.5)
         return Drawing(figure, alt)
@@ -169,7 +169,7 @@ def _frame(axes: Axes, names: Sequence[str], unit: str, longest: float) -> None:
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_yticks(range(len(names)), names)
     axes.locator_params(axis="x", nbins=6)
-    axes.xaxis.set_major_formatter(lambda value, _: number(value))
+    axes.xaxis.set_major_formatter(lambda value, _: human.number(value))
     axes.set_xlabel(unit, color=_INK)
     _axes(axes)
     axes.grid(visible=False, axis="y")
@@ -181,7 +181,7 @@ def _bar(axes: Axes, row: int, bar: Bar) -> None:
     if bar.value is not None:
         axes.barh(row, bar.value, 0.66, **_fill(missed=missed))
     _limit(axes, row, bar.limit)
-    text = f"{'✕ ' if missed else ''}{number(bar.value)}"
+    text = f"{'✕ ' if missed else ''}{human.number(bar.value)}"
     axes.annotate(text, (_end(bar), row), (4, 0), textcoords="offset points", va="center", color=_INK)
 
 

@@ -8,6 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from labctl.system import human
+
 
 def render(name: str, **data: object) -> str:
     """Render a template of this directory; all text is escaped."""
@@ -18,24 +20,6 @@ def render(name: str, **data: object) -> str:
 def finite(value: float | None) -> float | None:
     """Return the number; None for nan and infinity."""
     return value if value is not None and math.isfinite(value) else None
-
-
-def number(value: float | None) -> str:
-    """Format a number with four significant digits, or as integer from 1000; ``no figure`` for None and nan."""
-    value = finite(value)
-    if value is None:
-        return "no figure"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def duration(seconds: float) -> str:
-    """Format seconds as ``4.2 s``, ``7 min 5 s`` or ``2 h 0 min``."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def _prose(text: str) -> Any:
@@ -58,6 +42,8 @@ def _environment() -> Any:
         lstrip_blocks=True,
     )
     environment.filters["prose"] = _prose
-    environment.filters["number"] = number
-    environment.filters["duration"] = duration
+    environment.filters["number"] = human.number
+    environment.filters["duration"] = human.duration
+    environment.filters["share"] = human.share
+    environment.filters["listed"] = human.listed
     return environment

@@ -19,10 +19,10 @@ from labctl.records import last_words, metrics, places, store
 from labctl.records.metrics import Sample
 from labctl.reports import chart, samples
 from labctl.reports.chart import Bar, Drawing, Line
-from labctl.reports.page import number, render
+from labctl.reports.page import render
 from labctl.runs import compare
 from labctl.runs.compare import Comparison, RecordedRun, redact_fact
-from labctl.system import files
+from labctl.system import files, human
 
 PAGE = "report.html"
 MOST = len(chart.STYLES)
@@ -221,7 +221,7 @@ def _picture(title: str, lines: Iterable[Line], along: str, unit: str) -> Iterat
         drawn = [Line(name="all", points=sorted(points, key=_x))]
     values = [value for _, value in points if value is not None]
     absent = len(points) - len(values)
-    caption = f"{number(min(values))} to {number(max(values))} {unit}".rstrip()
+    caption = f"{human.span(values)} {unit}".rstrip()
     caption += f"; no figure for {absent:,} of {absent + len(values):,}" if absent else ""
     name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
     drawing = chart.lines(drawn, along, f"{title} ({unit})" if unit else title, f"{title}: {caption}")
@@ -371,7 +371,7 @@ def _ranks(runs: Mapping[str, tuple[Mapping[int, float], str]]) -> Iterator[Pict
         slowest = max(times, key=lambda rank: times[rank])
         caption, usual = f"rank {slowest} is the slowest", median(times.values())
         if usual:
-            caption += f": {100 * (times[slowest] / usual - 1):.0f} % above the median"
+            caption += f": {human.share(times[slowest] / usual - 1)} above the median"
         ordered = sorted(times.items(), key=lambda item: -item[1])
         title = f"time of each rank {label}".rstrip()
         drawing = chart.bars(

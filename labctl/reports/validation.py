@@ -11,8 +11,8 @@ from typing import Literal
 from msgspec import Struct
 
 from labctl.reports import chart
-from labctl.reports.page import finite, number, render
-from labctl.system import files
+from labctl.reports.page import finite, render
+from labctl.system import files, human
 
 Health = Literal["failing", "not reached", "slow", "unsure", "good"]
 HEALTH: tuple[Health, ...] = ("failing", "not reached", "slow", "unsure", "good")
@@ -203,10 +203,9 @@ def _result(figures: Sequence[Figure], unit: str) -> str:
     parts = [f"{missed:,} of {len(figures):,} missed"] if missed and several else []
     if absent:
         parts.append(f"no figure for {absent:,}" if several else "no figure")
-    if len(values) > 1:
-        parts.append(f"{number(min(values))} to {number(max(values))} {unit}, median {number(median(values))}")
-    elif values:
-        parts.append(f"{number(values[0])} {unit}")
+    if values:
+        middle = f", median {human.number(median(values))}" if len(values) > 1 else ""
+        parts.append(f"{human.span(values)} {unit}{middle}")
     return "; ".join(parts)
 
 

@@ -20,7 +20,7 @@ from labctl.records import store
 from labctl.records.metrics import Sample
 from labctl.records.verdict import final
 from labctl.runs import series
-from labctl.system import files
+from labctl.system import files, human
 
 CODE = (".py", ".sh")
 """Suffixes of files in a run's ``work/`` that are compared beside the script: ranks write other files there too."""
@@ -180,8 +180,8 @@ def in_words(effect: Effect) -> str:
         return f"{figures}, the same"
     more, less = ("faster", "slower") if effect.unit.endswith("/s") else ("higher", "lower")
     judged = effect.verdict or "whether that is noise is not known"
-    noise = "" if effect.noise is None else f" ({_per_cent(effect.noise)})"
-    return f"{figures}, {_per_cent(effect.change)} {more if effect.change > 0 else less}: {judged}{noise}"
+    noise = "" if effect.noise is None else f" ({human.share(abs(effect.noise))})"
+    return f"{figures}, {human.share(abs(effect.change))} {more if effect.change > 0 else less}: {judged}{noise}"
 
 
 def redact_fact(name: str, value: str) -> str:
@@ -203,13 +203,7 @@ def _quantity(value: float | None, unit: str) -> str:
     """Format a value with its unit; ``none`` for None."""
     if value is None:
         return "none"
-    number = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return f"{number} {unit}".rstrip()
-
-
-def _per_cent(share: float) -> str:
-    number = abs(100 * share)
-    return f"{number:,.0f} %" if number >= 10 else f"{number:.2g} %"
+    return f"{human.number(value)} {unit}".rstrip()
 
 
 def _group(name: str, runs: Sequence[RecordedRun]) -> Group:

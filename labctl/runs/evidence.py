@@ -19,7 +19,7 @@ from labctl.errors import HostError
 from labctl.model import Lab, Result, Secret
 from labctl.records import last_words, store
 from labctl.records.store import EVIDENCE
-from labctl.system import files
+from labctl.system import files, human
 
 LAST = 200
 """Last lines of each rank, and of other long output."""
@@ -99,7 +99,7 @@ def summary(path: Path, result: Result) -> str:
             f"verdict: {result.verdict} ({result.cause}), exit code {result.exit_code}",
             f"cause: {result.message}",
             f"first to fail: {first or 'no rank reported a failure'}",
-            f"began {result.started}, took {result.seconds:g} s",
+            f"began {result.started}, took {human.duration(result.seconds)}",
             f"ranks: {nodes}",
             "",
             "the lines that show it:",

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from labctl.errors import HostError
 from labctl.model import Copy, File
-from labctl.system.progress import amount
+from labctl.system import human
 
 LARGE = 1 << 30
 PASSWORDS = frozenset({".env", ".netrc", ".git-credentials", ".pypirc"})
@@ -205,7 +205,7 @@ def read_limited(path: Path) -> bytes:
         size = os.fstat(stream.fileno()).st_size
         data = stream.read(LARGEST_TEXT + 1) if size <= LARGEST_TEXT else b""
     if max(size, len(data)) > LARGEST_TEXT:
-        raise OSError(errno.EFBIG, f"larger than {LARGEST_TEXT >> 20} MiB", str(path))
+        raise OSError(errno.EFBIG, f"larger than {human.memory(LARGEST_TEXT)}", str(path))
     return data
 
 
@@ -263,8 +263,8 @@ def require_room(purpose: str, needed: Iterable[tuple[Room, int]], host: str = "
         if total > room.free:
             where = f"{host}: " if host else ""
             raise HostError(
-                f"{where}no room for {purpose}: {amount(total)} needed on {room.filesystem}, "
-                f"{amount(room.free)} free: {amount(total - room.free)} too little",
+                f"{where}no room for {purpose}: {human.size(total)} needed on {room.filesystem}, "
+                f"{human.size(room.free)} free: {human.size(total - room.free)} too little",
                 hint=hint or (f"on {host}: df -h" if host else f"df -h {room.filesystem}"),
                 node=host or None,
             )

@@ -17,6 +17,7 @@ from typing import IO, Any
 from msgspec import Struct
 
 from labctl.errors import HostError, OutputClosed
+from labctl.system import human
 
 NOT_FOUND = 127
 """Exit code of a program that does not exist, as in shells."""
@@ -331,8 +332,8 @@ def _child(
         except BaseException:
             _kill(child, own_session=own_session)
             raise
-    if expired.is_set():
-        raise ProcessTimeout(f"{shlex.join(argv)}: not done within {timeout} s")
+    if timeout is not None and expired.is_set():
+        raise ProcessTimeout(f"{shlex.join(argv)}: not done within {human.duration(timeout)}")
 
 
 @contextmanager

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from msgspec import Struct, field
+
+from labctl.system import human
 
 PACE = 10.0
 """Seconds between two lines about work without a known size."""
@@ -34,18 +36,18 @@ class Progress(Struct):
         """Add ``count`` bytes to the work that is done; report at most every ``every`` seconds."""
         self.done += count
         if self.clock() - self._marks[-1][0] >= self.every:
-            share = 100 * self.done // max(1, self.total)
-            self.notice(f"{self.label}: {share} % of {amount(self.total)}, {self._rate(self._marks[-1])}")
+            share = human.share(self.done / max(1, self.total))
+            self.notice(f"{self.label}: {share} of {human.size(self.total)}, {self._rate(self._marks[-1])}")
             self._marks.append((self.clock(), self.done))
 
     def finish(self) -> None:
         """Report the end, with the time and the rate."""
         began, before = self._marks[0]
-        took = f"{amount(self.done - before)} in {self.clock() - began:.0f} s"
+        took = f"{human.size(self.done - before)} in {human.duration(self.clock() - began)}"
         self.notice(f"{self.label}: 100 %, {took}, {self._rate(self._marks[0])}")
 
     def _rate(self, since: tuple[float, int]) -> str:
-        return f"{amount(round((self.done - since[1]) / max(self.clock() - since[0], 1e-3)))}/s"
+        return f"{human.size((self.done - since[1]) / max(self.clock() - since[0], 1e-3))}/s"
 
 
 @contextmanager
@@ -84,22 +86,7 @@ def waiting_for(doing: str, notice: Callable[[str], None]) -> Iterator[At]:
 
     def describe(_: float) -> str:
         now = dict(began)
-        return f"{listed(now)}: {doing}, {time.monotonic() - min(now.values()):.0f} s" if now else ""
+        return f"{human.listed(now)}: {doing}, {human.duration(time.monotonic() - min(now.values()))}" if now else ""
 
     with waiting(notice, describe):
         yield at
-
-
-def listed(names: Iterable[str], most: int = 8) -> str:
-    """Join names with commas; beyond ``most``, give the number of further names."""
-    every = tuple(names)
-    more = f" and {len(every) - most} more" if len(every) > most else ""
-    return ", ".join(every[:most]) + more
-
-
-def amount(size: int) -> str:
-    """Format bytes in the decimal units that the hub shows."""
-    for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if size >= unit:
-            return f"{size / unit:,.{0 if size >= 100 * unit else 1}f} {name}"
-    return f"{size} B"

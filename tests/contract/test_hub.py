@@ -157,7 +157,7 @@ def test_a_path_is_a_pattern_for_itself_alone(hub: FakeHub, person: Person) -> N
 def test_people_are_told_what_comes_and_how_it_went(person: Person) -> None:
     said = person()
     assert f"model {MODEL} (08ab08cc): 600 kB in 4 files, 600 kB to fetch" in said.err
-    assert re.search(rf"model {MODEL}: 100 %, 600 kB in \d+ s", said.err)
+    assert re.search(rf"model {MODEL}: 100 %, 600 kB in [\d.]+ s", said.err)
     assert [line.split()[-1] for line in said.out.splitlines()[1:3]] == ["fetched", "fetched"]
 
 

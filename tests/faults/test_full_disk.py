@@ -59,7 +59,7 @@ def test_a_full_disk_is_named_and_loses_nothing(disk: Path, engine: DockerClient
         before, nodes = (lab.path / "runs" / earlier / "result.json").read_bytes(), lab.identities()
         filler = fill(disk)
         error = lab.call("run", "hello", "--json").expect(3).json["error"]
-        assert f"0 MiB free at {lab.path}" in error["message"]
+        assert f" free at {lab.path}" in error["message"]
         filler.unlink()
         error = lab.call("run", "greedy", "--json").expect(3).json["error"]
         (run_id,) = lab.run_ids()[-1:]

@@ -23,6 +23,7 @@ from labctl.errors import HostError, parsing
 from labctl.model import Lab, Pairs
 from labctl.records.active import ActiveRun, Ended, LaunchError, in_use
 from labctl.records.lines import Line, line_of
+from labctl.system import human
 from labctl.system.decode import decode
 from labctl.system.parallel import begin, pool
 from labctl.system.process import Input
@@ -323,7 +324,8 @@ def follow(
         if time.monotonic() > (follower.heard or began) + PATIENCE:
             raise _left(run_id, error)
         if lost and not noticed:
-            follower.notice(f"{lost.message}; labctl tries for {PATIENCE} s to connect to run {run_id} again")
+            patience = human.duration(PATIENCE)
+            follower.notice(f"{lost.message}; labctl tries for {patience} to connect to run {run_id} again")
         noticed = bool(lost)
         time.sleep(0.5)
     return follower.ended

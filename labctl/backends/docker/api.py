@@ -18,7 +18,7 @@ from requests import PreparedRequest, Response, exceptions
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from docker import APIClient
-from labctl.system import process
+from labctl.system import human, process
 
 LARGEST_ANSWER = 64 << 20
 """Size of a daemon's answer, or of a short program's output, at most, in bytes."""
@@ -111,7 +111,7 @@ def chunks(answer: Response, seconds: float) -> Iterator[bytes]:
         while chunk := answer.raw.read1(CHUNK, decode_content=True):
             size += len(chunk)
             if size > LARGEST_ANSWER:
-                raise DockerException(f"an answer has more than {LARGEST_ANSWER >> 20} MiB")
+                raise DockerException(f"an answer has more than {human.memory(LARGEST_ANSWER)}")
             if time.monotonic() > deadline:
                 raise TimeoutError("timed out")
             yield chunk
@@ -132,7 +132,7 @@ def lines(stream: Iterable[bytes]) -> Iterator[bytes]:
     for chunk in stream:
         *whole, rest = (rest + chunk).split(b"\n")
         if len(rest) > LONGEST_EVENT:
-            raise DockerException(f"an event has more than {LONGEST_EVENT >> 20} MiB")
+            raise DockerException(f"an event has more than {human.memory(LONGEST_EVENT)}")
         yield from whole
 
 

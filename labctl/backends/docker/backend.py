@@ -25,7 +25,7 @@ from labctl.model import LAUNCHER, Cache, Job, Lab, Result, Workload
 from labctl.records import store
 from labctl.records.active import ActiveRun, Run
 from labctl.records.lines import Line
-from labctl.system import filelock
+from labctl.system import filelock, human
 
 if TYPE_CHECKING:
     from labctl.backends.devices import DeviceReport
@@ -606,4 +606,4 @@ def _launch_text(job: Job) -> str:
     import shlex
 
     started = shlex.join((job.workload.script, *job.workload.arguments))
-    return f"in launcher, at most {job.timeout:g} s: {shlex.join(job.argv)}, which starts {started}"
+    return f"in launcher, at most {human.duration(job.timeout)}: {shlex.join(job.argv)}, which starts {started}"

@@ -23,7 +23,7 @@ from labctl.backends.docker.hosts.ssh import Connection, LocalConnection
 from labctl.backends.state import Container, HostPortUser, ObservedState
 from labctl.errors import HostError, parsing
 from labctl.model import Cause, DeviceMapping, Pairs
-from labctl.system import process
+from labctl.system import human, process
 from labctl.system.cached import once
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ class DockerEngine:
         if code in LATE:
             prefix = f"on {self.host}: " if self._address else "sudo "
             hint = f"{prefix}systemctl restart docker, if it hangs; then re-run the command"
-            return self._error(f"`{command}` timed out after {seconds} s", hint)
+            return self._error(f"`{command}` timed out after {human.duration(seconds)}", hint)
         message = f"`{command}` failed:\n" + "\n".join(without_repeats(output)[-LAST_LINES:])
         if taken := TAKEN.search(output):
             hint = f"docker rename {taken[1]} {taken[1]}-other, or set another LAB_NAME in .env"
@@ -454,7 +454,8 @@ class DockerEngine:
                 try:
                     out, err = api.exec_output(made, limit)
                 except TimeoutError:
-                    raise process.ProcessTimeout(f"{shlex.join(argv)}: not done within {limit:g} s") from None
+                    late = f"{shlex.join(argv)}: not done within {human.duration(limit)}"
+                    raise process.ProcessTimeout(late) from None
             except APIError as error:  # The container is gone, or not running.
                 return process.CompletedProcess(argv, 1, "", f"{error.explanation}\n")
             code = api.exec_inspect(made)["ExitCode"]

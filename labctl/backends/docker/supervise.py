@@ -25,7 +25,7 @@ from labctl.records.active import Ended, LaunchError
 from labctl.records.crash import SILENT, CrashWatch, judged, memory_limit
 from labctl.records.lines import Line
 from labctl.records.verdict import RunOutcome
-from labctl.system import filelock
+from labctl.system import filelock, human
 
 # Seconds until an agent is asked again to end a run, which it may not have begun yet.
 ASK_AGAIN = 0.5
@@ -166,7 +166,8 @@ def wait_for_hosts(stop: RunStopper, lab: Lab, engine: Engine, notice: Callable[
             if time.monotonic() > deadline or stop.asked.wait(1):
                 return False
             if not noticed:
-                notice(f"{lost.message}; the run has ended, and labctl tries for {agent.PATIENCE} s to connect again")
+                patience = human.duration(agent.PATIENCE)
+                notice(f"{lost.message}; the run has ended, and labctl tries for {patience} to connect again")
             noticed = True
     return True
 

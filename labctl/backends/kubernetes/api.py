@@ -24,7 +24,7 @@ from labctl.backends.state import Container, ObservedState
 from labctl.errors import ConfigError, HostError
 from labctl.model import LAUNCHER, Pairs
 from labctl.records.lines import line_of
-from labctl.system import process
+from labctl.system import human, process
 from labctl.system.process import CompletedProcess
 
 Manifest = dict[str, Any]
@@ -597,7 +597,7 @@ def outputs_of(
             if not open_before:
                 return
             if deadline and time.monotonic() > deadline:
-                raise process.ProcessTimeout(f"{shlex.join(argv)}: not done within {limit:g} s")
+                raise process.ProcessTimeout(f"{shlex.join(argv)}: not done within {human.duration(limit or 0)}")
             if pulse and socket.is_open():
                 socket.write_stdin(b"\n")
 

@@ -16,6 +16,7 @@ from labctl.backends.kubernetes.job import HOSTNAME
 from labctl.backends.kubernetes.lab import ClusterLab
 from labctl.backends.kubernetes.render import LAUNCHER_REQUESTS, asked
 from labctl.backends.kubernetes.target import Target, Toleration, read
+from labctl.system import human
 from labctl.system.parallel import pool
 
 Amounts = Mapping[str, float]
@@ -41,8 +42,8 @@ def numbers(quantities: Mapping[str, str]) -> dict[str, float]:
 def amount(resource: str, value: float) -> str:
     """Render an amount, such as ``7.5 GiB`` or ``2``."""
     if resource.rpartition(".")[2] in BYTES:
-        return f"{value / (1 << 30):.4g} GiB"
-    return f"{value:.4g}" if value < 1000 else f"{value:.0f}"
+        return human.memory(value)
+    return human.number(value)
 
 
 class ClusterNode(Struct, frozen=True, kw_only=True):
@@ -222,11 +223,7 @@ def hindrances(candidates: Iterable[ClusterNode], request: Amounts) -> str:
         )
         for reason in (*node.obstacles, *lacking):
             reasons[reason].append(node.name)
-    return "; ".join(f"{_some(names)}: {reason}" for reason, names in list(reasons.items())[:4])
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more"
+    return "; ".join(f"{human.listed(names, 3)}: {reason}" for reason, names in list(reasons.items())[:4])
 
 
 def grows(api: Api) -> bool | None:

@@ -18,6 +18,7 @@ from labctl.backends.kubernetes.target import Target, read
 from labctl.config import dotenv
 from labctl.errors import HostError
 from labctl.model import Job
+from labctl.system import human
 from labctl.system.parallel import pool
 
 FEW = 5
@@ -270,7 +271,7 @@ def lab_pods(view: View) -> Iterator[Finding]:
         fix = f"{view.typed} describe pod {name}"
         yield level("LAB-K8S-013", f"{node} ({name}): {why}", "its run waits, or has lost it", fix)
     if len(wrong) > FEW:
-        yield warn("LAB-K8S-013", f"and {len(wrong) - FEW} more pods", "as above", "labctl status")
+        yield warn("LAB-K8S-013", human.more(len(wrong) - FEW, "pods"), "as above", "labctl status")
     if not wrong:
         yield found_ok("LAB-K8S-013", f"{len(view.pods)} pods of the lab have no trouble")
 

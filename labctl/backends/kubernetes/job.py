@@ -22,6 +22,7 @@ from labctl.jobs import checkpoints, code, inputs, job
 from labctl.jobs.request import RunOptions, choose_workload, config_source, recorded
 from labctl.launchers import OPEN_MPI_NETWORK
 from labctl.model import Host, Job, Lab, Limits, Node, Pairs, Workload
+from labctl.system import human
 from labctl.system.files import path as packaged
 from labctl.system.files import walk
 from labctl.workloads import external
@@ -328,7 +329,8 @@ def files(built: Job, workload: Workload, run_id: str, launch: str) -> tuple[tup
     if size > MOST_BYTES:
         largest = max(contents, key=lambda entry: len(entry[1]))
         raise ConfigError(
-            f"{workload.name}: {size:,} bytes of files, most in {largest[0]}, and a ConfigMap holds {MOST_BYTES:,}",
+            f"{workload.name}: {human.memory(size)} of files, most in {largest[0]}; "
+            f"a ConfigMap holds {human.memory(MOST_BYTES)}",
             hint=f"build an image with them (LAB_IMAGE), or put them on the claim ({STORAGE})",
         )
     return tuple(sorted(contents))

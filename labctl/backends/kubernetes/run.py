@@ -46,7 +46,7 @@ from labctl.records.crash import SILENT, CrashWatch, judged
 from labctl.records.lines import Line, line_of
 from labctl.records.merge import Merge
 from labctl.records.verdict import RunOutcome
-from labctl.system import files
+from labctl.system import files, human
 
 KINDS: dict[Kind, str] = {"mpijob": "MPIJob", "trainjob": "TrainJob"}
 OWNED = {"MPIJob": ("ConfigMap", "Secret"), "TrainJob": ("ConfigMap", "Secret", "TrainingRuntime")}
@@ -412,7 +412,7 @@ class Follower:
         """Notice an unreachable API server. HostError after SILENT_FOR seconds."""
         if not self._silent:
             self._silent = time.monotonic()
-            self._notice(f"{error.message}; the run goes on, and labctl asks again for {SILENT_FOR} s")
+            self._notice(f"{error.message}; the run goes on, and labctl asks again for {human.duration(SILENT_FOR)}")
         if time.monotonic() > self._silent + SILENT_FOR or self._stop.killed:
             raise self._left_alone(error)
 
@@ -626,11 +626,11 @@ def fetch(api: Api, run: ClusterRun, launcher: str, warn: Callable[[str], None])
                 time.sleep(LOOK)
                 continue
             copy = f"kubectl cp {api.namespace}/{launcher}:{run.job.directory} runs/{run.run_id}"
-            warn(f"the run's files were not fetched: {error}; {LAUNCHER} has them for {KEPT // 60} minutes: {copy}")
+            warn(f"the run's files were not fetched: {error}; {LAUNCHER} has them for {human.duration(KEPT)}: {copy}")
             return False
     if left:
-        more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
-        warn(f"not fetched, as they are no files or lead out of the run's directory: {', '.join(left[:SHOWN])}{more}")
+        names = human.listed(left, SHOWN)
+        warn(f"not fetched, as they are no files or lead out of the run's directory: {names}")
     with suppress(HostError):
         done = ("sh", "-c", "touch ~/.fetched")
         KubernetesEngine(api, run.lab.name).exec(launcher, done, user="")

@@ -55,7 +55,7 @@ class AwaitPodsGone(Step, frozen=True, kw_only=True):
             if time.monotonic() > deadline:
                 names = ", ".join(pod["metadata"]["name"] for pod in left)
                 raise HostError(
-                    f"pods are still there after {GOING:g} s: {names}", hint="re-run the command; kubectl get pods"
+                    f"pods are still there after {GOING} s: {names}", hint="re-run the command; kubectl get pods"
                 )
             time.sleep(LOOK)
 

@@ -19,7 +19,7 @@ from labctl.backends.owner import owner
 from labctl.errors import ConfigError, HostError
 from labctl.hub.client import Kind
 from labctl.hub.report import Item
-from labctl.system import files
+from labctl.system import files, human
 
 START = '[[ ! -r /run/secrets/environment ]] || . /run/secrets/environment; exec python -u "/etc/labctl/files/$0" "$@"'
 
@@ -74,7 +74,8 @@ def _follow(lab: ClusterLab, name: str) -> Iterator[Item]:
         except Unreachable as error:
             if not silent:
                 silent = time.monotonic()
-                lab.context.notice(f"{error.message}; the download goes on, and labctl asks again for {SILENT_FOR} s")
+                patience = human.duration(SILENT_FOR)
+                lab.context.notice(f"{error.message}; the download goes on, and labctl asks again for {patience}")
             if time.monotonic() > silent + SILENT_FOR:
                 raise
         time.sleep(0 if read else LOOK)

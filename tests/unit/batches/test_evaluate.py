@@ -107,7 +107,7 @@ def test_other_workloads_have_medians_of_their_own() -> None:
 def test_all_misses_are_in_the_message() -> None:
     job = judge(alone([500, 1000, 1000]), Limits(min=600, within=0.05)).jobs[0]
     assert job.cause == "below-min"
-    assert job.message == "500 is below 600; 500 per node is 50.0 % below the median, 1000"
+    assert job.message == "500 is below 600; 500 per node is 50 % below the median, 1000"
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0])
@@ -171,7 +171,7 @@ def nodes(evaluation: Evaluation) -> list[tuple[str, str]]:
 def test_a_node_whose_jobs_all_failed_fails_and_comes_first() -> None:
     evaluation = judge(alone([1000, 1010, 800]), Limits(within=0.05))
     assert nodes(evaluation) == [("n3", "FAIL"), ("n1", "PASS"), ("n2", "PASS")]
-    assert evaluation.nodes[0].message == "1 of 1 jobs failed: 1xN_3 (below-median, -20.0 % of the median)"
+    assert evaluation.nodes[0].message == "1 of 1 jobs failed: 1xN_3 (below-median, -20 % of the median)"
 
 
 def test_a_node_that_passes_alone_is_cleared_of_a_job_with_others() -> None:

@@ -110,7 +110,7 @@ def test_bad_nodes_are_added_to_the_drained_ones_once(tmp_path: Path) -> None:
     diagnosis = Diagnosis(bad=bad, links=(), good=(), unsure=(), unexplained=(), rounds=1, runs=1)
     assert search.drained_by(of, diagnosis, date(2026, 1, 2)) == ("worker-0", "worker-2")
     assert (tmp_path / "drained.txt").read_text() == (
-        "worker-0  # fan broken\nworker-2  # slow, 0.50 of the median, 2026-01-02\n"
+        "worker-0  # fan broken\nworker-2  # slow, 50 % of the median, 2026-01-02\n"
     )
 
 

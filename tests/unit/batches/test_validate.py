@@ -275,7 +275,7 @@ def test_what_is_slow_together_is_bisected() -> None:
     (why,) = cluster.suspicions
     assert (why.metric, why.bound and why.bound.value) == ("throughput", 100)
     assert verdicts(found) == {**dict.fromkeys(NAMES, "good"), "worker-3": "slow"}
-    assert "50% of the median" in found.nodes[3].evidence[0]
+    assert "50 % of the median" in found.nodes[3].evidence[0]
     assert [(one.a, one.b, one.verdict) for one in found.links] == [("worker-0", "worker-1", "failing")]
     assert step(found, "bisect train").message.startswith("worker-3 is slow, the link worker-0 - worker-1 is failing")
 

@@ -221,20 +221,20 @@ def test_a_batch_is_told_line_by_line_and_then_as_a_timeline(labctl: Labctl, end
     assert said.code == 5
     assert said.err.splitlines() == [
         "1 on worker-0: running, run r0",
-        "1 on worker-0: PASS, throughput 1,234 samples/s, 10.0 s",
+        "1 on worker-0: PASS, throughput 1,234 samples/s, 10 s",
         "2 on worker-1: FAIL (criteria): too slow",
         "3 on worker-0, worker-1: ERROR (node-lost): worker-1: gone",
     ]
     assert (
         said.out
         == """\
-JOB  REPEAT  NODES              TIME (0 to 30.0 s)                        SECONDS  THROUGHPUT  VERDICT  CAUSE
-1    1       worker-0           #############...........................  10.0     1,234       PASS     -
-2    1       worker-1           .............#############..............  10.0     1.5         FAIL     criteria
-3    1       worker-0,worker-1  ...........................#############  10.0     -           ERROR    node-lost
+JOB  REPEAT  NODES              TIME (0 to 30 s)                          SECONDS  THROUGHPUT  VERDICT  CAUSE
+1    1       worker-0           #############...........................  10       1,234       PASS     -
+2    1       worker-1           .............#############..............  10       1.5         FAIL     criteria
+3    1       worker-0,worker-1  ...........................#############  10       -           ERROR    node-lost
 2 on worker-1: too slow
 3 on worker-0, worker-1: worker-1: gone
-1 passed, 2 failed in 30.0 s; the busiest node was in use for 20.0 s
+1 passed, 2 failed in 30 s; the busiest node was in use for 20 s
 files o
 """
     )
@@ -291,7 +291,7 @@ def test_a_batch_that_is_done_is_told_again_with_resume(
     monkeypatch.setattr(batches, "run_jobs", run_jobs)
     said = labctl("batch", "hello", "hostfiles/set", "--out", "o", "--resume")
     assert said.code == 0
-    assert "1 passed, 0 failed in 10.0 s" in said.out
+    assert "1 passed, 0 failed in 10 s" in said.out
 
 
 def job(number: int, **changes: Any) -> BatchJob:

@@ -21,9 +21,9 @@ REPORT = CacheReport(
 
 def test_each_host_has_a_line_and_each_failure_its_hint() -> None:
     assert cache_text(REPORT).splitlines() == [
-        "HOST  FILES  SIZE     STATE",
-        "red   3      70.0 MB  sent",
-        "blue  0      0 B      present",
+        "HOST  FILES  SIZE   STATE",
+        "red   3      70 MB  sent",
+        "blue  0      0 B    present",
         "green: no room for the cache",
         "  on green: df -h",
     ]
@@ -32,7 +32,7 @@ def test_each_host_has_a_line_and_each_failure_its_hint() -> None:
 def test_a_dry_run_says_what_is_to_be_fetched_before_it_is_sent() -> None:
     planned = CacheReport(workload="", cache="/c", items=(ITEM,), seconds=1.0, hosts=REPORT.hosts)
     lines = cache_text(planned, dry_run=True).splitlines()
-    assert "red   3      70.0 MB  to send" in lines
+    assert "red   3      70 MB  to send" in lines
     assert lines[-1] == "and to each the 548 MB to fetch, as far as it does not have that"
 
 

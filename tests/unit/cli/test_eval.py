@@ -29,20 +29,20 @@ def test_a_batch_is_told_as_jobs_sizes_and_nodes(labctl: Labctl, out: Path) -> N
         said.out
         == """\
 JOB            NODES  VALUE  PER NODE  VS MEDIAN  STATUS  CAUSE
-1xN_batch0003  1      800    800       -20.0 %    FAIL    below-min: 800 is below 900; \
-800 per node is 20.0 % below the median, 1000
-1xN_batch0001  1      1,000  1,000     +0.0 %     PASS
-1xN_batch0002  1      1,010  1,010     +1.0 %     PASS
-2xN_batch0001  2      1,900  950       +0.0 %     PASS
+1xN_batch0003  1      800    800       -20 %      FAIL    below-min: 800 is below 900; \
+800 per node is 20 % below the median, 1000
+1xN_batch0001  1      1,000  1,000     +0 %       PASS
+1xN_batch0002  1      1,010  1,010     +1 %       PASS
+2xN_batch0001  2      1,900  950       +0 %       PASS
 
 NODES  JOBS  MEAN PER NODE  MEDIAN  SPREAD  MIN  MAX    EFFICIENCY
-1      3     936.7          1,000   12.6 %  800  1,010  100.0 %
-2      1     950            950     -       950  950    101.4 %
+1      3     936.7          1,000   12.6 %  800  1,010  100 %
+2      1     950            950     -       950  950    101 %
 values in samples/s
 
 WORST NODES  VS MEDIAN  STATUS  EVIDENCE
-ml-003       -20.0 %    FAIL    1 of 1 jobs failed: 1xN_batch0003 (below-min, -20.0 % of the median)
-ml-001       +0.0 %     PASS
+ml-003       -20 %      FAIL    1 of 1 jobs failed: 1xN_batch0003 (below-min, -20 % of the median)
+ml-001       +0 %       PASS
 ml-002       +0.5 %     PASS
 
 FAIL: 3 of 4 jobs passed, 2 of 3 nodes passed
@@ -114,7 +114,7 @@ def test_repeats_of_a_record_are_one_row_with_a_spread(labctl: Labctl, tmp_path:
     record.create(tmp_path / "out", batch)
     assert labctl("eval", "out").out.splitlines()[:2] == [
         "JOB            NODES  VALUE  SPREAD  PER NODE  VS MEDIAN  STATUS  CAUSE",
-        "1xN_batch0001  1      600    2.4 %   600       +0.0 %     PASS",
+        "1xN_batch0001  1      600    2.4 %   600       +0 %       PASS",
     ]
 
 

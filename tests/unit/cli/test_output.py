@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from labctl.backends.docker.lab.devices import ResolvedSetting
-from labctl.cli.output import Output, quantity, say, say_printed, table, to_json
+from labctl.cli.output import Output, say, say_printed, table, to_json
 from labctl.cli.run import run_text
 from labctl.errors import HostError
 from labctl.model import Event, Rank, Result
@@ -143,10 +143,6 @@ def test_columns_are_as_wide_as_their_widest_cell() -> None:
     assert table(("NODE", "N"), [("worker-10", 1), ("w", "")]) == "NODE       N\nworker-10  1\nw"
 
 
-def test_numbers_have_the_digits_that_people_read() -> None:
-    assert [quantity(value) for value in (0.123456, 12345.6, 3, None)] == ["0.1235", "12,346", "3", "None"]
-
-
 def test_a_result_shows_loss_throughput_ranks_and_verdict() -> None:
     assert run_text(RESULT, Path("/srv/lab")).splitlines() == [
         "run        r1",
@@ -154,7 +150,7 @@ def test_a_result_shows_loss_throughput_ranks_and_verdict() -> None:
         "throughput 12.35 samples/s",
         "broken     nan",
         "ranks      9 (0 on worker-0, 1 on worker-1, 2 on worker-2, 3 on worker-3, 4 on worker-4, 5 on worker-5, "
-        "6 on worker-6, 7 on worker-7, ...)",
+        "6 on worker-6, 7 on worker-7 and 1 more)",
         "seconds    12.3",
         "verdict    FAIL (criteria): 1 of 2 criteria not met.",
         "files      /srv/lab/runs/r1",

@@ -19,6 +19,7 @@ from labctl.fit import training as shape
 from labctl.fit.memory import MemoryItem
 from labctl.fit.training import Training, arguments
 from labctl.model import Memory, Workload
+from labctl.system import human
 
 CONFIGS = Path(__file__).resolve().parents[3] / "workloads/opt/configs"
 GIB = 2**30
@@ -247,7 +248,7 @@ def test_what_does_not_fit_on_a_cpu_is_told_with_needed_available_and_what_to_ch
     needed = fit.needs(planned).host
     reason = fit.check(planned, fit.Capacity(device=None, host=needed - 1))
     assert reason is not None
-    assert f"needs {needed / GIB:.1f} GiB per node" in reason
+    assert f"needs {human.memory(needed)} per node" in reason
     assert "--set deepspeed.zero_optimization.stage=1" in reason
     assert fit.check(planned, fit.Capacity(device=None, host=needed)) is None
 

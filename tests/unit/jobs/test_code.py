@@ -229,7 +229,7 @@ def test_big_files_and_links_that_lead_out_are_left_out_by_name(of: Lab, tmp_pat
     assert names(found) == {"train.py", "a/b.py", "inside", "folder"}
     assert code.remark(found) == (
         "not copied into the run: data (a link that leads out), key (a link that leads out), pipe (no file), "
-        "weights.bin (50.0 MB)"
+        "weights.bin (50 MB)"
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 from support.builders import job, lab
 
 from labctl.model import Cause, Criterion, Metric, Relative, Verdict
-from labctl.records.verdict import RunOutcome, judge, number
+from labctl.records.verdict import RunOutcome, judge
 
 THROUGHPUT = Criterion(metric="throughput", min=600)
 LOSS = Criterion(metric="loss", decrease=0.2)
@@ -63,24 +63,6 @@ def test_a_range_gives_two_checks() -> None:
     verdict = _judge(criteria=[Criterion(metric="throughput", min=1, max=600)])
     assert [check.passed for check in verdict.checks] == [True, False]
     assert verdict.message == "1 of 2 criteria not met: throughput <= 600 samples/s (was 612.5)."
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (600.0, "600"),
-        (175.759, "175.759"),
-        (0.000001, "0.000001"),
-        (-0.0000125, "-0.0000125"),
-        (12345678.9, "12345679"),
-        (999999.7, "1000000"),
-        (1e12, "1000000000000"),
-        (1e30, "1e+30"),
-        (0, "0"),
-    ],
-)
-def test_a_number_is_written_without_an_exponent_where_a_person_would(value: float, text: str) -> None:
-    assert number(value) == text
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from labctl.backends.state import Container
 from labctl.errors import ConfigError, HostError, LabError
 from labctl.model import Device, Host
 from labctl.naming import lease_path
-from labctl.system import filelock, files
+from labctl.system import filelock, files, human
 from labctl.system.process import CompletedProcess
 
 KILLED = 137
@@ -241,6 +241,6 @@ def count_devices(ctx: CheckContext, container: Container, counted: tuple[str, .
     argv = ("timeout", "--signal=KILL", f"{COUNT_SECONDS - 2:.0f}", "python", "-c", program, *counted)
     done = ctx.daemon.exec(container.name, argv, user=agent.user(ctx.lab), limit=COUNT_SECONDS - 1)
     if done.code == KILLED:
-        message = f"its devices were not counted within {COUNT_SECONDS - 2:.0f} s"
+        message = f"its devices were not counted within {human.duration(COUNT_SECONDS - 2)}"
         raise HostError(message, hint=f"labctl logs {container.node}", node=container.node)
     return done

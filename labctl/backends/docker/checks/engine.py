@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from labctl import accelerators
-from labctl.backends.docker.checks.examination import GIB, UP, CheckContext, gib
+from labctl.backends.docker.checks.examination import GIB, UP, CheckContext
 from labctl.backends.docker.compose import render
 from labctl.backends.docker.deploy import images
 from labctl.backends.docker.images import catalog, packages
@@ -24,6 +24,7 @@ from labctl.backends.docker.lab import capabilities as kernel_limits
 from labctl.backends.finding import LIMIT, Finding, Level, error, ok, problem, warn
 from labctl.errors import HostError
 from labctl.model import HERE
+from labctl.system import human
 
 DAEMON = "/etc/docker/daemon.json"
 RESTART = "systemctl restart docker"
@@ -155,8 +156,8 @@ def skew(theirs: float, before: float) -> float:
 def judge_skew(ctx: CheckContext, skew: float, whose: str) -> Finding:
     """Return the finding about a clock that is ``skew`` seconds ahead."""
     if abs(skew) <= SKEW:
-        return ok("LAB-CLOCK-001", f"{whose} is right to {SKEW:.0f} s")
-    summary = f"{whose} is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}"
+        return ok("LAB-CLOCK-001", f"{whose} is right to {human.duration(SKEW)}")
+    summary = f"{whose} is {human.duration(abs(skew))} {'ahead' if skew > 0 else 'behind'}"
     impact = "certificates and tokens are refused, and the ranks' logs cannot be put in order"
     return warn("LAB-CLOCK-001", summary, impact, ctx.as_root("timedatectl set-ntp true"))
 
@@ -175,7 +176,7 @@ def space(ctx: CheckContext) -> Iterator[Finding]:
     if ctx.name == HERE and not folder.is_dir():
         return
     free = ctx.free(folder)
-    summary, image = f"{gib(free)} free at {folder}", ctx.observed.image
+    summary, image = f"{human.memory(free)} free at {folder}", ctx.observed.image
     if free >= (SPARE if image else IMAGE_SPACE):
         yield ok("LAB-DISK-001", summary)
         return

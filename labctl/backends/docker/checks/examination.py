@@ -231,7 +231,3 @@ def parse_status(line: str) -> FileStatus:
         return FileStatus(error=f"cannot be read: {reason}", exists=reason == "Permission denied")
     uid, gid, mode, access = line.split()
     return FileStatus(int(uid), int(gid), int(mode, 16), access)
-
-
-def gib(size: float) -> str:
-    return f"{size / GIB:.1f} GiB" if size < 10 * GIB else f"{size / GIB:.0f} GiB"

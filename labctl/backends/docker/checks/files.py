@@ -12,6 +12,7 @@ from labctl.backends.docker.checks.examination import UP, CheckContext
 from labctl.backends.docker.compose import ssh_keys
 from labctl.backends.docker.deploy import plan
 from labctl.backends.finding import Finding, error, ok, warn
+from labctl.system import human
 from labctl.system.files import outdated
 
 
@@ -66,6 +67,6 @@ def rendered(ctx: CheckContext) -> Iterator[Finding]:
     if not changed:
         yield ok("LAB-FILES-001", f"files under {naming.node_directory('')} are as rendered")
         return
-    summary = f"{', '.join(changed[:3])}{' ...' if len(changed) > 3 else ''}: changed since labctl wrote it"
+    summary = f"{human.listed(changed, 3)}: changed since labctl wrote it"
     impact = "`docker compose` by hand would create other nodes than `labctl up`, which overwrites it"
     yield warn("LAB-FILES-001", summary, impact, "labctl render", auto_fixable=True)

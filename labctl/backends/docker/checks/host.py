@@ -9,12 +9,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from labctl import naming
-from labctl.backends.docker.checks.examination import GIB, CheckContext, gib
+from labctl.backends.docker.checks.examination import GIB, CheckContext
 from labctl.backends.docker.compose import render
 from labctl.backends.finding import Finding, Level, error, ok, problem, warn
 from labctl.backends.spec import own_mounts
 from labctl.config.settings import in_bytes
 from labctl.model import HERE
+from labctl.system import human
 
 MIB = 1 << 20
 RANKS_PER_CORE = 4
@@ -32,7 +33,7 @@ RUN_SPACE = 64 * MIB
 def cores(ctx: CheckContext) -> Iterator[Finding]:
     """Report the cores, and check that they are enough for the ranks of a CPU lab."""
     cpus, ranks = len(ctx.host.cpus), sum(node.slots for node in ctx.nodes)
-    summary = f"{cpus} cores, {gib(ctx.host.memory)} memory, accelerator {ctx.lab.accelerator}"
+    summary = f"{cpus} cores, {human.memory(ctx.host.memory)} memory, accelerator {ctx.lab.accelerator}"
     yield ok("LAB-HOST-001", summary)
     most = RANKS_PER_CORE * cpus
     if ctx.lab.accelerator == "cpu" and ranks > most:
@@ -49,10 +50,10 @@ def memory(ctx: CheckContext) -> Iterator[Finding]:
         return
     asked = in_bytes(limit) * nodes
     if asked <= has:
-        yield ok("LAB-HOST-003", f"memory limits of the nodes add up to {gib(asked)} of {gib(has)}")
+        yield ok("LAB-HOST-003", f"memory limits of the nodes add up to {human.memory(asked)} of {human.memory(has)}")
         return
     fits = max(64, has * 9 // 10 // nodes // MIB)
-    summary = f"{nodes} nodes may take {limit} each, {gib(asked)}; the host has {gib(has)}"
+    summary = f"{nodes} nodes may take {limit} each, {human.memory(asked)}; the host has {human.memory(has)}"
     impact = "the kernel would kill processes of any of them, or others, before a limit is reached"
     yield warn("LAB-HOST-003", summary, impact, ctx.set_setting("LAB_MEMORY", f"{fits}m"))
 
@@ -67,7 +68,7 @@ def shared_memory(ctx: CheckContext) -> Iterator[Finding]:
         return
     # NCCL does not start with less; on CPU it depends on the size of the messages.
     level: Level = "error" if lab.accelerator != "cpu" and has < least else "warn"
-    summary = f"LAB_SHM_SIZE={lab.shm_size} for {slots} ranks on a node, which take up to {needed // MIB} MiB"
+    summary = f"LAB_SHM_SIZE={lab.shm_size} for {slots} ranks on a node, which take up to {human.memory(needed)}"
     impact = "ranks of one node exchange data through /dev/shm and die of SIGBUS when it is full"
     fix = ctx.set_setting("LAB_SHM_SIZE", f"{max(1024, needed // MIB)}m")
     yield problem(level, "LAB-SHM-001", summary, impact, fix)
@@ -106,7 +107,7 @@ def cache_space(ctx: CheckContext) -> Iterator[Finding]:
     cache = Path(naming.path_on(ctx.lab, ctx.host, ctx.settings.text("HOST_CACHE_PATH")))
     free = ctx.free(cache)
     if free >= CACHE_SPACE:
-        yield ok("LAB-DISK-002", f"{gib(free)} free at {cache} for models and data")
+        yield ok("LAB-DISK-002", f"{human.memory(free)} free at {cache} for models and data")
         return
     fix = ctx.command(largest(cache))
     if ctx.name == HERE:
@@ -115,7 +116,7 @@ def cache_space(ctx: CheckContext) -> Iterator[Finding]:
         roomy = (folder for folder in usual if folder != cache and ctx.free(folder) > 2 * CACHE_SPACE)
         if place := next(roomy, None):
             fix = f"mkdir -p {shlex.quote(str(place))} && {ctx.set_setting('HOST_CACHE_PATH', str(place))}"
-    summary = f"{gib(free)} free at {cache}, where models and data are kept"
+    summary = f"{human.memory(free)} free at {cache}, where models and data are kept"
     yield warn("LAB-DISK-002", summary, "a download or a checkpoint that does not fit ends a run", fix)
 
 
@@ -123,7 +124,7 @@ def run_space(ctx: CheckContext) -> Iterator[Finding]:
     """Check the free disk for records of runs: no run starts without."""
     directory, free = ctx.lab.directory, ctx.free(ctx.lab.directory)
     if free < RUN_SPACE:
-        summary, impact = f"{free // MIB} MiB free at {directory}", "a run writes its record there"
+        summary, impact = f"{human.memory(free)} free at {directory}", "a run writes its record there"
         yield error("LAB-DISK-003", summary, impact, largest(directory))
 
 
@@ -151,7 +152,7 @@ def proxies(ctx: CheckContext) -> Iterator[Finding]:
     if not missing:
         yield ok("LAB-PROXY-002", "NO_PROXY has the lab's own names")
         return
-    summary = f"not in NO_PROXY: {', '.join(missing[:4])}{' ...' if len(missing) > 4 else ''}"
+    summary = f"not in NO_PROXY: {human.listed(missing, 4)}"
     impact = "http between nodes, such as a rendezvous or a dashboard, would go through the proxy"
     fix = ctx.set_setting("NO_PROXY", ",".join((*bypass, *missing)))
     yield warn("LAB-PROXY-002", summary, impact, fix)

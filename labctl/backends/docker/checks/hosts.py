@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from tempfile import NamedTemporaryFile
 
-from labctl.backends.docker.checks.examination import GIB, UP, CheckContext, gib
+from labctl.backends.docker.checks.examination import GIB, UP, CheckContext
 from labctl.backends.docker.checks.host import largest
 from labctl.backends.docker.hosts import ssh_errors
 from labctl.backends.finding import Finding, error, ok, warn
@@ -14,7 +14,7 @@ from labctl.backends.state import HostPortUser, elsewhere
 from labctl.config.inventory import InventoryHost
 from labctl.errors import HostError
 from labctl.model import HERE
-from labctl.system import routing
+from labctl.system import human, routing
 
 HOME_SPACE = GIB // 64
 """Disk that the lab's files, keys and workloads of a usual size take."""
@@ -94,7 +94,7 @@ def home_space(ctx: CheckContext) -> Iterator[Finding]:
     facts = ctx.facts
     if facts is None or not ctx.host.directory or facts.home_free is None:
         return
-    summary = f"{gib(facts.home_free)} free at {facts.home}"
+    summary = f"{human.memory(facts.home_free)} free at {facts.home}"
     if facts.home_free >= HOME_SPACE:
         yield ok("LAB-DISK-004", f"{summary} for the lab's files")
         return

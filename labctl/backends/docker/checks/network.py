@@ -17,6 +17,7 @@ from labctl.backends.docker.lab import capabilities
 from labctl.backends.finding import Finding, error, ok, warn
 from labctl.backends.state import Container
 from labctl.errors import HostError
+from labctl.system import human
 from labctl.system.parallel import pool
 
 MTU = "com.docker.network.driver.mtu"
@@ -139,8 +140,8 @@ def path_taken(ctx: CheckContext, node: str, answer: Mapping[str, Any], directio
     through = {name: both[direction] for name, both in answer["through"].items()}
     others = astray(through, chosen, answer["kin"].get(chosen, []), expected)
     if not others:
-        size = through[chosen] / (1 << 20)
-        return ok("LAB-NET-007", f"{size:.0f} MiB between the hosts went through {chosen}", node)
+        size = human.size(through[chosen])
+        return ok("LAB-NET-007", f"{size} between the hosts went through {chosen}", node)
     summary = f"bytes between the hosts went through {', '.join(others)}, not through {chosen}"
     impact = f"collectives are configured with {chosen}: they would be slower, or not connect"
     fix = ctx.at(node).command("ip route  # and set iface= for each host in the inventory")

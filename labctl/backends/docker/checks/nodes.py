@@ -24,7 +24,7 @@ from labctl.backends.state import Container, lost
 from labctl.config.settings import EXTRA
 from labctl.errors import HostError
 from labctl.model import LAUNCHER
-from labctl.system import files
+from labctl.system import files, human
 from labctl.system.process import ProcessTimeout
 
 Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -110,7 +110,7 @@ def ssh(ctx: CheckContext) -> Iterator[Finding]:
 def link(ctx: CheckContext, worker: Container, answer: dict[str, Any]) -> Iterator[Finding]:
     """Yield the findings about one worker from the launcher's answer."""
     if answer.get("name") != worker.node:
-        stderr = str(answer["said"]) or f"no answer over ssh within {PATIENCE} s"
+        stderr = str(answer["said"]) or f"no answer over ssh within {human.duration(PATIENCE)}"
         code, impact = "LAB-SSH-001", "launchers start ranks over ssh"
         summary = f"not reached from the launcher: {ssh_errors.ssh_reason(stderr)}"
         if "IDENTIFICATION HAS CHANGED" in stderr or "verification failed" in stderr:
@@ -118,14 +118,14 @@ def link(ctx: CheckContext, worker: Container, answer: dict[str, Any]) -> Iterat
             impact = "something else than the node created by `labctl up` may answer in its name; it is not trusted"
         yield error(code, summary, impact, restart(ctx, worker), node=worker.node, auto_fixable=True)
         return
-    yield ok("LAB-SSH-001", f"reached from the launcher in {answer['seconds']:.2f} s", worker.node)
+    yield ok("LAB-SSH-001", f"reached from the launcher in {human.duration(answer['seconds'])}", worker.node)
     rate = answer["rate"]
     if rate is None or rate < SLOW:
-        summary = f"{rate / 1e6:.2f} MB/s" if rate else f"less than {SENT_BYTES / PATIENCE / 1e6:.1f} MB/s"
+        summary = f"{human.size(rate)}/s" if rate else f"less than {human.size(SENT_BYTES / PATIENCE)}/s"
         impact = "ranks exchange data over the same network"
         yield warn("LAB-NET-005", f"{summary} from the launcher", impact, RECREATE, node=worker.node)
     else:
-        yield ok("LAB-NET-005", f"{rate / 1e6:.0f} MB/s through ssh from the launcher", worker.node)
+        yield ok("LAB-NET-005", f"{human.size(rate)}/s through ssh from the launcher", worker.node)
 
 
 # --- from within ---------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def ask(ctx: CheckContext, container: Container, *arguments: str, limit: float =
         done = ctx.engine.exec(container.name, look_around(*arguments), user=user, limit=limit)
     except ProcessTimeout as failure:
         # Its own message would show the whole program.
-        message = f"{arguments[0]}: timed out after {limit:.0f} s"
+        message = f"{arguments[0]}: timed out after {human.duration(limit)}"
         raise HostError(message, hint=restart(ctx, container), node=container.node) from failure
     if done.code or not done.out:
         stderr = (done.err.strip() or "no answer").splitlines()[-1]

@@ -25,6 +25,7 @@ from labctl.backends.state import Container
 from labctl.config.context import Context, require_named
 from labctl.errors import ConfigError, HostError, LabError, parsing
 from labctl.model import HERE, Lab
+from labctl.system import human
 from labctl.system.parallel import map_hosts, run_with_deadlines
 
 ENGINE_SECONDS = 30.0
@@ -197,7 +198,8 @@ def preflight(context: Context, lab: Lab, cluster: Cluster, command: str) -> Clu
     for name, facts in cluster.facts.items():
         if abs(facts.skew) > SKEW:
             way = "ahead" if facts.skew > 0 else "behind"
-            context.warn(f"{name}: its clock is {abs(facts.skew):.0f} s {way}; `labctl doctor` says how to set it")
+            skew = human.duration(abs(facts.skew))
+            context.warn(f"{name}: its clock is {skew} {way}; `labctl doctor` says how to set it")
     ctx = check_context(context, cluster, lab)
     answering = tuple(host for host in ctx.hosts if host.name in cluster.engine.hosts)
     return cluster.excluding(failing_hosts(replace(ctx, hosts=answering), command))
@@ -224,7 +226,7 @@ def failing_hosts(whole: CheckContext, command: str) -> dict[str, HostError]:
         except HostError as failure:
             return [failure]
 
-    late = [HostError(f"preflight timed out after {ENGINE_SECONDS:.0f} s", hint="labctl doctor")]
+    late = [HostError(f"preflight timed out after {human.duration(ENGINE_SECONDS)}", hint="labctl doctor")]
     reasons_by_host = run_with_deadlines([(partial(first_reason, host), ENGINE_SECONDS) for host in whole.hosts])
     failed = {}
     for host, reasons in zip(whole.hosts, reasons_by_host, strict=True):
@@ -272,7 +274,7 @@ def examine(whole: CheckContext, lacking: Mapping[str, LabError] | None = None) 
 def with_engines(whole: CheckContext) -> tuple[CheckContext, tuple[CheckContext, ...]]:
     """Ask the engines of all hosts; return the contexts with the answers, and errors of engines that do not answer."""
     hosts = (whole,) if whole.local else whole.hosts
-    late = HostError(f"Docker Engine does not answer within {ENGINE_SECONDS:.0f} s")
+    late = HostError(f"Docker Engine does not answer within {human.duration(ENGINE_SECONDS)}")
     asked = run_with_deadlines([(partial(ask_engine, host), ENGINE_SECONDS) for host in hosts])
     hosts = tuple(new or replace(old, engine_error=late) for old, new in zip(hosts, asked, strict=True))
     if whole.local:
@@ -354,7 +356,8 @@ class CheckTask(Struct, frozen=True):
 
     def timed_out(self) -> Finding:
         """Return the finding of a check that did not end within its time limit."""
-        text, impact = f"timed out after {self.check.seconds:.0f} s", "the host, a disk, the engine or the node hangs"
+        text = f"timed out after {human.duration(self.check.seconds)}"
+        impact = "the host, a disk, the engine or the node hangs"
         return replace(self.failed(text, impact, node=self.node), code="LAB-CHECK-002")
 
     def failed(self, text: str, impact: str, fix: str = "", node: str = HERE) -> Finding:

@@ -18,7 +18,7 @@ from labctl.errors import HostError
 from labctl.model import Host, Job, Lab, Secret
 from labctl.records import outputs, store
 from labctl.records.manifest import Manifest, scan
-from labctl.system import filelock
+from labctl.system import filelock, human
 from labctl.system.parallel import pool
 
 SECONDS = 3600
@@ -123,7 +123,7 @@ def bring(connection: Connection, folder: str, path: Path, warn: Callable[[str],
 
 def first(names: list[str]) -> str:
     """Render the first of these names."""
-    return f"{', '.join(map(shown, names[:SHOWN]))}{', ...' if names[SHOWN:] else ''}"
+    return human.listed(map(shown, names), SHOWN)
 
 
 def shown(name: str) -> str:

@@ -25,9 +25,10 @@ from labctl.hub import prefetch
 from labctl.hub.client import Hub
 from labctl.hub.report import CacheReport, HostCache
 from labctl.model import Cache, HostFailure
+from labctl.system import human
 from labctl.system.files import Room, leads_out, require_room, walk
 from labctl.system.parallel import map_hosts
-from labctl.system.progress import Progress, amount
+from labctl.system.progress import Progress
 from labctl.system.tar import END, header, padding
 
 SCRIPT = Path(__file__).with_name("cache.sh").read_text(encoding="utf-8")
@@ -242,7 +243,7 @@ def _fill_hosts(
     files = read_here(root, folders or ("",))
     if not files and not folders:
         raise HostError(f"HOST_CACHE_PATH {root} has nothing to send", hint="labctl cache --model NAME --hosts")
-    context.notice(f"{root}: {amount(sum(file.size for file in files.values()))} in {len(files)} files")
+    context.notice(f"{root}: {human.size(sum(file.size for file in files.values()))} in {len(files)} files")
     cluster = hosts_of()
     folder = folder_on_hosts(cluster.settings)
     filled, failures = fill(root, files, cluster.remote_hosts, folder, context.notice, dry_run=preview)

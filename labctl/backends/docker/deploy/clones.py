@@ -8,9 +8,8 @@ from labctl.errors import ConfigError
 from labctl.model import Lab
 from labctl.records import manifest
 from labctl.records.manifest import Manifest
-from labctl.system import git
+from labctl.system import git, human
 from labctl.system.files import walk
-from labctl.system.progress import amount
 
 LARGEST = 200_000_000
 """Size of a clone at most, in bytes: each `up` and `run` reads all of it, here and on every host."""
@@ -33,7 +32,8 @@ def read(root: Path) -> Manifest:
     size = sum(size_of(root / name) for name in names)
     if size > LARGEST:
         raise ConfigError(
-            f"{root} holds {amount(size)} without .git, and hosts are sent at most {amount(LARGEST)} of a clone",
+            f"{root} holds {human.size(size)} without .git, and hosts are sent at most "
+            f"{human.size(LARGEST)} of a clone",
             hint="move it away here and clone it on each host at that path, or remove what is large from it",
         )
     return manifest.pick(root, names)

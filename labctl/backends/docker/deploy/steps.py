@@ -16,7 +16,7 @@ from labctl.config.context import Context
 from labctl.errors import Failures, HostError
 from labctl.model import HERE, LAUNCHER, File, Job, Lab
 from labctl.records.active import Run
-from labctl.system import files
+from labctl.system import files, human
 
 if TYPE_CHECKING:
     from labctl.backends.docker.agent import EarlyReach, Standby
@@ -222,7 +222,7 @@ class WaitForSsh(Step, frozen=True, kw_only=True):
     seconds: int
 
     def __str__(self) -> str:
-        return f"reach {', '.join(self.nodes)} over ssh within {self.seconds} s"
+        return f"reach {', '.join(self.nodes)} over ssh within {human.duration(self.seconds)}"
 
     def do(self, deployment: LabDeployment) -> None:
         """Log in to the nodes, unless an early check of them passed."""
@@ -325,7 +325,7 @@ class CheckNodes(WaitForSsh, frozen=True, kw_only=True):
     job: Job
 
     def __str__(self) -> str:
-        return f"ask sshd of {', '.join(self.nodes)} for an answer within {self.seconds} s"
+        return f"ask sshd of {', '.join(self.nodes)} for an answer within {human.duration(self.seconds)}"
 
     def do(self, deployment: LabDeployment) -> None:
         """Check the nodes, then the port."""

@@ -27,10 +27,9 @@ from labctl.backends.docker.hosts import ssh_errors
 from labctl.config.inventory import InventoryHost
 from labctl.errors import HostError
 from labctl.model import HERE
-from labctl.system import process
+from labctl.system import human, process
 from labctl.system.parallel import WIDTH, pool
 from labctl.system.process import CompletedProcess
-from labctl.system.progress import listed
 
 SESSIONS = 6
 """Parallel scripts per connection: with the master's and closing sessions below sshd's MaxSessions 10."""
@@ -86,7 +85,7 @@ class Answer:
         """Append a piece. HostError if the output becomes too long."""
         self._size += len(piece)
         if self._size > LARGEST_ANSWER:
-            raise self._connection.error(f"answered with more than {LARGEST_ANSWER >> 20} MiB")
+            raise self._connection.error(f"answered with more than {human.memory(LARGEST_ANSWER)}")
         self._pieces.append(piece)
 
     def content(self) -> bytes:
@@ -176,7 +175,7 @@ class Connection:
         try:
             done = self._perform(work)
         except process.ProcessTimeout as error:
-            late = self.error(f"`{title}` timed out after {seconds:.3g} s")
+            late = self.error(f"`{title}` timed out after {human.duration(seconds)}")
             raise process.ProcessTimeout(late.message, hint=late.hint, node=late.node) from error
         if check and done.code != 0:
             last = "\n".join((done.err or done.out).rstrip().splitlines()[-20:])
@@ -466,7 +465,7 @@ def connected(
             late = wait(trials, PATIENCE).not_done
             paired = list(zip(links, trials, strict=True))
             if slow := [ssh_errors.named(link.target) for link, trial in paired if trial in late]:
-                waits(f"waiting for {listed(slow)}")
+                waits(f"waiting for {human.listed(slow)}")
             results = {link.target.name: trial.result() for link, trial in paired}
             errors = {name: error for name, error in results.items() if error}
             yield {link.target.name: link for link in links if link.target.name not in errors}, errors

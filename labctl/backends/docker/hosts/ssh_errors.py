@@ -7,6 +7,7 @@ import shlex
 
 from labctl.config.inventory import InventoryHost
 from labctl.errors import HostError
+from labctl.system import human
 
 _CLOSED = r"(?i)kex_exchange_identification|Connection (closed|reset) by|banner exchange: .*(closed|reset)"
 _CHANGED = "HOST IDENTIFICATION HAS CHANGED"
@@ -53,7 +54,7 @@ def error(target: InventoryHost, text: str, hint: str = "") -> HostError:
 
 
 def silent(target: InventoryHost, seconds: float) -> HostError:
-    return error(target, f"timed out after {seconds:.0f} s", _ping(target))
+    return error(target, f"timed out after {human.duration(seconds)}", _ping(target))
 
 
 def noisy_shell(target: InventoryHost, output: str) -> HostError:

@@ -19,6 +19,7 @@ from typing import Any
 from msgspec import Struct
 
 from labctl.errors import HostError
+from labctl.system import human
 from labctl.system.progress import Progress
 from labctl.system.tar import BROKEN, END, member_header, padding
 
@@ -168,7 +169,7 @@ class Archive:
     def _read(self, name: str) -> bytes:
         """Return the content of a member; ValueError if it is too large for a document."""
         if len(self._members[name]) > LARGEST_DOCUMENT:
-            raise ValueError(f"{name} is larger than {LARGEST_DOCUMENT >> 20} MiB")
+            raise ValueError(f"{name} is larger than {human.memory(LARGEST_DOCUMENT)}")
         return b"".join(self._members[name].chunks())
 
 

@@ -25,7 +25,7 @@ from labctl.backends.docker.images.package_sources import PipSources
 from labctl.config.settings import Settings
 from labctl.errors import HostError
 from labctl.model import HERE, Pairs
-from labctl.system import process, procfs
+from labctl.system import human, process, procfs
 from labctl.system.files import make_private
 from labctl.system.setup import apt
 from labctl.system.setup.requirements import root_prefix
@@ -97,7 +97,7 @@ def build(request: BuildRequest, emit: Emit) -> dict[str, Any]:
         run(catalog.dockerfile(request.image), [*loaded, *arguments], request, emit)
     built = engine.image(tag) or {}
     seconds = round(time.monotonic() - began, 1)
-    emit(f"image {tag}: {built['Size'] / 1e9:.2f} GB, {seconds:g} s")
+    emit(f"image {tag}: {human.size(built['Size'])}, {human.duration(seconds)}")
     return {"image": tag, "id": built["Id"], "size": built["Size"], "seconds": seconds}
 
 

@@ -20,10 +20,11 @@ from labctl.backends.docker.images import catalog, local, packages, remote
 from labctl.backends.docker.images.archive import Archive, ArchiveStream, Image, report, tagged
 from labctl.backends.docker.images.remote import HostImageState
 from labctl.errors import HostError
+from labctl.system import human
 from labctl.system.files import require_room
 from labctl.system.parallel import map_hosts
 from labctl.system.process import ProcessTimeout
-from labctl.system.progress import At, Progress, amount, listed, waiting_for
+from labctl.system.progress import At, Progress, waiting_for
 
 WORTH = 32 << 20
 """Minimum bytes for which labctl tests if hosts reach each other."""
@@ -147,7 +148,8 @@ def describe_routes(transfers: Iterable[Transfer]) -> Iterator[str]:
     routes: dict[str, list[str]] = {}
     for first, *others in chains.values():
         count = len(first.image.layers)
-        content = f"image {first.image.name}: {amount(first.stream.size)} with {count - first.held} of {count} layers"
+        size = human.size(first.stream.size)
+        content = f"image {first.image.name}: {size} with {count - first.held} of {count} layers"
         routes.setdefault(content, []).append(" -> ".join(transfer.host for transfer in (first, *others)))
     for content, ways in routes.items():
         relayed = any(" -> " in way for way in ways)
@@ -191,7 +193,7 @@ def upload(transfer: Transfer, notice: Callable[[str], None]) -> None:
     disks = ((transfer.state.home, size - received), (transfer.state.root, 2 * size))
     require_room("the image", [(room, needed) for room, needed in disks if room], transfer.host)
     if received:
-        notice(f"{transfer.host}: resuming after {amount(received)} of {amount(size)}")
+        notice(f"{transfer.host}: resuming after {human.size(received)} of {human.size(size)}")
     progress = Progress(f"{transfer.host}: {transfer.image.name}", size, received, notice, every=transfer.pace)
     if transfer.source and received < size:
         received = relay(transfer, transfer.source, progress)
@@ -207,7 +209,7 @@ def upload(transfer: Transfer, notice: Callable[[str], None]) -> None:
             break
     if received != size:
         raise remote.failed(
-            transfer.connection, "the image is incomplete", f"{amount(received)} of {amount(size)} received"
+            transfer.connection, "the image is incomplete", f"{human.size(received)} of {human.size(size)} received"
         )
     progress.finish()
 
@@ -222,7 +224,7 @@ def relay(transfer: Transfer, source: Transfer, progress: Progress) -> int:
         reason = f" ({error.message})"
     received = remote.size(transfer.connection, transfer.file)
     if received < transfer.stream.size:
-        share = f"{amount(received)} of {amount(transfer.stream.size)}"
+        share = f"{human.size(received)} of {human.size(transfer.stream.size)}"
         progress.notice(f"{transfer.host}: {source.host} relayed {share}{reason}; sending the rest from here")
     return received
 
@@ -234,9 +236,9 @@ def preview(image: str, how: str, targets: ImageTargets) -> str:
     lacking = [name for name, state in states.items() if not (alike(state.image, here) if here else state.image)]
     if not lacking:
         return ""
-    names = listed(lacking)
+    names = human.listed(lacking)
     if here and "@" not in image:
-        return f"send image {image} ({amount(here['Size'])} or less) to {names}"
+        return f"send image {image} ({human.size(here['Size'])} or less) to {names}"
     if how == "send" and packages.is_own(image):
         return f"build image {image} here and send it to {names}"
     return f"{'build' if how == 'build' else 'pull'} image {image} on {names}"
@@ -261,7 +263,7 @@ def send(image: str, targets: ImageTargets, directory: Path) -> Failures:
     missing = {name: state for name, state in lacking.items() if name not in refused}
     if not missing:
         return failures
-    targets.notice(f"reading image {image} for {listed(missing)}")
+    targets.notice(f"reading image {image} for {human.listed(missing)}")
     with local.spooled(image, directory, here["Size"], targets.notice) as archive:
         return failures | deliver(archive, archive.image(image), missing, targets)
 

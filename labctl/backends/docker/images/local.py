@@ -12,9 +12,9 @@ from labctl.backends.docker.daemon import DockerEngine
 from labctl.backends.docker.images.archive import Archive, report
 from labctl.backends.docker.images.remote import ASKING, STORING
 from labctl.errors import HostError
-from labctl.system import process
+from labctl.system import human, process
 from labctl.system.files import make_private
-from labctl.system.progress import Progress, amount, waiting
+from labctl.system.progress import Progress, waiting
 
 
 def described(image: str) -> dict[str, Any] | None:
@@ -48,8 +48,8 @@ def save(images: tuple[str, ...], path: Path, size: int, notice: Callable[[str],
         """Report how much of the archive is written."""
         # docker writes to a temporary file and renames it.
         written = sum(file.lstat().st_size for file in path.parent.glob("*"))
-        so_far = f"{amount(written)} of about {amount(size)}" if written else "Docker collects it"
-        return f"reading {', '.join(images)}: {so_far}, {seconds:.0f} s"
+        so_far = f"{human.size(written)} of about {human.size(size)}" if written else "Docker collects it"
+        return f"reading {', '.join(images)}: {so_far}, {human.duration(seconds)}"
 
     with waiting(notice, text):
         # The SDK cannot save several images into one archive, nor be killed after a timeout.
@@ -66,7 +66,7 @@ def load(archive: Archive, name: str, notice: Callable[[str], None]) -> None:
     progress = Progress(name, stream.size, 0, notice)
 
     def storing(seconds: float) -> str:
-        return f"{name}: Docker stores it, {seconds:.0f} s so far" if progress.done == stream.size else ""
+        return f"{name}: Docker stores it, {human.duration(seconds)} so far" if progress.done == stream.size else ""
 
     with waiting(notice, storing):
         done = process.feed(["docker", "load", "--quiet"], report(stream.chunks(), progress), timeout=STORING)

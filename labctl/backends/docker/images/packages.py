@@ -20,7 +20,7 @@ from labctl.backends.docker.images.build import BuildRequest, Emit
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError
 from labctl.model import Pairs
-from labctl.system import files
+from labctl.system import files, human
 from labctl.system.files import PASSWORDS, make_private, write
 
 LOCKS = ".lab/packages"
@@ -163,7 +163,7 @@ def folder_of(dockerfile: Path) -> list[Path]:
     names = [path.relative_to(dockerfile.parent) for path in paths]
     why = next((f"holds {name}" for name in names if ".lab" in name.parts or name.name in PASSWORDS), "")
     if size > LARGEST:
-        why = f"is {size / 1e6:.0f} MB, more than {LARGEST // 10**6}"
+        why = f"is {human.size(size)}, more than {human.size(LARGEST)}"
     if why:
         hint = "keep the Dockerfile in a folder of its own, with what it copies"
         raise ConfigError(f"{label}: its folder goes into the build, and {why}", hint=hint)

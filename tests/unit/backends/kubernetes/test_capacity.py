@@ -28,7 +28,7 @@ def test_amounts_are_told_as_people_say_them() -> None:
     assert capacity.amount("memory", 1.5 * (1 << 30)) == "1.5 GiB"
     assert capacity.amount("requests.memory", 2 << 30) == "2 GiB"
     assert capacity.amount("cpu", 7.5) == "7.5"
-    assert capacity.amount("count/pods", 12_345) == "12345"
+    assert capacity.amount("count/pods", 12_345) == "12,345"
 
 
 def test_a_node_holds_as_many_workers_as_its_scarcest_resource() -> None:
@@ -109,7 +109,7 @@ def test_what_is_free_is_unknown_to_who_may_not_list_all_pods() -> None:
 def test_why_no_node_holds_a_worker_is_told_with_the_nodes() -> None:
     api = FakeApi(*(node(f"n{index}", cpu="4") for index in range(4)), node("x", taints=("a=b:NoSchedule",)))
     words = capacity.hindrances(capacity.nodes(api, target()), {"cpu": 8.0})
-    assert words == "n0 and 3 more: 4 of cpu, not 8; x: taint a=b:NoSchedule"
+    assert words == "n0, n1, n2 and 1 more: 4 of cpu, not 8; x: taint a=b:NoSchedule"
 
 
 def test_devices_tells_what_each_node_has() -> None:

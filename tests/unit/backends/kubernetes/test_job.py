@@ -126,7 +126,7 @@ def test_the_workloads_files_are_where_its_ranks_start_and_programs_stay_program
 
 def test_files_that_no_config_map_holds_are_named(tmp_path: Path) -> None:
     (own(tmp_path) / "data.txt").write_text("x" * (1 << 20))
-    with pytest.raises(ConfigError, match=r"most in outputs/demo-mine/work/data\.txt, and a ConfigMap") as raised:
+    with pytest.raises(ConfigError, match=r"most in outputs/demo-mine/work/data\.txt; a ConfigMap") as raised:
         built("mine", tmp_path)
     assert "LAB_IMAGE" in raised.value.hint
 

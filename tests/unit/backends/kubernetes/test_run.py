@@ -813,7 +813,7 @@ def test_a_server_that_is_silent_for_a_while_is_waited_for(world: World) -> None
     assert world.follow().code == 0
     assert world.lines == ["one", "two"]
     assert len(world.said) == 1
-    assert "does not answer: refused; the run goes on, and labctl asks again for 600 s" in world.said[0]
+    assert "does not answer: refused; the run goes on, and labctl asks again for 10 min" in world.said[0]
 
 
 def test_a_server_that_is_silent_for_too_long_leaves_the_run_to_itself(world: World) -> None:
@@ -1270,7 +1270,7 @@ def test_what_cannot_be_fetched_stays_in_the_launcher_for_a_while(
     _, (said,) = fetched((entry("./log.txt"), b"x"), end=failure(2))
     copy = f"kubectl cp demo/{world.launcher}:{world.run.job.directory} runs/{world.run.run_id}"
     assert said == (
-        "the run's files were not fetched: tar ended with exit code 2; launcher has them for 10 minutes: " + copy
+        "the run's files were not fetched: tar ended with exit code 2; launcher has them for 10 min: " + copy
     )
     assert ("sh", "-c", "touch ~/.fetched") not in world.api.executed
 

@@ -143,7 +143,7 @@ def test_a_lost_connection_is_told_and_the_log_is_read_on(tmp_path: Path, said: 
     items = storage.fill(lab(api, tmp_path, said), WANTED, "")
     assert [one.name for one in items] == ["acme/tiny", "acme/words"]
     (notice,) = said
-    assert notice.endswith("reset; the download goes on, and labctl asks again for 600 s")
+    assert notice.endswith("reset; the download goes on, and labctl asks again for 10 min")
 
 
 def test_a_server_that_is_silent_for_too_long_ends_it(

@@ -1,0 +1,81 @@
+"""Numbers, durations, sizes and lists of names as text for people; JSON and files for programs have plain values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from itertools import pairwise
+
+SECONDS = {"d": 86400, "h": 3600, "min": 60, "s": 1}
+
+
+def number(value: float | None, digits: int = 4, sign: str = "") -> str:
+    """Format with so many significant digits, as integer if that has more; ``no figure`` for None, nan and infinity.
+
+    ``sign``: ``+`` also marks positive numbers.
+    """
+    if value is None or not math.isfinite(value):
+        return "no figure"
+    form = ",.0f" if abs(value) >= 10 ** (digits - 1) else f".{digits}g"
+    return f"{value:{sign}{form}}"
+
+
+def span(values: Collection[float]) -> str:
+    """Format the lowest and the highest of numbers, as ``98.1 to 141``; a single one alone."""
+    low, high = number(min(values)), number(max(values))
+    return f"{low} to {high}" if len(values) > 1 else low
+
+
+def exact(value: float, digits: int = 6) -> str:
+    """Format a number that is compared with a limit; without exponent from 1e-6 to 1e15."""
+    size = abs(value)
+    if 999_999.5 <= size < 1e15:
+        return f"{value:.0f}"
+    return f"{value:.11f}".rstrip("0") if 1e-6 <= size < 1e-4 else f"{value:.{digits}g}"
+
+
+def share(value: float, sign: str = "") -> str:
+    """Format a share in per cent, with a decimal, or two below 1 %: 0.0251 as ``2.5 %``."""
+    # Adding 0 removes the sign of -0.0.
+    return f"{number(round(100 * value, 1 if abs(value) >= 0.01 else 2) + 0, 3, sign)} %"
+
+
+def duration(seconds: float) -> str:
+    """Format seconds in their two largest units, as ``7 min 5 s`` or ``2 h``; below two minutes as ``4.2 s``."""
+    whole = round(seconds)
+    if whole < 120:
+        return f"{number(round(seconds, 4), 2)} s"
+    units = pairwise(SECONDS.items())
+    (unit, length), (smaller, part) = next(pair for pair in units if whole >= pair[0][1])
+    rest = whole % length // part
+    return f"{whole // length} {unit}" + (f" {rest} {smaller}" if rest else "")
+
+
+def size(count: float) -> str:
+    """Format bytes of files and images, in decimal units as Docker and the hub do."""
+    return _scaled(count, 1000, ("B", "kB", "MB", "GB", "TB"), 3)
+
+
+def memory(count: float) -> str:
+    """Format bytes of memory or disk, in binary units as settings do (``LAB_MEMORY=8g``)."""
+    return _scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB"), 4)
+
+
+def _scaled(count: float, base: int, units: tuple[str, ...], digits: int) -> str:
+    """Format in the largest unit of which it has at least one."""
+    for unit in units[:-1]:
+        if abs(count) < base:
+            return f"{number(count, digits)} {unit}"
+        count /= base
+    return f"{number(count, digits)} {units[-1]}"
+
+
+def listed(names: Iterable[str], most: int = 8) -> str:
+    """Join names with commas; beyond ``most``, give the number of further names."""
+    every = tuple(names)
+    return ", ".join(every[:most]) + (f" {more(len(every) - most)}" if len(every) > most else "")
+
+
+def more(count: int, noun: str = "") -> str:
+    """Return ``and 3 more NOUN``."""
+    return f"and {count:,} more {noun}".rstrip()
