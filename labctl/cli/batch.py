@@ -21,7 +21,7 @@ from labctl.cli.run import (
     SetArgument,
     WithArguments,
     complete_workload,
-    settings_of_script,
+    options_of,
 )
 from labctl.system import human
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from labctl.batches.bisect import Run
     from labctl.batches.record import Batch, BatchJob
     from labctl.batches.search import BisectReport
-    from labctl.jobs.request import RunOptions
 
 __all__ = ["WithArguments", "batch_command", "bisect_command", "hostfiles_command"]
 
@@ -107,7 +106,14 @@ def batch_command(
     """`labctl batch`: run a workload on each hostfile, and print a timeline."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with answering(as_json=json, stopped="--resume goes on with the batch") as output:
-        options = options_of(ctx, timeout, set_, launcher, rehearse=rehearse, expect=expect)
+        options = options_of(
+            timeout=timeout,
+            expect=expect,
+            set_=set_,
+            rehearse=rehearse,
+            words=ctx.meta[ARGUMENTS],
+            launcher=launcher,
+        )
         lab = context(directory, output, setting)
         with Display(output) as display:
             report = flows.batch(
@@ -148,7 +154,9 @@ def bisect_command(
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with answering(as_json=json, stopped="re-run to start over") as output:
-        options = options_of(ctx, timeout, set_, launcher, rehearse=rehearse)
+        options = options_of(
+            timeout=timeout, set_=set_, rehearse=rehearse, words=ctx.meta[ARGUMENTS], launcher=launcher
+        )
         lab = context(directory, output, setting)
         with Display(output) as display:
             report = flows.bisect(
@@ -164,29 +172,6 @@ def bisect_command(
             )
         output.answer(report, bisect_text(report))
         sys.exit(report.exit_code)
-
-
-def options_of(
-    ctx: typer.Context,
-    timeout: str | None,
-    set_: list[str] | None,
-    launcher: str,
-    *,
-    rehearse: bool,
-    expect: list[str] | None = None,
-) -> RunOptions:
-    """Return the options of each run."""
-    from labctl.jobs.request import RunOptions
-    from labctl.workloads.schema import parse_duration, parse_expectation
-
-    return RunOptions(
-        rehearse=rehearse,
-        timeout=parse_duration(timeout) if timeout else None,
-        expect=tuple(map(parse_expectation, expect or [])),
-        arguments=settings_of_script(set_ or []),
-        words=ctx.meta[ARGUMENTS],
-        launcher=launcher,
-    )
 
 
 def bisect_text(report: BisectReport) -> str:

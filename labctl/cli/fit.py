@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from labctl import flows
-from labctl.cli.common import HERE, Directory, Json, Setting, answering, context, pairs
+from labctl.cli.common import HERE, Directory, Json, Setting, answering, context
 from labctl.cli.output import table
-from labctl.cli.run import complete_workload
+from labctl.cli.run import SetArgument, complete_workload, options_of
 from labctl.errors import ConfigError, HostError
 from labctl.system import human
 
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 def fit_command(
     name: Annotated[str, typer.Argument(metavar="WORKLOAD", autocompletion=complete_workload)],
     directory: Directory = HERE,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As in `run`, also deepspeed.KEY.")
-    ] = None,
+    set_: SetArgument = None,
     deepspeed_config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Use this DeepSpeed configuration.")
     ] = None,
@@ -37,10 +35,8 @@ def fit_command(
     json: Json = False,
 ) -> None:
     """`labctl fit`: estimate memory; exit with an error if it does not fit."""
-    from labctl.jobs.request import RunOptions
-
     with answering(as_json=json) as output:
-        options = RunOptions(arguments=tuple(pairs(set_ or [], "--set").items()), deepspeed_config=deepspeed_config)
+        options = options_of(set_=set_, deepspeed_config=deepspeed_config)
         lab = context(directory, output, setting)
         device = size(device_memory) if device_memory else None
         report = flows.fit(lab, name, options, nodes=nodes, slots=slots, device=device)

@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from labctl import flows
 from labctl.cli.common import HERE, Directory, Json, Setting, answering, context
-from labctl.cli.run import Rehearse, SetArgument, complete_workload, settings_of_script
-
-if TYPE_CHECKING:
-    from labctl.jobs.request import RunOptions
+from labctl.cli.run import Rehearse, SetArgument, complete_workload, options_of
 
 k8s_command = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 Name = Annotated[str, typer.Argument(metavar="WORKLOAD", autocompletion=complete_workload)]
 Timeout = Annotated[str, typer.Option(help="Time limit, such as 90s, 20m, 2h.")]
 Launcher = Annotated[str, typer.Option(metavar="NAME[:WAY]", help="Use this launcher, such as mpirun or horovod:mpi.")]
-
-
-def options_of(set_: list[str] | None, timeout: str, launcher: str, *, rehearse: bool) -> RunOptions:
-    """Return the options of a run."""
-    from labctl.jobs.request import RunOptions
-    from labctl.workloads.schema import parse_duration
-
-    return RunOptions(
-        rehearse=rehearse,
-        timeout=parse_duration(timeout) if timeout else None,
-        arguments=settings_of_script(set_ or []),
-        launcher=launcher,
-    )
 
 
 @k8s_command.command("render", help="Print a workload as Kubernetes manifests, for kubectl apply --server-side -f -.")
@@ -46,7 +30,7 @@ def render_command(
 ) -> None:
     """`labctl k8s render`: print the manifests of a workload."""
     with answering(as_json=json) as output:
-        options = options_of(set_, timeout, launcher, rehearse=rehearse)
+        options = options_of(timeout=timeout, set_=set_, rehearse=rehearse, launcher=launcher)
         made = flows.k8s_render(context(directory, output, setting), name, options)
         output.answer(made, made.yaml.rstrip("\n"))
 
@@ -66,7 +50,8 @@ def export_command(
     """`labctl k8s export`: write the manifests of a workload for kustomize."""
     with answering(as_json=json) as output:
         lab = context(directory, output, setting)
-        made = flows.k8s_export(lab, name, options_of(set_, timeout, launcher, rehearse=rehearse), kustomize)
+        options = options_of(timeout=timeout, set_=set_, rehearse=rehearse, launcher=launcher)
+        made = flows.k8s_export(lab, name, options, kustomize)
         for left in made.left_out:
             lab.warn(f"not written: {left}; `labctl k8s render` has it")
         apply = f"kubectl apply --server-side -k {made.directory}"
@@ -88,7 +73,7 @@ def submit_command(
 ) -> None:
     """`labctl k8s submit`: create the job of a workload."""
     with answering(as_json=json) as output:
-        options = options_of(set_, timeout, launcher, rehearse=rehearse)
+        options = options_of(timeout=timeout, set_=set_, rehearse=rehearse, launcher=launcher)
         made = flows.k8s_submit(context(directory, output, setting), name, options)
         watch = f"kubectl -n {made.namespace} get pods -l labctl.run={made.name}"
         output.answer(made, "\n".join((*made.objects, f"next: {watch}, or labctl k8s delete {name}")))

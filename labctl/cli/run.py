@@ -35,6 +35,7 @@ from labctl.model import Result
 from labctl.system import human
 
 if TYPE_CHECKING:
+    from labctl.jobs.request import RunOptions
     from labctl.records.store import RunSummary
     from labctl.runs.compare import RepeatedRuns, Spread
 
@@ -170,18 +171,15 @@ def run_command(
     json: Json = False,
 ) -> None:
     """`labctl run`: run a workload, and exit with the code of its result."""
-    from labctl.jobs.request import RunOptions
-    from labctl.workloads.schema import parse_duration, parse_expectation
-
     stopped = "re-run to start over, or `labctl down` to remove the lab"
     with answering(as_json=json, stopped=stopped, quiet=quiet) as output:
         if resume == "":
             raise ConfigError("--resume names no run", hint="--resume latest, or an id of `labctl runs`")
-        options = RunOptions(
+        options = options_of(
+            timeout=timeout,
+            expect=expect,
+            set_=set_,
             rehearse=rehearse,
-            timeout=parse_duration(timeout) if timeout else None,
-            expect=tuple(map(parse_expectation, expect or [])),
-            arguments=settings_of_script(set_ or []),
             words=ctx.meta[ARGUMENTS],
             local_rank=local_rank,
             launcher=launcher,
@@ -212,6 +210,25 @@ def run_command(
             answer = flows.run(lab, name, options, ask)
             output.answer(answer, run_text(answer, lab.directory))
             sys.exit(answer.exit_code)
+
+
+def options_of(
+    *,
+    timeout: str | None = None,
+    expect: list[str] | None = None,
+    set_: list[str] | None = None,
+    **others: Any,
+) -> RunOptions:
+    """Return the options of a run, of which some are parsed and the others taken as they are. ConfigError."""
+    from labctl.jobs.request import RunOptions
+    from labctl.workloads.schema import parse_duration, parse_expectation
+
+    return RunOptions(
+        timeout=parse_duration(timeout) if timeout else None,
+        expect=tuple(map(parse_expectation, expect or ())),
+        arguments=settings_of_script(set_ or []),
+        **others,
+    )
 
 
 def settings_of_script(arguments: list[str]) -> tuple[tuple[str, str | None], ...]:
