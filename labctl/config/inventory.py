@@ -42,9 +42,8 @@ VARIABLES = {
 _KNOWN = f"known: {', '.join(VARIABLES)}; what else ssh needs belongs in ~/.ssh/config"
 # These variables change how a host is reached: ignoring them could reach another host.
 _REFUSED = "ansible_(connection|password|private_key_file|ssh_.*)|labctl_.*"
-_INSTALL = "install ansible-core: labctl then asks its ansible-inventory"
+_INSTALL = "install ansible-core, whose ansible-inventory labctl then asks, or write one line per host"
 _ALL = "all"
-_SECTIONS = ("hosts", "vars", "children")
 
 
 class NeedsAnsible(ConfigError):
@@ -56,22 +55,24 @@ def resolved(path: Path, shown: str, text: str) -> Iterator[Named]:
 
     A host's line is the first line of ``text`` that has its name.
     """
-    # Ansible would execute an executable inventory, and load the plugin that a YAML file names.
+    # Ansible would execute an executable inventory, load the plugin that a YAML file names, and what an ansible.cfg of
+    # the current directory names.
     only = {"ANSIBLE_INVENTORY_ENABLED": "yaml,ini", "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "true"}
+    argv = ("ansible-inventory", "--list", "-i", str(path.absolute()))
     # Seconds; it takes about one.
-    done = process.run(("ansible-inventory", "--list", "-i", str(path)), check=False, timeout=60, env=only)
+    done = process.run(argv, check=False, timeout=60, env=only, cwd="/")
     if done.code == process.NOT_FOUND:
         return
     if done.code:
-        raise ConfigError(f"{shown}:1: ansible-inventory cannot read it: {' '.join(done.err.split())[:300]}")
+        raise ConfigError(
+            f"{shown}:1: ansible-inventory cannot read it: {' '.join(done.err.split())[:300]}", hint=_HINT
+        )
     groups = json.loads(done.out)
     lines = _first_lines(text)
     for name in dict.fromkeys(_members(groups, _ALL)):
         where = f"{shown}:{lines.get(name, 1)}"
         variables = groups["_meta"]["hostvars"].get(name, {})
-        if refused := next((key for key in variables.keys() - VARIABLES if re.fullmatch(_REFUSED, key)), ""):
-            raise ConfigError(f"{where}: `{refused}` is not understood here", hint=_KNOWN)
-        yield name, {VARIABLES[key]: (str(value), where) for key, value in variables.items() if key in VARIABLES}, where
+        yield name, _fields((key, str(value), where) for key, value in variables.items()), where
 
 
 def _first_lines(text: str) -> dict[str, int]:
@@ -91,105 +92,89 @@ def _members(groups: dict[str, Any], name: str) -> Iterator[str]:
         yield from _members(groups, child)
 
 
+def _fields(variables: Iterable[tuple[str, str, str]]) -> Given:
+    """Return the fields that variables set, each a name, its text and its line. ConfigError for what is not understood.
+
+    Also for templates: Ansible fills them in when it runs a play, not in its inventory.
+    """
+    fields: Given = {}
+    for name, text, where in variables:
+        if name in VARIABLES and "{{" in text:
+            raise ConfigError(f"{where}: `{name}` is a template, {quote(text)}", hint="write the value itself")
+        if name in VARIABLES:
+            fields[VARIABLES[name]] = text, where
+        elif re.fullmatch(_REFUSED, name):
+            raise ConfigError(f"{where}: `{name}` is not understood here", hint=_KNOWN)
+    return fields
+
+
 def hosts(path: Path, shown: str) -> Iterator[Named]:
     """Read the hosts of an Ansible inventory in YAML, in the file's order; raise ConfigError, ``path:line: reason``.
 
-    Precedence as in Ansible: a host's own variables override its groups', a group's override its parents', and ``all``
-    holds every host.
+    A host's own variables override its group's, and those the variables of the groups around. NeedsAnsible for all that
+    takes Ansible's precedence: groups and hosts in several places with different variables.
     """
     for name in ("group_vars", "host_vars"):
         if (path.parent / name).is_dir():
             raise NeedsAnsible(f"{shown}:1: {name} beside it holds more variables of its hosts", hint=_INSTALL)
-    root, read = yaml_reader.compose(path, shown, hint=_HINT), _Inventory()
+    root, read = yaml_reader.compose(path, shown, hint=_HINT), _YamlInventory()
     if root.node.id == "mapping":
         root.node.value = [(name, node) for name, node in root.node.value if not _is_nothing(node)]
     for name, value in root.entries().items():
         if name == "hosts":
             # The operator that validates clusters writes hosts without a group around them.
-            read.take_hosts(value, _ALL)
+            read.take_hosts(value, {})
         else:
-            read.take_group(name, value, ())
-    for name, host in read.hosts.items():
-        fields: Given = {}
-        for _, group in sorted((read.depth(group, host.where), group) for group in read.holding(host)):
-            fields |= read.groups[group].fields
-        yield name, fields | host.fields, host.where
+            read.take_group(name, value, {})
+    return ((name, read.of_all | fields, where) for name, (fields, where) in read.hosts.items())
 
 
-class _Member:
-    """A group or a host: its fields, and the groups that list it."""
-
-    def __init__(self, where: str = "") -> None:
-        self.where = where
-        self.fields: Given = {}
-        self.parents: set[str] = set()
-
-
-class _Inventory:
-    """The groups and hosts of an Ansible inventory by name; each may appear several times in the file."""
+class _YamlInventory:
+    """The hosts of an Ansible inventory, with their fields and lines; ``of_all`` are the fields of every host."""
 
     def __init__(self) -> None:
-        self.groups: dict[str, _Member] = {_ALL: _Member()}
-        self.hosts: dict[str, _Member] = {}
-        self._depths: dict[str, int] = {_ALL: 0}
+        self.hosts: dict[str, tuple[Given, str]] = {}
+        self.of_all: Given = {}
+        self._groups: set[str] = set()
 
-    def take_group(self, name: str, value: Value, above: tuple[str, ...]) -> None:
-        """Add a group and its children; ``above`` are the groups around it. ConfigError on a cycle."""
-        if name in above:
-            raise value.error(f"group `{name}` contains itself", hint="take it out of the `children` below it")
-        group = self.groups.setdefault(name, _Member())
-        if name != _ALL:
-            group.parents.add(above[-1] if above else _ALL)
-        for section, content in _entries(value, _SECTIONS):
-            if section == "hosts":
-                self.take_hosts(content, name)
-            elif section == "vars":
-                group.fields |= _variables(content)
-            else:
-                for child, body in _entries(content):
-                    self.take_group(child, body, (*above, name))
+    def take_group(self, name: str, value: Value, around: Given) -> None:
+        """Add a group and its children; ``around`` are the fields of the groups around it."""
+        sections = dict(_entries(value, ("hosts", "vars", "children")))
+        if not sections and not around:
+            return
+        if name in self._groups:
+            raise NeedsAnsible(f"{value.path}:{value.line}: group `{name}` is described in two places", hint=_INSTALL)
+        self._groups.add(name)
+        fields = _variables(sections["vars"]) if "vars" in sections else {}
+        if name == _ALL:
+            self.of_all, fields = fields, {}
+        if "hosts" in sections:
+            self.take_hosts(sections["hosts"], around | fields)
+        if "children" in sections:
+            for child, body in _entries(sections["children"]):
+                self.take_group(child, body, around | fields)
 
-    def take_hosts(self, value: Value, group: str) -> None:
-        """Add the hosts that a group lists. NeedsAnsible for a range of names."""
+    def take_hosts(self, value: Value, around: Given) -> None:
+        """Add the hosts of a group; ``around`` are its fields."""
         for name, content in _entries(value):
             where = f"{content.path}:{content.line}"
             if "[" in name:
                 raise NeedsAnsible(f"{where}: bad host name `{name}`, a range", hint=_INSTALL)
-            host = self.hosts.setdefault(name, _Member(where))
-            host.parents.add(group)
-            host.fields |= _variables(content)
-
-    def holding(self, host: _Member) -> list[str]:
-        """Return the groups that hold the host, directly or through child groups."""
-        groups, new = {_ALL}, host.parents
-        while new := new - groups:
-            groups |= new
-            new = {parent for name in new for parent in self.groups[name].parents}
-        return sorted(groups)
-
-    def depth(self, name: str, where: str, below: tuple[str, ...] = ()) -> int:
-        """Return the number of groups above this group, by the longest path. ConfigError on a cycle."""
-        if name in below:
-            reason = f"group `{name}` of this host contains itself"
-            raise ConfigError(f"{where}: {reason}", hint=f"of {', '.join(below)}, take one out of another's `children`")
-        if name not in self._depths:
-            parents = self.groups[name].parents
-            self._depths[name] = 1 + max(self.depth(parent, where, (*below, name)) for parent in parents)
-        return self._depths[name]
+            fields = around | _variables(content)
+            known, first = self.hosts.get(name, ({}, where))
+            if any(known[key][0] != fields[key][0] for key in known.keys() & fields.keys()):
+                raise NeedsAnsible(f"{where}: `{name}` has other variables than on {first}", hint=_INSTALL)
+            self.hosts[name] = known | fields, first
 
 
 def _variables(value: Value) -> Given:
-    """Return the fields that variables set. NeedsAnsible for templates, ConfigError for unknown ssh variables."""
-    fields: Given = {}
-    for name, content in _entries(value):
-        where = f"{content.path}:{content.line}"
-        if name in ("<<", "ansible_group_priority") or (name in VARIABLES and "{{" in str(content.node.value)):
-            raise NeedsAnsible(f"{where}: `{name}` is not understood here", hint=_INSTALL)
-        if name in VARIABLES:
-            fields[VARIABLES[name]] = content.text(), where
-        elif re.fullmatch(_REFUSED, name):
-            raise content.error(f"`{name}` is not understood here", hint=_KNOWN)
-    return fields
+    """Return the fields that variables set. NeedsAnsible for merge keys and priorities, else as ``_fields``."""
+    entries = list(_entries(value))
+    for name, content in entries:
+        if name in ("<<", "ansible_group_priority"):
+            raise NeedsAnsible(f"{content.path}:{content.line}: `{name}` is not understood here", hint=_INSTALL)
+    relevant = [(name, content) for name, content in entries if name in VARIABLES or re.fullmatch(_REFUSED, name)]
+    return _fields((name, content.text(), f"{content.path}:{content.line}") for name, content in relevant)
 
 
 def _entries(value: Value, names: Collection[str] | None = None) -> Iterable[tuple[str, Value]]:
@@ -235,6 +220,9 @@ def read(path: Path, shown: str = "") -> tuple[InventoryHost, ...]:
             f"{shown}:{error.object.count(10, 0, error.start) + 1}: is not UTF-8", hint="save it as UTF-8"
         ) from error
     first = _first(text)
+    if text.startswith("#!"):
+        hint = f"ansible-inventory -i {shown} --list --yaml > hosts.yaml, and LAB_HOSTS=hosts.yaml in .env"
+        raise ConfigError(f"{shown}:1: is a program, and labctl executes no inventory", hint=hint)
     try:
         if path.suffix in (".yaml", ".yml") or first == "---" or first.endswith(":"):
             listed = _checked(hosts(path, shown), shown)
@@ -330,7 +318,7 @@ def _lines(text: str, shown: str) -> Iterator[Named]:
         raise NeedsAnsible(
             f"{shown}:{text.count(chr(10), 0, group.start()) + 1}: {quote(group[1])} begins a group, as in an Ansible "
             "inventory of the INI form",
-            hint=f"ansible-inventory -i {shown} --list --yaml > hosts.yaml, and LAB_HOSTS=hosts.yaml in .env",
+            hint=_INSTALL,
         )
     for number, line in enumerate(text.split("\n"), start=1):
         where = f"{shown}:{number}"

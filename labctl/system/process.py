@@ -51,6 +51,7 @@ def run(
     *,
     input: str | None = None,  # noqa: A002 - subprocess's own name for it
     env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
     timeout: float | None = None,
     check: bool = True,
     errors: str = "replace",
@@ -63,7 +64,7 @@ def run(
     pipe = subprocess.PIPE
     streams = {"stdin": subprocess.DEVNULL if input is None else pipe, "stdout": pipe, "stderr": pipe}
     try:
-        with _child(argv, timeout, env=env, **streams, **{**_TEXT, "errors": errors}) as child:
+        with _child(argv, timeout, env=env, cwd=cwd, **streams, **{**_TEXT, "errors": errors}) as child:
             out, err = child.communicate(input, timeout=timeout)
     except ProgramNotFound as error:
         return _not_found(argv, check, error)

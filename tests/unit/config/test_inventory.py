@@ -104,7 +104,10 @@ def test_user_and_port_may_stand_with_the_host_as_ssh_has_it(text: str, host: tu
         ("red ansible_host=10.0.0.5", "write `address=`"),
         ("fe80::1", "write `node-0 address=fe80::1`"),
         ("red address=[fe80::1]", "write an IPv6 address with a port as `[fe80::1]:22`"),
-        ("[gpus:vars]\nred", "ansible-inventory -i hosts.txt --list --yaml > hosts.yaml"),
+        (
+            "[gpus:vars]\nred",
+            "install ansible-core",
+        ),
     ],
 )
 def test_what_was_mistyped_is_told_as_it_should_be_written(text: str, hint: str) -> None:
@@ -140,18 +143,22 @@ all:
   vars: {ansible_user: everyone, ansible_port: 22, python: whatever}
   hosts:
     front: {ansible_host: 10.0.0.1, ansible_ssh_private_key_file: keys/front}
-workers:
-  vars: {ansible_user: group}
-  children:
-    gpu:
 rack:
   children:
-    workers: {}
+    workers:
+      children:
+        gpu:
+          hosts:
+            gpu-0:
+            gpu-1: {ansible_user: own, labctl_slots: 8, labctl_iface: ib0}
+      vars: {ansible_user: group}
   vars: {ansible_user: rack, ansible_port: 2222}
-gpu:
+slow:
+  children:
+    workers:
   hosts:
-    gpu-0:
-    gpu-1: {ansible_user: own, labctl_slots: 8, labctl_iface: ib0}
+    gpu-1: {labctl_slots: 8}
+    front:
 """
 
 
@@ -242,9 +249,8 @@ def test_what_cannot_be_a_host_is_refused_with_its_line(text: str, said: str) ->
         ("all:\n  hosts: [a, b]", "2: `hosts` must be a mapping, not a list"),
         ("all:\n  machines: {a: }", "2: unknown key `machines`"),
         ("all:\n  hosts:\n    node-[0:3]:", "3: bad host name `node-[0:3]`"),
-        ("a: {children: {b: {children: {a: }}}}", "1: group `a` contains itself"),
+        ("all:\n  hosts: {a: {ansible_host: '{{ ip }}'}}", "2: `ansible_host` is a template, `{{ ip }}`"),
         ("a: &x\n  children: {b: *x}\n  hosts: {h: }", "1: an alias contains itself"),
-        ("a: {children: {b: }}\nb: {children: {a: }, hosts: {h: }}", "2: group `a` of this host contains itself"),
         ("all:\n  hosts:\n", "1: names no host"),
         ("", "1: is empty"),
         ("- a\n", "1: `hosts.yaml` must be a mapping, not a list"),
@@ -268,7 +274,8 @@ def test_a_bomb_of_aliases_is_refused_before_it_is_read(tmp_path: Path) -> None:
 BEYOND = {
     "range": "all: {hosts: {'node-[0:2]': }}",
     "merge key": "x: &x {vars: {ansible_user: ann}}\ny: {vars: {<<: {ansible_user: bob}}, hosts: {a: }}",
-    "template": "all:\n  hosts: {a: {ansible_host: '{{ ip }}'}}",
+    "a group in two places": "b: {vars: {ansible_user: ann}, children: {a: }}\na: {hosts: {x: }}",
+    "a host with two users": "u: {vars: {ansible_port: 1}, hosts: {x: }}\nv: {vars: {ansible_port: 2}, hosts: {x: }}",
     "priority": "a: {vars: {ansible_group_priority: 9}, hosts: {b: }}",
     "groups of INI": "front ansible_host=10.0.0.1\n[gpu]\na",
     "group_vars": "all: {hosts: {a: }}",
@@ -315,7 +322,7 @@ def test_ansible_inventory_resolves_it_where_it_is_installed(
     tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = beyond(tmp_path, case)
-    script = f"""[ "$*" = "--list -i {path}" ] && [ "$ANSIBLE_INVENTORY_ENABLED" = yaml,ini ] || exit 9
+    script = f"""[ "$*" = "--list -i {path}" ] && [ "$PWD $ANSIBLE_INVENTORY_ENABLED" = "/ yaml,ini" ] || exit 9
 echo '[WARNING]: something' >&2; cat <<'E'\n{json.dumps(LISTED)}\nE"""
     program(tmp_path / "bin", script, monkeypatch)
     found = read(path, path.name)
@@ -328,6 +335,7 @@ echo '[WARNING]: something' >&2; cat <<'E'\n{json.dumps(LISTED)}\nE"""
     [
         ({**LISTED, "_meta": {"hostvars": {"b": {"ansible_connection": "local"}}}}, "`ansible_connection` is not"),
         ({**LISTED, "_meta": {"hostvars": {"b": {"ansible_user": "-l"}}}}, "user must be a user's name"),
+        ({**LISTED, "_meta": {"hostvars": {"b": {"ansible_host": "{{ x }}"}}}}, "`ansible_host` is a template"),
         ({**LISTED, "rack": {"hosts": ["-oProxyCommand=x"]}}, "bad host name"),
         ({**LISTED, "_meta": {"hostvars": {one: {"ansible_host": "10.0.0.5"} for one in "ab"}}}, "is the same machine"),
         (None, "ansible-inventory cannot read it: [ERROR]: no"),
@@ -346,6 +354,15 @@ def test_what_ansible_resolved_is_checked_as_any_host(
 def test_a_plain_inventory_is_read_without_ansible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path / "bin", "exit 9", monkeypatch)
     assert len(yaml_hosts(tmp_path, GROUPS)) == 3
+
+
+def test_an_inventory_that_is_a_program_is_refused_and_not_executed(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text(f"#!/bin/sh\ntouch {tmp_path}/executed\n")
+    (tmp_path / "hosts").chmod(0o755)
+    with pytest.raises(ConfigError, match=r"^hosts:1: is a program, and labctl executes no inventory") as caught:
+        read(tmp_path / "hosts", "hosts")
+    assert caught.value.hint.startswith("ansible-inventory -i hosts --list --yaml > hosts.yaml")
+    assert not (tmp_path / "executed").exists()
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
