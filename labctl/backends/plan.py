@@ -12,6 +12,7 @@ from msgspec import Struct
 from labctl.config.context import Context
 from labctl.errors import Failures, HostError, raise_all
 from labctl.model import HERE, Event
+from labctl.system import human
 from labctl.system.parallel import map_hosts
 from labctl.system.progress import waiting_for
 
@@ -125,9 +126,4 @@ def _concurrently(group: Iterable[tuple[str, Step]], deployment: Deployment, los
 
 def announce(context: Context, number: str, step: Step) -> None:
     """Report a step before it is carried out."""
-    context.emit(Event(kind="step", text=f"{number} {shorten(str(step))}"))
-
-
-def shorten(text: str, width: int = LONGEST) -> str:
-    """Cut a text to ``width`` characters, marked by dots."""
-    return text if len(text) <= width else text[: width - 3] + "..."
+    context.emit(Event(kind="step", text=f"{number} {human.shortened(str(step), LONGEST)}"))

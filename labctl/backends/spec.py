@@ -14,7 +14,7 @@ from labctl import accelerators, naming
 from labctl.config.settings import LOGIN, USUAL_NODES, Settings, span, split_ports
 from labctl.errors import ConfigError, HostError
 from labctl.model import BRIDGED, Device, Host, Lab, Limits, Mount, Network, Node, Pairs, Secret
-from labctl.system import pci
+from labctl.system import human, pci
 from labctl.system.hostpath import HostPath
 from labctl.system.procfs import ROOT
 
@@ -175,11 +175,11 @@ def share_devices(
     slots = asked or max(1, len(devices) // count)
     if len(devices) < slots * count:
         present, picked = len(host.devices), len(devices)
-        few, nodes = picked < present, "1 node" if count == 1 else f"{count} nodes"
+        few, nodes = picked < present, human.count(count, "node")
         has = f"LAB_DEVICES picks {picked} of {present}" if few else f"{host.name} has {present}"
         raise HostError(
-            f"{nodes} with {slots} slot{'s' * (slots > 1)} need{'s' * (count == 1)} {slots * count} {accelerator} "
-            f"device{'s' * (slots * count > 1)}, {has}",
+            f"{nodes} with {human.count(slots, 'slot')} need{'s' * (count == 1)} "
+            f"{human.count(slots * count, f'{accelerator} device')}, {has}",
             hint=f"lower LAB_NODES or LAB_SLOTS{', or name more in LAB_DEVICES,' if few else ''} in .env",
         )
     return slots, tuple(devices[index * slots : (index + 1) * slots] for index in range(count))

@@ -29,7 +29,7 @@ from labctl.records import store
 from labctl.records.store import RunSummary
 from labctl.records.verdict import final
 from labctl.runs import judge, start
-from labctl.system import filelock, files, process
+from labctl.system import filelock, files, human, process
 
 FOLLOWED = 1024
 """Jobs that run at the same time at most: each has a thread that follows it."""
@@ -113,7 +113,7 @@ def run_jobs(
 
     def stop(run_ids: list[str]) -> None:
         stopped.set()
-        backend.context.notice(f"ending {len(run_ids)} run{'s' * (len(run_ids) != 1)}")
+        backend.context.notice(f"ending {human.count(len(run_ids), 'run')}")
         judge.stop_all(backend, run_ids, f"{owner()} stopped the batch")
 
     with backend.sharing_losses():

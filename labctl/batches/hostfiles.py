@@ -19,7 +19,7 @@ from labctl.config.context import Context, is_lab, require_initialised
 from labctl.config.hostfile import PREFIX
 from labctl.errors import ConfigError, HostError, did_you_mean
 from labctl.jobs import job
-from labctl.system import files
+from labctl.system import files, human
 
 Pattern = Literal["sequential", "pairs", "ring", "all-pairs", "random"]
 Group = tuple[str, ...]
@@ -56,7 +56,7 @@ def groups(names: tuple[str, ...], size: int, pattern: Pattern, seed: int = 0) -
     there are too few names, or the pattern is one of pairs and ``size`` is not 2.
     """
     if size > len(names):
-        raise ConfigError(f"--size {size}: the list has {len(names)} node{'s' * (len(names) > 1)}")
+        raise ConfigError(f"--size {size}: the list has {human.count(len(names), 'node')}")
     if pattern in ("pairs", "all-pairs") and size != 2:
         raise ConfigError(f"--pattern {pattern} makes pairs, not groups of {size}", hint="--size 2, or another pattern")
     if pattern == "all-pairs":

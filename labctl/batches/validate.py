@@ -229,7 +229,8 @@ class _Course:
         for node, evidence in self.errors:
             self.evidence[node].append(evidence)
         warned = sum(finding.level == "warn" for finding in findings)
-        counted = f"{_count(len(errors), 'error')}, {_count(warned, 'warning')} in {_count(len(findings), 'finding')}"
+        wrong = f"{human.count(len(errors), 'error')}, {human.count(warned, 'warning')}"
+        counted = f"{wrong} in {human.count(len(findings), 'finding')}"
         if errors:
             return Outcome("failed", f"{counted}: {errors[0].summary}", errors[0].fix or "labctl doctor")
         return Outcome("passed", counted)
@@ -260,7 +261,7 @@ class _Course:
         if failed:
             host, why = next(iter(failed.items()))
             return Outcome("failed", f"{len(failed)} of {hosts} hosts: {host}: {why}")
-        return Outcome("passed", f"on {_count(hosts, 'host')}")
+        return Outcome("passed", f"on {human.count(hosts, 'host')}")
 
     def network(self) -> Outcome:
         """Count the interfaces of each host before the lab comes up, and compare with the number in the profile."""
@@ -332,9 +333,9 @@ class _Course:
             self.take(self.subject.status())
             return Outcome("failed", error.message, error.hint)
         self.versions = self.subject.versions()
-        hosts = _count(len(set(self.placement.values())), "host")
+        hosts = human.count(len(set(self.placement.values())), "host")
         brought = "keys, files, image and " if self.launched else ""
-        return Outcome("passed", f"{brought}{_count(len(self.slots), 'node')} on {hosts}")
+        return Outcome("passed", f"{brought}{human.count(len(self.slots), 'node')} on {hosts}")
 
     def take(self, status: LabStatus) -> None:
         """Take placement, slots and devices of the workers from a status; accuse workers that do not run."""
@@ -438,7 +439,7 @@ class _Course:
         self.tested |= set(diagnosis.good)
         names = [f"{node.node} is {node.kind}" for node in diagnosis.bad]
         names += [f"the link {' - '.join(link.nodes)} is {link.kind}" for link in diagnosis.links]
-        tried = f"{_count(diagnosis.runs, 'run')} in {_count(diagnosis.rounds, 'round')}"
+        tried = f"{human.count(diagnosis.runs, 'run')} in {human.count(diagnosis.rounds, 'round')}"
         if names:
             return Outcome("failed", f"{', '.join(names)} ({tried})")
         if not diagnosis.good:
@@ -569,7 +570,7 @@ def _checked(
         texts = [f"{', '.join(group)}: {why}" for group, why in bad.items()]
         return Outcome("failed", f"{len(bad)} of {len(jobs)} runs: {'; '.join(texts[:3])}", run_id=run_id)
     note = f"; {', '.join(recovered)} passed when run again" if recovered else ""
-    return Outcome("passed", f"{_summary(judged) or _count(len(jobs), 'run')}{note}", run_id=run_id)
+    return Outcome("passed", f"{_summary(judged) or human.count(len(jobs), 'run')}{note}", run_id=run_id)
 
 
 def _bad(check: Check, jobs: Sequence[JobOutcome], judged: Sequence[Figure]) -> dict[Group, str]:
@@ -601,10 +602,6 @@ def _measure(kind: str, figure: float | None) -> str:
 
 def _look_at(check: Check) -> str:
     return f"look at the workload or threshold of {check.name}, and at what the nodes share, before any of them"
-
-
-def _count(amount: int, noun: str) -> str:
-    return f"{amount} {noun}{'s' * (amount != 1)}"
 
 
 def _boolean(value: bool) -> str:

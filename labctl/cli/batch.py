@@ -73,7 +73,7 @@ def hostfiles_command(
         chosen = pattern_named(pattern)
         made = flows.hostfiles(lab, nodes, size=size, pattern=chosen, slots=slots or 0, out=out, seed=seed)
         count = len(made.hostfiles)
-        groups = f"{count} hostfile{'s' * (count != 1)} of {size} node{'s' * (size != 1)}"
+        groups = f"{human.count(count, 'hostfile')} of {human.count(size, 'node')}"
         text = f"{os.path.relpath(made.directory)}: {groups}"
         if made.left_over:
             text += f"\nleft over: {', '.join(made.left_over)} (in no hostfile)"
@@ -191,11 +191,9 @@ def bisect_text(report: BisectReport) -> str:
         lines.append(f"unsure: {', '.join(diagnosis.unsure)}")
     if diagnosis.note:
         lines.append(diagnosis.note)
-    count = f"{len(diagnosis.good)} node{'s' * (len(diagnosis.good) != 1)} good"
-    tried = (
-        f"{diagnosis.runs} run{'s' * (diagnosis.runs != 1)} in {diagnosis.rounds} round{'s' * (diagnosis.rounds != 1)}"
-    )
-    links = f"{len(diagnosis.links)} bad link{'s' * (len(diagnosis.links) != 1)}"
+    count = f"{human.count(len(diagnosis.good), 'node')} good"
+    tried = f"{human.count(diagnosis.runs, 'run')} in {human.count(diagnosis.rounds, 'round')}"
+    links = human.count(len(diagnosis.links), "bad link")
     lines.append(f"{count}, {len(diagnosis.bad)} bad, {links}: {tried}")
     if report.drained:
         lines.append(f"drained: {', '.join(report.drained)} (drained.txt)")

@@ -87,14 +87,10 @@ def written(loaded: LoadedBundle) -> Iterator[str]:
         files = [name for name in rest if name.startswith(f"{folder}/")]
         rest = [name for name in rest if name not in files]
         if files:
-            yield f"{folder}: {counted(len(files))}"
+            yield f"{folder}: {human.count(len(files), 'file')}"
     yield from rest
     if loaded.cache_files:
-        yield f"{loaded.cache}: {counted(loaded.cache_files)} of the cache"
-
-
-def counted(files: int) -> str:
-    return f"{files} file{'s' if files > 1 else ''}"
+        yield f"{loaded.cache}: {human.count(loaded.cache_files, 'file')} of the cache"
 
 
 def loaded_text(loaded: LoadedBundle, directory: Path) -> str:

@@ -13,6 +13,7 @@ from labctl import flows
 from labctl.cli.common import HERE, Directory, Json, answering, context
 from labctl.cli.output import table
 from labctl.cli.run import Run, spread_table
+from labctl.system import human
 
 if TYPE_CHECKING:
     from labctl.runs.compare import Comparison
@@ -97,4 +98,4 @@ def effects(compared: Comparison) -> Iterator[str]:
 
 
 def shortened(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    return human.shortened(text, LONGEST)

@@ -144,5 +144,4 @@ def actions_text(validation: Validation) -> str:
 
 
 def shortened(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= 100 else f"{line[:99]}…"
+    return human.shortened(" ".join(text.split()), 100)

@@ -30,6 +30,7 @@ from msgspec import Struct
 from labctl.config.hostfile import format_hostfile
 from labctl.errors import ConfigError, did_you_mean, nearest
 from labctl.model import File, Pairs
+from labctl.system import human
 
 ELASTIC = "elastic"
 """The way of a launcher that continues by itself after it loses ranks."""
@@ -166,7 +167,7 @@ def unknown_options(text: str, arguments: Iterable[str]) -> list[str]:
             warnings.append(_unknown_option(module, launcher, word))
             values = next((count for count, following in enumerate(rest) if following.startswith("-")), len(rest))
         if len(rest) < values:
-            raise ConfigError(f"{launcher} option `{option}` needs {values} value{'s' * (values > 1)}")
+            raise ConfigError(f"{launcher} option `{option}` needs {human.count(values, 'value')}")
         del rest[:values]
     return warnings
 

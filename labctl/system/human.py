@@ -51,23 +51,33 @@ def duration(seconds: float) -> str:
     return f"{whole // length} {unit}" + (f" {rest} {smaller}" if rest else "")
 
 
-def size(count: float) -> str:
+def size(amount: float) -> str:
     """Format bytes of files and images, in decimal units as Docker and the hub do."""
-    return _scaled(count, 1000, ("B", "kB", "MB", "GB", "TB"), 3)
+    return _scaled(amount, 1000, ("B", "kB", "MB", "GB", "TB"), 3)
 
 
-def memory(count: float) -> str:
+def memory(amount: float) -> str:
     """Format bytes of memory or disk, in binary units as settings do (``LAB_MEMORY=8g``)."""
-    return _scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB"), 4)
+    return _scaled(amount, 1024, ("B", "KiB", "MiB", "GiB", "TiB"), 4)
 
 
-def _scaled(count: float, base: int, units: tuple[str, ...], digits: int) -> str:
+def _scaled(amount: float, base: int, units: tuple[str, ...], digits: int) -> str:
     """Format in the largest unit of which it has at least one."""
     for unit in units[:-1]:
-        if abs(count) < base:
-            return f"{number(count, digits)} {unit}"
-        count /= base
-    return f"{number(count, digits)} {units[-1]}"
+        if abs(amount) < base:
+            return f"{number(amount, digits)} {unit}"
+        amount /= base
+    return f"{number(amount, digits)} {units[-1]}"
+
+
+def count(amount: int, noun: str) -> str:
+    """Return ``1 node`` or ``1,200 nodes``."""
+    return f"{amount:,} {noun}{'s' * (amount != 1)}"
+
+
+def shortened(text: str, width: int) -> str:
+    """Cut a text to ``width`` characters, marked by dots."""
+    return text if len(text) <= width else f"{text[: width - 3]}..."
 
 
 def listed(names: Iterable[str], most: int = 8) -> str:
@@ -76,6 +86,6 @@ def listed(names: Iterable[str], most: int = 8) -> str:
     return ", ".join(every[:most]) + (f" {more(len(every) - most)}" if len(every) > most else "")
 
 
-def more(count: int, noun: str = "") -> str:
+def more(amount: int, noun: str = "") -> str:
     """Return ``and 3 more NOUN``."""
-    return f"and {count:,} more {noun}".rstrip()
+    return f"and {amount:,} more {noun}".rstrip()

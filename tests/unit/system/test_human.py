@@ -127,6 +127,15 @@ def test_memory_is_in_the_units_of_settings(count: int, text: str) -> None:
     assert human.memory(count) == text
 
 
+def test_a_noun_follows_its_number() -> None:
+    assert [human.count(number, "node") for number in (0, 1, 1200)] == ["0 nodes", "1 node", "1,200 nodes"]
+
+
+def test_a_long_text_ends_in_dots() -> None:
+    assert human.shortened("x" * 110, 110) == "x" * 110
+    assert human.shortened("x" * 111, 110) == "x" * 107 + "..."
+
+
 def test_names_beyond_the_most_are_counted() -> None:
     assert human.listed(["a", "b"], 2) == "a, b"
     assert human.listed(["a", "b", "c"], 2) == "a, b and 1 more"
