@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib import metadata
+from itertools import chain
 from typing import Any
 
+from labctl import accelerators
 from labctl.backends import facts, spec
 from labctl.backends.kubernetes import render
 from labctl.backends.kubernetes.api import Manifest
@@ -18,8 +20,6 @@ from labctl.jobs.replay import ReplayedRun
 SCHEMA = 1
 VERSIONS = ("architecture", "containerRuntimeVersion", "kernelVersion", "kubeletVersion", "osImage")
 """Facts of a node's ``nodeInfo``. Source: the Kubernetes API, NodeSystemInfo."""
-OF_DEVICES = ("nvidia.com/", "habana.ai/", "intel.feature.node.kubernetes.io/", "gpu.intel.com/")
-"""Prefixes of node labels with which vendors name devices and drivers. Source: their feature discoveries."""
 
 
 def of(lab: ClusterLab) -> dict[str, Any]:
@@ -37,11 +37,17 @@ def of(lab: ClusterLab) -> dict[str, Any]:
 
 
 def _node(node: Manifest) -> dict[str, str]:
-    """Return the facts of a node: versions, resources, and labels of its devices."""
+    """Return the facts of a node: versions, resources, and labels of its devices, which vendors' discoveries set."""
     info, labels = node["status"].get("nodeInfo", {}), node["metadata"].get("labels", {})
     resources = {f"allocatable {name}": amount for name, amount in node["status"].get("allocatable", {}).items()}
-    devices = {name: value for name, value in labels.items() if name.startswith(OF_DEVICES)}
+    devices = {name: value for name, value in labels.items() if name.startswith(_vendors())}
     return {**{name: info[name] for name in VERSIONS if name in info}, **resources, **devices}
+
+
+def _vendors() -> tuple[str, ...]:
+    """Return the domains of the accelerators' resources, with which names of their labels begin."""
+    resources = chain.from_iterable(module.resources for module in accelerators.modules().values())
+    return tuple(f"{resource.partition('/')[0]}/" for resource in resources)
 
 
 def missing(lab: ClusterLab, recorded: ReplayedRun) -> Iterator[str]:
