@@ -1,4 +1,4 @@
-"""labctl's command line in the tests' own process: nothing is started, and no engine answers."""
+"""labctl's command line in the test process: no program is started, and no engine answers."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Said:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The one JSON document on stdout."""
+        """Parse stdout, which must be a single JSON document."""
         found: dict[str, Any] = json.loads(self.out)
         assert found["schema"] == 1
         return found
 
 
 class Labctl:
-    """Runs commands in a lab directory, in this process, with an environment of its own."""
+    """Run commands in a lab directory, in this process, with their own environment."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
         self.directory, self._monkeypatch, self._capfd = directory, monkeypatch, capfd

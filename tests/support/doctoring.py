@@ -1,4 +1,4 @@
-"""Asking doctor as a person does, and typing what it says."""
+"""Run doctor as the user does, and type the commands that it suggests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def wrong(findings: list[Found]) -> list[Found]:
 
 
 def doctor(lab: Lab, environ: Environ | None = None) -> list[Found]:
-    """What doctor finds wrong; its exit code must say whether any of it stops a run."""
+    """Run doctor; return the findings that are not ok, and check its exit code against them."""
     answer = lab.call("doctor", "--json", environ=environ)
     found = wrong(answer.json["findings"])
     answer.expect(3 if any(one["level"] == "error" for one in found) else 0)
@@ -27,7 +27,7 @@ def doctor(lab: Lab, environ: Environ | None = None) -> list[Found]:
 
 
 def the(findings: list[Found], code: str, node: str) -> Found:
-    """The one finding with this code for this node."""
+    """Return the single finding with this code for this node."""
     found = [one for one in findings if (one["code"], one["node"]) == (code, node)]
     assert len(found) == 1, f"no single {code} of {node} among {findings}"
     assert found[0]["seen"]
@@ -36,7 +36,7 @@ def the(findings: list[Found], code: str, node: str) -> Found:
 
 
 def type_in(lab: Lab, commands: list[str], environ: Environ) -> list[Found]:
-    """Type these commands in the lab's directory, and ask doctor again in the same shell; what is still wrong."""
+    """Type these commands in the lab's directory and run doctor in the same shell; return the remaining findings."""
     typed = "".join(f"{{ {command}\n}} >&2 || echo failed: {shlex.quote(command)}\n" for command in commands)
     done = subprocess.run(
         [*lab.prefix, "bash", "-c", f"{typed}labctl doctor --json"],

@@ -80,7 +80,7 @@ HOME=$host PATH=$host/bin:$PATH exec sh -c "$3"
 
 
 class FakeHost(Connection):
-    """A host ``name`` below a folder; ``sent`` counts the bytes that came from here."""
+    """A host ``name`` below a folder; ``sent`` counts the bytes received from this machine."""
 
     def __init__(self, rack: Path, name: str) -> None:
         self.target = InventoryHost(name=name)
@@ -97,12 +97,12 @@ class FakeHost(Connection):
 
     @property
     def staged(self) -> list[Path]:
-        """What was sent and is not loaded yet."""
+        """List the files that were sent and are not loaded yet."""
         return sorted(path for path in (self.home / ".labctl").rglob("*") if path.is_file() and not path.suffix)
 
     @property
     def images(self) -> list[str]:
-        """Tags of the images that its engine has."""
+        """List the tags of the images in the host's engine."""
         return [tag for path in self.engine.glob("*.json") for tag in json.loads(path.read_text())["RepoTags"]]
 
     def run(

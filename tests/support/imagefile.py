@@ -1,4 +1,4 @@
-"""Images as files, made without an engine."""
+"""Image archives made without an engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from docker import DockerClient
 
 
 class LoadedImage:
-    """An image that this machine's engine has, of two layers of random bytes; ``change`` makes the upper one anew."""
+    """An image in this machine's engine, with two layers of random bytes; ``change`` replaces the upper layer."""
 
     def __init__(self, engine: DockerClient, name: str, path: Path, size: int) -> None:
         self.name, self._engine, self._path, self._size = name, engine, path, size
@@ -38,7 +38,7 @@ class LoadedImage:
 
 
 def layer(name: str, size: int) -> bytes:
-    """A layer with a file of that name and size."""
+    """Build a layer with one file of random bytes."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as tar:
         member = tarfile.TarInfo(name)
@@ -48,7 +48,7 @@ def layer(name: str, size: int) -> bytes:
 
 
 def image_archive(path: Path, name: str, layers: Iterable[bytes], **config: object) -> Path:
-    """An archive as `docker save` writes it, of an image with layers of this content."""
+    """Write an archive of an image with these layers, in the format of `docker save`."""
     contents = list(layers)
     diffs = ["sha256:" + hashlib.sha256(one).hexdigest() for one in contents]
     rootfs = {"type": "layers", "diff_ids": diffs}

@@ -1,4 +1,4 @@
-"""Docker's backend of a lab that is given, on an engine in memory."""
+"""Docker's backend for a given lab, on an in-memory engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.fake_backend import FakeBackend
 
 
 class InMemory(DockerBackend):
-    """``engine`` answers for the lab's containers; events go to ``emit``."""
+    """``engine`` holds the lab's containers; events go to ``emit``."""
 
     def __init__(
         self, of: Lab, engine: FakeBackend | None = None, emit: Callable[[Event], None] = lambda _: None

@@ -1,4 +1,4 @@
-"""A connection that leads no further than this machine: scripts run here, or wherever a prefix takes them."""
+"""A connection to this machine: scripts run here, or under a command prefix."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PIECE = 1 << 16
 
 
 class Nearby(Connection):
-    """``shell`` is what runs scripts, ``environment`` what it has besides this process's own."""
+    """``shell`` runs the scripts, ``environment`` extends that of this process."""
 
     def __init__(
         self, *, shell: tuple[str, ...] = ("sh",), name: str = "gpu-1", environment: dict[str, str] | None = None
@@ -67,7 +67,7 @@ class Nearby(Connection):
         on_chunk: Callable[[bytes], object],
         timeout: float,
     ) -> CompletedProcess:
-        """All is fed, then all is read: no script here says much before it has heard all."""
+        """Write all input, then read all output: no script here prints much before its input ends."""
         self.commands += 1
         argv = (*self.shell, "-c", script, "sh", *words)
         with TemporaryFile() as complaints, self._child(argv, complaints, timeout) as child:
@@ -85,7 +85,7 @@ class Nearby(Connection):
 
     @contextlib.contextmanager
     def _child(self, argv: tuple[str, ...], complaints: IO[bytes], timeout: float) -> Iterator[subprocess.Popen[bytes]]:
-        """In a session of its own, which is killed when its time is up or the block is left by an exception."""
+        """Start a child in its own session; kill the session on timeout or if the block raises."""
         pipe = subprocess.PIPE
         with subprocess.Popen(
             argv, stdin=pipe, stdout=pipe, stderr=complaints, env=self.environment, start_new_session=True

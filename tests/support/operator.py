@@ -1,4 +1,4 @@
-"""Stands in for the mpi-operator in a real cluster: makes what an MPIJob needs, and says how the job is.
+"""A stand-in for the mpi-operator in a real cluster: creates an MPIJob's objects and reports its status.
 
 Source: kubeflow/mpi-operator v0.8, pkg/controller/mpi_job_controller.go. It writes no events, and suspends no job.
 """
@@ -28,29 +28,29 @@ from support.podnames import PodNames
 
 MADE = ("Service", "ConfigMap", "Secret", "Pod", "Job")
 KEPT = {"None": ("Pending", "Running", "Succeeded", "Failed"), "Running": ("Succeeded", "Failed"), "All": ()}
-"""Phases of workers that stay when the job has ended, by its cleanPodPolicy."""
+"""Phases of workers that are kept at the end of the job, by cleanPodPolicy."""
 
 
 class RefusedError(Exception):
-    """An object of this name is there, and not this job's."""
+    """An object of this name belongs to another owner."""
 
 
 class Operator:
-    """Looks at the jobs of a namespace twice a second."""
+    """A controller that reconciles the jobs of a namespace twice a second."""
 
     def __init__(self, kubeconfig: Path, namespace: str) -> None:
         self.api = DynamicClient(config.new_client_from_config(config_file=str(kubeconfig)))
         self.namespace = namespace
         self.keys = _keys()
         self.refusals: list[str] = []
-        """What the API refused, and what is in the way of a job; each is tried again."""
+        """Errors of the API, and objects in the way of a job; each is retried."""
         self.found: dict[tuple[str, str], Manifest] = {}
 
     def kind(self, kind: str) -> Any:
         return self.api.resources.get(api_version=mpijob.VERSIONS.get(kind, "v1"), kind=kind)
 
     def objects(self, kind: str) -> dict[str, Manifest]:
-        """The namespace's objects of a kind, such as ``Pod`` or ``MPIJob``, by name."""
+        """List the namespace's objects of a kind, such as ``Pod`` or ``MPIJob``, by name."""
         items = self.kind(kind).get(namespace=self.namespace).to_dict()["items"]
         return {one["metadata"]["name"]: one for one in items}
 
@@ -67,7 +67,7 @@ class Operator:
                     self.refusals.append(str(error))
 
     def _addresses(self) -> Iterator[tuple[str, str]]:
-        """Of the pods behind headless Services, which have those that are ready."""
+        """Yield DNS name and address of the ready pods behind headless Services."""
         for service, one in self.objects("Endpoints").items():
             for address in [at for subset in one.get("subsets", ()) for at in subset.get("addresses", ())]:
                 yield f"{address.get('hostname')}.{service}.{self.namespace}.svc.cluster.local", address["ip"]
@@ -94,7 +94,7 @@ class Operator:
             self.kind("MPIJob").status.replace(body={**job, "status": status}, namespace=self.namespace)
 
     def _one(self, job: Manifest, made: Manifest) -> Manifest:
-        """The job's object: the one that is there, or else this."""
+        """Return the job's existing object, or create it."""
         kind, name = made["kind"], made["metadata"]["name"]
         if found := self.found.get((kind, name)):
             if not _owns(job, found):
@@ -103,7 +103,7 @@ class Operator:
         return dict(self.kind(kind).create(body=made, namespace=self.namespace).to_dict())
 
     def _report(self, name: str, status: Manifest, launcher: Manifest | None, workers: list[Manifest]) -> None:
-        """Writes the job's state into its status."""
+        """Write the job's state into its status."""
         replicas = status["replicaStatuses"] = {"Worker": _counts(workers)}
         if not launcher:
             return
@@ -149,7 +149,7 @@ def _owns(owner: Manifest, one: Manifest) -> bool:
 
 
 def _is(one: Manifest, *kinds: str) -> bool:
-    """Whether one of these conditions holds for a job or a pod."""
+    """Return True if one of these conditions holds for a job or a pod."""
     conditions = one.get("status", {}).get("conditions", ())
     return any(at["type"] in kinds and at["status"] == "True" for at in conditions)
 
@@ -172,7 +172,7 @@ def _counts(pods: list[Manifest]) -> dict[str, int]:
 
 @contextlib.contextmanager
 def operating(kubeconfig: Path, namespace: str) -> Iterator[Operator]:
-    """The operator of a namespace, and its pods' names; one at a time, as all pods ask the same address."""
+    """Run the operator and the DNS of a namespace; one at a time, as all pods ask the same address."""
     operator, stop = Operator(kubeconfig, namespace), threading.Event()
     with PodNames() as names, ThreadPoolExecutor(2) as threads:
         threads.submit(names.serve_forever)
@@ -187,7 +187,7 @@ def operating(kubeconfig: Path, namespace: str) -> Iterator[Operator]:
 
 @contextlib.contextmanager
 def fresh_namespace(kubeconfig: Path) -> Iterator[str]:
-    """The name of a new namespace, which is gone after the block with all that is in it."""
+    """Create a namespace; remove it with its objects at the end of the block."""
     api = DynamicClient(config.new_client_from_config(config_file=str(kubeconfig)))
     namespaces, name = api.resources.get(api_version="v1", kind="Namespace"), f"op-{secrets.token_hex(4)}"
     namespaces.create(body={"metadata": {"name": name}})

@@ -1,4 +1,4 @@
-"""Says pods' addresses to pods, as CoreDNS does in a cluster. RFC 1035: one question, and A records only."""
+"""A DNS server for pods, as CoreDNS is in a cluster. RFC 1035: one question, A records only."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import struct
 from collections.abc import Mapping
 
 BRIDGE = ("172.17.0.1", 53)
-"""Where the node's pods ask for names: on Docker's bridge."""
+"""Address of DNS for the node's pods, on Docker's bridge."""
 
 
 class PodNames(socketserver.UDPServer):
-    """Answers while ``serve_forever`` runs; other names than those of ``addresses`` are not found."""
+    """A UDP server of these ``addresses``; other names are not found."""
 
     def __init__(self) -> None:
         super().__init__(BRIDGE, _Answer)

@@ -1,4 +1,4 @@
-"""Stands in for the operators: the pods of an MPIJob or a TrainJob as containers, laid out as theirs.
+"""A stand-in for the operators: the pods of an MPIJob or a TrainJob as containers with the same layout.
 
 A service gives each worker a name; the launcher has `/etc/mpi/hostfile`, all pods the job's key pair. Volumes belong to
 the pods' group, and nobody is root.
@@ -32,20 +32,20 @@ OPERATORS = {
 
 @dataclass(frozen=True)
 class Layout:
-    """What an operator makes of a job."""
+    """Pods and names that an operator makes of a job."""
 
     name: str
     launcher: Manifest
     worker: Manifest
-    """Templates of pods."""
+    """Pod templates."""
     workers: dict[str, str]
-    """Names of pods, and theirs in the hostfile."""
+    """Names of pods, and their names in the hostfile."""
     slots: int
     keys: str
 
 
 def mpijob(objects: dict[str, Manifest]) -> Layout:
-    """As the mpi-operator: pods `JOB-worker-N`, known as `JOB-worker-N.JOB.NAMESPACE.svc`."""
+    """Lay out the pods of an MPIJob: `JOB-worker-N`, in the hostfile `JOB-worker-N.JOB.NAMESPACE.svc`."""
     job = objects["MPIJob"]
     name, namespace = (job["metadata"][key] for key in ("name", "namespace"))
     roles = job["spec"]["mpiReplicaSpecs"]
@@ -61,7 +61,7 @@ def mpijob(objects: dict[str, Manifest]) -> Layout:
 
 
 def trainjob(objects: dict[str, Manifest]) -> Layout:
-    """As Kubeflow Trainer and JobSet: pods `JOB-node-0-N`, known as `JOB-node-0-N.JOB`."""
+    """Lay out the pods of a TrainJob: `JOB-node-0-N`, in the hostfile `JOB-node-0-N.JOB`."""
     name, spec = objects["TrainJob"]["metadata"]["name"], objects["TrainingRuntime"]["spec"]
     mpi = spec["mlPolicy"]["mpi"]
     jobs = {one["name"]: one["template"]["spec"]["template"] for one in spec["template"]["spec"]["replicatedJobs"]}
@@ -77,7 +77,7 @@ def trainjob(objects: dict[str, Manifest]) -> Layout:
 
 
 class Pods:
-    """The pods of a job, from its manifests; all are gone with the block of ``laid_out``."""
+    """Pods of a job, made from its manifests; ``laid_out`` removes them at the end of its block."""
 
     def __init__(self, engine: DockerClient, manifests: list[Manifest], directory: Path) -> None:
         self.engine, self.directory = engine, directory
@@ -88,7 +88,7 @@ class Pods:
         self.network = engine.networks.create(f"{self.name}-pods", options={"com.docker.network.driver.mtu": "1400"})
 
     def run(self, limit: float = 300) -> tuple[int, str]:
-        """The launcher's exit code and output, once the workers are ready."""
+        """Run the job; return the launcher's exit code and output."""
         self._operator_files()
         for name, endpoint in self.layout.workers.items():
             self._start(self.layout.worker, name, [endpoint])
@@ -99,7 +99,7 @@ class Pods:
         return code, launcher.logs().decode()
 
     def _is_ready(self, worker: Container) -> bool:
-        """Whether its readiness probe would say so."""
+        """Return True if the worker's readiness probe succeeds."""
         worker.reload()
         assert worker.status == "running", self.logs()
         port = self.layout.worker["containers"][0]["readinessProbe"]["tcpSocket"]["port"]
@@ -114,7 +114,7 @@ class Pods:
         self.network.remove()
 
     def _operator_files(self) -> None:
-        """What the operator makes for a job: keys and the hostfile."""
+        """Write the files that the operator makes for a job: keys and hostfile."""
         keys = self.directory / "keys"
         keys.mkdir(parents=True)
         argv = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-N", "", "-f", str(keys / "id_rsa")]
@@ -129,7 +129,7 @@ class Pods:
             key.chmod(0o640)
 
     def _own(self, folder: Path) -> None:
-        """Files that are mounted belong to root and the pods' group."""
+        """Give mounted files to root and the pods' group."""
         group = self.layout.worker["securityContext"]["fsGroup"]
         subprocess.run(["chown", "-R", f"0:{group}", str(folder)], check=True)
 
@@ -176,7 +176,7 @@ class Pods:
         return made
 
     def _projected(self, volume: Manifest) -> Path:
-        """The folder of a ConfigMap's or a Secret's files."""
+        """Write the files of a ConfigMap or a Secret; return their folder."""
         folder = self.directory / str(volume["name"])
         if folder.exists():
             return folder

@@ -1,4 +1,4 @@
-"""A connection to a server that a test can cut and restore."""
+"""A TCP proxy that a test can cut and restore."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 
 
 class Proxy:
-    """Forwards a port of its own to a server, unless it is down."""
+    """A local port that forwards to a server, unless the proxy is down."""
 
     def __init__(self, host: str, port: int) -> None:
         self._server = (host, port)
@@ -19,7 +19,7 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        """End all connections, and take no more."""
+        """Close all connections, and refuse new ones."""
         self.down = True
         for one in [*self._open]:
             with contextlib.suppress(OSError):

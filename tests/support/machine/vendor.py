@@ -1,4 +1,4 @@
-"""NVIDIA's and Habana's parts of an engine for stand-in devices: each call is recorded, and what they bring arrives.
+"""Stand-ins for the engine programs of NVIDIA and Habana: record each call, and add the stand-in devices.
 
 Installed under the names of the programs that it stands in for:
 
@@ -53,7 +53,7 @@ def environment(config: dict[str, Any]) -> dict[str, str]:
 
 
 def record(program: str, config: dict[str, Any]) -> None:
-    """One line per call: who asked, for what, and what its first process may do."""
+    """Record a call: program, node, and the environment, capabilities and devices of the first process."""
     line = {
         "program": program,
         "node": config["hostname"],
@@ -66,7 +66,7 @@ def record(program: str, config: dict[str, Any]) -> None:
 
 
 def files(config: dict[str, Any], kind: str) -> tuple[list[str], Path]:
-    """The device files that a container asks for by its environment, and the vendor's tool."""
+    """Return the device files that a container requests in its environment, and the vendor's tool."""
     variable, pattern, common, tool = KINDS[kind]
     asked = environment(config).get(variable, "")
     ids = [] if asked in ("", "void", "none") else asked.split(",")
@@ -76,7 +76,7 @@ def files(config: dict[str, Any], kind: str) -> tuple[list[str], Path]:
 
 
 def add(config: dict[str, Any], kind: str) -> None:
-    """As a runtime does: into what runc reads."""
+    """Add the devices to the configuration that runc reads, as a runtime does."""
     paths, tool = files(config, kind)
     for path in paths:
         number = Path(path).stat().st_rdev
@@ -89,7 +89,7 @@ def add(config: dict[str, Any], kind: str) -> None:
 
 
 def bring(config: dict[str, Any], kind: str, pid: int) -> None:
-    """As a hook does: into the container's file system, which runc has mounted but not entered."""
+    """Create the devices in the container's mounted file system, as a hook does before the first process starts."""
     paths, tool = files(config, kind)
     root = config["root"]["path"]
     lines = []
