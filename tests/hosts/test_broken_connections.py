@@ -1,4 +1,4 @@
-"""A run goes on while labctl is cut off from a host that the others still hear, and is judged afterwards."""
+"""A run goes on while labctl is cut off from a host that the other hosts still reach, and is judged afterwards."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ for step in range(int(sys.argv[1])):
 
 @pytest.fixture(scope="module")
 def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RackLab]:
-    """A lab over two hosts that is up."""
+    """A lab over two hosts, up."""
     made = shared_rack.lab(tmp_path_factory.mktemp("lab"), f"{family}-cut", shared_rack.hosts(2), {})
     (made.path / "steps.py").write_text(STEPS)
     made.call("up").expect(0)
@@ -36,7 +36,7 @@ def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory
 
 
 def impatient(lab: RackLab) -> RackLab:
-    """The same lab, whose runs end ten seconds after their labctl."""
+    """The lab with runs that end ten seconds after their labctl."""
     return replace(lab, environ={**lab.environ, "LAB_RUN_PATIENCE": "10"})
 
 
@@ -45,13 +45,13 @@ def steps_in(text: str, rank: int) -> list[int]:
 
 
 def pause_in(text: str, rank: int) -> float:
-    """The longest time between two steps of a rank."""
+    """Return the longest time between two steps of a rank."""
     times = [float(found) for found in re.findall(rf"of rank {rank} at ([0-9.]+)", text)]
     return max(after - before for before, after in pairwise(times))
 
 
 def step_is_heard(running: Running, step: int) -> None:
-    """Wait until labctl tells of the step; the test fails, with all that it told, where it has ended before."""
+    """Wait until labctl prints the step; fail with its output if it ends before."""
 
     def heard() -> bool:
         ended, told = running.process.poll() is not None, running.err

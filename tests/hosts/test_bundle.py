@@ -1,4 +1,4 @@
-"""A lab carried in one file to hosts that reach no network but their own."""
+"""A lab carried in one file to hosts without Internet access."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ iptables --wait --append OUTPUT --jump REJECT
 
 
 def set_apart(host: Host, network: str) -> None:
-    """It reaches itself and its own network, and nothing else."""
+    """Limit the host to itself and its own network, and check that a pull fails."""
     host.shell(ALONE, "127.0.0.0/8", network)
     assert "registry-1.docker.io" in host.shell("timeout 20 docker pull --quiet debian 2>&1 || :")
 

@@ -1,4 +1,4 @@
-"""A person's clones and the cache of models, sent to hosts that have neither."""
+"""The user's clones and model cache, sent to hosts that have neither."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections over real sshds with the defaults, and the refusals, of real hosts; one container plays them all."""
+"""Connections to real sshds with hosts' usual defaults and refusals, all in one container."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ PERSONAL = """
 
 @dataclass(frozen=True)
 class Site:
-    """The container with its sshds, and a person's ssh config that knows them."""
+    """A container with several sshds, and an ssh config of the user that knows them."""
 
     folder: Path
     container: Container
@@ -83,7 +83,7 @@ class Site:
         return InventoryHost(name=f"host-{port}", address="127.0.0.1", port=int(published[0]["HostPort"]), user="root")
 
     def trust(self, key: str = "key") -> None:
-        """Know this as the key of every sshd."""
+        """Make this the known key of all sshds."""
         public = (self.folder / f"{key}.pub").read_text()
         lines = [f"[127.0.0.1]:{self.host(port).port} {public}" for port in SSHDS]
         (self.folder / "known").write_text("".join(lines))
@@ -158,7 +158,7 @@ def refusal(target: InventoryHost, opening: str = ":") -> HostError:
 
 
 def commands(word: str) -> list[str]:
-    """The command lines of the processes of this machine that hold the word."""
+    """List the command lines of this machine's processes that contain the word."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -457,7 +457,7 @@ def test_an_owner_killed_while_it_dials_leaves_nothing(number: signal.Signals) -
 
 
 def noted(command: str) -> bool:
-    """Whether the process of this command line is a connection's ssh whose number its owner has written down."""
+    """Return True if the command is a connection's ssh whose pid file is written."""
     control = re.search(r"\0-S\0([^\0]+)\.ctl\0", command)
     return bool(control and Path(f"{control[1]}.pid").exists() and Path(f"{control[1]}.pid").read_text())
 

@@ -1,4 +1,4 @@
-"""What is wrong with one host is told of by its name, before anything is done there; the others go on."""
+"""A host's faults are reported with its name before anything is done on it; other hosts go on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.docker
 
 SSH_PORT = 12345
 STALE = "LAB-IMAGE-002"
-"""Of the image that these hosts were given; not theirs to answer for."""
+"""Code for the outdated image of these hosts, which is expected."""
 
 
 def test_what_one_host_lacks_is_told_by_name_and_the_others_get_their_nodes(rack: Rack, rack_lab: RackLabs) -> None:

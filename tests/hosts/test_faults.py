@@ -1,4 +1,4 @@
-"""One host has a trouble: it is named in time, the others are unharmed, and after the cure `up` converges."""
+"""A fault on one host: it is reported in time, the other hosts are unharmed, and `up` converges after the cure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BUSY = 120
 
 @pytest.fixture(scope="module")
 def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RackLab]:
-    """A lab over three hosts that is up; each test leaves it so."""
+    """A lab over three hosts, up; each test leaves it up."""
     made = shared_rack.lab(tmp_path_factory.mktemp("lab"), f"{family}-faults", shared_rack.hosts(3), {})
     made.call("up").expect(0)
     yield made
@@ -38,12 +38,12 @@ def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory
 
 
 def identities(lab: RackLab) -> dict[str, str]:
-    """Node -> container id, of those that run."""
+    """Return the id of the running containers by node."""
     return {node: str(one.id) for node, one in lab.containers().items() if one.status == "running"}
 
 
 def refused(lab: RackLab, host: str, words: str) -> Answer:
-    """What `up` answers: host and reason, in time."""
+    """Return the answer of `up`; check host, reason and time limit."""
     answer = lab.call("up", "--json").expect(3)
     error = answer.json["error"]
     assert error["node"] == host
@@ -55,7 +55,7 @@ def refused(lab: RackLab, host: str, words: str) -> Answer:
 
 
 def converges(lab: RackLab, kept: dict[str, str]) -> None:
-    """After the cure: all of it is up, and what ran all the time is what it was."""
+    """Check that the cured lab is up, and that running containers were kept."""
     lab.call("up").expect(0)
     assert lab.call("status", "--json").json["state"] == "up"
     assert {node: identity for node, identity in identities(lab).items() if node in kept} == kept
@@ -126,7 +126,7 @@ def test_one_machine_by_two_names_is_refused_before_anything_is_done(lab: RackLa
 
 
 def test_a_host_with_another_persons_lab_of_this_name_is_left_alone(lab: RackLab, image: str) -> None:
-    """The container has the labels of a lab that was made on another machine."""
+    """Label the container as a lab's from another machine."""
     kept = identities(lab)
     labels = {"lab": lab.name, "node": "worker-9", "role": "worker", "owner": "bob@desk", "directory": "/home/bob/lab"}
     engine: DockerClient = lab.hosts[2].engine
@@ -158,7 +158,7 @@ def test_a_run_is_refused_where_another_has_the_port_at_which_its_ranks_meet(lab
 
 @contextmanager
 def away(lab: RackLab, *numbers: int, **fields: object) -> Iterator[None]:
-    """No sshd is where the hosts file says of these hosts: at port 1, which answers at once, or as these fields say."""
+    """Point these hosts' lines of the hosts file to port 1, where no sshd listens, or to these fields."""
     hosts = lab.path / "hosts.txt"
     right = hosts.read_text()
     lines = [
@@ -231,14 +231,14 @@ def test_down_names_a_host_that_it_cannot_reach_and_cleans_the_others(lab: RackL
 
 
 def ranks_up(lab: RackLab, run: Running, before: set[str]) -> str | None:
-    """The id of a new run whose three ranks have said that they run."""
+    """Return the id of a new run once its three ranks have printed; None before."""
     assert run.process.poll() is None, run.out + run.err
     logs = {path.parent.name: path.read_text() for path in lab.path.glob("runs/*/output.log")}
     return next((name for name in logs.keys() - before if logs[name].count("does not listen") == 3), None)
 
 
 def left_of(lab: RackLab, run_id: str) -> list[str]:
-    """Processes of a run in the containers that run, seen as their own user."""
+    """List the processes of a run in the running containers, as their own user."""
     search = ["sh", "-c", 'grep -slaF -- "$0" /proc/[0-9]*/environ', f"LABCTL_RUN_ID={run_id}"]
     running = {node: one for node, one in lab.containers().items() if one.status == "running"}
     return sorted(node for node, one in running.items() if one.exec_run(search, user="1000:1000").output)

@@ -1,4 +1,4 @@
-"""Files to a real host and back, over a real connection."""
+"""File transfer to and from a real host, over a real connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A host whose sshd answers as it likes: an error of that host alone, while the other is served."""
+"""A host whose sshd sends malformed answers: only that host fails, while the other one is served."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ MEASURED = (
 
 @pytest.fixture(scope="module")
 def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RackLab]:
-    """A lab over two hosts that is up; the second lies in some tests."""
+    """A lab over two hosts, up; the second host lies in some tests."""
     home = tmp_path_factory.mktemp("home")
     (home / ".bashrc").write_text("mine\n")
     made = shared_rack.lab(tmp_path_factory.mktemp("lab"), f"{family}-liar", shared_rack.hosts(2), {})
@@ -70,19 +70,19 @@ def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory
 
 
 def tree(path: Path) -> dict[str, str]:
-    """A hash of each file below a directory."""
+    """Hash each file below a directory."""
     files = (one for one in path.rglob("*") if one.is_file())
     return {str(one): hashlib.sha256(one.read_bytes()).hexdigest() for one in files}
 
 
 def lie(host: Host, answer: bytes, honest: int, framed: bool) -> None:
-    """From the next command on, the host says this once so many sessions had what they asked for."""
+    """Let the host send this answer once, after ``honest`` sessions with correct answers."""
     text = base64.b64encode(answer).decode()
     host.run("sh", "-c", PREPARE, "sh", str(honest), "yes" if framed else "no", stdin=text)
 
 
 def alone(lab: RackLab, answer: Answer) -> None:
-    """The answer is a plain one, which names the host that lied where it failed, and labctl stayed small."""
+    """Check that the error names the lying host, has no traceback, and that labctl used little memory."""
     assert answer.code in (0, 3), answer.err
     assert "Traceback" not in answer.err
     if answer.code:

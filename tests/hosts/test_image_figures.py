@@ -1,4 +1,4 @@
-"""What it takes to bring an image to one, two and four hosts: seconds, and bytes through each host's interface.
+"""Cost of copying an image to one, two and four hosts: seconds, and bytes through each host's interface.
 
 ``pytest -m slow -s tests/hosts/test_image_figures.py`` shows the figures.
 """
@@ -24,13 +24,13 @@ from labctl.config.inventory import InventoryHost
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
 SIZE = 100_000_000
-"""Of each of the image's two layers, in bytes."""
+"""Size of each of the image's two layers, in bytes."""
 UPLINK = "200mbit"
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Seconds until the image is on every host, and bytes that each host received and sent."""
+    """Seconds until the image is on all hosts, and bytes received and sent by each host."""
 
     seconds: float
     received: tuple[int, ...]
@@ -38,7 +38,7 @@ class Figure:
 
     @property
     def from_here(self) -> int:
-        """Bytes that left this machine: what hosts sent, others of them received."""
+        """Return the bytes sent by this machine: those received by hosts minus those sent by hosts."""
         return sum(self.received) - sum(self.sent)
 
 

@@ -1,4 +1,4 @@
-"""A lab from nothing to nothing over several hosts, each with Docker and sshd and no more."""
+"""A lab from creation to removal over several hosts, each with Docker and sshd only."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ pytestmark = pytest.mark.docker
 
 LISTED = 'cd "$1" && find . -printf "%m %p %l\\n" | sort'
 PLAIN = r"\.ssh|\.bash.*|\.profile|\.cache"
-"""What a home has before any lab; and the person's own cache, with what was fetched, outlives all labs."""
+"""Files of a home directory before any lab, and the user's own cache, which outlives labs."""
 RUN = "/workspace/outputs/20260102-150405-hello-3fa2"
 NEW = 'find "$1" /tmp -mindepth 1 -maxdepth 1'
 
 
 def left(host: Host) -> list[str]:
-    """What is on a host beside images that was not there when it started."""
+    """List the containers, networks, volumes and files that are new on a host, except images."""
     containers = [one.name or "" for one in host.engine.containers.list(all=True)]
     networks = [one.name or "" for one in host.engine.networks.list() if one.name not in ("bridge", "host", "none")]
     volumes = [one.name for one in host.engine.volumes.list()]
@@ -33,13 +33,13 @@ def left(host: Host) -> list[str]:
 
 
 def modes(host: Host, lab: RackLab) -> dict[str, int]:
-    """Every file and folder below the lab's directory on a host, with its mode."""
+    """Return the mode of each file and folder below the lab's directory on a host."""
     lines = host.shell(LISTED, f"{host.home}/.labctl/{lab.name}.{host.name}").splitlines()
     return {path: int(mode, 8) for mode, path, *target in (line.split(" ", 2) for line in lines) if not any(target)}
 
 
 def passed(lab: RackLab, answer: Answer, ranks: int) -> dict[str, Any]:
-    """The result of a run that passed, with the log of every rank, of whatever host, in its record here."""
+    """Return the result of a run that passed; check that its record has the logs of all ranks."""
     result: dict[str, Any] = answer.expect(0).json
     assert (result["verdict"], result["world_size"]) == ("PASS", ranks)
     record = lab.path / "runs" / result["run_id"]
@@ -54,7 +54,7 @@ def said(record: Path, rank: int) -> str:
 
 @pytest.fixture(scope="module")
 def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RackLab]:
-    """A lab over two hosts; a test that needs it up brings it up."""
+    """A lab over two hosts; tests bring it up themselves."""
     yield shared_rack.lab(tmp_path_factory.mktemp("lab"), f"{family}-many", shared_rack.hosts(2), {})
     shared_rack.clear()
 

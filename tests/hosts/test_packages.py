@@ -1,4 +1,4 @@
-"""Packages of a person's own on hosts: built here once, and only what they add is sent."""
+"""The user's own packages on hosts: built once on this machine, and only the added layers are sent."""
 
 from __future__ import annotations
 

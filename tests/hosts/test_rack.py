@@ -1,4 +1,4 @@
-"""The rack itself: every fault really does what it says, and is gone when it is cured."""
+"""The rack: its faults are effective, and removed by the cure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.docker
 
 
 def refusal(rack: Rack, host: Host, *argv: str) -> str:
-    """What comes back of a command that fails over ssh."""
+    """Return the stderr of a command that fails over ssh."""
     done = rack.ssh(host, *argv, check=False, patience=2)
     assert done.returncode != 0, done.stdout
     return done.stderr

@@ -1,4 +1,4 @@
-"""A run over two hosts goes on from shards of which each host has written its own."""
+"""A run over two hosts resumes from shards that each host has written itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lab on this machine and one on several hosts: the same test."""
+"""One test for a lab on this machine and a lab on several hosts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pathlib.Path(f"rank-{os.environ['RANK']}.txt").write_text(" ".join((words.WORD, 
 
 @pytest.fixture(params=WHERE)
 def lab(request: pytest.FixtureRequest) -> Lab:
-    """A lab of two nodes, not up yet: here, or each on a host of its own."""
+    """A lab of two nodes, not up yet: on this machine, or each node on its own host."""
     if request.param == "one machine":
         fresh_lab: Callable[[], Lab] = request.getfixturevalue("fresh_lab")
         return fresh_lab()
@@ -35,7 +35,7 @@ def lab(request: pytest.FixtureRequest) -> Lab:
 
 @pytest.fixture
 def launcher(lab: Lab) -> str:
-    """The launcher of a script: DeepSpeed's over hosts; many other tests have it on one machine."""
+    """Launcher of a script: DeepSpeed's over hosts, as many other tests cover it on one machine."""
     return "deepspeed" if isinstance(lab, RackLab) else "mpirun"
 
 

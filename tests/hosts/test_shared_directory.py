@@ -1,4 +1,4 @@
-"""LAB_SHARED_DIR: hosts that see the lab's directory under its own path, as over NFS, are sent nothing."""
+"""LAB_SHARED_DIR: hosts that see the lab's directory under its own path, as with NFS, receive no files."""
 
 from __future__ import annotations
 

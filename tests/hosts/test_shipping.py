@@ -1,4 +1,4 @@
-"""Images to real hosts over real connections."""
+"""Copies of images to real hosts over real connections."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from labctl.config.inventory import InventoryHost
 pytestmark = pytest.mark.docker
 
 SIZE = 4_000_000
-"""Of a layer, in bytes."""
+"""Size of a layer in bytes."""
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def small(engine: DockerClient, family: str, tmp_path: Path) -> Iterator[LoadedI
 
 
 class Sender:
-    """Sends to hosts as the control side does, and keeps what it said."""
+    """Sends to hosts as labctl does, with the messages recorded."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -55,7 +55,7 @@ def send(rack: Rack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sender:
 
 
 def has(host: Host, image: LoadedImage) -> bool:
-    """Whether its engine has that very image, and nothing is left of how it came."""
+    """Return True if the host's engine has this very image, and no temporary files are left."""
     return host.engine.images.get(image.name).id == image.id and host.shell("ls -A ~ann/.labctl 2>&1 || :") == MISSING
 
 

@@ -1,4 +1,4 @@
-"""A validation over several hosts, one of which has a trouble: it is named, the others are checked, nothing is left."""
+"""A validation over several hosts, one with a fault: it is named, the others are checked, nothing is left behind."""
 
 from __future__ import annotations
 
@@ -106,14 +106,14 @@ def test_a_node_with_the_wrong_interface_is_named(rack: Rack, rack_lab: RackLabs
 
 
 def profile(lab: RackLab, *checks: str) -> str:
-    """A profile with these checks."""
+    """Write a profile with these checks."""
     path = lab.path / "mine.yml"
     path.write_text(f"description: a few checks\nwithin: 30%\nchecks: [{', '.join(checks)}]\n")
     return str(path)
 
 
 def validated(lab: RackLab, profile: str, *, code: int) -> dict[str, Any]:
-    """What a validation finds."""
+    """Run a validation; return its result."""
     answer = lab.call("validate", "--profile", profile, "--json", limit=400).expect(code)
     found: dict[str, Any] = answer.json["validation"]
     return found
@@ -124,5 +124,5 @@ def verdicts(found: dict[str, Any]) -> dict[str, str]:
 
 
 def remains(lab: RackLab) -> list[Any]:
-    """The containers of all hosts."""
+    """List the containers of all hosts."""
     return [container for host in lab.hosts for container in host.engine.containers.list(all=True)]
