@@ -1,4 +1,4 @@
-"""The collectives: values right at every size, wrong ones found, and as fast as the same started by hand."""
+"""Collectives: correct values at all sizes, wrong values are detected, and labctl is as fast as a manual start."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_values_of_every_other_operation_are_right(lab: Lab) -> None:
 
 
 def right(document: Any, operation: str) -> list[list[float]]:
-    """Check a document of the collective; what its table has to say: size, count and wrong values."""
+    """Check a document of the collective; return size, count and wrong values of each row."""
     assert (document["operation"], document["backend"], document["world_size"]) == (operation, "gloo", 2)
     assert [row["size"] for row in document["rows"]] == REHEARSED
     assert {row["wrong"] for row in document["rows"]} == {0}
@@ -67,7 +67,7 @@ def right(document: Any, operation: str) -> list[list[float]]:
 
 
 def rows(printed: str) -> list[list[float]]:
-    """The same of a table that was printed."""
+    """Parse size, count and wrong values of each row of a printed table."""
     return [[*map(float, row[:2]), int(row[-1])] for row in ROW.findall(printed)]
 
 
@@ -108,7 +108,7 @@ def test_a_size_that_does_not_fit_is_skipped_aloud_and_no_pass(lab: Lab) -> None
 
 @pytest.mark.slow
 def test_it_is_as_fast_as_by_hand_in_the_same_containers(lab: Lab) -> None:
-    """busbw at 64 MiB, medians of seven interleaved pairs."""
+    """Compare busbw at 64 MiB, medians of seven interleaved pairs."""
     in_lab, by_hand = [], []
     for _ in range(7):
         arguments = ("--set", "min-bytes=64M", "--set", "max-bytes=64M")
@@ -118,7 +118,7 @@ def test_it_is_as_fast_as_by_hand_in_the_same_containers(lab: Lab) -> None:
 
 
 def busbw_by_hand(lab: Lab) -> float:
-    """The same script as a person starts it: torchrun in both nodes."""
+    """Start torchrun in both nodes by hand; return busbw."""
 
     def start(number: int) -> str:
         rendezvous = f"--master-addr worker-0 --master-port 29611 --node-rank {number}"

@@ -1,4 +1,4 @@
-"""Images of other people: what a node needs is added to a copy, and nothing is written over."""
+"""Other people's images: a node's requirements are added to a copy, and no file is overwritten."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCRIPT = "import only_here, os, sys\nprint('rank', os.environ['RANK'], sys.execu
 
 @pytest.fixture(scope="module")
 def mine(engine: DockerClient, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The id of an image that knows nothing of labctl."""
+    """Id of an image without labctl's files."""
     folder = tmp_path_factory.mktemp("image")
     base = engine.images.get(image).labels["labctl.base"]
     (folder / "Dockerfile").write_text(DOCKERFILE.format(base=base, donor=image))

@@ -1,4 +1,4 @@
-"""Batches on a lab of four nodes: what fails, what runs at once, and what goes on after labctl was ended."""
+"""Batches on a lab of four nodes: failing jobs, concurrent jobs, and a batch that resumes after labctl was ended."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PAUSE = 3
 
 @pytest.fixture(scope="module")
 def lab(lend_module: FreshLab) -> Lab:
-    """A lab of four nodes with sets of one node and of two."""
+    """A lab of four nodes with sets of one and of two nodes."""
     lab = lend_module(LAB_NODES="4")
     folder = lab.path / "workloads/steps"
     folder.mkdir()
@@ -76,7 +76,7 @@ def batch(lab: Lab, out: str) -> Batch:
 
 
 def nothing_runs(lab: Lab) -> bool:
-    """Whether no process of any run is in any container; ids of runs begin with the year."""
+    """Return True if no container has a process of any run; run ids begin with the year."""
     return lab.processes_of("2") == []
 
 
@@ -97,7 +97,7 @@ def overlap(one: BatchJob, other: BatchJob) -> bool:
 
 @pytest.fixture(scope="module")
 def mixed(lab: Lab) -> Answer:
-    """A batch of eight jobs, of which one hangs, one is killed and one is slow."""
+    """A batch of eight jobs: one hangs, one is killed and one is slow."""
     told = ("worker-0+worker-1=hangs", "worker-3+worker-2=endless", "worker-3=slow")
     sets = ("hostfiles/4nodes_2xN", "hostfiles/4nodes_1xN")
     words = ("batch", "steps", *sets, "--out", "out", "--timeout", "15s", "--json", "--", "10", *told)

@@ -1,4 +1,4 @@
-"""Bad nodes among real containers."""
+"""Bisection of bad nodes in real containers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def four_nodes(lend_module: FreshLab) -> Lab:
 
 @pytest.fixture
 def slowed(four_nodes: Lab) -> Iterator[str]:
-    """A node on which all takes ten times as long."""
+    """A node that is ten times slower."""
     node = "worker-2"
     four_nodes.inside(node, "touch", SLOW)
     yield node

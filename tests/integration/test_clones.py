@@ -1,4 +1,4 @@
-"""Scripts of a person's clones on two nodes: run as they are, judged by what they print."""
+"""Scripts of the user's clones on two nodes: run unchanged, judged by their output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster that a person may not use, or that lacks what a run needs: exit code 3, and what mends it."""
+"""A cluster without the user's permissions or a run's requirements: exit code 3, and the command to fix it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ ALL = {
     "kubeflow.org": ["mpijobs"],
     "trainer.kubeflow.org": ["trainjobs", "trainingruntimes"],
 }
-"""What the lab's resources are, by API group."""
+"""Resources of a lab by API group."""
 
 
 class Cluster:
-    """A namespace, a person who may work there by the rights that a test gives, and the definitions of jobs."""
+    """A namespace, a user with the rights that a test grants, and the job definitions."""
 
     def __init__(self, kubeconfig: Path, namespace: str) -> None:
         self.kubeconfig, self.namespace = kubeconfig, namespace
@@ -39,7 +39,7 @@ class Cluster:
         return self.api.resources.get(api_version=version, kind=kind)
 
     def grant(self, rights: dict[str, list[str]], verbs: str = "get list create patch delete") -> None:
-        """Let the person use these verbs on these resources."""
+        """Grant the user these verbs on these resources."""
         rules = [{"apiGroups": [of], "resources": names, "verbs": verbs.split()} for of, names in rights.items()]
         group = "rbac.authorization.k8s.io"
         subject = {"kind": "ServiceAccount", "name": PERSON, "namespace": self.namespace}
@@ -55,12 +55,12 @@ class Cluster:
         return str(self.api.request("POST", path, body=body).status.token)
 
     def forget_person(self) -> None:
-        """From now on the person's tokens are as those that have expired."""
+        """Invalidate the user's tokens, as if expired."""
         self._kind("ServiceAccount").delete(name=PERSON, namespace=self.namespace)
 
     @contextlib.contextmanager
     def serving(self, *versions: str) -> Iterator[None]:
-        """The versions of MPIJob that the cluster serves in the block; its jobs stay as they are."""
+        """Set the versions of MPIJob that the cluster serves within the block; existing jobs stay unchanged."""
         definitions = self._kind("CustomResourceDefinition", "apiextensions.k8s.io/v1")
         name = "mpijobs.kubeflow.org"
         before = definitions.get(name=name).to_dict()["spec"]["versions"]
@@ -92,7 +92,7 @@ class Cluster:
         return {one for one in versions if "mpijobs" in self._resources(one)}
 
     def _resources(self, version: str) -> list[str]:
-        """None of a version that goes just now."""
+        """List the resources of a version; empty if it is just being removed."""
         try:
             found = self.api.request("GET", f"/apis/kubeflow.org/{version}").to_dict()["resources"]
         except NotFoundError:
@@ -111,7 +111,7 @@ Labs = Callable[..., Lab]
 
 @pytest.fixture
 def lab_of(cluster: Cluster, fresh_lab: FreshLab, tmp_path: Path) -> Labs:
-    """Makes a lab in the namespace for the owner of a token, the cluster's administrator where there is none."""
+    """Function that makes a lab in the namespace for the owner of a token, by default the cluster's administrator."""
 
     def make(token: str = "", **settings: str) -> Lab:
         content = yaml.safe_load(cluster.kubeconfig.read_text())
@@ -126,7 +126,7 @@ def lab_of(cluster: Cluster, fresh_lab: FreshLab, tmp_path: Path) -> Labs:
 
 
 def refused(lab: Lab) -> Answer:
-    """What `labctl run` says where it exits with 3; nothing has been recorded, and doctor exits with 3 too."""
+    """Return the answer of `labctl run` with exit code 3; check that nothing is recorded and doctor fails too."""
     answer = lab.call("run", "hello-mpi").expect(3)
     assert lab.run_ids() == []
     lab.call("doctor").expect(3)

@@ -1,4 +1,4 @@
-"""The keys that labctl takes for DeepSpeed's are DeepSpeed's, by the one that is in the image."""
+"""labctl's list of DeepSpeed keys, compared with the DeepSpeed of the image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`labctl devcontainer`, read and followed by the devcontainers CLI, which is what VS Code goes by too."""
+"""`labctl devcontainer`, checked with the devcontainers CLI, which VS Code uses too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACKAGE = "@devcontainers/cli@0.89.0"
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """The CLI: the one on PATH, or npm's, installed into a folder of this session's."""
+    """Command of the CLI: from PATH, or installed by npm into a temporary folder."""
     if found := shutil.which("devcontainer"):
         return (found,)
     npm, node = shutil.which("npm"), shutil.which("node")
@@ -35,7 +35,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 
 def devcontainer(program: tuple[str, ...], lab: Lab, command: str, *words: str) -> str:
-    """What the CLI answers about a lab's folder."""
+    """Run the CLI on a lab's folder; return its output."""
     called = [*program, command, "--workspace-folder", str(lab.path), *words]
     done = subprocess.run(called, env=lab.environ, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""`labctl devices` and the choice of the accelerator on the machine that runs the tests."""
+"""`labctl devices` and the detected accelerator, on the machine that runs the tests."""
 
 from __future__ import annotations
 

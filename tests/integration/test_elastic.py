@@ -1,4 +1,4 @@
-"""Launchers that go on by themselves when a node is lost."""
+"""Elastic launchers, which go on after the loss of a node."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ train(hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0))
 
 
 def loses_a_node(lab: Lab, script: str, launcher: str) -> None:
-    """It passes with every step, the first ones by both nodes and the last ones by the one that is left."""
+    """Kill a node in a run; check that all steps complete, the last ones on the remaining node."""
     Path(lab.path / "train.py").write_text(script)
     with lab.start("run", "--script", "train.py", "--launcher", launcher, "--timeout", "5m", "--json") as running:
         wait_until(lambda: "step 10 of" in running.err, 200, "step 10")

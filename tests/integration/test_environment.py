@@ -1,4 +1,4 @@
-"""Values of any shape reach containers and ranks byte for byte; secrets reach ranks and nobody else."""
+"""Values of any form reach containers and ranks byte for byte; secrets reach only the ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.docker
 
 TOKEN = "hf_CanaryThatNobodyMaySee0123456789"  # noqa: S105 - nobody's
 CONTROL = "/runs/"
-"""A word that is in the arguments of processes: a watcher that does not see it sees nothing."""
+"""Control word in the arguments of processes: a watcher that misses it sees nothing."""
 PASSWORD = "p4ss %Canary"  # noqa: S105
 DATABASE_URL = "postgresql://me:p4ss%20%25Canary@db.example/runs"
 API_KEY = "canary of $WANDB 'with' \"odd\" \\ parts"
@@ -50,7 +50,7 @@ ALPHABET = " \t\n\r'\"\\$`#{}()[]<>|&;*?!~%=,:@-_.aZ09\u00e9\u4e2d\U0001f600\u20
 
 
 def odd_values() -> dict[str, str]:
-    """The chosen values, and forty drawn from the characters that some reader on the way might take for its own."""
+    """Chosen values, and forty random ones of characters that are special to a reader on the way."""
     draw = random.Random(2)  # noqa: S311 - the same values in every session
     drawn = {f"DRAWN_{index}": "".join(draw.choices(ALPHABET, k=draw.randint(1, 40))) for index in range(40)}
     return {f"ODD_{name}": value for name, value in {**CHOSEN, **drawn}.items()}
@@ -61,13 +61,13 @@ def digest(text: str) -> str:
 
 
 def variables(block: bytes) -> dict[str, str]:
-    """What `env -0` prints, as names and values."""
+    """Parse the output of `env -0` into names and values."""
     pairs = (entry.decode().partition("=") for entry in block.rstrip(b"\0").split(b"\0"))
     return {name: value for name, _, value in pairs}
 
 
 def forms(secret: str) -> tuple[str, ...]:
-    """A secret as it is, as in JSON, and between a shell's single quotes."""
+    """Return a secret as it is, as in JSON, and between a shell's single quotes."""
     return secret, json.dumps(secret)[1:-1], secret.replace("'", "'\"'\"'")
 
 
@@ -77,7 +77,7 @@ def only_odd(found: dict[str, str]) -> dict[str, str]:
 
 @contextmanager
 def watching_arguments(words: tuple[str, ...]) -> Iterator[list[str]]:
-    """Look at the arguments of all processes of the host, again and again; collects those that hold a word."""
+    """Watch the arguments of all processes on the host; yield the list of those that contain a word."""
     seen: list[str] = []
     searched = [word.encode() for word in words]
     done = threading.Event()
@@ -101,13 +101,13 @@ def watching_arguments(words: tuple[str, ...]) -> Iterator[list[str]]:
 
 
 class Told:
-    """A lab with odd and secret values that is up, and all that labctl said of it."""
+    """A lab with odd and secret values, up, with all output of labctl."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
         self.said: list[Answer] = []
         self.arguments: list[str] = []
-        """Command lines seen on this machine meanwhile."""
+        """Command lines seen on this machine during labctl's commands."""
         with self.watched():
             self.call("up", "--dry-run")
             self.call("render")
@@ -129,22 +129,22 @@ class Told:
         return answer if words[0] == "doctor" else answer.expect(0)
 
     def run(self, launcher: str) -> str:
-        """The id of a run of `environ` under this launcher."""
+        """Run `environ` under this launcher; return the run's id."""
         return str(self.call(*RUN, "--json", "--launcher", launcher).json["run_id"])
 
     def crashed(self) -> str:
-        """The id of a run that ends with a traceback, which its verdict quotes."""
+        """Run `fails`, whose traceback the verdict quotes; return the run's id."""
         self.call(*RUN, "--set", "end=crash", code=4)
         (run_id,) = self.lab.run_ids()[-1:]
         assert "RuntimeError: refused: [REDACTED]" in self.call("show", run_id).out
         return run_id
 
     def timed_out(self) -> str:
-        """The id of a run that reached its time limit, but not before the ranks spoke."""
+        """Run into the time limit, after the ranks have printed; return the run's id."""
         return str(self.call(*RUN, "--json", "--set", "end=hang", "--timeout", "10s", code=124).json["run_id"])
 
     def stopped(self) -> str:
-        """The id of a run whose labctl was killed, and which another one stopped."""
+        """Kill labctl during a run and stop the run with another; return the run's id."""
         with self.lab.start(*RUN, "--set", "end=hang") as running:
             wait_until(lambda: "it goes on" in running.err, 120, "the run is under way")
             (run_id,) = self.lab.run_ids()[-1:]
@@ -155,7 +155,7 @@ class Told:
         return run_id
 
     def digests(self, launcher: str) -> dict[str, str]:
-        """What rank 0 found in its environment under a launcher."""
+        """Return rank 0's environment digests under a launcher."""
         path = self.lab.path / "runs" / self.run(launcher) / "environ-0.json"
         found: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
         return found
@@ -179,7 +179,7 @@ def told(new_lab: Callable[[dict[str, str]], Lab], image: str) -> Iterator[Told]
 
 @pytest.fixture(scope="module")
 def runs(told: Told) -> list[str]:
-    """A run that crashed and one that passed, after which labctl was asked all that it may be asked."""
+    """A crashed run and a passed one, after all commands that can show them."""
     with told.watched():
         made = [told.crashed(), told.run("mpirun")]
         for words in (
@@ -211,14 +211,14 @@ def test_a_rank_has_every_value_byte_for_byte_and_can_read_the_secrets(told: Tol
 
 
 def secrets_in(*texts: str) -> list[str]:
-    """The secrets that stand in a text, as they are or quoted as in JSON."""
+    """List the secrets in a text, as they are or quoted as in JSON."""
     return [secret for secret in SECRETS if any(form in text for form in forms(secret) for text in texts)]
 
 
 @pytest.mark.smoke
 @pytest.mark.usefixtures("runs")
 class TestNobodyElseSees:
-    """A secret in every place where it might turn up."""
+    """A secret in all places where it might appear."""
 
     def test_what_labctl_says(self, told: Told) -> None:
         for answer in told.said:
@@ -267,7 +267,7 @@ def test_a_run_that_is_ended_records_no_secret(told: Told) -> None:
 
 
 def are_redacted(told: Told, *run_ids: str) -> None:
-    """The ranks of these runs printed secrets, and no file of any run has one."""
+    """Check that the ranks of these runs printed secrets, and that no file of any run contains one."""
     for run_id in run_ids:
         output = (told.lab.path / "runs" / run_id / "output.log").read_text(encoding="utf-8")
         assert "WANDB_API_KEY is [REDACTED]" in output
@@ -287,6 +287,6 @@ def test_secrets_are_in_the_environment_of_no_container(told: Told) -> None:
 
 
 def files_with_secrets(*directories: Path) -> list[Path]:
-    """Files below these directories that hold a secret, in any form."""
+    """List the files below these directories that contain a secret, in any form."""
     files = [path for directory in directories for path in directory.rglob("*") if path.is_file()]
     return [path for path in files if secrets_in(path.read_bytes().decode("utf-8", "replace"))]

@@ -1,4 +1,4 @@
-"""`labctl exec --all`: one command on every worker, as if it were one: marks, code, signals, nothing left behind."""
+"""`labctl exec --all`: a command on all workers: prefixes, exit code, signals, and no processes left behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORKERS = ("worker-0", "worker-1")
 
 @contextmanager
 def under_way(lab: Lab, seconds: int, script: str) -> Iterator[Running]:
-    """`labctl exec --all -- bash -c SCRIPT`, once the `sleep SECONDS` that it starts is there on both workers."""
+    """Start `labctl exec --all -- bash -c SCRIPT`; wait until its `sleep SECONDS` runs on both workers."""
     with lab.start("exec", "--all", "--", "bash", "-c", script) as running:
         wait_until(lambda: sleeping(lab, seconds) == list(WORKERS), 120, "the command runs on both")
         yield running
@@ -32,7 +32,7 @@ def sleeping(lab: Lab, seconds: int) -> list[str]:
 
 
 def left_behind(lab: Lab) -> list[str]:
-    """Sessions that are still open, on either side."""
+    """List the open sessions, on either side."""
     rows = [(name, row[-1]) for name, one in lab.containers().items() for row in one.top()["Processes"]]
     return [f"{name}: {command}" for name, command in rows if "ssh -T" in command or "notty" in command]
 

@@ -1,4 +1,4 @@
-"""`fit`: what it says, and whether real runs take as much memory as it says."""
+"""`fit`: its output, and its estimate of memory compared with real runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LONG = ("sequence-length=256", "deepspeed.train_micro_batch_size_per_gpu=8")
 
 
 def predicted(lab: Lab, workload: str, *settings: str) -> int:
-    """Bytes of a rank at its peak, less what the process takes before the model is built."""
+    """Return a rank's peak memory in bytes, above its memory before the model is built."""
     said = lab.call("fit", workload, "--json", *settings).json
     process = next(line["forward"] for line in said["lines"] if line["formula"] == "constant")
     return int(said["needs"]["device"]) - int(process)

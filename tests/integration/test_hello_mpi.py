@@ -1,4 +1,4 @@
-"""hello-mpi: compiled in the lab, every slot answers, and one that does not is found."""
+"""hello-mpi: compiled in the lab; all slots answer, and a missing one is detected."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ WAYS = ("horovod", "horovod:mpi")
 
 @pytest.fixture(scope="session")
 def horovod_image(engine: DockerClient, new_lab: Callable[[dict[str, str]], Lab]) -> str:
-    """The Horovod image, built now if it is not there."""
+    """Name of the Horovod image, built if missing."""
     if not engine.images.list(filters={"reference": f"{IMAGE}:latest"}):
         new_lab({}).call("build", "--workload", "mnist-horovod", limit=3600).expect(0)
     return IMAGE
@@ -28,7 +28,7 @@ def horovod_image(engine: DockerClient, new_lab: Callable[[dict[str, str]], Lab]
 
 @pytest.fixture(scope="module")
 def horovod_lab(horovod_image: str, new_lab: Callable[[dict[str, str]], Lab]) -> Lab:
-    """A lab of four nodes of that image, up."""
+    """A lab of four nodes of the Horovod image, up."""
     lab = new_lab({"LAB_IMAGE": horovod_image, "LAB_SHM_SIZE": "256m", "LAB_NODES": "4"})
     lab.call("up", limit=300).expect(0)
     return lab

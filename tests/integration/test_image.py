@@ -1,4 +1,4 @@
-"""The image holds no key and no credential, in any layer, deleted files included; what is installed can be listed."""
+"""The image contains no key and no credential, in any layer, deleted files included; its packages can be listed."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ NAMES = re.compile(
 CONFIGURATION = re.compile(r"^(etc|root|home|run|tmp|var/lib/apt)/")
 USER_IN_URL = re.compile(rb"https?://[^\s/:@]+:[^\s/@]+@")
 BIGGEST = 64 * 2**20
-"""Larger files are shared libraries; nobody keeps a key there."""
+"""Size of the largest file to read; larger files are shared libraries, which hold no keys."""
 BLOCK = 2**16
-"""Bytes that are read at a time, here and in tarfile: each reader copies what it has left at every read."""
+"""Bytes per read, here and in tarfile, whose readers copy their buffer at each read."""
 LIBRARY = b"\x7fELF"
-"""What begins so may hold the keys of its own self-test, as GnuTLS does."""
+"""Prefix of files that may contain keys of their own self-test, as GnuTLS does."""
 
 
 def layers(engine: DockerClient, image: str) -> Iterator[tuple[str, str, bytes]]:
-    """Every file of every layer, with its content, as `docker save` gives them."""
+    """Yield each file of each layer, with its content, from `docker save`."""
     with (
         closing(engine.api.get_image(image, chunk_size=BLOCK)) as response,
         tarfile.open(fileobj=cast(IO[bytes], Chunks(response)), mode="r|", bufsize=BLOCK) as saved,
@@ -60,7 +60,7 @@ def layers(engine: DockerClient, image: str) -> Iterator[tuple[str, str, bytes]]
 
 
 class Chunks:
-    """A stream of chunks that reads like a file."""
+    """A file-like reader of a stream of chunks."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks, self._rest = iter(chunks), b""
@@ -79,7 +79,7 @@ class Chunks:
 
 
 def credentials_of_this_host() -> set[bytes]:
-    """Passwords in the addresses that this host gets packages from."""
+    """List the passwords in the addresses of this host's package sources."""
     pip = subprocess.run(["pip", "config", "list"], capture_output=True, text=True, check=False).stdout
     words = re.findall(r"https?://[^\s'\"]+", " ".join((pip, *os.environ.values())))
     return {password.encode() for word in words if (password := urlsplit(word).password)}

@@ -1,4 +1,4 @@
-"""The NVIDIA image, built from a plain base on a machine that has neither driver nor device."""
+"""The NVIDIA image, built from a plain base on a machine without driver and device."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def nvidia(engine: DockerClient, new_lab: Callable[[dict[str, str]], Lab]) -> str:
-    """The image as its files are now; minutes where it is not here."""
+    """Name of the image of the current files; building it takes minutes."""
     here = engine.images.list(filters={"reference": f"{IMAGE}:latest"})
     if not here or catalog.is_stale(here[0].labels, "nvidia"):
         new_lab({"LAB_ACCELERATOR": "nvidia", "LAB_IMAGE": IMAGE}).call("build", limit=1800).expect(0)

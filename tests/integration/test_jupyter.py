@@ -63,7 +63,7 @@ def serving(new_lab: Callable[[dict[str, str]], Lab], image: str) -> Iterator[La
 
 @contextmanager
 def jupyter(lab: Lab, limit: float = 120) -> Iterator[tuple[Running, str]]:
-    """`labctl jupyter` under way, and the URL that it printed; what an earlier one started has ended."""
+    """Start `labctl jupyter` once earlier servers have ended; yield it with the URL that it printed."""
     wait_until(lambda: not any("jupyter" in line for line in processes(lab)), 120, "no other server is left")
     with lab.start("jupyter") as running:
 
@@ -194,7 +194,7 @@ def test_a_kernel_computes_over_the_relay(lab: Lab) -> None:
 
 
 def execute(code: str) -> dict[str, Any]:
-    """A kernel's `execute_request`; jupyter-client.readthedocs.io, messaging."""
+    """Build a kernel's `execute_request`; jupyter-client.readthedocs.io, messaging."""
     header = {
         "msg_id": uuid.uuid4().hex,
         "msg_type": "execute_request",
@@ -207,7 +207,7 @@ def execute(code: str) -> dict[str, Any]:
 
 
 class Websocket:
-    """As much of RFC 6455 as a kernel's messages take."""
+    """A minimal web socket client (RFC 6455) for a kernel's messages."""
 
     def __init__(self, address: tuple[str, int], path: str) -> None:
         self._socket = socket.create_connection(address, 60)
@@ -229,12 +229,12 @@ class Websocket:
         self._socket.close()
 
     def send(self, message: dict[str, Any]) -> None:
-        """One text frame, masked with zeros."""
+        """Send one text frame, masked with zeros."""
         data = json.dumps(message).encode()
         self._socket.sendall(struct.pack("!BBH4x", 0x81, 0x80 | 126, len(data)) + data)
 
     def receive(self) -> dict[str, Any]:
-        """The next text frame."""
+        """Receive the next text frame."""
         while True:
             kind, size = struct.unpack("!BB", self._stream.read(2))
             if size >= 126:

@@ -31,13 +31,13 @@ KINDS = ("MPIJob", "Pod", "ConfigMap", "Secret", "Service")
 
 
 def labelled(operator: Operator, lab: Lab) -> list[str]:
-    """All that the cluster has of a lab, by the names that its jobs begin with."""
+    """List a lab's objects in the cluster, by the name prefix of its jobs."""
     names = [(kind, name) for kind in KINDS for name in operator.objects(kind)]
     return [f"{kind} {name}" for kind, name in names if name.startswith(f"{lab.name}-")]
 
 
 def pods(operator: Operator, lab: Lab) -> dict[str, dict[str, Any]]:
-    """The pods of a lab's run that are there to stay, by the end of their names, such as ``worker-1``."""
+    """Return the pods of a lab's run that are not being deleted, by the end of their names, such as ``worker-1``."""
     found = {}
     for name, pod in operator.objects("Pod").items():
         if name.startswith(f"{lab.name}-") and "deletionTimestamp" not in pod["metadata"]:
@@ -51,7 +51,7 @@ def verdict(answer: Answer) -> tuple[str, str | None]:
 
 
 def stubborn(lab: Lab) -> Iterator[Running]:
-    """A run whose ranks are up and would never end by themselves."""
+    """Start a run that never ends by itself; yield it once its ranks are up."""
     with lab.start("run", "stubborn", "--json") as running:
         wait_until(lambda: running.err.count("does not listen") == 2, 120, f"both ranks are up:\n{running.err}")
         yield running
@@ -224,7 +224,7 @@ print("weights", Path("/storage/models/acme/tiny/model.safetensors").stat().st_s
 
 @pytest.fixture
 def volume(operator: Operator, tmp_path: Path) -> Iterator[Path]:
-    """A directory of the node, as the volume of a storage class of that name, to which pods on all nodes may write."""
+    """A directory of the node as the volume of a storage class, writable by pods on all nodes."""
     directory = tmp_path / f"volume-of-{operator.namespace}"
     directory.mkdir()
     directory.chmod(0o777)

@@ -1,4 +1,4 @@
-"""LoRA fine-tuning on two nodes: its rehearsal, a model and data of one's own, what is refused."""
+"""LoRA fine-tuning on two nodes: the rehearsal, the user's own model and data, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What labctl renders for Kubernetes, as a real API server with the operators' definitions takes it."""
+"""labctl's Kubernetes manifests, validated by a real API server with the operators' definitions."""
 
 from __future__ import annotations
 

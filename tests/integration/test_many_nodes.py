@@ -1,4 +1,4 @@
-"""Many workers on this machine, under one launcher."""
+"""A lab with many workers on this machine, under one launcher."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_many_logins_into_one_worker_at_once_all_succeed(lab: Lab, logins: int) 
 
 @pytest.mark.slow
 def test_every_pair_of_them_can_talk_or_the_table_that_is_too_small_is_named(many: Lab) -> None:
-    """From the launcher to each, from each back to it, and from each to each."""
+    """Connect from the launcher to each worker, back, and between all workers."""
     table, nodes = int((Path("/") / capabilities.NEIGHBOURS).read_text()), len(workers(many))
     if table < nodes * (nodes + 1):
         findings = json.loads(many.call("doctor", "--json", limit=300).stdout)["findings"]

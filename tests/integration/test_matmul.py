@@ -1,4 +1,4 @@
-"""matmul: a rate for every rank, and the slow one is named."""
+"""matmul: a rate for each rank, and the slow rank is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes that are seen in a lab that is up, with their settings: it stays as it is."""
+"""Mistakes in a lab that is up, with their settings: the lab stays unchanged."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def test_a_mistake_is_named_with_the_way_out_and_the_lab_stays(
 
 
 def started_quickly(typed: str) -> list[str]:
-    """The words of a command; ranks of scripts are started by mpirun, which takes less than half of torchrun's work."""
+    """Split a command into words; use mpirun for scripts, which takes half the time of torchrun."""
     words = typed.split()
     return [*words, "--launcher", "mpirun"] if "--script" in words and "--launcher" not in words else words

@@ -1,4 +1,4 @@
-"""node-bandwidth: a line for each node, the slowest is the metric, and what is not measured is said."""
+"""node-bandwidth: a line per node, the slowest node is the metric, and skipped measurements are reported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LINE = re.compile(r"([a-z-]+ \w+) of (worker-\d): ([\d.]+) GB/s, median ([\d.]+)
 
 
 def rates(answer: Answer) -> dict[str, dict[str, float]]:
-    """GB/s by name and node; no median is above its best."""
+    """Parse GB/s by name and node; check that no median is above its best."""
     found: dict[str, dict[str, float]] = {}
     for name, node, best, median, _ in LINE.findall(answer.err):
         assert 0 < float(median) <= float(best)

@@ -1,4 +1,4 @@
-"""What `labctl cache` and Lambda's scripts fetched is what the workloads' own readers find, without any network."""
+"""Models and datasets fetched by `labctl cache` and Lambda's scripts are readable by the workloads without network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The OPT workload in its three modes, and rehearsals of big models, as a person runs them on two CPU nodes."""
+"""The OPT workload in its three modes, and rehearsals of big models, on two CPU nodes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ pytestmark = pytest.mark.docker
 
 WORKLOADS = Path(__file__).resolve().parents[2] / "workloads"
 LIMIT = 1200
-"""Seconds for one run, many times what it takes on idle cores."""
+"""Time limit of a run in seconds, many times its duration on idle cores."""
 MPIRUN = ("--launcher", "mpirun")
-"""For what does not depend on the launcher: it starts ranks with less than half of the work of DeepSpeed's."""
+"""Flags for tests that do not depend on the launcher: mpirun starts ranks in less than half of DeepSpeed's time."""
 
 
 def metrics_of(answer: Answer) -> dict[str, Any]:
-    """The metrics of a run that passed on two ranks, one per node."""
+    """Return the metrics of a run that passed on two ranks, one per node."""
     result = answer.expect(0).json
     assert result["verdict"] == "PASS"
     assert result["ranks"] == [{"rank": 0, "node": "worker-0"}, {"rank": 1, "node": "worker-1"}]

@@ -1,4 +1,4 @@
-"""Packages of a person's own in the lab's image: built once, and recorded."""
+"""The user's own packages in the lab's image: built once, and recorded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ print("einops", einops.__version__, os.environ["WORD"])
 
 @pytest.fixture
 def added(tmp_path: Path) -> dict[str, str]:
-    """Settings of a lab with data, and with an image of a Dockerfile and a package of Debian's."""
+    """Return settings of a lab with data, an image of a Dockerfile and a Debian package."""
     for name in ("data", "image"):
         (tmp_path / name).mkdir()
     (tmp_path / "data/word").write_text("from the data")
@@ -36,7 +36,7 @@ def added(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def lab(fresh_lab: FreshLab, engine: DockerClient, image: str, added: dict[str, str]) -> Iterator[Lab]:
-    """A lab with that and a package of Python's, up."""
+    """A lab with these settings and a Python package, up."""
     made = fresh_lab(LAB_PACKAGES="einops==0.8.0", **added)
     made.call("up").expect(0)
     tag = made.image()

@@ -1,4 +1,4 @@
-"""What a dry run says, and what the command then does: on a lab that does not exist yet."""
+"""Dry runs compared with the actual commands, on a lab that does not exist yet."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ LOCKS = {".lab/lock"}
 
 
 def made(lab: Lab) -> dict[str, str]:
-    """Every file that labctl keeps for the lab, with what it holds."""
+    """Read all files that labctl keeps for the lab."""
     found = (path for folder in (".lab", "runs") for path in (lab.path / folder).rglob("*") if path.is_file())
     names = {str(path.relative_to(lab.path)): path for path in found}
     return {name: path.read_bytes().hex() for name, path in names.items() if name not in LOCKS}
 
 
 def planned(lab: Lab, *words: str) -> list[str]:
-    """The steps of a dry run, which makes nothing."""
+    """Return the steps of a dry run; check that it creates no file."""
     before = made(lab), lab.labelled(), lab.identities()
     plan: list[str] = lab.call(*words, "--dry-run", "--json").expect(0).json["plan"]
     assert (made(lab), lab.labelled(), lab.identities()) == before
@@ -30,7 +30,7 @@ def planned(lab: Lab, *words: str) -> list[str]:
 
 
 def carried_out(err: str) -> list[str]:
-    """The steps that a command announced, each as far as a line of the screen holds it."""
+    """List the steps that a command announced, each cut to the screen's width."""
     return [line.partition("] ")[2].removesuffix("...") for line in err.splitlines() if re.match(r"\[\d+/\d+\] ", line)]
 
 
@@ -39,7 +39,7 @@ def texts(plan: list[str]) -> list[str]:
 
 
 def written(plan: list[str]) -> set[str]:
-    """The paths that a plan says it writes."""
+    """List the paths that a plan writes."""
     paths: set[str] = set()
     for text in texts(plan):
         _, writes, names = text.partition("write ")
@@ -50,7 +50,7 @@ def written(plan: list[str]) -> set[str]:
 
 
 def same_steps(plan: list[str], err: str) -> None:
-    """The steps announced are those of the plan, in order; each run has an id of its own."""
+    """Check that the announced steps are those of the plan, in order; run ids differ."""
     run = re.compile(r"\d{8}-\d{6}-([\w-]+)-[0-9a-f]{6}\b")
     steps = [run.sub(r"\1", text) for text in texts(plan)]
     announced = [run.sub(r"\1", text) for text in carried_out(err)]

@@ -1,4 +1,4 @@
-"""Jobs for Kubernetes in containers laid out as the operators lay their pods out."""
+"""Kubernetes jobs in containers laid out as the operators lay out pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is compiled on a node is compiled once, by one rank of it, whatever the other nodes have."""
+"""Extensions are compiled once per node, by one rank, independently of other nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMPILING = "compiling cpu_adam for this node"
 
 
 def compiled_by(lab: Lab) -> Counter[str]:
-    """How often each node compiled the program of `hello-mpi`, by two ranks of it, for a run of four."""
+    """Run `hello-mpi` with four ranks; return how often each node compiled its program."""
     answer = lab.call("run", "hello-mpi", "--json").expect(0)
     assert answer.json["metrics"]["answers"]["value"] == 4
     logs = (lab.path / "runs" / answer.json["run_id"] / "ranks").glob("rank-*.log")
@@ -44,7 +44,7 @@ def test_one_rank_of_each_node_compiles_what_its_node_does_not_have(lend: FreshL
 
 
 def operators(lab: Lab) -> dict[str, tuple[int, int]]:
-    """Inode and time of each node's compiled operator: the same as before only where it was not compiled again."""
+    """Return inode and time of each node's compiled operator, which change if it is compiled again."""
     found: dict[str, tuple[int, int]] = {}
     for path in (lab.path / ".lab/cache").rglob("cpu_adam.so"):
         node = path.relative_to(lab.path / ".lab/cache").parts[0]
@@ -53,7 +53,7 @@ def operators(lab: Lab) -> dict[str, tuple[int, int]]:
 
 
 def rehearse(lab: Lab) -> Answer:
-    """A rehearsal whose optimiser is DeepSpeed's own for the CPU, on two ranks of two nodes each."""
+    """A rehearsal with DeepSpeed's CPU optimiser, on two nodes with two ranks each."""
     offload = "deepspeed.zero_optimization.offload_optimizer.device=cpu"
     return lab.call("run", "opt-tiny", "--rehearse", "--set", offload, "--json", limit=400).expect(0)
 

@@ -1,4 +1,4 @@
-"""Results that can be had again: a whole record, a replay that is the same to the bit, and drifts that are found."""
+"""Reproducible results: a complete record, a replay that is identical to the bit, and detected drift."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ RECORD: dict[str, Any] = {
 
 
 def walk(schema: Any, value: Any, path: str) -> None:
-    """AssertionError for the first place in a document that is not as the schema has it."""
+    """Raise AssertionError for the first violation of the schema in a document."""
     if isinstance(schema, tuple):
         if value is not None:
             walk(schema[0], value, path)
@@ -69,7 +69,7 @@ def walk(schema: Any, value: Any, path: str) -> None:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A person's clone, in which a file is changed."""
+    """The user's clone with a modified file."""
     path = tmp_path_factory.mktemp("clone")
     (path / "tools.py").write_text("x = 1\n")
     identity = ("-c", "user.name=ann", "-c", "user.email=ann@example.org")
@@ -84,7 +84,7 @@ def read(record: Path, name: str) -> Any:
 
 
 def fingerprint(record: Path) -> str:
-    """That of the loss of every step, to the last bit."""
+    """Return the hash of the exact losses of all steps."""
     found = re.search(r"Loss curve: \d+ steps, SHA-256 (\w+)", (record / "output.log").read_text())
     assert found
     return found[1]
@@ -125,7 +125,7 @@ def test_a_replay_of_opt_tiny_is_the_same_to_the_bit_and_its_record_is_whole(fre
 
 
 def drift(lab: Lab) -> set[tuple[str, str]]:
-    """What verify finds, and where."""
+    """Run verify; return kind and place of each drift."""
     return {(one["what"], one["where"]) for one in lab.call("verify", "--json").expect(5).json["drift"]}
 
 

@@ -1,4 +1,4 @@
-"""Runs that lose a worker and go on from their last whole checkpoint, as if nothing had happened."""
+"""Runs that lose a worker and resume from their last complete checkpoint, with identical results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.harness import Lab, Running, wait_until
 pytestmark = pytest.mark.docker
 
 LIMIT = 1200
-"""Seconds for one run, many times what it takes on idle cores."""
+"""Time limit of a run in seconds, many times its duration on idle cores."""
 SMALL = ("--set", "sequence-length=16", "--set", "deepspeed.train_micro_batch_size_per_gpu=6")
 TINY = ("opt-tiny", *SMALL, "--launcher", "mpirun", "--set", "steps=65")
 EVERY_20 = ("--set", "save-every=20")
@@ -36,7 +36,7 @@ def record(lab: Lab, run_id: str) -> Path:
 
 
 def broken(lab: Lab, words: tuple[str, ...], step: str) -> str:
-    """The id of a run that lost a worker there; the lab is up again."""
+    """Start a run that loses a worker at this point, and bring the lab up again; return the run's id."""
     with lab.start("run", *words, "--json") as running:
         killed_after(running, lab, step)
         # Rank 0 says by a traceback that it lost the other.
@@ -47,7 +47,7 @@ def broken(lab: Lab, words: tuple[str, ...], step: str) -> str:
 
 
 def said(lab: Lab, run_id: str, pattern: str) -> dict[str, str]:
-    """What the output has of each step, or epoch, without how fast it was."""
+    """Return the output for each step or epoch, without speeds."""
     log = (record(lab, run_id) / "output.log").read_text()
     return dict(re.findall(pattern, log))
 
@@ -60,7 +60,7 @@ def progress(lab: Lab, run_id: str, step: int) -> Any:
 
 
 def same_as(lab: Lab, whole: str, part: str, *, after: int) -> None:
-    """The second run has said of the steps after that one what the first has, and of no others but the first step."""
+    """Check that the second run repeats the first one's later steps, and prints no others but the first step."""
     one, other = said(lab, whole, STEPS), said(lab, part, STEPS)
     last = max(map(int, other))
     assert other == {step: text for step, text in one.items() if after < int(step) <= last or step == "1"}
@@ -75,12 +75,12 @@ def lab(module_lab: Lab) -> Lab:
 
 @pytest.fixture(scope="module")
 def whole(module_lab: Lab) -> str:
-    """A run of opt-tiny that nothing interrupts."""
+    """A run of opt-tiny without interruption."""
     return str(module_lab.call("run", *TINY, *EVERY_20, "--json", limit=LIMIT).expect(0).json["run_id"])
 
 
 def test_runs_that_are_ended_or_lose_a_worker_go_on_to_the_same_losses(lab: Lab, whole: str) -> None:
-    """Ranks save once more when they are ended; `--resume` goes on from there, `--retries` by itself."""
+    """Check that ended ranks save once more, and that `--resume` and `--retries` go on from there."""
     ended = interrupted(lab, "step 3/65 ")
     (place,) = (record(lab, ended) / "checkpoints").iterdir()
     step = int(place.name.removeprefix("step-"))
@@ -108,7 +108,7 @@ def test_runs_that_are_ended_or_lose_a_worker_go_on_to_the_same_losses(lab: Lab,
 
 
 def interrupted(lab: Lab, step: str) -> str:
-    """The id of a run that saves no checkpoint by itself and that Ctrl-C ended there."""
+    """End a run that saves no checkpoint by itself with Ctrl-C; return its id."""
     with lab.start("run", *TINY, "--set", "save-every=1000", "--json") as running:
         wait_until(lambda: step in running.err, LIMIT, step)
         running.press()

@@ -1,4 +1,4 @@
-"""Runs that live in the lab: detached, followed by several, side by side, and without the labctl that began them."""
+"""Runs that outlive labctl: detached, followed by several, concurrent, and after labctl is killed."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ for step in range(int(sys.argv[1])):
 
 @pytest.fixture
 def lab(lab: Lab) -> Lab:
-    """A lab of two nodes that is up, and a script that makes steps."""
+    """A lab of two nodes, up, and a script that prints steps."""
     (lab.path / "steps.py").write_text(STEPS)
     return lab
 
 
 def detached(lab: Lab, steps: int, pause: float, *flags: str) -> str:
-    """The id of a run that was left once it was launched."""
+    """Launch a detached run; return its id."""
     words = ("run", "--script", "steps.py", "--launcher", "mpirun", "--detach", "--json", *flags)
     document = lab.call(*words, "--", str(steps), str(pause)).expect(0).json
     assert document["state"] in ("running", "waiting")
@@ -247,7 +247,7 @@ def test_a_million_lines_take_about_as_long_as_docker_logs_of_them_and_little_me
 
 
 def memory_peak(pid: int) -> int:
-    """The most memory that a process has had, in bytes; 0 for one that has ended."""
+    """Return a process's peak memory in bytes; 0 for one that has ended."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     return int(found[1]) << 10 if found else 0
 

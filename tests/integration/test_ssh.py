@@ -1,4 +1,4 @@
-"""Who reaches whom over ssh, with which keys, and who does not."""
+"""ssh access between the lab's nodes: keys, allowed and refused logins."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.docker
 
 
 def private_keys(lab: Lab, node: str) -> set[str]:
-    """Paths in a node of all files that hold a private key, wherever keys can be expected."""
+    """List the files with a private key in the usual places of a node."""
     search = "grep -rslF -- 'PRIVATE KEY-----' /etc /home /root /run /tmp /var/lib || true"
     return set(lab.inside(node, "sh", "-c", search).split())
 

@@ -1,4 +1,4 @@
-"""ssh-check: every pair of a lab answers, and the pair that does not is named."""
+"""ssh-check: all pairs of a lab answer, and a pair that does not is named."""
 
 from __future__ import annotations
 

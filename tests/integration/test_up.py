@@ -1,4 +1,4 @@
-"""`up`, `status` and `down`: what they make, what they leave alone, what they remove."""
+"""`up`, `status` and `down`: created, untouched and removed objects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FreshLab = Callable[..., Lab]
 
 
 def host_mtu() -> int:
-    """MTU of the interface that the default route leaves by."""
+    """Return the MTU of the default route's interface."""
     routes = [line.split() for line in Path("/proc/net/route").read_text().splitlines()[1:]]
     default = sorted((int(route[6]), route[0]) for route in routes if route[1] == "00000000" == route[7])
     return int(Path(f"/sys/class/net/{default[0][1]}/mtu").read_text()) if default else 1500
@@ -32,7 +32,7 @@ def host_config(lab: Lab) -> dict[str, Any]:
 
 @contextmanager
 def stranger(lab: Lab, image: str) -> Iterator[Container]:
-    """A container that says it is of the lab's compose project, but that no lab owns."""
+    """A container with the label of the lab's compose project that belongs to no lab."""
     container = lab.engine.containers.run(
         image,
         entrypoint=["sleep", "3600"],

@@ -1,4 +1,4 @@
-"""A validation on the real engine: from nothing to a report and back to nothing, and a bad node is named."""
+"""A validation on the real engine: it creates a lab, reports, and removes it; a bad node is named."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOGETHER = "[{workload: picky}]"
 
 
 def picky(lab: Lab, checks: str) -> Path:
-    """A profile with these checks, of which `picky` fails on worker-1."""
+    """Write a profile with these checks, of which `picky` fails on worker-1."""
     folder = lab.path / "workloads/picky"
     folder.mkdir()
     (folder / "workload.yml").write_text(PICKY)

@@ -1,4 +1,4 @@
-"""The vision transformer's workload on two nodes: its rehearsal, its metrics.csv, both ways of starting it."""
+"""The vision transformer's workload on two nodes: the rehearsal, metrics.csv, and both ways to start it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_rank_and_epoch_has_a_row_in_metrics_csv(lab: Lab) -> None:
 
 
 def write_cifar10(folder: Path, images: int) -> None:
-    """So many images in each of the six files, of all classes in turn."""
+    """Write ``images`` images, cycling through the classes, to each of the six files."""
     folder.mkdir(parents=True)
     for name in (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"):
         records = (bytes([number % 10]) + bytes([25 * (number % 10)]) * 3072 for number in range(images))

@@ -1,4 +1,4 @@
-"""What `pip install` of the wheel gives, outside the checkout."""
+"""The installed wheel, used outside the checkout."""
 
 from __future__ import annotations
 
