@@ -1,4 +1,4 @@
-"""Why a run failed, in its exit code, in its message, and in the archive for a bug report."""
+"""Causes of failed runs, in the exit code, the message and the archive for a bug report."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ COUNTED = (
 
 @pytest.fixture(scope="module")
 def lab(new_lab: NewLab, image: str) -> Lab:
-    """Two nodes with little memory, up."""
+    """A lab of two nodes with little memory, up."""
     made = new_lab({"LAB_MEMORY": "512m", "LAB_SHM_SIZE": "64m", "LAB_ENV_SERVICE_TOKEN": TOKEN})
     made.call("up", limit=300).expect(0)
     return made
 
 
 def evidence(lab: Lab, run_id: str) -> dict[str, str]:
-    """The texts of a run's archive, by name."""
+    """Return the text files of a run's archive, by name."""
     with tarfile.open(lab.path / "runs" / run_id / "evidence.tar.gz") as archive:
         contents = {member.name: archive.extractfile(member) for member in archive}
         texts = {name: content.read().decode() for name, content in contents.items() if content}
@@ -36,7 +36,7 @@ def evidence(lab: Lab, run_id: str) -> dict[str, str]:
 
 
 def slow(*values: object) -> object:
-    """A cause that differs from others in its words only, which unit tests have."""
+    """Cause that differs from others in its message only, which unit tests cover."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
 

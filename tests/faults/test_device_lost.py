@@ -1,4 +1,4 @@
-"""A device is lost while the lab is up: the node says so, a run on it ends for that, and `up` mends it."""
+"""A device is lost while the lab is up: the node reports it, a run on it ends, and `up` repairs the lab."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ls /dev/nvidia[0-9]* | sed 's|/dev/nvidia\\(.*\\)|GPU \\1: Stand-in (UUID: GPU-\
 
 @pytest.fixture
 def nvidia(machine: Machine, machine_lab: FreshLab) -> Lab:
-    """Two nodes with a GPU each, whose tool lists what is there."""
+    """A lab of two nodes with a GPU each, whose tool lists the existing devices."""
     for index in (0, 1):
         hardware.nvidia(machine, index)
     machine.program("nvidia-smi", NVIDIA_SMI)
@@ -43,7 +43,7 @@ def nvidia(machine: Machine, machine_lab: FreshLab) -> Lab:
 
 @pytest.fixture
 def intel(machine: Machine, machine_lab: FreshLab) -> Lab:
-    """Two nodes with a render node each, which only a group of the machine may open."""
+    """A lab of two nodes with a render node each, accessible to one group of the machine."""
     hardware.groups(machine, render=hardware.RENDER)
     for number in (0, 1):
         hardware.card(machine, number, vendor="0x8086")
@@ -53,13 +53,13 @@ def intel(machine: Machine, machine_lab: FreshLab) -> Lab:
 
 
 def found(container: Container, health: str) -> bool:
-    """Whether Docker's last check came to this."""
+    """Return True if the container's health status is this."""
     container.reload()
     return bool(container.attrs["State"]["Health"]["Status"] == health)
 
 
 def checked(lab: Lab, *nodes: str) -> None:
-    """These nodes were found healthy."""
+    """Wait until these nodes are healthy."""
     for node in nodes:
         container = lab.containers()[node]
         wait_until(partial(found, container, "healthy"), 120, f"{node} is healthy")
@@ -136,7 +136,7 @@ def test_render_nodes_that_vanish_or_are_closed_are_lost(intel: Lab) -> None:
 
 @pytest.mark.slow
 def test_a_gpu_that_the_device_cgroup_has_lost_is_lost(nvidia: Lab) -> None:
-    """What systemd does to a container with a GPU when it reads its units anew; the file stays as it was."""
+    """Revoke the device as systemd does to GPU containers on daemon-reload; the device file stays."""
     container = nvidia.containers()["worker-0"]
     groups = Path(f"/proc/{container.attrs['State']['Pid']}/cgroup").read_text()
     devices = re.search(r"^\d+:devices:(.+)$", groups, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Faults that are planted, what `labctl doctor --json` calls each, and its mending command run as it is printed.
+"""Planted faults, the code that `labctl doctor --json` gives each, and the command that it suggests.
 
 Of a lab that is up:
 
@@ -164,14 +164,14 @@ def no_cache_directory(lab: Lab) -> Iterator[Environ]:
 
 
 def write_env(lab: Lab, **settings: str) -> None:
-    """Change these settings of .env, and leave the others."""
+    """Change these settings in .env and keep the others."""
     path = lab.path / ".env"
     kept = [line for line in path.read_text().splitlines() if line.split("=")[0] not in settings]
     path.write_text("".join(f"{line}\n" for line in (*kept, *(f"{key}={value}" for key, value in settings.items()))))
 
 
 def settings(**values: str) -> Plant:
-    """A fault that is written in .env."""
+    """Plant a fault in .env."""
 
     @contextlib.contextmanager
     def plant(lab: Lab) -> Iterator[Environ]:
@@ -314,7 +314,7 @@ def fewer_nodes(lab: Lab) -> Iterator[Environ]:
 
 @contextlib.contextmanager
 def large_mtu(lab: Lab) -> Iterator[Environ]:
-    """The network was made before the default route got the MTU that it has now."""
+    """Recreate the network with a larger MTU than the default route's."""
     lab.call("down").expect(0)
     project = f"labctl-{lab.name}"
     lab.engine.networks.create(
@@ -333,7 +333,7 @@ def large_mtu(lab: Lab) -> Iterator[Environ]:
 
 @contextlib.contextmanager
 def slow_link(lab: Lab) -> Iterator[Environ]:
-    """What goes to the worker passes the host's end of its cable, where the kernel can hold it back."""
+    """Slow down the link to a worker at the host's end of its cable."""
     if os.geteuid() != 0 or not shutil.which("tc"):
         pytest.skip("to slow a link down takes root and tc")
     number = lab.inside("worker-1", "cat", "/sys/class/net/eth0/iflink").strip()

@@ -1,4 +1,4 @@
-"""A workload that does all that it should not: nothing but its own directory changes, and nothing of it stays."""
+"""A hostile workload: only its own directory changes, and none of its processes are left."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def attacked(
 
 @pytest.fixture(scope="module")
 def earlier(attacked: Lab) -> Path:
-    """The record of a run of before."""
+    """The record of an earlier run."""
     return attacked.path / "runs" / str(attacked.call("run", "hello", "--json").expect(0).json["run_id"])
 
 
 def tree(path: Path) -> str:
-    """A hash of all that is below a directory: names, modes, links and contents."""
+    """Hash all files below a directory: names, modes, links and contents."""
     digest = hashlib.sha256()
     for one in sorted(path.rglob("*")):
         content = str(one.readlink()).encode() if one.is_symlink() else one.read_bytes() if one.is_file() else b""

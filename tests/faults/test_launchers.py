@@ -1,4 +1,4 @@
-"""Every launcher starts the ranks that were asked for, and its runs end by the same rules."""
+"""Launchers start the requested ranks, and end their runs by the same rules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OVER_OPEN_MPI = pytest.param("deepspeed:openmpi", marks=pytest.mark.slow)
 
 
 def result(answer: Answer, code: int, cause: str) -> dict[str, Any]:
-    """The answer's document, when it is an error of this cause with this exit code."""
+    """Return the answer's document; fail unless it is an error of this cause with this exit code."""
     document: dict[str, Any] = answer.json
     assert (answer.code, document["verdict"], document["cause"]) == (code, "ERROR", cause), answer.err
     return document
@@ -29,7 +29,7 @@ def four_nodes(lend_module: FreshLab) -> Lab:
 
 
 def hello(lab: Lab, launcher: str, order: tuple[int, ...], *flags: str) -> list[str]:
-    """The nodes of the ranks of a run of `hello` with a hostfile of these nodes, two slots each, in this order."""
+    """Return the nodes of the ranks of a run of `hello` with this hostfile, two slots per node."""
     hostfile = lab.path / "hostfile-of-test"
     hostfile.write_text("".join(f"worker-{number} slots=2\n" for number in order), encoding="utf-8")
     words = ("run", "hello", "--launcher", launcher, "--hostfile", str(hostfile), *flags, "--json")
@@ -62,7 +62,7 @@ def test_every_slot_of_few_nodes_has_its_rank(four_nodes: Lab, launcher: str, no
 
 @pytest.mark.parametrize("launcher", [OVER_OPEN_MPI, "mpirun", "torchrun", "script"])
 def test_a_worker_that_is_killed_ends_the_run_and_is_named(lab: Lab, launcher: str) -> None:
-    """However a launcher takes that; what is left of its ranks is ended as after Ctrl-C and at the time limit."""
+    """Cover all launchers: the remaining ranks are ended as on Ctrl-C and at the time limit."""
     # Under `script` a script starts ranks by itself.
     run = ("stubborn-own",) if launcher == "script" else ("stubborn", "--launcher", launcher)
     with lab.stubborn_run(*run[1:], "--json", workload=run[0]) as (running, run_id):

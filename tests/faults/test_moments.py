@@ -1,4 +1,4 @@
-"""labctl or a node is killed at some moment of a run: what `runs`, `status` and `doctor` then say, and in the end."""
+"""labctl or a node is killed at some moment of a run: `runs`, `status` and `doctor` right afterwards and at the end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LONG = "6000"
 
 @pytest.fixture
 def lab(lend: FreshLab) -> Iterator[Lab]:
-    """A lab of two nodes that is up and in which nothing runs, and is so again afterwards."""
+    """A lab of two nodes that is up and idle, checked again after the test."""
     lent = lend(LAB_RUN_PATIENCE=str(PATIENCE))
     (lent.path / "steps.py").write_text(STEPS)
     yield lent
@@ -51,7 +51,7 @@ def runs(lab: Lab) -> dict[str, dict[str, Any]]:
 
 
 def looks(lab: Lab) -> tuple[str, list[str]]:
-    """The state of the lab, and whom doctor finds an error with."""
+    """Return the lab's state, and the nodes with errors of doctor."""
     before = runs(lab)
     status = lab.call("status", "--json").expect(0).json
     after = runs(lab)
@@ -67,7 +67,7 @@ def looks(lab: Lab) -> tuple[str, list[str]]:
 
 @contextlib.contextmanager
 def under_way(lab: Lab, *flags: str, steps: str = LONG, said: str = "step 3 ") -> Iterator[tuple[Running, str]]:
-    """A run that labctl follows and that has printed this, with its id."""
+    """Start a run and wait for this output; yield it with its id."""
     before = set(lab.run_ids())
     with lab.start("run", "--script", "steps.py", "--launcher", "mpirun", *flags, "--", steps) as running:
         wait_until(lambda: said in running.err, 120, f"it prints `{said}`")
@@ -81,7 +81,7 @@ def detached(lab: Lab, steps: str = LONG) -> str:
 
 
 def ended(lab: Lab, run_id: str, limit: float = ENDING) -> dict[str, Any]:
-    """How `runs` says that it ended, and that nothing is left of it."""
+    """Wait for the end of a run; return its row in `runs`, and check that its processes are gone."""
 
     def done() -> dict[str, Any] | None:
         found = runs(lab)[run_id]

@@ -1,4 +1,4 @@
-"""A run that breaks, hangs or is stopped: its verdict, and that nothing of it is left. Times: test_promptness.py."""
+"""A run that breaks, hangs or is stopped: its verdict, and its processes are gone. Times: test_promptness.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NODES = ["launcher", "worker-0", "worker-1"]
 
 
 def result(answer: Answer, code: int, cause: str, of_run: int | None = None) -> dict[str, Any]:
-    """The answer's document, when it is an error of this cause with this exit code, the run's where that differs."""
+    """Return the answer's document; fail unless it is an error of this cause with this exit code."""
     document: dict[str, Any] = answer.expect(code).json
     assert (document["verdict"], document["cause"], document["exit_code"]) == ("ERROR", cause, of_run or code)
     return document
@@ -28,7 +28,7 @@ def running_nodes(lab: Lab) -> list[str]:
 
 
 def states(lab: Lab) -> dict[str, str]:
-    """What `labctl status` says of each container."""
+    """Return the state of each container, from `labctl status`."""
     shown = lab.call("status", "--json").expect(0).json
     return {node["name"]: node["state"] for node in shown["nodes"]}
 
@@ -174,7 +174,7 @@ def test_the_time_limit_ends_even_what_does_not_listen(lab: Lab) -> None:
 
 
 def orphan(lab: Lab) -> str:
-    """The id of a run whose labctl was killed, with its group, while the ranks were up."""
+    """Start a run and kill its labctl, with the process group, while the ranks are up; return its id."""
     with lab.stubborn_run() as (running, run_id):
         assert state_of(lab, run_id) == "running"
         running.press(signal.SIGKILL)
@@ -205,7 +205,7 @@ def test_a_run_whose_labctl_was_killed_goes_on_and_keeps_its_nodes_until_it_is_s
 
 
 def test_a_second_run_is_refused_and_told_which_one_is_active(lab: Lab) -> None:
-    """The first is ended by TERM to labctl alone, unlike Ctrl-C, which its whole group gets."""
+    """End the first run by TERM to labctl alone; Ctrl-C goes to its whole group."""
     before = set(lab.run_ids())
     with lab.start("run", "stubborn", "--json") as first:
         (run_id,) = wait_until(lambda: set(lab.run_ids()) - before, 120, "the first run has begun")
@@ -220,7 +220,7 @@ def test_a_second_run_is_refused_and_told_which_one_is_active(lab: Lab) -> None:
 
 
 def refusal(lab: Lab, run_id: str) -> str:
-    """What a second run is told, once it is told of this one."""
+    """Return the message that refuses a second run, once it names this run."""
     answer = lab.call("run", "hello", "--dry-run", "--json")
     message = answer.json["error"]["message"] if answer.code else ""
     return message if run_id in message else ""

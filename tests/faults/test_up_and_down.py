@@ -1,4 +1,4 @@
-"""`up` and `down` that are interrupted, doubled, or asked for what cannot be."""
+"""`up` and `down`: interrupted, concurrent, or impossible."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ FreshLab = Callable[..., Lab]
 
 
 def nodes(lab: Lab) -> dict[str, str]:
-    """The states of the lab's containers, without one that a killed `up` tried limits with: `down` removes it."""
+    """Return the states of the lab's containers, without trial containers of a killed `up`, which `down` removes."""
     return {node: container.status for node, container in lab.containers().items() if node != "probe"}
 
 
 def is_complete(lab: Lab) -> bool:
-    """Launcher and two workers run on one network."""
+    """Return True if launcher and two workers run on one network."""
     states = nodes(lab)
     return states == dict.fromkeys(("launcher", "worker-0", "worker-1"), "running") and len(lab.networks()) == 1
 
 
 def is_polite(answer: Answer, lab: Lab) -> bool:
-    """A command that Ctrl-C ended has said so and no more, unless it had not begun or had come to its end."""
+    """Return True if the command reported Ctrl-C and nothing else, or had not begun, or was finished."""
     stopped = answer.code == 130 and "Traceback" not in answer.err
     # Python itself ends with 1 while it imports its site.
     not_yet_labctl = answer.code == -signal.SIGINT and "main()" not in answer.err
@@ -74,7 +74,7 @@ MOMENTS: dict[str, Callable[[Lab], object]] = {
 def test_up_that_is_interrupted_and_killed_converges_and_down_leaves_nothing(
     fresh_lab: FreshLab, interrupted: tuple[bool, ...]
 ) -> None:
-    """Each `up` goes on from what the one before had made."""
+    """Continue in each `up` from the state that the previous one left."""
     lab = fresh_lab()
     for (moment, has_come), by_ctrl_c in zip(MOMENTS.items(), interrupted, strict=True):
         with lab.start("up") as running:
@@ -206,7 +206,7 @@ def test_a_run_on_a_lab_that_is_down_says_what_to_type(fresh_lab: FreshLab) -> N
 
 @pytest.fixture(scope="module")
 def offline_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A lab directory on a machine whose engine nobody asks: with a version given, the client does not either."""
+    """Make a lab directory on a machine whose engine is not contacted, not even for its version."""
     with closing(DockerClient(version="1.44")) as nobody:
         yield Lab.make(tmp_path_factory.mktemp("offline"), "offline", nobody, {})
 
