@@ -16,11 +16,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from labctl.batches.bisect import Diagnosis, Group, Outcome, diagnose
 
 FAILS = 0.0
-"""The speed of what fails."""
+"""Speed of a run that fails."""
 
 
 class Cluster(Struct, frozen=True, kw_only=True):
-    """A simulated cluster: a run is as fast as the slowest node or link in it. Speeds are shares of the normal."""
+    """A simulated cluster: a run is as fast as its slowest node or link. Speeds are relative to a good node's."""
 
     nodes: tuple[str, ...]
     slow: dict[str, float] = {}
@@ -30,9 +30,9 @@ class Cluster(Struct, frozen=True, kw_only=True):
     noise: float = 0.02
     """Standard deviation of a run."""
     accidents: float = 0.0
-    """The share of runs that are slow or fail for no lasting reason."""
+    """Share of runs that are slow or fail by chance."""
     growth: float = 0.0
-    """What a run loses each time that the group is twice as large."""
+    """Relative loss of speed each time the group doubles."""
 
     def run(self, group: Group, chance: random.Random) -> Outcome:
         members = set(group)
@@ -126,10 +126,10 @@ class Score(Struct, frozen=True, kw_only=True):
     rounds: int
     runs: int
     bad: int
-    """Nodes and links that are bad."""
+    """Bad nodes and links."""
     found: int
     wrong: int
-    """Nodes and links accused that are not bad."""
+    """Good nodes and links that were accused."""
     unsure: int
 
 

@@ -1,4 +1,4 @@
-"""What doctor finds of devices and of an engine of its own, and its mending commands typed there."""
+"""Doctor's findings about devices and a separate engine, and the commands that it suggests."""
 
 from __future__ import annotations
 

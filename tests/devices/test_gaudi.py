@@ -1,4 +1,4 @@
-"""Gaudis reach the nodes by Habana's runtime, by index and by the module id that no reboot changes."""
+"""Gaudis in nodes through Habana's runtime, by index and by module id, which is stable across reboots."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NETWORK = '{"NIC_NET_CONFIG": []}'
 
 @pytest.fixture(scope="module")
 def lab(module_machine: Machine, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Two nodes on a machine with four Gaudis, a neural processor beside them, and a network description."""
+    """Two nodes on a machine with four Gaudis, an NPU, and a network description."""
     for index, module in enumerate(MODULES):
         hardware.gaudi(module_machine, index, module=module)
     hardware.npu(module_machine, 4)
@@ -33,7 +33,7 @@ def lab(module_machine: Machine, family: str, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def asked(lab: Lab, shared_machine: Machine) -> dict[str, Any]:
-    """What Habana's runtime was started with, by node."""
+    """Return the recorded call of Habana's runtime for each node."""
     return {one["node"]: one for one in shared_machine.requests()}
 
 

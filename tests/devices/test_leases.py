@@ -1,4 +1,4 @@
-"""Labs on one machine that want the same devices: one gets them, the others are told who has them."""
+"""Labs on one machine that want the same devices: one gets them, the others are refused with the holder's name."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ UID = 1234
 
 @pytest.fixture
 def gpus(machine: Machine) -> None:
-    """Two Intel GPUs."""
+    """A machine with two Intel GPUs."""
     for number in (0, 1):
         hardware.card(machine, number, vendor="0x8086")
 
 
 def wanting(*devices: str, **more: str) -> dict[str, str]:
-    """Settings of a lab of one node with these devices."""
+    """Return the settings of a lab of one node with these devices."""
     return {"LAB_ACCELERATOR": "intel", "LAB_NODES": "1", "LAB_DEVICES": ",".join(devices), **more}
 
 
@@ -136,7 +136,7 @@ def test_a_lease_and_its_node_live_and_die_together(machine_lab: FreshLab) -> No
 
 @pytest.fixture
 def theirs(machine: Machine, machine_lab: FreshLab) -> Iterator[Lab]:
-    """A lab on the same machine, wanting the same device, of a person who is not root."""
+    """A lab of a user other than root, on the same machine, with the same device."""
     group = machine.at("/run/docker.sock").stat().st_gid
     prefix = (*machine.prefix, "setpriv", f"--reuid={UID}", f"--regid={UID}", f"--groups={group}")
     home = Path(tempfile.mkdtemp(prefix="labctl-theirs-"))

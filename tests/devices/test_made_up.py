@@ -1,4 +1,4 @@
-"""An accelerator that nobody makes, of one module and one compose fragment, from `up` to a run on its cards."""
+"""A fictitious accelerator of one module and one compose fragment, from `up` to a run on its cards."""
 
 from __future__ import annotations
 

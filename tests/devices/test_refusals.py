@@ -1,4 +1,4 @@
-"""What is not there is said before anything starts: a device, or the engine's way of giving it to a container."""
+"""Missing devices, and missing support of the engine, are reported before anything starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The opening script on a machine with devices, and in a container whose address Docker knows."""
+"""The script that surveys a host, on a machine with devices and in a container with an address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gaudi's validation on stand-ins: everything up to what only a Gaudi can compute."""
+"""Gaudi's validation on stand-ins: everything except the computations on a Gaudi."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STATUS = ["manage_network_ifs.sh --status"]
 
 @pytest.fixture
 def lab(machine: Machine, machine_lab: FreshLab) -> Lab:
-    """A node with eight Gaudis, their ports, and the vendor's programs, which write down how they were called."""
+    """A node with eight Gaudis, their ports, and the vendor's programs, which record their arguments."""
     for index in range(CARDS):
         hardware.gaudi(machine, index, module=index)
     for port in range(PORTS):
@@ -37,13 +37,13 @@ def lab(machine: Machine, machine_lab: FreshLab) -> Lab:
 
 
 def listed(cards: int) -> str:
-    """Habana's tool, that lists so many cards."""
+    """Return a stand-in for Habana's tool that lists ``cards`` cards."""
     lines = [f"{index}, 0000:{0x30 + index:02x}:00.0, HL-225, 98304, 01P0-{index}" for index in range(cards)]
     return f"print({chr(10).join(lines)!r})\n"
 
 
 def validated(lab: Lab, *, code: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A validation by Gaudi's profile, less the checks that only a Gaudi can pass; its steps by name."""
+    """Run the validation of Gaudi's profile without the checks that need a Gaudi; return its steps by name."""
     gaudi = lab.call("validate", "--profile", "gaudi", "--print-profile").expect(0).out
     (lab.path / "gaudi.yml").write_text(f"{gaudi.partition('checks:')[0]}checks: [{{workload: ssh-check}}]\n")
     answer = lab.call("validate", "--profile", "gaudi.yml", "--json", limit=400).expect(code)

@@ -1,4 +1,4 @@
-"""What `--dry-run` prints for each training script of a DeepSpeed-Chat clone.
+"""Output of `--dry-run` for each training script of a DeepSpeed-Chat clone.
 
 ``pytest tests/golden --update-golden`` rewrites ``tests/clones/expected.txt``; read the difference before keeping it.
 """

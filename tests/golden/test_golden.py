@@ -1,4 +1,4 @@
-"""Each folder is a case: ``case.env`` and ``host.json`` in, every file under ``expected/`` out.
+"""Golden cases, one per folder: ``case.env`` and ``host.json`` in, all files under ``expected/`` out.
 
 ``pytest tests/golden --update-golden`` rewrites what is expected; read the difference before keeping it.
 """
@@ -31,7 +31,7 @@ from labctl.workloads import loader
 HERE = Path(__file__).parent
 DIRECTORY = Path("/srv/lab")
 ON_HOSTS = ("cpu-3-hosts", "nvidia-3-hosts")
-"""A node on each of several hosts; the others are labs on one machine."""
+"""Cases with a node on each of several hosts; the others are labs on one machine."""
 CASES = (
     *(f"{accelerator}-{size}" for accelerator in sorted(accelerators.modules()) for size in ("1-node", "3-nodes")),
     *ON_HOSTS,
@@ -59,7 +59,7 @@ def load_host(facts: dict[str, Any]) -> Host:
 
 
 def load_job(folder: Path, of: Lab) -> Job | None:
-    """The run that a case with a folder of workloads describes; on several hosts, the same as on one machine."""
+    """Load the run of a case with a folder of workloads; on several hosts, that of the case on one machine."""
     folder = folder.with_name(folder.name.replace("-hosts", "-nodes"))
     if not (folder / "workloads").is_dir():
         return None
@@ -70,7 +70,7 @@ def load_job(folder: Path, of: Lab) -> Job | None:
 
 
 def rendered(folder: Path, scratch: Path) -> dict[str, str]:
-    """Every file of a case by its path under ``expected/``, without the leading ``.lab/`` that git ignores."""
+    """Render the files of a case by path under ``expected/``, without the leading ``.lab/`` that git ignores."""
     of = load_case(folder, scratch)
     files = render.render(of)
     found = {file.path.removeprefix(".lab/"): file.content for file in files}

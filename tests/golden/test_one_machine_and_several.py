@@ -1,4 +1,4 @@
-"""The same .env on one machine and on several hosts: what is rendered differs in what hosts are, and nowhere else."""
+"""One .env on one machine and on several hosts: only what depends on the hosts is rendered differently."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FINGERPRINT = {"services.*.labels.labctl.config-hash"}
 
 
 def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
-    """Where two documents differ: the shortest keys that are not in both, or whose values are not the same."""
+    """Yield the shortest paths at which two documents differ."""
     if isinstance(one, dict) and isinstance(other, dict):
         for key in one.keys() | other.keys():
             yield from differences(one.get(key), other.get(key), f"{path}.{key}" if path else key)
@@ -43,7 +43,7 @@ def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
 
 
 def document(path: Path, directory: str) -> dict[str, Any]:
-    """A compose file with the lab's directory by one name, and mounts by their targets."""
+    """Parse a compose file; name the lab's directory alike, and mounts by their targets."""
     found: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8").replace(directory, DIRECTORY))
     for service in found["services"].values():
         service["volumes"] = {volume["target"]: volume for volume in service["volumes"]}
@@ -51,7 +51,7 @@ def document(path: Path, directory: str) -> dict[str, Any]:
 
 
 def shortened(path: str) -> str:
-    """Without the service's name, and without what only tells one device from another."""
+    """Shorten a path: without the service's name, and without parts that identify a device."""
     services, _, rest = path.partition(".")
     kind = f"{services}.*.{rest.partition('.')[2]}" if rest else path
     return "services.*.volumes./etc/lab/leases" if ".volumes./etc/lab/leases/" in kind else kind
@@ -70,7 +70,7 @@ def found_in(here: str, there: str) -> set[str]:
 
 
 def settings(case: str) -> list[str]:
-    """The lines of a case's .env that say something."""
+    """List the lines of a case's .env, without blank lines and comments."""
     return [line for line in (HERE / case / "case.env").read_text(encoding="utf-8").splitlines() if line[0] != "#"]
 
 
@@ -84,7 +84,7 @@ def test_compose_files_differ_only_in_what_the_hosts_are() -> None:
 
 
 def others(case: str) -> dict[str, str]:
-    """All but the compose files and the plans, by path: the launcher's ssh config, and what a run is started with."""
+    """Read all rendered files by path, except compose files and plans."""
     root = HERE / case / "expected"
     names = ("compose.yml", "plan-up.txt", "plan-run.txt")
     paths = (path for path in root.rglob("*") if path.is_file() and path.name not in names)
@@ -97,7 +97,7 @@ def test_all_else_is_the_same_but_for_the_name_of_the_interface(here: str, there
 
 
 def steps_of_run(case: str) -> list[str]:
-    """The steps of a run's plan, without their numbers and causes."""
+    """List the steps of a run's plan, without numbers and causes."""
     lines = (HERE / case / "expected/plan-run.txt").read_text(encoding="utf-8").splitlines()
     return [line.partition(" ")[2].rpartition("  [")[0] for line in lines]
 
