@@ -43,13 +43,13 @@ Command = Callable[..., object]
 
 
 class Engine(FakeBackend):
-    """Its launcher reaches every node; what compose brings up is there from then on."""
+    """An engine whose launcher reaches all nodes, and whose containers exist once compose has run."""
 
     lab: model.Lab
     found: str | None = builders.IMAGE_ID
-    """The image's id."""
+    """Id of the image."""
     docker = ("true",)
-    """It lists no package of the image."""
+    """Command that lists packages of the image; none here."""
 
     def observe(self, lab: str, image: str | None = None, *, node: str = "") -> ObservedState:
         self.seen = replace(self.seen, image=self.found)
@@ -113,7 +113,7 @@ def lab_is_up(context: Context, engine: Engine) -> Callable[[], None]:
 
 
 def files(directory: Path) -> dict[str, int]:
-    """All files but locks, with the time when they changed."""
+    """Return the modification times of all files except locks."""
     found = (path for path in directory.rglob("*") if path.is_file() and not path.name.endswith("lock"))
     return {str(path.relative_to(directory)): path.stat().st_mtime_ns for path in found}
 
@@ -572,7 +572,7 @@ class Fragile:
         self.context, self.engine, self.breaks, self.saves = context, engine, breaks, saves
         self.reach = engine.answer
         self.launched: list[str] = []
-        """What each run gave its script."""
+        """Arguments of each run's script."""
         engine.answer = self.answer
 
     def answer(self, name: str, argv: tuple[str, ...]) -> Iterator[str]:
@@ -870,7 +870,7 @@ def test_a_record_of_an_earlier_labctl_is_not_replayed(context: Context, ran: Re
 
 @pytest.fixture
 def beside(context: Context, engine: Engine, ran: Result) -> None:
-    """Another run is under way since `ran` ended, on a node of its own."""
+    """Make another run active, on its own node, since `ran` ended."""
     left = context.directory / "runs/20270101-000000-hello-0000"
     left.mkdir(parents=True)
     (left / store.MARK).touch()

@@ -1,4 +1,4 @@
-"""What the kernel tells of devices, on trees like a host's."""
+"""Detection of devices from the kernel's files, on trees like a host's."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ Tool = Callable[..., None]
 
 @pytest.fixture
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
-    """Makes a program of that name that says so and ends with the code; no other tool is found."""
+    """Function that makes a program with this output and exit code; no other tool is on PATH."""
     monkeypatch.setenv("PATH", str(tmp_path))
 
     def make(name: str, out: str, code: int = 0, *, before: str = "") -> None:

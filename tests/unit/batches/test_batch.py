@@ -463,7 +463,7 @@ def test_another_batch_is_not_gone_on_with(lab: Lab, tmp_path: Path) -> None:
 
 
 class Runs:
-    """What a job launches and follows: runs that end as said, one after the other."""
+    """Stand-in for runs that a job launches and follows, with planted results in order."""
 
     def __init__(self, lab: Lab, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lab, self.directory = lab, directory

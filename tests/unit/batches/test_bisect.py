@@ -130,7 +130,7 @@ def test_of_three_nodes_one_that_is_well_alone_is_not_called_good() -> None:
 
 
 def of_bandwidth(count: int, together: float) -> Diagnosis:
-    """What is found of nodes of one rank, of which several have this bandwidth, and one alone has none."""
+    """Diagnose nodes of one rank: groups have this bandwidth, and single nodes have none."""
     steps = diagnose(names(count), minimum=9)
     groups = next(steps)
     while True:

@@ -1,4 +1,4 @@
-"""What the operator of a cluster says, in the file of hosts or in the environment."""
+"""Hostfile and environment variables that the operator of a cluster provides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `labctl cache` prints of the hosts that it fills."""
+"""Output of `labctl cache` about the hosts that it fills."""
 
 from __future__ import annotations
 

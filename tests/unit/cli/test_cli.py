@@ -37,7 +37,7 @@ SECONDS = 30
 
 @pytest.fixture
 def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No engine answers; the SDK is not asked, as it leaves open the socket that it could not connect."""
+    """Make the engine unreachable, without the SDK, which leaks sockets that fail to connect."""
 
     def fail(*_: object) -> None:
         raise HostError("Docker Engine does not answer")
@@ -552,7 +552,7 @@ def test_from_outside_any_lab_no_lab_is_entered(
 def test_the_lab_is_that_of_the_nearest_directory_upwards(
     labctl: Labctl, nodes: Nodes, arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also past a .env of somebody's code, which names no lab."""
+    """Skip a .env of other code, which names no lab."""
     (labctl.directory / "workloads/.env").write_text("OTHER=1\n")
     monkeypatch.chdir(labctl.directory / "workloads/hello")
     labctl(*arguments)

@@ -96,7 +96,7 @@ def test_an_option_of_docker_hosts_is_refused(option: str, before: list[str], la
 
 @pytest.mark.parametrize("command", ["run hello", "run --dry-run hello", "cache hello", "down", "status"])
 def test_a_directory_that_is_no_lab_is_refused(command: str, lab: Labctl) -> None:
-    """Its usual name is that of another lab."""
+    """Refuse the directory, whose default name is that of another lab."""
     (lab.directory / ".env").unlink()
     said = lab(*command.split(), "-s", "LAB_ENGINE=kubernetes")
     assert said.code == 2, said

@@ -107,7 +107,7 @@ def result(number: int, **changes: Any) -> Result:
 
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> list[Result]:
-    """How each run ends, in order; what is left was not started."""
+    """Results of runs, in order; the remaining ones belong to runs that were not started."""
     waiting: list[Result] = []
     monkeypatch.setattr(flows, "run", lambda *_: waiting.pop(0))
     return waiting
@@ -154,7 +154,7 @@ def test_repeat_is_refused_of_what_cannot_be_repeated(labctl: Labctl, ends: list
 
 @pytest.fixture
 def frozen(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the lab is now, as far as freeze finds it; the test may change it."""
+    """Current state of the lab as freeze returns it; a test may change it."""
     now: dict[str, Any] = {
         "schema": 1,
         "files": {"workloads/opt/train.py": "3333"},

@@ -1,4 +1,4 @@
-"""Which directory a command takes for the lab's, whose it may be, and the image that a workload gave the lab."""
+"""Lab directory of a command, its allowed owners, and the image that a workload gave the lab."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_without_one_it_is_the_directory_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("here", ["", "a/b"])
 def test_settings_of_somebody_else_are_not_taken(inner: Path, tmp_path: Path, here: str) -> None:
-    """Who may write above me, as in /tmp, would say in which containers and on which hosts my command runs."""
+    """Ignore the settings: a user who can write above my directory, as in /tmp, would choose containers and hosts."""
     give_away(tmp_path / ".env")
     with pytest.raises(ConfigError, match=rf"{tmp_path}/\.env belongs to .*12345, and you are ") as caught:
         find_lab(tmp_path / here, {})

@@ -391,7 +391,7 @@ def test_a_hundred_thousand_lines_are_read_in_a_moment() -> None:
 
 
 def test_a_line_costs_few_calls() -> None:
-    """As many as a hundred thousand lines may cost to be read in well under a second, whatever else runs here."""
+    """Allow as many calls as let a hundred thousand lines be read in well under a second."""
     text, costs = lines(1000), cProfile.Profile()
     costs.runcall(hosts, text)
     assert sum(one.callcount for one in costs.getstats()) / 1000 < 40

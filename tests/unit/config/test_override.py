@@ -1,4 +1,4 @@
-"""What a person adds to the compose files of a lab."""
+"""The user's additions to the compose files of a lab."""
 
 from __future__ import annotations
 

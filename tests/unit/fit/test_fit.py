@@ -1,4 +1,4 @@
-"""What a training takes in memory: the papers' figures, DeepSpeed's own buffers, and the nearest setting that fits."""
+"""Memory of training: the papers' figures, DeepSpeed's own buffers, and the nearest setting that fits."""
 
 from __future__ import annotations
 

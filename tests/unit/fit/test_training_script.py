@@ -1,4 +1,4 @@
-"""What `fit` reads off the scripts of a person's clone of DeepSpeed-Chat."""
+"""Parameters that `fit` reads from scripts of the user's clone of DeepSpeed-Chat."""
 
 from __future__ import annotations
 

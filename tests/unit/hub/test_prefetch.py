@@ -1,4 +1,4 @@
-"""What `labctl cache` wants of a repository, takes for whole, and says; the hub itself is in contract/."""
+"""Files that `labctl cache` selects, considers complete, and reports; the hub itself is in contract/."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and why it does not."""
+"""Choice of the checkpoint from which a run resumes, and the reasons if there is none."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ class Ranks:
         }
 
     def make(self, run_id: str) -> None:
-        """What labctl makes of a run's directory before it."""
+        """Make a run's directory as labctl does before the run."""
         for path in (self.project / "outputs" / run_id / name for name in ("ranks", "work")):
             if not path.exists():
                 path.mkdir(parents=True)
@@ -576,7 +576,7 @@ def test_a_rank_says_if_it_left_processes_that_have_its_output_no_more(
 
 
 class TestPreparing:
-    """What one rank of each node does before the others start."""
+    """Preparation by one rank of each node before the others start."""
 
     @pytest.fixture
     def prepared(self, ranks: Ranks) -> Ranks:

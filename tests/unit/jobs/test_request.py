@@ -20,7 +20,7 @@ from labctl.system import filelock
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of a workload whose script has two options."""
+    """Folder of a workload whose script has two options."""
     (tmp_path / "hello.py").write_text('add("--learning-rate", type=float)\nadd("--steps", type=int)\n')
     return tmp_path
 

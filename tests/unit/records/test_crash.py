@@ -1,4 +1,4 @@
-"""What a failed run's output says of its ranks."""
+"""Crashed ranks, read from a failed run's output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of a rank's lines the message of its failure quotes."""
+"""Lines of a rank that its failure's message quotes."""
 
 from __future__ import annotations
 

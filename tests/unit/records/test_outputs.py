@@ -1,4 +1,4 @@
-"""What a run wrote comes into its record, whatever else runs where it wrote."""
+"""Outputs of a run, moved into its record despite other processes in the same directory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def record(written: Path) -> Path:
 
 
 def tree(path: Path) -> dict[str, str]:
-    """Every file below a directory with what it holds, every link with where it leads, every folder."""
+    """Map each path below a directory to the content of a file, the target of a link, or "" for a folder."""
 
     def holds(one: Path) -> str:
         return f"-> {one.readlink()}" if one.is_symlink() else "" if one.is_dir() else one.read_text()

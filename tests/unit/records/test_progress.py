@@ -15,7 +15,7 @@ THROUGHPUT = Metric(name="throughput", pattern=r"Throughput: (\S+)", unit="sampl
 
 
 def progress(*lines: str | tuple[float, str] | tuple[float, str, int]) -> Progress:
-    """What these lines tell, each after its seconds and of its rank; without seconds each a second after the other."""
+    """Read these lines, with time and rank, or a second apart; return the progress."""
     tracker = Tracker((LOSS, THROUGHPUT))
     for number, line in enumerate(lines):
         when, text, *rank = (1000.0 + number, line) if isinstance(line, str) else (1000 + line[0], *line[1:])

@@ -427,7 +427,7 @@ def test_a_directory_that_is_there_before_its_run_is_not_taken(tmp_path: Path) -
 
 
 def record(of: Lab, run_id: str) -> None:
-    """All that labctl writes to a run's directory."""
+    """Write all files of a run's directory that labctl writes."""
     names = ("job.json", "rendered/nodes/worker-0/compose.yml")
     with ExitStack() as held:
         path = store.create(of, run_id, (), [File(path=name, content="{}") for name in names])

@@ -40,7 +40,7 @@ def validation(size: int = 2, **more: object) -> Validation:
 
 
 def failed() -> Validation:
-    """One of every kind."""
+    """A validation with a node, link and step of each kind."""
     advice = "Check its cables, then re-run `labctl validate`."
     broken = "RuntimeError: <script>alert('worker-2')</script> & more"
     return validation(
@@ -68,7 +68,7 @@ def failed() -> Validation:
 
 
 def without_charts(page: str) -> str:
-    """How they are drawn is matplotlib's, and differs with its version."""
+    """Remove the charts, whose drawing depends on matplotlib's version."""
     return re.sub(r"<svg .*?</svg>", "<svg></svg>", page, flags=re.DOTALL)
 
 

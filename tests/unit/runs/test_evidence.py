@@ -1,4 +1,4 @@
-"""What is packed of a run that failed."""
+"""Content of the archive of a failed run."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_a_second_export_takes_the_place_of_the_first(tmp_path: Path) -> None:
 
 
 def cases(result: Result) -> dict[str, tuple[str, str] | None]:
-    """Each case with what it failed by."""
+    """Parse the JUnit report; return each case with its failure or error."""
     suite = ElementTree.fromstring(export.junit_xml(result))[0]  # noqa: S314
     found = {case.get("name", ""): next(iter(case), None) for case in suite.iter("testcase")}
     assert suite.get("tests") == str(len(found))

@@ -1,4 +1,4 @@
-"""What a lab was against what it is, as documents that are made up: each drift by name, and where it is."""
+"""Drift between two fictitious states of a lab: each difference by kind and place."""
 
 from __future__ import annotations
 

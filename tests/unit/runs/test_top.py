@@ -38,7 +38,7 @@ def of(tmp_path: Path) -> Lab:
 
 
 def observer(of: Lab, *printed: str, run: ActiveRun = ACTIVE) -> Observer:
-    """Of a run whose agent tells these lines; each node has a sample."""
+    """Build the observer of a run whose agent prints these lines; each node has a sample."""
 
     def answer(_: str, argv: tuple[str, ...]) -> Iterator[str]:
         if argv[:1] == ("sh",):

@@ -1,4 +1,4 @@
-"""What counts a node's devices, with stand-ins for the frameworks."""
+"""Count of a node's devices, with stand-ins for the frameworks."""
 
 from __future__ import annotations
 

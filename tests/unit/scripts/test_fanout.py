@@ -1,4 +1,4 @@
-"""What runs in the launcher for `labctl exec --all`: marked lines, whom it asks, and how many it can."""
+"""Program in the launcher for `labctl exec --all`: prefixed lines, workers, and the number of sessions."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ fanout = load()
 
 @pytest.fixture(scope="module")
 def path_with_ssh(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where an `ssh` is that ends at once."""
+    """PATH with an `ssh` that ends at once."""
     folder = tmp_path_factory.mktemp("bin")
     (folder / "ssh").symlink_to("/bin/true")
     return str(folder)
 
 
 def handed_on(path: str, pieces: list[bytes]) -> tuple[bytes, bool]:
-    """What is printed of these pieces of a worker's output, and whether the command was seen to begin."""
+    """Feed these pieces of a worker's output; return the printed text, and True if the command has begun."""
     with pytest.MonkeyPatch.context() as changed:
         changed.setenv("PATH", path)
         session = fanout.Session("worker-7", "", MARK)

@@ -59,7 +59,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
 
 
 def run(program: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
-    """What it says as it fails; empty where it does not."""
+    """Run the script; return its error, empty if it succeeds."""
     monkeypatch.setattr(sys, "argv", ["fetch_models.py", *words])
     try:
         program.main()

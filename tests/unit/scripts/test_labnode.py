@@ -149,7 +149,7 @@ def test_reap_ends_a_grandchild_in_its_own_session_without_the_id(run: Run) -> N
 
 
 def test_reap_ends_a_grandchild_that_outlives_its_parent_by_ignoring_term(run: Run) -> None:
-    """Its parent ends at once; from then on neither its environment nor its ancestors tell whose it is."""
+    """Let the parent end at once, after which neither environment nor ancestors identify the grandchild."""
     grandchild = run.start(PARENT.format(before=""), STUBBORN)
     labnode.reap(run.id, "0.2")
     assert not alive(grandchild)
@@ -309,7 +309,7 @@ class Devices:
         path.chmod(0o755)
 
     def reason(self) -> str:
-        """Why the node is unhealthy; nothing where it is healthy."""
+        """Return the reason why the node is unhealthy; empty if it is healthy."""
         try:
             labnode.health()
         except SystemExit as leaving:
@@ -372,7 +372,7 @@ def test_a_tool_that_hangs_is_given_up_and_is_no_lost_device(devices: Devices, m
 def test_a_tool_is_not_started_while_one_that_could_not_be_ended_lives(
     devices: Devices, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
-    """In a session of its own, where SIGKILL does not find it."""
+    """Start the tool in its own session, which SIGKILL does not reach."""
     monkeypatch.setattr(labnode, "TOOL_LIMIT", 2)
     monkeypatch.setattr(labnode, "QUICK_CHECK", 2)
     devices.given("nvidia:1", "nvidia0")
@@ -492,7 +492,7 @@ class Session:
             labnode.write_session_environment()
 
     def values(self, *names: str, **sent: str) -> list[bytes | None]:
-        """What a session has in these variables; None where it has none."""
+        """Return the values of these variables in a session; None if unset."""
         script = "".join(f'printf "%s:%s\\0" "${{{name}+x}}" "${name}"\n' for name in names)
         environment = {"PATH": "/session/bin", "BASH_ENV": str(self.home / ".lab-env"), **sent}
         done = subprocess.run(["/bin/bash", "-c", script], env=environment, capture_output=True, check=True)

@@ -67,7 +67,7 @@ def shell(text: str) -> list[str]:
 
 
 def supervised(agent: ModuleType, run_id: str, **changes: Any) -> tuple[dict[str, Any], list[str]]:
-    """How a run ended, and what it printed."""
+    """Supervise a run; return how it ended, and its output."""
     path, job = folder(agent, run_id, **changes)
     agent.supervise(path, job)
     lines = [line.split(" ", 1)[1] for line in (path / "output").read_text().splitlines()]
@@ -237,7 +237,7 @@ def test_a_run_is_not_stalled_that(agent: ModuleType, argv: str, stall: float) -
 
 @pytest.fixture
 def now(agent: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What the agent's clock says, in a list that a test changes."""
+    """Time of the agent's clock, in a list that a test changes."""
     time = [100.0]
     monkeypatch.setattr(agent.time, "monotonic", lambda: time[0])
     return time

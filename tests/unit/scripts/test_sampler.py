@@ -169,7 +169,7 @@ def gaudi(sampler: ModuleType) -> ModuleType:
 
 @pytest.fixture
 def tools(gaudi: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where programs are put that the sampler finds; those that it has started last no longer than the test."""
+    """Folder on PATH for stand-in programs; programs that the sampler has started are killed after the test."""
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     started: list[subprocess.Popen[str]] = []
 

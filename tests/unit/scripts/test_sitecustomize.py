@@ -1,4 +1,4 @@
-"""What runs before and after the script of a rank."""
+"""Code that runs before and after the script of a rank."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
 
 
 def test_a_file_is_made_beside_the_one_that_it_replaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only within one file system is a replacement one step."""
+    """Create the file in the same folder: a replacement is atomic only within one file system."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     assert files.write(tmp_path / "a", "x") is True
 

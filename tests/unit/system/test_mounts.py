@@ -36,7 +36,7 @@ def test_a_mount_named_through_a_link_holds_what_it_leads_to(tmp_path: Path) -> 
 
 
 def test_links_of_this_machine_are_not_those_of_another(tmp_path: Path) -> None:
-    """Where /home is a link here, it is a directory there."""
+    """Map paths of another machine, on which /home is a directory rather than a link."""
     (tmp_path / "real").mkdir()
     (tmp_path / "home").symlink_to("real")
     there = tmp_path / "home/.labctl/demo/workloads"

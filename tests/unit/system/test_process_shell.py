@@ -188,7 +188,7 @@ def _until(condition: Callable[[], object], within: float) -> bool:
 
 
 def _alive(pid: int) -> bool:
-    """Whether a process still runs; one that only waits to be reaped does not."""
+    """Return True if a process is running; zombies are not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

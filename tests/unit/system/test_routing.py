@@ -1,4 +1,4 @@
-"""Which interface joins the hosts, worked out from tables as hosts of a rack have them."""
+"""Choice of the interface between hosts, from routing tables as hosts of a rack have them."""
 
 from __future__ import annotations
 

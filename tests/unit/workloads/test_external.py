@@ -251,7 +251,7 @@ def test_a_clone_of_another_version_and_an_environment_that_is_not_read_are_rema
 
 @dataclass(frozen=True)
 class Stage:
-    """What start.sh finds in the launcher, in a scratch folder, with a `deepspeed` that says how it was called."""
+    """Scratch folder with start.sh's files in the launcher, and a `deepspeed` that prints its arguments."""
 
     root: Path
 

@@ -27,7 +27,7 @@ LAUNCH = supervise.launch_of(LAB, JOB)
 
 
 class Breaking(FakeBackend):
-    """Each connection to the agent brings some of the lines, from the place that is asked for."""
+    """An agent whose connections break after ``each`` lines; each connection starts at the requested line."""
 
     def __init__(self, *lines: str, each: int) -> None:
         super().__init__(seen=observed(LAB))

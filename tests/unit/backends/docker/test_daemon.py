@@ -1,4 +1,4 @@
-"""What a daemon is given time for, and what its docker command is told: that is a program of these tests."""
+"""Time limits of a daemon, and arguments of the docker command, with a stand-in program for both."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Answers(BaseHTTPRequestHandler):
         self.wfile.write(text)
 
     def log_message(self, *_: object) -> None:
-        """Nothing is logged."""
+        """Log nothing."""
 
 
 VERSION = {"Version": "26.1", "ApiVersion": "1.45"}
@@ -143,17 +143,17 @@ class Execs(Answers):
             self.rest()
 
     def rest(self) -> None:
-        """It has ended."""
+        """End at once."""
 
 
 class Cut(Execs):
-    """The same, but what it prints ends before the program does."""
+    """A program whose output ends before it does."""
 
     ended = None
 
 
 class Endless(Execs):
-    """The same, but the program goes on for longer than anyone waits."""
+    """A program that runs longer than any time limit."""
 
     def rest(self) -> None:
         self.rfile.read(1)
@@ -161,7 +161,7 @@ class Endless(Execs):
 
 @contextmanager
 def daemon(answers: type[Answers], monkeypatch: pytest.MonkeyPatch, seconds: int = 30) -> Iterator[DockerEngine]:
-    """This machine's engine, where DOCKER_HOST leads to a port."""
+    """This machine's engine, with DOCKER_HOST set to a local port."""
     with ThreadingHTTPServer(("127.0.0.1", 0), answers) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -243,7 +243,7 @@ def test_all_questions_of_a_block_take_one_connection_which_ends_with_it(
 
 
 class Cluttered(Execs):
-    """The same, but what it prints ends within a frame's header."""
+    """A program whose output ends within a frame's header."""
 
     ended = None
 

@@ -1,4 +1,4 @@
-"""What a run hears of its containers, from planted events of a daemon."""
+"""Container events of a run, from planted events of a daemon."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIMIT = 60.0
 
 
 class Daemon:
-    """As the SDK's client shows it: its events, and what the checks of worker-0 say, one after the other."""
+    """Stand-in for the SDK's client: planted events, and the health checks of worker-0, one after the other."""
 
     def __init__(
         self, *events: tuple[str, str] | bytes, checks: tuple[str | Exception, ...] = (), status: str = "healthy"
@@ -46,7 +46,7 @@ class Daemon:
         yield api.lines(self.stream())
 
     def stream(self) -> Iterator[bytes]:
-        """They end when the last check has been read."""
+        """Yield the events; end once the last check has been read."""
         for event in self._events:
             if isinstance(event, bytes):
                 yield event + b"\n"
@@ -131,7 +131,7 @@ def test_a_container_that_was_disconnected_and_lives_is_lost_to_runs(monkeypatch
 
 
 def paused(*actions: str) -> list[tuple[str, str, str]]:
-    """What is told of a node of which these events come, and then no more."""
+    """Return the events reported for a node that sends these actions and then no more."""
 
     def all_of_them() -> Iterator[dict[str, Any]]:
         attributes = {"labctl.node": "worker-0", "name": "labctl-demo-worker-0-1"}

@@ -41,7 +41,7 @@ Client = Callable[[Callable[[str, str], Answer]], Api]
 
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    """Makes clients of servers that answer so."""
+    """Function that makes a client of a server with these answers."""
     blocks = []
 
     def make(asked: Callable[[str, str], Answer]) -> Api:

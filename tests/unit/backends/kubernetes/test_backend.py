@@ -372,7 +372,7 @@ def test_a_run_that_begins_while_runs_are_listed_is_not_taken_for_a_lost_one(
 def test_a_run_that_is_being_submitted_while_runs_are_listed_is_not_taken_for_a_lost_one(
     cluster: ClusterLab, backend: KubernetesBackend, closed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its labctl holds its lock until the job is there, and gives it up before this one has looked."""
+    """Hold the lock until the job exists, and release it before this process looks."""
     run = launched(cluster)
     (job,) = labs.jobs(cluster)
     cluster.api.delete("MPIJob", run.name)

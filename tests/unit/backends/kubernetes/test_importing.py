@@ -291,7 +291,7 @@ def put(at: Any, place: Steps, value: Any) -> None:
 
 
 def paths(value: Any, place: Steps = ()) -> Iterator[Steps]:
-    """All places of a value."""
+    """Yield the paths of all items in a value."""
     if place:
         yield place
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()

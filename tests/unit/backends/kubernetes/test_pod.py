@@ -127,7 +127,7 @@ class Launcher:
         (self.home / ".fetched").touch()
 
     def end(self) -> int:
-        """Its exit code, once it has ended by itself."""
+        """Wait for the process to end by itself; return its exit code."""
         return self.process.wait(LIMIT)
 
     def close(self) -> None:

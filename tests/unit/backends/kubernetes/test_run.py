@@ -245,7 +245,7 @@ class World:
         self.api.prints(self.launcher, *lines, second=second)
 
     def then(self, *steps: Callable[[], object] | None) -> None:
-        """One for each look; None where nothing happens."""
+        """Add a step for each request; None for a step in which nothing happens."""
         self.api.steps += [step or (lambda: None) for step in steps]
 
     def patience(self, **seconds: float) -> None:
@@ -750,7 +750,7 @@ def test_a_job_that_somebody_deletes_is_said_to_be_deleted(world: World) -> None
 def test_why_the_cluster_ended_a_launcher_is_waited_for(
     world: World, happens: Callable[[World], None], cause: str, words: str
 ) -> None:
-    """What the launcher has printed on its way out comes before the cluster tells why."""
+    """Print the launcher's last output before the cluster reports the reason."""
     world.patience(explaining=0.2)
     # All of its pods are told to go.
     world.pods(deleted=True, **runs())
@@ -1026,7 +1026,7 @@ def test_a_rank_that_fails_is_named_by_its_short_node(world: World) -> None:
 
 
 def elastic(world: World) -> None:
-    """Its launcher starts ranks again that fail."""
+    """Make the run's launcher elastic, so that it restarts failed ranks."""
     workload = replace(world.run.job.workload, launcher="torchrun:elastic")
     world.run = replace(world.run, job=replace(world.run.job, workload=workload))
     assert launchers.is_elastic("torchrun:elastic")

@@ -1,4 +1,4 @@
-"""What `labctl setup` would do on hosts that are not this one: facts in, text out, no Docker."""
+"""Plan of `labctl setup` for other hosts: facts in, text out, without Docker."""
 
 from __future__ import annotations
 

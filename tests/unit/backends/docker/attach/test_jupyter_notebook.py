@@ -1,4 +1,4 @@
-"""What a person reads of a notebook server: where to go, and its log only when there is something in it for them."""
+"""Output of a notebook server: its URL, and its log only if it contains something for the user."""
 
 from __future__ import annotations
 

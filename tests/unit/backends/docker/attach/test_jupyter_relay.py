@@ -47,7 +47,7 @@ def echo(path: Path) -> Iterator[None]:
 
 
 def ask(port: int, data: bytes) -> bytes:
-    """What comes back over the relay before it closes."""
+    """Send data over the relay; return the answer up to its end."""
     with socket.create_connection((jupyter.LOOPBACK, port), LIMIT) as there, there.makefile("rb") as stream:
 
         def send() -> None:

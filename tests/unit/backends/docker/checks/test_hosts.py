@@ -32,7 +32,7 @@ from labctl.system.process import CompletedProcess
 
 @dataclass
 class Daemon:
-    """What the engine of one host says."""
+    """Stand-in for the engine of a host."""
 
     seen: ObservedState
     listening: tuple[HostPortUser, ...] = ()

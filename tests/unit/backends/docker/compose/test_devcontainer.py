@@ -34,7 +34,7 @@ COMMON: dict[str, Any] = {
 
 
 def complaints(document: dict[str, Any]) -> list[str]:
-    """What the schema has against a document."""
+    """List the violations of the schema in a document."""
     known = COMPOSE | COMMON
     wrong = [f"lacks {key}" for key in sorted(REQUIRED - document.keys())]
     for key, value in document.items():

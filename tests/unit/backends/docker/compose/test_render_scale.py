@@ -1,4 +1,4 @@
-"""What grows with a lab, and what is said where a host does not allow it."""
+"""Resources that grow with a lab, and the warnings for hosts that do not allow them."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def there(lab: Lab, run: str = RUN) -> Path:
 
 
 def fetched(lab: Lab, red: Nearby) -> list[str]:
-    """What is warned of."""
+    """Collect the outputs of a run; return the warnings."""
     warned: list[str] = []
     artifacts.collect(lab, RUN, over(red=red), warned.append)
     return warned
@@ -75,7 +75,7 @@ def test_a_host_keeps_nothing_of_a_run_that_came_back(lab: Lab) -> None:
 
 
 class Ordered(Nearby):
-    """Its files come once those of another have, and then ``came`` is set."""
+    """A host whose files arrive after those of another; sets ``came`` afterwards."""
 
     def __init__(self, name: str, after: Event, came: Event) -> None:
         super().__init__(name=name)
@@ -140,7 +140,7 @@ def test_a_host_that_does_not_say_whether_it_has_the_run_is_told_of(lab: Lab) ->
 
 
 class TarSays(Nearby):
-    """Its tar ends with this code and these words, after a whole archive."""
+    """A host whose tar exits with this code and message after a complete archive."""
 
     code, words = 0, ""
 
@@ -183,7 +183,7 @@ def test_a_run_that_reads_an_earlier_one_has_it_on_its_host(lab: Lab) -> None:
 
 
 def left(lab: Lab, red: Nearby) -> list[str]:
-    """What is said as a host's directory is about to be removed."""
+    """Fetch the outputs before a host's directory is removed; return the messages."""
     said: list[str] = []
     artifacts.fetch_left(red, lab.hosts[0].directory, lab.directory, (Secret("hf_secret"),), said.append)
     return said

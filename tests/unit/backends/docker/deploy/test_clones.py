@@ -1,4 +1,4 @@
-"""What hosts are sent of a clone."""
+"""Files of a clone that are sent to hosts."""
 
 from __future__ import annotations
 

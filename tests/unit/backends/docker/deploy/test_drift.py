@@ -1,4 +1,4 @@
-"""What hosts lack of a lab's files: hosts that are directories of this machine, asked by the real script."""
+"""Detection of hosts' missing files: hosts are local directories, queried by the real script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a lab comes by its image, without an engine that has any."""
+"""Sources of a lab's image, with an engine that has none."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def on_hosts(context: Context) -> Cluster:
 
 @pytest.fixture
 def nothing_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither this machine's engine nor a host's has the image."""
+    """Remove the image from this machine's engine and the hosts' engines."""
     monkeypatch.setattr(local, "described", lambda _: None)
     monkeypatch.setattr(distribute, "preview", lambda image, how, _: f"{how} image {image} on h1, h2")
     monkeypatch.setattr(images, "image_targets", lambda *_: None)
@@ -121,7 +121,7 @@ def test_what_hosts_can_build_or_pull_is_planned(
 
 
 class EngineHere(FakeBackend):
-    """This machine's engine: its images, with their labels and ids."""
+    """This machine's engine: images with labels and ids."""
 
     def __init__(self, images: dict[str, dict[str, str]]) -> None:
         super().__init__()

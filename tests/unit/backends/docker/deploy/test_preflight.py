@@ -115,7 +115,7 @@ def test_a_directory_behind_a_home_that_is_closed_is_somebodys(tmp_path: Path, m
 def test_a_host_may_have_the_lab_of_somebody_whose_directory_is_not_on_this_machine(
     tmp_path: Path, host: str, made_by: str, theirs: bool
 ) -> None:
-    """Another control machine may have this one's name."""
+    """Compare the directory too: another control machine may have the same name."""
     lost = {"directory": str(tmp_path / "gone"), "owner": made_by, "host": host}
     owner = observed(lab(), worker_0=lost).owner_elsewhere(tmp_path, "ann@here")
     assert (owner is not None) == theirs
@@ -153,7 +153,7 @@ def test_a_machine_that_has_nodes_is_known_whatever_it_is_called_now(
 
 
 def test_what_this_machine_got_as_a_listed_host_stays_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was pushed to it, and results left there, are removed as that host's, not as this machine's."""
+    """Keep the record: files pushed to the host, and results on it, are removed as that host's."""
     engine = FakeBackend()
     monkeypatch.setattr(FakeBackend, "identity", lambda _: "X", raising=False)
     ledger.note(tmp_path, "red", "X")

@@ -1,4 +1,4 @@
-"""What a run's record says of where it ran, and of what hosts are asked for it."""
+"""Provenance in a run's record, and the questions to hosts that it takes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_devices_are_told_with_the_driver_of_their_host() -> None:
 
 
 def test_clones_are_asked_for_where_they_are() -> None:
-    """Those that are sent are here, whatever else is mounted is on the host, below its own home."""
+    """Ask this machine for clones that are sent, and the host for other mounts, below its own home."""
     far = host(name="far", directory="/home/ann/.labctl/demo", home="/home/ann")
     sent = Mount(source="/home/me/sent", target="/workspace/sent", read_only=True)
     mine = Mount(source="/home/me/mine", target="/mine")

@@ -217,7 +217,7 @@ def test_an_image_that_a_container_uses_stays_and_is_no_failure() -> None:
 
 
 def test_programs_start_where_a_container_belongs_whoever_else_has_one_of_its_name() -> None:
-    """As a host has that is the second one now and was the first, until its launcher is removed."""
+    """Prefer the planned host over a former one that still has the launcher's container."""
     stale = ObservedState(host="h2", containers=(container("launcher", host="h2"),))
     first, second = FakeBackend(seen=observed(lab())), FakeBackend(seen=stale)
     engines = MultiHostEngine({"h1": first, "h2": second}, {"labctl-demo-launcher-1": "h1"})

@@ -102,7 +102,7 @@ def run(*argv: str, **environment: str) -> str:
 
 
 def ask(root: Path | str = "/", by: str = "sh", **environment: str) -> survey.HostDump:
-    """What the script tells of the machine whose files are below root."""
+    """Run the survey script on the machine whose files are below root; return its facts."""
     return survey.read(run(*shell(by), "-c", survey.script(), "sh", str(root), **environment), "gpu-1")
 
 

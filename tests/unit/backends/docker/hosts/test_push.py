@@ -84,7 +84,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def content(root: Path, path: str) -> Iterator[tuple[str, object]]:
-    """What lies at a path and below it: mode and bytes of a file, mode of a directory, target of a link."""
+    """Yield the content at a path and below: mode and bytes of a file, mode of a directory, target of a link."""
     there = root / path
     status = there.lstat()
     if stat.S_ISLNK(status.st_mode):
@@ -106,7 +106,7 @@ def all_of(root: Path) -> Content:
 
 
 def shown(place: Path) -> Content:
-    """What the names in a directory of the host show; each is a link through ``.current``."""
+    """Return the content of the names in a host's directory; each name is a link through ``.current``."""
     if not place.exists():
         return {}
     found: Content = {}
@@ -308,7 +308,7 @@ def test_a_copy_that_is_cut_off_never_shows(
 
 
 def deadly(folder: Path, tools: Path) -> Path:
-    """The same tools, but from the DEADLY-th change on each kills its whole session instead of acting."""
+    """Copy the tools, with those for changes killing their whole session from the DEADLY-th change on."""
     folder.mkdir()
     for tool in TOOLS:
         (folder / tool).symlink_to(tools / tool)

@@ -1,4 +1,4 @@
-"""What a host has of clones, data and cached models, read by the script itself from directories that are made up."""
+"""Clones, data and cached models of a host, read by the real script from fictitious directories."""
 
 from __future__ import annotations
 

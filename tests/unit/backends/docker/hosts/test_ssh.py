@@ -1,4 +1,4 @@
-"""What labctl makes of what ssh does, by a stand-in for ssh that runs the commands of a host here."""
+"""Handling of ssh's outcomes, with a stand-in for ssh that runs the host's commands here."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
 
 @pytest.fixture
 def login(program: Program, tmp_path: Path) -> Login:
-    """Says what a login does, as a script; its ``$last`` is the command."""
+    """Function that sets the script of a login; the script's ``$last`` is the command."""
     return lambda text: program("ssh", SSH.format(folder=tmp_path, login=text))
 
 
@@ -59,7 +59,7 @@ def target(tmp_path: Path) -> Iterator[InventoryHost]:
 
 @contextmanager
 def opened(target: InventoryHost, stem: Path, seconds: float = 10) -> Iterator[str]:
-    """What the opening script told."""
+    """Open a connection; yield the output of its opening script."""
     link = SshConnection(target, str(stem), seconds)
     try:
         link.open("printf told", seconds)

@@ -1,4 +1,4 @@
-"""What an image build is handed, without building one."""
+"""Arguments of image builds, without a build."""
 
 from __future__ import annotations
 

@@ -497,7 +497,7 @@ def test_engines_that_count_images_differently_are_seen_to_have_the_same() -> No
 
 
 def writer(one: FakeHost, name: str) -> subprocess.Popen[bytes]:
-    """Another attempt, that writes to the file of this name what it is given."""
+    """Start another upload, which appends its input to the file of this name."""
     environ = {**os.environ, "HOME": str(one.home)}
     return subprocess.Popen(["sh", "-c", remote.SCRIPT, "sh", "append", name, "0"], stdin=subprocess.PIPE, env=environ)
 

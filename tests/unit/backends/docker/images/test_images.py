@@ -1,4 +1,4 @@
-"""What the Dockerfiles have in common, which files an image comes from, and which base an accelerator gets."""
+"""Common steps of the Dockerfiles, the input files of an image, and the base image of an accelerator."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def text(name: str) -> str:
 
 
 def steps(name: str) -> list[str]:
-    """Each RUN with its mounts and script, on one line."""
+    """List the RUN steps with their mounts and scripts, one line each."""
     found = re.split(r"^(?=[A-Z]+ )", text(name).replace("\\\n", " "), flags=re.MULTILINE)
     return [step for step in found if step.startswith("RUN ")]
 
@@ -123,7 +123,7 @@ for word; do case $word in */*) sed 's/^/  /' "$word" >> "$LOG";; esac; done
 
 
 def installed(tmp_path: Path, requirements: str, name: str) -> list[str]:
-    """What install.sh asks of pip where there is no /opt/venv; below each call, the files that it names."""
+    """Run install.sh without /opt/venv; return its calls of pip, each followed by the files that it names."""
     (tmp_path / "pip").write_text(PIP)
     (tmp_path / "pip").chmod(0o755)
     (tmp_path / name).write_text(requirements)
@@ -283,7 +283,7 @@ def test_where_the_kernel_does_not_say_the_tool_is_asked(
 
 
 class Builder:
-    """In the place of Docker: notes which base is asked for, and what the build is told."""
+    """Stand-in for Docker that records the requested bases and the build arguments."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
         self._directory = directory

@@ -1,4 +1,4 @@
-"""Which image a lab with packages of a person's own gets."""
+"""Image of a lab with the user's own packages."""
 
 from __future__ import annotations
 

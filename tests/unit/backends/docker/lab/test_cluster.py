@@ -34,7 +34,7 @@ Open = Callable[..., Cluster]
 
 
 class Engine(FakeBackend):
-    """It grants limits, and knows NVIDIA's device driver, when ``meet`` lets it."""
+    """An engine that grants limits, and knows NVIDIA's device driver, once ``meet`` returns."""
 
     def __init__(self, meet: Callable[[], object] = lambda: None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""How an engine is asked for NVIDIA GPUs, by what it says, what lies in its folders, and what was tried before."""
+"""Requests of NVIDIA GPUs, by the engine's information, the files in its folders, and earlier trials."""
 
 from __future__ import annotations
 

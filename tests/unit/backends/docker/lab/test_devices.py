@@ -30,7 +30,7 @@ def plain_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def host(tmp_path: Path, text: str | None = None) -> HostDevices:
-    """This host; in a lab with that .env, or in no lab."""
+    """Return the devices of this host, in a lab with that .env or outside of a lab."""
     directory = tmp_path / "lab"
     directory.mkdir()
     if text is not None:
