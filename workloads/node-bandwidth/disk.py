@@ -81,7 +81,7 @@ class SequentialRead:
         return sum(os.preadv(self._file, buffer, offset) for offset in self._offsets(number))
 
     def _offsets(self, number: int) -> range:
-        """Where one thread reads: all reads that are under way lie side by side."""
+        """Return the offsets that one thread reads; concurrent reads are adjacent."""
         return range(number * BLOCK, self._size, DEPTH * BLOCK)
 
 
