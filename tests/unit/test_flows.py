@@ -1,4 +1,4 @@
-"""Whole commands on an engine in memory: what is planned, refused, done, and how often the engine is asked."""
+"""Commands on an in-memory engine: plans, refusals, actions, and the number of requests to the engine."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Engine(FakeBackend):
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    """The engine of the lab in ``tmp_path``."""
+    """Engine of the lab in ``tmp_path``."""
 
     def answer(name: str, argv: tuple[str, ...]) -> Iterator[str]:
         if "reach" in argv:
@@ -99,7 +99,7 @@ def context(tmp_path: Path) -> Context:
 
 @pytest.fixture
 def lab_is_up(context: Context, engine: Engine) -> Callable[[], None]:
-    """Bring it up; the engine then says what compose would have made."""
+    """Bring the lab up, and let the engine show the containers of compose."""
 
     def up() -> None:
         with clusters.connect(context, context.settings()) as cluster:
@@ -301,7 +301,7 @@ def test_a_launcher_that_the_image_lacks_is_refused(
 
 
 def records(context: Context) -> list[Path]:
-    """The directories of runs."""
+    """List the directories of runs."""
     writable = {context.directory / naming.NOTEBOOKS, context.directory / naming.OUTPUTS}
     return [path for path in (context.directory / "runs").iterdir() if path not in writable]
 
@@ -419,7 +419,7 @@ def test_what_a_workload_planted_in_the_runs_stops_no_command(
 
 
 def launching(engine: Engine, *lines: str, code: int = 0) -> None:
-    """Let the launcher print these lines and end with that code."""
+    """Let the launcher print these lines and exit with that code."""
     reaching = engine.answer
 
     def answer(name: str, argv: tuple[str, ...]) -> Iterator[str]:
@@ -566,7 +566,7 @@ RESUMES = f"{WORKLOAD}resume: {{argument: --resume, checkpoint: 'ckpt/*.pt'}}\n"
 
 
 class Fragile:
-    """A launcher whose first runs save a checkpoint each and lose worker-1; later ones only start their ranks."""
+    """A launcher whose first runs save a checkpoint and lose worker-1; later ones only start their ranks."""
 
     def __init__(self, context: Context, engine: Engine, breaks: int, *, saves: bool = True) -> None:
         self.context, self.engine, self.breaks, self.saves = context, engine, breaks, saves
@@ -594,7 +594,7 @@ class Fragile:
 
 @pytest.fixture
 def resumes(context: Context, engine: Engine, lab_is_up: Callable[[], None]) -> None:
-    """The workload says how it resumes, and the lab is up."""
+    """A lab that is up, with a workload that can resume."""
     (context.directory / "workloads/hello/workload.yml").write_text(RESUMES)
     lab_is_up()
 
@@ -728,7 +728,7 @@ def ran(context: Context, engine: Engine, lab_is_up: Callable[[], None]) -> Resu
 
 
 def normalised(context: Context, run_id: str, name: str) -> str:
-    """A file of a run's record, its id left out."""
+    """Read a file of a run's record, without the run's id."""
     return (context.directory / "runs" / run_id / name).read_text().replace(run_id, "RUN")
 
 

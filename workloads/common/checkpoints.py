@@ -27,7 +27,7 @@ Progress = dict[str, Any]
 
 
 class Checkpoints:
-    """Saves engines every so many steps, and once more on SIGTERM; loads them from where another run has saved them.
+    """Checkpoints of engines: saved at regular steps and on SIGTERM, and loaded to resume another run.
 
     ``facts`` must be the same then as now, as the data. ``adapters_only`` leaves out what is not trained.
     """

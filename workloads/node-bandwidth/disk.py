@@ -24,7 +24,7 @@ IN_MEMORY = ("ramfs", "tmpfs")
 
 
 class SequentialRead:
-    """Reads the file at a path, no more than so many bytes of it; in a directory it makes one, which has no name there.
+    """Sequential read of at most ``size`` bytes of the file at a path; in a directory it creates an unnamed file.
 
     Raises InputError for what cannot be read, is too short, or is in memory.
     """
@@ -67,7 +67,7 @@ class SequentialRead:
         return (seconds,)
 
     def wrong(self) -> str:
-        """Compares the last blocks that were read with what was written; of a file that was there nothing is known."""
+        """Compare the last blocks read with the data written; skipped for a file that existed before."""
         if not self._content:
             return ""
         for number, buffer in enumerate(self._buffers[: self._size // BLOCK]):

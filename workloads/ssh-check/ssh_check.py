@@ -28,7 +28,7 @@ LIMIT = 60.0
 AT_ONCE = 64
 """Logins at the same time."""
 PROGRAM = "import sys; exec(compile(sys.stdin.read(int(sys.argv[1])), 'agent.py', 'exec'))"
-"""Reads the agent from the pipe by its length, so that what follows is the agent's own input."""
+"""Command that reads the agent from the pipe by its length, so that the rest is the agent's input."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ CORE = 3
 
 @pytest.fixture(autouse=True)
 def one_core(tmp_path: Path) -> None:
-    """A machine where one core may be used, whatever this one has."""
+    """Tree of a machine with one usable core, whatever this machine has."""
     sysfs.cores(tmp_path, str(CORE))
 
 

@@ -1,4 +1,4 @@
-"""A real card: what its kernel driver and nvidia-smi wrote, as tests/gpu/card.py keeps it."""
+"""Files of a real H100 from its kernel driver and nvidia-smi, as tests/gpu/card.py keeps them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GPU = Device(
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Path:
-    """The machine's files, with two of its cores."""
+    """Tree of the machine's files, with two of its cores."""
     shutil.copytree(H100, tmp_path, dirs_exist_ok=True)
     sysfs.cores(tmp_path, "0-1")
     (tmp_path / "dev").mkdir()

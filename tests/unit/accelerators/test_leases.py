@@ -1,4 +1,4 @@
-"""Leases between real processes: nodes take them as they do in a container, labctl reads who has them."""
+"""Leases between real processes: nodes acquire them as in a container, and labctl reads the holders."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def wanting(folder: Path, *cards: Device, **changes: object) -> Lab:
 
 @pytest.fixture
 def mine(tmp_path: Path) -> Lab:
-    """A lab that wants the first device, and whose turn has come before: the files are there."""
+    """A lab that wants the first device and whose lease files exist from an earlier start."""
     of = wanting(tmp_path, CARDS[0])
     (tmp_path / "mine").mkdir()
     with leases.granting(of, wait=0, notice=print):
@@ -54,7 +54,7 @@ def mine(tmp_path: Path) -> Lab:
 
 
 def start(of: Lab, said: dict[str, str] | None = None, *, patience: float = 0) -> subprocess.Popen[str]:
-    """The first node of a lab, as its container starts it; ``said`` changes what it says of itself."""
+    """Start the first node of a lab as its container does; ``said`` replaces lines of its own description."""
     where = of.directory.parent / f"container-{len(list(of.directory.parent.iterdir()))}"
     where.mkdir()
     for mount in render.lease_mounts(of.nodes[0], of.hosts[0]):
@@ -99,7 +99,7 @@ def refusal(of: Lab) -> HostError:
 
 
 def handles(process: subprocess.Popen[str], number: signal.Signals) -> bool:
-    """Source: SigCgt of /proc/PID/status, proc(5)."""
+    """Return True if the process handles the signal. Source: SigCgt of /proc/PID/status, proc(5)."""
     lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
     caught = next(line.split()[1] for line in lines if line.startswith("SigCgt:"))
     return bool(int(caught, 16) >> (number - 1) & 1)

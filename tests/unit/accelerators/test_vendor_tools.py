@@ -1,4 +1,4 @@
-"""The makers' tools, as stand-ins on PATH: what they add, and what is made of their failures."""
+"""The vendors' tools, as stand-ins on PATH: the facts they add, and the handling of their failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches with runs that tests make up."""
+"""Batches with simulated runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def lab(tmp_path: Path) -> Lab:
 
 
 def hostfiles(directory: Path, *groups: str) -> Path:
-    """A set with a hostfile for each group, given by the numbers of its workers."""
+    """Write a set with a hostfile for each group, given by its workers' numbers."""
     directory.mkdir(parents=True)
     for number, group in enumerate(groups, start=1):
         text = "".join(f"worker-{worker} slots=1\n" for worker in group)
@@ -241,7 +241,7 @@ def test_the_run_of_a_job_is_in_the_record_once_it_is_launched(lab: Lab, tmp_pat
 
 @pytest.fixture
 def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Ctrl-C, once all jobs that can be are started."""
+    """Press Ctrl-C once all jobs that fit are started."""
     waiting = threading.Event()
 
     def wait(*given: Any, **options: Any) -> Any:
@@ -388,7 +388,7 @@ def test_a_run_that_was_under_way_is_gone_on_with_from_when_it_began(lab: Lab, t
 
 
 def launched(lab: Lab, run_id: str, batch: Batch, job: BatchJob) -> None:
-    """The record of a run that a batch launched."""
+    """Write the record of a run that a batch launched."""
     folder = lab.directory / "runs" / run_id
     folder.mkdir(parents=True)
     (folder / "started").touch()

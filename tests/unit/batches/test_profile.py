@@ -1,4 +1,4 @@
-"""Profiles: those that come with labctl name what is there, and errors in others name the line."""
+"""Profiles: the built-in ones name existing workloads, and errors in others name the line."""
 
 from __future__ import annotations
 

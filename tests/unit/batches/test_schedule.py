@@ -13,7 +13,7 @@ Jobs = tuple[tuple[str, ...], ...]
 
 
 def jobs(*words: str) -> Jobs:
-    """Jobs by the letters of their nodes."""
+    """Build jobs from the letters of their nodes."""
     return tuple(tuple(word) for word in words)
 
 
@@ -48,7 +48,7 @@ def test_without_jobs_there_is_nothing_to_wait_for() -> None:
 
 
 def test_a_wide_job_is_overtaken_by_those_of_the_window_and_no_others() -> None:
-    """Single jobs on two nodes that never end at the same time would hold up one on both for ever."""
+    """Hold nodes for a large job: single jobs that end at different times would block it forever."""
     queue = JobQueue((("a",), ("a", "b"), *((NODES[number % 2],) for number in range(1, 1000))))
     started = queue.start()
     assert started == [0, 2]
@@ -67,7 +67,7 @@ def test_a_job_that_waits_does_not_leave_other_nodes_idle() -> None:
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[Jobs, int, list[int]]:
-    """Jobs, how many may run at once (0: any), and which of those that run ends each time."""
+    """Draw jobs, a limit of concurrent ones (0: none), and the job that ends at each step."""
     chosen = draw(st.lists(st.sets(st.sampled_from(NODES), min_size=1), min_size=1, max_size=200))
     return tuple(map(tuple, chosen)), draw(st.integers(0, 4)), draw(st.lists(st.integers(0, 3), min_size=1))
 

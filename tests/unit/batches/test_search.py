@@ -1,4 +1,4 @@
-"""The search for bad nodes, round by round, with runs that somebody else makes up."""
+"""The search for bad nodes, round by round, with simulated runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def lab(directory: Path, nodes: int = 4) -> Lab:
 
 
 def running(speed: Speed, seen: list[list[tuple[str, ...]]]) -> Callable[[Path], Batch]:
-    """Runs of which each has this speed in all; None for one that fails."""
+    """Build runs of these total speeds; None for a failing run."""
 
     def run(folder: Path) -> Batch:
         paths = sorted(folder.glob("hostfile_*"))

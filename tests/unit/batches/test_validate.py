@@ -1,4 +1,4 @@
-"""A validation from nothing to a report and back to nothing, with hosts and runs that are made up."""
+"""A validation from setup to report to removal, with fictitious hosts and runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Value = Callable[[Check, Group], float | None]
 
 
 class Cluster:
-    """Four hosts, red0 to red3, with a node each; ``calls`` is what was done to them, in order."""
+    """Four hosts, red0 to red3, with a node each; ``calls`` records the actions in order."""
 
     def __init__(self, value: Value | None = None, **given: Any) -> None:
         self.value = value or (lambda _, group: 100.0 * len(group))
@@ -306,7 +306,7 @@ def test_figures_carry_their_threshold_and_its_source() -> None:
 
 
 def baseline_of(profile: Profile, *known: Figure) -> Baseline:
-    """The baseline that a validation of all nodes would have recorded."""
+    """Build the baseline that a validation of all nodes would record."""
     return Baseline(
         lab="demo",
         profile="plain",

@@ -1,4 +1,4 @@
-"""A lab in one file: what goes in, what stays here, and that nothing is changed by a file that is not whole."""
+"""A lab in one file: its content, exclusions, and incomplete files, which change nothing."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ LAB_SHM_SIZE=1g # with the token: hf_{CANARY.replace("-", "0")}
 
 @pytest.fixture(autouse=True)
 def _engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine that saves one image, and loads whatever it is given."""
+    """An engine that saves one image, and records loaded images."""
     made = image_archive(tmp_path / "saved.tar", NAME, [b"l" * 3000])
 
     def run(argv: Any, **_: object) -> CompletedProcess:
@@ -71,7 +71,7 @@ def _engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Path:
-    """A lab directory with something of everything."""
+    """A lab directory with all kinds of files."""
     files = {
         ".env": ENV,
         "hosts.txt": "h1\nh2\n",
@@ -125,7 +125,7 @@ def file(lab: Path, tmp_path: Path) -> Path:
 
 
 def unpacked(file: Path, directory: Path, *, force: bool = False) -> list[str]:
-    """Unpack the lab; the files that were written."""
+    """Unpack the lab; return the files written."""
     whole = load.checked(file, lambda _: None)
     wanted = load.of_lab(whole, whole.below("lab")[".env"], directory, force=force)
     load.write(wanted, directory)
@@ -304,7 +304,7 @@ def test_a_file_that_was_cut_off_changes_nothing(file: Path, tmp_path: Path) -> 
 
 
 def contents_of(file: Path) -> Iterator[int]:
-    """A place within each member."""
+    """Yield an offset within each member."""
     with tarfile.open(file) as tar:
         yield from (member.offset_data + member.size // 2 for member in tar if member.size)
 
@@ -457,7 +457,7 @@ def test_headers_that_cannot_be_are_damage(tmp_path: Path, header: dict[str, str
 
 
 def crafted(path: Path, members: dict[str, bytes], env: str = "LAB_NAME=x\n") -> Path:
-    """A whole bundle that no `bundle save` wrote."""
+    """Write a complete bundle without `bundle save`."""
     with BundleWriter(image_archive(path, NAME, [b"l"]), ABOUT) as sealer:
         for name, content in {"lab/.env": env.encode(), **members}.items():
             sealer.add(name, content)
@@ -466,7 +466,7 @@ def crafted(path: Path, members: dict[str, bytes], env: str = "LAB_NAME=x\n") ->
 
 @pytest.fixture
 def loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loads:
-    """Loads a bundle into ``out``, with a home of its own; the images go nowhere."""
+    """Load a bundle into ``out``, with a separate home; images are not loaded."""
     monkeypatch.setattr(load, "hand_out", lambda *_: {})
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 

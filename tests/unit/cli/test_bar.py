@@ -77,7 +77,7 @@ def test_lines_are_printed_above_the_bar_which_is_gone_at_the_end() -> None:
 
 @contextmanager
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """A terminal as standard error; yields what its owner reads."""
+    """A terminal as standard error; yields the end that reads its output."""
     master, slave = pty.openpty()
     with open(slave, "w", encoding="utf-8") as stream:  # noqa: PTH123
         monkeypatch.setattr("sys.stderr", stream)

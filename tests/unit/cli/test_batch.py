@@ -1,4 +1,4 @@
-"""`labctl hostfiles` and `labctl batch` as people and scripts meet them; no engine answers here."""
+"""`labctl hostfiles` and `labctl batch` on the command line, without an engine."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ Change = Callable[[Batch], None]
 
 
 def done(batch: Batch, *ends: dict[str, Any]) -> Batch:
-    """The batch with jobs that ended so, one after the other in ten seconds each."""
+    """Build the batch with jobs that ended so, in ten seconds each, one after the other."""
     jobs = (
         replace(job, state="done", run_id=f"r{number}", began=100.0 + 10 * number, ended=110.0 + 10 * number, **end)
         for number, (job, end) in enumerate(zip(batch.jobs, ends, strict=True))
@@ -196,7 +196,7 @@ LOST = {"verdict": "ERROR", "cause": "node-lost", "exit_code": 4, "message": "wo
 
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch, labctl: Labctl) -> Callable[..., None]:
-    """Have `batch` run jobs that end so."""
+    """Let `batch` run jobs with these ends."""
 
     def set_ends(*ends: dict[str, Any]) -> None:
         def run_jobs(*given: Any, **_: object) -> Batch:

@@ -1,4 +1,4 @@
-"""The command line as people and scripts meet it: words, streams and exit codes. No command here needs an engine."""
+"""The command line: arguments, streams and exit codes, without an engine."""
 
 from __future__ import annotations
 
@@ -416,7 +416,7 @@ def test_runs_of_a_new_lab_are_none(labctl: Labctl) -> None:
 
 
 def recorded(labctl: Labctl, ago: timedelta, workload: str = "hello", verdict: str = "PASS") -> str:
-    """The id of a run that has ended."""
+    """Write the record of a run that has ended; return its id."""
     run_id = store.new_id(workload, datetime.now() - ago)
     path = labctl.directory / "runs" / run_id
     path.mkdir(parents=True)
@@ -492,7 +492,7 @@ GOING_IN = [["exec", "--", "true"], ["shell"], ["jupyter"], ["logs"]]
 
 @dataclass
 class Nodes:
-    """Labs whose every node runs; ``asked`` are the names that labctl went by."""
+    """Stand-in for labs whose nodes all run; ``asked`` records the requested names."""
 
     asked: list[str]
     owner: Path
@@ -519,7 +519,7 @@ def nodes(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> Nodes:
 
 @pytest.fixture
 def on_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shell is opened on a terminal alone."""
+    """Pretend to be on a terminal, which a shell requires."""
     monkeypatch.setattr(commands, "on_terminal", lambda: True)
 
 
@@ -602,7 +602,7 @@ def test_a_paused_node_is_said_with_what_wakes_it(labctl: Labctl, nodes: Nodes) 
 
 @pytest.fixture
 def followed(monkeypatch: pytest.MonkeyPatch) -> list[DockerEngine]:
-    """The daemons of more hosts than are worked on at once."""
+    """Daemons of more hosts than are served concurrently."""
     names = [f"h{number}" for number in range(WIDTH + 8)]
     ways: list[Any] = [SimpleNamespace(address=one, target=SimpleNamespace(name=one)) for one in names]
     daemons = [DockerEngine(way) for way in ways]

@@ -1,4 +1,4 @@
-"""`labctl eval` as people and scripts meet it."""
+"""`labctl eval` on the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labctl.batches.record import Batch, BatchJob
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """Logs of three jobs on one node each, of which ml-003 is slow."""
+    """Logs of three jobs on one node each; ml-003 is slow."""
     for number, value in enumerate((1000, 1010, 800), 1):
         write_log(tmp_path / "out", f"1xN_batch000{number}", [f"ml-00{number}"], throughput(value))
     return tmp_path / "out"

@@ -1,4 +1,4 @@
-"""Commands of a lab on Kubernetes: those of Docker hosts are refused, others ask the cluster of the kubeconfig."""
+"""Commands of a lab on Kubernetes: those for Docker hosts are refused, others use the cluster of the kubeconfig."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORKLOAD = "description: hello\nlauncher: mpirun\nscript: hello.py\ntimeout: 60s
 
 @pytest.fixture
 def lab(labctl: Labctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Labctl:
-    """A lab on Kubernetes where no cluster is configured."""
+    """A lab on Kubernetes without a configured cluster."""
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", f"{tmp_path}/none")
     labctl.env(ENGINE)
     labctl.workload(WORKLOAD)

@@ -1,4 +1,4 @@
-"""Mistakes that are seen before anything is started: nothing changes."""
+"""Mistakes that are reported before anything is started: nothing changes."""
 
 from __future__ import annotations
 

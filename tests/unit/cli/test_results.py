@@ -1,4 +1,4 @@
-"""compare, report, export, freeze, verify, replay and `run --repeat`: on records made up, and runs that are none."""
+"""compare, report, export, freeze, verify, replay and `run --repeat`, on fictitious records and runs."""
 
 from __future__ import annotations
 

@@ -282,7 +282,7 @@ LISTED = {
 
 
 def program(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An `ansible-inventory` that is this shell script, or none at all, on PATH."""
+    """Put an `ansible-inventory` with this shell script on PATH, or none."""
     folder.mkdir()
     if script:
         (folder / "ansible-inventory").write_text(f"#!/bin/sh\n{script}\n")

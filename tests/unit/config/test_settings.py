@@ -178,7 +178,7 @@ MAY_BE_MOUNTED = """
 @pytest.mark.parametrize("key", MOUNTED)
 @pytest.mark.parametrize("value", NEVER_MOUNTED.split())
 def test_what_is_the_hosts_own_is_not_mounted(lab: Lab, key: str, value: str) -> None:
-    """Containers write what is mounted: keys, the system and the engine would be theirs."""
+    """Refuse the mount: containers could write keys, the system or the engine's data."""
     error = lab.error(f"{key}={value}")
     assert error.startswith(f".env:1: {key}: "), error
     assert " | name a directory" in error

@@ -34,7 +34,7 @@ def chosen(*paths: str) -> set[str]:
 
 
 def snapshot(cache: Path, revision: str, *paths: str, parts: dict[str, tuple[str, ...]] | None = None) -> Path:
-    """A snapshot in the cache with these files; ``parts`` gives what its index files name."""
+    """Write a snapshot with these files to the cache; ``parts`` are the names in its index files."""
     made = hub(cache).folder("model", NAME) / "snapshots" / revision
     made.mkdir(parents=True)
     for path in paths:

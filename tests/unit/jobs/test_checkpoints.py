@@ -27,7 +27,7 @@ def of(tmp_path: Path) -> Lab:
 
 
 def saved(of: Lab, run_id: str, step: int, *, ranks: int = 2) -> Path:
-    """A whole checkpoint of a run."""
+    """Write a complete checkpoint of a run."""
     place = of.directory / f"runs/{run_id}/checkpoints/step-{step}"
     (place / "model").mkdir(parents=True)
     files = {}

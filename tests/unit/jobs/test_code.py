@@ -28,7 +28,7 @@ def of(tmp_path: Path) -> Lab:
 
 
 def write(folder: Path, *names: str) -> Path:
-    """Files that hold their own names; returns the first."""
+    """Write files that contain their own names; return the first path."""
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(name)
@@ -303,7 +303,7 @@ def test_a_declared_script_may_be_a_clones(of: Lab, tmp_path: Path) -> None:
 
 
 def test_a_declared_script_that_containers_do_not_see_is_refused(of: Lab, tmp_path: Path) -> None:
-    """A declaration may be anyone's, and what it names would be copied to where its ranks are."""
+    """Refuse the path: declarations may be other people's, and the named files would be copied to the ranks."""
     path = write(tmp_path, "private/keys.py")
     with pytest.raises(ConfigError, match="is not in a folder that the lab mounts") as caught:
         inputs.require_mounted(of, loader.load(declare(tmp_path, path), "mine", ("torchrun",)))
@@ -311,7 +311,7 @@ def test_a_declared_script_that_containers_do_not_see_is_refused(of: Lab, tmp_pa
 
 
 def declare(folder: Path, script: Path) -> Path:
-    """A folder of workloads with one, `mine`, of a script elsewhere."""
+    """Write a folder of workloads with one, `mine`, whose script is elsewhere."""
     text = f"description: a clone's\nlauncher: torchrun\nscript: {script}\ntimeout: 30s\n"
     (folder / "workloads/mine").mkdir(parents=True)
     (folder / "workloads/mine/workload.yml").write_text(text)

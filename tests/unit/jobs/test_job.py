@@ -57,7 +57,7 @@ def test_a_hostfile_with_too_many_slots_says_how_many_there_are() -> None:
 
 
 def called(of: Lab, *names: str) -> list[str]:
-    """The nodes that machines of a list are."""
+    """Return the nodes of the listed machines."""
     return [one.name for one in jobs.nodes_of(of, names, "nodes.txt")]
 
 
@@ -204,7 +204,7 @@ PROGRAM = Path(__file__).parents[3] / "docker/rank_output.py"
 
 
 class Ranks:
-    """Executes rank.sh with a ``python`` that writes down what it was given."""
+    """Runs of rank.sh with a ``python`` that records its arguments and environment."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -270,7 +270,7 @@ class Ranks:
         return done.returncode, "".join(f"{line.text}\n" for line in lines)
 
     def script(self, program: str) -> str:
-        """The script of a rank that runs this."""
+        """Write the script of a rank that runs this code."""
         (self.root / "bin/python").write_text(f"#!/bin/sh\n{program}\n")
         self.make(self.run_id)
         path = self.root / "rank.sh"
@@ -434,7 +434,7 @@ def test_deepspeeds_local_rank_goes_to_the_script_before_its_arguments(ranks: Ra
 
 @contextmanager
 def hub(*, answers: bool) -> Iterator[dict[str, str]]:
-    """The variables that name a hub, which takes connections or refuses them."""
+    """Yield the variables of a hub that accepts or refuses connections."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         if answers:

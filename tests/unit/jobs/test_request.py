@@ -68,7 +68,7 @@ def test_what_a_script_elsewhere_takes_is_not_known(folder: Path, tmp_path: Path
 
 
 def ran(lab: Path, run_id: str, options: request.RunOptions, **changes: object) -> None:
-    """The record of a run of `hello` that has ended."""
+    """Write the record of a run of `hello` that has ended."""
     path = lab / "runs" / run_id
     path.mkdir(parents=True)
     (path / "result.json").write_text("{}")
@@ -154,7 +154,7 @@ def test_a_node_that_is_lost_is_left_out(given: dict[str, Any], left: dict[str, 
 def judged(
     lab: Path, run_id: str, verdict: str = "PASS", name: str = "hello", **metrics: dict[str, float | None]
 ) -> None:
-    """The record of a run that was judged."""
+    """Write the record of a run that was judged."""
     path = lab / "runs" / run_id
     path.mkdir(parents=True)
     known = {"run_id": run_id, "workload": name, "launcher": "mpirun", "lab": "demo", "cause": None, "message": "."}

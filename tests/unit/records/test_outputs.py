@@ -151,7 +151,7 @@ def test_folders_within_each_other_without_end_stay(written: Path) -> None:
 
 @pytest.mark.parametrize("attempt", range(50))
 def test_what_is_changed_for_a_link_meanwhile_reaches_nothing_else(written: Path, tmp_path: Path, attempt: int) -> None:
-    """A process that outlived the run changes folders and files for links all the time."""
+    """Replace folders and files by links all the time, as a process that outlives the run could."""
     home = tmp_path / "home"
     (home / "inner").mkdir(parents=True)
     (home / "keys").write_text("mine")

@@ -49,7 +49,7 @@ def result(run_id: str) -> Result:
 
 
 def with_secrets(directory: Path, token: str = "", **variables: str) -> Lab:
-    """A lab whose settings hold these secrets."""
+    """Build a lab whose settings have these secrets."""
     lines = [f"LAB_ENV_{name}={dotenv.quote(value)}\n" for name, value in variables.items()]
     (directory / ".env").write_text("".join([f"HF_TOKEN={token}\n", *lines]), encoding="utf-8")
     found = settings.load(directory, {}, {})
@@ -347,7 +347,7 @@ def test_no_text_of_a_result_has_a_secret(tmp_path: Path) -> None:
 
 @pytest.fixture
 def limited() -> Iterator[None]:
-    """A test that waits for what never comes fails instead."""
+    """Fail the test instead of letting it wait forever."""
 
     def expire(*_: object) -> None:
         pytest.fail("it hangs")

@@ -1,4 +1,4 @@
-"""The report of runs and of a metrics.csv, from records that are made up."""
+"""The report of runs and of a metrics.csv, from fictitious records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def report(lab: Path, *run_ids: str) -> Report:
 
 
 def sampled(path: Path, devices: int, seconds: int = 30, *, lost: int | None = None) -> None:
-    """Samples of a node with so many devices, of which the one at ``lost`` seconds was lost."""
+    """Write samples of a node with this many devices, the one at ``lost`` seconds being lost."""
     devices_read = (f"device {number} utilisation (%)" for number in range(devices))
     head = ["seconds (s)", "lost samples (count)", "cpu (%)", *devices_read]
     rows = [[f"{at}", "0", *([""] if at == lost else [f"{50 + at}"]) * (1 + devices)] for at in range(seconds)]

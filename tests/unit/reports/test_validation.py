@@ -25,7 +25,7 @@ def figure(name: str, value: float | None, what: str = "bus bandwidth") -> Figur
 
 
 def validation(size: int = 2, **more: object) -> Validation:
-    """A passed one, of this many good nodes."""
+    """A passed validation of this many good nodes."""
     passed = Validation(
         lab="red",
         profile="quick",
@@ -73,7 +73,7 @@ def without_charts(page: str) -> str:
 
 
 def rows(page: str, heading: str) -> list[str]:
-    """The head of each row of the first table below a heading."""
+    """List the row heads of the first table below a heading."""
     table = page.partition(f"<h2>{heading}</h2>")[2].partition("</table>")[0]
     return re.findall(r'<th scope="row">([^<]*)', table)
 

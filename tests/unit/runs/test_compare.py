@@ -1,4 +1,4 @@
-"""Comparisons of records that are made up: what differs, what it did, and what is only noise."""
+"""Comparisons of fictitious records: differences, their effects, and noise."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def of(tmp_path: Path) -> Lab:
 
 
 def unpacked(of: Lab, result: Result = FAILED, engine: FakeBackend | None = None) -> dict[str, str]:
-    """The texts of the archive by name; nothing may go wrong."""
+    """Read the files of the archive by name; check for errors."""
     warnings: list[str] = []
     evidence.write(of, result, warnings.append, partial(of_hosts, of, engine) if engine else None)
     assert warnings == []
@@ -107,7 +107,7 @@ def test_of_missed_criteria_the_last_lines_are_shown(of: Lab) -> None:
 
 
 def test_events_of_its_whole_time_are_asked_for(of: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run may fail within the second in which it began, and the archive is written in that second."""
+    """Start and fail a run, and write its archive, within one second."""
     docker = tmp_path / "bin/docker"
     docker.parent.mkdir()
     docker.write_text('#!/bin/sh\n[ "$1" != events ] || echo from "$3" to "$5"\n')

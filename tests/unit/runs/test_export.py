@@ -1,4 +1,4 @@
-"""A run for TensorBoard and for CI servers, read back by a reader of our own."""
+"""A run for TensorBoard and for CI servers, parsed by an independent reader."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def sample(step: int | None, seconds: float | None, value: float | None, metric:
 
 
 def crc32c(data: bytes) -> int:
-    """Bit by bit, as RFC 3720 defines it."""
+    """Compute CRC-32C bit by bit, as RFC 3720 defines it."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
@@ -51,7 +51,7 @@ def masked(data: bytes) -> int:
 
 
 def records(content: bytes) -> Iterator[bytes]:
-    """The records of a TFRecord file, whose checksums hold."""
+    """Read the records of a TFRecord file; check their checksums."""
     while content:
         length, of_length = struct.unpack("<QI", content[:12])
         data, (of_data,) = content[12 : 12 + length], struct.unpack("<I", content[12 + length : 16 + length])
@@ -71,7 +71,7 @@ def varint(data: bytes) -> tuple[int, bytes]:
 
 
 def fields(data: bytes) -> dict[int, int | float | bytes]:
-    """The fields of a message of protocol buffers, each once."""
+    """Parse the fields of a protocol buffers message, each at most once."""
     found: dict[int, int | float | bytes] = {}
     while data:
         key, data = varint(data)

@@ -1,4 +1,4 @@
-"""Checkpoints without torch: what counts as whole, and what a rank refuses to go on from."""
+"""Checkpoints without torch: completeness, and checkpoints that a rank refuses to resume from."""
 
 from __future__ import annotations
 

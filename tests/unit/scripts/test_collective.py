@@ -1,4 +1,4 @@
-"""The collectives workload without torch: sizes, bandwidths and memory are what nccl-tests and arithmetic say."""
+"""The collectives workload without torch: sizes, bandwidths and memory, compared with nccl-tests and arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program that downloads to a claim, with a hub in memory."""
+"""The program that downloads to a claim, with an in-memory hub."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def program() -> ModuleType:
 
 
 class Hub:
-    """Repositories with their files; those that fail do so with an error."""
+    """Repositories with their files, and the errors of those that fail."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""The agent that lives in every container, on real processes of this machine."""
+"""The agent of containers, on real processes of this machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from labctl.records import manifest
 
 SOURCE = Path(__file__).resolve().parents[3] / "docker/labnode.py"
 LIMIT = 30.0
-"""Seconds that a test waits for what must happen."""
+"""Time limit of a test in seconds."""
 
 # Each prints its pid when it is ready, and would live for a minute.
 PLAIN = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
@@ -65,7 +65,7 @@ labnode = load()
 
 
 class Run:
-    """Processes that carry a run's id, as launchers start them."""
+    """Processes with a run's id in their environment, as launchers start them."""
 
     def __init__(self) -> None:
         self.id = f"test-{uuid.uuid4().hex}"
@@ -73,7 +73,7 @@ class Run:
         self.pids: list[int] = []
 
     def start(self, program: str, *arguments: str, run_id: str | None = None) -> int:
-        """Start a program; the pid of it that reports first, which may be its child's."""
+        """Start a program; return the pid that it reports first, which may be a child's."""
         command = [sys.executable, "-c", program, *arguments]
         environment = {"PATH": os.environ["PATH"], "LABCTL_RUN_ID": run_id or self.id}
         child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
@@ -278,7 +278,7 @@ def test_an_sshd_that_listens_at_the_second_look_is_well(devices: Devices, monke
 
 
 class Devices:
-    """A node's device folder and its maker's tool, as its health check meets them."""
+    """A node's device folder and vendor's tool, for its health check."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.dev, self._tools, self._patch = folder / "dev", folder / "bin", patch
@@ -292,7 +292,7 @@ class Devices:
         patch.setattr(labnode, "become_user", lambda *_: None)
 
     def given(self, expected: str, *files: str) -> None:
-        """The node starts with these device files, and knows how many devices there should be."""
+        """Set the device files at the node's start, and its expected number of devices."""
         for name in files:
             path = self.dev / name
             path.parent.mkdir(exist_ok=True)
@@ -476,7 +476,7 @@ PRINTED = [f"V{index}" for index in range(8)]
 
 
 class Session:
-    """A node's home, and bash as sshd starts it there."""
+    """A node's home directory, and bash as sshd starts it there."""
 
     def __init__(self, home: Path) -> None:
         self.home = home

@@ -37,7 +37,7 @@ STUBBORN = "trap '' TERM; while :; do sleep 0.02; done"
 
 
 class Pod:
-    """A launcher's pod, whose workers a stand-in for ssh reaches."""
+    """A launcher's pod with workers behind a stand-in for ssh."""
 
     def __init__(self, root: Path) -> None:
         self.id, self.root = f"pod-{uuid.uuid4().hex}", root

@@ -1,4 +1,4 @@
-"""The agent's part of a run, on processes and directories of this machine."""
+"""The agent's runs, on processes and directories of this machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RUN, OTHER, THIRD = (f"{name}-{uuid.uuid4().hex}" for name in ("first", "second"
 
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The agent with its runs here, which becomes nobody else, and ends what has a run's id in its environment."""
+    """The agent with local runs; it keeps its user, and ends processes with a run's id in their environment."""
     made = load()
     monkeypatch.setattr(made, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(made, "be_user", lambda _: None)
@@ -36,7 +36,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def folder(agent: ModuleType, run_id: str, **changes: Any) -> tuple[Path, dict[str, Any]]:
-    """A run that is about to be supervised."""
+    """Make the folder of a run that is about to be supervised."""
     job: dict[str, Any] = {
         "id": run_id,
         "nodes": ["worker-0"],
@@ -311,7 +311,7 @@ def test_the_stacks_of_a_run_are_those_of_its_processes_and_of_no_other(
 
 
 def in_place_of_ssh(agent: ModuleType, monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
-    """Have samplers started at once, by such an ssh."""
+    """Let samplers start at once, by this ssh."""
     (folder / "bin").mkdir()
     (folder / "bin/ssh").write_text(f"#!/bin/sh\n{script}\n")
     (folder / "bin/ssh").chmod(0o755)

@@ -1,4 +1,4 @@
-"""The matmul workload without torch: rates, who is slow, how much of a device was used."""
+"""The matmul workload without torch: rates, slow ranks, and the used share of a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The MNIST workload without a framework: which images are taken, how files are read, whose words the patterns know."""
+"""The MNIST workload without a framework: choice of images, file formats, and the patterns of metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The node-bandwidth workloads without torch: sizes, repetitions, what counts, the lines, and a file that is read."""
+"""The node-bandwidth workloads without torch: sizes, repetitions, judged figures, output lines, and file reads."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_a_directory_in_memory_is_no_disk(
 
 @pytest.fixture
 def on_disk(disk: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests' directories may be in memory."""
+    """Treat the test's directory as on disk: it may be in memory."""
     monkeypatch.setattr(disk, "file_system", lambda *_: "ext4")
     monkeypatch.setattr(disk, "BLOCK", 1 << 16)
 

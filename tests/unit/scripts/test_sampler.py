@@ -1,4 +1,4 @@
-"""The sampler of nodes, on files and tools that are made up."""
+"""The sampler of nodes, with fictitious files and tools."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def load(name: str) -> ModuleType:
 
 @pytest.fixture
 def sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The sampler, on a machine of which nothing can be read yet."""
+    """The sampler, on a machine without readable files."""
     module = load("sampler")
     for name in ("PROC", "SYS", "DEV"):
         monkeypatch.setattr(module, name, tmp_path / name.lower())
@@ -266,7 +266,7 @@ def test_an_accelerator_without_devices_has_no_columns(
 
 
 class Clock:
-    """Time that passes only while the sampler waits or reads."""
+    """A clock that advances only while the sampler waits or reads."""
 
     def __init__(self, sampler: ModuleType, monkeypatch: pytest.MonkeyPatch, *, last: float) -> None:
         self.now = self.cpu = 0.0

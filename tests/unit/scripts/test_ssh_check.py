@@ -1,4 +1,4 @@
-"""The ssh check on this machine alone: what the agent finds over loopback, and what is said of it."""
+"""The ssh check on this machine: the agent's results over loopback, and the report."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ CONFIG = ["--deepspeed_config", "ds_config.json"]
 
 @pytest.fixture(scope="module")
 def vit(import_scripts: ImportScripts) -> SimpleNamespace:
-    """The modules that need no torch."""
+    """Modules that need no torch."""
     return import_scripts("vit", "shapes", "arguments", "cifar10", "deepspeed_file", "script_exit")
 
 

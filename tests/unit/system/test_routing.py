@@ -59,7 +59,7 @@ IP = """\
 
 
 def table(*lines: str) -> tuple[routing.Route, ...]:
-    """Routes as /proc/net/route writes them: ``eth0 10.0.0.0/24`` or ``eth0 default 100``, a gateway and a metric."""
+    """Build routes by way of /proc/net/route's format: ``eth0 10.0.0.0/24``, or ``eth0 default 100`` with a metric."""
     text = HEAD
     for line in lines:
         name, where, *metric = line.split()
@@ -71,7 +71,7 @@ def table(*lines: str) -> tuple[routing.Route, ...]:
 
 
 def peer(name: str, *addresses: str, ssh: str = "", iface: str = "", more: tuple[str, ...] = ()) -> ClusterMember:
-    """A host with ``eth0 10.0.0.5/24`` and the like, the routes to these, and more; ssh reached its first address."""
+    """Build a host with addresses such as ``eth0 10.0.0.5/24``, their routes and more; ssh reached the first one."""
     pairs = tuple((word[0], word[1].partition("/")[0]) for word in map(str.split, addresses))
     direct = (f"{word[0]} {IPv4Network(word[1], strict=False)}" for word in map(str.split, addresses))
     ssh = ssh or pairs[0][1]
@@ -86,7 +86,7 @@ def peer(name: str, *addresses: str, ssh: str = "", iface: str = "", more: tuple
 
 
 def rack(count: int, *patterns: str, **changes: object) -> list[ClusterMember]:
-    """Hosts ``gpu-0`` and so on, in whose addresses ``{}`` is the host's number."""
+    """Build hosts ``gpu-0`` and so on; ``{}`` in their addresses is the host's number."""
     made = [peer(f"gpu-{i}", *(pattern.format(i + 10) for pattern in patterns)) for i in range(count)]
     return [replace(one, **changes) for one in made]
 

@@ -1,4 +1,4 @@
-"""Scripts of a person's clones: which there are, how they become workloads, and what is around them when they run."""
+"""Scripts in the user's clones: discovery, conversion into workloads, and their environment at run time."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ deepspeed --num_gpus 1 main.py --actor_model_name_or_path ${ACTOR:-facebook/opt-
 
 @pytest.fixture
 def upstream(tmp_path: Path) -> Path:
-    """A clone with a script of Microsoft's own for a step, and one beside it that writes where it is."""
+    """A clone with Microsoft's script of a step, and one beside it that writes to its own folder."""
     root = tmp_path / "clone"
     path = root / external.DSCHAT.scripts / STEP
     path.parent.mkdir(parents=True)
@@ -94,7 +94,7 @@ def test_a_script_of_a_step_takes_a_persons_arguments_beside_its_output(upstream
 
 
 def test_a_script_that_is_a_link_out_of_the_clone_is_none_of_its_own(tmp_path: Path) -> None:
-    """Containers write the clones: what such a link leads to would be copied into a run."""
+    """Refuse the link: containers write the clones, and its target would be copied into a run."""
     (tmp_path / "private.py").write_text("password = 1  # __main__ $2 main.py\n")
     for clone, script in ((external.GAUDI, "x/run_leak.py"), (external.DSCHAT, "x/run_leak.sh")):
         root = tmp_path / clone.family

@@ -104,7 +104,7 @@ def test_nodes_that_are_in_use_are_named_with_their_run() -> None:
 
 
 class Waiting(FakeBackend):
-    """An agent that waits for its run, prints these lines meanwhile, and notes what it is told after the run."""
+    """An agent that waits for its run, prints these lines meanwhile, and records its input after the run."""
 
     def __init__(self, *lines: str, answers: bool = True) -> None:
         super().__init__(seen=observed(LAB))

@@ -40,7 +40,7 @@ def lab_of(backend: DockerBackend) -> Lab:
 
 
 def plan(backend: DockerBackend, lab: Lab, job: Job, *, detach: bool = False) -> Plan:
-    """The plan of a run that nothing was observed for."""
+    """Plan a run without an observed state."""
     return start.plan(backend, NewRun(lab=lab, job=job), RunOptions(detach=detach), preview=True)
 
 

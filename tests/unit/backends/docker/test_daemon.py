@@ -29,7 +29,7 @@ DEAF = "#!/bin/sh\ntrap '' TERM\nexec sleep 60\n"
 
 @pytest.fixture
 def hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], DockerEngine]:
-    """The engine of a host, whose docker command is this one; it has 0.1 s."""
+    """The engine of a host with this docker command and a limit of 0.1 s."""
 
     def make(program: str) -> DockerEngine:
         path = tmp_path / "docker"
@@ -83,7 +83,7 @@ def test_what_the_environment_says_of_another_daemon_is_kept_from_a_hosts(
 
 
 class Answers(BaseHTTPRequestHandler):
-    """A daemon that knows its version, refuses to say what it is, and has neither an image nor addresses."""
+    """A daemon that reports its version, refuses its information, and has no images and no addresses."""
 
     version = "1.45"
 
@@ -122,7 +122,7 @@ def frame(stream: int, text: bytes) -> bytes:
 
 
 class Execs(Answers):
-    """A daemon with a running container, `one`, in which a program prints on both streams and ends with 7."""
+    """A daemon with a running container, `one`, whose program prints on both streams and exits with 7."""
 
     ended: int | None = 7
 
@@ -257,13 +257,13 @@ def test_a_program_whose_output_is_cut_off_is_told_as_lost(monkeypatch: pytest.M
 
 
 class Other(Answers):
-    """A web server that is no daemon."""
+    """A web server other than a daemon."""
 
     version = ""
 
 
 class Busy(Answers):
-    """A daemon, or what stands before it, that answers nothing now."""
+    """A daemon, or a proxy before it, that does not answer now."""
 
     def do_GET(self) -> None:
         self.answer(503, {"message": "try later"})
@@ -285,7 +285,7 @@ def test_events_that_are_refused_are_an_error(over_tcp: DockerEngine) -> None:
 
 
 class Slow(Answers):
-    """A daemon whose answer goes on and on, each byte in time."""
+    """A daemon whose answer never ends, with each byte in time."""
 
     def answer(self, code: int, body: Mapping[str, object] | list[Any]) -> None:  # noqa: ARG002
         self.send_response(code)
@@ -381,7 +381,7 @@ class Labelled(Answers):
 
 
 def observed_container(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> Container:
-    """The container as the engine reads it, in no more requests than it has to."""
+    """Read the container with a minimal number of requests."""
     monkeypatch.setattr(Labelled, "asked", [])
     for name, value in answers.items():
         monkeypatch.setattr(Labelled, name, value)

@@ -22,7 +22,7 @@ from labctl.errors import HostError
 SLOW = "Health check exceeded timeout (15s)"
 LOST = "device lost: /dev/nvidia0 is gone; `labctl up` recreates this node"
 LIMIT = 60.0
-"""Seconds that a test waits for what must happen."""
+"""Time limit of a test in seconds."""
 
 
 class Daemon:
@@ -211,7 +211,7 @@ def test_what_is_no_event_ends_the_watch_without_a_word(odd: bytes, capsys: pyte
 
 
 class Stream:
-    """An engine whose losses are what a test puts in; an error in their place ends them."""
+    """An engine with planted losses; an error in their place ends them."""
 
     def __init__(self) -> None:
         self.asked = 0

@@ -16,7 +16,7 @@ from labctl.backends.docker.agent import IN_NODE
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """A port on which 127.0.0.1 greets as sshd does, 127.0.0.2 as something else, and 127.0.0.3 with nothing."""
+    """A port on which 127.0.0.1 greets as sshd, 127.0.0.2 as another server, and 127.0.0.3 not at all."""
     with closing(socket.create_server(("127.0.0.1", 0))) as greets:
         number = greets.getsockname()[1]
         others = [closing(socket.create_server((f"127.0.0.{last}", number))) for last in (2, 3)]

@@ -1,4 +1,4 @@
-"""Several daemons as one: whose events end, and what that says of their host."""
+"""Several daemons as one: broken streams of events, and the loss of a host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from labctl.model import Cause
 
 
 class Way(Connection):
-    """A connection that has broken, and is made again where it may be."""
+    """A broken connection that can be reopened, if allowed."""
 
     def __init__(self, said: str, *, comes_back: bool = True) -> None:
         self.said, self.comes_back = said, comes_back
@@ -35,7 +35,7 @@ class Way(Connection):
 
 
 class Listened(FakeBackend):
-    """A daemon whose events end once, without one; the second time something may have happened."""
+    """A daemon whose events end once, without an event; the second stream may have some."""
 
     def __init__(self, host: str, way: Connection, *after: tuple[str, Cause, str]) -> None:
         node = container("worker-0" if host == "h1" else "worker-1", host=host)
@@ -47,7 +47,7 @@ class Listened(FakeBackend):
 
 
 class Quiet(FakeBackend):
-    """A daemon of which nothing is to be told."""
+    """A daemon without events."""
 
     def events(self, lab: str) -> Iterator[tuple[str, Cause, str]]:  # noqa: ARG002
         threading.Event().wait()
@@ -55,7 +55,7 @@ class Quiet(FakeBackend):
 
 
 def other(*said: str, host: str = "h2", state: str = "running") -> FakeBackend:
-    """The daemon of another host, whose containers say this of the first, one time after the other, then that it is."""
+    """A host's daemon whose containers report these results of reaching the first host, and then success."""
     words = iter(said)
 
     def answer(name: str, argv: tuple[str, ...]) -> Iterator[str]:

@@ -20,7 +20,7 @@ case $1 in create) echo c0ffee; exit;; rm) exit;; esac
 
 @pytest.fixture
 def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The program; what it does at `start` is the test's to write."""
+    """Stand-in for docker; its action at `start` is set by the test."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(probe, "PATIENCE", 1)
     program = tmp_path / "docker"

@@ -29,11 +29,11 @@ EVERYWHERE = ["labctl-demo-launcher-1", "labctl-demo-worker-0-1", "labctl-demo-w
 CRASH = "worker-1: \x011!\x02labctl: rank 1 on worker-1 exited with code 9"
 FAILED = "worker-1: [2026-01-02 15:04:05] [ERROR] [launch.py:341:sigkill_handler] [] exits with return code = "
 LIMIT = 60.0
-"""Seconds that a test waits for what must happen."""
+"""Time limit of a test in seconds."""
 
 
 def printing(*lines: str, code: int = 0, until: threading.Event | None = None) -> FakeBackend:
-    """An engine whose launch prints these lines, waits, and ends with that code; whose agents find nothing."""
+    """An engine whose launch prints these lines, waits, and exits with that code; its agents find no processes."""
 
     def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
         if "reap" in argv or "stop" in argv:

@@ -1,4 +1,4 @@
-"""A lab in a cluster in memory: its runs and pods, and jobs that were submitted by hand."""
+"""A lab in an in-memory cluster: its runs and pods, and jobs submitted without labctl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run in a cluster in memory: submitted, followed while pods and the server come and go, judged and recorded."""
+"""A run in an in-memory cluster: submitted, followed through failures of pods and server, judged and recorded."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ TOKEN = "hf_canary"  # noqa: S105 - to be found nowhere
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks follow on each other at once."""
+    """Remove the pauses between requests."""
     monkeypatch.setattr(cluster_runs, "LOOK", 0.002)
 
 
@@ -62,7 +62,7 @@ def lab_with_token(api: FakeApi, directory: Path, timeout: str = "60s", **given:
 
 
 def begun(api: FakeApi, directory: Path, **given: Any) -> tuple[Target, ClusterJob]:
-    """A run that is to begin."""
+    """Build a run that is not submitted yet."""
     new = running.begun(lab_with_token(api, directory, **given))
     return new.target, new.built
 
@@ -94,7 +94,7 @@ def test_who_may_not_ask_what_the_cluster_has_is_told_so() -> None:
 
 
 class Strict(FakeApi):
-    """Refuses to take an object of one kind: at its rehearsal, or only when it is made."""
+    """A server that refuses objects of one kind: at a dry run, or only when they are created."""
 
     refuses, when = "", "rehearsal"
 
@@ -214,7 +214,7 @@ def test_who_may_work_in_a_namespace_alone_needs_no_rights_to_it(tmp_path: Path)
 
 
 class World:
-    """A run that was submitted, and who follows it."""
+    """A submitted run, and its follower."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, **given: Any) -> None:
         knows = [TRAINJOBS] if given.get("LAB_K8S_JOB") == "trainjob" else [MPIJOBS]
@@ -1133,7 +1133,7 @@ def test_names_of_pods_are_said_as_a_lab_calls_its_nodes(world: World, text: str
 
 
 def judged(world: World) -> tuple[Result, Path]:
-    """The result of a recorded run, and its directory."""
+    """Return the result of a recorded run, and its directory."""
     running.recorded(world.lab, world.new)
     result = judge.judge(clusters.backend(world.lab), world.run.run_id, world.lines.extend)
     return result, store.directory(world.directory, world.run.run_id)
@@ -1209,7 +1209,7 @@ def _warnings(events: list[Event]) -> list[str]:
 
 @pytest.fixture
 def fetched(world: World) -> Callable[..., tuple[Path, list[str]]]:
-    """Fetches what tar prints; where it comes to, and the warnings."""
+    """Fetch the results that tar prints; return their folder and the warnings."""
 
     def fetch(*members: tuple[tarfile.TarInfo, bytes], end: tuple[int, bytes] = SUCCESS) -> tuple[Path, list[str]]:
         said: list[str] = []

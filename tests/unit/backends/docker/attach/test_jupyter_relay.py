@@ -21,7 +21,7 @@ LIMIT = 60.0
 
 @contextmanager
 def echo(path: Path) -> Iterator[None]:
-    """A server that answers with all it was sent, once its peer has sent the last of it."""
+    """An echo server that answers once its peer has finished sending."""
     with socket.socket(socket.AF_UNIX) as server:
         folder = os.open(path.parent, os.O_PATH)
         server.bind(f"/proc/self/fd/{folder}/{path.name}")
@@ -62,7 +62,7 @@ def ask(port: int, data: bytes) -> bytes:
 
 
 def free_port() -> int:
-    """A port that is free, outside the range that connections take theirs from."""
+    """Return a free port, outside the range of ephemeral ports."""
     while True:
         with suppress(OSError), socket.create_server((jupyter.LOOPBACK, random.randrange(20_000, 30_000))) as server:  # noqa: S311
             return int(server.getsockname()[1])
@@ -118,7 +118,7 @@ def test_nothing_listens_afterwards(tmp_path: Path) -> None:
 
 
 def test_a_link_that_a_container_planted_leads_the_relay_nowhere(tmp_path: Path) -> None:
-    """The folder is writable in containers; the engine's socket is not for whoever reaches the relay's port."""
+    """Refuse a link: containers can write the folder, and the relay must not expose the engine's socket."""
     kept = tmp_path / "kept"
     kept.mkdir()
     (kept / "s").symlink_to(tmp_path / "docker.sock")

@@ -1,4 +1,4 @@
-"""The way into a node."""
+"""Lookup of the node that a session enters."""
 
 from __future__ import annotations
 

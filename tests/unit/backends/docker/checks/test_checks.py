@@ -1,4 +1,4 @@
-"""Doctor's checks on labs and hosts that are not this one; what it prints to type, typed; its list of codes."""
+"""Doctor's checks on fictitious labs and hosts, the commands that it suggests, and its list of codes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[5]
 
 
 class Engine:
-    """An engine that says what it is told to."""
+    """An engine with planted answers."""
 
     def __init__(
         self, *, observed: ObservedState | None = None, out: str = "", err: str = "", code: int = 0, **information: Any
@@ -87,7 +87,7 @@ class Engine:
 
 @pytest.fixture
 def examined(tmp_path: Path) -> Callable[..., CheckContext]:
-    """A lab under examination, changed so, with these lines in its .env and this engine."""
+    """Build the examination of a lab with these changes, lines in .env, and engine."""
 
     def make(of: Lab | None = None, *, env: str = "", told: Engine | None = None, **flags: str) -> CheckContext:
         (tmp_path / ".env").write_text(env)
@@ -100,7 +100,7 @@ def examined(tmp_path: Path) -> Callable[..., CheckContext]:
 
 
 def wrong(findings: Iterator[Finding]) -> list[str]:
-    """The codes of what is not well."""
+    """List the codes of the findings that are not ok."""
     return [one.code for one in findings if one.level != "ok"]
 
 
@@ -407,7 +407,7 @@ def test_the_disk_that_is_judged_has_the_images(type_of_store: str, socket: str,
 
 @pytest.fixture
 def speaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Have the docker command's plugins print this, and end with this code."""
+    """Set the output and exit code of the docker command's plugins."""
 
     def make(printed: str, code: int = 0) -> None:
         program = tmp_path / "bin/docker"

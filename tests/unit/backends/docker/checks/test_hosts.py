@@ -1,4 +1,4 @@
-"""Doctor's checks of several hosts, on hosts that are not there: ports, room, what is odd, where bytes went."""
+"""Doctor's checks of several fictitious hosts: ports, disk space, differences, network paths."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Shell:
 
 @pytest.fixture
 def second(tmp_path: Path) -> Callable[..., CheckContext]:
-    """The second host of a lab of two under examination: what it told, and which workers listen there."""
+    """Build the examination of the second of two hosts, from its facts and the workers that listen on it."""
 
     def make(*listening: HostPortUser, up: bool = False, first: bool = False, **told: Any) -> CheckContext:
         names = ("h1", "h2")
@@ -138,7 +138,7 @@ def test_the_master_port_is_that_of_the_first_host(
 
 
 class Elsewhere(Shell):
-    """A host that has other files than this machine."""
+    """A host with other files than this machine's."""
 
     def run(self, script: str, *words: str, timeout: float, check: bool = True) -> CompletedProcess:
         there = (f"/elsewhere{word}" if word.startswith("/") else word for word in words)
@@ -232,7 +232,7 @@ def test_findings_of_a_host_bear_its_name_and_its_commands_are_run_there(
 
 @pytest.fixture
 def leasing(second: Callable[..., CheckContext], tmp_path: Path) -> CheckContext:
-    """The second host, whose node wants both of its devices; it tells of its locks as it does over ssh."""
+    """The second host, whose node wants both of its devices; its locks are reported as over ssh."""
     found = second()
     cards = (Device(id="0", path="/dev/nvidia0"), Device(id="1", path="/dev/nvidia1"))
     first, here = found.lab.hosts

@@ -1,4 +1,4 @@
-"""The file that attaches VS Code: fit for those who read it, and never written over a person's own."""
+"""The devcontainer.json that attaches VS Code: valid by the schema, and the user's own file is never overwritten."""
 
 from __future__ import annotations
 

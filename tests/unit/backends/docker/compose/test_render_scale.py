@@ -19,7 +19,7 @@ from labctl.model import HERE, Lab
 
 
 class Allowing:
-    """A daemon whose containers may open so many files; it counts how often it was asked."""
+    """A daemon with a limit of open files; it counts the requests."""
 
     def __init__(self, files: int) -> None:
         self.files, self.asked = files, 0
@@ -33,7 +33,7 @@ class Allowing:
 
 
 def refused(ranks: int, directory: Path, *names: str) -> Lab:
-    """A lab of two nodes whose host, or hosts, did not raise the open files."""
+    """A lab of two nodes on hosts that did not raise the limit of open files."""
     hosts = tuple(builders.host(name=name) for name in names or (HERE,))
     nodes = tuple(builders.node(number, slots=ranks // 2) for number in range(2))
     base = builders.lab(nodes, hosts=hosts, directory=directory)
@@ -41,7 +41,7 @@ def refused(ranks: int, directory: Path, *names: str) -> Lab:
 
 
 def asked(lab: Lab, *daemons: Allowing) -> Lab:
-    """The lab once the daemons of its hosts were asked."""
+    """Return the lab with the limits of its hosts' daemons."""
     for host, daemon in zip(lab.hosts, daemons, strict=True):
         capabilities.ask_files(lab, host.name, cast(Capabilities, daemon))
     return capabilities.with_files(lab)

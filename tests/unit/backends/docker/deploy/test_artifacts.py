@@ -1,4 +1,4 @@
-"""A run's directory on its way to hosts and back: hosts that are directories of this machine."""
+"""Transfer of a run's directory to hosts and back; the hosts are local directories."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RUN = "20260102-150405-hello-3fa2"
 
 
 def over(**connections: Nearby) -> FakeBackend:
-    """A backend as far as it leads to hosts."""
+    """Build a backend with connections to these hosts."""
     return FakeBackend(ways=cast(dict[str, Connection], connections))
 
 
@@ -229,7 +229,7 @@ def test_a_name_that_would_lead_out_of_the_runs_is_not_fetched(lab: Lab) -> None
 
 
 class Names(Nearby):
-    """A host that says which runs it has, as it likes."""
+    """A host that answers the list of runs with arbitrary text."""
 
     run_name = ""
 

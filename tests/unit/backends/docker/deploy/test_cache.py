@@ -22,7 +22,7 @@ LINK = "huggingface/hub/models--facebook--opt-350m/snapshots/7/model.safetensors
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
-    """A cache with a model, data, and what is no host's business."""
+    """A cache with a model, data, and files that are not sent to hosts."""
     root = tmp_path / "cache"
     texts = {BLOB: "weights", "mnist/train images": "rows", "mnist/empty": ""}
     others = ("huggingface/token", f"{BLOB}.incomplete", "huggingface/hub/.locks/x.lock", ".labctl.lock")

@@ -32,7 +32,7 @@ def at(directory: Path, **flags: str) -> Context:
 
 
 def on_hosts(context: Context) -> Cluster:
-    """The lab on two hosts whose engines answer."""
+    """The lab on two reachable hosts."""
     engines = {name: FakeBackend() for name in ("h1", "h2")}
     return Cluster(
         settings=context.settings(),

@@ -154,7 +154,7 @@ def test_nodes_whose_keys_are_gone_are_made_anew() -> None:
 
 
 def on_a_host() -> tuple[Lab, ObservedState]:
-    """A lab on one host that is reached by ssh, and what is there once it is up."""
+    """A lab on one host over ssh, and its state once it is up."""
     of = lab((node(0, host="red"), node(1, host="red")), hosts=(host(name="red", directory="/home/ann/.labctl/demo"),))
     return of, replace(observed(of), host="red")
 

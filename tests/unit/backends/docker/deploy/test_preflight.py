@@ -27,7 +27,7 @@ from labctl.system import filelock
 
 
 def prepare(of: Lab, image_id: str = "sha256:1") -> tuple[Step, ...]:
-    """Carry out what is planned for the lab directory; returns it."""
+    """Carry out the local plan of a lab; return its steps."""
     steps, _ = provision.plan_local(of, render.render(of), image_id)
     assert carry_out(steps, deployment(of, FakeBackend())) == {}
     assert provision.plan_local(of, render.render(of), image_id) == ((), ())

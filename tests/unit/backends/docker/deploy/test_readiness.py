@@ -24,7 +24,7 @@ PORT = builders.lab().master_port
 
 
 class Busy(FakeBackend):
-    """The engine of a host whose survey tells that root listens to these ports now."""
+    """The engine of a host whose survey reports that root listens to these ports."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *ports: int, lab: str = "") -> None:
         super().__init__(ways={"h1": cast(Connection, Nearby(name="h1"))})
@@ -42,7 +42,7 @@ class Busy(FakeBackend):
 
 @pytest.fixture
 def lab() -> Lab:
-    """Over two hosts."""
+    """Build a cluster over two hosts."""
     names = ("h1", "h2")
     nodes = tuple(builders.node(number, host=name) for number, name in enumerate(names))
     hosts = tuple(builders.host(name=name, number=number) for number, name in enumerate(names))

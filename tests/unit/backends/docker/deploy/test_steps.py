@@ -33,7 +33,7 @@ Host key verification failed."""
 
 
 def answers(*documents: dict[str, object], code: int = 0, said: str = "what it complained of") -> FakeBackend:
-    """An engine whose containers print these documents and end with that code, in such words where it is not 0."""
+    """An engine whose containers print these documents and exit with a code and a message."""
 
     def answer(name: str, argv: tuple[str, ...]) -> Iterator[str]:
         for document in documents:
@@ -191,7 +191,7 @@ def test_down_needs_no_lab_on_disk() -> None:
 
 
 class Removing(FakeBackend):
-    """An engine that refuses to remove images, in these words."""
+    """An engine that refuses to remove images, with this message."""
 
     words = ""
 

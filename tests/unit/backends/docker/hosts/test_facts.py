@@ -1,4 +1,4 @@
-"""A host told by the opening script is the host that this machine's own functions would see there."""
+"""Facts of a host from the survey script, compared with those of this machine's own functions."""
 
 from __future__ import annotations
 
@@ -293,7 +293,7 @@ def test_a_host_without_the_wanted_devices_is_named(tmp_path: Path) -> None:
 
 
 def test_two_names_of_one_machine_are_refused_with_both(tmp_path: Path) -> None:
-    """A copy of a machine has its engine's identity, a host that is a container its neighbour's kernel."""
+    """Tell hosts apart: a copied machine has the same engine id, and a container its neighbour's kernel."""
 
     def booted(name: str, boot: str) -> survey.HostDump:
         root = tmp_path / name

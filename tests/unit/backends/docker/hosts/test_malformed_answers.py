@@ -1,4 +1,4 @@
-"""A host that answers each question as it likes: an error of that host alone, or nothing; the others are served."""
+"""Hosts with malformed answers: at most an error of that host; the others are served."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from labctl.system.progress import Progress
 
 
 class Liar(Nearby):
-    """Answers every question with the same bytes."""
+    """A host that gives the same answer to all questions."""
 
     def __init__(self, answer: bytes) -> None:
         super().__init__(name="red")

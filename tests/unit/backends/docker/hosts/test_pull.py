@@ -1,4 +1,4 @@
-"""Results on their way back: real directories and streams of tar, those of a hostile host among them."""
+"""Transfer of results from hosts: real directories and tar streams, those of a hostile host among them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from labctl.system.process import CompletedProcess
 
 
 def write(root: Path, **files: str) -> Path:
-    """Files by name, in which ``__`` stands for a slash and a last ``_log`` for the suffix."""
+    """Write files by name; ``__`` stands for a slash, and a final ``_log`` for the suffix."""
     for name, text in files.items():
         path = root / name.replace("__", "/").replace("_log", ".log")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def mode(path: Path) -> int:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """The run's directory here."""
+    """The run's directory on this machine."""
     return write(tmp_path / "runs/1", rank="#!/bin/bash", job="{}", ranks__own_log="here")
 
 
@@ -124,7 +124,7 @@ def test_a_log_that_has_grown_replaces_its_beginning(run: Path, tmp_path: Path) 
 
 
 class Broken(Nearby):
-    """The connection breaks after so many bytes, with a word of that or without one."""
+    """A connection that breaks after this many bytes, with or without an error message."""
 
     after = 0
     word = True
@@ -184,7 +184,7 @@ def test_what_cannot_be_written_here_is_named(run: Path, tmp_path: Path, monkeyp
 
 
 def packed(*members: tuple[str, bytes, str]) -> io.BytesIO:
-    """A stream of tar with whatever somebody may put into one: name, kind, and a link's target or a file's text."""
+    """Build a tar stream of arbitrary members: name, kind, and a link's target or a file's text."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as archive:
         for name, kind, text in members:
@@ -281,7 +281,7 @@ def test_every_content_that_a_file_aside_had_is_kept(run: Path, tmp_path: Path) 
 
 
 def odd(kind: bytes = FILE, **headers: str) -> bytes:
-    """A stream with a file, and with an entry that has these headers; ``__`` stands for a dot."""
+    """Build a tar stream with a file, and with an entry of these headers; ``__`` stands for a dot."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
         archive.addfile(tarfile.TarInfo("first"))

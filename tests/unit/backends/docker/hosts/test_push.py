@@ -1,4 +1,4 @@
-"""Trees on their way to a host: real scripts on this machine, with nothing on their PATH but what a host has."""
+"""Transfer of trees to a host: real scripts on this machine, with a minimal PATH."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Content = dict[str, object]
 
 @pytest.fixture(scope="session")
 def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory of all that a host need have."""
+    """A PATH directory with the minimal tools of a host."""
     folder = tmp_path_factory.mktemp("tools")
     for tool in TOOLS:
         (folder / tool).symlink_to(shutil.which(tool) or tool)
@@ -63,7 +63,7 @@ def host(tools: Path) -> Nearby:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A tree with every kind of name, mode and entry that can be sent."""
+    """A tree with all kinds of names, modes and entries that can be sent."""
     root = tmp_path / "source"
     for name in NAMES:
         folder = root / "names" / name
@@ -126,7 +126,7 @@ def versions(place: Path) -> list[str]:
 
 
 def age(place: Path, days: float) -> None:
-    """Let all that was sent until now be so old."""
+    """Set the age of everything sent so far, in days."""
     then = time.time() - days * 86400
     for version in (place / ".versions").iterdir():
         os.utime(version, (then, then), follow_symlinks=False)
@@ -267,7 +267,7 @@ def test_of_a_node_no_key_or_secret_of_before_stays(host: Nearby, tmp_path: Path
 
 
 class CutOff(Nearby):
-    """A connection that breaks after so many bytes; with ``kill`` the host's side dies with it."""
+    """A connection that breaks after this many bytes; with ``kill`` the host's side dies too."""
 
     def __init__(self, tools: Path, after: int, *, kill: bool) -> None:
         super().__init__(environment={"PATH": str(tools)})

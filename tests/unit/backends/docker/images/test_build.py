@@ -273,7 +273,7 @@ def test_progress_is_one_line_when_a_step_works_and_one_when_it_is_done() -> Non
 
 @pytest.fixture
 def docker_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of Dockerfiles in place of labctl's own: `under`, and `over` built on it."""
+    """A folder of two Dockerfiles in place of labctl's: `under`, and `over` built on it."""
     folder = tmp_path / "docker"
     folder.mkdir()
     for name, base in (("under", "debian:bookworm-slim"), ("over", "labctl/under")):
@@ -335,7 +335,7 @@ def test_an_image_without_a_dockerfile_is_an_error_that_names_the_file(docker_fi
 
 @pytest.fixture
 def engine(docker_files: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
-    """Images that are here, with their labels; what is built joins them."""
+    """Local images with their labels; built images are added."""
     here: dict[str, dict[str, str]] = {}
 
     def image(_: DockerEngine, name: str) -> dict[str, object] | None:

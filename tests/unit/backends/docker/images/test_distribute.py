@@ -1,4 +1,4 @@
-"""Images to hosts: what is sent, what is not, and what is made of it when something breaks."""
+"""Distribution of images to hosts: layers sent and skipped, and broken connections."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NAME = "lab/node:latest"
 
 
 class Rack:
-    """Hosts, and the images that this machine has for them."""
+    """Hosts, and this machine's images for them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -65,7 +65,7 @@ def rack(tmp_path: Path) -> Rack:
 
 @pytest.fixture
 def chained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However little there is to send, hosts are asked whether they reach each other."""
+    """Let hosts send even a small image to each other."""
     monkeypatch.setattr(distribute, "WORTH", 0)
 
 
@@ -261,7 +261,7 @@ def test_who_still_loads_is_told_now_and_then(rack: Rack, monkeypatch: pytest.Mo
 
 
 def test_reading_an_image_says_how_far_it_is(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docker writes under a name of its own."""
+    """Measure the file under docker's own temporary name."""
     half = re.compile(r"reading lab/node: 4\.0 kB of about 8\.0 kB, \d+ s")
 
     def run(argv: list[str], **_: object) -> None:
@@ -385,7 +385,7 @@ def test_a_host_that_is_not_reached_by_another_is_sent_the_image_from_here(rack:
 
 @pytest.mark.usefixtures("chained")
 def test_a_way_that_leads_to_another_machine_is_not_taken(rack: Rack) -> None:
-    """A name may mean one machine here and another one there."""
+    """Resolve names on the sending host: a name may mean different machines."""
     hosts = rack.hosts("h1", "h2", "other")
     targets = ImageTargets(
         hosts={name: hosts[name] for name in ("h1", "h2")}, notice=lambda _: None, addresses={"h2": "other"}

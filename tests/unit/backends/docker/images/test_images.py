@@ -106,7 +106,7 @@ def test_a_lock_holds_what_was_asked_for(name: str) -> None:
 
 
 def test_every_accelerator_trains_with_the_same_versions() -> None:
-    """The NVIDIA image has all that the CPU image has, and only its torch is another build."""
+    """Compare the NVIDIA image with the CPU image: only the build of torch differs."""
     cpu, nvidia = (
         package_sources.pins(catalog.file(name, "lock").read_text(encoding="utf-8")) for name in ("cpu", "nvidia")
     )
@@ -300,7 +300,7 @@ class Builder:
         return name
 
     def prepare(self, image: str, base: str = "") -> str:
-        """The base that the image would be built on."""
+        """Return the base that the image would be built on."""
         request = BuildRequest(image=image, tag=catalog.tag(image), directory=self._directory, base_image=base)
         with build.prepared(request, build._base(request, print), {}) as arguments:
             self.arguments = arguments
@@ -367,7 +367,7 @@ def test_torch_comes_from_the_index_of_the_accelerator(tmp_path: Path, image: st
 def test_a_lock_is_made_anew_without_torch_for_another_device(
     builder: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``2.13.0+cpu`` passes for the ``2.13.0`` that was asked for, so a wheel of it must not be at hand."""
+    """Skip the wheel of ``2.13.0+cpu``, which satisfies a requirement of ``2.13.0``."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     for version in ("2.13.0+cpu", "2.13.0"):

@@ -139,7 +139,7 @@ def described(identity: str, **config: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Images:
-    """Images that are here, with their labels; what is built joins them, with a line of its lock under ``lock``."""
+    """Local images with their labels; built images are added, with a line of their lock under ``lock``."""
     here = {"labctl/cpu": described("sha256:cpu", Labels={catalog.BASE_LABEL: "debian:12"})}
     here["mine:1"] = described("sha256:mine")
 

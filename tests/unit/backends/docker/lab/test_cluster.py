@@ -1,4 +1,4 @@
-"""A lab over several hosts, some of which cannot be part of it: the others have it all the same."""
+"""A lab over several hosts, some of which fail: the lab uses the others."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def gpus(*ids: str) -> tuple[Device, ...]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two specifications, and files that the engine passes over too."""
+    """A folder with two CDI specifications, and files that the engine ignores."""
     (tmp_path / "nvidia.yaml").write_text(YAML)
     (tmp_path / "more.json").write_text(JSON)
     (tmp_path / "broken.yaml").write_text("devices: [")
@@ -67,7 +67,7 @@ def test_what_the_engine_says_itself_counts_before_the_folders(folder: Path) -> 
 
 @dataclass
 class Daemon:
-    """An engine that has these runtimes and CDI devices, and knows NVIDIA's device driver or not."""
+    """An engine with these runtimes and CDI devices, with or without NVIDIA's device driver."""
 
     runtimes: tuple[str, ...] = ("runc",)
     devices: tuple[str, ...] = ()

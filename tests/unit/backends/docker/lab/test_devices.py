@@ -1,4 +1,4 @@
-"""`labctl devices` on trees like a host's, as scripts and as people read it."""
+"""`labctl devices` on trees like a host's, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from labctl.system import procfs
 
 @pytest.fixture(autouse=True)
 def plain_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight cores on two NUMA nodes, no named groups and no maker's tools, whatever this machine has."""
+    """Tree with eight cores on two NUMA nodes, no named groups and no vendors' tools."""
     sysfs.cores(tmp_path / "root", "0-7")
     monkeypatch.setattr(procfs, "group_of", lambda path, root: 44 if path == "/dev/nvidia0" else 109)  # noqa: ARG005
     monkeypatch.setenv("PATH", str(tmp_path / "no-tools"))
@@ -40,7 +40,7 @@ def host(tmp_path: Path, text: str | None = None) -> HostDevices:
 
 
 def take(tmp_path: Path, text: str | None = None) -> dict[str, Any]:
-    """``host`` as its JSON document."""
+    """Return ``host`` as its JSON document."""
     document: dict[str, Any] = json.loads(json.dumps(to_json(host(tmp_path, text))))
     return document
 
