@@ -39,7 +39,7 @@ Slower ones:
     29  the lab's network has a larger MTU than the host LAB-NET-002    labctl down && labctl up
     30  a link of 1 Mbit/s                               LAB-NET-005    labctl down && labctl up
 
-Found, and not mended here, as that takes another machine or person:
+Finding, and not mended here, as that takes another machine or person:
 
     31  no permission to open the engine's socket        LAB-ENGINE-004
     32  a foreign image that is not there                LAB-IMAGE-001
@@ -59,7 +59,7 @@ from pathlib import Path
 
 import pytest
 from conftest import FreshLab
-from support.doctoring import Environ, Found, doctor, the, type_in, wrong
+from support.doctoring import Environ, Finding, doctor, single, type_in, wrong
 from support.harness import LABCTL, Lab, pause, wait_until
 
 from labctl.system import procfs
@@ -284,14 +284,14 @@ def test_faults_are_found_and_the_commands_that_are_printed_mend_them(lab: Lab, 
     with contextlib.ExitStack() as planted:
         environ = {key: value for plant in plants for key, value in planted.enter_context(plant(lab)).items()}
         findings = doctor(lab, environ)
-        found = [the(findings, code, node) for code, node in faults]
+        found = [single(findings, code, node) for code, node in faults]
         left = type_in(lab, [one["fix"] for one in found], environ)
     assert not {code for code, _ in faults} & {one["code"] for one in left}, left
 
 
 def test_a_name_that_another_directory_has_is_found_and_mended(lab: Lab, tmp_path: Path) -> None:
     other = Lab.make(tmp_path / "other", lab.name, lab.engine, {})
-    found = the(doctor(other), "LAB-NAME-001", "local")
+    found = single(doctor(other), "LAB-NAME-001", "local")
     assert str(lab.path) in found["seen"]
     assert "LAB-NAME-001" not in {one["code"] for one in type_in(other, [found["fix"]], {})}
 
@@ -358,7 +358,7 @@ SLOW: dict[str, tuple[Plant, Fault]] = {
 def test_a_slower_fault_is_found_and_the_command_that_is_printed_mends_it(lab: Lab, name: str) -> None:
     plant, (code, node) = SLOW[name]
     with plant(lab) as environ:
-        found = the(doctor(lab, environ), code, node)
+        found = single(doctor(lab, environ), code, node)
         left = type_in(lab, [found["fix"]], environ)
     assert code not in {one["code"] for one in left}, left
 
@@ -376,7 +376,7 @@ def test_a_socket_that_a_person_may_not_open_is_told_of_with_the_group_to_join(l
         Path(place).chmod(0o755)
         theirs = Lab(Path(place), lab.name, lab.engine, {**lab.environ, "HOME": place}, stranger)
         theirs.configure({})
-        found = the(doctor(theirs), "LAB-ENGINE-004", "local")
+        found = single(doctor(theirs), "LAB-ENGINE-004", "local")
     assert "4321" in found["fix"]
     assert "docker.sock" in found["fix"]
 
@@ -393,7 +393,7 @@ def test_a_network_that_was_only_tried_is_not_taken_for_the_lab_s(lab: Lab) -> N
 
 def test_an_image_that_is_not_there_is_told_of_with_how_to_get_it(lab: Lab) -> None:
     with settings(LAB_IMAGE="labctl-tests/no-such-image:1")(lab):
-        found = the(doctor(lab), "LAB-IMAGE-001", "local")
+        found = single(doctor(lab), "LAB-IMAGE-001", "local")
     assert found["level"] == "error"
     assert found["fix"] == "docker pull labctl-tests/no-such-image:1"
 
@@ -401,7 +401,7 @@ def test_an_image_that_is_not_there_is_told_of_with_how_to_get_it(lab: Lab) -> N
 # --- healthy labs, one node, --fix ---------------------------------------------------------------------------
 
 
-def codes(findings: list[Found]) -> set[str]:
+def codes(findings: list[Finding]) -> set[str]:
     return {one["code"] for one in wrong(findings)}
 
 

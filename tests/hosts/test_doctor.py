@@ -6,7 +6,7 @@ import ipaddress
 
 import pytest
 from conftest import RackLabs
-from support.doctoring import doctor, the, type_in
+from support.doctoring import doctor, single, type_in
 from support.rack.rack import Rack
 
 pytestmark = pytest.mark.docker
@@ -24,9 +24,9 @@ def test_what_one_host_lacks_is_told_by_name_and_the_others_get_their_nodes(rack
     two.fill_disk()
     found = doctor(lab)
     assert {finding["node"] for finding in found if finding["code"] != STALE} == {"h2"}
-    assert "user bob" in the(found, "LAB-PORT-002", "h2")["seen"]
-    assert "300 s ahead" in the(found, "LAB-CLOCK-001", "h2")["seen"]
-    full = the(found, "LAB-DISK-004", "h2")
+    assert "user bob" in single(found, "LAB-PORT-002", "h2")["seen"]
+    assert "300 s ahead" in single(found, "LAB-CLOCK-001", "h2")["seen"]
+    full = single(found, "LAB-DISK-004", "h2")
     # What mends a host is typed here and done there.
     assert full["fix"].startswith("ssh ")
     assert two.address in full["fix"]
@@ -57,7 +57,7 @@ def test_a_port_is_told_by_the_lab_that_has_it_and_another_is_found(rack_lab: Ra
         labels={f"labctl.{name}": value for name, value in labels.items()},
         detach=True,
     )
-    found = the(doctor(lab), "LAB-PORT-002", "h2")
+    found = single(doctor(lab), "LAB-PORT-002", "h2")
     assert "worker-7 of lab `other`" in found["seen"]
     assert "cy@desk" in found["seen"]
     assert "LAB-PORT-002" not in {one["code"] for one in type_in(lab, [found["fix"]], {})}
@@ -71,9 +71,9 @@ def test_hosts_that_do_not_answer_are_findings_beside_those_of_the_others(rack: 
     lines = [one.line(), two.line(address=nobody)]
     (lab.path / "hosts.txt").write_text("\n".join(lines))
     found = doctor(lab)
-    assert "Docker Engine does not answer" in the(found, "LAB-ENGINE-001", "h1")["seen"]
-    assert "systemctl start docker" in the(found, "LAB-ENGINE-001", "h1")["fix"]
-    assert "unreachable: " in the(found, "LAB-HOST-004", "h2")["seen"]
+    assert "Docker Engine does not answer" in single(found, "LAB-ENGINE-001", "h1")["seen"]
+    assert "systemctl start docker" in single(found, "LAB-ENGINE-001", "h1")["fix"]
+    assert "unreachable: " in single(found, "LAB-HOST-004", "h2")["seen"]
 
 
 def test_bytes_take_the_interface_that_was_chosen_or_doctor_says_so(rack: Rack, rack_lab: RackLabs) -> None:
@@ -92,7 +92,7 @@ def test_bytes_take_the_interface_that_was_chosen_or_doctor_says_so(rack: Rack, 
     first, second = (host.interface(host.second_interface(rack.fabric)) for host in (one, two))
     (lab.path / "hosts.txt").write_text(f"{one.line(iface=first)}\n{two.line(iface='eth0')}\n")
     lab.call("up").expect(0)
-    astray = the(doctor(lab), "LAB-NET-007", "worker-1")
+    astray = single(doctor(lab), "LAB-NET-007", "worker-1")
     assert f"through {second}, not through eth0" in astray["seen"]
 
 

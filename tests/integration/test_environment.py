@@ -222,7 +222,7 @@ class TestNobodyElseSees:
 
     def test_what_labctl_says(self, told: Told) -> None:
         for answer in told.said:
-            assert secrets_in(answer.out, answer.err) == [], answer.words
+            assert secrets_in(answer.out, answer.err) == [], answer.command
 
     def test_the_records_of_runs(self, told: Told, runs: list[str]) -> None:
         are_redacted(told, *runs)

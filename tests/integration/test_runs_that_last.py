@@ -180,16 +180,16 @@ def test_a_terminal_shows_a_bar_below_the_whole_log_and_top_watches_beside_it(la
     (lab.path / "bars.py").write_text(BARS)
     words = ("run", "--script", "bars.py", "--launcher", "torchrun", "--include", "worker-0")
     with lab.in_terminal(*words) as terminal:
-        wait_until(lambda: re.search(r"step +\d+/60  ━*─+", terminal.seen), 120, "a bar")
+        wait_until(lambda: re.search(r"step +\d+/60  ━*─+", terminal.output), 120, "a bar")
         document = lab.call("top", "--json").expect(0).json
         assert (document["state"], document["progress"]["steps"]) == ("running", 60)
         assert f"run {document['run_id']}\nstep " in lab.call("top").expect(0).out
         (lab.path / "workloads/seen").touch()
         assert terminal.code(120) == 0
     # A line that begins again after \r has its mark again.
-    printed = re.findall(r"\r\x1b\[2m  \| \x1b\[0m\{'loss': 1.5, 'step': (\d+)\}\r\n", terminal.seen)
+    printed = re.findall(r"\r\x1b\[2m  \| \x1b\[0m\{'loss': 1.5, 'step': (\d+)\}\r\n", terminal.output)
     assert printed == [str(step) for step in range(1, 61)]
-    assert "/60  " not in terminal.seen[terminal.seen.index("result.json") :]
+    assert "/60  " not in terminal.output[terminal.output.index("result.json") :]
     record = lab.path / "runs" / document["run_id"] / "output.log"
     assert record.read_bytes().count(b"\r{'loss': 1.5") == 60
     assert lab.call("top").expect(3).err.startswith("error: no run is under way")

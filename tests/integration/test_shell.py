@@ -15,7 +15,7 @@ pytestmark = pytest.mark.docker
 
 
 def wait_for(terminal: Terminal, pattern: str) -> None:
-    wait_until(lambda: re.search(pattern, terminal.seen), 120, pattern)
+    wait_until(lambda: re.search(pattern, terminal.output), 120, pattern)
 
 
 def leave(terminal: Terminal) -> None:
@@ -36,8 +36,8 @@ def test_shell_gives_a_prompt_in_the_right_container(lab: Lab, words: tuple[str,
         wait_for(terminal, rf"lab@{lab.name}/{node}:\S*[$#]")
         terminal.type("echo here: $(hostname) $(id -u) $PROJECT_PATH; tty; exit 7")
         assert terminal.code(120) == 7
-        wait_until(lambda: re.search(r"exit\s+$", terminal.seen), 30, "the last word is read")
-    assert f"\rhere: {node} {os.getuid()} /workspace\r\n/dev/" in terminal.seen
+        wait_until(lambda: re.search(r"exit\s+$", terminal.output), 30, "the last word is read")
+    assert f"\rhere: {node} {os.getuid()} /workspace\r\n/dev/" in terminal.output
 
 
 def test_history_and_directory_outlive_the_shell_and_the_lab(fresh_lab: Callable[..., Lab]) -> None:

@@ -23,7 +23,7 @@ Answer = tuple[int, bytes]
 """Status and body."""
 CUT, SILENT = b"\0cut", b"\0silent"
 """Suffixes of a body: cut the connection after it, or keep it open and send no more."""
-Asked = Callable[[str, str], Answer]
+Respond = Callable[[str, str], Answer]
 """Method and path, with its query -> the answer."""
 
 
@@ -83,7 +83,7 @@ def web_socket(*frames: tuple[int, bytes], **options: bool) -> Any:
 
 
 @contextmanager
-def serving(asked: Asked) -> Iterator[str]:
+def serving(respond: Respond) -> Iterator[str]:
     """Serve ``asked`` over HTTP within the block; yield the server's address."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -91,7 +91,7 @@ def serving(asked: Asked) -> Iterator[str]:
 
         def answer(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            status, body = asked(self.command, self.path)
+            status, body = respond(self.command, self.path)
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Transfer-Encoding", "chunked")

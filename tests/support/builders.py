@@ -142,7 +142,7 @@ def container(name: str, /, **changes: Any) -> Container:
 def observed(of: Lab, **changes: dict[str, Any]) -> ObservedState:
     """Observe a lab that is up; ``worker_0={...}`` changes the fields of that container."""
     content = {file.path: file.content for file in render.render(of)}
-    owners = {model.LAUNCHER: of.nodes[0].name, **{one.name: one.name for one in of.nodes}}
+    owners = {model.LAUNCHER: of.nodes[0].name, **{member.name: member.name for member in of.nodes}}
     return ObservedState(
         containers=tuple(
             container(
@@ -186,10 +186,10 @@ def up(of: Lab, seen: ObservedState, changed: tuple[File, ...] = ()) -> str:
 def deployment(of: Lab, engine: FakeBackend, emit: Callable[[Event], None] = lambda _: None) -> LabDeployment:
     """Build the target that the steps of the lab's plan act on."""
     context = Context(directory=of.directory, environ={"LAB_NAME": of.name}, emit=emit, flags={})
-    return LabDeployment(context=context, cluster=site(context, engine), lab=of)
+    return LabDeployment(context=context, cluster=cluster_of(context, engine), lab=of)
 
 
-def site(context: Context, engine: FakeBackend | None = None) -> Cluster:
+def cluster_of(context: Context, engine: FakeBackend | None = None) -> Cluster:
     """Build the cluster of a context, with this machine as its only host."""
     return Cluster(settings=context.settings(), directory=context.directory, engine=engine or FakeBackend())
 

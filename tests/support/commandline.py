@@ -16,7 +16,7 @@ from labctl import cli
 
 
 @dataclass
-class Said:
+class Completed:
     code: int
     out: str
     err: str
@@ -24,9 +24,9 @@ class Said:
     @property
     def document(self) -> dict[str, Any]:
         """Parse stdout, which must be a single JSON document."""
-        found: dict[str, Any] = json.loads(self.out)
-        assert found["schema"] == 1
-        return found
+        parsed: dict[str, Any] = json.loads(self.out)
+        assert parsed["schema"] == 1
+        return parsed
 
 
 class Labctl:
@@ -48,15 +48,15 @@ class Labctl:
     def write(self, name: str, text: str) -> None:
         (self.directory / name).write_text(text, encoding="utf-8")
 
-    def __call__(self, *arguments: str) -> Said:
+    def __call__(self, *arguments: str) -> Completed:
         self._monkeypatch.setattr(sys, "argv", ["labctl", *arguments])
         self._capfd.readouterr()
         code = 0
         try:
             cli.main()
-        except SystemExit as left:
-            code = left.code if isinstance(left.code, int) else 1
-        return Said(code, *self._capfd.readouterr())
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else 1
+        return Completed(code, *self._capfd.readouterr())
 
 
 @pytest.fixture

@@ -111,7 +111,7 @@ class FakeBackend:
         documents = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in files if path.exists()]
         services = itertools.chain.from_iterable(document["services"].items() for document in documents)
         made = {name: self._container(host, project, service) for name, service in services}
-        kept = (one for one in self.seen.containers if one.node not in made)
+        kept = (container for container in self.seen.containers if container.node not in made)
         networks = {name: f"id-{name}" for document in documents for name in document.get("networks", {})}
         self.seen = replace(
             self.seen,
@@ -136,15 +136,17 @@ class FakeBackend:
             directory=labels["labctl.directory"],
             owner=labels["labctl.owner"],
             user=f"{variables.get('LAB_UID')}:{variables.get('LAB_GID')}",
-            mounts=tuple((one["source"], one["target"]) for one in service["volumes"] if one["type"] == "bind"),
+            mounts=tuple(
+                (volume["source"], volume["target"]) for volume in service["volumes"] if volume["type"] == "bind"
+            ),
         )
 
     def remove(self, host: str, kind: Kind, ids: tuple[str, ...]) -> None:  # noqa: ARG002
         self.done.append((f"remove {kind}", ids))
         self.seen = replace(
             self.seen,
-            containers=tuple(one for one in self.seen.containers if one.id not in ids),
-            networks=tuple(one for one in self.seen.networks if one[0] not in ids),
+            containers=tuple(container for container in self.seen.containers if container.id not in ids),
+            networks=tuple(network for network in self.seen.networks if network[0] not in ids),
         )
 
     def exec(
@@ -212,9 +214,9 @@ class FakeBackend:
         return self._execute(container, argv, on_line or (lambda _: None), **options)[0]
 
     def logs(self, project: str, on_line: OnLine, *, node: str = "", follow: bool = False, color: bool = False) -> None:  # noqa: ARG002
-        for one in self.seen.containers:
-            if node in ("", one.node):
-                on_line(f"{one.node}-1  | {project}")
+        for container in self.seen.containers:
+            if node in ("", container.node):
+                on_line(f"{container.node}-1  | {project}")
 
     def events(self, lab: str) -> Iterator[tuple[str, Cause, str]]:  # noqa: ARG002
         self.running.wait(5)

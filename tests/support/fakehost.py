@@ -108,29 +108,29 @@ class FakeHost(Connection):
     def run(
         self,
         script: str,
-        *words: str,
+        *arguments: str,
         input: str | None = None,  # noqa: A002
         timeout: float = 60,
         check: bool = True,
     ) -> CompletedProcess:
-        return self._ran(script, words, (input or "").encode())
+        return self._ran(script, arguments, (input or "").encode())
 
-    def send(self, script: str, *words: str, chunks: Iterable[bytes], timeout: float) -> CompletedProcess:
+    def send(self, script: str, *arguments: str, chunks: Iterable[bytes], timeout: float) -> CompletedProcess:
         data = bytearray()
         for chunk in chunks:
             data += chunk
         self.sent += len(data)
-        return self._ran(script, words, bytes(data))
+        return self._ran(script, arguments, bytes(data))
 
     def receive(
-        self, script: str, *words: str, on_chunk: Callable[[bytes], object], timeout: float
+        self, script: str, *arguments: str, on_chunk: Callable[[bytes], object], timeout: float
     ) -> CompletedProcess:
-        done = self._ran(script, words, b"")
+        done = self._ran(script, arguments, b"")
         on_chunk(done.out.encode())
         return done
 
-    def _ran(self, script: str, words: tuple[str, ...], data: bytes) -> CompletedProcess:
+    def _ran(self, script: str, arguments: tuple[str, ...], data: bytes) -> CompletedProcess:
         environ = {**os.environ, "HOME": str(self.home), "PATH": f"{self.home}/bin:{os.environ['PATH']}"}
-        argv = ("sh", "-c", script, "sh", *words)
+        argv = ("sh", "-c", script, "sh", *arguments)
         done = subprocess.run(argv, input=data, capture_output=True, env=environ, timeout=60, check=False)
         return CompletedProcess(argv, done.returncode, done.stdout.decode(), done.stderr.decode())

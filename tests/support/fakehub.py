@@ -20,7 +20,7 @@ Files = dict[str, bytes]
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """A request as the hub received it."""
 
     method: str
@@ -51,14 +51,14 @@ class FakeHub:
     """Wrong fields to announce for the first file, and for the repository (``sha``)."""
     storage: str | None = None
     """Endpoint that requests for large files are redirected to."""
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[Request] = field(default_factory=list)
     holding: threading.Event = field(default_factory=threading.Event)
     go: threading.Event = field(default_factory=threading.Event)
     endpoint: str = ""
 
-    def fetched(self, name: str) -> list[Asked]:
+    def fetched(self, name: str) -> list[Request]:
         """List the GET requests for files of that name."""
-        return [one for one in self.asked if one.method == "GET" and one.path.endswith(f"/{name}")]
+        return [request for request in self.asked if request.method == "GET" and request.path.endswith(f"/{name}")]
 
 
 @contextmanager
@@ -103,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         first = int((self.headers.get("Range") or "bytes=0-")[6:].split("-")[0])
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ") or None
-        self.hub.asked.append(Asked(self.command, path, first, token))
+        self.hub.asked.append(Request(self.command, path, first, token))
         if self.hub.token and token != self.hub.token:
             self.send(401 if token is None else 403, b"{}")
             return

@@ -36,7 +36,7 @@ OWN_FRAME = re.compile(r'File "[^"]*(?:/labctl/|/bin/labctl|/opt/lab/|/workspace
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T | None], limit: float, what: str) -> T:
+def wait_until(condition: Callable[[], T | None], limit: float, description: str) -> T:
     """Return the condition's first true value; fail the test after ``limit`` seconds."""
     deadline = time.monotonic() + limit
     while True:
@@ -44,7 +44,7 @@ def wait_until(condition: Callable[[], T | None], limit: float, what: str) -> T:
         if value := condition():
             return value
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {limit} s: {what}")
+            raise AssertionError(f"not within {limit} s: {description}")
         # One that starts a labctl each time leaves half of the core to what it waits for.
         time.sleep(max(0.05, time.monotonic() - began))
 
@@ -53,7 +53,7 @@ def wait_until(condition: Callable[[], T | None], limit: float, what: str) -> T:
 class Answer:
     """A command's output, exit code and duration in seconds."""
 
-    words: tuple[str, ...]
+    command: tuple[str, ...]
     code: int
     stdout: bytes
     stderr: bytes
@@ -74,17 +74,17 @@ class Answer:
 
     def expect(self, code: int) -> Answer:
         """Return this answer; fail on another exit code, or on a traceback of labctl, its agent or a workload."""
-        said = f"labctl {' '.join(self.words)}: code {self.code}\n--- stdout\n{self.out}\n--- stderr\n{self.err}"
-        assert self.code == code, said
-        assert not OWN_FRAME.search(self.out + self.err), said
+        report = f"labctl {' '.join(self.command)}: code {self.code}\n--- stdout\n{self.out}\n--- stderr\n{self.err}"
+        assert self.code == code, report
+        assert not OWN_FRAME.search(self.out + self.err), report
         return self
 
 
 class Running:
     """A running labctl, in its own session and process group."""
 
-    def __init__(self, words: tuple[str, ...], process: subprocess.Popen[bytes], out: Path, err: Path) -> None:
-        self.words, self.process = words, process
+    def __init__(self, command: tuple[str, ...], process: subprocess.Popen[bytes], out: Path, err: Path) -> None:
+        self.command, self.process = command, process
         self._out, self._err = out, err
         self._began = time.monotonic()
 
@@ -112,9 +112,9 @@ class Running:
 
     def answer(self, limit: float) -> Answer:
         """Wait for the end; return the answer, or fail the test after ``limit`` seconds."""
-        assert self.ends_within(limit), f"labctl {' '.join(self.words)} still runs after {limit} s:\n{self.err}"
+        assert self.ends_within(limit), f"labctl {' '.join(self.command)} still runs after {limit} s:\n{self.err}"
         seconds = time.monotonic() - self._began
-        return Answer(self.words, self.process.returncode, self._out.read_bytes(), self._err.read_bytes(), seconds)
+        return Answer(self.command, self.process.returncode, self._out.read_bytes(), self._err.read_bytes(), seconds)
 
 
 class Terminal:
@@ -141,7 +141,7 @@ class Terminal:
                 self._seen += os.read(self._master, 4096)
 
     @property
-    def seen(self) -> str:
+    def output(self) -> str:
         """Output in the terminal so far."""
         return self._seen.decode("utf-8", "replace")
 
@@ -209,11 +209,11 @@ class Lab:
 
     # --- driving it ---
 
-    def call(self, *words: str, limit: float = 300, environ: dict[str, str] | None = None) -> Answer:
+    def call(self, *arguments: str, limit: float = 300, environ: dict[str, str] | None = None) -> Answer:
         """Run labctl in the lab's directory and wait for its end."""
         began = time.monotonic()
         done = subprocess.run(
-            [*self.prefix, LABCTL, *words],
+            [*self.prefix, LABCTL, *arguments],
             cwd=self.path,
             env={**self.environ, **(environ or {})},
             stdin=subprocess.DEVNULL,
@@ -221,10 +221,10 @@ class Lab:
             timeout=limit,
             check=False,
         )
-        return Answer(words, done.returncode, done.stdout, done.stderr, time.monotonic() - began)
+        return Answer(arguments, done.returncode, done.stdout, done.stderr, time.monotonic() - began)
 
     @contextlib.contextmanager
-    def start(self, *words: str) -> Iterator[Running]:
+    def start(self, *arguments: str) -> Iterator[Running]:
         """Start labctl; kill its process group at the end of the block."""
         logs = self.path / "started"
         logs.mkdir(exist_ok=True)
@@ -232,7 +232,7 @@ class Lab:
         out, err = logs / f"{stem}.out", logs / f"{stem}.err"
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(
-                [*self.prefix, LABCTL, *words],
+                [*self.prefix, LABCTL, *arguments],
                 cwd=self.path,
                 env=self.environ,
                 stdin=subprocess.DEVNULL,
@@ -240,7 +240,7 @@ class Lab:
                 stderr=stderr,
                 start_new_session=True,
             )
-        running = Running(words, process, out, err)
+        running = Running(arguments, process, out, err)
         try:
             yield running
         finally:
@@ -248,9 +248,9 @@ class Lab:
             process.wait()
 
     @contextlib.contextmanager
-    def in_terminal(self, *words: str, cwd: Path | None = None) -> Iterator[Terminal]:
+    def in_terminal(self, *arguments: str, cwd: Path | None = None) -> Iterator[Terminal]:
         """Start labctl in a terminal; kill it at the end of the block."""
-        terminal = Terminal((*self.prefix, LABCTL, *words), cwd or self.path, {**self.environ, "TERM": "xterm"})
+        terminal = Terminal((*self.prefix, LABCTL, *arguments), cwd or self.path, {**self.environ, "TERM": "xterm"})
         try:
             yield terminal
         finally:
@@ -279,15 +279,17 @@ class Lab:
             self.call("up").expect(0)
 
     def run_ids(self) -> list[str]:
-        runs, others = self.path / "runs", ("notebooks", ".outputs")
-        return sorted(path.name for path in runs.iterdir() if path.name not in others) if runs.is_dir() else []
+        runs, not_runs = self.path / "runs", ("notebooks", ".outputs")
+        return sorted(path.name for path in runs.iterdir() if path.name not in not_runs) if runs.is_dir() else []
 
     # --- watching it ---
 
     def containers(self) -> dict[str, Container]:
         """Return the lab's containers by node, in any state."""
-        found = self.engine.containers.list(all=True, filters={"label": f"labctl.lab={self.name}"}, ignore_removed=True)
-        return {container.labels["labctl.node"]: container for container in found}
+        containers = self.engine.containers.list(
+            all=True, filters={"label": f"labctl.lab={self.name}"}, ignore_removed=True
+        )
+        return {container.labels["labctl.node"]: container for container in containers}
 
     def image(self) -> str:
         """Return the name of the image that all nodes were created from."""
@@ -299,7 +301,10 @@ class Lab:
 
     def identities(self) -> dict[str, tuple[str, str]]:
         """Return id and start time of every container, which change if a container is recreated or restarted."""
-        return {node: (one.id or "", one.attrs["State"]["StartedAt"]) for node, one in self.containers().items()}
+        return {
+            node: (container.id or "", container.attrs["State"]["StartedAt"])
+            for node, container in self.containers().items()
+        }
 
     def labelled(self) -> list[str]:
         """List everything with the lab's label: containers, networks, volumes."""

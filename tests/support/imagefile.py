@@ -33,8 +33,8 @@ class LoadedImage:
         return str(self._engine.images.get(self.name).id)
 
     def remove(self) -> None:
-        for one in self._engine.images.list(self.name):
-            self._engine.images.remove(one.id or "", force=True)
+        for image in self._engine.images.list(self.name):
+            self._engine.images.remove(image.id or "", force=True)
 
 
 def layer(name: str, size: int) -> bytes:
@@ -50,21 +50,21 @@ def layer(name: str, size: int) -> bytes:
 def image_archive(path: Path, name: str, layers: Iterable[bytes], **config: object) -> Path:
     """Write an archive of an image with these layers, in the format of `docker save`."""
     contents = list(layers)
-    diffs = ["sha256:" + hashlib.sha256(one).hexdigest() for one in contents]
+    diffs = ["sha256:" + hashlib.sha256(content).hexdigest() for content in contents]
     rootfs = {"type": "layers", "diff_ids": diffs}
     platform = {"architecture": "amd64", "os": "linux"}
     configuration = json.dumps({**platform, "config": config, "rootfs": rootfs}).encode()
-    members = [(_blob(one), one) for one in (*contents, configuration)]
+    members = [(_blob(content), content) for content in (*contents, configuration)]
     kind = "application/vnd.oci.image.manifest.v1+json"
     manifest = {
         "schemaVersion": 2,
         "mediaType": kind,
         "config": _descriptor(configuration),
-        "layers": [_descriptor(one) for one in contents],
+        "layers": [_descriptor(content) for content in contents],
     }
     described = json.dumps(manifest).encode()
     index = {"schemaVersion": 2, "manifests": [{**_descriptor(described), "mediaType": kind}]}
-    listed = [{"Config": _blob(configuration), "RepoTags": [name], "Layers": [_blob(one) for one in contents]}]
+    listed = [{"Config": _blob(configuration), "RepoTags": [name], "Layers": [_blob(content) for content in contents]}]
     members += [(_blob(described), described), ("index.json", json.dumps(index).encode())]
     members.append(("manifest.json", json.dumps(listed).encode()))
     with tarfile.open(path, "w") as tar:

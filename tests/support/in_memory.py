@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from labctl.backends.docker.backend import DockerBackend
 from labctl.config.context import Context
 from labctl.model import Event, Lab
-from support.builders import site
+from support.builders import cluster_of
 from support.fake_backend import FakeBackend
 
 
@@ -21,7 +21,7 @@ class InMemory(DockerBackend):
         environ = {"LAB_NAME": of.name, "LAB_ACCELERATOR": of.accelerator}
         context = Context(directory=of.directory, environ=environ, emit=emit, flags={})
         super().__init__(context, context.settings(), ExitStack(), {})
-        self.cluster = site(context, engine)
+        self.cluster = cluster_of(context, engine)
         self._given = of
 
     def lab(self) -> Lab:

@@ -27,7 +27,7 @@ class Mistake:
 
     @property
     def row(self) -> str:
-        typed = ", ".join(f"`{one}`" for one in (self.setting, f"labctl {self.typed}") if one)
+        typed = ", ".join(f"`{line}`" for line in (self.setting, f"labctl {self.typed}") if line)
         return f"| {self.what} | {typed} | {self.code} | {self.says} | {self.hint} | {self.cost} |"
 
 

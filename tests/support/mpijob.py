@@ -63,8 +63,8 @@ def _named(job: Manifest) -> tuple[str, str, int]:
 
 
 def _labels(job: Manifest, **more: str) -> dict[str, str]:
-    found = {"operator-name": "mpi-operator", "job-name": job["metadata"]["name"], **more}
-    return {f"training.kubeflow.org/{key}": value for key, value in found.items()}
+    labels = {"operator-name": "mpi-operator", "job-name": job["metadata"]["name"], **more}
+    return {f"training.kubeflow.org/{key}": value for key, value in labels.items()}
 
 
 def _object(job: Manifest, kind: str, suffix: str, body: Manifest) -> Manifest:

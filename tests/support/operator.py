@@ -44,7 +44,7 @@ class Operator:
         self.keys = _keys()
         self.refusals: list[str] = []
         """Errors of the API, and objects in the way of a job; each is retried."""
-        self.found: dict[tuple[str, str], Manifest] = {}
+        self.objects_by_name: dict[tuple[str, str], Manifest] = {}
 
     def kind(self, kind: str) -> Any:
         return self.api.resources.get(api_version=mpijob.VERSIONS.get(kind, "v1"), kind=kind)
@@ -52,12 +52,12 @@ class Operator:
     def objects(self, kind: str) -> dict[str, Manifest]:
         """List the namespace's objects of a kind, such as ``Pod`` or ``MPIJob``, by name."""
         items = self.kind(kind).get(namespace=self.namespace).to_dict()["items"]
-        return {one["metadata"]["name"]: one for one in items}
+        return {item["metadata"]["name"]: item for item in items}
 
     def run(self, names: PodNames, stop: threading.Event) -> None:
         while not stop.wait(0.5):
             jobs = self.objects("MPIJob")
-            self.found = {(kind, name): one for kind in MADE for name, one in self.objects(kind).items()}
+            self.objects_by_name = {(kind, name): item for kind in MADE for name, item in self.objects(kind).items()}
             names.addresses = dict(self._addresses())
             for job in jobs.values():
                 try:
@@ -68,8 +68,8 @@ class Operator:
 
     def _addresses(self) -> Iterator[tuple[str, str]]:
         """Yield DNS name and address of the ready pods behind headless Services."""
-        for service, one in self.objects("Endpoints").items():
-            for address in [at for subset in one.get("subsets", ()) for at in subset.get("addresses", ())]:
+        for service, endpoints in self.objects("Endpoints").items():
+            for address in [at for subset in endpoints.get("subsets", ()) for at in subset.get("addresses", ())]:
                 yield f"{address.get('hostname')}.{service}.{self.namespace}.svc.cluster.local", address["ip"]
 
     def _sync(self, job: Manifest) -> None:
@@ -80,26 +80,26 @@ class Operator:
         if not status:
             _add(status, "Created", "MPIJobCreated", f"MPIJob {self.namespace}/{name} is created.")
         status.setdefault("startTime", _now())
-        launcher = self.found.get(("Job", f"{name}-launcher"))
+        launcher = self.objects_by_name.get(("Job", f"{name}-launcher"))
         workers = []
         if not (launcher and _is(launcher, "Complete", "Failed")):
             for made in (mpijob.service(job), mpijob.config_map(job), mpijob.secret(job, *self.keys)):
-                self._one(job, made)
-            workers = [self._one(job, mpijob.worker(job, index)) for index in range(len(mpijob.workers(job)))]
+                self._ensure(job, made)
+            workers = [self._ensure(job, mpijob.worker(job, index)) for index in range(len(mpijob.workers(job)))]
             ready = all(_is(pod, "Ready") for pod in workers)
             if ready or job["spec"].get("launcherCreationPolicy") != "WaitForWorkersReady":
-                launcher = self._one(job, mpijob.launcher(job))
+                launcher = self._ensure(job, mpijob.launcher(job))
         self._report(name, status, launcher, workers)
         if status != job.get("status"):
             self.kind("MPIJob").status.replace(body={**job, "status": status}, namespace=self.namespace)
 
-    def _one(self, job: Manifest, made: Manifest) -> Manifest:
+    def _ensure(self, job: Manifest, made: Manifest) -> Manifest:
         """Return the job's existing object, or create it."""
         kind, name = made["kind"], made["metadata"]["name"]
-        if found := self.found.get((kind, name)):
-            if not _owns(job, found):
+        if existing := self.objects_by_name.get((kind, name)):
+            if not _owns(job, existing):
                 raise RefusedError(f"Resource {name!r} of Kind {kind!r} already exists and is not managed by MPIJob")
-            return found
+            return existing
         return dict(self.kind(kind).create(body=made, namespace=self.namespace).to_dict())
 
     def _report(self, name: str, status: Manifest, launcher: Manifest | None, workers: list[Manifest]) -> None:
@@ -107,7 +107,7 @@ class Operator:
         replicas = status["replicaStatuses"] = {"Worker": _counts(workers)}
         if not launcher:
             return
-        pods = [one for (kind, _), one in self.found.items() if kind == "Pod" and _owns(launcher, one)]
+        pods = [pod for (kind, _), pod in self.objects_by_name.items() if kind == "Pod" and _owns(launcher, pod)]
         replicas["Launcher"] = _counts(pods)
         whole = f"MPIJob {self.namespace}/{name}"
         if _is(launcher, "Complete"):
@@ -115,7 +115,7 @@ class Operator:
             _add(status, "Succeeded", "MPIJobSucceeded", f"{whole} successfully completed.")
         elif _is(launcher, "Failed"):
             status["completionTime"] = _now()
-            failed = next(one for one in launcher["status"]["conditions"] if one["type"] == "Failed")
+            failed = next(condition for condition in launcher["status"]["conditions"] if condition["type"] == "Failed")
             reason, message = failed["reason"], failed["message"]
             if reason == "BackoffLimitExceeded" and replicas["Launcher"].get("failed"):
                 last = max(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))["status"]
@@ -127,7 +127,7 @@ class Operator:
     def _clean(self, job: Manifest) -> None:
         kept = KEPT[job["spec"]["runPolicy"].get("cleanPodPolicy", "None")]
         for name in mpijob.workers(job):
-            pod = self.found.get(("Pod", name))
+            pod = self.objects_by_name.get(("Pod", name))
             if pod and pod["status"]["phase"] not in kept and "deletionTimestamp" not in pod["metadata"]:
                 self.kind("Pod").delete(name=name, namespace=self.namespace)
 
@@ -144,21 +144,21 @@ def _now() -> str:
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _owns(owner: Manifest, one: Manifest) -> bool:
-    return owner["metadata"]["uid"] in [at["uid"] for at in one["metadata"].get("ownerReferences", ())]
+def _owns(owner: Manifest, owned: Manifest) -> bool:
+    return owner["metadata"]["uid"] in [at["uid"] for at in owned["metadata"].get("ownerReferences", ())]
 
 
-def _is(one: Manifest, *kinds: str) -> bool:
+def _is(manifest: Manifest, *kinds: str) -> bool:
     """Return True if one of these conditions holds for a job or a pod."""
-    conditions = one.get("status", {}).get("conditions", ())
+    conditions = manifest.get("status", {}).get("conditions", ())
     return any(at["type"] in kinds and at["status"] == "True" for at in conditions)
 
 
 def _add(status: Manifest, kind: str, reason: str, message: str) -> None:
     conditions = status.setdefault("conditions", [])
-    if kind in [one["type"] for one in conditions]:
+    if kind in [condition["type"] for condition in conditions]:
         return
-    for running in [one for one in conditions if one["type"] == "Running"]:
+    for running in [condition for condition in conditions if condition["type"] == "Running"]:
         running["status"] = "False"
     times = dict.fromkeys(("lastUpdateTime", "lastTransitionTime"), _now())
     conditions.append({"type": kind, "status": "True", "reason": reason, "message": message, **times})
@@ -195,5 +195,5 @@ def fresh_namespace(kubeconfig: Path) -> Iterator[str]:
         yield name
     finally:
         namespaces.delete(name=name)
-        one = f"metadata.name={name}"
-        wait_until(lambda: not namespaces.get(field_selector=one).to_dict()["items"], 300, f"{name} is gone")
+        selector = f"metadata.name={name}"
+        wait_until(lambda: not namespaces.get(field_selector=selector).to_dict()["items"], 300, f"{name} is gone")

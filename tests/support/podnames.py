@@ -22,7 +22,7 @@ class PodNames(socketserver.UDPServer):
 class _Answer(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         assert isinstance(self.server, PodNames)
-        (query, asked), labels, at = self.request, [], 12
+        (query, reply_socket), labels, at = self.request, [], 12
         while length := query[at]:
             labels.append(query[at + 1 : at + 1 + length].decode("ascii", "replace").lower())
             at += 1 + length
@@ -32,5 +32,5 @@ class _Answer(socketserver.BaseRequestHandler):
         # With authority and recursion; 3 is NXDOMAIN. Pods may be new, so that an answer holds for a second.
         answers = [socket.inet_aton(address)] if address and kind == 1 else []
         head = struct.pack("!2sHHHHH", query[:2], 0x8580 if address else 0x8583, 1, len(answers), 0, 0)
-        records = [struct.pack("!HHHLH4s", 0xC00C, 1, 1, 1, 4, one) for one in answers]
-        asked.sendto(b"".join([head, query[12:end], *records]), self.client_address)
+        records = [struct.pack("!HHHLH4s", 0xC00C, 1, 1, 1, 4, packed) for packed in answers]
+        reply_socket.sendto(b"".join([head, query[12:end], *records]), self.client_address)

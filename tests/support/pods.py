@@ -54,7 +54,7 @@ def mpijob(objects: dict[str, Manifest]) -> Layout:
         name=name,
         launcher=roles["Launcher"]["template"]["spec"],
         worker=roles["Worker"]["template"]["spec"],
-        workers={one: f"{one}.{name}.{namespace}.svc" for one in workers},
+        workers={worker: f"{worker}.{name}.{namespace}.svc" for worker in workers},
         slots=job["spec"]["slotsPerWorker"],
         keys=job["spec"]["sshAuthMountPath"],
     )
@@ -64,13 +64,16 @@ def trainjob(objects: dict[str, Manifest]) -> Layout:
     """Lay out the pods of a TrainJob: `JOB-node-0-N`, in the hostfile `JOB-node-0-N.JOB`."""
     name, spec = objects["TrainJob"]["metadata"]["name"], objects["TrainingRuntime"]["spec"]
     mpi = spec["mlPolicy"]["mpi"]
-    jobs = {one["name"]: one["template"]["spec"]["template"] for one in spec["template"]["spec"]["replicatedJobs"]}
+    jobs = {
+        replicated["name"]: replicated["template"]["spec"]["template"]
+        for replicated in spec["template"]["spec"]["replicatedJobs"]
+    }
     workers = [f"{name}-node-0-{index}" for index in range(spec["mlPolicy"]["numNodes"])]
     return Layout(
         name=name,
         launcher=jobs["launcher"]["spec"],
         worker=jobs["node"]["spec"],
-        workers={one: f"{one}.{name}" for one in workers},
+        workers={worker: f"{worker}.{name}" for worker in workers},
         slots=mpi["numProcPerNode"],
         keys=mpi["sshAuthMountPath"],
     )
@@ -81,7 +84,7 @@ class Pods:
 
     def __init__(self, engine: DockerClient, manifests: list[Manifest], directory: Path) -> None:
         self.engine, self.directory = engine, directory
-        self.objects = {one["kind"]: one for one in manifests}
+        self.objects = {manifest["kind"]: manifest for manifest in manifests}
         self.layout = mpijob(self.objects) if "MPIJob" in self.objects else trainjob(self.objects)
         self.name = self.layout.name
         self.containers: list[Container] = []
@@ -106,7 +109,7 @@ class Pods:
         return bool(worker.exec_run(["bash", "-c", f": < /dev/tcp/localhost/{port}"]).exit_code == 0)
 
     def logs(self) -> str:
-        return "\n".join(f"--- {one.name}\n{one.logs().decode()}" for one in self.containers)
+        return "\n".join(f"--- {container.name}\n{container.logs().decode()}" for container in self.containers)
 
     def remove(self) -> None:
         for container in self.containers:
@@ -123,12 +126,12 @@ class Pods:
         mpi = self.directory / "mpi"
         mpi.mkdir()
         slots = self.layout.slots
-        (mpi / "hostfile").write_text("".join(f"{one} slots={slots}\n" for one in self.layout.workers.values()))
-        self._own(keys)
+        (mpi / "hostfile").write_text("".join(f"{host} slots={slots}\n" for host in self.layout.workers.values()))
+        self._chown(keys)
         for key in keys.iterdir():
             key.chmod(0o640)
 
-    def _own(self, folder: Path) -> None:
+    def _chown(self, folder: Path) -> None:
         """Give mounted files to root and the pods' group."""
         group = self.layout.worker["securityContext"]["fsGroup"]
         subprocess.run(["chown", "-R", f"0:{group}", str(folder)], check=True)
@@ -137,14 +140,14 @@ class Pods:
         (container,) = spec["containers"]
         binds, shared = {}, "64m"
         for mount in container["volumeMounts"]:
-            volume = next(one for one in spec["volumes"] if one["name"] == mount["name"])
+            volume = next(candidate for candidate in spec["volumes"] if candidate["name"] == mount["name"])
             where = mount["mountPath"]
             if volume.get("emptyDir", {}).get("medium") == "Memory":
                 shared = volume["emptyDir"]["sizeLimit"].replace("Gi", "g").replace("Mi", "m")
             elif "emptyDir" in volume:
                 empty = self.directory / name / volume["name"]
                 empty.mkdir(parents=True)
-                self._own(empty)
+                self._chown(empty)
                 empty.chmod(0o2777)
                 binds[str(empty)] = {"bind": where, "mode": "rw"}
             else:
@@ -162,7 +165,7 @@ class Pods:
             user=f"{context['runAsUser']}:{context['runAsGroup']}",
             group_add=[context["fsGroup"]],
             working_dir=container["workingDir"],
-            environment={one["name"]: one["value"] for one in container["env"]}
+            environment={variable["name"]: variable["value"] for variable in container["env"]}
             | (OPERATORS if spec is self.layout.launcher else {}),
             cap_drop=container["securityContext"]["capabilities"]["drop"],
             security_opt=["no-new-privileges:true"],
@@ -182,16 +185,16 @@ class Pods:
             return folder
         folder.mkdir(parents=True)
         if "secret" in volume:
-            found = self.objects["Secret"]["stringData"]
-            items = [{"key": key, "path": key} for key in found]
+            content = self.objects["Secret"]["stringData"]
+            items = [{"key": key, "path": key} for key in content]
         else:
-            found, items = self.objects["ConfigMap"]["data"], volume["configMap"]["items"]
+            content, items = self.objects["ConfigMap"]["data"], volume["configMap"]["items"]
         for item in items:
             path = folder / item["path"]
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(found[item["key"]])
+            path.write_text(content[item["key"]])
             path.chmod(item.get("mode", 0o644))
-        self._own(folder)
+        self._chown(folder)
         return folder
 
 

@@ -21,9 +21,9 @@ class Proxy:
     def cut(self) -> None:
         """Close all connections, and refuse new ones."""
         self.down = True
-        for one in [*self._open]:
+        for connection in [*self._open]:
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
 
     def restore(self) -> None:
         self.down = False
@@ -48,9 +48,9 @@ class Proxy:
         with contextlib.suppress(OSError):
             while piece := source.recv(1 << 16):
                 sink.sendall(piece)
-        for one in (source, sink):
+        for end in (source, sink):
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                end.shutdown(socket.SHUT_RDWR)
         self._open -= {source}
         # The other direction has a thread of its own, which closes what it reads from.
         source.close()

@@ -62,7 +62,7 @@ def write(
     }  # fmt: skip
     for name, document in documents.items():
         (path / name).write_text(json.dumps(document), encoding="utf-8")
-    (path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in series), encoding="utf-8")
+    (path / "metrics.jsonl").write_text("".join(json.dumps(point) + "\n" for point in series), encoding="utf-8")
     (path / "output.log").write_text(log, encoding="utf-8")
     (path / "started").touch()
     return path

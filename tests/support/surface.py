@@ -50,15 +50,15 @@ def settings(program: list[str], lab: Path) -> list[str]:
 
 def json_keys(program: list[str], lab: Path) -> dict[str, list[str]]:
     """Run each command with --json; return the key paths of its document."""
-    found = {}
+    keys_by_command = {}
     for command in JSON_COMMANDS:
-        words = [*program, *command.split(), "--json"]
-        done = subprocess.run(words, cwd=lab, capture_output=True, text=True, check=False, timeout=600)
+        argv = [*program, *command.split(), "--json"]
+        done = subprocess.run(argv, cwd=lab, capture_output=True, text=True, check=False, timeout=600)
         try:
-            found[command] = sorted(set(paths(json.loads(done.stdout))))
+            keys_by_command[command] = sorted(set(paths(json.loads(done.stdout))))
         except ValueError as error:
             raise AssertionError(f"{command}: {done.stdout} {done.stderr}") from error
-    return found
+    return keys_by_command
 
 
 def paths(value: Any, prefix: str = "") -> Iterator[str]:

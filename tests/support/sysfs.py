@@ -49,7 +49,7 @@ def card(
 def nvidia(root: Path, address: str, minor: int | None, *, file: bool = True, **facts: object) -> Path:
     """Write a GPU of the nvidia driver; ``minor`` None leaves the driver's information empty."""
     folder = card(root, address, "0x10de", driver="nvidia", **facts)  # type: ignore[arg-type]
-    told = (
+    information = (
         ""
         if minor is None
         else (
@@ -58,7 +58,7 @@ def nvidia(root: Path, address: str, minor: int | None, *, file: bool = True, **
             f"Bus Location: \t {address}\nDevice Minor: \t {minor}\nGPU Excluded:\t No\n"
         )
     )
-    put(root / f"proc/driver/nvidia/gpus/{address}/information", told)
+    put(root / f"proc/driver/nvidia/gpus/{address}/information", information)
     if file and minor is not None:
         put(root / f"dev/nvidia{minor}")
     return folder

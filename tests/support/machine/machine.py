@@ -246,8 +246,8 @@ def _hold(scratch: Path, images: Path) -> subprocess.Popen[bytes]:
         )
     assert holder.stdout
     with holder.stdout:
-        said = holder.stdout.readline()
-    if said != b"ready\n":
+        greeting = holder.stdout.readline()
+    if greeting != b"ready\n":
         assert holder.stdin
         holder.stdin.close()
         holder.wait(90)

@@ -44,8 +44,8 @@ def main() -> None:
 
 
 def read(bundle: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((bundle / "config.json").read_text())
-    return found
+    config: dict[str, Any] = json.loads((bundle / "config.json").read_text())
+    return config
 
 
 def environment(config: dict[str, Any]) -> dict[str, str]:
@@ -68,8 +68,8 @@ def record(program: str, config: dict[str, Any]) -> None:
 def files(config: dict[str, Any], kind: str) -> tuple[list[str], Path]:
     """Return the device files that a container requests in its environment, and the vendor's tool."""
     variable, pattern, common, tool = KINDS[kind]
-    asked = environment(config).get(variable, "")
-    ids = [] if asked in ("", "void", "none") else asked.split(",")
+    requested = environment(config).get(variable, "")
+    ids = [] if requested in ("", "void", "none") else requested.split(",")
     every = sorted(path.name for path in Path(pattern).parent.glob(Path(pattern).name.format("[0-9]*")))
     paths = [str(Path(pattern).parent / name) for name in every] if ids == ["all"] else list(map(pattern.format, ids))
     return [*paths, *(common if paths else ())], TOOLS / tool

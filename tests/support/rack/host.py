@@ -81,9 +81,9 @@ class Host:
 
     def give_image(self, name: str) -> None:
         """Copy one of this machine's images into the host's engine; running containers are stopped."""
-        if words := images.given(self._outer, name, self.engine.images.list()):
+        if arguments := images.given(self._outer, name, self.engine.images.list()):
             self._stop_engine()
-            self.run("/opt/rack/give.sh", *words)
+            self.run("/opt/rack/give.sh", *arguments)
             self._start_engine()
         else:
             images.load(name, f"unix://{self._socket}")
@@ -96,9 +96,9 @@ class Host:
         self.engine.networks.prune()
         self.engine.volumes.prune({"all": True})
         self.engine.api.prune_builds(all=True)
-        wanted = self._outer.images.get(image)
+        kept = self._outer.images.get(image)
         for other in self.engine.images.list():
-            for name in set(other.tags or [other.id or ""]) - set(wanted.tags if other.id == wanted.id else ()):
+            for name in set(other.tags or [other.id or ""]) - set(kept.tags if other.id == kept.id else ()):
                 self.engine.images.remove(name, force=True)
         if not self.engine.images.list():
             self.give_image(image)
@@ -125,9 +125,9 @@ class Host:
         assert done.returncode == 0 or not check, f"{self.name}: {shlex.join(argv)}: {done.returncode}\n{done.stderr}"
         return done
 
-    def shell(self, script: str, *words: str, check: bool = True) -> str:
+    def shell(self, script: str, *arguments: str, check: bool = True) -> str:
         """Run a script as root, with the words as its $1, $2 ...; return its output."""
-        return self.run("sh", "-c", script, "sh", *words, check=check).stdout
+        return self.run("sh", "-c", script, "sh", *arguments, check=check).stdout
 
     @cached_property
     def engine(self) -> DockerClient:
@@ -144,8 +144,8 @@ class Host:
     def line(self, **fields: object) -> str:
         """Return the host's line of a hosts file; fields replace or extend the default ones, empty ones are omitted."""
         plain = {"address": self.address, "user": self.user, "port": self.port, "key": self.key}
-        words = (f"{name}={value}" for name, value in {**plain, **fields}.items() if value != "")
-        return " ".join((self.name, *words))
+        parts = (f"{name}={value}" for name, value in {**plain, **fields}.items() if value != "")
+        return " ".join((self.name, *parts))
 
     def traffic(self, interface: str = "eth0") -> Traffic:
         folder = f"/sys/class/net/{interface}/statistics"
@@ -309,9 +309,9 @@ class Host:
         try:
             wait_until(lambda: self.has_engine() and self.engine.ping(), 120, f"the engine of {self.name} answers")
         except AssertionError as error:
-            said = self._container.logs(tail=20).decode()
+            output = self._container.logs(tail=20).decode()
             log = self.run("tail", "/var/log/dockerd.log", check=False).stdout
-            raise AssertionError(f"{error}\n{said}{log}") from None
+            raise AssertionError(f"{error}\n{output}{log}") from None
 
     def _stop_engine(self) -> None:
         self.shell("pkill -x dockerd; timeout 60 sh -c 'while pgrep -x dockerd; do sleep 0.1; done'")

@@ -33,8 +33,8 @@ def ensure(engine: DockerClient, directory: Path) -> str:
 
 def _build(tag: str, directory: Path) -> None:
     """Build the image with this machine's package sources and certificates, as `labctl build` does."""
-    found = settings.load(directory, os.environ, {})
-    request = build.request(found, "cpu", tag, directory, os.environ)
+    loaded = settings.load(directory, os.environ, {})
+    request = build.request(loaded, "cpu", tag, directory, os.environ)
     base = build.ensure_base(build.PLAIN, replace(request, base_image=""), lambda _: None)
     packages = "".join(build.apt_list("debian", release, request.apt_mirror) for release in RELEASES)
     handed = build.hand_in(request, build.pip_sources(request, package_sources.of_host()), {}, packages, directory)
@@ -42,7 +42,7 @@ def _build(tag: str, directory: Path) -> None:
     build.run(HERE / FILES[0], arguments, request, lambda _: None)
 
 
-def given(engine: DockerClient, name: str, known: Iterable[Image] = ()) -> list[str]:
+def given(engine: DockerClient, name: str, present: Iterable[Image] = ()) -> list[str]:
     """The arguments of give.sh for one of the engine's images, beside those that the other engine knows already.
 
     Empty where the engine keeps images in another way than that knows: then they are to be loaded.
@@ -51,7 +51,7 @@ def given(engine: DockerClient, name: str, known: Iterable[Image] = ()) -> list[
         return []
     image = engine.images.get(name)
     repositories: dict[str, dict[str, str]] = {}
-    for tag, identity in [*((tag, one.id) for one in known for tag in one.tags), (_tag(name), image.id)]:
+    for tag, identity in [*((tag, held.id) for held in present for tag in held.tags), (_tag(name), image.id)]:
         repositories.setdefault(tag.rpartition(":")[0], {})[tag] = str(identity)
     return [json.dumps({"Repositories": repositories}), _hex(str(image.id)), *_layers(image)]
 

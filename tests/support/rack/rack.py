@@ -88,11 +88,11 @@ class Rack:
         """
 
         def start(name: str, address: str) -> Host:
-            words = images.given(self._engine, image) if image else []
-            host = self._new(name, address, words, user=user, uid=uid, port=port, shared=shared)
+            arguments = images.given(self._engine, image) if image else []
+            host = self._new(name, address, arguments, user=user, uid=uid, port=port, shared=shared)
             self._hosts[name] = host
             host.start()
-            if image and not words:
+            if image and not arguments:
                 host.give_image(image)
             return host
 
@@ -129,9 +129,9 @@ class Rack:
 
     def introduce(self, *hosts: Host) -> None:
         """Let the user ssh from host to host without a prompt, as with a shared home directory."""
-        known, key = self.known_hosts.read_text(), self.key.read_text()
+        known_hosts, key = self.known_hosts.read_text(), self.key.read_text()
         for host in hosts:
-            host.run("sh", "-c", "cat > ~/.ssh/known_hosts", user=host.user, stdin=known)
+            host.run("sh", "-c", "cat > ~/.ssh/known_hosts", user=host.user, stdin=known_hosts)
             host.run("sh", "-c", "umask 077; cat > ~/.ssh/id_ed25519", user=host.user, stdin=key)
             private = f"{host.home}/.ssh/known_hosts {host.home}/.ssh/id_ed25519"
             self._faults.callback(host.shell, f"rm -f {private}", check=False)

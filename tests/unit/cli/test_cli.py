@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from support.builders import container
-from support.commandline import Labctl, Said
+from support.commandline import Completed, Labctl
 
 from labctl import cli, flows, naming
 from labctl.backends.docker.attach import jupyter, session, target
@@ -78,7 +78,7 @@ def test_help_has_many_doors(labctl: Labctl, arguments: list[str]) -> None:
 
 
 def test_version_is_the_packages(labctl: Labctl) -> None:
-    assert labctl("--version") == Said(0, f"labctl {version('labctl')}\n", "")
+    assert labctl("--version") == Completed(0, f"labctl {version('labctl')}\n", "")
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
@@ -324,7 +324,7 @@ def test_a_missing_engine_is_the_environments_fault(labctl: Labctl) -> None:
     # In a process of its own: the library leaves its socket open when nobody answers.
     program = [sys.executable, "-c", "from labctl.cli import main; main()", "status", "--json"]
     done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=SECONDS)
-    said = Said(done.returncode, done.stdout, done.stderr)
+    said = Completed(done.returncode, done.stdout, done.stderr)
     assert said.code == 3
     assert said.document["error"]["kind"] == "environment"
     assert said.document["error"]["hint"] == "unset DOCKER_HOST"
@@ -702,7 +702,7 @@ def test_ctrl_c_is_how_a_notebook_server_is_ended(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(jupyter, "serve", serve)
-    assert labctl("jupyter") == Said(130, "", "stopped\n")
+    assert labctl("jupyter") == Completed(130, "", "stopped\n")
 
 
 @pytest.mark.parametrize("command", sorted(set(cli.COMMANDS) - {"init", "setup", "eval"}))

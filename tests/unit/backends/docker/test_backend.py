@@ -32,7 +32,7 @@ def events() -> list[Event]:
 @pytest.fixture
 def backend(tmp_path: Path, events: list[Event]) -> DockerBackend:
     context = Context(directory=tmp_path, environ={"LAB_NAME": "demo"}, emit=events.append, flags={})
-    return builders.backend(context, builders.site(context))
+    return builders.backend(context, builders.cluster_of(context))
 
 
 def lab_of(backend: DockerBackend) -> Lab:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
-from support.builders import site
+from support.builders import cluster_of
 from support.fake_backend import FakeBackend
 
 from labctl.accelerators import habana
@@ -63,7 +63,7 @@ def test_labctl_build_does_not_write_over_an_image_whose_name_says_what_it_is_of
 ) -> None:
     context = at(tmp_path, LAB_IMAGE=image)
     with pytest.raises(HostError, match=f"LAB_IMAGE is {image}, which `labctl build` does not make") as caught:
-        images.build_image(context, site(context))
+        images.build_image(context, cluster_of(context))
     assert caught.value.hint.startswith(hint)
 
 
@@ -76,7 +76,7 @@ def test_no_registry_is_asked_for_an_image_that_was_made_here(
 ) -> None:
     context = at(tmp_path, LAB_IMAGE=image, **added)
     for refused in (
-        lambda: images.require_buildable(site(context)),
+        lambda: images.require_buildable(cluster_of(context)),
         lambda: images.plan_images(context, on_hosts(context), ObservedState()),
         lambda: build.ensure_base(image, build.request(context.settings(), "cpu", image, tmp_path, {}), print),
     ):
@@ -140,7 +140,7 @@ class EngineHere(FakeBackend):
 
 def here(context: Context, found: dict[str, dict[str, str]]) -> Cluster:
     engine = EngineHere(found)
-    return replace(site(context, engine), daemons=cast(dict[str, DockerEngine], {HERE: engine}))
+    return replace(cluster_of(context, engine), daemons=cast(dict[str, DockerEngine], {HERE: engine}))
 
 
 def current() -> dict[str, str]:
@@ -188,9 +188,9 @@ def test_a_build_follows_the_settings_of_the_image_below_the_packages(
     monkeypatch.setattr(DockerEngine, "image_labels", lambda *_: labels)
     monkeypatch.setattr(build, "build", lambda request, _: said.extend((request.tag, request.torch_index)))
     monkeypatch.setattr(packages, "make", lambda request, *_: said.extend((request.tag,)))
-    images.build_image(context, site(context), refresh=refresh)
+    images.build_image(context, cluster_of(context), refresh=refresh)
     below = ["labctl/cpu", "https://torch.example/whl"] if built else []
-    assert said == [*below, site(context).image]
+    assert said == [*below, cluster_of(context).image]
 
 
 @pytest.mark.parametrize(
@@ -242,6 +242,6 @@ def test_the_folder_of_a_dockerfile_is_read_once_a_command(tmp_path: Path, monke
         return f"{base}-made"
 
     monkeypatch.setattr(packages, "tag", tag)
-    cluster = site(at(tmp_path))
+    cluster = cluster_of(at(tmp_path))
     assert [cluster.image, cluster.image] == ["labctl/cpu-made"] * 2
     assert read == ["labctl/cpu"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from support.builders import backend, deployment, lab, observed, site, workload
+from support.builders import backend, cluster_of, deployment, lab, observed, workload
 from support.fake_backend import FakeBackend, active
 
 from labctl import naming
@@ -83,7 +83,7 @@ def test_up_names_who_has_the_lab_before_what_only_follows_from_that(
     engine = FakeBackend(seen=observed(lab(), worker_0={"directory": str(theirs)}))
     monkeypatch.setattr(doctor_run, "preflight", port_is_taken)
     with pytest.raises(HostError, match="lab `demo` belongs to"):
-        labs.bring_up(backend(context, site(context, engine)))
+        labs.bring_up(backend(context, cluster_of(context, engine)))
 
 
 def test_a_lab_whose_directory_was_moved_can_still_be_taken_over(tmp_path: Path) -> None:

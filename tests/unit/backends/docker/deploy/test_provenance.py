@@ -49,7 +49,7 @@ def test_a_run_is_told_by_host_and_node_and_what_is_cached_by_its_newest_revisio
     run = job(of, cache=Cache(models=("facebook/opt-125m",), datasets=("glue",)))
     context = Context(directory=tmp_path, environ={"LAB_NAME": "demo"}, emit=lambda _: None, flags={})
     observed = replace(builders.observed(of), image="sha256:1111")
-    assert provenance.of_run(of, run, builders.site(context, FakeBackend()), observed) == {
+    assert provenance.of_run(of, run, builders.cluster_of(context, FakeBackend()), observed) == {
         "images": {"local": "sha256:1111"},
         "packages": None,
         "devices": {"worker-0": [], "worker-1": []},
@@ -61,5 +61,5 @@ def test_a_run_is_told_by_host_and_node_and_what_is_cached_by_its_newest_revisio
 def test_a_host_that_does_not_say_is_left_out_of_the_record_not_of_the_run(tmp_path: Path) -> None:
     of = lab((node(), node(1, host="far")), directory=tmp_path, hosts=(host(), host(name="far")), mounts=(CACHE, CLONE))
     context = Context(directory=tmp_path, environ={"LAB_NAME": "demo"}, emit=lambda _: None, flags={})
-    found = provenance.of_run(of, job(of), builders.site(context, FakeBackend()), ObservedState())
+    found = provenance.of_run(of, job(of), builders.cluster_of(context, FakeBackend()), ObservedState())
     assert (found["images"], found["code"]) == ({"local": None, "far": None}, [])

@@ -80,18 +80,18 @@ def test_a_port_that_is_free_or_none_of_the_hosts_own_is_no_reason(lab: Lab, mon
 def test_a_batch_needs_the_launcher_and_not_every_node(context: Context) -> None:
     lab = builders.lab(2, directory=context.directory)
     engine = FakeBackend(seen=builders.observed(lab, worker_1={"state": "exited"}))
-    readiness.require_launcher(context, builders.site(context, engine), lab, builders.workload())
+    readiness.require_launcher(context, builders.cluster_of(context, engine), lab, builders.workload())
     engine.seen = builders.observed(lab, launcher={"image": "sha256:2222"})
     with pytest.raises(HostError, match=r"lab demo is out of date: launcher: image changed") as caught:
-        readiness.require_launcher(context, builders.site(context, engine), lab, builders.workload())
+        readiness.require_launcher(context, builders.cluster_of(context, engine), lab, builders.workload())
     assert caught.value.hint == "labctl up"
     updated = {"limits": (("memory", "1"),), "rendered_limits": "pids=8192"}
     engine.seen = builders.observed(lab, launcher=updated)
     with pytest.raises(HostError, match=r"is out of date: launcher: memory limit changed \(docker update\)$"):
-        readiness.require_launcher(context, builders.site(context, engine), lab, builders.workload())
+        readiness.require_launcher(context, builders.cluster_of(context, engine), lab, builders.workload())
     engine.seen = ObservedState()
     with pytest.raises(HostError, match=r"lab demo is not up: launcher: missing"):
-        readiness.require_launcher(context, builders.site(context, engine), lab, builders.workload())
+        readiness.require_launcher(context, builders.cluster_of(context, engine), lab, builders.workload())
 
 
 def test_a_script_that_starts_its_own_ranks_needs_no_program_in_the_image() -> None:

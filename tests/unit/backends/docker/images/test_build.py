@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from support.builders import site
+from support.builders import cluster_of
 
 from labctl.accelerators import cpu
 from labctl.backends.docker.daemon import DockerEngine
@@ -427,5 +427,5 @@ def test_which_image_is_built_under_which_name(
     monkeypatch.setattr(build, "build", lambda request, _: built.append(request))
     flags = {"LAB_ACCELERATOR": "cpu", "LAB_IMAGE": asked}
     context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags=flags)
-    prepare.build_image(context, site(context))
+    prepare.build_image(context, cluster_of(context))
     assert [(one.image, one.tag) for one in built] == [(image, tag)]

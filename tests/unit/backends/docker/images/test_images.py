@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.builders import site
+from support.builders import cluster_of
 
 from labctl import accelerators
 from labctl.accelerators import habana
@@ -401,5 +401,5 @@ def test_an_image_is_built_where_its_devices_are_not(
     monkeypatch.setattr(build, "build", lambda request, _: built.append(request))
     monkeypatch.setattr(accelerators, "ROOT", tmp_path)
     context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={"LAB_ACCELERATOR": accelerator})
-    prepare.build_image(context, site(context))
+    prepare.build_image(context, cluster_of(context))
     assert [(one.image, one.tag) for one in built] == [(accelerator, f"labctl/{accelerator}")]
