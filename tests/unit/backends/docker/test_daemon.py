@@ -77,9 +77,9 @@ def test_what_the_environment_says_of_another_daemon_is_kept_from_a_hosts(
     engine = hang("#!/bin/sh\n! env | grep ^DOCKER_ >&2\n")
     monkeypatch.setattr(docker, "CHANGING", 30)
     engine.remove("blue", "container", ("one",))
-    said: list[str] = []
-    engine.stream("one", ("true",), said.extend, user="0", limit=30)
-    assert said == []
+    messages: list[str] = []
+    engine.stream("one", ("true",), messages.extend, user="0", limit=30)
+    assert messages == []
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -350,8 +350,8 @@ def test_certificates_that_are_missing_are_named_by_their_folder(monkeypatch: py
 )
 def test_labels_that_a_stranger_wrote_are_read_as_far_as_they_make_sense(slots: str) -> None:
     labels = {"labctl.slots": slots, "labctl.node": "worker-0", "labctl.owner": "bob\x1b]0;title\x07@desk"}
-    found = {"Id": "1" * 64, "Names": ["/x"], "Labels": labels, "State": "running", "ImageID": "2"}
-    container = docker.container_of(found, "local")
+    listed = {"Id": "1" * 64, "Names": ["/x"], "Labels": labels, "State": "running", "ImageID": "2"}
+    container = docker.container_of(listed, "local")
     assert (container.slots, container.node, container.owner) == (0, "worker-0", "bob]0;title@desk")
 
 

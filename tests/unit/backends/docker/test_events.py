@@ -71,15 +71,15 @@ class Daemon:
 
     def inspect_container(self, _: str) -> dict[str, Any]:
         self.asked += 1
-        said = self._checks.popleft()
+        answer = self._checks.popleft()
         if not self._checks:
-            self._checks.append(said)
+            self._checks.append(answer)
             self._all_read.set()
-        if isinstance(said, Exception):
-            raise said
+        if isinstance(answer, Exception):
+            raise answer
         limits = dict.fromkeys(("Memory", "NanoCpus", "CpuQuota", "CpuShares"), 0)
         return {
-            "State": {"Health": {"Log": [{"Output": f"{said}\n"}]}},
+            "State": {"Health": {"Log": [{"Output": f"{answer}\n"}]}},
             "HostConfig": {**limits, "PidsLimit": None, "CpusetCpus": ""},
             "NetworkSettings": {"Networks": {}},
         }
@@ -93,7 +93,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def heard(daemon: Daemon) -> list[tuple[str, str, str]]:
     engine: Any = DockerEngine()
     engine._api = daemon.api
-    return [(node, str(cause), what) for node, cause, what in engine.events("demo")]
+    return [(node, str(cause), message) for node, cause, message in engine.events("demo")]
 
 
 UNHEALTHY = ("worker-0", "health_status: unhealthy")
@@ -104,8 +104,8 @@ BUSY = HostError("Docker Engine does not answer: timed out")
 
 
 def test_deaths_and_lack_of_memory_are_told_in_order() -> None:
-    told = heard(Daemon(("worker-0", "oom"), ("worker-1", "die")))
-    assert told == [("worker-0", "out-of-memory", "container ran out of memory"), DIED]
+    losses = heard(Daemon(("worker-0", "oom"), ("worker-1", "die")))
+    assert losses == [("worker-0", "out-of-memory", "container ran out of memory"), DIED]
 
 
 def test_what_befalls_containers_of_others_is_not_told() -> None:
@@ -125,8 +125,8 @@ def test_a_container_that_was_disconnected_and_lives_is_lost_to_runs(monkeypatch
         yield {"Action": "disconnect", "Actor": {"ID": "id-network", "Attributes": attributes}}
         assert over.wait(LIMIT)
 
-    told = events.watch(endless(), lambda: observed(lab()), lambda _: "")
-    assert next(told) == ("worker-0", "node-lost", "container was disconnected from network labctl-demo")
+    losses = events.watch(endless(), lambda: observed(lab()), lambda _: "")
+    assert next(losses) == ("worker-0", "node-lost", "container was disconnected from network labctl-demo")
     over.set()
 
 
@@ -141,19 +141,19 @@ def paused(*actions: str) -> list[tuple[str, str, str]]:
                 attributes = {"labctl.node": "worker-1", "exitCode": "137"}
             yield {"Action": action, "Actor": {"ID": attributes["labctl.node"], "Attributes": attributes}}
 
-    heard_out, told = threading.Event(), []
+    heard_out, losses = threading.Event(), []
     if "unpause" in actions:
         heard_out.set()
-    for node, cause, what in events.watch(all_of_them(), ObservedState, lambda _: ""):
-        told.append((node, str(cause), what))
+    for node, cause, message in events.watch(all_of_them(), ObservedState, lambda _: ""):
+        losses.append((node, str(cause), message))
         heard_out.set()
-    return told
+    return losses
 
 
 def test_a_container_that_stays_paused_is_lost_to_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "PAUSED", 0.01)
-    what = "container is paused; to resume it: docker unpause labctl-demo-worker-0-1"
-    assert paused("pause") == [("worker-0", "stalled", what), DIED]
+    message = "container is paused; to resume it: docker unpause labctl-demo-worker-0-1"
+    assert paused("pause") == [("worker-0", "stalled", message), DIED]
 
 
 def test_a_container_that_is_paused_for_a_moment_is_not_lost() -> None:
@@ -186,8 +186,8 @@ def test_a_node_that_was_unhealthy_before_and_is_lost_later_is_told() -> None:
 
 
 def test_a_daemon_that_does_not_answer_ends_no_watch() -> None:
-    told = heard(Daemon(UNHEALTHY, ("worker-1", "die"), checks=(BUSY, BUSY, LOST)))
-    assert sorted(told) == [GONE, DIED]
+    losses = heard(Daemon(UNHEALTHY, ("worker-1", "die"), checks=(BUSY, BUSY, LOST)))
+    assert sorted(losses) == [GONE, DIED]
 
 
 def test_a_daemon_that_does_not_answer_at_first_ends_no_watch() -> None:
@@ -240,14 +240,14 @@ def test_all_who_follow_runs_hear_of_a_loss_by_one_connection() -> None:
 
 
 def test_losses_are_listened_to_again_once_their_connection_has_ended() -> None:
-    stream, heard = Stream(), queue.SimpleQueue[events.Loss]()
+    stream, received = Stream(), queue.SimpleQueue[events.Loss]()
     losses, before = events.Losses(stream, "demo"), threading.enumerate()
-    with losses.subscribed(lambda *loss: heard.put(loss)):
-        (listener,) = (one for one in threading.enumerate() if one not in before)
+    with losses.subscribed(lambda *loss: received.put(loss)):
+        (listener,) = (thread for thread in threading.enumerate() if thread not in before)
         stream.losses.put(None)
         listener.join(LIMIT)
     stream.losses.put(DIED)
-    with losses.subscribed(lambda *loss: heard.put(loss)):
-        assert heard.get(timeout=LIMIT) == DIED
+    with losses.subscribed(lambda *loss: received.put(loss)):
+        assert received.get(timeout=LIMIT) == DIED
     assert stream.asked == 2
     stream.losses.put(None)

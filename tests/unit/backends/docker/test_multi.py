@@ -56,11 +56,11 @@ class Quiet(FakeBackend):
 
 def other(*said: str, host: str = "h2", state: str = "running") -> FakeBackend:
     """A host's daemon whose containers report these results of reaching the first host, and then success."""
-    words = iter(said)
+    remaining = iter(said)
 
     def answer(name: str, argv: tuple[str, ...]) -> Iterator[str]:
         assert argv[-2:] == ("hears", "worker-0")
-        if word := next(words, "heard"):
+        if word := next(remaining, "heard"):
             yield f"worker-0 {word}"
 
     node = container("worker-1", host=host, state=state)
@@ -73,7 +73,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def first_told(*daemons: FakeBackend) -> tuple[str, Cause, str]:
-    engine = MultiHostEngine({one.seen.host: one for one in daemons}, {})
+    engine = MultiHostEngine({daemon.seen.host: daemon for daemon in daemons}, {})
     return next(engine.events("demo"))
 
 
@@ -81,13 +81,13 @@ LOST = "h1 (10.0.0.5): the connection was lost: Timeout"
 
 
 def test_an_engine_that_ends_takes_its_nodes_with_it() -> None:
-    what = "host h1 does not answer any more (the connection to it ended)"
-    assert first_told(Listened("h1", Way(""))) == ("worker-0", "node-lost", what)
+    message = "host h1 does not answer any more (the connection to it ended)"
+    assert first_told(Listened("h1", Way(""))) == ("worker-0", "node-lost", message)
 
 
 def test_a_host_that_the_others_do_not_hear_either_is_lost() -> None:
-    told = first_told(Listened("h1", Way(LOST)), other("silent"), other("", host="h3"))
-    assert told == ("worker-0", "node-lost", f"host {LOST}")
+    losses = first_told(Listened("h1", Way(LOST)), other("silent"), other("", host="h3"))
+    assert losses == ("worker-0", "node-lost", f"host {LOST}")
 
 
 @pytest.mark.parametrize(
@@ -114,11 +114,11 @@ def test_a_host_that_another_hears_or_none_can_be_asked_about_is_not_lost(others
 
 
 def test_a_node_that_refuses_twice_is_told_of_and_a_host_that_dies_meanwhile_is_lost() -> None:
-    node, cause, what = first_told(Listened("h1", Way(LOST, comes_back=False)), other("refused", "refused"))
+    node, cause, message = first_told(Listened("h1", Way(LOST, comes_back=False)), other("refused", "refused"))
     assert (node, cause) == ("worker-0", "node-lost")
-    assert what.startswith("its sshd is gone")
-    told = first_told(Listened("h1", Way(LOST, comes_back=False)), other("refused", "silent"))
-    assert told == ("worker-0", "node-lost", f"host {LOST}")
+    assert message.startswith("its sshd is gone")
+    losses = first_told(Listened("h1", Way(LOST, comes_back=False)), other("refused", "silent"))
+    assert losses == ("worker-0", "node-lost", f"host {LOST}")
 
 
 def test_a_connection_that_another_part_of_labctl_has_made_again_loses_nothing() -> None:
@@ -170,6 +170,6 @@ def test_a_container_that_died_unheard_is_told_of_once_its_host_is_back() -> Non
         Way.reconnect(way, seconds)
 
     way.reconnect = reconnect  # type: ignore[method-assign]
-    node, cause, what = first_told(engine, other())
+    node, cause, message = first_told(engine, other())
     assert (node, cause) == ("worker-0", "node-lost")
-    assert what == "container died while the connection to its host was broken"
+    assert message == "container died while the connection to its host was broken"

@@ -23,7 +23,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
 
     def run(code: int, lines: list[str]) -> tuple[list[str], list[str]]:
         events: list[Event] = []
-        told: list[str] = []
+        messages: list[str] = []
 
         def answer(_: str, argv: tuple[str, ...]) -> Iterator[str]:
             if argv[0] == "sh":
@@ -42,16 +42,16 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
             engine=backend, container="labctl-demo-worker-0-1", directory=None, user="1000:1000"
         )
         here = Context(directory=tmp_path, environ={"LAB_NAME": "demo"}, emit=events.append, flags={})
-        jupyter.serve(here, inside, "worker-0", None, told.append)
-        return [event.text for event in events], told
+        jupyter.serve(here, inside, "worker-0", None, messages.append)
+        return [event.text for event in events], messages
 
     return run
 
 
 def test_the_url_is_told_alone_and_last(serve: Serve) -> None:
-    noted, told = serve(0, ["[I 1 ServerApp] http://{token}", "[I 1 ServerApp] more"])
-    assert len(told) == 1
-    assert told[0].startswith("http://127.0.0.1:")
+    noted, messages = serve(0, ["[I 1 ServerApp] http://{token}", "[I 1 ServerApp] more"])
+    assert len(messages) == 1
+    assert messages[0].startswith("http://127.0.0.1:")
     assert noted[-1].endswith("open this:")
     assert not [text for text in noted if "ServerApp" in text]
 

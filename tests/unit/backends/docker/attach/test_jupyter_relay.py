@@ -48,11 +48,11 @@ def echo(path: Path) -> Iterator[None]:
 
 def ask(port: int, data: bytes) -> bytes:
     """Send data over the relay; return the answer up to its end."""
-    with socket.create_connection((jupyter.LOOPBACK, port), LIMIT) as there, there.makefile("rb") as stream:
+    with socket.create_connection((jupyter.LOOPBACK, port), LIMIT) as connection, connection.makefile("rb") as stream:
 
         def send() -> None:
-            there.sendall(data)
-            there.shutdown(socket.SHUT_WR)
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
 
         sender = threading.Thread(target=send)
         sender.start()
@@ -126,10 +126,10 @@ def test_a_link_that_a_container_planted_leads_the_relay_nowhere(tmp_path: Path)
     with echo(tmp_path / "docker.sock"), jupyter.relaying(range(port, port + 1), kept / "s"):
         assert not jupyter.answers(kept / "s")
         answer = b""
-        with socket.create_connection((jupyter.LOOPBACK, port), LIMIT) as there, suppress(OSError):
-            there.sendall(b"GET /containers/json")
-            there.shutdown(socket.SHUT_WR)
-            answer = there.recv(jupyter.CHUNK)
+        with socket.create_connection((jupyter.LOOPBACK, port), LIMIT) as connection, suppress(OSError):
+            connection.sendall(b"GET /containers/json")
+            connection.shutdown(socket.SHUT_WR)
+            answer = connection.recv(jupyter.CHUNK)
         assert answer == b""
 
 

@@ -85,9 +85,9 @@ def test_the_host_that_allows_least_decides(tmp_path: Path) -> None:
 def test_ranks_that_run_out_of_files_are_refused_with_the_numbers(tmp_path: Path) -> None:
     lab = refused(512, tmp_path)
     capabilities.require_files(asked(lab, Allowing(2112)))
-    with pytest.raises(HostError, match=r"512 ranks take 2112 open files .* may have 1024") as said:
+    with pytest.raises(HostError, match=r"512 ranks take 2112 open files .* may have 1024") as caught:
         capabilities.require_files(asked(replace(lab, directory=tmp_path / "b"), Allowing(1024)))
-    assert "LAB_NOFILE" in said.value.hint
+    assert "LAB_NOFILE" in caught.value.hint
 
 
 @pytest.mark.parametrize(("table", "expected"), [("1024\n", (1024, 4160)), ("4160\n", None), ("", None)])

@@ -81,10 +81,10 @@ class Ordered(Nearby):
         super().__init__(name=name)
         self.after, self.came = after, came
 
-    def receive(self, script: str, *words: str, **options: Any) -> Any:
+    def receive(self, script: str, *arguments: str, **options: Any) -> Any:
         assert self.after.wait(20)
         try:
-            return super().receive(script, *words, **options)
+            return super().receive(script, *arguments, **options)
         finally:
             self.came.set()
 
@@ -94,10 +94,10 @@ def test_of_a_file_that_several_hosts_wrote_the_first_ones_stands_whoever_comes_
     hosts = tuple(builders.host(name=name, directory=str(tmp_path / name)) for name in names)
     lab = replace(lab, hosts=hosts)
     for name in names:
-        there = tmp_path / name / OUTPUTS / RUN
-        (there / "model").mkdir(parents=True)
-        (there / "model/same.txt").write_text(name)
-        (there / "link").symlink_to(f"only-{name}")
+        remote = tmp_path / name / OUTPUTS / RUN
+        (remote / "model").mkdir(parents=True)
+        (remote / "model/same.txt").write_text(name)
+        (remote / "link").symlink_to(f"only-{name}")
     begun, second, third, end = Event(), Event(), Event(), Event()
     begun.set()
     way = over(
@@ -144,9 +144,9 @@ class TarSays(Nearby):
 
     code, words = 0, ""
 
-    def receive(self, script: str, *words: str, **options: Any) -> Any:
+    def receive(self, script: str, *arguments: str, **options: Any) -> Any:
         says = f"\nprintf '%s\\n' \"tar: {self.words}\" >&2; exit {self.code}"
-        return super().receive(script.replace("exec tar", "tar") + says, *words, **options)
+        return super().receive(script.replace("exec tar", "tar") + says, *arguments, **options)
 
 
 @pytest.mark.parametrize(
@@ -184,9 +184,9 @@ def test_a_run_that_reads_an_earlier_one_has_it_on_its_host(lab: Lab) -> None:
 
 def left(lab: Lab, red: Nearby) -> list[str]:
     """Fetch the outputs before a host's directory is removed; return the messages."""
-    said: list[str] = []
-    artifacts.fetch_left(red, lab.hosts[0].directory, lab.directory, (Secret("hf_secret"),), said.append)
-    return said
+    messages: list[str] = []
+    artifacts.fetch_left(red, lab.hosts[0].directory, lab.directory, (Secret("hf_secret"),), messages.append)
+    return messages
 
 
 def test_what_runs_left_on_a_host_comes_here_without_secrets_and_copies_of_earlier_runs_do_not(lab: Lab) -> None:
@@ -233,10 +233,10 @@ class Names(Nearby):
 
     run_name = ""
 
-    def run(self, script: str, *words: str, **options: Any) -> CompletedProcess:
-        if words[:1] == ("folders",):
+    def run(self, script: str, *arguments: str, **options: Any) -> CompletedProcess:
+        if arguments[:1] == ("folders",):
             return CompletedProcess((), 0, f"{self.run_name}\n", "")
-        return super().run(script, *words, **options)
+        return super().run(script, *arguments, **options)
 
 
 @pytest.mark.parametrize(

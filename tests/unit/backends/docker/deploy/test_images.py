@@ -183,14 +183,14 @@ def test_the_plan_says_the_image_below_the_packages_where_that_is_built_too(
 def test_a_build_follows_the_settings_of_the_image_below_the_packages(
     tmp_path: Path, labels: dict[str, str], refresh: bool, built: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     context = at(tmp_path, LAB_PACKAGES="nltk", LAB_TORCH_INDEX="https://torch.example/whl")
     monkeypatch.setattr(DockerEngine, "image_labels", lambda *_: labels)
-    monkeypatch.setattr(build, "build", lambda request, _: said.extend((request.tag, request.torch_index)))
-    monkeypatch.setattr(packages, "make", lambda request, *_: said.extend((request.tag,)))
+    monkeypatch.setattr(build, "build", lambda request, _: messages.extend((request.tag, request.torch_index)))
+    monkeypatch.setattr(packages, "make", lambda request, *_: messages.extend((request.tag,)))
     images.build_image(context, cluster_of(context), refresh=refresh)
     below = ["labctl/cpu", "https://torch.example/whl"] if built else []
-    assert said == [*below, cluster_of(context).image]
+    assert messages == [*below, cluster_of(context).image]
 
 
 @pytest.mark.parametrize(
@@ -203,13 +203,13 @@ def test_a_build_follows_the_settings_of_the_image_below_the_packages(
 def test_an_image_of_what_a_name_meant_earlier_is_said(
     tmp_path: Path, labels: dict[str, str], warned: list[str]
 ) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     flags = {"LAB_ACCELERATOR": "cpu", "LAB_IMAGE": "mine:1", "LAB_PACKAGES": "nltk"}
-    context = Context(directory=tmp_path, environ={}, emit=lambda event: said.append(event.text), flags=flags)
+    context = Context(directory=tmp_path, environ={}, emit=lambda event: messages.append(event.text), flags=flags)
     cluster = here(context, {})
     cast(EngineHere, cluster.engine).images |= {"mine:1": {}, cluster.image: labels}
     images.check_image(context, cluster)
-    assert [line.partition(" is ")[2] for line in said] == warned
+    assert [line.partition(" is ")[2] for line in messages] == warned
 
 
 def test_an_image_with_packages_is_judged_by_what_labctls_own_was_built_on(
@@ -228,7 +228,7 @@ def test_an_image_with_packages_is_judged_by_what_labctls_own_was_built_on(
 def test_the_command_that_builds_an_image_names_the_workload_that_it_is_of(tmp_path: Path) -> None:
     settings = at(tmp_path).settings()
     by_workload = settings.with_value("LAB_PACKAGES", "nltk", "workload hello")
-    assert [images.build_command(one) for one in (settings, by_workload)] == [
+    assert [images.build_command(loaded) for loaded in (settings, by_workload)] == [
         "labctl build",
         "labctl build --workload hello",
     ]

@@ -31,8 +31,8 @@ class Busy(FakeBackend):
         self.others = lab
         lines = "".join(f"\t{n}: 00000000:{port:04X} 00000000:0000 0A 0 0 0 0\n" for n, port in enumerate(ports))
         plain = "labctl survey\nfact id\n\tuid=1000(ann) gid=1000(ann)\nfact home\n\t/\nfact docker\n\t/\n"
-        told = f"printf '%s' '{plain}file proc/net/tcp\n{lines}end\n'"
-        monkeypatch.setattr(facts, "script", lambda: told)
+        survey = f"printf '%s' '{plain}file proc/net/tcp\n{lines}end\n'"
+        monkeypatch.setattr(facts, "script", lambda: survey)
 
     def port_users(self) -> tuple[HostPortUser, ...]:
         return tuple(
@@ -56,8 +56,11 @@ def context(tmp_path: Path) -> Context:
 
 
 def ask(lab: Lab, engine: Busy, *before: int) -> None:
-    told = {"h1": builders.facts(ports=dict.fromkeys(before, "root")), "h2": builders.facts(ports={PORT + 1: "cy"})}
-    readiness.require_port(lab, builders.job(lab), engine, told)
+    facts_by_host = {
+        "h1": builders.facts(ports=dict.fromkeys(before, "root")),
+        "h2": builders.facts(ports={PORT + 1: "cy"}),
+    }
+    readiness.require_port(lab, builders.job(lab), engine, facts_by_host)
 
 
 def test_a_port_that_is_taken_where_ranks_meet_is_refused_with_all_that_is_known_and_a_free_one(
@@ -111,8 +114,8 @@ def test_a_run_that_was_judged_is_ended_unless_nothing_is_to_be_done(
     monkeypatch.setattr(agent, "stop", lambda _lab, _engine, run_id, *_: ended.append(run_id))
     monkeypatch.setattr(readiness, "ENDING", 0)
     engine = cast(Engine, FakeBackend(active(record.name, "worker-0")))
-    seen = builders.observed(judged)
-    assert readiness.under_way(judged, engine, seen, preview=True) == ()
+    current = builders.observed(judged)
+    assert readiness.under_way(judged, engine, current, preview=True) == ()
     assert ended == []
-    assert readiness.under_way(judged, engine, seen, preview=False) == ()
+    assert readiness.under_way(judged, engine, current, preview=False) == ()
     assert ended == [record.name]

@@ -139,11 +139,11 @@ def test_up_is_carried_out_in_order_and_said_aloud(tmp_path: Path) -> None:
     of = lab(directory=tmp_path)
     engine = answers({"node": "worker-0", "ok": True, "seconds": 0}, {"node": "worker-1", "ok": True, "seconds": 0})
     surplus = container("worker-7", directory=str(tmp_path))
-    seen = ObservedState(containers=(surplus,), image="sha256:1111")
+    current = ObservedState(containers=(surplus,), image="sha256:1111")
     files = render.render(of)
     events: list[Event] = []
     local = (WriteKeys(paths=("keys",), cause="new"), WriteFiles(files=files, cause="new"))
-    steps = plan.up(of, files, seen, local=local).steps
+    steps = plan.up(of, files, current, local=local).steps
     assert carry_out(steps, deployment(of, engine, events.append)) == {}
     assert [path.relative_to(tmp_path).as_posix() for path in sorted((tmp_path / ".lab").rglob("*.yml"))] == [
         naming.compose_path("worker-0"),
@@ -230,20 +230,20 @@ def test_a_hosts_files_are_removed_once_what_is_only_there_is_here(tmp_path: Pat
     directory = tmp_path / ".labctl/demo"
     directory.mkdir(parents=True)
     engine = FakeBackend(ways={"red": cast(Any, Nearby(name="red"))})
-    seen = ObservedState(parts=(ObservedState(host="red"),))
-    steps = plan.down(seen, {"red": (str(directory),)}, state="kept").steps
+    current = ObservedState(parts=(ObservedState(host="red"),))
+    steps = plan.down(current, {"red": (str(directory),)}, state="kept").steps
     (tmp_path / "kept").mkdir()
     made = deployment(lab(directory=tmp_path), engine)
-    site = Deployment(context=made.context, cluster=made.cluster)
+    target = Deployment(context=made.context, cluster=made.cluster)
     (directory / naming.OUTPUTS / "\n..").mkdir(parents=True)
-    assert set(carry_out(steps, site)) == {"red"}
+    assert set(carry_out(steps, target)) == {"red"}
     assert (directory.exists(), (tmp_path / "kept").exists()) == (True, True)
     shutil.rmtree(directory / "runs")
     (directory / naming.OUTPUTS / "r1").mkdir(parents=True)
     (directory / naming.OUTPUTS / "r1/loss").write_text("1")
     # The run is this lab's.
     (tmp_path / "runs/r1").mkdir(parents=True)
-    assert carry_out(steps, site) == {}
+    assert carry_out(steps, target) == {}
     assert ((tmp_path / "runs/r1/loss").read_text(), directory.exists()) == ("1", False)
     assert not (tmp_path / "kept").exists()
 

@@ -85,7 +85,7 @@ QUESTIONS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("question", QUESTIONS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda function: function.__name__)
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=list(ANSWERS))
 def test_a_malformed_answer_is_an_error_of_that_host_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, question: Callable[[Connection, Path], object], answer: bytes

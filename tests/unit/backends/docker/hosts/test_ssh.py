@@ -71,8 +71,8 @@ def opened(target: InventoryHost, stem: Path, seconds: float = 10) -> Iterator[s
 def test_a_users_name_may_have_blanks(login: Login, program: Program, target: InventoryHost, tmp_path: Path) -> None:
     login('exec sh -c "$last"')
     program("id", "#!/bin/sh\necho 'CORP\\john doe'\n")
-    with opened(target, tmp_path / "0") as told:
-        assert told == "told"
+    with opened(target, tmp_path / "0") as output:
+        assert output == "told"
 
 
 @pytest.mark.parametrize(
@@ -122,12 +122,12 @@ exit 255
         assert connection.why_lost()
         made = begin(lambda: connection.reconnect(10))
         (tmp_path / "tried").read_text()
-        asked = begin(lambda: (connection.why_lost(), connection.made))
+        outcome = begin(lambda: (connection.why_lost(), connection.made))
         # Longer than the time that a connection which stands is asked for.
-        assert wait([asked], 1.2).not_done
+        assert wait([outcome], 1.2).not_done
         assert connection.made == 1
         (tmp_path / "go").write_text("now\n")
-        assert asked.result(10) == ("", 2)
+        assert outcome.result(10) == ("", 2)
         made.result(10)
     finally:
         connection.close()

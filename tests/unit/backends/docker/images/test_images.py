@@ -42,8 +42,8 @@ def text(name: str) -> str:
 
 def steps(name: str) -> list[str]:
     """List the RUN steps with their mounts and scripts, one line each."""
-    found = re.split(r"^(?=[A-Z]+ )", text(name).replace("\\\n", " "), flags=re.MULTILINE)
-    return [step for step in found if step.startswith("RUN ")]
+    parts = re.split(r"^(?=[A-Z]+ )", text(name).replace("\\\n", " "), flags=re.MULTILINE)
+    return [step for step in parts if step.startswith("RUN ")]
 
 
 def test_every_accelerator_has_an_image() -> None:
@@ -95,10 +95,10 @@ def test_the_common_scripts_are_shell_that_debian_and_ubuntu_know() -> None:
 @pytest.mark.parametrize("name", [path.stem for path in DOCKER.glob("*.lock")])
 def test_a_lock_holds_what_was_asked_for(name: str) -> None:
     locked = package_sources.pins(catalog.file(name, "lock").read_text(encoding="utf-8"))
-    asked = package_sources.pins(catalog.file(name, "in").read_text(encoding="utf-8"))
-    assert asked.keys() <= locked.keys()
-    assert {project: locked[project] for project, version in asked.items() if version} == {
-        project: version for project, version in asked.items() if version
+    requested = package_sources.pins(catalog.file(name, "in").read_text(encoding="utf-8"))
+    assert requested.keys() <= locked.keys()
+    assert {project: locked[project] for project, version in requested.items() if version} == {
+        project: version for project, version in requested.items() if version
     }
     assert all(locked.values())
     lines = catalog.file(name, "lock").read_text(encoding="utf-8").splitlines()[1:]
@@ -157,13 +157,13 @@ def test_what_a_vendor_installed_from_a_file_keeps_its_version(tmp_path: Path) -
 
 @pytest.mark.skipif(Path("/opt/venv").exists(), reason="this machine has what a plain base gets")
 def test_around_a_vendors_torch_nothing_that_is_there_is_replaced(tmp_path: Path) -> None:
-    there = ["  torch==2.7.1+vendor", "  numpy==1.26.4"]
+    frozen = ["  torch==2.7.1+vendor", "  numpy==1.26.4"]
     assert installed(tmp_path, "deepspeed==1\nnumpy\ntorch==2.13.0\n", "some.in") == [
         "pip install --constraint constraints --requirement requirements",
-        *there,
+        *frozen,
         "  numpy",
         "pip install --constraint constraints --no-build-isolation --no-cache-dir --requirement deepspeed",
-        *there,
+        *frozen,
         "  deepspeed==1",
     ]
 
@@ -235,9 +235,9 @@ def test_fused_operators_are_compiled_for_a_torch_of_the_compilers_cuda(
         'echo "$(tail -n 1 "$1") ${DS_BUILD_FUSED_ADAM:-0} ${DS_BUILD_FUSED_LAMB:-0}"\n'
     )
     done = process.run(["sh", "-c", script], env={"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHONPATH": str(tmp_path)})
-    before, *said, after = done.out.splitlines()
+    before, *printed, after = done.out.splitlines()
     assert (before, after) == ("torch==2.13.0 0 0", "deepspeed==1 1 1" if compiled else "deepspeed==1 0 0")
-    assert [line.partition(":")[0] for line in said] == (
+    assert [line.partition(":")[0] for line in printed] == (
         [] if compiled else ["FusedAdam and FusedLamb are not compiled"]
     )
 
@@ -402,4 +402,4 @@ def test_an_image_is_built_where_its_devices_are_not(
     monkeypatch.setattr(accelerators, "ROOT", tmp_path)
     context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={"LAB_ACCELERATOR": accelerator})
     prepare.build_image(context, cluster_of(context))
-    assert [(one.image, one.tag) for one in built] == [(accelerator, f"labctl/{accelerator}")]
+    assert [(request.image, request.tag) for request in built] == [(accelerator, f"labctl/{accelerator}")]
