@@ -49,8 +49,8 @@ def test_a_gpu_is_told_in_full(tmp_path: Path) -> None:
 def test_indices_are_in_pci_order_and_files_by_minor_number(tmp_path: Path) -> None:
     for minor, address in enumerate(("10000:01:00.0", "0000:c1:00.0", "0000:0b:00.0")):
         sysfs.nvidia(tmp_path, address, minor)
-    found = [(device.id, device.path, device.pci) for device in find("nvidia", tmp_path)]
-    assert found == [
+    devices = [(device.id, device.path, device.pci) for device in find("nvidia", tmp_path)]
+    assert devices == [
         ("0", "/dev/nvidia2", "0000:0b:00.0"),
         ("1", "/dev/nvidia1", "0000:c1:00.0"),
         ("2", "/dev/nvidia0", "10000:01:00.0"),
@@ -83,8 +83,8 @@ def test_minor_numbers_are_indices_where_the_driver_tells_none(tmp_path: Path) -
 
 def test_the_uuid_of_a_gpu_that_nobody_opened_is_unknown(tmp_path: Path) -> None:
     sysfs.nvidia(tmp_path, "0000:01:00.0", 0)
-    told = tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0/information"
-    told.write_text("GPU UUID: \t GPU-????????-????-????-????-????????????\nDevice Minor: \t 0\n")
+    information = tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0/information"
+    information.write_text("GPU UUID: \t GPU-????????-????-????-????-????????????\nDevice Minor: \t 0\n")
     assert find("nvidia", tmp_path)[0].uuid == ""
 
 
@@ -112,8 +112,8 @@ def test_the_version_of_the_nvidia_driver(tmp_path: Path, path: str, text: str) 
 
 
 def test_a_gaudi_is_told_in_full(tmp_path: Path) -> None:
-    told = {"module_id": "3", "device_type": "GAUDI2", "fw_os_ver": "1.18.0-fw-53.1", "status": "Operational"}
-    sysfs.gaudi(tmp_path, 0, "0000:19:00.0", numa=0, cores=str(CORE), told=told)
+    attributes = {"module_id": "3", "device_type": "GAUDI2", "fw_os_ver": "1.18.0-fw-53.1", "status": "Operational"}
+    sysfs.gaudi(tmp_path, 0, "0000:19:00.0", numa=0, cores=str(CORE), told=attributes)
     sysfs.put(tmp_path / "sys/module/habanalabs/version", "1.18.0-ee698fb\n")
     assert find("habana", tmp_path) == (
         Device(
@@ -281,8 +281,8 @@ def test_what_auto_would_have_taken_is_told_beside_what_it_took(tmp_path: Path) 
     assert accelerators.choose("auto", tmp_path).name == "cpu"
     sysfs.nvidia(tmp_path, "0000:5e:00.0", 1)
     assert accelerators.choose("auto", tmp_path).why == "found 1 (/dev/nvidia<N>)"
-    (left,) = accelerators.unserved(tmp_path)
-    assert "0000:3b:00.0" in left
+    (message,) = accelerators.unserved(tmp_path)
+    assert "0000:3b:00.0" in message
 
 
 def test_what_auto_never_takes_is_not_missed(tmp_path: Path) -> None:

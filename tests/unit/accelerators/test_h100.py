@@ -41,6 +41,6 @@ def test_the_card_and_its_driver_are_found(machine: Path) -> None:
 
 
 def test_its_tool_adds_the_memory_and_finds_nothing_wrong() -> None:
-    said = (H100 / "nvidia-smi-query.txt").read_text()
-    (card,) = vendor_tools.describe("nvidia", (GPU,), lambda *_: CompletedProcess((), 0, said, ""))
+    text = (H100 / "nvidia-smi-query.txt").read_text()
+    (card,) = vendor_tools.describe("nvidia", (GPU,), lambda *_: CompletedProcess((), 0, text, ""))
     assert (card.memory, card.health) == (81559 << 20, "")

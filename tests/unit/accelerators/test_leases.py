@@ -117,11 +117,11 @@ def test_a_device_that_nobody_has_is_free(tmp_path: Path, mine: Lab) -> None:
 def test_the_holder_is_named_and_what_to_do(tmp_path: Path, mine: Lab) -> None:
     with running(mine, lab="other", directory="/srv/lab a"):
         error = refusal(mine)
-        said = leases.holder(mine.hosts[0].locks, CARDS[0])
+        holder = leases.holder(mine.hosts[0].locks, CARDS[0])
     assert error.exit_code == 3
-    assert error.message == f"device 0 (0000:3b:00.0) is held by {said}"
-    assert said.startswith("lab `other` of ")
-    assert "(worker-0, /srv/lab a, since 20" in said
+    assert error.message == f"device 0 (0000:3b:00.0) is held by {holder}"
+    assert holder.startswith("lab `other` of ")
+    assert "(worker-0, /srv/lab a, since 20" in holder
     assert error.hint == "labctl down -C '/srv/lab a'; or set LAB_DEVICES=1 in .env, which is free"
 
 
@@ -160,8 +160,12 @@ def test_a_lab_whose_directory_was_renamed_is_the_same(tmp_path: Path, mine: Lab
 @pytest.mark.parametrize("changed", ["lab", "directory", "uid"])
 def test_a_lab_that_shares_only_the_name_or_the_directory_is_another(tmp_path: Path, mine: Lab, changed: str) -> None:
     gone = str(tmp_path / "gone")
-    there = {"lab": {"lab": "other"}, "directory": {"directory": str(tmp_path)}, "uid": {"uid": "1", "directory": gone}}
-    with running(mine, **there[changed]):
+    changes = {
+        "lab": {"lab": "other"},
+        "directory": {"directory": str(tmp_path)},
+        "uid": {"uid": "1", "directory": gone},
+    }
+    with running(mine, **changes[changed]):
         refusal(mine)
 
 
@@ -186,11 +190,11 @@ def test_other_devices_are_left_alone(tmp_path: Path, mine: Lab) -> None:
 def test_a_strangers_words_are_printed_as_one_short_line(mine: Lab, words: bytes) -> None:
     with running(mine, lab="other"):
         naming.lease_path(mine.hosts[0].locks, CARDS[0]).write_bytes(words)
-        said = leases.holder(mine.hosts[0].locks, CARDS[0])
+        holder = leases.holder(mine.hosts[0].locks, CARDS[0])
         refusal(mine)
-    assert said.startswith(("lab `x", "another lab"))
-    assert said.isprintable()
-    assert len(said) < 1000
+    assert holder.startswith(("lab `x", "another lab"))
+    assert holder.isprintable()
+    assert len(holder) < 1000
 
 
 def test_a_pipe_in_the_place_of_a_lock_keeps_nobody_waiting(tmp_path: Path) -> None:
@@ -222,7 +226,7 @@ def test_one_lab_after_the_other_is_given_devices(tmp_path: Path) -> None:
 
 def test_who_waits_is_told_for_whom(tmp_path: Path) -> None:
     first, second = wanting(tmp_path, CARDS[0], name="first"), wanting(tmp_path, CARDS[1], name="second")
-    told: list[str] = []
+    messages: list[str] = []
     entered, leave = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -235,14 +239,14 @@ def test_who_waits_is_told_for_whom(tmp_path: Path) -> None:
     assert entered.wait(60)
 
     def notice(text: str) -> None:
-        told.append(text)
+        messages.append(text)
         leave.set()
 
     with leases.granting(second, wait=60, notice=notice):
         pass
     thread.join(60)
-    assert len(told) == 1
-    assert "lab first" in told[0]
+    assert len(messages) == 1
+    assert "lab first" in messages[0]
 
 
 def test_a_lab_without_devices_neither_waits_nor_leaves_files(tmp_path: Path) -> None:
@@ -274,7 +278,9 @@ def test_a_lab_whose_locks_cannot_be_made_is_refused(tmp_path: Path) -> None:
 
 
 def test_devices_without_a_pci_address_go_by_their_files() -> None:
-    names = [naming.lease_path("/run/lock", one).name for one in devices("/dev/dri/renderD128", "/dev/accel/accel0")]
+    names = [
+        naming.lease_path("/run/lock", device).name for device in devices("/dev/dri/renderD128", "/dev/accel/accel0")
+    ]
     assert names == ["labctl-dri-renderD128.lock", "labctl-accel-accel0.lock"]
 
 

@@ -46,8 +46,8 @@ def test_hosts_of_the_environment_are_used_where_no_others_are_named(tmp_path: P
     (tmp_path / ".env").write_text("LAB_NAME=demo\n")
     environ = {"MASTER_IP": "10.0.0.1", "MEMBER_IPS": "10.0.0.2, 10.0.0.3"}
     context = Context(directory=tmp_path, environ=environ, emit=lambda _: None, flags={})
-    found = with_hosts(context).settings().text("LAB_HOSTS")
-    hosts = inventory.read(tmp_path / found, found)
+    value = with_hosts(context).settings().text("LAB_HOSTS")
+    hosts = inventory.read(tmp_path / value, value)
     assert [host.address for host in hosts] == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
 
     (tmp_path / ".env").write_text("LAB_NAME=demo\nLAB_HOSTS=mine.txt\n")

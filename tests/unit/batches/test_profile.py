@@ -116,6 +116,6 @@ def test_an_unknown_metric_is_refused_with_its_line(tmp_path: Path) -> None:
 
 
 def test_the_operators_configuration_names_a_profile() -> None:
-    said: list[str] = []
-    assert [profile.configured(word, said.append) for word in ("", "GAUDI", "HCCL")] == ["quick", "gaudi", "quick"]
-    assert said == ["TEST_CONFIGURATION=HCCL is no profile (cpu, full, gaudi, intel, nvidia, quick): quick is used"]
+    messages: list[str] = []
+    assert [profile.configured(word, messages.append) for word in ("", "GAUDI", "HCCL")] == ["quick", "gaudi", "quick"]
+    assert messages == ["TEST_CONFIGURATION=HCCL is no profile (cpu, full, gaudi, intel, nvidia, quick): quick is used"]

@@ -12,9 +12,9 @@ NODES = tuple("abcd")
 Jobs = tuple[tuple[str, ...], ...]
 
 
-def jobs(*words: str) -> Jobs:
+def jobs(*arguments: str) -> Jobs:
     """Build jobs from the letters of their nodes."""
-    return tuple(tuple(word) for word in words)
+    return tuple(tuple(word) for word in arguments)
 
 
 def test_jobs_on_disjoint_nodes_start_at_once_and_the_others_once_their_nodes_are_free() -> None:

@@ -99,18 +99,18 @@ def test_a_terminal_that_cannot_and_a_document_have_no_bar(
 def test_a_terminal_has_a_bar_and_lines_above_it_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
-    seen = b""
+    screen = b""
     with terminal(monkeypatch) as master:
         output = Output()
         with output.showing(lambda: FOUND, 0, 60):
-            while b"1:30 left" not in seen:
-                seen += os.read(master, 4096)
+            while b"1:30 left" not in screen:
+                screen += os.read(master, 4096)
             output.event(Event("line", "from a rank"))
             output.event(Event("warning", "disk is full"))
         output.note("after")
-        while b"after" not in seen:
-            seen += os.read(master, 4096)
-    lines = seen.decode().replace(ERASE, "\x00")
+        while b"after" not in screen:
+            screen += os.read(master, 4096)
+    lines = screen.decode().replace(ERASE, "\x00")
     assert re.findall(r"\x00([^\x00\r]*)\r\n", lines) == [
         "\x1b[2m  | \x1b[0mfrom a rank", "\x1b[33mwarning:\x1b[0m disk is full", "after"
     ]  # fmt: skip

@@ -59,9 +59,9 @@ def test_a_command_of_docker_hosts_is_refused_and_says_what_to_do_instead(
     command: str, refused: str, hint: str, lab: Labctl
 ) -> None:
     before = files_in(lab.directory)
-    said = lab(*command.split())
-    assert said.code == 2, said
-    first, second = said.err.splitlines()
+    answer = lab(*command.split())
+    assert answer.code == 2, answer
+    first, second = answer.err.splitlines()
     assert first == f"error: {refused} is not supported with LAB_ENGINE=kubernetes"
     assert second.startswith("hint: ")
     assert hint in second
@@ -77,10 +77,10 @@ def test_a_command_of_both_says_that_no_cluster_is_configured(
     command: str, lab: Labctl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("labctl.cli.exec.on_terminal", lambda: True)
-    said = lab(*command.split())
-    assert said.code == 3, said
-    assert "no cluster is configured" in said.err
-    assert "KUBECONFIG=FILE" in said.err
+    answer = lab(*command.split())
+    assert answer.code == 3, answer
+    assert "no cluster is configured" in answer.err
+    assert "KUBECONFIG=FILE" in answer.err
 
 
 @pytest.mark.parametrize(
@@ -89,18 +89,18 @@ def test_a_command_of_both_says_that_no_cluster_is_configured(
 )
 @pytest.mark.parametrize("before", [[], ["--dry-run"]])
 def test_an_option_of_docker_hosts_is_refused(option: str, before: list[str], lab: Labctl) -> None:
-    said = lab("run", *before, "hello", *option.split())
-    assert said.code == 2, said
-    assert f"{option.split(maxsplit=1)[0]} is not supported with LAB_ENGINE=kubernetes" in said.err
+    answer = lab("run", *before, "hello", *option.split())
+    assert answer.code == 2, answer
+    assert f"{option.split(maxsplit=1)[0]} is not supported with LAB_ENGINE=kubernetes" in answer.err
 
 
 @pytest.mark.parametrize("command", ["run hello", "run --dry-run hello", "cache hello", "down", "status"])
 def test_a_directory_that_is_no_lab_is_refused(command: str, lab: Labctl) -> None:
     """Refuse the directory, whose default name is that of another lab."""
     (lab.directory / ".env").unlink()
-    said = lab(*command.split(), "-s", "LAB_ENGINE=kubernetes")
-    assert said.code == 2, said
-    assert "is not a lab directory (no .env)" in said.err
+    answer = lab(*command.split(), "-s", "LAB_ENGINE=kubernetes")
+    assert answer.code == 2, answer
+    assert "is not a lab directory (no .env)" in answer.err
 
 
 def test_what_asks_nobody_works_without_a_cluster(lab: Labctl) -> None:
@@ -112,12 +112,12 @@ def test_what_asks_nobody_works_without_a_cluster(lab: Labctl) -> None:
 
 def test_what_is_typed_next_applies_files_of_any_size(lab: Labctl) -> None:
     # Without it kubectl writes an object into its own annotation, which holds less than a ConfigMap.
-    said = lab("k8s", "export", "hello", "--kustomize", "out")
-    assert said.out.endswith(": kubectl apply --server-side -k out\n")
+    answer = lab("k8s", "export", "hello", "--kustomize", "out")
+    assert answer.out.endswith(": kubectl apply --server-side -k out\n")
     assert "kubectl apply --server-side -f -" in " ".join(lab("k8s", "render", "--help").out.split())
 
 
 def test_for_one_command_the_lab_can_be_on_hosts(lab: Labctl) -> None:
-    said = lab("status", "-s", "LAB_ENGINE=docker")
-    assert said.code == 3
-    assert "Kubernetes" not in said.err
+    answer = lab("status", "-s", "LAB_ENGINE=docker")
+    assert answer.code == 3
+    assert "Kubernetes" not in answer.err

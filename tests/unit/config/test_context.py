@@ -88,11 +88,11 @@ def test_what_a_workload_made_of_the_image_holds_until_it_is_forgotten_or_the_se
     env.write_text("LAB_NAME=demo\nLAB_PACKAGES=nltk\n")
     used = at(tmp_path).settings().with_value("LAB_IMAGE", "labctl/horovod", "workload mnist")
     at(tmp_path).keep_image(used.with_value("LAB_PACKAGES", "nltk einops", "workload mnist"))
-    found = at(tmp_path).settings()
-    assert (found.text("LAB_IMAGE"), found.origin("LAB_IMAGE")) == ("labctl/horovod", "workload mnist")
-    assert found.text("LAB_PACKAGES") == "nltk einops"
+    loaded = at(tmp_path).settings()
+    assert (loaded.text("LAB_IMAGE"), loaded.origin("LAB_IMAGE")) == ("labctl/horovod", "workload mnist")
+    assert loaded.text("LAB_PACKAGES") == "nltk einops"
     assert at(tmp_path, LAB_IMAGE="mine:1").settings().text("LAB_IMAGE") == "mine:1"
-    at(tmp_path).keep_image(found)
+    at(tmp_path).keep_image(loaded)
     assert at(tmp_path).settings().text("LAB_IMAGE") == "labctl/horovod", "`up` again"
     env.write_text("LAB_NAME=demo\nLAB_PACKAGES=sacrebleu\n")
     assert at(tmp_path).settings().text("LAB_PACKAGES") == "sacrebleu"

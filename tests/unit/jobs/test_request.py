@@ -72,8 +72,8 @@ def ran(lab: Path, run_id: str, options: request.RunOptions, **changes: object) 
     path = lab / "runs" / run_id
     path.mkdir(parents=True)
     (path / "result.json").write_text("{}")
-    asked = request.recorded(workload(), options)
-    (path / "job.json").write_text(json.dumps({"workload": "hello", "request": asked, **changes}))
+    recorded = request.recorded(workload(), options)
+    (path / "job.json").write_text(json.dumps({"workload": "hello", "request": recorded, **changes}))
 
 
 def test_a_run_is_started_again_with_the_options_of_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,8 +157,8 @@ def judged(
     """Write the record of a run that was judged."""
     path = lab / "runs" / run_id
     path.mkdir(parents=True)
-    known = {"run_id": run_id, "workload": name, "launcher": "mpirun", "lab": "demo", "cause": None, "message": "."}
-    (path / "result.json").write_text(json.dumps({**known, "verdict": verdict, "exit_code": 0, "metrics": metrics}))
+    fields = {"run_id": run_id, "workload": name, "launcher": "mpirun", "lab": "demo", "cause": None, "message": "."}
+    (path / "result.json").write_text(json.dumps({**fields, "verdict": verdict, "exit_code": 0, "metrics": metrics}))
 
 
 def expecting(run: str, share: float = -0.05, metric: str = "speed") -> Workload:

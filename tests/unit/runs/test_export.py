@@ -72,19 +72,19 @@ def varint(data: bytes) -> tuple[int, bytes]:
 
 def fields(data: bytes) -> dict[int, int | float | bytes]:
     """Parse the fields of a protocol buffers message, each at most once."""
-    found: dict[int, int | float | bytes] = {}
+    by_number: dict[int, int | float | bytes] = {}
     while data:
         key, data = varint(data)
         kind = key & 7
         if kind == 0:
-            found[key >> 3], data = varint(data)
+            by_number[key >> 3], data = varint(data)
         elif kind == 2:
             length, data = varint(data)
-            found[key >> 3], data = data[:length], data[length:]
+            by_number[key >> 3], data = data[:length], data[length:]
         else:
             size, code = {1: (8, "<d"), 5: (4, "<f")}[kind]
-            (found[key >> 3],), data = struct.unpack(code, data[:size]), data[size:]
-    return found
+            (by_number[key >> 3],), data = struct.unpack(code, data[:size]), data[size:]
+    return by_number
 
 
 def message(value: int | float | bytes) -> dict[int, int | float | bytes]:
@@ -122,19 +122,19 @@ def test_a_second_export_takes_the_place_of_the_first(tmp_path: Path) -> None:
     for _ in range(2):
         path = export.event_file(tmp_path, RESULT, [sample(1, 2.5, 8.0)])
     assert len(list(records(path.read_bytes()))) == 2
-    assert [one for one in tmp_path.rglob("*") if one.is_file()] == [path]
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [path]
 
 
 def cases(result: Result) -> dict[str, tuple[str, str] | None]:
     """Parse the JUnit report; return each case with its failure or error."""
     suite = ElementTree.fromstring(export.junit_xml(result))[0]  # noqa: S314
-    found = {case.get("name", ""): next(iter(case), None) for case in suite.iter("testcase")}
-    assert suite.get("tests") == str(len(found))
-    tags = [element.tag for element in found.values() if element is not None]
+    element_by_name = {case.get("name", ""): next(iter(case), None) for case in suite.iter("testcase")}
+    assert suite.get("tests") == str(len(element_by_name))
+    tags = [element.tag for element in element_by_name.values() if element is not None]
     assert (suite.get("failures"), suite.get("errors")) == (str(tags.count("failure")), str(tags.count("error")))
     return {
         name: None if element is None else (element.get("type", ""), element.get("message", ""))
-        for name, element in found.items()
+        for name, element in element_by_name.items()
     }
 
 

@@ -45,8 +45,8 @@ def drift(change: Callable[[dict[str, Any]], None]) -> tuple[Drift, ...]:
 
 
 def test_a_lab_that_is_as_it_was_has_no_drift() -> None:
-    found = freeze.differences("lab.lock", LOCK, copy.deepcopy(LOCK))
-    assert (found.drift, found.facts) == ((), freeze.count(LOCK))
+    changes = freeze.differences("lab.lock", LOCK, copy.deepcopy(LOCK))
+    assert (changes.drift, changes.facts) == ((), freeze.count(LOCK))
 
 
 @pytest.mark.parametrize(

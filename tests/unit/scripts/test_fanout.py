@@ -41,11 +41,11 @@ def handed_on(path: str, pieces: list[bytes]) -> tuple[bytes, bool]:
     with pytest.MonkeyPatch.context() as changed:
         changed.setenv("PATH", path)
         session = fanout.Session("worker-7", "", MARK)
-    said = b"".join(session.add(fanout.STDOUT, piece) for piece in [*filter(None, pieces), b""])
+    printed = b"".join(session.add(fanout.STDOUT, piece) for piece in [*filter(None, pieces), b""])
     session.exit_code()
     for stream in session.streams.values():
         stream.close()
-    return said, session.begun
+    return printed, session.begun
 
 
 @settings(max_examples=50)
@@ -69,8 +69,8 @@ def test_the_mark_that_says_that_the_command_began_is_not_shown(path_with_ssh: s
 
 def test_a_line_without_end_is_not_kept_back_until_its_end(path_with_ssh: str) -> None:
     piece = b"x" * (fanout.LONGEST // 2 + 1)
-    said, _ = handed_on(path_with_ssh, [piece, piece, b"y"])
-    assert said == b"worker-7: " + 2 * piece + b"\nworker-7: y\n"
+    printed, _ = handed_on(path_with_ssh, [piece, piece, b"y"])
+    assert printed == b"worker-7: " + 2 * piece + b"\nworker-7: y\n"
 
 
 @pytest.fixture
@@ -92,9 +92,9 @@ def test_a_worker_that_is_not_there_is_said_with_those_that_are(capsys: pytest.C
     with pytest.raises(SystemExit) as ended:
         fanout.choose_nodes("worker-1,worker-12")
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert "no worker `worker-12`" in said
-    assert "worker-0 to worker-11" in said
+    err = capsys.readouterr().err
+    assert "no worker `worker-12`" in err
+    assert "worker-0 to worker-11" in err
 
 
 def test_more_nodes_than_open_files_allow_are_refused_with_the_numbers(

@@ -58,13 +58,13 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     return Hub(tmp_path / "storage", monkeypatch)
 
 
-def run(program: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
+def run(program: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
     """Run the script; return its error, empty if it succeeds."""
-    monkeypatch.setattr(sys, "argv", ["fetch_models.py", *words])
+    monkeypatch.setattr(sys, "argv", ["fetch_models.py", *arguments])
     try:
         program.main()
-    except SystemExit as left:
-        return str(left.code)
+    except SystemExit as stop:
+        return str(stop.code)
     return ""
 
 

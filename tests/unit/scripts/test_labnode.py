@@ -172,12 +172,12 @@ def test_reap_ends_what_left_the_run_since_it_began_and_no_earlier_or_marked_orp
     began = time.clock_gettime(time.CLOCK_BOOTTIME)
     # Start times are in ticks.
     assert wait_for(lambda: time.clock_gettime(time.CLOCK_BOOTTIME) > began + 0.05)
-    left, marked, program = (
+    folder, marked, program = (
         run.start(INIT, STUBBORN, run_id="elsewhere"),
         run.start(INIT, PLAIN, "LABCTL_RUN_ID=person-1", run_id="elsewhere"),
         run.start(INIT, PLAIN, run_id="elsewhere"),
     )
-    pids = (earlier, left, marked, program)
+    pids = (earlier, folder, marked, program)
     parents = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in pids}
     (tmp_path / "ready").write_text(str(program))
     monkeypatch.setattr(labnode, "STATE", tmp_path)
@@ -214,8 +214,8 @@ def test_reap_of_a_run_that_is_over_waits_for_nothing_and_is_silent(
 
     def counted(run_id: str, *rest: Any) -> dict[int, str]:
         looks.append(run_id)
-        found: dict[int, str] = processes(run_id, *rest)
-        return found
+        commands: dict[int, str] = processes(run_id, *rest)
+        return commands
 
     monkeypatch.setattr(labnode, "processes", counted)
     labnode.reap(run.id, "5")

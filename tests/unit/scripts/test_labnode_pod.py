@@ -122,12 +122,12 @@ def test_term_ends_the_command_and_what_is_left_of_the_run_on_the_workers(pod: P
     assert process.stdout.readline() == b"begun\n"
     process.send_signal(signal.SIGTERM)
     assert pod.end() == (5, b"ends\n", "")
-    asked = (pod.root / "asked").read_text().splitlines()
-    nodes = {line.partition(" -- ")[2].split()[0] for line in asked}
+    requests = (pod.root / "asked").read_text().splitlines()
+    nodes = {line.partition(" -- ")[2].split()[0] for line in requests}
     assert nodes == {"w0", "w1"}
-    assert all(f"-I {SOURCE} reap {pod.id} " in line for line in asked)
+    assert all(f"-I {SOURCE} reap {pod.id} " in line for line in requests)
     # The first process of a worker's pod is its sshd, whose sessions are nobody's orphans.
-    assert not any("LABCTL_RUN_SECONDS" in line for line in asked)
+    assert not any("LABCTL_RUN_SECONDS" in line for line in requests)
 
 
 def test_a_command_that_ignores_term_is_killed_after_the_grace(pod: Pod) -> None:

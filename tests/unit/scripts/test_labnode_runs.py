@@ -183,10 +183,10 @@ LEAVES = r"\0011!\002labctl: rank 1 on worker-1 left processes behind\n"
 def test_nodes_are_looked_at_only_if_something_may_be_left(
     agent: ModuleType, monkeypatch: pytest.MonkeyPatch, script: str, changes: dict[str, Any], cleaned: bool
 ) -> None:
-    asked: list[object] = []
-    monkeypatch.setattr(agent, "clean", lambda *_, **given: asked.append(given))
+    requests: list[object] = []
+    monkeypatch.setattr(agent, "clean", lambda *_, **given: requests.append(given))
     supervised(agent, RUN, argv=shell(script), **changes)
-    assert asked == ([{"last": True}] if cleaned else [])
+    assert requests == ([{"last": True}] if cleaned else [])
 
 
 def test_nodes_on_which_something_stays_are_named(
@@ -210,14 +210,14 @@ def test_a_run_that_is_silent_for_longer_than_its_steps_take_is_stalled_and_look
     agent: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[list[str]] = []
-    monkeypatch.setattr(agent, "run_on_nodes", lambda *words: looked.append(words[-1]))
+    monkeypatch.setattr(agent, "run_on_nodes", lambda *arguments: looked.append(arguments[-1]))
     # Of a busy machine the agent reads steps of less time together.
     argv = shell(STEPS.replace("0.02", "0.07").format(of=9, then="sleep 60"))
     ended, lines = supervised(agent, RUN, argv=argv, stall=0.5)
     assert (ended["code"], ended["cause"]) == (137, "stalled")
     assert re.fullmatch(r"no step and no line for \d+ s; steps took 0.0\d+ s; the last was step 5/9", ended["message"])
     assert lines[-1] == f"labctl: stalled: {ended['message']}"
-    assert [words[-3:-1] for words in looked] == [["stacks", RUN]]
+    assert [arguments[-3:-1] for arguments in looked] == [["stacks", RUN]]
 
 
 @pytest.mark.parametrize(
@@ -297,17 +297,17 @@ def test_the_stacks_of_a_run_are_those_of_its_processes_and_of_no_other(
         assert rank.stdout.readline() == "here\n"
         with subprocess.Popen(["true"]) as gone:
             pass
-        found = agent.processes
-        monkeypatch.setattr(agent, "processes", lambda run_id: {gone.pid: "0", **found(run_id)})
+        original = agent.processes
+        monkeypatch.setattr(agent, "processes", lambda run_id: {gone.pid: "0", **original(run_id)})
         agent.stacks(RUN, str(tmp_path))
-        said = rank.communicate(timeout=20)[1]
+        output = rank.communicate(timeout=20)[1]
     (written,) = (tmp_path / "stacks").iterdir()
     text = written.read_text()
     assert written.name == f"{os.uname().nodename}.txt"
     assert re.search(rf"^process {rank.pid}: .*\n  S \(sleeping\), 0 % of a core, 1 threads", text)
     assert text.count("process ") == 1
     assert rank.returncode == -signal.SIGABRT
-    assert "in wait_for_peer" in said
+    assert "in wait_for_peer" in output
 
 
 def in_place_of_ssh(agent: ModuleType, monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:

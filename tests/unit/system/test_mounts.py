@@ -39,5 +39,5 @@ def test_links_of_this_machine_are_not_those_of_another(tmp_path: Path) -> None:
     """Map paths of another machine, on which /home is a directory rather than a link."""
     (tmp_path / "real").mkdir()
     (tmp_path / "home").symlink_to("real")
-    there = tmp_path / "home/.labctl/demo/workloads"
-    assert mounted_at(there / "opt", [(str(there), "/workspace")], apart=True) == "/workspace/opt"
+    remote = tmp_path / "home/.labctl/demo/workloads"
+    assert mounted_at(remote / "opt", [(str(remote), "/workspace")], apart=True) == "/workspace/opt"

@@ -88,7 +88,7 @@ def peer(name: str, *addresses: str, ssh: str = "", iface: str = "", more: tuple
 def rack(count: int, *patterns: str, **changes: object) -> list[ClusterMember]:
     """Build hosts ``gpu-0`` and so on; ``{}`` in their addresses is the host's number."""
     made = [peer(f"gpu-{i}", *(pattern.format(i + 10) for pattern in patterns)) for i in range(count)]
-    return [replace(one, **changes) for one in made]
+    return [replace(member, **changes) for member in made]
 
 
 def failure(peers: list[ClusterMember]) -> LabError:
@@ -299,8 +299,8 @@ def test_every_address_leaves_by_the_route_that_fits_it_best(
         for last in lasts - {own}
     }
     numbers = sorted(int(IPv4Address(f"10.0.0.{last}")) for last in lasts - {own})
-    found = routing.interfaces(table(*lines), numbers)
-    assert {name for name, _ in found} == expected
+    interfaces = routing.interfaces(table(*lines), numbers)
+    assert {name for name, _ in interfaces} == expected
 
 
 def test_a_thousand_hosts_with_full_tables_take_less_than_a_second() -> None:

@@ -28,8 +28,8 @@ def complete(config: dict[str, Any], ranks: int = 4, accelerator: str = "cpu") -
 def test_batch_is_micro_batch_times_accumulation_times_ranks(
     given: dict[str, int], micro: int, steps: int, batch: int
 ) -> None:
-    found = complete(given)
-    assert (found[MICRO], found[STEPS], found[BATCH]) == (micro, steps, batch)
+    completed = complete(given)
+    assert (completed[MICRO], completed[STEPS], completed[BATCH]) == (micro, steps, batch)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +128,6 @@ def test_sections_are_merged_and_the_later_wins() -> None:
 @pytest.mark.parametrize(("text", "value"), [("3", 3), ("true", True), ("cpu", "cpu"), ("1e-5", 1e-5)])
 def test_one_key_is_set_by_its_path(text: str, value: object) -> None:
     before = {"zero_optimization": {"stage": 2}}
-    found = deepspeed_config.assign(before, "zero_optimization.offload_optimizer.device", text)
-    assert found == {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": value}}}
+    assigned = deepspeed_config.assign(before, "zero_optimization.offload_optimizer.device", text)
+    assert assigned == {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": value}}}
     assert before == {"zero_optimization": {"stage": 2}}

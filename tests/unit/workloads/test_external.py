@@ -32,9 +32,9 @@ def load(name: str, *, rehearse: bool = False, roots: dict[str, Path] = BOTH) ->
 
 
 def names(roots: dict[str, Path]) -> list[str]:
-    found = external.list_all(WORKLOADS, launchers.known(), roots)
-    assert found.errors == ()
-    return [one.name for one in found.workloads if "/" in one.name]
+    listed = external.list_all(WORKLOADS, launchers.known(), roots)
+    assert listed.errors == ()
+    return [workload.name for workload in listed.workloads if "/" in workload.name]
 
 
 # --- names ---------------------------------------------------------------------------------------------------
@@ -80,9 +80,9 @@ def test_a_script_of_a_step_is_listed_with_its_step(upstream: Path) -> None:
 
 
 def test_a_script_of_a_step_takes_a_persons_arguments_beside_its_output(upstream: Path) -> None:
-    found = settings.load(upstream, {"HOST_REPO_PATH": str(upstream)}, {})
+    loaded = settings.load(upstream, {"HOST_REPO_PATH": str(upstream)}, {})
     name = "dschat/step3_rlhf_finetuning/opt/single_node/run_1.3b"
-    task = request.choose_workload(ROOT, name, request.RunOptions(words=("actor", "critic")), found)
+    task = request.choose_workload(ROOT, name, request.RunOptions(words=("actor", "critic")), loaded)
     started = external.at(task, "2xN", "/runs/7")
     assert started.arguments == (STEP, "2xN", "/runs/7/hostfile", "/runs/7", "actor", "critic")
     assert (task.criteria, task.cache.datasets) == ((), ("Dahoas/rm-static",))
@@ -90,7 +90,7 @@ def test_a_script_of_a_step_takes_a_persons_arguments_beside_its_output(upstream
     with pytest.raises(HostError, match="trains in fp16"):
         external.require_device(task, "cpu", {"dschat": upstream})
     with pytest.raises(ConfigError, match="takes no --set"):
-        request.choose_workload(ROOT, name, request.RunOptions(arguments=(("a", "1"),)), found)
+        request.choose_workload(ROOT, name, request.RunOptions(arguments=(("a", "1"),)), loaded)
 
 
 def test_a_script_that_is_a_link_out_of_the_clone_is_none_of_its_own(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_deepspeed_chat_script_is_judged_by_its_throughput() -> None:
 def test_its_throughput_is_read_whole_or_not(line: str) -> None:
 
     values = read_values(load("dschat/run_opt-13b").metrics, [line])
-    assert [(name, int(value)) for name, found in values.items() for value in found] == [("throughput", 290)]
+    assert [(name, int(value)) for name, figures in values.items() for value in figures] == [("throughput", 290)]
 
 
 def test_what_a_script_names_on_the_hub_can_be_fetched_before_it_runs(tmp_path: Path) -> None:
@@ -181,9 +181,9 @@ def test_it_is_told_a_jobs_name_the_hostfile_and_where_its_log_goes() -> None:
     ids=["rehearse", "set", "deepspeed", "launcher"],
 )
 def test_a_script_with_everything_written_in_it_takes_no_changes(asked: request.RunOptions, tmp_path: Path) -> None:
-    found = settings.load(tmp_path, {"HOST_REPO_PATH": str(DSCHAT)}, {})
+    loaded = settings.load(tmp_path, {"HOST_REPO_PATH": str(DSCHAT)}, {})
     with pytest.raises(ConfigError, match=r"^dschat/run_opt-13b "):
-        request.choose_workload(ROOT, "dschat/run_opt-13b", asked, found)
+        request.choose_workload(ROOT, "dschat/run_opt-13b", asked, loaded)
 
 
 def test_a_gaudi_example_is_started_itself_and_rehearsed_by_a_check() -> None:
@@ -269,7 +269,7 @@ class Stage:
     def script(self, text: str) -> None:
         (self.root / "DeepSpeedExamples" / external.DSCHAT.scripts / "mine.sh").write_text(f"#!/bin/bash\n{text}\n")
 
-    def start(self, name: str, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    def start(self, name: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         run = self.root / "run"
         environ = {
             "PATH": f"{self.root / 'programs'}:{os.environ['PATH']}",
@@ -284,7 +284,7 @@ class Stage:
             "SSH_PORT": "12345",
             **more,
         }
-        command = ["./start.sh", f"{name}.sh", "1xN", str(run / "hostfile"), str(run), *words]
+        command = ["./start.sh", f"{name}.sh", "1xN", str(run / "hostfile"), str(run), *arguments]
         folder = WORKLOADS / "dschat"
         return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
 
@@ -348,10 +348,10 @@ def test_ranks_get_the_run_and_the_caches_and_nothing_of_the_clones_environment(
 
 def test_a_persons_own_file_of_variables_is_added_to_the_labs_and_takes_none_away(tmp_path: Path) -> None:
     stage = Stage.make(tmp_path)
-    own = tmp_path / "mine.env"
-    own.write_text("# of ours\n\nexport NCCL_DEBUG=WARN\nLABCTL_RUN_ID=8\nA=b=c")
+    env = tmp_path / "mine.env"
+    env.write_text("# of ours\n\nexport NCCL_DEBUG=WARN\nLABCTL_RUN_ID=8\nA=b=c")
     stage.script('cat "$DS_ENV_FILE"')
-    lines = stage.start("mine", DS_ENV_FILE=str(own)).stdout.splitlines()
+    lines = stage.start("mine", DS_ENV_FILE=str(env)).stdout.splitlines()
     # DeepSpeed wants a `=` in each line, and the last line of a name wins.
     assert all("=" in line for line in lines)
     given = dict(line.split("=", 1) for line in lines)
@@ -380,8 +380,8 @@ def test_models_are_in_the_clones_cache_where_there_is_one_and_else_in_the_hubs(
 # --- the check of a Gaudi example ----------------------------------------------------------------------------
 
 
-def check(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(WORKLOADS / "gaudi/check.py"), *words]
+def check(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(WORKLOADS / "gaudi/check.py"), *arguments]
     environ = {**os.environ, "PROJECT_PATH": str(FIXTURES)}
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
 
