@@ -47,11 +47,11 @@ def test_values_are_right_at_every_size(lab: Lab) -> None:
 
 def test_values_of_every_other_operation_are_right(lab: Lab) -> None:
     (lab.path / "others.py").write_text(OTHERS)
-    others = [operation for operation in BUS if operation != "all_reduce"]
-    words = ("--script", "others.py", "--launcher", "mpirun", "--json", "--", *others)
-    run = lab.path / "runs" / lab.call("run", *words).expect(0).json["run_id"]
-    documents = [json.loads((run / operation / "allreduce.json").read_text()) for operation in others]
-    tables = [right(document, operation) for document, operation in zip(documents, others, strict=True)]
+    remaining = [operation for operation in BUS if operation != "all_reduce"]
+    argv = ("--script", "others.py", "--launcher", "mpirun", "--json", "--", *remaining)
+    run = lab.path / "runs" / lab.call("run", *argv).expect(0).json["run_id"]
+    documents = [json.loads((run / operation / "allreduce.json").read_text()) for operation in remaining]
+    tables = [right(document, operation) for document, operation in zip(documents, remaining, strict=True)]
     assert rows((run / "ranks/rank-0.log").read_text()) == [row for table in tables for row in table]
 
 
@@ -89,9 +89,9 @@ def test_a_value_that_is_off_by_one_is_counted_and_a_backend_that_is_not_here_re
     path = "PYTHONPATH=workloads/allreduce:workloads/common"
     # In one pipe, since the engine does not keep the order of two.
     command = ("sh", "-c", 'exec python -c "$0" 2>&1', script)
-    said = lab.inside("worker-0", "env", path, "PYTHONDONTWRITEBYTECODE=1", *command)
-    assert {"2 True", "code 2"} <= {*said.splitlines()}
-    assert "has no backend `nccl`" in said
+    output = lab.inside("worker-0", "env", path, "PYTHONDONTWRITEBYTECODE=1", *command)
+    assert {"2 True", "code 2"} <= {*output.splitlines()}
+    assert "has no backend `nccl`" in output
 
 
 def test_a_size_that_does_not_fit_is_skipped_aloud_and_no_pass(lab: Lab) -> None:
@@ -126,7 +126,7 @@ def busbw_by_hand(lab: Lab) -> float:
         return lab.inside(f"worker-{number}", *f"torchrun --nnodes 2 --nproc-per-node 1 {rendezvous} {script}".split())
 
     with ThreadPoolExecutor(2) as pool:
-        said, _ = pool.map(start, (0, 1))
-    found = re.search(r"^busbw: (\S+) GB/s", said, re.MULTILINE)
-    assert found, said
-    return float(found[1])
+        output, _ = pool.map(start, (0, 1))
+    match = re.search(r"^busbw: (\S+) GB/s", output, re.MULTILINE)
+    assert match, output
+    return float(match[1])

@@ -51,8 +51,8 @@ def test_a_lab_of_anyones_image_runs_with_what_that_brings(
         assert lab.image() == built["image"]
         (lab.path / "who.py").write_text(SCRIPT)
         run = lab.call("run", *made, "--script", "who.py", "--launcher", "mpirun", "--json").expect(0).json
-        said = (lab.path / "runs" / run["run_id"] / "output.log").read_text()
-        assert [f"rank {rank} /opt/conda/bin/python of conda" in said for rank in (0, 1)] == [True, True]
+        text = (lab.path / "runs" / run["run_id"] / "output.log").read_text()
+        assert [f"rank {rank} /opt/conda/bin/python of conda" in text for rank in (0, 1)] == [True, True]
         again = lab.call("build", "--from", MINE, "--json").expect(0).json
         # Another build would have another id.
         assert (again["image"], again["id"]) == (built["image"], built["id"])

@@ -54,11 +54,11 @@ def slowed(four_nodes: Lab) -> Iterator[str]:
 
 
 def test_a_node_that_computes_slower_is_found_and_drained(four_nodes: Lab, slowed: str) -> None:
-    found = four_nodes.call("bisect", "spin", "--within", "60%", "--drain", "--json", limit=300).expect(5).json
-    assert [bad["node"] for bad in found["diagnosis"]["bad"]] == [slowed]
-    assert found["diagnosis"]["bad"][0]["kind"] == "slow"
-    assert (found["diagnosis"]["links"], found["drained"]) == ([], [slowed])
-    for run in found["diagnosis"]["bad"][0]["runs"]:
+    document = four_nodes.call("bisect", "spin", "--within", "60%", "--drain", "--json", limit=300).expect(5).json
+    assert [bad["node"] for bad in document["diagnosis"]["bad"]] == [slowed]
+    assert document["diagnosis"]["bad"][0]["kind"] == "slow"
+    assert (document["diagnosis"]["links"], document["drained"]) == ([], [slowed])
+    for run in document["diagnosis"]["bad"][0]["runs"]:
         assert slowed in run["nodes"]
     assert (four_nodes.path / "drained.txt").read_text().startswith(f"{slowed}  # slow, ")
     (four_nodes.path / "nodes.txt").write_text("".join(f"worker-{number}\n" for number in range(4)))

@@ -65,12 +65,14 @@ class Cluster:
         name = "mpijobs.kubeflow.org"
         before = definitions.get(name=name).to_dict()["spec"]["versions"]
         given = copy.deepcopy(before)
-        for one in given:
-            one["served"] = one["name"] in versions
+        for version in given:
+            version["served"] = version["name"] in versions
         schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
-        known = {one["name"] for one in given}
+        existing = {version["name"] for version in given}
         given += [
-            {"name": one, "served": True, "storage": False, "schema": schema} for one in versions if one not in known
+            {"name": version, "served": True, "storage": False, "schema": schema}
+            for version in versions
+            if version not in existing
         ]
         self._write(definitions, name, given)
         try:
@@ -79,7 +81,9 @@ class Cluster:
         finally:
             self._write(definitions, name, before)
             wait_until(
-                lambda: self.served() == {one["name"] for one in before if one["served"]}, 60, "all is as it was"
+                lambda: self.served() == {version["name"] for version in before if version["served"]},
+                60,
+                "all is as it was",
             )
 
     def _write(self, definitions: Any, name: str, versions: list[dict[str, Any]]) -> None:
@@ -87,17 +91,17 @@ class Cluster:
         definitions.patch(name=name, body=body, content_type="application/merge-patch+json")
 
     def served(self) -> set[str]:
-        found = self.api.request("GET", "/apis").to_dict()["groups"]
-        versions = [at["version"] for one in found if one["name"] == "kubeflow.org" for at in one["versions"]]
-        return {one for one in versions if "mpijobs" in self._resources(one)}
+        groups = self.api.request("GET", "/apis").to_dict()["groups"]
+        versions = [at["version"] for group in groups if group["name"] == "kubeflow.org" for at in group["versions"]]
+        return {version for version in versions if "mpijobs" in self._resources(version)}
 
     def _resources(self, version: str) -> list[str]:
         """List the resources of a version; empty if it is just being removed."""
         try:
-            found = self.api.request("GET", f"/apis/kubeflow.org/{version}").to_dict()["resources"]
+            resources = self.api.request("GET", f"/apis/kubeflow.org/{version}").to_dict()["resources"]
         except NotFoundError:
             return []
-        return [one["name"] for one in found]
+        return [resource["name"] for resource in resources]
 
 
 @pytest.fixture
@@ -140,8 +144,8 @@ def test_missing_rights_are_named_with_the_role_that_grants_them(cluster: Cluste
     assert "you may not, in namespace" in answer.err
     assert "create mpijobs.kubeflow.org" in answer.err
     assert f"kubectl -n {cluster.namespace} create role" in answer.err
-    found = lab.call("doctor", "--json").expect(3).json["findings"]
-    missing = next(one for one in found if one["code"] == "LAB-K8S-002")
+    findings = lab.call("doctor", "--json").expect(3).json["findings"]
+    missing = next(finding for finding in findings if finding["code"] == "LAB-K8S-002")
     assert "get/list/create/patch/delete mpijobs.kubeflow.org" in missing["summary"]
 
 
@@ -182,6 +186,6 @@ def test_a_definition_that_the_training_operator_left_is_named(cluster: Cluster,
         answer = refused(lab)
     assert "it has MPIJob v1, of the training operator" in answer.err
     with cluster.serving("v1", "v2beta1"):
-        found = lab.call("doctor", "--json").json["findings"]
-    (left,) = [one for one in found if one["code"] == "LAB-K8S-005"]
-    assert "kubectl get deployments -A | grep training-operator" in left["fix"]
+        findings = lab.call("doctor", "--json").json["findings"]
+    (remaining,) = [finding for finding in findings if finding["code"] == "LAB-K8S-005"]
+    assert "kubectl get deployments -A | grep training-operator" in remaining["fix"]

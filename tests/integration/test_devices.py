@@ -24,7 +24,9 @@ def test_a_machine_without_accelerators_is_a_cpu_lab_and_says_why(lab: Lab) -> N
     assert here["why"] == f"auto: {sought}"
     assert sought in lab.call("config", "-s", "LAB_ACCELERATOR=auto").expect(0).out
     containers = lab.engine.containers.list(filters={"label": f"labctl.lab={lab.name}"})
-    workers = {one.labels["labctl.node"] for one in containers if one.labels["labctl.role"] == "worker"}
+    workers = {
+        container.labels["labctl.node"] for container in containers if container.labels["labctl.role"] == "worker"
+    }
     assert {node["name"] for node in here["nodes"]} == workers
 
 

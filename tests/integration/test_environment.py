@@ -71,14 +71,14 @@ def forms(secret: str) -> tuple[str, ...]:
     return secret, json.dumps(secret)[1:-1], secret.replace("'", "'\"'\"'")
 
 
-def only_odd(found: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in found.items() if name.startswith("ODD_")}
+def only_odd(values: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in values.items() if name.startswith("ODD_")}
 
 
 @contextmanager
 def watching_arguments(words: tuple[str, ...]) -> Iterator[list[str]]:
     """Watch the arguments of all processes on the host; yield the list of those that contain a word."""
-    seen: list[str] = []
+    lines: list[str] = []
     searched = [word.encode() for word in words]
     done = threading.Event()
 
@@ -89,12 +89,12 @@ def watching_arguments(words: tuple[str, ...]) -> Iterator[list[str]]:
                     descriptor = os.open(f"/proc/{process}/cmdline", os.O_RDONLY)
                     line = os.read(descriptor, 1 << 17)
                     os.close(descriptor)
-                    seen.extend(line.decode("utf-8", "replace") for word in searched if word in line)
+                    lines.extend(line.decode("utf-8", "replace") for word in searched if word in line)
 
     thread = threading.Thread(target=look)
     thread.start()
     try:
-        yield seen
+        yield lines
     finally:
         done.set()
         thread.join()
@@ -115,18 +115,18 @@ class Told:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        with watching_arguments((TOKEN, API_KEY, DATABASE_URL, CONTROL)) as seen:
+        with watching_arguments((TOKEN, API_KEY, DATABASE_URL, CONTROL)) as lines:
             yield
-        self.arguments += seen
+        self.arguments += lines
 
-    def call(self, *words: str, code: int = 0) -> Answer:
-        answer = self.lab.call(*words)
+    def call(self, *arguments: str, code: int = 0) -> Answer:
+        answer = self.lab.call(*arguments)
         self.said.append(answer)
         if code:
             # Unlike `expect`, which takes no traceback, be it a workload's.
             assert answer.code == code, answer.err
             return answer
-        return answer if words[0] == "doctor" else answer.expect(0)
+        return answer if arguments[0] == "doctor" else answer.expect(0)
 
     def run(self, launcher: str) -> str:
         """Run `environ` under this launcher; return the run's id."""
@@ -157,8 +157,8 @@ class Told:
     def digests(self, launcher: str) -> dict[str, str]:
         """Return rank 0's environment digests under a launcher."""
         path = self.lab.path / "runs" / self.run(launcher) / "environ-0.json"
-        found: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
-        return found
+        digest_by_name: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+        return digest_by_name
 
 
 @pytest.fixture(scope="module")
@@ -182,11 +182,11 @@ def runs(told: Told) -> list[str]:
     """A crashed run and a passed one, after all commands that can show them."""
     with told.watched():
         made = [told.crashed(), told.run("mpirun")]
-        for words in (
+        for arguments in (
             ("config",), ("config", "--json"), ("status",), ("status", "--json"), ("doctor",), ("doctor", "--json"),
             ("runs",), ("show",), ("logs",), ("up",), ("workloads",), ("down", "--dry-run"),
         ):  # fmt: skip
-            told.call(*words)
+            told.call(*arguments)
     return made
 
 
@@ -228,17 +228,17 @@ class TestNobodyElseSees:
         are_redacted(told, *runs)
 
     def test_files_but_the_private_ones(self, told: Told) -> None:
-        found = files_with_secrets(told.lab.path / ".lab", told.lab.path / "started")
-        assert found
-        assert found == [path for path in found if path.parent.name == "secrets"]
-        for path in found:
+        paths = files_with_secrets(told.lab.path / ".lab", told.lab.path / "started")
+        assert paths
+        assert paths == [path for path in paths if path.parent.name == "secrets"]
+        for path in paths:
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
             assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
     def test_docker(self, told: Told, image: str) -> None:
         made_from = told.lab.engine.images.get(image)
         shown = [made_from.attrs, made_from.history()]
-        shown += [one.attrs for one in (*told.lab.containers().values(), *told.lab.networks())]
+        shown += [item.attrs for item in (*told.lab.containers().values(), *told.lab.networks())]
         assert secrets_in(json.dumps(shown)) == []
         for container in told.lab.containers().values():
             assert secrets_in(container.logs().decode("utf-8", "replace")) == []
@@ -260,10 +260,10 @@ class TestNobodyElseSees:
 
 
 def test_a_run_that_is_ended_records_no_secret(told: Told) -> None:
-    said, seen = len(told.said), len(told.arguments)
+    answers, commands = len(told.said), len(told.arguments)
     with told.watched():
         are_redacted(told, told.timed_out(), told.stopped())
-    assert secrets_in(*told.arguments[seen:], *(answer.out + answer.err for answer in told.said[said:])) == []
+    assert secrets_in(*told.arguments[commands:], *(answer.out + answer.err for answer in told.said[answers:])) == []
 
 
 def are_redacted(told: Told, *run_ids: str) -> None:

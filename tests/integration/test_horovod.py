@@ -87,8 +87,8 @@ def test_images_in_the_cache_go_before_the_packages_and_broken_ones_are_refused(
 @pytest.mark.parametrize("launcher", WAYS)
 def test_every_one_of_so_many_nodes_has_its_rank(horovod_lab: Lab, launcher: str, nodes: int) -> None:
     names = [f"worker-{number}" for number in range(nodes)]
-    words = ("run", "hello", "--launcher", launcher, "--include", "@".join(names), "--json")
-    document = horovod_lab.call(*words).expect(0).json
+    argv = ("run", "hello", "--launcher", launcher, "--include", "@".join(names), "--json")
+    document = horovod_lab.call(*argv).expect(0).json
     assert [(rank["rank"], rank["node"]) for rank in document["ranks"]] == list(enumerate(names))
 
 
@@ -105,8 +105,8 @@ def test_ctrl_c_ends_the_run_and_leaves_nothing_of_it(horovod_lab: Lab, launcher
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", WAYS)
 def test_the_time_limit_ends_even_what_does_not_listen(horovod_lab: Lab, launcher: str) -> None:
-    words = ("run", "stubborn", "--launcher", launcher, *TWO, "--timeout", "12", "--json")
-    answer = horovod_lab.call(*words, limit=60)
+    argv = ("run", "stubborn", "--launcher", launcher, *TWO, "--timeout", "12", "--json")
+    answer = horovod_lab.call(*argv, limit=60)
     assert (answer.code, answer.json["cause"]) == (124, "timeout")
     assert horovod_lab.processes_of(answer.json["run_id"]) == []
 

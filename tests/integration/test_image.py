@@ -81,8 +81,8 @@ class Chunks:
 def credentials_of_this_host() -> set[bytes]:
     """List the passwords in the addresses of this host's package sources."""
     pip = subprocess.run(["pip", "config", "list"], capture_output=True, text=True, check=False).stdout
-    words = re.findall(r"https?://[^\s'\"]+", " ".join((pip, *os.environ.values())))
-    return {password.encode() for word in words if (password := urlsplit(word).password)}
+    addresses = re.findall(r"https?://[^\s'\"]+", " ".join((pip, *os.environ.values())))
+    return {password.encode() for word in addresses if (password := urlsplit(word).password)}
 
 
 def test_the_search_knows_a_key_when_it_sees_one() -> None:
@@ -91,26 +91,26 @@ def test_the_search_knows_a_key_when_it_sees_one() -> None:
 
 
 def test_no_layer_holds_a_key_or_a_credential(engine: DockerClient, image: str) -> None:
-    own = credentials_of_this_host()
-    found, files, members = [], 0, set()
+    passwords = credentials_of_this_host()
+    findings, files, members = [], 0, set()
     for layer, name, content in layers(engine, image):
         members.add(layer)
         files += 1
         if NAMES.search(name):
-            found.append(f"{name}: by its name")
+            findings.append(f"{name}: by its name")
         if KEYS.search(content) and not content.startswith(LIBRARY):
-            found.append(f"{name}: a private key")
+            findings.append(f"{name}: a private key")
         if CONFIGURATION.search(name) and USER_IN_URL.search(content):
-            found.append(f"{name}: a password in an address")
-        found += [f"{name}: a password of this host" for password in own if password in content]
+            findings.append(f"{name}: a password in an address")
+        findings += [f"{name}: a password of this host" for password in passwords if password in content]
     assert len(members) >= 3
     assert files > 10_000
-    assert found == []
+    assert findings == []
 
 
 def test_the_history_and_the_configuration_hold_no_credential(engine: DockerClient, image: str) -> None:
-    found = engine.images.get(image)
-    shown = json.dumps([found.history(), found.attrs]).encode()
+    built = engine.images.get(image)
+    shown = json.dumps([built.history(), built.attrs]).encode()
     assert not USER_IN_URL.search(shown)
     assert not [password for password in credentials_of_this_host() if password in shown]
 
@@ -119,8 +119,8 @@ def test_the_bill_of_materials_has_what_the_lock_pins_and_what_debian_installed(
     if image != "labctl/cpu":
         pytest.skip("LAB_IMAGE is installed from another lock")
     count = sbom.write(image, tmp_path / "sbom.json")
-    listed = [one["purl"] for one in json.loads((tmp_path / "sbom.json").read_text())["components"]]
+    listed = [component["purl"] for component in json.loads((tmp_path / "sbom.json").read_text())["components"]]
     assert len(listed) == count == len(set(listed))
-    wanted = pins(files.path("docker", "cpu.lock").read_text())
-    assert {f"pkg:pypi/{name}@{version}".replace("+", "%2B") for name, version in wanted.items()} <= set(listed)
+    expected = pins(files.path("docker", "cpu.lock").read_text())
+    assert {f"pkg:pypi/{name}@{version}".replace("+", "%2B") for name, version in expected.items()} <= set(listed)
     assert any(purl.startswith("pkg:deb/debian/openssh-server@") for purl in listed)

@@ -85,10 +85,10 @@ def get(url: str) -> str:
 
 def test_the_url_leads_to_the_server_and_holds_its_token(serving: Lab) -> None:
     with jupyter(serving) as (_, url):
-        found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/lab\?token=(\S{32})", url)
-        assert found, url
-        assert int(found[1]) >= 8888
-        assert get(url) == found[2]
+        match = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/lab\?token=(\S{32})", url)
+        assert match, url
+        assert int(match[1]) >= 8888
+        assert get(url) == match[2]
 
 
 def test_the_token_is_only_where_the_person_reads_it(serving: Lab) -> None:
@@ -157,7 +157,7 @@ def test_a_port_that_is_taken_is_refused(serving: Lab) -> None:
         port = str(taken.getsockname()[1])
         # Another test's server may not have quite ended.
         answer = wait_until(
-            lambda: one if (one := serving.call("jupyter", "--port", port)).code != 2 else None,
+            lambda: reply if (reply := serving.call("jupyter", "--port", port)).code != 2 else None,
             20,
             "no server is there",
         )
@@ -213,9 +213,9 @@ class Websocket:
         self._socket = socket.create_connection(address, 60)
         self._stream = self._socket.makefile("rb")
         key = base64.b64encode(os.urandom(16)).decode()
-        asked = {"Host": f"{address[0]}:{address[1]}", "Connection": "Upgrade", "Upgrade": "websocket",
+        headers = {"Host": f"{address[0]}:{address[1]}", "Connection": "Upgrade", "Upgrade": "websocket",
                  "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": key}  # fmt: skip
-        lines = (f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in asked.items()), "", "")
+        lines = (f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", "")
         self._socket.sendall("\r\n".join(lines).encode())
         assert b" 101 " in self._stream.readline()
         while self._stream.readline().strip():

@@ -48,8 +48,8 @@ def test_a_model_and_instructions_of_ones_own_are_learnt_under_zero_3(lab: Lab) 
         "deepspeed.zero_optimization.stage": "3",
         "deepspeed.train_micro_batch_size_per_gpu": "4",
     }
-    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    result = lab.call("run", "lora-clm", *MPIRUN, *words, "--json", limit=1200).expect(0).json
+    argv = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    result = lab.call("run", "lora-clm", *MPIRUN, *argv, "--json", limit=1200).expect(0).json
     assert [check["passed"] for check in result["checks"]] == [True, True]
     log = (lab.path / "runs" / result["run_id"] / "output.log").read_text()
     assert "model: /workspace/.cache/model" in log

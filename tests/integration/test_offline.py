@@ -56,9 +56,9 @@ def test_what_was_fetched_and_what_lambdas_scripts_have_cached_is_read_without_n
     model, rows = {"config.json": b"{}", "pytorch_model.bin": WEIGHTS}, {"README.md": b"#\n", "data/train.jsonl": ROWS}
     with serving(FakeHub(models={"facebook/opt-350m": model}, datasets={"Dahoas/rm-static": rows})) as hub:
         environ = {name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)}
-        words = [LABCTL, "cache", "reads", "-C", str(tmp_path), "-s", f"HOST_CACHE_PATH={shared}"]
-        subprocess.run(words, env={**environ, "HF_ENDPOINT": hub.endpoint}, check=True, timeout=300)
-    said = engine.containers.run(
+        argv = [LABCTL, "cache", "reads", "-C", str(tmp_path), "-s", f"HOST_CACHE_PATH={shared}"]
+        subprocess.run(argv, env={**environ, "HF_ENDPOINT": hub.endpoint}, check=True, timeout=300)
+    output = engine.containers.run(
         image,
         ["-c", READ],
         entrypoint="python3",
@@ -74,7 +74,7 @@ def test_what_was_fetched_and_what_lambdas_scripts_have_cached_is_read_without_n
         volumes={str(shared): {"bind": "/cache"}, str(WORKLOADS): {"bind": "/workloads", "mode": "ro"}},
         remove=True,
     ).decode()
-    *read, missing = (line for line in said.splitlines() if line.startswith(("model", "rows", "Lambda", "missing")))
+    *read, missing = (line for line in output.splitlines() if line.startswith(("model", "rows", "Lambda", "missing")))
     assert read == [
         f"model /cache/huggingface/hub/models--facebook--opt-350m/snapshots/{REVISION}",
         "rows 5000",

@@ -115,7 +115,7 @@ EXPECTED = [
 
 
 def test_ppo_is_what_the_papers_say(engine: DockerClient, image: str) -> None:
-    said = engine.containers.run(
+    output = engine.containers.run(
         image,
         ["-c", PPO],
         entrypoint="python3",
@@ -123,4 +123,4 @@ def test_ppo_is_what_the_papers_say(engine: DockerClient, image: str) -> None:
         volumes={str(WORKLOADS): {"bind": "/workloads", "mode": "ro"}},
         remove=True,
     ).decode()
-    assert said.splitlines() == EXPECTED
+    assert output.splitlines() == EXPECTED

@@ -58,8 +58,8 @@ def test_a_script_finds_packages_and_a_lab_that_came_up_for_a_workload_is_what_o
     mine.mkdir()
     (mine / "train.py").write_text(SCRIPT)
     (mine / "helper.py").write_text("WORD = 'beside it'\n")
-    words = ("--script", str(mine / "train.py"), "--launcher", "mpirun")
-    document = lab.call("run", *words, "--json").expect(0).json
+    argv = ("--script", str(mine / "train.py"), "--launcher", "mpirun")
+    document = lab.call("run", *argv, "--json").expect(0).json
     record = lab.path / "runs" / document["run_id"]
     assert (document["verdict"], document["message"]) == ("PASS", "Completed on 2 ranks; no criteria.")
     assert [(record / f"work/seen-{rank}").read_text() for rank in range(2)] == ["beside it, from the data"] * 2

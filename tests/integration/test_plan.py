@@ -16,15 +16,15 @@ LOCKS = {".lab/lock"}
 
 def made(lab: Lab) -> dict[str, str]:
     """Read all files that labctl keeps for the lab."""
-    found = (path for folder in (".lab", "runs") for path in (lab.path / folder).rglob("*") if path.is_file())
-    names = {str(path.relative_to(lab.path)): path for path in found}
+    files = (path for folder in (".lab", "runs") for path in (lab.path / folder).rglob("*") if path.is_file())
+    names = {str(path.relative_to(lab.path)): path for path in files}
     return {name: path.read_bytes().hex() for name, path in names.items() if name not in LOCKS}
 
 
-def planned(lab: Lab, *words: str) -> list[str]:
+def planned(lab: Lab, *arguments: str) -> list[str]:
     """Return the steps of a dry run; check that it creates no file."""
     before = made(lab), lab.labelled(), lab.identities()
-    plan: list[str] = lab.call(*words, "--dry-run", "--json").expect(0).json["plan"]
+    plan: list[str] = lab.call(*arguments, "--dry-run", "--json").expect(0).json["plan"]
     assert (made(lab), lab.labelled(), lab.identities()) == before
     return plan
 

@@ -21,9 +21,9 @@ def compiled_by(lab: Lab) -> Counter[str]:
     answer = lab.call("run", "hello-mpi", "--json").expect(0)
     assert answer.json["metrics"]["answers"]["value"] == 4
     logs = (lab.path / "runs" / answer.json["run_id"] / "ranks").glob("rank-*.log")
-    said = {path.stem: path.read_text().count("compiling hello_mpi.c") for path in logs}
+    counts = {path.stem: path.read_text().count("compiling hello_mpi.c") for path in logs}
     nodes = {f"rank-{rank['rank']}": rank["node"] for rank in answer.json["ranks"]}
-    return Counter(nodes[rank] for rank, count in said.items() for _ in range(count))
+    return Counter(nodes[rank] for rank, count in counts.items() for _ in range(count))
 
 
 def test_one_rank_of_each_node_compiles_what_its_node_does_not_have(lend: FreshLab) -> None:
@@ -45,11 +45,11 @@ def test_one_rank_of_each_node_compiles_what_its_node_does_not_have(lend: FreshL
 
 def operators(lab: Lab) -> dict[str, tuple[int, int]]:
     """Return inode and time of each node's compiled operator, which change if it is compiled again."""
-    found: dict[str, tuple[int, int]] = {}
+    by_node: dict[str, tuple[int, int]] = {}
     for path in (lab.path / ".lab/cache").rglob("cpu_adam.so"):
         node = path.relative_to(lab.path / ".lab/cache").parts[0]
-        found[node] = (path.stat().st_ino, path.stat().st_mtime_ns)
-    return found
+        by_node[node] = (path.stat().st_ino, path.stat().st_mtime_ns)
+    return by_node
 
 
 def rehearse(lab: Lab) -> Answer:

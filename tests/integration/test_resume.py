@@ -35,9 +35,9 @@ def record(lab: Lab, run_id: str) -> Path:
     return lab.path / "runs" / run_id
 
 
-def broken(lab: Lab, words: tuple[str, ...], step: str) -> str:
+def broken(lab: Lab, arguments: tuple[str, ...], step: str) -> str:
     """Start a run that loses a worker at this point, and bring the lab up again; return the run's id."""
-    with lab.start("run", *words, "--json") as running:
+    with lab.start("run", *arguments, "--json") as running:
         killed_after(running, lab, step)
         # Rank 0 says by a traceback that it lost the other.
         result = running.answer(LIMIT).json
@@ -61,10 +61,10 @@ def progress(lab: Lab, run_id: str, step: int) -> Any:
 
 def same_as(lab: Lab, whole: str, part: str, *, after: int) -> None:
     """Check that the second run repeats the first one's later steps, and prints no others but the first step."""
-    one, other = said(lab, whole, STEPS), said(lab, part, STEPS)
-    last = max(map(int, other))
-    assert other == {step: text for step, text in one.items() if after < int(step) <= last or step == "1"}
-    assert len(other) > 5
+    first, second = said(lab, whole, STEPS), said(lab, part, STEPS)
+    last = max(map(int, second))
+    assert second == {step: text for step, text in first.items() if after < int(step) <= last or step == "1"}
+    assert len(second) > 5
 
 
 @pytest.fixture
@@ -163,9 +163,9 @@ def test_every_workload_goes_on_to_the_same_losses(lab: Lab, words: tuple[str, .
 
 @pytest.mark.slow
 def test_a_vision_transformer_goes_on_in_the_middle_of_an_epoch(lab: Lab) -> None:
-    words = ("vit-tiny", "--set", "save-every=40")
+    argv = ("vit-tiny", "--set", "save-every=40")
     pattern = r"\bepoch (\d+)/\d+ (loss \S+ accuracy \S+)"
-    uninterrupted = lab.call("run", *words, "--json", limit=LIMIT).expect(0).json
-    run_id = broken(lab, words, "epoch 2/4 ")
+    uninterrupted = lab.call("run", *argv, "--json", limit=LIMIT).expect(0).json
+    run_id = broken(lab, argv, "epoch 2/4 ")
     result = lab.call("run", "--resume", run_id, "--json", limit=LIMIT).expect(0).json
     assert said(lab, result["run_id"], pattern) == said(lab, uninterrupted["run_id"], pattern)

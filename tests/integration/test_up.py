@@ -247,12 +247,12 @@ def test_shared_memory_is_as_large_as_the_settings_say(lab: Lab) -> None:
 
 
 def test_limits_of_the_compose_file_hold_in_a_container_and_over_ssh(lab: Lab) -> None:
-    limits = {one["Name"]: one for one in lab.containers()["worker-1"].attrs["HostConfig"]["Ulimits"]}
+    limits = {limit["Name"]: limit for limit in lab.containers()["worker-1"].attrs["HostConfig"]["Ulimits"]}
     assert "stack" in limits
     for name, (flag, unit) in {"stack": ("s", 1024), "nofile": ("n", 1), "memlock": ("l", 1024)}.items():
         if name not in limits:
             continue  # This machine cannot raise it, which `up` said.
         for way in (("-n", "worker-1", "--", "sh", "-c"), ("--", "ssh", "worker-1")):
-            said = lab.call("exec", *way, f"ulimit -S{flag}; ulimit -H{flag}").expect(0).out.split()
-            wanted = [limits[name]["Soft"], limits[name]["Hard"]]
-            assert [-1 if one == "unlimited" else int(one) * unit for one in said] == wanted
+            values = lab.call("exec", *way, f"ulimit -S{flag}; ulimit -H{flag}").expect(0).out.split()
+            expected = [limits[name]["Soft"], limits[name]["Hard"]]
+            assert [-1 if value == "unlimited" else int(value) * unit for value in values] == expected

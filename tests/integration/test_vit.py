@@ -17,8 +17,8 @@ COLUMNS = (
 
 
 def test_every_rank_and_epoch_has_a_row_in_metrics_csv(lab: Lab) -> None:
-    words = ("--rehearse", "--launcher", "mpirun", "--json")
-    result = lab.call("run", "vit", *words, limit=1200).expect(0).json
+    argv = ("--rehearse", "--launcher", "mpirun", "--json")
+    result = lab.call("run", "vit", *argv, limit=1200).expect(0).json
     assert (result["verdict"], result["launcher"], result["world_size"]) == ("PASS", "mpirun", 2)
     assert result["metrics"]["loss"]["last"] < result["metrics"]["loss"]["first"]
     # Chance is 0.1.
@@ -46,8 +46,8 @@ def write_cifar10(folder: Path, images: int) -> None:
 def test_it_runs_on_cifar10s_files(lab: Lab) -> None:
     # The rehearsal takes a hundredth, which must fill a batch on both ranks.
     write_cifar10(lab.path / "cache" / "cifar" / "cifar-10-batches-bin", 700)
-    words = ("--rehearse", "--set", "data-path=cifar", "--json")
-    result = lab.call("run", "vit", *words, limit=1200).expect(0).json
+    argv = ("--rehearse", "--set", "data-path=cifar", "--json")
+    result = lab.call("run", "vit", *argv, limit=1200).expect(0).json
     assert (result["launcher"], result["world_size"]) == ("deepspeed", 2)
     log = (lab.path / "runs" / result["run_id"] / "ranks" / "rank-0.log").read_text()
     assert "CIFAR-10 in /workspace/.cache/cifar/cifar-10-batches-bin; 35 images to train on, 7 to test on" in log
