@@ -41,12 +41,12 @@ def impatient(lab: RackLab) -> RackLab:
 
 
 def steps_in(text: str, rank: int) -> list[int]:
-    return [int(found) for found in re.findall(rf"step (\d+) of rank {rank} ", text)]
+    return [int(step) for step in re.findall(rf"step (\d+) of rank {rank} ", text)]
 
 
 def pause_in(text: str, rank: int) -> float:
     """Return the longest time between two steps of a rank."""
-    times = [float(found) for found in re.findall(rf"of rank {rank} at ([0-9.]+)", text)]
+    times = [float(moment) for moment in re.findall(rf"of rank {rank} at ([0-9.]+)", text)]
     return max(after - before for before, after in pairwise(times))
 
 
@@ -54,9 +54,9 @@ def step_is_heard(running: Running, step: int) -> None:
     """Wait until labctl prints the step; fail with its output if it ends before."""
 
     def heard() -> bool:
-        ended, told = running.process.poll() is not None, running.err
-        assert f"step {step} of" in told or not ended, f"labctl has ended before step {step}:\n{told}"
-        return f"step {step} of" in told
+        ended, err = running.process.poll() is not None, running.err
+        assert f"step {step} of" in err or not ended, f"labctl has ended before step {step}:\n{err}"
+        return f"step {step} of" in err
 
     wait_until(heard, 120, f"step {step}")
 

@@ -159,11 +159,11 @@ def refusal(target: InventoryHost, opening: str = ":") -> HostError:
 
 def commands(word: str) -> list[str]:
     """List the command lines of this machine's processes that contain the word."""
-    found = []
+    lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            found.append(path.read_text(errors="replace"))
-    return [line for line in found if word in line]
+            lines.append(path.read_text(errors="replace"))
+    return [line for line in lines if word in line]
 
 
 def test_an_opening_script_tells_of_its_host(site: Site) -> None:
@@ -194,19 +194,19 @@ def test_the_engine_is_reached_over_the_connection(site: Site, engine: DockerCli
     from python_on_whales import DockerClient as Whales
 
     with one(site.host(port)) as connection:
-        with contextlib.closing(DockerClient(base_url=connection.address)) as there:
-            assert there.info()["ID"] == engine.info()["ID"]
-            assert there.containers.get(site.id).status == "running"
+        with contextlib.closing(DockerClient(base_url=connection.address)) as client:
+            assert client.info()["ID"] == engine.info()["ID"]
+            assert client.containers.get(site.id).status == "running"
         whales = Whales(host=connection.address)
         assert whales.container.inspect(site.id).id == site.id
-        words = ("docker", "--host", connection.address, "exec", "-i", site.id, "cat")
-        assert subprocess.run(words, input=b"both ways", capture_output=True, check=True).stdout == b"both ways"
+        argv = ("docker", "--host", connection.address, "exec", "-i", site.id, "cat")
+        assert subprocess.run(argv, input=b"both ways", capture_output=True, check=True).stdout == b"both ways"
 
 
 def test_thirty_calls_at_once_reach_the_engine_where_forwarding_is_forbidden(site: Site, engine: DockerClient) -> None:
     def ask(host: str) -> str:
-        words = ["docker", "--host", host, "version", "--format", "{{.Server.Version}}"]
-        return subprocess.run(words, capture_output=True, text=True, check=False).stdout
+        argv = ["docker", "--host", host, "version", "--format", "{{.Server.Version}}"]
+        return subprocess.run(argv, capture_output=True, text=True, check=False).stdout
 
     with one(site.host(2202)) as connection, ThreadPoolExecutor(30) as pool:
         assert set(pool.map(ask, [connection.address] * 30)) == {f"{engine.version()['Version']}\n"}
@@ -272,8 +272,8 @@ def test_a_connection_that_broke_is_made_again_and_leads_to_the_engine_by_the_sa
         assert "the connection was lost" in connection.why_lost()
         connection.reconnect(20)
         assert (connection.why_lost(), connection.run("echo here").out) == ("", "here\n")
-        with contextlib.closing(DockerClient(base_url=address)) as there:
-            assert there.info()["ID"] == engine.info()["ID"]
+        with contextlib.closing(DockerClient(base_url=address)) as client:
+            assert client.info()["ID"] == engine.info()["ID"]
 
 
 def test_the_persons_own_config_says_how_a_host_is_reached(site: Site) -> None:
@@ -288,8 +288,8 @@ def test_what_a_person_wrote_for_their_own_logins_does_not_meddle(site: Site) ->
     site.configure(f"Host *{PERSONAL.format(folder=site.folder)}")
     with one(site.host(), "echo told") as connection:
         assert (connection.output, connection.run("echo out; echo err >&2").err) == ("told\n", "err\n")
-        with contextlib.closing(DockerClient(base_url=connection.address)) as there:
-            assert there.ping()
+        with contextlib.closing(DockerClient(base_url=connection.address)) as client:
+            assert client.ping()
     assert list(site.folder.glob("personal*")) == []
 
 
@@ -385,12 +385,12 @@ def test_hosts_that_cannot_be_reached_are_named_within_the_limit_while_the_other
             assert time.monotonic() - began < 2 * 8
             assert waits == ["waiting for silent (127.0.0.1)"]
             assert list(connections) == ["host-2201"]
-            said = {name: error.message for name, error in errors.items()}
-    assert list(said) == ["silent", "closed", "nobody", "failing"]
-    assert "timed out after 8 s" in said["silent"]
-    assert f"no sshd on port {targets[2].port}: connection refused" in said["closed"]
-    assert "nobody (nobody.invalid): address not found" in said["nobody"]
-    assert "collecting facts failed (exit code 1)" in said["failing"]
+            messages = {name: error.message for name, error in errors.items()}
+    assert list(messages) == ["silent", "closed", "nobody", "failing"]
+    assert "timed out after 8 s" in messages["silent"]
+    assert f"no sshd on port {targets[2].port}: connection refused" in messages["closed"]
+    assert "nobody (nobody.invalid): address not found" in messages["nobody"]
+    assert "collecting facts failed (exit code 1)" in messages["failing"]
     assert "write `nobody address=...` in hosts.txt:4" in errors["nobody"].hint
 
 
@@ -422,8 +422,8 @@ with connected([target], ":", seconds=60) as (connections, errors):
 
 
 def test_a_killed_owner_takes_its_connection_along(site: Site) -> None:
-    words = [sys.executable, "-c", OWNER, str(site.host().port)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as owner:
+    argv = [sys.executable, "-c", OWNER, str(site.host().port)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         folder = str(Path(owner.stdout.readline().strip().removeprefix("unix://")).parent)
         wait_until(lambda: commands("sleep\x0098765"), 120, "the owner's script runs on the host")
@@ -446,8 +446,8 @@ def test_an_owner_killed_while_it_dials_leaves_nothing(number: signal.Signals) -
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         word = f"dials-{secrets.token_hex(8)}"
-        words = [sys.executable, "-c", DIALLING, str(silent.getsockname()[1]), word]
-        with subprocess.Popen(words, stderr=subprocess.DEVNULL) as owner:
+        argv = [sys.executable, "-c", DIALLING, str(silent.getsockname()[1]), word]
+        with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as owner:
             dialled, _ = silent.accept()
             # What an owner started in the instant of its death is not known to those that clean up after it.
             wait_until(lambda: any(map(noted, commands(word))), 120, "its ssh is noted")
@@ -477,8 +477,8 @@ with connected([target], ":", seconds=60) as (connections, errors):
 
 
 def test_what_a_killed_owner_still_has_to_do_on_a_host_is_done_before_its_connection_ends(site: Site) -> None:
-    words = [sys.executable, "-c", GUARDED, str(site.host().port), site.id, "/reached"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+    argv = [sys.executable, "-c", GUARDED, str(site.host().port), site.id, "/reached"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         assert owner.stdout.readline() == "within\n"
         owner.kill()
@@ -505,8 +505,8 @@ with connected(targets, ":", seconds=60) as (connections, errors), pool() as thr
 
 
 def test_ctrl_c_ends_what_is_being_sent(site: Site) -> None:
-    words = [sys.executable, "-c", SLOW, str(site.host().port)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as owner:
+    argv = [sys.executable, "-c", SLOW, str(site.host().port)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as owner:
         assert owner.stdout is not None
         try:
             assert [owner.stdout.readline() for _ in "ab"] == ["sending\n"] * 2

@@ -39,15 +39,15 @@ def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory
 
 def identities(lab: RackLab) -> dict[str, str]:
     """Return the id of the running containers by node."""
-    return {node: str(one.id) for node, one in lab.containers().items() if one.status == "running"}
+    return {node: str(container.id) for node, container in lab.containers().items() if container.status == "running"}
 
 
-def refused(lab: RackLab, host: str, words: str) -> Answer:
+def refused(lab: RackLab, host: str, reason: str) -> Answer:
     """Return the answer of `up`; check host, reason and time limit."""
     answer = lab.call("up", "--json").expect(3)
     error = answer.json["error"]
     assert error["node"] == host
-    assert words.lower() in error["message"].lower()
+    assert reason.lower() in error["message"].lower()
     assert "hosts failed" not in error["message"]
     assert error["hint"]
     assert answer.seconds < cluster.REACHING + WORK
@@ -87,10 +87,12 @@ def test_a_host_in_trouble_is_named_and_the_others_are_unharmed(
     trouble(host)
     try:
         refused(lab, "h2", words)
-        seen = lab.call("status", "--json").expect(3).json
-        assert states(seen) == {**dict.fromkeys(kept, "running"), "worker-1": "unreachable"}
-        assert [(one["host"], words.lower() in one["message"].lower()) for one in seen["unreachable"]] == [("h2", True)]
-        assert {node: one.status for node, one in lab.on(lab.hosts[0]).containers().items()} == {
+        status = lab.call("status", "--json").expect(3).json
+        assert states(status) == {**dict.fromkeys(kept, "running"), "worker-1": "unreachable"}
+        assert [(host["host"], words.lower() in host["message"].lower()) for host in status["unreachable"]] == [
+            ("h2", True)
+        ]
+        assert {node: container.status for node, container in lab.on(lab.hosts[0]).containers().items()} == {
             "launcher": "running",
             "worker-0": "running",
         }
@@ -103,8 +105,8 @@ def test_a_key_that_a_host_does_not_take_is_named(lab: RackLab, shared_rack: Rac
     kept = identities(lab)
     hosts = lab.path / "hosts.txt"
     right = hosts.read_text()
-    one, two, three = lab.hosts
-    hosts.write_text(f"{one.line()}\n{two.line()}\n{three.line(key=shared_rack.other_key)}\n")
+    first, second, third = lab.hosts
+    hosts.write_text(f"{first.line()}\n{second.line()}\n{third.line(key=shared_rack.other_key)}\n")
     try:
         refused(lab, "h3", "permission denied for ann with the key")
     finally:
@@ -131,7 +133,11 @@ def test_a_host_with_another_persons_lab_of_this_name_is_left_alone(lab: RackLab
     labels = {"lab": lab.name, "node": "worker-9", "role": "worker", "owner": "bob@desk", "directory": "/home/bob/lab"}
     engine: DockerClient = lab.hosts[2].engine
     theirs = engine.containers.run(
-        image, ["600"], entrypoint="sleep", detach=True, labels={f"labctl.{name}": one for name, one in labels.items()}
+        image,
+        ["600"],
+        entrypoint="sleep",
+        detach=True,
+        labels={f"labctl.{name}": value for name, value in labels.items()},
     )
     try:
         refused(lab, "h3", "bob@desk")
@@ -186,11 +192,13 @@ def test_a_host_that_does_not_answer_is_named_by_all_that_looks_and_the_others_a
         (decided,) = lab.call("config", "--json").expect(0).json["decided"]
         assert decided["value"] == "cpu"
         assert "on h1, h3; on h2 when last reached; h2 (" in decided["why"]
-        found = lab.call("doctor", "--node", "worker-1", "--json").expect(3).json["findings"]
-        assert [(one["node"], one["code"]) for one in found if one["level"] != "ok"] == [("h2", "LAB-HOST-004")]
-        assert {one["node"] for one in found} == {"h2", "local"}
-        for words in (("logs", "worker-1"), ("exec", "-n", "worker-1", "--", "true"), ("logs",)):
-            answer = lab.call(*words).expect(3)
+        findings = lab.call("doctor", "--node", "worker-1", "--json").expect(3).json["findings"]
+        assert [(finding["node"], finding["code"]) for finding in findings if finding["level"] != "ok"] == [
+            ("h2", "LAB-HOST-004")
+        ]
+        assert {finding["node"] for finding in findings} == {"h2", "local"}
+        for arguments in (("logs", "worker-1"), ("exec", "-n", "worker-1", "--", "true"), ("logs",)):
+            answer = lab.call(*arguments).expect(3)
             assert "h2 (" in answer.err
             assert "hint: " in answer.err
         assert "worker-2-1  | " in answer.out
@@ -199,13 +207,13 @@ def test_a_host_that_does_not_answer_is_named_by_all_that_looks_and_the_others_a
 
 def test_where_no_host_answers_each_is_named_and_nothing_is_claimed_of_any(lab: RackLab) -> None:
     with away(lab, 0, 1, 2):
-        seen = lab.call("status", "--json").expect(3).json
-        assert (seen["state"], set(states(seen).values())) == ("unknown", {"unreachable"})
-        assert [one["host"] for one in seen["unreachable"]] == ["h1", "h2", "h3"]
-        found = lab.call("doctor", "--json").expect(3).json["findings"]
-        assert [one["node"] for one in found if one["level"] == "error"] == ["h1", "h2", "h3"]
+        status = lab.call("status", "--json").expect(3).json
+        assert (status["state"], set(states(status).values())) == ("unknown", {"unreachable"})
+        assert [host["host"] for host in status["unreachable"]] == ["h1", "h2", "h3"]
+        findings = lab.call("doctor", "--json").expect(3).json["findings"]
+        assert [finding["node"] for finding in findings if finding["level"] == "error"] == ["h1", "h2", "h3"]
         of_hosts = {"LAB-HOST-001", "LAB-ENGINE-001", "LAB-MOUNT-001", "LAB-DISK-002", "LAB-NET-006"}
-        assert not of_hosts & {one["code"] for one in found}
+        assert not of_hosts & {finding["code"] for finding in findings}
         for path in (lab.path / ".lab/facts").iterdir():
             path.unlink()
         (decided,) = lab.call("config", "-s", "LAB_ACCELERATOR=auto", "--json").expect(0).json["decided"]
@@ -240,8 +248,8 @@ def ranks_up(lab: RackLab, run: Running, before: set[str]) -> str | None:
 def left_of(lab: RackLab, run_id: str) -> list[str]:
     """List the processes of a run in the running containers, as their own user."""
     search = ["sh", "-c", 'grep -slaF -- "$0" /proc/[0-9]*/environ', f"LABCTL_RUN_ID={run_id}"]
-    running = {node: one for node, one in lab.containers().items() if one.status == "running"}
-    return sorted(node for node, one in running.items() if one.exec_run(search, user="1000:1000").output)
+    running = {node: container for node, container in lab.containers().items() if container.status == "running"}
+    return sorted(node for node, container in running.items() if container.exec_run(search, user="1000:1000").output)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +267,7 @@ def test_a_host_that_is_lost_ends_the_run_and_up_heals_it_once_it_is_back(
 ) -> None:
     kept = identities(lab)
     host = lab.hosts[number]
-    others = replace(lab, hosts=tuple(one for one in lab.hosts if one is not host))
+    remaining = replace(lab, hosts=tuple(other for other in lab.hosts if other is not host))
     before = set(lab.run_ids())
     with lab.start("run", "stubborn", "--launcher", "deepspeed", "--json") as run:
         run_id = wait_until(lambda: ranks_up(lab, run, before), 120, "three ranks run")
@@ -270,16 +278,16 @@ def test_a_host_that_is_lost_ends_the_run_and_up_heals_it_once_it_is_back(
             answer = run.answer(BUSY).expect(4)
             result = answer.json
             ended = time.monotonic()
-            assert left_of(others, run_id) == []
+            assert left_of(remaining, run_id) == []
         finally:
             host.cure()
     assert (result["verdict"], result["cause"]) == ("ERROR", "node-lost")
-    kept_there = {one.name: f"{one.home}/.labctl/{lab.name}.{one.name}/runs/.outputs/{run_id}" for one in lab.hosts}
+    kept_there = {host.name: f"{host.home}/.labctl/{lab.name}.{host.name}/runs/.outputs/{run_id}" for host in lab.hosts}
     # Where no more than the engine failed, ssh brings the files.
     stays = trouble is not Host.stop_engine
     assert (f"what {host.name} has of the run stays there in {kept_there[host.name]}" in answer.err) is stays
     assert bool(host.shell('[ ! -e "$1" ] || echo there', kept_there[host.name])) is stays
-    assert [one.shell('[ ! -e "$1" ] || echo there', kept_there[one.name]) for one in others.hosts] == ["", ""]
+    assert [host.shell('[ ! -e "$1" ] || echo there', kept_there[host.name]) for host in remaining.hosts] == ["", ""]
     assert f"worker-{number}" in result["message"] or f"host {host.name}" in result["message"]
     assert ended - began < limit
     converges(lab, kept)

@@ -71,8 +71,8 @@ def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory
 
 def tree(path: Path) -> dict[str, str]:
     """Hash each file below a directory."""
-    files = (one for one in path.rglob("*") if one.is_file())
-    return {str(one): hashlib.sha256(one.read_bytes()).hexdigest() for one in files}
+    files = (file for file in path.rglob("*") if file.is_file())
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def lie(host: Host, answer: bytes, honest: int, framed: bool) -> None:

@@ -23,9 +23,11 @@ NEW = 'find "$1" /tmp -mindepth 1 -maxdepth 1'
 
 def left(host: Host) -> list[str]:
     """List the containers, networks, volumes and files that are new on a host, except images."""
-    containers = [one.name or "" for one in host.engine.containers.list(all=True)]
-    networks = [one.name or "" for one in host.engine.networks.list() if one.name not in ("bridge", "host", "none")]
-    volumes = [one.name for one in host.engine.volumes.list()]
+    containers = [container.name or "" for container in host.engine.containers.list(all=True)]
+    networks = [
+        network.name or "" for network in host.engine.networks.list() if network.name not in ("bridge", "host", "none")
+    ]
+    volumes = [volume.name for volume in host.engine.volumes.list()]
     files = [
         path for path in host.shell(NEW, host.home).splitlines() if not re.fullmatch(PLAIN, path.rpartition("/")[2])
     ]
@@ -62,9 +64,9 @@ def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory
 def test_up_sends_to_the_host_that_lacks_files_and_renews_only_what_mounted_them(lab: RackLab) -> None:
     lab.call("up").expect(0)
     before = lab.identities()
-    one, two = (f"{host.home}/.labctl/{lab.name}.{host.name}" for host in lab.hosts)
-    lab.hosts[0].shell('rm "$1/workloads/.current"', one)
-    lab.hosts[1].shell('rm -r "$1"', two)
+    first, second = (f"{host.home}/.labctl/{lab.name}.{host.name}" for host in lab.hosts)
+    lab.hosts[0].shell('rm "$1/workloads/.current"', first)
+    lab.hosts[1].shell('rm -r "$1"', second)
 
     assert lab.call("up", "--dry-run", "--json").expect(0).json["plan"][:-1] == [
         "#1 push files of worker-0 to h1  [files missing on host]",
@@ -72,28 +74,28 @@ def test_up_sends_to_the_host_that_lacks_files_and_renews_only_what_mounted_them
         "#3 push files of worker-1 to h2  [files missing on host]",
         f"#4 compose up worker-1 (project labctl-{lab.name}) on h2  [worker-1 missing]",
     ]
-    assert lab.hosts[0].shell('ls -A "$1/workloads"', one).count(".current") == 0
-    assert lab.hosts[1].shell('[ -e "$1" ] || echo gone', two) == "gone\n"
+    assert lab.hosts[0].shell('ls -A "$1/workloads"', first).count(".current") == 0
+    assert lab.hosts[1].shell('[ -e "$1" ] || echo gone', second) == "gone\n"
     lab.call("up").expect(0)
     after = lab.identities()
     assert {node for node in before if after[node] != before[node]} == {"worker-1"}
     passed(lab, lab.call("run", "hello-mpi", "--json"), 2)
-    for host, path in zip(lab.hosts, (one, two), strict=True):
+    for host, path in zip(lab.hosts, (first, second), strict=True):
         assert host.shell('cd "$1/runs" && find . -mindepth 1 | sort', path) == "./.outputs\n./notebooks\n"
 
 
 def test_a_host_gets_the_keys_of_its_own_nodes_and_gives_all_back(lab: RackLab) -> None:
     lab.call("up").expect(0)
-    found = {host.name: modes(host, lab) for host in lab.hosts}
-    names = {name: [path.rpartition("/")[2] for path in paths] for name, paths in found.items()}
+    modes_by_host = {host.name: modes(host, lab) for host in lab.hosts}
+    names = {name: [path.rpartition("/")[2] for path in paths] for name, paths in modes_by_host.items()}
     private = {
-        name: sorted(one for one in there if one.endswith("ed25519_key") or one.startswith("id_"))
-        for name, there in names.items()
+        name: sorted(path for path in paths if path.endswith("ed25519_key") or path.startswith("id_"))
+        for name, paths in names.items()
     }
     assert private == {"h1": ["id_ed25519", "ssh_host_ed25519_key"], "h2": ["ssh_host_ed25519_key"]}
     for name, other in (("h1", "worker-1"), ("h2", "worker-0")):
-        assert not [path for path in found[name] if f"nodes/{other}" in path]
-        assert not [path for path, mode in found[name].items() if "/nodes/" in path and mode & 0o077]
+        assert not [path for path in modes_by_host[name] if f"nodes/{other}" in path]
+        assert not [path for path, mode in modes_by_host[name].items() if "/nodes/" in path and mode & 0o077]
     assert f"{lab.hosts[1].home}/.labctl" in left(lab.hosts[1])
 
     kept = f"{lab.hosts[1].home}/.labctl/{lab.name}.h2/runs/.outputs/20260102-150405-hello-3fa2"
@@ -118,12 +120,12 @@ def test_a_host_gets_the_keys_of_its_own_nodes_and_gives_all_back(lab: RackLab) 
 
 
 def test_down_takes_the_image_along_where_nothing_else_uses_it(lab: RackLab, image: str) -> None:
-    one, two = lab.hosts
-    one.engine.containers.create(image, name="neighbour")
+    first, second = lab.hosts
+    first.engine.containers.create(image, name="neighbour")
     answer = lab.call("down", "--images").expect(0)
     assert f"h1: image {image} stays: " in answer.err
-    assert one.engine.images.list()
-    assert two.engine.images.list() == []
+    assert first.engine.images.list()
+    assert second.engine.images.list() == []
 
 
 @pytest.mark.slow

@@ -75,11 +75,11 @@ def test_a_lab_lives_and_ends_alike(lab: Lab, launcher: str) -> None:
     (mine / "train.py").write_text(MINE)
     (mine / "lib/words.py").write_text("WORD = 'beside it'\n")
     options = ("--script", str(mine / "train.py"), "--launcher", launcher, "--local-rank", "--json")
-    own = lab.call("run", *options, "--", "--steps", "3").expect(0).json
-    assert (own["verdict"], own["ranks"], own["workload"]) == ("PASS", RANKS, "train")
-    work = lab.path / "runs" / own["run_id"] / "work"
-    said = [(work / f"rank-{rank}.txt").read_text() for rank in (0, 1)]
-    assert said == ["beside it --local_rank=0 --steps 3"] * 2
+    result = lab.call("run", *options, "--", "--steps", "3").expect(0).json
+    assert (result["verdict"], result["ranks"], result["workload"]) == ("PASS", RANKS, "train")
+    work = lab.path / "runs" / result["run_id"] / "work"
+    texts = [(work / f"rank-{rank}.txt").read_text() for rank in (0, 1)]
+    assert texts == ["beside it --local_rank=0 --steps 3"] * 2
     assert sorted(path.name for path in mine.iterdir()) == ["lib", "train.py"]
 
     failed = lab.call("run", "crash", "--launcher", "mpirun", "--json").expect(4).json

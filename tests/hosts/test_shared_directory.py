@@ -21,12 +21,12 @@ def test_results_appear_in_place_and_are_the_persons_own(
     rack.inventory(lab.path / "hosts.txt", *hosts, user="ann" if os.getuid() else "root")
 
     # This machine's own, which no host sees.
-    own = tmp_path_factory.mktemp("own")
-    apart = rack.lab(own, f"{family}-apart", hosts, {"LAB_SHARED_DIR": str(own)})
+    directory = tmp_path_factory.mktemp("own")
+    apart = rack.lab(directory, f"{family}-apart", hosts, {"LAB_SHARED_DIR": str(directory)})
     refused = apart.call("up").expect(3).err
     for name in ("n1", "n2"):
-        assert f"{name}: does not see {own} (LAB-HOST-008): LAB_SHARED_DIR must be the same directory" in refused
-    assert [host.shell('[ ! -e "$1" ] || echo made', str(own)) for host in hosts] == ["", ""]
+        assert f"{name}: does not see {directory} (LAB-HOST-008): LAB_SHARED_DIR must be the same directory" in refused
+    assert [host.shell('[ ! -e "$1" ] || echo made', str(directory)) for host in hosts] == ["", ""]
 
     assert "push files" not in lab.call("up").expect(0).err
     assert lab.inside("worker-1", "id", "-u") == f"{os.getuid()}\n"
