@@ -13,8 +13,8 @@ from docker import DockerClient
 @pytest.fixture(scope="module")
 def stranger(engine: DockerClient, image: str, family: str) -> Iterator[Callable[[], bool]]:
     """An unrelated container, and a function that says if it is unchanged."""
-    words = ["-c", "while sleep 1; do :; done"]
-    made = engine.containers.run(image, words, entrypoint="sh", detach=True, name=f"{family}-stranger")
+    argv = ["-c", "while sleep 1; do :; done"]
+    made = engine.containers.run(image, argv, entrypoint="sh", detach=True, name=f"{family}-stranger")
 
     def state() -> tuple[str, int]:
         made.reload()

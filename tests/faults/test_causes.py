@@ -62,13 +62,13 @@ def test_the_cause_of_a_failure_is_named_with_the_lines_that_show_it(
     document = answer.json
     assert (answer.code, document["cause"]) == (code, cause)
     assert re.fullmatch(message, document["message"])
-    found = evidence(lab, document["run_id"])
-    assert document["message"] in found["evidence.txt"]
-    assert line in found["evidence.txt"].partition("first to fail:")[2] + found["hosts/local.txt"]
-    assert {"result.json", "settings.json", "ranks/rank-0.log", "ranks/rank-1.log", "hosts/local.txt"} <= found.keys()
-    assert f"/{lab.containers()['worker-1'].name}: running" in found["hosts/local.txt"]
-    assert TOKEN not in "".join(found.values())
-    assert "the token is [REDACTED]" in found["ranks/rank-0.log"]
+    texts = evidence(lab, document["run_id"])
+    assert document["message"] in texts["evidence.txt"]
+    assert line in texts["evidence.txt"].partition("first to fail:")[2] + texts["hosts/local.txt"]
+    assert {"result.json", "settings.json", "ranks/rank-0.log", "ranks/rank-1.log", "hosts/local.txt"} <= texts.keys()
+    assert f"/{lab.containers()['worker-1'].name}: running" in texts["hosts/local.txt"]
+    assert TOKEN not in "".join(texts.values())
+    assert "the token is [REDACTED]" in texts["ranks/rank-0.log"]
 
 
 def test_a_run_that_nobody_followed_is_out_of_memory_by_the_kernels_count(lab: Lab) -> None:

@@ -68,8 +68,8 @@ def checked(lab: Lab, *nodes: str) -> None:
 def unhealthy_within_two_intervals(lab: Lab, lost: float, *nodes: str) -> None:
     for node in nodes:
         container = lab.containers()[node]
-        left = lost + TWO_INTERVALS - time.monotonic()
-        wait_until(partial(found, container, "unhealthy"), left, f"{node} is unhealthy")
+        remaining = lost + TWO_INTERVALS - time.monotonic()
+        wait_until(partial(found, container, "unhealthy"), remaining, f"{node} is unhealthy")
 
 
 def reasons(lab: Lab) -> dict[str, str]:
@@ -129,9 +129,9 @@ def test_render_nodes_that_vanish_or_are_closed_are_lost(intel: Lab) -> None:
     intel.inside("worker-0", "rm", "/dev/dri/renderD128", user="0")
     intel.inside("worker-1", "chmod", "0", "/dev/dri/renderD129", user="0")
     unhealthy_within_two_intervals(intel, lost, "worker-0", "worker-1")
-    said = reasons(intel)
-    assert said["worker-0"].startswith("device lost: /dev/dri/renderD128 is gone;")
-    assert said["worker-1"].startswith("device lost: the lab's user may not open /dev/dri/renderD129;")
+    reason_by_node = reasons(intel)
+    assert reason_by_node["worker-0"].startswith("device lost: /dev/dri/renderD128 is gone;")
+    assert reason_by_node["worker-1"].startswith("device lost: the lab's user may not open /dev/dri/renderD129;")
 
 
 @pytest.mark.slow

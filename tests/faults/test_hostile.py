@@ -53,9 +53,11 @@ def earlier(attacked: Lab) -> Path:
 def tree(path: Path) -> str:
     """Hash all files below a directory: names, modes, links and contents."""
     digest = hashlib.sha256()
-    for one in sorted(path.rglob("*")):
-        content = str(one.readlink()).encode() if one.is_symlink() else one.read_bytes() if one.is_file() else b""
-        digest.update(f"{one.relative_to(path)} {one.lstat().st_mode:o} {len(content)}\n".encode() + content)
+    for entry in sorted(path.rglob("*")):
+        content = (
+            str(entry.readlink()).encode() if entry.is_symlink() else entry.read_bytes() if entry.is_file() else b""
+        )
+        digest.update(f"{entry.relative_to(path)} {entry.lstat().st_mode:o} {len(content)}\n".encode() + content)
     return digest.hexdigest()
 
 
@@ -80,8 +82,8 @@ def test_a_hostile_workload_changes_nothing_but_its_own_directory(
     line: int,
 ) -> None:
     before, ran, nodes = tree(home), tree(earlier), attacked.processes()
-    words = ("run", workload, "--launcher", launcher, "--json", "--set", f"home={home}", "--set", f"line={line}")
-    answer = attacked.call(*words).expect(code)
+    argv = ("run", workload, "--launcher", launcher, "--json", "--set", f"home={home}", "--set", f"line={line}")
+    answer = attacked.call(*argv).expect(code)
     result = answer.json
     record = attacked.path / "runs" / result["run_id"]
     assert (result["verdict"], result["cause"]) == (verdict, "rank-crashed" if code else None)

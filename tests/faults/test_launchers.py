@@ -32,8 +32,8 @@ def hello(lab: Lab, launcher: str, order: tuple[int, ...], *flags: str) -> list[
     """Return the nodes of the ranks of a run of `hello` with this hostfile, two slots per node."""
     hostfile = lab.path / "hostfile-of-test"
     hostfile.write_text("".join(f"worker-{number} slots=2\n" for number in order), encoding="utf-8")
-    words = ("run", "hello", "--launcher", launcher, "--hostfile", str(hostfile), *flags, "--json")
-    document = lab.call(*words).expect(0).json
+    argv = ("run", "hello", "--launcher", launcher, "--hostfile", str(hostfile), *flags, "--json")
+    document = lab.call(*argv).expect(0).json
     assert document["metrics"]["answer"]["value"] == 42
     assert [rank["rank"] for rank in document["ranks"]] == list(range(document["world_size"]))
     return [rank["node"] for rank in document["ranks"]]

@@ -42,9 +42,9 @@ def test_a_worker_that_is_killed_ends_the_run_and_is_named(lab: Lab) -> None:
     document = result(answer, 4, "node-lost")
     assert document["message"] == "worker-1 (rank 1): container died with exit code 137"
     with tarfile.open(lab.path / "runs" / run_id / "evidence.tar.gz") as archive:
-        seen = archive.extractfile(f"evidence-{run_id}/hosts/local.txt")
-        assert seen
-        assert re.search(r"worker-1-1: die, exit code 137\n", seen.read().decode())
+        member = archive.extractfile(f"evidence-{run_id}/hosts/local.txt")
+        assert member
+        assert re.search(r"worker-1-1: die, exit code 137\n", member.read().decode())
     assert lab.processes_of(run_id) == []
     assert running_nodes(lab) == ["launcher", "worker-0"]
     assert canary()
@@ -90,8 +90,8 @@ def test_a_worker_that_is_paused_ends_the_run_and_the_next_one_ends_what_it_left
         finally:
             worker.unpause()
     document = result(answer, 124, "stalled")
-    what = f"container is paused; to resume it: docker unpause {worker.name}"
-    assert document["message"].startswith(f"worker-1 (rank 1): {what}; could not kill: worker-1: ")
+    reason = f"container is paused; to resume it: docker unpause {worker.name}"
+    assert document["message"].startswith(f"worker-1 (rank 1): {reason}; could not kill: worker-1: ")
     assert lab.processes_of(run_id)
     lab.call("run", "hello").expect(0)
     assert lab.processes_of(run_id) == []
@@ -110,9 +110,9 @@ def test_a_rank_that_loops_without_end_stalls_the_run_and_says_where(lab: Lab, l
     doing = {node: (record / f"stacks/{node}.txt").read_text() for node in ("worker-0", "worker-1")}
     assert re.search(r"hang\.py\n  S \(sleeping\), \d % of a core", doing["worker-0"])
     assert re.search(r"hang\.py\n  R \(running\), \d\d+ % of a core", doing["worker-1"])
-    said = {rank: (record / f"ranks/rank-{rank}.log").read_text() + doing[f"worker-{rank}"] for rank in (0, 1)}
-    assert "wait_for_others" in said[0]
-    assert "lose_count" in said[1]
+    logs_by_rank = {rank: (record / f"ranks/rank-{rank}.log").read_text() + doing[f"worker-{rank}"] for rank in (0, 1)}
+    assert "wait_for_others" in logs_by_rank[0]
+    assert "lose_count" in logs_by_rank[1]
     assert lab.processes_of(document["run_id"]) == []
 
 
@@ -125,8 +125,10 @@ def test_a_launcher_that_is_killed_ends_the_run_and_is_named(lab: Lab) -> None:
     assert running_nodes(lab) == ["worker-0", "worker-1"]
     assert state_of(lab, run_id) == "done"
     assert lab.call("status", "--json").expect(0).json["state"] == "partial"
-    errors = [one for one in lab.call("doctor", "--json").expect(3).json["findings"] if one["level"] == "error"]
-    assert [(one["code"], one["node"]) for one in errors] == [("LAB-NODE-001", "launcher")]
+    errors = [
+        finding for finding in lab.call("doctor", "--json").expect(3).json["findings"] if finding["level"] == "error"
+    ]
+    assert [(finding["code"], finding["node"]) for finding in errors] == [("LAB-NODE-001", "launcher")]
 
 
 def test_a_rank_that_crashes_ends_the_run_and_is_named(lab: Lab) -> None:
