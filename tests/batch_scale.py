@@ -215,14 +215,14 @@ def simulate(count: int, jobs: Jobs, durations: Sequence[float], every: int = 1)
 
     Only each ``every``th job of a size is measured; those after it are assumed to cost the same.
     """
-    seen, last = Counter[int](), dict[tuple[str, int], float]()
+    count_by_size, last = Counter[int](), dict[tuple[str, int], float]()
     measured = set[int]()
     with site(count, jobs) as made:
 
         def launch(index: int) -> float:
             size = len(jobs[index])
-            seen[size] += 1
-            if (seen[size] - 1) % every:
+            count_by_size[size] += 1
+            if (count_by_size[size] - 1) % every:
                 made.launched(index)
             else:
                 measured.add(index)
@@ -261,16 +261,16 @@ def random_pairs(count: int, jobs: int) -> Jobs:
 
 def mixed(count: int, jobs: int) -> Jobs:
     """Draw groups of one to eight neighbours, at most all nodes."""
-    chance, known = random.Random(3), names(count)  # noqa: S311
+    chance, nodes = random.Random(3), names(count)  # noqa: S311
     sizes = [min(count, chance.choice((1, 2, 4, 8))) for _ in range(jobs)]
     firsts = [chance.randrange(count // size) * size for size in sizes]
-    return [known[first : first + size] for first, size in zip(firsts, sizes, strict=True)]
+    return [nodes[first : first + size] for first, size in zip(firsts, sizes, strict=True)]
 
 
 def wide(count: int, jobs: int) -> Jobs:
     """Draw single-node jobs, with a job of all nodes after each hundred."""
-    known = names(count)
-    return [known if number % 101 == 100 else (known[number % count],) for number in range(jobs)]
+    nodes = names(count)
+    return [nodes if number % 101 == 100 else (nodes[number % count],) for number in range(jobs)]
 
 
 MIXES: dict[str, tuple[Callable[[int, int], Jobs], int]] = {

@@ -115,9 +115,9 @@ def throughput(runs: int) -> dict[str, Any]:
             ranks = [start_rank(here, rank, script) for rank in (0, 1)]
             out, _ = ranks[0].communicate(timeout=600)
             ranks[1].wait(timeout=60)
-            found = re.search(r"Throughput: (\S+) samples/sec", out)
-            assert found, out
-            return float(found[1])
+            match = re.search(r"Throughput: (\S+) samples/sec", out)
+            assert match, out
+            return float(match[1])
 
         return compare(runs, in_lab, by_hand, 0.99, unit="samples/s", more_is_better=True)
 
@@ -140,8 +140,8 @@ def rendering(runs: int) -> dict[str, Any]:
     def timed(count: int, times: int) -> float:
         labs = [build_lab(nodes=count) for _ in range(times)]
         began = time.perf_counter()
-        for one in labs:
-            assert len(render.render(one)) == count + 1
+        for directory in labs:
+            assert len(render.render(directory)) == count + 1
         return time.perf_counter() - began
 
     return compare(runs, lambda: timed(10_000, 1), lambda: timed(1_000, 10), 1.1)
@@ -286,9 +286,9 @@ def until(argv: list[str], pattern: str, here: Path) -> float:
     assert child.stdout
     for text in child.stdout:
         if pattern in text:
-            found = time.perf_counter() - began
+            elapsed = time.perf_counter() - began
             child.communicate(timeout=120)
-            return found
+            return elapsed
     sys.exit(f"{' '.join(argv)} never printed `{pattern}`")
 
 

@@ -86,7 +86,9 @@ def links(how_many: int, bad_nodes: int = 0) -> Scenario:
         rest = [node for node in names(count) if node not in bad]
         slow = {node: chance.choice([FAILS, 0.7]) for node in bad}
         ends = {tuple(chance.sample(rest, 2)): chance.choice([FAILS, 0.5]) for _ in range(how_many)}
-        return Cluster(nodes=names(count), slow=slow, links={(one, other): it for (one, other), it in ends.items()})
+        return Cluster(
+            nodes=names(count), slow=slow, links={(first, second): it for (first, second), it in ends.items()}
+        )
 
     return cluster
 
@@ -166,12 +168,12 @@ def main() -> None:
 
 
 def row(count: int, name: str, scores: list[Score]) -> str:
-    rounds, bad = [one.rounds for one in scores], sum(one.bad for one in scores)
-    found = f"{sum(one.found for one in scores)} of {bad}" if bad else ""
-    wrong = sum(one.wrong for one in scores)
+    rounds, bad = [score.rounds for score in scores], sum(score.bad for score in scores)
+    accused = f"{sum(score.found for score in scores)} of {bad}" if bad else ""
+    wrong, runs = sum(score.wrong for score in scores), mean(score.runs for score in scores)
     return (
         f"| {count:,} | {name} | {len(scores)} | {mean(rounds):.1f} | {max(rounds)} | "
-        f"{mean(one.runs for one in scores):,.0f} | {found} | {wrong} | {count - 1:,} | {count * (count - 1) // 2:,} |"
+        f"{runs:,.0f} | {accused} | {wrong} | {count - 1:,} | {count * (count - 1) // 2:,} |"
     )
 
 

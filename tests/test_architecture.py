@@ -93,9 +93,9 @@ def module_name(path: Path) -> str:
 
 def part(name: str) -> str:
     """Return the ring's package of a module: ``labctl.backends.docker.images.local`` -> ``backends.docker.images``."""
-    words = name.split(".")[1:]
-    prefixes = (".".join(words[:length]) for length in range(len(words), 0, -1))
-    return next((prefix for prefix in prefixes if prefix in RING), words[0] if words else "")
+    parts = name.split(".")[1:]
+    prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((prefix for prefix in prefixes if prefix in RING), parts[0] if parts else "")
 
 
 @cache
@@ -159,9 +159,9 @@ def test_imports_go_one_way() -> None:
     wrong = [
         where(path, line, f"{module_name(path)} imports {target}, which stands beside or above it")
         for path in MODULES
-        if (own := part(module_name(path)))
+        if (package := part(module_name(path)))
         for target, line in imports(ast.walk(tree(path)))
-        if target.startswith("labctl.") and part(target) != own and RING[part(target)] >= RING[own]
+        if target.startswith("labctl.") and part(target) != package and RING[part(target)] >= RING[package]
     ]
     assert wrong == []
 
@@ -202,8 +202,8 @@ def test_only_a_backend_and_the_commands_that_are_its_own_know_a_backend() -> No
     assert [name for name in BACKENDS if not {f"backends.{name}", f"backends.{name}.backend"} & RING.keys()] == []
 
     def backend_of(name: str) -> str:
-        words = name.split(".")
-        return words[2] if words[1:2] == ["backends"] and words[2:3] and words[2] in BACKENDS else ""
+        parts = name.split(".")
+        return parts[2] if parts[1:2] == ["backends"] and parts[2:3] and parts[2] in BACKENDS else ""
 
     wrong = [
         where(path, line, target)

@@ -34,7 +34,7 @@ def lab(module_machine: Machine, family: str, tmp_path_factory: pytest.TempPathF
 @pytest.fixture
 def asked(lab: Lab, shared_machine: Machine) -> dict[str, Any]:
     """Return the recorded call of Habana's runtime for each node."""
-    return {one["node"]: one for one in shared_machine.requests()}
+    return {request["node"]: request for request in shared_machine.requests()}
 
 
 @pytest.mark.parametrize(("node", "indices", "modules"), [("worker-0", "0,1", "6,2"), ("worker-1", "2,3", "7,3")])

@@ -31,7 +31,7 @@ def lab(module_machine: Machine, family: str, tmp_path_factory: pytest.TempPathF
 @pytest.mark.parametrize(("node", "address", "path"), NODES)
 def test_a_node_has_its_own_render_node_and_no_other(lab: Lab, node: str, address: str, path: str) -> None:
     options = lab.containers()[node].attrs["HostConfig"]
-    assert [(one["PathOnHost"], one["PathInContainer"]) for one in options["Devices"]] == [(path, path)]
+    assert [(device["PathOnHost"], device["PathInContainer"]) for device in options["Devices"]] == [(path, path)]
     assert lab.containers()[node].labels["labctl.devices"] == path
     assert lab.inside(node, "find", "/dev/dri", "-type", "c").split() == [path]
     assert "ZE_AFFINITY_MASK=0" in lab.inside(node, "env").split()

@@ -44,7 +44,10 @@ def gpus_in(lab: Lab, node: str) -> set[str]:
 def asked_of_the_engine(lab: Lab) -> dict[str, list[tuple[str, list[str]]]]:
     """Return driver and ids of the device requests of each container."""
     return {
-        node: [(one["Driver"], one["DeviceIDs"]) for one in container.attrs["HostConfig"]["DeviceRequests"] or ()]
+        node: [
+            (request["Driver"], request["DeviceIDs"])
+            for request in container.attrs["HostConfig"]["DeviceRequests"] or ()
+        ]
         for node, container in lab.containers().items()
     }
 
@@ -57,8 +60,8 @@ def variables(lab: Lab, node: str) -> dict[str, str]:
 
 def requested(machine: Machine) -> dict[str, str]:
     """Return the devices that each node requested from NVIDIA's runtime; trial containers are skipped."""
-    asked = {one["node"]: one["environment"]["NVIDIA_VISIBLE_DEVICES"] for one in machine.requests()}
-    return {node: ids for node, ids in asked.items() if node.startswith("worker-")}
+    ids_by_node = {request["node"]: request["environment"]["NVIDIA_VISIBLE_DEVICES"] for request in machine.requests()}
+    return {node: ids for node, ids in ids_by_node.items() if node.startswith("worker-")}
 
 
 def shown(lab: Lab) -> tuple[str, str]:

@@ -47,8 +47,8 @@ def validated(lab: Lab, *, code: int) -> tuple[dict[str, Any], dict[str, Any]]:
     gaudi = lab.call("validate", "--profile", "gaudi", "--print-profile").expect(0).out
     (lab.path / "gaudi.yml").write_text(f"{gaudi.partition('checks:')[0]}checks: [{{workload: ssh-check}}]\n")
     answer = lab.call("validate", "--profile", "gaudi.yml", "--json", limit=400).expect(code)
-    found = answer.json["validation"]
-    return found, {one["name"]: one for one in found["steps"]}
+    validation = answer.json["validation"]
+    return validation, {step["name"]: step for step in validation["steps"]}
 
 
 def test_cards_are_qualified_ports_set_up_again_and_counted_and_the_node_has_all_cards(
@@ -60,7 +60,7 @@ def test_cards_are_qualified_ports_set_up_again_and_counted_and_the_node_has_all
     assert qualified == ["-pciOnly", "-e2e_concurrency", "-f2"]
     network = [line for line in called if not line.startswith("hl_qual ")]
     assert network == [*SET_UP, *STATUS, *SET_UP, *STATUS]
-    assert {one["status"] for one in steps.values()} == {"passed"}
+    assert {step["status"] for step in steps.values()} == {"passed"}
     assert list(steps) == [
         "doctor",
         "network set-up",
@@ -83,9 +83,9 @@ def test_a_card_that_is_gone_after_qualification_is_named_and_nothing_runs_on_it
     machine: Machine, lab: Lab
 ) -> None:
     machine.program("hl-smi", listed(CARDS - 1))
-    found, steps = validated(lab, code=5)
+    validation, steps = validated(lab, code=5)
     assert "check failed with exit code 1" in steps["hl_qual"]["message"]
-    assert [one["verdict"] for one in found["nodes"] if one["node"] == "worker-0"] == ["failing"]
+    assert [node["verdict"] for node in validation["nodes"] if node["node"] == "worker-0"] == ["failing"]
     assert steps["ssh-check"]["message"] == "no node is left"
     assert lab.labelled() == []
 

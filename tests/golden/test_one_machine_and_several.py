@@ -33,21 +33,21 @@ SENT = {"services.*.volumes./workspace/workloads.read_only"}
 FINGERPRINT = {"services.*.labels.labctl.config-hash"}
 
 
-def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
+def differences(first: Any, other: Any, path: str = "") -> Iterator[str]:
     """Yield the shortest paths at which two documents differ."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in one.keys() | other.keys():
-            yield from differences(one.get(key), other.get(key), f"{path}.{key}" if path else key)
-    elif one != other:
+    if isinstance(first, dict) and isinstance(other, dict):
+        for key in first.keys() | other.keys():
+            yield from differences(first.get(key), other.get(key), f"{path}.{key}" if path else key)
+    elif first != other:
         yield path
 
 
 def document(path: Path, directory: str) -> dict[str, Any]:
     """Parse a compose file; name the lab's directory alike, and mounts by their targets."""
-    found: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8").replace(directory, DIRECTORY))
-    for service in found["services"].values():
+    compose: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8").replace(directory, DIRECTORY))
+    for service in compose["services"].values():
         service["volumes"] = {volume["target"]: volume for volume in service["volumes"]}
-    return found
+    return compose
 
 
 def shortened(path: str) -> str:

@@ -314,9 +314,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         figures = row.get("figures") or {
             key: value for key, value in row.items() if key not in ("part", "code", "error")
         }
-        words = ", ".join(f"{name} {value}" for name, value in figures.items() if value is not None)
+        text = ", ".join(f"{name} {value}" for name, value in figures.items() if value is not None)
         failed = f" (exit code {row['code']}: {row.get('error', '')})" if row.get("code") else ""
-        lines.append(f"| {row['part']} | {words}{failed} |")
+        lines.append(f"| {row['part']} | {text}{failed} |")
     return "\n".join(lines) + "\n"
 
 

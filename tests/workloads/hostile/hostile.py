@@ -51,8 +51,8 @@ def link(path: Path, number: int) -> None:
         path.symlink_to(victims[number % len(victims)])
 
 
-def leave(*words: str, **how: Any) -> None:
-    subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **how)
+def leave(*arguments: str, **how: Any) -> None:
+    subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **how)
 
 
 names = (

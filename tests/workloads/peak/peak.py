@@ -40,9 +40,9 @@ class Meter:
 
     def phase(self, name: str) -> None:
         """Print the peak since the last phase, and the current memory."""
-        peak, left = resident("VmHWM") - self.base, resident("VmRSS") - self.base
+        peak, remaining = resident("VmHWM") - self.base, resident("VmRSS") - self.base
         self.peak = max(self.peak, peak)
-        print(f"rank {RANK} {name}: peak {peak / 2**20:.0f} MiB, left {left / 2**20:.0f} MiB", flush=True)
+        print(f"rank {RANK} {name}: peak {peak / 2**20:.0f} MiB, left {remaining / 2**20:.0f} MiB", flush=True)
         self.reset()
 
 
