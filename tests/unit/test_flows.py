@@ -817,13 +817,13 @@ LACKING = [
 ]
 
 
-@pytest.mark.parametrize(("change", "said"), LACKING, ids=lambda change: getattr(change, "__name__", ""))
+@pytest.mark.parametrize(("change", "message"), LACKING, ids=lambda change: getattr(change, "__name__", ""))
 def test_a_replay_that_cannot_be_had_says_what_it_lacks(
-    context: Context, engine: Engine, ran: Result, change: Callable[[Context, Engine, Path], None], said: str
+    context: Context, engine: Engine, ran: Result, change: Callable[[Context, Engine, Path], None], message: str
 ) -> None:
     change(context, engine, context.directory / "runs" / ran.run_id)
     before = len(records(context))
-    with pytest.raises(HostError, match=said):
+    with pytest.raises(HostError, match=message):
         flows.replay(context, ran.run_id)
     assert len(records(context)) == before
 

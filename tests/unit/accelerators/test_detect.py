@@ -172,11 +172,11 @@ def test_graphics_in_the_processor_are_taken_only_when_asked_for(tmp_path: Path)
     assert [device.path for device in accelerators.choose("intel", tmp_path).devices] == ["/dev/dri/renderD128"]
 
 
-@pytest.mark.parametrize("wanted", ["auto", "intel"])
-def test_a_card_goes_before_graphics_in_the_processor(tmp_path: Path, wanted: str) -> None:
+@pytest.mark.parametrize("setting", ["auto", "intel"])
+def test_a_card_goes_before_graphics_in_the_processor(tmp_path: Path, setting: str) -> None:
     sysfs.render_node(tmp_path, 128, "0000:00:02.0", driver="i915")
     sysfs.render_node(tmp_path, 129, "0000:03:00.0")
-    choice = accelerators.choose(wanted, tmp_path)
+    choice = accelerators.choose(setting, tmp_path)
     assert (choice.name, [device.path for device in choice.devices]) == ("intel", ["/dev/dri/renderD129"])
 
 
@@ -232,7 +232,7 @@ def test_links_that_lead_nowhere_are_no_devices(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("vendor", "driver", "said"),
+    ("vendor", "driver", "message"),
     [
         ("0x10de", "", "an NVIDIA card at 0000:3b:00.0 has no driver; nvidia would serve it"),
         ("0x10de", "nouveau", "an NVIDIA card at 0000:3b:00.0 is held by the driver nouveau, not by nvidia"),
@@ -246,9 +246,9 @@ def test_links_that_lead_nowhere_are_no_devices(tmp_path: Path) -> None:
         ("0x8086", "vfio-pci", "an Intel GPU at 0000:3b:00.0 is held by the driver vfio-pci, not by i915 or xe"),
     ],
 )
-def test_a_card_that_cannot_be_used_says_why(tmp_path: Path, vendor: str, driver: str, said: str) -> None:
+def test_a_card_that_cannot_be_used_says_why(tmp_path: Path, vendor: str, driver: str, message: str) -> None:
     sysfs.card(tmp_path, "0000:3b:00.0", vendor, driver=driver)
-    assert accelerators.remarks(tmp_path) == (said,)
+    assert accelerators.remarks(tmp_path) == (message,)
 
 
 def test_nothing_is_said_of_cards_in_use_nor_of_what_is_no_accelerator(tmp_path: Path) -> None:
@@ -293,18 +293,18 @@ def test_what_auto_never_takes_is_not_missed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "sought"),
+    ("setting", "sought"),
     [
         ("nvidia", "no /dev/nvidia<N>"),
         ("habana", "no /dev/accel/accel<N> served by habanalabs"),
         ("intel", "no Intel GPU under /dev/dri"),
     ],
 )
-def test_no_device_of_the_wanted_kind_names_what_was_looked_for(tmp_path: Path, wanted: str, sought: str) -> None:
+def test_no_device_of_the_wanted_kind_names_what_was_looked_for(tmp_path: Path, setting: str, sought: str) -> None:
     sysfs.card(tmp_path, "0000:3b:00.0", "0x10de")
     with pytest.raises(HostError) as caught:
-        observe(wanted, tmp_path)
-    assert f"this host has no {wanted} device: {sought}" in caught.value.message
+        observe(setting, tmp_path)
+    assert f"this host has no {setting} device: {sought}" in caught.value.message
     assert "an NVIDIA card at 0000:3b:00.0 has no driver" in caught.value.message
 
 

@@ -176,7 +176,7 @@ def test_other_devices_are_left_alone(tmp_path: Path, mine: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "text",
     [
         b"",
         b"{",
@@ -187,9 +187,9 @@ def test_other_devices_are_left_alone(tmp_path: Path, mine: Lab) -> None:
         b'{"lab": "' + b"x" * 10_000 + b'"}',
     ],
 )
-def test_a_strangers_words_are_printed_as_one_short_line(mine: Lab, words: bytes) -> None:
+def test_a_strangers_words_are_printed_as_one_short_line(mine: Lab, text: bytes) -> None:
     with running(mine, lab="other"):
-        naming.lease_path(mine.hosts[0].locks, CARDS[0]).write_bytes(words)
+        naming.lease_path(mine.hosts[0].locks, CARDS[0]).write_bytes(text)
         holder = leases.holder(mine.hosts[0].locks, CARDS[0])
         refusal(mine)
     assert holder.startswith(("lab `x", "another lab"))

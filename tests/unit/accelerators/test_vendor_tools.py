@@ -37,8 +37,8 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
     return make
 
 
-def healths(found: tuple[Device, ...]) -> list[str]:
-    return [device.health for device in found]
+def healths(devices: tuple[Device, ...]) -> list[str]:
+    return [device.health for device in devices]
 
 
 @pytest.mark.usefixtures("tool")

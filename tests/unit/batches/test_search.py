@@ -51,7 +51,7 @@ def job(name: str, nodes: tuple[str, ...], value: float | None) -> BatchJob:
     )
 
 
-def found(directory: Path, speed: Speed, rounds: list[list[tuple[str, ...]]], nodes: int = 8) -> Diagnosis:
+def diagnosed(directory: Path, speed: Speed, rounds: list[list[tuple[str, ...]]], nodes: int = 8) -> Diagnosis:
     of = lab(directory, nodes)
     names = tuple(node.name for node in of.nodes)
     return search.search(of, names, directory / "out", running(speed, rounds), within=0.1, minimum=None)
@@ -71,7 +71,7 @@ def test_only_the_metric_that_runs_are_compared_by_is_searched_by(why: str, sign
 
 def test_a_slow_node_is_found_by_rounds_of_hostfiles(tmp_path: Path) -> None:
     rounds: list[list[tuple[str, ...]]] = []
-    diagnosis = found(tmp_path, lambda group: len(group) * (50 if "worker-5" in group else 100), rounds)
+    diagnosis = diagnosed(tmp_path, lambda group: len(group) * (50 if "worker-5" in group else 100), rounds)
     assert [(bad.node, bad.kind, bad.figure) for bad in diagnosis.bad] == [("worker-5", "slow", 0.5)]
     assert len(rounds) == diagnosis.rounds
     for groups in rounds:
@@ -80,7 +80,7 @@ def test_a_slow_node_is_found_by_rounds_of_hostfiles(tmp_path: Path) -> None:
 
 
 def test_a_failing_node_is_found_with_its_cause(tmp_path: Path) -> None:
-    diagnosis = found(tmp_path, lambda group: None if "worker-0" in group else 100.0 * len(group), [])
+    diagnosis = diagnosed(tmp_path, lambda group: None if "worker-0" in group else 100.0 * len(group), [])
     (bad,) = diagnosis.bad
     assert (bad.node, bad.kind) == ("worker-0", "failing")
     assert {run.why for run in bad.runs} == {"rank-crashed"}

@@ -334,7 +334,7 @@ ABOUT = {"lab": "x", "written": "today", "labctl": "1", "images": [NAME], "left_
 
 
 @pytest.mark.parametrize(
-    ("about", "files", "said"),
+    ("about", "files", "message"),
     [
         (ABOUT, {}, "holds no .env"),
         ({}, {"lab/.env": b""}, "does not say which lab"),
@@ -346,13 +346,13 @@ ABOUT = {"lab": "x", "written": "today", "labctl": "1", "images": [NAME], "left_
     ],
 )
 def test_a_whole_bundle_of_no_lab_is_said(
-    tmp_path: Path, about: dict[str, Any], files: dict[str, bytes], said: str
+    tmp_path: Path, about: dict[str, Any], files: dict[str, bytes], message: str
 ) -> None:
     path = image_archive(tmp_path / "odd", NAME, [b"l"])
     with BundleWriter(path, about) as sealer:
         for name, content in files.items():
             sealer.add(name, content)
-    with pytest.raises((ConfigError, HostError), match=said):
+    with pytest.raises((ConfigError, HostError), match=message):
         load.load_bundle(context(tmp_path / "out"), path)
     assert not (tmp_path / "out").exists()
 

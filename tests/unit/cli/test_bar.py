@@ -38,7 +38,7 @@ def test_a_narrow_terminal_shows_less_in_one_line(width: int, expected: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("progress", "expected"),
     [
         (Progress(), "running  1:05 of 2:00:00"),
         (Progress(step=7), "step 7  1:05 of 2:00:00"),
@@ -48,8 +48,8 @@ def test_a_narrow_terminal_shows_less_in_one_line(width: int, expected: str) -> 
         (Progress(step=9, steps=8, seconds_left=0.0), f"step 9/8  {'━' * 30}  0:00 left"),
     ],
 )
-def test_what_a_run_does_not_say_is_not_shown(found: Progress, expected: str) -> None:
-    assert progress_text(found, 65, 7200, 80) == expected
+def test_what_a_run_does_not_say_is_not_shown(progress: Progress, expected: str) -> None:
+    assert progress_text(progress, 65, 7200, 80) == expected
 
 
 def test_a_name_from_a_workload_moves_no_cursor() -> None:

@@ -689,11 +689,11 @@ def test_logs_that_nobody_reads_any_more_end_quietly_though_other_hosts_are_sile
 
 
 @pytest.mark.parametrize(
-    ("words", "unread"),
+    ("command", "unread"),
     [("--help", "out"), ("config --json", "out"), ("down -C /nope", "err"), ("up --json --x", "out")],
 )
-def test_what_nobody_reads_ends_quietly_as_sigpipe_does(labctl: Labctl, words: str, unread: str) -> None:
-    program = [sys.executable, "-c", "from labctl.cli import main; main()", *words.split()]
+def test_what_nobody_reads_ends_quietly_as_sigpipe_does(labctl: Labctl, command: str, unread: str) -> None:
+    program = [sys.executable, "-c", "from labctl.cli import main; main()", *command.split()]
     reads, writes = os.pipe()
     os.close(reads)
     out, err = (writes, subprocess.PIPE) if unread == "out" else (subprocess.PIPE, writes)
@@ -759,10 +759,10 @@ def test_ctrl_c_says_what_is_true_of_the_command(
 
 
 @pytest.mark.parametrize(
-    ("words", "code"), [("--version >&-", 0), ("run nosuch 2>&-", 2), ("show nosuch --json 2>&-", 2)]
+    ("command", "code"), [("--version >&-", 0), ("run nosuch 2>&-", 2), ("show nosuch --json 2>&-", 2)]
 )
-def test_a_stream_that_is_closed_changes_no_exit_code(tmp_path: Path, words: str, code: int) -> None:
-    program = f"{sys.executable} -c 'from labctl.cli import program; program()' {words}"
+def test_a_stream_that_is_closed_changes_no_exit_code(tmp_path: Path, command: str, code: int) -> None:
+    program = f"{sys.executable} -c 'from labctl.cli import program; program()' {command}"
     done = subprocess.run(["sh", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == code
     assert "Traceback" not in done.stderr + done.stdout

@@ -57,16 +57,16 @@ def test_compare_as_json_has_groups_differences_and_effects(two: Labctl) -> None
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "message"),
     [
         ((FAST,), "name two runs or more"),
         ((FAST, FAST), "name two runs or more"),
         ((FAST, "nope"), "no run `nope`"),
     ],
 )
-def test_compare_refuses_what_it_cannot_compare(two: Labctl, given: tuple[str, ...], words: str) -> None:
+def test_compare_refuses_what_it_cannot_compare(two: Labctl, given: tuple[str, ...], message: str) -> None:
     answer = two("compare", *given)
-    assert (answer.code, words in answer.err) == (2, True)
+    assert (answer.code, message in answer.err) == (2, True)
 
 
 def test_report_writes_the_page_and_says_where(two: Labctl) -> None:

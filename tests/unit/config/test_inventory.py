@@ -175,7 +175,7 @@ def test_a_key_lies_beside_the_inventory_that_names_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("-oProxyCommand=x", "1: bad host name"),
         ("a\n-oProxyCommand=x", "2: bad host name"),
@@ -226,12 +226,12 @@ def test_a_key_lies_beside_the_inventory_that_names_it(tmp_path: Path) -> None:
         ("MASTER_IP=10.0.0.5\nMEMBER_IPS=10.0.0.5", "2: `node-1` is the same machine as `node-0` on line 1"),
     ],
 )
-def test_what_cannot_be_a_host_is_refused_with_its_line(text: str, said: str) -> None:
-    assert reason(text).startswith(f"hosts.txt:{said}")
+def test_what_cannot_be_a_host_is_refused_with_its_line(text: str, message: str) -> None:
+    assert reason(text).startswith(f"hosts.txt:{message}")
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("all: {hosts: {-x: }}", "1: bad host name `-x`"),
         ("all:\n  hosts:\n    a:\n      ansible_port: high", "4: port must be between"),
@@ -251,9 +251,9 @@ def test_what_cannot_be_a_host_is_refused_with_its_line(text: str, said: str) ->
         ("all: {hosts: {a: ", "1: is not YAML"),
     ],
 )
-def test_what_cannot_be_an_ansible_host_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+def test_what_cannot_be_an_ansible_host_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "hosts.yaml").write_text(text)
-    assert reason("", tmp_path / "hosts.yaml").startswith(f"hosts.yaml:{said}")
+    assert reason("", tmp_path / "hosts.yaml").startswith(f"hosts.yaml:{message}")
 
 
 def test_a_bomb_of_aliases_is_refused_before_it_is_read(tmp_path: Path) -> None:

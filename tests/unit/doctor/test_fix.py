@@ -42,7 +42,7 @@ def test_fix_asks_before_each_command_runs_it_once_and_looks_again(
         finding("error", "labctl down"),
         finding("error", "docker unpause one"),
     ]
-    requests: list[str] = []
+    questions: list[str] = []
     typed: list[str] = []
 
     def type_in(context: Context, command: str) -> int:
@@ -52,7 +52,7 @@ def test_fix_asks_before_each_command_runs_it_once_and_looks_again(
         return int(command == "labctl up")
 
     def ask(question: str) -> bool:
-        requests.append(question)
+        questions.append(question)
         return "down" not in question
 
     monkeypatch.setattr(fix, "run", type_in)
@@ -60,7 +60,7 @@ def test_fix_asks_before_each_command_runs_it_once_and_looks_again(
     assert typed == ["labctl up", "docker unpause one", "labctl render"]
     assert [(fix.command, fix.code) for fix in report.fixed] == [(typed[0], 1), (typed[1], 0), (typed[2], 0)]
     assert {finding.fix for finding in report.findings} == {"sed -i x .env", "labctl up", "labctl down"}
-    assert len(requests) == 4
+    assert len(questions) == 4
 
 
 def test_fix_runs_nothing_once_a_run_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

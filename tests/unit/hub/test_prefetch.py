@@ -228,7 +228,7 @@ def test_progress_says_share_and_rate_now_and_then() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "words"),
+    ("size", "text"),
     [
         (0, "0 B"),
         (999, "999 B"),
@@ -238,8 +238,8 @@ def test_progress_says_share_and_rate_now_and_then() -> None:
         (10**15, "1,000 TB"),
     ],
 )
-def test_amounts_are_in_the_hubs_own_units(size: int, words: str) -> None:
-    assert amount(size) == words
+def test_amounts_are_in_the_hubs_own_units(size: int, text: str) -> None:
+    assert amount(size) == text
 
 
 # --- what workloads do to the cache --------------------------------------------------------------------------

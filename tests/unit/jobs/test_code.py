@@ -172,7 +172,7 @@ def test_what_other_labs_keep_stays_there_and_so_do_passwords(of: Lab, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("words", "hint"),
+    ("message", "hint"),
     [
         (
             "fatal: detected dubious ownership in repository at '/m'\n"
@@ -183,10 +183,10 @@ def test_what_other_labs_keep_stays_there_and_so_do_passwords(of: Lab, tmp_path:
     ],
 )
 def test_where_git_fails_what_it_ignores_is_not_copied(
-    of: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, hint: str
+    of: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str, hint: str
 ) -> None:
     path = write(tmp_path / "mine", "train.py", ".git/HEAD", "secret.key")
-    failed = CompletedProcess(("git",), 128, "", words)
+    failed = CompletedProcess(("git",), 128, "", message)
     monkeypatch.setattr(process, "run", lambda *_, **__: failed)
     with pytest.raises(ConfigError, match="git cannot list the files of") as caught:
         script(of, path)

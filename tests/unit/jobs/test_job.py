@@ -281,7 +281,7 @@ class Ranks:
         path.write_text(files(job(lab(project_path=str(self.project)), run_id=self.run_id))["rank.sh"])
         return str(path)
 
-    def seen(self, name: str) -> list[str]:
+    def recorded(self, name: str) -> list[str]:
         return (self.root / name).read_text(encoding="utf-8").split("\0")[:-1]
 
 
@@ -317,23 +317,23 @@ def test_a_bar_that_is_drawn_over_and_over_is_seen_before_its_end(ranks: Ranks) 
 
 def test_arguments_reach_the_script_unchanged(ranks: Ranks) -> None:
     assert ranks.run(*ARGUMENTS)[0] == 0
-    assert ranks.seen("argv") == ["-u", "hello.py", *ARGUMENTS]
+    assert ranks.recorded("argv") == ["-u", "hello.py", *ARGUMENTS]
     assert (ranks.root / "cwd").read_text() == f"{ranks.project}/outputs/r1/work\n"
     assert not list(ranks.root.rglob("x"))
 
 
 def test_environment_reaches_the_script_unchanged(ranks: Ranks) -> None:
     ranks.run(environment=tuple((f"V{index}", value) for index, value in enumerate(ODD)))
-    environment = dict(line.split("=", 1) for line in ranks.seen("env"))
+    environment = dict(line.split("=", 1) for line in ranks.recorded("env"))
     assert [environment[f"V{index}"] for index in range(len(ODD))] == ODD
 
 
 @pytest.mark.parametrize(("given", "before"), [("", ""), ("/mine:/image", "/mine:/image:")])
 def test_the_workloads_common_modules_are_last_on_pythons_path(ranks: Ranks, given: str, before: str) -> None:
     ranks.run(environment=(("PYTHONPATH", given),))
-    assert f"PYTHONPATH={before}{ranks.project}/workloads/common" in ranks.seen("env")
+    assert f"PYTHONPATH={before}{ranks.project}/workloads/common" in ranks.recorded("env")
     ranks.run(given={"PYTHONPATH": given})
-    assert f"PYTHONPATH={before}{ranks.project}/workloads/common" in ranks.seen("env")
+    assert f"PYTHONPATH={before}{ranks.project}/workloads/common" in ranks.recorded("env")
 
 
 def test_a_rank_reports_in_and_keeps_what_it_says(ranks: Ranks) -> None:
@@ -421,7 +421,7 @@ def test_a_script_finds_torchs_variables_under_every_launcher(
 ) -> None:
     del ranks.environment["RANK"], ranks.environment["WORLD_SIZE"]
     ranks.run(given={rank: "5", local: "1", local_world: "2", "WORLD_SIZE": "9"})
-    environment = dict(line.split("=", 1) for line in ranks.seen("env"))
+    environment = dict(line.split("=", 1) for line in ranks.recorded("env"))
     expected = {"RANK": "5", "WORLD_SIZE": "9", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     meeting = {"MASTER_ADDR": "worker-0", "MASTER_PORT": "29500"}
     assert {key: environment[key] for key in (*expected, *meeting)} == expected | meeting
@@ -433,7 +433,7 @@ def test_deepspeeds_local_rank_goes_to_the_script_before_its_arguments(ranks: Ra
     script.write_text(files(of)["rank.sh"], encoding="utf-8")
     environment = {**ranks.environment, "LOCAL_RANK": "5"}
     subprocess.run(["bash", str(script)], env=environment, check=True, timeout=60, capture_output=True)
-    assert ranks.seen("argv") == ["-u", "hello.py", "--local_rank=5", "--lr", "3"]
+    assert ranks.recorded("argv") == ["-u", "hello.py", "--local_rank=5", "--lr", "3"]
 
 
 @contextmanager
@@ -469,7 +469,7 @@ def test_a_rank_does_not_try_for_a_hub_that_is_not_reached(
     (ranks.project / "outputs/r1/work/hello.py").write_text(code)
     with hub(answers=answers) as named:
         output = ranks.run(given=named | given)[1]
-    environment = dict(line.split("=", 1) for line in ranks.seen("env"))
+    environment = dict(line.split("=", 1) for line in ranks.recorded("env"))
     assert environment.get("HF_HUB_OFFLINE") == offline
     assert (NOT_REACHED in output) == (offline == "1")
 
@@ -480,11 +480,11 @@ def test_whether_the_hub_is_reached_is_decided_once_for_a_node(ranks: Ranks) -> 
         assert NOT_REACHED in ranks.run(given=named)[1]
     with hub(answers=True) as named:
         assert NOT_REACHED not in ranks.run(given=named)[1]
-        assert "HF_HUB_OFFLINE=1" in ranks.seen("env")
+        assert "HF_HUB_OFFLINE=1" in ranks.recorded("env")
         ranks.make("r2")
         (ranks.project / "outputs/r2/work/hello.py").write_text(LOADS)
         ranks.run(given=named, run_id="r2")
-    assert "HF_HUB_OFFLINE=1" not in ranks.seen("env")
+    assert "HF_HUB_OFFLINE=1" not in ranks.recorded("env")
 
 
 @pytest.mark.parametrize(("name", "missed"), [("train.py", True), ("workloads/opt/model.py", False)])
@@ -656,8 +656,8 @@ def test_a_script_that_starts_its_ranks_itself_gets_the_hostfile_and_the_runs_di
     script = ranks.root / "start.sh"
     script.write_text(files(of)["rank.sh"], encoding="utf-8")
     subprocess.run(["bash", str(script)], env=ranks.environment, check=True, timeout=60, capture_output=True)
-    environment = dict(line.split("=", 1) for line in ranks.seen("env"))
-    assert ranks.seen("argv") == ["-u", "hello.py", *ARGUMENTS]
+    environment = dict(line.split("=", 1) for line in ranks.recorded("env"))
+    assert ranks.recorded("argv") == ["-u", "hello.py", *ARGUMENTS]
     assert environment["LABCTL_HOSTFILE"] == f"{ranks.project}/outputs/r1/hostfile"
     assert environment["PYTHONPATH"] == f"{ranks.project}/workloads/common"
     assert (environment["LABCTL_RUN_DIR"], environment["LABCTL_RUN_ID"]) == (f"{ranks.project}/outputs/r1", "r1")

@@ -135,7 +135,7 @@ def test_a_record_of_an_earlier_labctl_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "left"),
+    ("given", "remaining"),
     [
         ({}, {"exclude": "worker-1"}),
         ({"exclude": "worker-2,worker-3"}, {"exclude": "worker-2@worker-3@worker-1"}),
@@ -144,8 +144,8 @@ def test_a_record_of_an_earlier_labctl_is_refused(tmp_path: Path) -> None:
         ({"include": "worker-0,worker-1,worker-2"}, {"include": "worker-0@worker-2"}),
     ],
 )
-def test_a_node_that_is_lost_is_left_out(given: dict[str, Any], left: dict[str, Any]) -> None:
-    assert request.without(request.RunOptions(**given), ("worker-1",)) == request.RunOptions(**left)
+def test_a_node_that_is_lost_is_left_out(given: dict[str, Any], remaining: dict[str, Any]) -> None:
+    assert request.without(request.RunOptions(**given), ("worker-1",)) == request.RunOptions(**remaining)
 
 
 # --- relative criteria ---------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def test_a_long_message_is_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "found"),
+    ("message", "quoted"),
     [
         ("rank 1 exited with code 7: ValueError: x is 1.", ["b", "ValueError: x is 1", "c", "d"]),
         (
@@ -147,6 +147,6 @@ def test_a_long_message_is_cut() -> None:
     ],
 )
 def test_lines_with_the_cause_are_those_around_the_quoted_words_or_those_of_errors(
-    message: str, found: list[str]
+    message: str, quoted: list[str]
 ) -> None:
-    assert last_words.cause_lines(message, ["b", "ValueError: x is 1", "c", "d"]) == found
+    assert last_words.cause_lines(message, ["b", "ValueError: x is 1", "c", "d"]) == quoted

@@ -93,7 +93,7 @@ def test_the_time_left_is_of_the_last_few_hundred_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "left"),
+    ("lines", "remaining"),
     [
         (("step 1/10",), None),
         (("step 1", "step 2"), None),
@@ -101,8 +101,8 @@ def test_the_time_left_is_of_the_last_few_hundred_steps() -> None:
         (("step 1/10", (1, "step 2/10")), 8.0),
     ],
 )
-def test_the_time_left_is_unknown_or_at_least_nothing(lines: tuple[Any, ...], left: float | None) -> None:
-    assert progress(*lines).seconds_left == left
+def test_the_time_left_is_unknown_or_at_least_nothing(lines: tuple[Any, ...], remaining: float | None) -> None:
+    assert progress(*lines).seconds_left == remaining
 
 
 def test_the_last_value_of_each_metric_is_told_with_its_unit() -> None:

@@ -203,14 +203,14 @@ def test_ranks_that_report_are_counted_by_that_alone() -> None:
 
 
 def test_a_line_of_a_program_counts_as_the_report_of_a_rank_only_under_a_script(tmp_path: Path) -> None:
-    def heard(launcher: str) -> list[str]:
+    def printed_lines(launcher: str) -> list[str]:
         of, path = lab(directory=tmp_path), store.create(lab(directory=tmp_path), launcher, ())
         with closing(store.RunLog(path, of, workload(launcher=launcher))) as log:
             log.keep((printed("labctl: rank 1 of 2 on worker-1"), printed("\x010!\x02labctl: rank 0 of 2 on worker-0")))
             return log.lines
 
-    assert heard("mpirun") == ["labctl: rank 0 of 2 on worker-0"]
-    assert heard("script") == ["labctl: rank 1 of 2 on worker-1", "labctl: rank 0 of 2 on worker-0"]
+    assert printed_lines("mpirun") == ["labctl: rank 0 of 2 on worker-0"]
+    assert printed_lines("script") == ["labctl: rank 1 of 2 on worker-1", "labctl: rank 0 of 2 on worker-0"]
 
 
 # --- secrets -------------------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def test_the_latest_run_that_is_under_way_here_is_watched(of: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "known", "message", "hint"),
+    ("run", "runs", "message", "hint"),
     [
         ("", (), "no run is under way", "labctl run opt-tiny"),
         (RUN, (replace(ACTIVE, state="ended"),), f"run {RUN} is not under way", f"labctl show {RUN}"),
@@ -136,10 +136,10 @@ def test_the_latest_run_that_is_under_way_here_is_watched(of: Lab) -> None:
     ],
 )
 def test_where_no_run_is_under_way_that_is_said(
-    of: Lab, run: str, known: tuple[ActiveRun, ...], message: str, hint: str
+    of: Lab, run: str, runs: tuple[ActiveRun, ...], message: str, hint: str
 ) -> None:
     with pytest.raises(HostError, match=message) as raised:
-        chosen(of, run, *known)
+        chosen(of, run, *runs)
     assert hint in raised.value.hint
 
 

@@ -74,20 +74,20 @@ def test_a_line_without_end_is_not_kept_back_until_its_end(path_with_ssh: str) -
 
 
 @pytest.fixture
-def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def known_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "config"
     names = "".join(f"Host worker-{number}\n  Port 12345\n" for number in range(12))
     config.write_text(f"# How\n{names}\nHost *\n  User lab\n")
     monkeypatch.setattr(fanout, "CONFIG", config)
 
 
-@pytest.mark.usefixtures("known")
+@pytest.mark.usefixtures("known_workers")
 def test_all_workers_are_asked_where_none_is_named_and_one_named_twice_once() -> None:
     assert fanout.choose_nodes("") == [f"worker-{number}" for number in range(12)]
     assert fanout.choose_nodes("worker-3,worker-11,worker-3") == ["worker-3", "worker-11"]
 
 
-@pytest.mark.usefixtures("known")
+@pytest.mark.usefixtures("known_workers")
 def test_a_worker_that_is_not_there_is_said_with_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         fanout.choose_nodes("worker-1,worker-12")

@@ -108,7 +108,7 @@ def refused(kind: Any, message: str = "403 Client Error") -> Exception:
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("error", "message"),
     [
         (refused(errors.GatedRepoError), "model acme/tiny is gated: accept its terms on its page at the hub"),
         (refused(errors.RepositoryNotFoundError), "model acme/tiny not found, or it is private: HF_TOKEN in .env"),
@@ -119,10 +119,10 @@ def refused(kind: Any, message: str = "403 Client Error") -> Exception:
     ],
 )  # fmt: skip
 def test_what_the_hub_refuses_is_said_in_words_and_ends_it(
-    program: ModuleType, hub: Hub, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
+    program: ModuleType, hub: Hub, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
 ) -> None:
     hub.fails, hub.files = {"acme/tiny": error}, {"model:later": ("a",)}
-    assert run(program, monkeypatch, "model:acme/tiny", "model:later").startswith(words)
+    assert run(program, monkeypatch, "model:acme/tiny", "model:later").startswith(message)
     assert hub.ignored == {}
 
 

@@ -337,7 +337,7 @@ def test_a_tool_that_the_image_lacks_says_nothing_about_the_device(devices: Devi
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [
         ("echo 'Failed to initialize NVML: Unknown Error'; exit 255", "`Failed to initialize NVML: Unknown Error`"),
         (f"echo 'Unable to determine the device handle for gpu 0000:18:00.0: Unknown Error'; {GPU}", "0000:18:00.0"),
@@ -346,13 +346,13 @@ def test_a_tool_that_the_image_lacks_says_nothing_about_the_device(devices: Devi
     ],
 )
 def test_a_tool_that_does_not_list_every_device_is_quoted_with_the_remedy(
-    devices: Devices, script: str, said: str
+    devices: Devices, script: str, message: str
 ) -> None:
     devices.given("nvidia:2", "nvidia0", "nvidia1")
     devices.tool("nvidia-smi", script)
     reason = devices.reason()
     assert reason.startswith("device lost: ")
-    assert said in reason
+    assert message in reason
     assert "`labctl up`" in reason
     assert "\n" not in reason
 
@@ -536,10 +536,10 @@ def test_secret_variables_come_along(session: Session) -> None:
     assert session.values("PLAIN", "API_KEY") == [b"1", b"a'b $(id)"]
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_keras_finds_what_is_kept_below_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+@pytest.mark.parametrize("exists", [True, False])
+def test_keras_finds_what_is_kept_below_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool) -> None:
     kept = tmp_path / "cache/keras"
-    if there:
+    if exists:
         kept.mkdir(parents=True)
     (tmp_path / "home").mkdir()
     monkeypatch.setattr(labnode, "HOME", tmp_path / "home")
@@ -581,7 +581,7 @@ def test_a_restarted_container_registers_its_user_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "out", "err"),
+    ("command", "code", "out", "err"),
     [
         (("echo", "a  b"), 0, "a  b\n", ""),
         (("sh", "-c", "exit 7"), 7, "", ""),
@@ -589,8 +589,8 @@ def test_a_restarted_container_registers_its_user_once(tmp_path: Path) -> None:
         ((), 1, "", "usage: docker run IMAGE COMMAND [ARGS...]; `labctl up` starts nodes\n"),
     ],
 )
-def test_an_image_runs_a_command_in_place_of_a_node(words: tuple[str, ...], code: int, out: str, err: str) -> None:
+def test_an_image_runs_a_command_in_place_of_a_node(command: tuple[str, ...], code: int, out: str, err: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-I", SOURCE, "start", *words], capture_output=True, text=True, check=False, timeout=LIMIT
+        [sys.executable, "-I", SOURCE, "start", *command], capture_output=True, text=True, check=False, timeout=LIMIT
     )
     assert (done.returncode, done.stdout, done.stderr) == (code, out, err)

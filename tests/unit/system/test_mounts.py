@@ -10,7 +10,7 @@ from labctl.system.mounts import mounted_at
 
 
 @pytest.mark.parametrize(
-    ("stands", "there"),
+    ("stands", "path_inside"),
     [
         ("lab/workloads", "/workspace/workloads"),
         ("lab/workloads/opt/deep", "/workspace/workloads/opt/deep"),
@@ -20,13 +20,13 @@ from labctl.system.mounts import mounted_at
     ],
     ids=["a mount itself", "below a mount", "the mount nearest to it", "above the mounts", "a name that begins alike"],
 )
-def test_a_directory_is_found_by_the_mount_that_holds_it(tmp_path: Path, stands: str, there: str | None) -> None:
+def test_a_directory_is_found_by_the_mount_that_holds_it(tmp_path: Path, stands: str, path_inside: str | None) -> None:
     mounts = [
         (str(tmp_path / "lab/workloads"), "/workspace/workloads"),
         (str(tmp_path / "lab/workloads/opt/cache"), "/workspace/.cache"),
         (str(tmp_path / "lab/runs"), "/workspace/runs"),
     ]
-    assert mounted_at(tmp_path / stands, mounts) == there
+    assert mounted_at(tmp_path / stands, mounts) == path_inside
 
 
 def test_a_mount_named_through_a_link_holds_what_it_leads_to(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_two_precisions_at_once_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('{\n  "train_batch_size": 80,\n}', "ds.json:2: not JSON: a comma before the closing bracket"),
         ('{"a": 1', "ds.json:1: not JSON"),
@@ -107,10 +107,10 @@ def test_two_precisions_at_once_are_refused() -> None:
         ("", "ds.json:1: not JSON"),
     ],
 )
-def test_a_file_that_is_not_json_says_where(text: str, said: str) -> None:
+def test_a_file_that_is_not_json_says_where(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         deepspeed_config.parse(text, "ds.json")
-    assert caught.value.message.startswith(said)
+    assert caught.value.message.startswith(message)
 
 
 def test_a_key_that_is_given_twice_is_refused() -> None:

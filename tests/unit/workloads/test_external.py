@@ -171,7 +171,7 @@ def test_it_is_told_a_jobs_name_the_hostfile_and_where_its_log_goes() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "options",
     [
         request.RunOptions(rehearse=True),
         request.RunOptions(arguments=(("max_steps", "5"),)),
@@ -180,10 +180,10 @@ def test_it_is_told_a_jobs_name_the_hostfile_and_where_its_log_goes() -> None:
     ],
     ids=["rehearse", "set", "deepspeed", "launcher"],
 )
-def test_a_script_with_everything_written_in_it_takes_no_changes(asked: request.RunOptions, tmp_path: Path) -> None:
+def test_a_script_with_everything_written_in_it_takes_no_changes(options: request.RunOptions, tmp_path: Path) -> None:
     loaded = settings.load(tmp_path, {"HOST_REPO_PATH": str(DSCHAT)}, {})
     with pytest.raises(ConfigError, match=r"^dschat/run_opt-13b "):
-        request.choose_workload(ROOT, "dschat/run_opt-13b", asked, loaded)
+        request.choose_workload(ROOT, "dschat/run_opt-13b", options, loaded)
 
 
 def test_a_gaudi_example_is_started_itself_and_rehearsed_by_a_check() -> None:
@@ -298,23 +298,24 @@ def test_a_script_finds_the_labs_deepspeed_and_its_own_words_come_last(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("words", "critic"), [((), "--critic  --"), (("mine", "yours"), "--critic yours --"), (("mine",), "--critic  --")]
+    ("arguments", "critic"),
+    [((), "--critic  --"), (("mine", "yours"), "--critic yours --"), (("mine",), "--critic  --")],
 )
 def test_a_script_of_a_step_begins_in_its_folder_and_what_it_keeps_in_a_file_is_said(
-    tmp_path: Path, words: tuple[str, ...], critic: str
+    tmp_path: Path, arguments: tuple[str, ...], critic: str
 ) -> None:
     stage = Stage.make(tmp_path, deepspeed='echo "called: $*"; echo "in $PWD with $PYTHONPATH"; exit 3')
     path = tmp_path / "DeepSpeedExamples" / external.DSCHAT.scripts / STEP
     path.parent.mkdir(parents=True)
     path.write_text(OF_STEP)
-    done = stage.start(STEP.removesuffix(".sh"), *words)
+    done = stage.start(STEP.removesuffix(".sh"), *arguments)
     assert done.returncode == 3, done.stderr
     called, where = done.stdout.splitlines()
     chat = path.parents[5]
     assert where == f"in {chat}/training/step3_rlhf_finetuning with {chat}"
     assert called.startswith(f"called: --num_nodes 1 --hostfile {tmp_path}/run/hostfile --force_multi ")
     assert f"{critic}output_dir {tmp_path}/run/output" in called
-    assert f"--actor_model_name_or_path {words[0] if words else 'facebook/opt-1.3b'} " in called
+    assert f"--actor_model_name_or_path {arguments[0] if arguments else 'facebook/opt-1.3b'} " in called
 
 
 def test_its_log_begins_with_the_hostfile(tmp_path: Path) -> None:
@@ -365,12 +366,12 @@ def test_a_file_of_variables_that_is_not_there_is_an_error_that_names_it(tmp_pat
     assert "start.sh: DS_ENV_FILE: cannot read /nowhere/mine.env" in done.stdout
 
 
-@pytest.mark.parametrize(("there", "where"), [(True, "transformers"), (False, "hub")], ids=["there", "new"])
+@pytest.mark.parametrize(("exists", "where"), [(True, "transformers"), (False, "hub")], ids=["there", "new"])
 def test_models_are_in_the_clones_cache_where_there_is_one_and_else_in_the_hubs(
-    tmp_path: Path, there: bool, where: str
+    tmp_path: Path, exists: bool, where: str
 ) -> None:
     stage = Stage.make(tmp_path)
-    if there:
+    if exists:
         (tmp_path / "huggingface/transformers").mkdir(parents=True)
     stage.script('touch "$HF_HUB_CACHE/model"')
     assert stage.start("mine").returncode == 0

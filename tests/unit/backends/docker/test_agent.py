@@ -192,10 +192,10 @@ def test_a_launcher_that_could_not_be_entered_is_entered_again() -> None:
     assert early.told == []
 
 
-@pytest.mark.parametrize(("followed", "said"), [(1.0, False), (30.0, True)])
-def test_a_run_whose_labctl_is_gone_says_when_it_ends(followed: float, said: bool) -> None:
+@pytest.mark.parametrize(("followed", "reported"), [(1.0, False), (30.0, True)])
+def test_a_run_whose_labctl_is_gone_says_when_it_ends(followed: float, reported: bool) -> None:
     run = ActiveRun(id="r0", nodes=("worker-0",), state="running", order=1.0, patience=120, followed=followed)
-    assert ("its labctl is gone and it ends in 90 s" in since(run)) == said
+    assert ("its labctl is gone and it ends in 90 s" in since(run)) == reported
 
 
 def test_an_error_of_who_is_handed_the_lines_is_not_taken_for_a_broken_connection() -> None:

@@ -45,7 +45,7 @@ def hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Doc
 
 
 @pytest.mark.parametrize(
-    ("act", "what"),
+    ("act", "description"),
     [
         (
             lambda engine: engine.apply("blue", "labctl-demo", (Path("compose.yml"),)),
@@ -57,9 +57,9 @@ def hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Doc
     ],
 )
 def test_what_a_daemon_never_gets_done_ends_with_the_hosts_name(
-    hang: Callable[[str], DockerEngine], act: Callable[[Any], None], what: str
+    hang: Callable[[str], DockerEngine], act: Callable[[Any], None], description: str
 ) -> None:
-    with pytest.raises(HostError, match=f"blue: `{what}` timed out after") as caught:
+    with pytest.raises(HostError, match=f"blue: `{description}` timed out after") as caught:
         act(hang(ENDLESS))
     assert (caught.value.node, "restart docker" in caught.value.hint) == ("blue", True)
 
@@ -320,7 +320,7 @@ def test_a_daemon_that_has_no_addresses_left_says_so_with_404(over_tcp: DockerEn
 
 
 @pytest.mark.parametrize(
-    ("address", "said"),
+    ("address", "message"),
     [
         ("unix:///nowhere/docker.sock", "No such file or directory (DOCKER_HOST=unix:///nowhere/docker.sock)"),
         ("tcp://127.0.0.1:1", "Connection refused (DOCKER_HOST=tcp://127.0.0.1:1)"),
@@ -329,10 +329,10 @@ def test_a_daemon_that_has_no_addresses_left_says_so_with_404(over_tcp: DockerEn
     ],
 )
 def test_an_engine_that_is_not_there_is_said_with_the_reason(
-    address: str, said: str, monkeypatch: pytest.MonkeyPatch
+    address: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", address)
-    with pytest.raises(HostError, match=f"^Docker Engine does not answer: {re.escape(said)}$") as caught:
+    with pytest.raises(HostError, match=f"^Docker Engine does not answer: {re.escape(message)}$") as caught:
         DockerEngine().versions()
     assert caught.value.hint == "unset DOCKER_HOST"
 
@@ -454,7 +454,7 @@ def test_errors_of_several_services_are_all_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "Error starting userland proxy: listen tcp4 127.0.0.1:6006: bind: address already in use",
         "Bind for 127.0.0.1:6006 failed: port is already allocated",
@@ -462,7 +462,7 @@ def test_errors_of_several_services_are_all_shown() -> None:
         "failed to bind host port 127.0.0.1:6006/tcp: address already in use",
     ],
 )
-def test_a_port_in_use_is_said_with_what_to_change(said: str) -> None:
-    error = DockerEngine()._failed("docker compose up", 1, said, 60)
+def test_a_port_in_use_is_said_with_what_to_change(message: str) -> None:
+    error = DockerEngine()._failed("docker compose up", 1, message, 60)
     assert error.message == "port 6006 of 127.0.0.1 is in use"
     assert "LAB_PORTS" in error.hint

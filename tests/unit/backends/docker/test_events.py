@@ -90,7 +90,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "INTERVAL", 0.01)
 
 
-def heard(daemon: Daemon) -> list[tuple[str, str, str]]:
+def losses_of(daemon: Daemon) -> list[tuple[str, str, str]]:
     engine: Any = DockerEngine()
     engine._api = daemon.api
     return [(node, str(cause), message) for node, cause, message in engine.events("demo")]
@@ -104,16 +104,16 @@ BUSY = HostError("Docker Engine does not answer: timed out")
 
 
 def test_deaths_and_lack_of_memory_are_told_in_order() -> None:
-    losses = heard(Daemon(("worker-0", "oom"), ("worker-1", "die")))
+    losses = losses_of(Daemon(("worker-0", "oom"), ("worker-1", "die")))
     assert losses == [("worker-0", "out-of-memory", "container ran out of memory"), DIED]
 
 
 def test_what_befalls_containers_of_others_is_not_told() -> None:
-    assert heard(Daemon(("theirs", "die"), ("theirs", "disconnect"), ("worker-1", "die"))) == [DIED]
+    assert losses_of(Daemon(("theirs", "die"), ("theirs", "disconnect"), ("worker-1", "die"))) == [DIED]
 
 
 def test_a_container_that_ends_is_not_told_as_disconnected() -> None:
-    assert heard(Daemon(("worker-0", "disconnect"), ("worker-0", "die"))) == [("worker-0", *DIED[1:])]
+    assert losses_of(Daemon(("worker-0", "disconnect"), ("worker-0", "die"))) == [("worker-0", *DIED[1:])]
 
 
 def test_a_container_that_was_disconnected_and_lives_is_lost_to_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,34 +170,34 @@ def test_events_end_where_the_connection_is_lost(lost: Exception) -> None:
 
 
 def test_a_check_that_names_a_loss_is_told_once() -> None:
-    assert heard(Daemon(UNHEALTHY, checks=(LOST,))) == [GONE]
+    assert losses_of(Daemon(UNHEALTHY, checks=(LOST,))) == [GONE]
 
 
 def test_a_check_that_was_only_too_slow_is_no_loss() -> None:
-    assert heard(Daemon(UNHEALTHY, checks=(SLOW, SLOW, SLOW))) == []
+    assert losses_of(Daemon(UNHEALTHY, checks=(SLOW, SLOW, SLOW))) == []
 
 
 def test_a_loss_after_a_check_that_was_too_slow_is_told() -> None:
-    assert heard(Daemon(UNHEALTHY, checks=(SLOW, SLOW, LOST))) == [GONE]
+    assert losses_of(Daemon(UNHEALTHY, checks=(SLOW, SLOW, LOST))) == [GONE]
 
 
 def test_a_node_that_was_unhealthy_before_and_is_lost_later_is_told() -> None:
-    assert heard(Daemon(checks=(SLOW, SLOW, SLOW, LOST), status="unhealthy")) == [GONE]
+    assert losses_of(Daemon(checks=(SLOW, SLOW, SLOW, LOST), status="unhealthy")) == [GONE]
 
 
 def test_a_daemon_that_does_not_answer_ends_no_watch() -> None:
-    losses = heard(Daemon(UNHEALTHY, ("worker-1", "die"), checks=(BUSY, BUSY, LOST)))
+    losses = losses_of(Daemon(UNHEALTHY, ("worker-1", "die"), checks=(BUSY, BUSY, LOST)))
     assert sorted(losses) == [GONE, DIED]
 
 
 def test_a_daemon_that_does_not_answer_at_first_ends_no_watch() -> None:
-    assert heard(Daemon(("worker-1", "die"), checks=(BUSY,), status="unhealthy")) == [DIED]
+    assert losses_of(Daemon(("worker-1", "die"), checks=(BUSY,), status="unhealthy")) == [DIED]
 
 
 def test_a_node_that_is_healthy_again_is_not_asked_about_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "INTERVAL", LIMIT)
     daemon = Daemon(UNHEALTHY, HEALTHY, ("worker-1", "die"), checks=(SLOW,))
-    assert heard(daemon) == [DIED]
+    assert losses_of(daemon) == [DIED]
     assert daemon.asked == 1
 
 
@@ -206,7 +206,7 @@ def test_a_node_that_is_healthy_again_is_not_asked_about_any_more(monkeypatch: p
     [b"[]", b"{}", b"7", b"[" * 100_000, b'{"Actor": {"Attributes": 7}}', b"x" * 3_000_000, b'{"Actor": null}'],
 )
 def test_what_is_no_event_ends_the_watch_without_a_word(odd: bytes, capsys: pytest.CaptureFixture[str]) -> None:
-    assert heard(Daemon(("worker-1", "die"), odd, ("worker-1", "die"))) == [DIED]
+    assert losses_of(Daemon(("worker-1", "die"), odd, ("worker-1", "die"))) == [DIED]
     assert capsys.readouterr().err == ""
 
 

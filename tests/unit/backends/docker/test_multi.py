@@ -22,8 +22,8 @@ from labctl.model import Cause
 class Way(Connection):
     """A broken connection that can be reopened, if allowed."""
 
-    def __init__(self, said: str, *, comes_back: bool = True) -> None:
-        self.said, self.comes_back = said, comes_back
+    def __init__(self, message: str, *, comes_back: bool = True) -> None:
+        self.said, self.comes_back = message, comes_back
 
     def why_lost(self) -> str:
         return self.said
@@ -91,7 +91,7 @@ def test_a_host_that_the_others_do_not_hear_either_is_lost() -> None:
 
 
 @pytest.mark.parametrize(
-    "others",
+    "daemons",
     [
         (other("silent"), other("heard", host="h3")),
         (other(state="exited"),),
@@ -100,7 +100,7 @@ def test_a_host_that_the_others_do_not_hear_either_is_lost() -> None:
     ],
     ids=["one of them hears it", "they cannot be asked", "they miss it for a moment", "there are none"],
 )
-def test_a_host_that_another_hears_or_none_can_be_asked_about_is_not_lost(others: tuple[FakeBackend, ...]) -> None:
+def test_a_host_that_another_hears_or_none_can_be_asked_about_is_not_lost(daemons: tuple[FakeBackend, ...]) -> None:
     died: tuple[str, Cause, str] = ("worker-0", "node-lost", "container died with exit code 1")
     way = Way(LOST, comes_back=False)
     tries = itertools.count()
@@ -110,7 +110,7 @@ def test_a_host_that_another_hears_or_none_can_be_asked_about_is_not_lost(others
         Way.reconnect(way, seconds)
 
     way.reconnect = reconnect  # type: ignore[method-assign]
-    assert first_told(Listened("h1", way, died), *others) == died
+    assert first_told(Listened("h1", way, died), *daemons) == died
 
 
 def test_a_node_that_refuses_twice_is_told_of_and_a_host_that_dies_meanwhile_is_lost() -> None:

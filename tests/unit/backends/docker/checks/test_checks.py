@@ -353,11 +353,11 @@ def test_what_may_not_be_looked_at_is_not_said_to_be_missing(
 
 
 @pytest.mark.parametrize("image", ["labctl/cpu", "labctl/packages:0123456789ab"])
-@pytest.mark.parametrize(("there", "level"), [("sha256:1111", "warn"), (None, "error")])
+@pytest.mark.parametrize(("image_id", "level"), [("sha256:1111", "warn"), (None, "error")])
 def test_what_only_a_build_needs_stops_only_a_lab_without_its_image(
-    examined: Callable[..., CheckContext], there: str | None, level: str, image: str
+    examined: Callable[..., CheckContext], image_id: str | None, level: str, image: str
 ) -> None:
-    planted = Engine(observed=ObservedState(image=there))
+    planted = Engine(observed=ObservedState(image=image_id))
     lab = replace(builders.lab(), image=image)
     examination = examined(lab, env="LAB_CA_CERTIFICATES=/nonexistent/ca.crt\n", told=planted)
     (finding,) = host.certificates(examination)
@@ -368,13 +368,15 @@ def test_what_only_a_build_needs_stops_only_a_lab_without_its_image(
 
 
 @pytest.mark.parametrize(
-    ("seconds", "seen"), [(0, None), (3, None), (-3, None), (90, "90 s ahead"), (-90, "90 s behind")]
+    ("seconds", "summary"), [(0, None), (3, None), (-3, None), (90, "90 s ahead"), (-90, "90 s behind")]
 )
-def test_a_clock_that_is_off_is_told_of(examined: Callable[..., CheckContext], seconds: int, seen: str | None) -> None:
+def test_a_clock_that_is_off_is_told_of(
+    examined: Callable[..., CheckContext], seconds: int, summary: str | None
+) -> None:
     theirs = time.strftime("%Y-%m-%dT%H:%M:%S.5Z", time.gmtime(time.time() + seconds))
     (finding,) = engine.clock(examined(told=Engine(SystemTime=theirs)))
-    assert (finding.level == "ok") == (seen is None)
-    assert (seen or "") in finding.summary
+    assert (finding.level == "ok") == (summary is None)
+    assert (summary or "") in finding.summary
 
 
 @pytest.mark.parametrize(
@@ -637,20 +639,20 @@ def test_what_gaudi_asks_of_a_host_is_read_off_the_kernel(
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("text", "expected"),
     [("quiet", []), ("intel_iommu=on iommu=pt", []), ("quiet intel_iommu=on", ["LAB-GAUDI-003"])],
 )
 def test_an_iommu_that_translates_is_told_of_on_a_host_with_gaudis(
-    examined: Callable[..., CheckContext], words: str, expected: list[str]
+    examined: Callable[..., CheckContext], text: str, expected: list[str]
 ) -> None:
     examination = examined(with_devices("habana"))
     (Path(str(examination.root)) / "proc").mkdir(parents=True)
-    (Path(str(examination.root)) / "proc/cmdline").write_text(words)
+    (Path(str(examination.root)) / "proc/cmdline").write_text(text)
     assert wrong(finding for finding in devices.vendor_host(examination) if finding.code == "LAB-GAUDI-003") == expected
 
 
 @pytest.mark.parametrize(
-    ("out", "err", "code", "seen", "level"),
+    ("out", "err", "code", "summary", "level"),
     [
         ("a banner\ntorch 2\n", "", 0, "torch counts 2 devices", "ok"),
         ("tensorflow 2\n", "", 0, "tensorflow counts 2 devices", "ok"),
@@ -661,11 +663,11 @@ def test_an_iommu_that_translates_is_told_of_on_a_host_with_gaudis(
     ],
 )
 def test_a_node_s_framework_must_count_the_devices_it_was_given(
-    examined: Callable[..., CheckContext], out: str, err: str, code: int, seen: str, level: str
+    examined: Callable[..., CheckContext], out: str, err: str, code: int, summary: str, level: str
 ) -> None:
     planted = Engine(out=out, err=err, code=code)
     (finding,) = devices.framework_count(examined(with_devices("intel"), told=planted), builders.container("worker-0"))
-    assert seen in finding.summary
+    assert summary in finding.summary
     assert finding.level == level
 
 
@@ -680,7 +682,7 @@ def test_devices_are_not_counted_while_a_run_has_them_nor_beyond_their_time(
 
 
 @pytest.mark.parametrize(
-    ("image", "asked", "level", "fix"),
+    ("image", "setting", "level", "fix"),
     [
         ("labctl/cpu", "", "warn", "labctl build"),
         ("labctl/packages:0123456789ab", "", "warn", "labctl build"),
@@ -690,10 +692,10 @@ def test_devices_are_not_counted_while_a_run_has_them_nor_beyond_their_time(
     ],
 )
 def test_an_image_that_is_not_found_is_built_made_or_pulled(
-    examined: Callable[..., CheckContext], image: str, asked: str, level: str, fix: str
+    examined: Callable[..., CheckContext], image: str, setting: str, level: str, fix: str
 ) -> None:
     lab = replace(builders.lab(), image=image)
-    (finding,) = engine.image(examined(lab, env=f"LAB_IMAGE={asked}\n" if asked else ""))
+    (finding,) = engine.image(examined(lab, env=f"LAB_IMAGE={setting}\n" if setting else ""))
     assert (finding.code, finding.level, finding.fix.startswith(fix)) == ("LAB-IMAGE-001", level, True)
 
 

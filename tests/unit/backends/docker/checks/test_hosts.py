@@ -149,16 +149,16 @@ class Elsewhere(Shell):
         return super().run(script, *elsewhere, timeout=timeout, check=check)
 
 
-@pytest.mark.parametrize(("there", "level"), [(Shell("h2"), "ok"), (Elsewhere("h2"), "error")])
+@pytest.mark.parametrize(("connection", "level"), [(Shell("h2"), "ok"), (Elsewhere("h2"), "error")])
 def test_a_directory_that_hosts_are_said_to_share_is_looked_for_there(
-    second: Callable[..., CheckContext], tmp_path: Path, there: Shell, level: str
+    second: Callable[..., CheckContext], tmp_path: Path, connection: Shell, level: str
 ) -> None:
     plain = second()
     shared = plain.settings.with_value("LAB_SHARED_DIR", str(tmp_path), origin=".env:2")
     assert list(hosts.shared_directory(plain)) == []
     (tmp_path / ".env").write_text(f"LAB_HOSTS=hosts.txt\nLAB_SHARED_DIR={tmp_path}\n")
     before = sorted(tmp_path.iterdir())
-    (finding,) = hosts.shared_directory(replace(plain, connection=cast(Connection, there), settings=shared))
+    (finding,) = hosts.shared_directory(replace(plain, connection=cast(Connection, connection), settings=shared))
     assert (finding.level, str(tmp_path) in finding.summary, sorted(tmp_path.iterdir())) == (level, True, before)
 
 

@@ -40,7 +40,7 @@ def refused(ranks: int, directory: Path, *names: str) -> Lab:
     return replace(base, limits=replace(base.limits, nofile=None))
 
 
-def asked(lab: Lab, *daemons: Allowing) -> Lab:
+def with_limits(lab: Lab, *daemons: Allowing) -> Lab:
     """Return the lab with the limits of its hosts' daemons."""
     for host, daemon in zip(lab.hosts, daemons, strict=True):
         capabilities.ask_files(lab, host.name, cast(Capabilities, daemon))
@@ -73,20 +73,20 @@ def test_thirty_two_nodes_of_eight_are_the_most_for_which_nobody_is_asked(tmp_pa
     assert capabilities.lacks_files(many)
     # Nothing is known of a daemon that was never asked.
     assert capabilities.with_files(many).limits.nofile is None
-    assert [asked(many, daemon).limits.nofile, asked(many, daemon).limits.nofile] == [4096, 4096]
+    assert [with_limits(many, daemon).limits.nofile, with_limits(many, daemon).limits.nofile] == [4096, 4096]
     assert daemon.asked == 1
 
 
 def test_the_host_that_allows_least_decides(tmp_path: Path) -> None:
     lab = refused(512, tmp_path, "a", "b")
-    assert asked(lab, Allowing(4096), Allowing(2048)).limits.nofile == 2048
+    assert with_limits(lab, Allowing(4096), Allowing(2048)).limits.nofile == 2048
 
 
 def test_ranks_that_run_out_of_files_are_refused_with_the_numbers(tmp_path: Path) -> None:
     lab = refused(512, tmp_path)
-    capabilities.require_files(asked(lab, Allowing(2112)))
+    capabilities.require_files(with_limits(lab, Allowing(2112)))
     with pytest.raises(HostError, match=r"512 ranks take 2112 open files .* may have 1024") as caught:
-        capabilities.require_files(asked(replace(lab, directory=tmp_path / "b"), Allowing(1024)))
+        capabilities.require_files(with_limits(replace(lab, directory=tmp_path / "b"), Allowing(1024)))
     assert "LAB_NOFILE" in caught.value.hint
 
 

@@ -138,8 +138,8 @@ class EngineHere(FakeBackend):
         return self.images.get(image, {})
 
 
-def here(context: Context, found: dict[str, dict[str, str]]) -> Cluster:
-    engine = EngineHere(found)
+def here(context: Context, images_here: dict[str, dict[str, str]]) -> Cluster:
+    engine = EngineHere(images_here)
     return replace(cluster_of(context, engine), daemons=cast(dict[str, DockerEngine], {HERE: engine}))
 
 
@@ -148,7 +148,7 @@ def current() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("found", "first"),
+    ("images_here", "first"),
     [
         ({}, ", and first labctl/cpu, which is not found"),
         ({"labctl/cpu": {catalog.INPUTS_LABEL: "of other files"}}, ", and first labctl/cpu, which is out of date"),
@@ -156,10 +156,10 @@ def current() -> dict[str, str]:
     ],
 )
 def test_the_plan_says_the_image_below_the_packages_where_that_is_built_too(
-    tmp_path: Path, found: dict[str, dict[str, str]], first: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, images_here: dict[str, dict[str, str]], first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = at(tmp_path, LAB_PACKAGES="nltk")
-    cluster = here(context, found)
+    cluster = here(context, images_here)
     ((step,), _) = images.plan_images(context, cluster, ObservedState())
     assert step.words == f"build image {cluster.image}{first}"
     # With hosts it is this machine's engine that builds.
@@ -167,7 +167,7 @@ def test_the_plan_says_the_image_below_the_packages_where_that_is_built_too(
     monkeypatch.setattr(distribute, "preview", lambda image, *_: f"build image {image} here and send it to h1, h2")
     monkeypatch.setattr(images, "image_targets", lambda *_: None)
     monkeypatch.setattr(images, "require_buildable", lambda _: None)
-    monkeypatch.setattr(images, "DockerEngine", lambda: EngineHere(found))
+    monkeypatch.setattr(images, "DockerEngine", lambda: EngineHere(images_here))
     ((step,), _) = images.plan_images(context, on_hosts(context), ObservedState())
     assert step.words == f"build image {cluster.image} here and send it to h1, h2{first}"
 

@@ -130,7 +130,7 @@ def test_who_works_in_its_directory_has_a_lab_on_hosts_under_whatever_name(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("listed", "left", "former"),
+    ("listed", "remaining", "former"),
     [
         ({"h1": "X"}, [], ()),
         ({"h1": ""}, [], ()),
@@ -143,10 +143,10 @@ def test_who_works_in_its_directory_has_a_lab_on_hosts_under_whatever_name(tmp_p
     ],
 )
 def test_a_machine_that_has_nodes_is_known_whatever_it_is_called_now(
-    tmp_path: Path, listed: dict[str, str], left: list[str], former: tuple[str, ...]
+    tmp_path: Path, listed: dict[str, str], remaining: list[str], former: tuple[str, ...]
 ) -> None:
     ledger.note(tmp_path, "h1", "X")
-    assert [host.host for host in ledger.left_over(tmp_path, listed)] == left
+    assert [host.host for host in ledger.left_over(tmp_path, listed)] == remaining
     assert ledger.former(tmp_path, listed).get("h2", ()) == former
     assert ledger.records(tmp_path, {"h2": "Y"}) == {"h2": ()}
     assert ledger.records(tmp_path, {"h2": "X"}) == {"h2": (ledger.DeployedHost("h1", "X").path,)}
@@ -235,23 +235,23 @@ def test_an_up_that_changes_nothing_does_not_mind_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("there", "reason", "hint"),
+    ("local_images", "reason", "hint"),
     [
         ((), "which is not found", "labctl build --workload hello && labctl up --workload hello"),
         (("labctl/horovod",), "which the lab does not run", "labctl up --workload hello"),
     ],
 )
-def test_the_image_that_a_workload_needs_is_offered(there: tuple[str, ...], reason: str, hint: str) -> None:
-    requests: list[str] = []
+def test_the_image_that_a_workload_needs_is_offered(local_images: tuple[str, ...], reason: str, hint: str) -> None:
+    questions: list[str] = []
 
     def agree(question: str) -> bool:
-        requests.append(question)
+        questions.append(question)
         return True
 
-    exists = "labctl/horovod" in there
+    exists = "labctl/horovod" in local_images
     task = workload(image="horovod")
     images.confirm_image(task, "labctl/horovod", exists, agree)
-    assert reason in requests[0]
+    assert reason in questions[0]
     for ask in (None, lambda _: False):
         with pytest.raises(HostError, match=f"hello needs image labctl/horovod, {reason}") as caught:
             images.confirm_image(task, "labctl/horovod", exists, ask)

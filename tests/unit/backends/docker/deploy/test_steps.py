@@ -89,9 +89,9 @@ def test_an_agent_that_ends_without_a_word_is_told_by_its_code() -> None:
     assert caught.value.hint == "labctl status; labctl logs launcher"
 
 
-@pytest.mark.parametrize("said", ["", "\n \n"])
-def test_silence_is_a_reason_too(said: str) -> None:
-    assert ssh_errors.ssh_reason(said) == "no answer"
+@pytest.mark.parametrize("message", ["", "\n \n"])
+def test_silence_is_a_reason_too(message: str) -> None:
+    assert ssh_errors.ssh_reason(message) == "no answer"
 
 
 NODES = ("worker-0", "worker-1")

@@ -415,7 +415,7 @@ def test_what_labctl_built_under_a_persons_tag_it_builds_again(
 
 
 @pytest.mark.parametrize(
-    ("asked", "image", "tag"),
+    ("setting", "image", "tag"),
     [
         ("", "cpu", "labctl/cpu"),
         ("mine:1", "cpu", "mine:1"),
@@ -423,11 +423,11 @@ def test_what_labctl_built_under_a_persons_tag_it_builds_again(
     ],
 )
 def test_which_image_is_built_under_which_name(
-    asked: str, image: str, tag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setting: str, image: str, tag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[BuildRequest] = []
     monkeypatch.setattr(build, "build", lambda request, _: built.append(request))
-    flags = {"LAB_ACCELERATOR": "cpu", "LAB_IMAGE": asked}
+    flags = {"LAB_ACCELERATOR": "cpu", "LAB_IMAGE": setting}
     context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags=flags)
     prepare.build_image(context, cluster_of(context))
     assert [(request.image, request.tag) for request in built] == [(image, tag)]

@@ -434,21 +434,21 @@ def test_hosts_that_pulled_different_images_are_told_apart(rack: Rack) -> None:
 
 
 def test_a_dry_run_tells_what_would_be_brought_to_hosts(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
-    def said(image: str, how: str) -> str:
+    def summary(image: str, how: str) -> str:
         return distribute.preview(image, how, fleet_of(hosts))
 
     hosts = rack.hosts("h1", "h2", "h3")
     rack.hand_out(rack.archive(BASE), {"h1": hosts["h1"]})
     (record,) = (json.loads(path.read_text()) for path in hosts["h1"].engine.glob("*.json"))
     monkeypatch.setattr(local, "described", lambda _: {**record, "Size": 2_284_984_296})
-    assert said(NAME, "send") == f"send image {NAME} (2.3 GB or less) to h2, h3"
-    assert said(NAME, "pull") == f"pull image {NAME} on h2, h3"
-    assert said(NAME, "build") == f"build image {NAME} on h2, h3"
+    assert summary(NAME, "send") == f"send image {NAME} (2.3 GB or less) to h2, h3"
+    assert summary(NAME, "pull") == f"pull image {NAME} on h2, h3"
+    assert summary(NAME, "build") == f"build image {NAME} on h2, h3"
     monkeypatch.setattr(local, "described", lambda _: None)
-    assert said("labctl/cpu", "send") == "build image labctl/cpu here and send it to h1, h2, h3"
-    assert said("far.example/node:1", "send") == "pull image far.example/node:1 on h1, h2, h3"
+    assert summary("labctl/cpu", "send") == "build image labctl/cpu here and send it to h1, h2, h3"
+    assert summary("far.example/node:1", "send") == "pull image far.example/node:1 on h1, h2, h3"
     rack.hand_out(rack.archive(BASE), hosts)
-    assert said(NAME, "send") == ""
+    assert summary(NAME, "send") == ""
     assert sum(len(host.staged) for host in hosts.values()) == 0
 
 

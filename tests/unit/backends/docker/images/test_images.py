@@ -266,11 +266,11 @@ def test_an_image_of_another_release_than_the_driver(driver: str, image: str, di
         assert driver in why
 
 
-@pytest.mark.parametrize("said", ["1.22.0-740\n", "1.22.0", "v1.22.0-97a5f6b"])
-def test_the_driver_is_known_without_habanas_tools(tmp_path: Path, said: str) -> None:
+@pytest.mark.parametrize("output", ["1.22.0-740\n", "1.22.0", "v1.22.0-97a5f6b"])
+def test_the_driver_is_known_without_habanas_tools(tmp_path: Path, output: str) -> None:
     path = tmp_path / "sys/module/habanalabs/version"
     path.parent.mkdir(parents=True)
-    path.write_text(said)
+    path.write_text(output)
     assert habana.installed_release(tmp_path) == "1.22.0"
 
 

@@ -49,7 +49,7 @@ def refuse() -> None:
     raise HostError("cannot start a container: not done within 120 s", hint="labctl doctor")
 
 
-def told(number: int, gpus: tuple[int, ...]) -> facts.HostDump:
+def dump(number: int, gpus: tuple[int, ...]) -> facts.HostDump:
     return facts.HostDump(
         f"h{number}",
         facts={
@@ -83,7 +83,7 @@ def opened(context: Context) -> Open:
             engine=MultiHostEngine(cast(dict[str, FakeBackend], daemons), {}),
             daemons=cast(dict[str, DockerEngine], daemons),
             inventory=tuple(InventoryHost(name=name) for name in NAMES),
-            dumps={name: told(number, gpus[number] if gpus else ()) for number, name in enumerate(NAMES)},
+            dumps={name: dump(number, gpus[number] if gpus else ()) for number, name in enumerate(NAMES)},
         )
 
     return make
@@ -187,10 +187,10 @@ def test_down_forgets_the_hosts_that_have_nothing_any_more(
     assert [host.host for host in ledger.left_over(context.directory, {})] == ["h1"]
 
 
-@pytest.mark.parametrize(("gone", "asked"), [("", True), ("launcher", False), ("worker_1", False)])
-def test_only_a_lab_that_is_running_is_asked_over_ssh_meanwhile(opened: Open, gone: str, *, asked: bool) -> None:
+@pytest.mark.parametrize(("gone", "over_ssh"), [("", True), ("launcher", False), ("worker_1", False)])
+def test_only_a_lab_that_is_running_is_asked_over_ssh_meanwhile(opened: Open, gone: str, *, over_ssh: bool) -> None:
     connected = opened()
     changes = {gone: {"state": "exited"}} if gone else {}
     nodes = tuple(builders.node(number, host=name) for number, name in enumerate(NAMES))
     of = builders.lab(nodes, hosts=tuple(builders.host(name=name) for name in NAMES))
-    assert bool(connected.begin_reach(builders.observed(of, **changes))) == asked
+    assert bool(connected.begin_reach(builders.observed(of, **changes))) == over_ssh
