@@ -65,12 +65,12 @@ def test_an_engine_without_any_way_for_nvidia_is_refused_with_what_mends_it(
 
 
 @pytest.mark.dockerd(Dockerd())
-@pytest.mark.parametrize("wanted", [NODE_IMAGE, "labctl/habana"], ids=["image-there", "before-any-build"])
+@pytest.mark.parametrize("accelerator", [NODE_IMAGE, "labctl/habana"], ids=["image-there", "before-any-build"])
 def test_an_engine_without_gaudis_runtime_is_refused_with_what_mends_it(
-    machine: Machine, machine_lab: FreshLab, wanted: str
+    machine: Machine, machine_lab: FreshLab, accelerator: str
 ) -> None:
     hardware.gaudi(machine, 0, module=0)
-    lab = machine_lab(LAB_ACCELERATOR="habana", LAB_NODES="1", LAB_IMAGE=wanted)
+    lab = machine_lab(LAB_ACCELERATOR="habana", LAB_NODES="1", LAB_IMAGE=accelerator)
     err = lab.call("up").expect(3).err
     assert "no runtime `habana`" in err
     assert "habana-container-runtime" in err

@@ -52,7 +52,7 @@ def intel(machine: Machine, machine_lab: FreshLab) -> Lab:
     return lab
 
 
-def found(container: Container, health: str) -> bool:
+def has_health(container: Container, health: str) -> bool:
     """Return True if the container's health status is this."""
     container.reload()
     return bool(container.attrs["State"]["Health"]["Status"] == health)
@@ -62,14 +62,14 @@ def checked(lab: Lab, *nodes: str) -> None:
     """Wait until these nodes are healthy."""
     for node in nodes:
         container = lab.containers()[node]
-        wait_until(partial(found, container, "healthy"), 120, f"{node} is healthy")
+        wait_until(partial(has_health, container, "healthy"), 120, f"{node} is healthy")
 
 
 def unhealthy_within_two_intervals(lab: Lab, lost: float, *nodes: str) -> None:
     for node in nodes:
         container = lab.containers()[node]
         remaining = lost + TWO_INTERVALS - time.monotonic()
-        wait_until(partial(found, container, "unhealthy"), remaining, f"{node} is unhealthy")
+        wait_until(partial(has_health, container, "unhealthy"), remaining, f"{node} is unhealthy")
 
 
 def reasons(lab: Lab) -> dict[str, str]:
@@ -92,7 +92,7 @@ def test_a_gpu_that_is_lost_ends_the_run_on_it_and_up_makes_its_node_anew(nvidia
     assert (document["verdict"], document["cause"]) == ("ERROR", "device-lost")
     assert f"worker-1 (rank 1): device lost: nvidia-smi says `{LOST}`; `labctl up`" in document["message"]
     assert nvidia.processes_of(run_id) == []
-    assert found(nvidia.containers()["worker-1"], "unhealthy")
+    assert has_health(nvidia.containers()["worker-1"], "unhealthy")
 
     assert {node for node, reason in reasons(nvidia).items() if LOST in reason} == {"worker-1"}
     shown = nvidia.call("status").expect(0).out

@@ -171,14 +171,14 @@ def test_a_mount_whose_source_is_not_there_is_named_and_nothing_is_made(fresh_la
 
 
 @pytest.mark.docker
-@pytest.mark.parametrize("words", [("up",), ("run", "hello")], ids=" ".join)
+@pytest.mark.parametrize("command", [("up",), ("run", "hello")], ids=" ".join)
 def test_a_lab_of_the_same_name_in_another_directory_is_refused(
-    lab: Lab, fresh_lab: FreshLab, words: tuple[str, ...]
+    lab: Lab, fresh_lab: FreshLab, command: tuple[str, ...]
 ) -> None:
     other = fresh_lab()
     other.configure({"LAB_NAME": lab.name, "LAB_IMAGE": lab.containers()["launcher"].attrs["Config"]["Image"]})
     before = lab.identities()
-    error = other.call(*words, "--json").expect(3).json["error"]
+    error = other.call(*command, "--json").expect(3).json["error"]
     assert lab.name in error["message"]
     assert str(lab.path) in error["message"]
     assert "LAB_NAME" in error["hint"]
@@ -211,17 +211,19 @@ def offline_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield Lab.make(tmp_path_factory.mktemp("offline"), "offline", nobody, {})
 
 
-@pytest.mark.parametrize("words", [("status",), ("up",), ("run", "hello"), ("down",)], ids=" ".join)
+@pytest.mark.parametrize("command", [("status",), ("up",), ("run", "hello"), ("down",)], ids=" ".join)
 @pytest.mark.parametrize(
     "address", ["unix:///nonexistent/docker.sock", "tcp://127.0.0.1:1"], ids=["no-socket", "nobody-listens"]
 )
-def test_without_a_daemon_there_is_a_reason_and_a_hint(offline_lab: Lab, words: tuple[str, ...], address: str) -> None:
+def test_without_a_daemon_there_is_a_reason_and_a_hint(
+    offline_lab: Lab, command: tuple[str, ...], address: str
+) -> None:
     environ = {"DOCKER_HOST": address}
-    for_people = offline_lab.call(*words, environ=environ).expect(3)
+    for_people = offline_lab.call(*command, environ=environ).expect(3)
     assert "error: " in for_people.err
     assert "hint: " in for_people.err
     assert for_people.out == ""
-    document = offline_lab.call(*words, "--json", environ=environ).expect(3).json
+    document = offline_lab.call(*command, "--json", environ=environ).expect(3).json
     assert document["error"]["kind"] == "environment"
     assert "Docker" in document["error"]["message"]
     assert document["error"]["hint"]

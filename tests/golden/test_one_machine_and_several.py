@@ -83,7 +83,7 @@ def test_compose_files_differ_only_in_what_the_hosts_are() -> None:
     assert set.union(*(found_in(*pair) for pair in PAIRS)) == NETWORK | MACHINE | SENT | FINGERPRINT
 
 
-def others(case: str) -> dict[str, str]:
+def other_files(case: str) -> dict[str, str]:
     """Read all rendered files by path, except compose files and plans."""
     root = HERE / case / "expected"
     names = ("compose.yml", "plan-up.txt", "plan-run.txt")
@@ -93,7 +93,7 @@ def others(case: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(("here", "there"), PAIRS)
 def test_all_else_is_the_same_but_for_the_name_of_the_interface(here: str, there: str) -> None:
-    assert {path: text.replace("ens3", "eth0") for path, text in others(there).items()} == others(here)
+    assert {path: text.replace("ens3", "eth0") for path, text in other_files(there).items()} == other_files(here)
 
 
 def steps_of_run(case: str) -> list[str]:

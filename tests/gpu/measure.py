@@ -70,7 +70,7 @@ class Place:
         """Number of untimed steps."""
         return 2 if self.toy else WARM_UP
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         return self.deadline - time.monotonic()
 
     def row(self, part: str, **values: object) -> None:
@@ -122,7 +122,7 @@ def run(argv: Sequence[str], place: Place, log: str, directory: Path, environmen
         ) as process,
     ):
         signal.signal(signal.SIGALRM, lambda *_: kill(process.pid))
-        signal.alarm(max(int(place.left()), 1))
+        signal.alarm(max(int(place.seconds_left()), 1))
         for line in process.stdout or ():
             lines.append((time.monotonic(), line.rstrip()))
             kept.write(line)
@@ -219,7 +219,7 @@ def measure_upstream(place: Place) -> None:
     for order in (("theirs", "ours"), ("ours", "theirs")):
         for name, whose in ((name, whose) for name in PAIRS for whose in order):
             log = f"{name}-{whose}-{len(speeds[name][whose]) + 1}"
-            if place.left() < 45:
+            if place.seconds_left() < 45:
                 place.row("upstream", workload=name, whose=whose, code=124, error="not started: no time is left")
                 continue
             marker = "Samples/sec" if whose == "theirs" else "loss "
@@ -342,7 +342,7 @@ def main() -> int:
     write_text(place.text)
     for part in parts:
         try:
-            if place.left() < 10:
+            if place.seconds_left() < 10:
                 place.row(part, code=124, error="not started: no time is left")
             elif part == "card":
                 import card

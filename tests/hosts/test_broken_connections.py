@@ -53,12 +53,12 @@ def pause_in(text: str, rank: int) -> float:
 def step_is_heard(running: Running, step: int) -> None:
     """Wait until labctl prints the step; fail with its output if it ends before."""
 
-    def heard() -> bool:
+    def is_printed() -> bool:
         ended, err = running.process.poll() is not None, running.err
         assert f"step {step} of" in err or not ended, f"labctl has ended before step {step}:\n{err}"
         return f"step {step} of" in err
 
-    wait_until(heard, 120, f"step {step}")
+    wait_until(is_printed, 120, f"step {step}")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def set_apart(host: Host, network: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "flags"),
     [
         ("small_image", ("hello", "--launcher", "mpirun")),
         pytest.param("image", ("opt-tiny", "--set", "steps=40"), marks=pytest.mark.slow),
@@ -39,7 +39,7 @@ def test_a_lab_comes_up_and_runs_where_no_registry_is(
     tmp_path: Path,
     request: pytest.FixtureRequest,
     given: str,
-    words: tuple[str, ...],
+    flags: tuple[str, ...],
 ) -> None:
     image = request.getfixturevalue(given)
     hosts = rack.make("a", "b")
@@ -54,7 +54,7 @@ def test_a_lab_comes_up_and_runs_where_no_registry_is(
     mine = engine.images.get(image).id
     assert [host.engine.images.get(image).id for host in hosts] == [mine, mine]
     lab.call("up", limit=LIMIT).expect(0)
-    result = lab.call("run", *words, "--json", limit=LIMIT).expect(0)
+    result = lab.call("run", *flags, "--json", limit=LIMIT).expect(0)
     assert result.json["verdict"] == "PASS"
     assert {rank["node"] for rank in result.json["ranks"]} == {"worker-0", "worker-1"}
     lab.call("down").expect(0)

@@ -144,7 +144,7 @@ def _greets(port: int) -> bool:
 
 
 @contextlib.contextmanager
-def one(target: InventoryHost, opening: str = ":") -> Iterator[SshConnection]:
+def single_connection(target: InventoryHost, opening: str = ":") -> Iterator[SshConnection]:
     with connected([target], opening, seconds=60) as (connections, errors):
         assert errors == {}
         yield connections[target.name]
@@ -168,18 +168,18 @@ def commands(word: str) -> list[str]:
 
 def test_an_opening_script_tells_of_its_host(site: Site) -> None:
     opening = "printf 'it'\"'\"'s\\t%s\\\\n' \"$(hostname)\"; cat; echo noise >&2"
-    with one(site.host(), opening) as connection:
+    with single_connection(site.host(), opening) as connection:
         assert connection.output == f"it's\t{site.id[:12]}\\n"
 
 
 def test_thirty_scripts_at_once_all_run_where_sshd_takes_ten_sessions(site: Site) -> None:
-    with one(site.host()) as connection, ThreadPoolExecutor(30) as pool:
+    with single_connection(site.host()) as connection, ThreadPoolExecutor(30) as pool:
         done = list(pool.map(lambda number: connection.run('sleep 0.1; echo "$1"', str(number)), range(30)))
         assert [(each.out, each.err) for each in done] == [(f"{number}\n", "") for number in range(30)]
 
 
 def test_scripts_run_even_where_sshd_takes_a_single_session(site: Site) -> None:
-    with one(site.host(2204)) as connection:
+    with single_connection(site.host(2204)) as connection:
         assert (connection.run("echo two").out, connection.run("echo three").err) == ("two\n", "")
 
 
@@ -193,7 +193,7 @@ def test_more_hosts_open_at_once_than_their_gate_lets_in(site: Site) -> None:
 def test_the_engine_is_reached_over_the_connection(site: Site, engine: DockerClient, port: int) -> None:
     from python_on_whales import DockerClient as Whales
 
-    with one(site.host(port)) as connection:
+    with single_connection(site.host(port)) as connection:
         with contextlib.closing(DockerClient(base_url=connection.address)) as client:
             assert client.info()["ID"] == engine.info()["ID"]
             assert client.containers.get(site.id).status == "running"
@@ -208,7 +208,7 @@ def test_thirty_calls_at_once_reach_the_engine_where_forwarding_is_forbidden(sit
         argv = ["docker", "--host", host, "version", "--format", "{{.Server.Version}}"]
         return subprocess.run(argv, capture_output=True, text=True, check=False).stdout
 
-    with one(site.host(2202)) as connection, ThreadPoolExecutor(30) as pool:
+    with single_connection(site.host(2202)) as connection, ThreadPoolExecutor(30) as pool:
         assert set(pool.map(ask, [connection.address] * 30)) == {f"{engine.version()['Version']}\n"}
 
 
@@ -217,7 +217,7 @@ def test_another_socket_of_the_host_is_forwarded_too(site: Site) -> None:
         "import socket; s = socket.socket(socket.AF_UNIX); s.bind('/other.sock'); s.listen(); print('on', flush=True);"
         "s.accept()[0].sendall(b'from there')"
     )
-    with one(site.host()) as connection, ThreadPoolExecutor(1) as pool:
+    with single_connection(site.host()) as connection, ThreadPoolExecutor(1) as pool:
         listening = threading.Event()
         served = pool.submit(
             connection.receive, 'exec python3 -c "$1"', serve, on_chunk=lambda _: listening.set(), timeout=60
@@ -232,14 +232,14 @@ def test_another_socket_of_the_host_is_forwarded_too(site: Site) -> None:
 def test_bytes_pass_unchanged_in_both_directions(site: Site) -> None:
     data = bytes(range(256)) * 4096
     got: list[bytes] = []
-    with one(site.host()) as connection:
+    with single_connection(site.host()) as connection:
         connection.send('cat > "$1"', "/root/it's here", chunks=(data[:1000], data[1000:]), timeout=60)
         connection.receive('cat "$1"', "/root/it's here", on_chunk=got.append, timeout=60)
     assert b"".join(got) == data
 
 
 def test_a_script_that_fails_or_takes_too_long_names_its_host(site: Site) -> None:
-    with one(site.host()) as connection:
+    with single_connection(site.host()) as connection:
         with pytest.raises(
             HostError, match=r"(?s)host-2201 \(127.0.0.1\): `ls /nowhere` failed with exit code 2\nls: cannot"
         ):
@@ -253,7 +253,7 @@ def test_a_script_that_fails_or_takes_too_long_names_its_host(site: Site) -> Non
 
 def test_a_connection_that_breaks_is_told_from_a_script_that_fails(site: Site) -> None:
     with (
-        one(site.host()) as connection,
+        single_connection(site.host()) as connection,
         pytest.raises(HostError, match=r"host-2201.*the connection was lost") as caught,
     ):
         connection.run("kill -9 $PPID", check=False)
@@ -264,7 +264,7 @@ def test_a_connection_that_breaks_is_told_from_a_script_that_fails(site: Site) -
 def test_a_connection_that_broke_is_made_again_and_leads_to_the_engine_by_the_same_address(
     site: Site, engine: DockerClient, port: int
 ) -> None:
-    with one(site.host(port)) as connection:
+    with single_connection(site.host(port)) as connection:
         address = connection.address
         for master in Path(address.removeprefix("unix://")).parent.glob("*.pid"):
             with contextlib.suppress(ProcessLookupError):
@@ -279,14 +279,14 @@ def test_a_connection_that_broke_is_made_again_and_leads_to_the_engine_by_the_sa
 def test_the_persons_own_config_says_how_a_host_is_reached(site: Site) -> None:
     port = site.host().port
     site.configure(f"Host gate\n    HostName 127.0.0.1\n    Port {port}\n    User root\n")
-    with one(InventoryHost(name="gate"), "id -un") as connection:
+    with single_connection(InventoryHost(name="gate"), "id -un") as connection:
         assert connection.output == "root\n"
         assert connection.run("echo again").out == "again\n"
 
 
 def test_what_a_person_wrote_for_their_own_logins_does_not_meddle(site: Site) -> None:
     site.configure(f"Host *{PERSONAL.format(folder=site.folder)}")
-    with one(site.host(), "echo told") as connection:
+    with single_connection(site.host(), "echo told") as connection:
         assert (connection.output, connection.run("echo out; echo err >&2").err) == ("told\n", "err\n")
         with contextlib.closing(DockerClient(base_url=connection.address)) as client:
             assert client.ping()
@@ -361,7 +361,10 @@ def test_a_login_shell_that_prints_before_commands_is_named(site: Site) -> None:
 def test_a_host_without_an_engine_is_told_from_one_whose_engine_is_down(site: Site) -> None:
     error = refusal(replace(site.host(), docker="/nowhere.sock"))
     assert "Docker Engine not found (no /nowhere.sock, no docker command)" in error.message
-    with one(replace(site.host(), docker="/dead.sock")) as connection, pytest.raises(docker.errors.DockerException):
+    with (
+        single_connection(replace(site.host(), docker="/dead.sock")) as connection,
+        pytest.raises(docker.errors.DockerException),
+    ):
         DockerClient(base_url=connection.address, version="auto")
 
 
@@ -404,7 +407,7 @@ def test_hosts_that_do_not_answer_leave_time_for_those_behind_them(site: Site) -
 
 
 def test_nothing_is_left_of_a_connection_when_its_block_ends(site: Site) -> None:
-    with one(site.host()) as connection:
+    with single_connection(site.host()) as connection:
         folder = str(Path(connection.address.removeprefix("unix://")).parent)
         assert commands(folder)
     assert (commands(folder), Path(folder).exists()) == ([], False)

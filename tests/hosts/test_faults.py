@@ -70,7 +70,7 @@ def unharmed(lab: RackLab, but: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("trouble", "words"),
+    ("trouble", "reason"),
     [
         pytest.param(Host.drop, "timed out", id="unreachable", marks=pytest.mark.slow),
         pytest.param(Host.stop_engine, "Docker", id="daemon-down", marks=pytest.mark.slow),
@@ -80,16 +80,16 @@ def unharmed(lab: RackLab, but: str) -> dict[str, str]:
     ],
 )
 def test_a_host_in_trouble_is_named_and_the_others_are_unharmed(
-    lab: RackLab, trouble: Callable[[Host], None], words: str
+    lab: RackLab, trouble: Callable[[Host], None], reason: str
 ) -> None:
     kept = unharmed(lab, but="worker-1")
     host = lab.hosts[1]
     trouble(host)
     try:
-        refused(lab, "h2", words)
+        refused(lab, "h2", reason)
         status = lab.call("status", "--json").expect(3).json
         assert states(status) == {**dict.fromkeys(kept, "running"), "worker-1": "unreachable"}
-        assert [(host["host"], words.lower() in host["message"].lower()) for host in status["unreachable"]] == [
+        assert [(host["host"], reason.lower() in host["message"].lower()) for host in status["unreachable"]] == [
             ("h2", True)
         ]
         assert {node: container.status for node, container in lab.on(lab.hosts[0]).containers().items()} == {

@@ -21,7 +21,7 @@ RUN = "/workspace/outputs/20260102-150405-hello-3fa2"
 NEW = 'find "$1" /tmp -mindepth 1 -maxdepth 1'
 
 
-def left(host: Host) -> list[str]:
+def leftovers(host: Host) -> list[str]:
     """List the containers, networks, volumes and files that are new on a host, except images."""
     containers = [container.name or "" for container in host.engine.containers.list(all=True)]
     networks = [
@@ -46,11 +46,11 @@ def passed(lab: RackLab, answer: Answer, ranks: int) -> dict[str, Any]:
     assert (result["verdict"], result["world_size"]) == ("PASS", ranks)
     record = lab.path / "runs" / result["run_id"]
     for rank in result["ranks"]:
-        assert f"rank {rank['rank']} of {ranks} on {rank['node']}" in said(record, rank["rank"])
+        assert f"rank {rank['rank']} of {ranks} on {rank['node']}" in rank_log(record, rank["rank"])
     return result
 
 
-def said(record: Path, rank: int) -> str:
+def rank_log(record: Path, rank: int) -> str:
     return (record / f"ranks/rank-{rank}.log").read_text()
 
 
@@ -96,7 +96,7 @@ def test_a_host_gets_the_keys_of_its_own_nodes_and_gives_all_back(lab: RackLab) 
     for name, other in (("h1", "worker-1"), ("h2", "worker-0")):
         assert not [path for path in modes_by_host[name] if f"nodes/{other}" in path]
         assert not [path for path, mode in modes_by_host[name].items() if "/nodes/" in path and mode & 0o077]
-    assert f"{lab.hosts[1].home}/.labctl" in left(lab.hosts[1])
+    assert f"{lab.hosts[1].home}/.labctl" in leftovers(lab.hosts[1])
 
     kept = f"{lab.hosts[1].home}/.labctl/{lab.name}.h2/runs/.outputs/20260102-150405-hello-3fa2"
     lab.inside("worker-1", "sh", "-c", f"mkdir {RUN}; echo 1 > {RUN}/loss; mkfifo {RUN}/pipe", user="1000:1000")
@@ -111,11 +111,11 @@ def test_a_host_gets_the_keys_of_its_own_nodes_and_gives_all_back(lab: RackLab) 
         in answer.err
     )
     assert f"stays there in {kept}" in answer.err
-    assert (lab.labelled(), left(lab.hosts[0])) == ([], [])
+    assert (lab.labelled(), leftovers(lab.hosts[0])) == ([], [])
     lab.hosts[1].shell('rm "$1/pipe"', kept)
     lab.call("down").expect(0)
     assert (lab.path / "runs" / Path(RUN).name / "loss").read_text() == "1\n"
-    assert [left(host) for host in lab.hosts] == [[], []]
+    assert [leftovers(host) for host in lab.hosts] == [[], []]
     assert all(host.engine.images.list() for host in lab.hosts)
 
 
@@ -145,5 +145,5 @@ def test_four_hosts_from_nothing_to_nothing(rack: Rack, family: str, image: str,
     assert [rank["node"] for rank in everywhere["ranks"]] == [f"worker-{number}" for number in range(4)]
 
     lab.call("down", "--images", limit=600).expect(0)
-    assert [left(host) for host in hosts] == [[], [], [], []]
+    assert [leftovers(host) for host in hosts] == [[], [], [], []]
     assert [host.engine.images.list() for host in hosts] == [[], [], [], []]

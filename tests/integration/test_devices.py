@@ -30,10 +30,10 @@ def test_a_machine_without_accelerators_is_a_cpu_lab_and_says_why(lab: Lab) -> N
     assert {node["name"] for node in here["nodes"]} == workers
 
 
-@pytest.mark.parametrize("wanted", KINDS)
-def test_a_kind_that_is_not_here_ends_with_what_was_looked_for(lab: Lab, wanted: str) -> None:
-    if list(Path("/").glob(KINDS[wanted])):
+@pytest.mark.parametrize("accelerator", KINDS)
+def test_a_kind_that_is_not_here_ends_with_what_was_looked_for(lab: Lab, accelerator: str) -> None:
+    if list(Path("/").glob(KINDS[accelerator])):
         pytest.skip("this machine may have it")
-    answer = lab.call("up", "-s", f"LAB_ACCELERATOR={wanted}").expect(3)
-    assert f"this host has no {wanted} device: no " in answer.err
+    answer = lab.call("up", "-s", f"LAB_ACCELERATOR={accelerator}").expect(3)
+    assert f"this host has no {accelerator} device: no " in answer.err
     assert "/dev/" in answer.err

@@ -76,10 +76,10 @@ def only_odd(values: dict[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def watching_arguments(words: tuple[str, ...]) -> Iterator[list[str]]:
+def watching_arguments(searched_for: tuple[str, ...]) -> Iterator[list[str]]:
     """Watch the arguments of all processes on the host; yield the list of those that contain a word."""
     lines: list[str] = []
-    searched = [word.encode() for word in words]
+    searched = [word.encode() for word in searched_for]
     done = threading.Event()
 
     def look() -> None:
@@ -100,12 +100,12 @@ def watching_arguments(words: tuple[str, ...]) -> Iterator[list[str]]:
         thread.join()
 
 
-class Told:
+class SecretLab:
     """A lab with odd and secret values, up, with all output of labctl."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
-        self.said: list[Answer] = []
+        self.answers: list[Answer] = []
         self.arguments: list[str] = []
         """Command lines seen on this machine during labctl's commands."""
         with self.watched():
@@ -121,7 +121,7 @@ class Told:
 
     def call(self, *arguments: str, code: int = 0) -> Answer:
         answer = self.lab.call(*arguments)
-        self.said.append(answer)
+        self.answers.append(answer)
         if code:
             # Unlike `expect`, which takes no traceback, be it a workload's.
             assert answer.code == code, answer.err
@@ -148,7 +148,7 @@ class Told:
         with self.lab.start(*RUN, "--set", "end=hang") as running:
             wait_until(lambda: "it goes on" in running.err, 120, "the run is under way")
             (run_id,) = self.lab.run_ids()[-1:]
-        self.said.append(running.answer(10))
+        self.answers.append(running.answer(10))
         self.call("runs")
         self.call("show", run_id)
         self.call("stop", run_id, "--grace", "0")
@@ -162,7 +162,7 @@ class Told:
 
 
 @pytest.fixture(scope="module")
-def told(new_lab: Callable[[dict[str, str]], Lab], image: str) -> Iterator[Told]:
+def secret_lab(new_lab: Callable[[dict[str, str]], Lab], image: str) -> Iterator[SecretLab]:
     extra = {f"LAB_ENV_{name}": value for name, value in odd_values().items()}
     lab = new_lab(
         {
@@ -173,38 +173,38 @@ def told(new_lab: Callable[[dict[str, str]], Lab], image: str) -> Iterator[Told]
             **extra,
         }
     )
-    yield Told(lab)
+    yield SecretLab(lab)
     lab.destroy()
 
 
 @pytest.fixture(scope="module")
-def runs(told: Told) -> list[str]:
+def runs(secret_lab: SecretLab) -> list[str]:
     """A crashed run and a passed one, after all commands that can show them."""
-    with told.watched():
-        made = [told.crashed(), told.run("mpirun")]
+    with secret_lab.watched():
+        made = [secret_lab.crashed(), secret_lab.run("mpirun")]
         for arguments in (
             ("config",), ("config", "--json"), ("status",), ("status", "--json"), ("doctor",), ("doctor", "--json"),
             ("runs",), ("show",), ("logs",), ("up",), ("workloads",), ("down", "--dry-run"),
         ):  # fmt: skip
-            told.call(*arguments)
+            secret_lab.call(*arguments)
     return made
 
 
 @pytest.mark.parametrize("node", ["launcher", "worker-0"])
-def test_a_container_has_every_value_byte_for_byte(told: Told, node: str) -> None:
-    configured = dict(entry.split("=", 1) for entry in told.lab.containers()[node].attrs["Config"]["Env"])
+def test_a_container_has_every_value_byte_for_byte(secret_lab: SecretLab, node: str) -> None:
+    configured = dict(entry.split("=", 1) for entry in secret_lab.lab.containers()[node].attrs["Config"]["Env"])
     assert only_odd(configured) == odd_values()
-    assert only_odd(variables(told.lab.inside_bytes(node, "env", "-0"))) == odd_values()
+    assert only_odd(variables(secret_lab.lab.inside_bytes(node, "env", "-0"))) == odd_values()
 
 
-def test_a_session_over_ssh_has_every_value_byte_for_byte(told: Told) -> None:
-    answer = told.lab.call("exec", "--", "ssh", "worker-0", "env", "-0").expect(0)
+def test_a_session_over_ssh_has_every_value_byte_for_byte(secret_lab: SecretLab) -> None:
+    answer = secret_lab.lab.call("exec", "--", "ssh", "worker-0", "env", "-0").expect(0)
     assert only_odd(variables(answer.stdout)) == odd_values()
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_rank_has_every_value_byte_for_byte_and_can_read_the_secrets(told: Told, launcher: str) -> None:
-    digests = told.digests(launcher)
+def test_a_rank_has_every_value_byte_for_byte_and_can_read_the_secrets(secret_lab: SecretLab, launcher: str) -> None:
+    digests = secret_lab.digests(launcher)
     assert only_odd(digests) == {name: digest(value) for name, value in odd_values().items()}
     assert digests["WANDB_API_KEY"] == digest(API_KEY)
     assert digests["the file at HF_TOKEN_PATH"] == digest(TOKEN)
@@ -220,70 +220,75 @@ def secrets_in(*texts: str) -> list[str]:
 class TestNobodyElseSees:
     """A secret in all places where it might appear."""
 
-    def test_what_labctl_says(self, told: Told) -> None:
-        for answer in told.said:
+    def test_what_labctl_says(self, secret_lab: SecretLab) -> None:
+        for answer in secret_lab.answers:
             assert secrets_in(answer.out, answer.err) == [], answer.command
 
-    def test_the_records_of_runs(self, told: Told, runs: list[str]) -> None:
-        are_redacted(told, *runs)
+    def test_the_records_of_runs(self, secret_lab: SecretLab, runs: list[str]) -> None:
+        are_redacted(secret_lab, *runs)
 
-    def test_files_but_the_private_ones(self, told: Told) -> None:
-        paths = files_with_secrets(told.lab.path / ".lab", told.lab.path / "started")
+    def test_files_but_the_private_ones(self, secret_lab: SecretLab) -> None:
+        paths = files_with_secrets(secret_lab.lab.path / ".lab", secret_lab.lab.path / "started")
         assert paths
         assert paths == [path for path in paths if path.parent.name == "secrets"]
         for path in paths:
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
             assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
-    def test_docker(self, told: Told, image: str) -> None:
-        made_from = told.lab.engine.images.get(image)
+    def test_docker(self, secret_lab: SecretLab, image: str) -> None:
+        made_from = secret_lab.lab.engine.images.get(image)
         shown = [made_from.attrs, made_from.history()]
-        shown += [item.attrs for item in (*told.lab.containers().values(), *told.lab.networks())]
+        shown += [item.attrs for item in (*secret_lab.lab.containers().values(), *secret_lab.lab.networks())]
         assert secrets_in(json.dumps(shown)) == []
-        for container in told.lab.containers().values():
+        for container in secret_lab.lab.containers().values():
             assert secrets_in(container.logs().decode("utf-8", "replace")) == []
 
-    def test_compose(self, told: Told) -> None:
+    def test_compose(self, secret_lab: SecretLab) -> None:
         for form in ("yaml", "json"):
             shown = subprocess.run(
                 ["docker", "compose", "-f", ".lab/nodes/worker-0/compose.yml", "config", "--format", form],
-                cwd=told.lab.path,
+                cwd=secret_lab.lab.path,
                 capture_output=True,
                 text=True,
                 check=True,
             )
             assert secrets_in((shown.stdout + shown.stderr).replace("$$", "$")) == []
 
-    def test_arguments_of_processes(self, told: Told) -> None:
-        assert any(CONTROL in line for line in told.arguments)
-        assert secrets_in(*told.arguments) == []
+    def test_arguments_of_processes(self, secret_lab: SecretLab) -> None:
+        assert any(CONTROL in line for line in secret_lab.arguments)
+        assert secrets_in(*secret_lab.arguments) == []
 
 
-def test_a_run_that_is_ended_records_no_secret(told: Told) -> None:
-    answers, commands = len(told.said), len(told.arguments)
-    with told.watched():
-        are_redacted(told, told.timed_out(), told.stopped())
-    assert secrets_in(*told.arguments[commands:], *(answer.out + answer.err for answer in told.said[answers:])) == []
+def test_a_run_that_is_ended_records_no_secret(secret_lab: SecretLab) -> None:
+    answers, commands = len(secret_lab.answers), len(secret_lab.arguments)
+    with secret_lab.watched():
+        are_redacted(secret_lab, secret_lab.timed_out(), secret_lab.stopped())
+    assert (
+        secrets_in(
+            *secret_lab.arguments[commands:], *(answer.out + answer.err for answer in secret_lab.answers[answers:])
+        )
+        == []
+    )
 
 
-def are_redacted(told: Told, *run_ids: str) -> None:
+def are_redacted(secret_lab: SecretLab, *run_ids: str) -> None:
     """Check that the ranks of these runs printed secrets, and that no file of any run contains one."""
     for run_id in run_ids:
-        output = (told.lab.path / "runs" / run_id / "output.log").read_text(encoding="utf-8")
+        output = (secret_lab.lab.path / "runs" / run_id / "output.log").read_text(encoding="utf-8")
         assert "WANDB_API_KEY is [REDACTED]" in output
         assert "its password is [REDACTED]" in output
-    assert files_with_secrets(told.lab.path / "runs") == []
+    assert files_with_secrets(secret_lab.lab.path / "runs") == []
 
 
-def test_config_says_that_a_secret_is_set_and_no_more(told: Told) -> None:
-    rows = {row["key"]: row for row in told.lab.call("config", "--json").expect(0).json["settings"]}
+def test_config_says_that_a_secret_is_set_and_no_more(secret_lab: SecretLab) -> None:
+    rows = {row["key"]: row for row in secret_lab.lab.call("config", "--json").expect(0).json["settings"]}
     assert rows["HF_TOKEN"]["value"] == rows["LAB_ENV_WANDB_API_KEY"]["value"] == "set"
     assert rows["HF_TOKEN"]["origin"].startswith(".env:")
 
 
-def test_secrets_are_in_the_environment_of_no_container(told: Told) -> None:
-    for node in told.lab.containers():
-        assert "WANDB_API_KEY" not in variables(told.lab.inside_bytes(node, "env", "-0"))
+def test_secrets_are_in_the_environment_of_no_container(secret_lab: SecretLab) -> None:
+    for node in secret_lab.lab.containers():
+        assert "WANDB_API_KEY" not in variables(secret_lab.lab.inside_bytes(node, "env", "-0"))
 
 
 def files_with_secrets(*directories: Path) -> list[Path]:

@@ -90,13 +90,13 @@ def test_bytes_pass_unchanged_and_as_they_come(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stands", "there"),
+    ("stands", "directory"),
     [("workloads/hello", "/workspace/workloads/hello"), ("runs", "/workspace/runs"), (".", "/workspace")],
 )
-def test_it_runs_where_the_person_stands(lab: Lab, stands: str, there: str) -> None:
+def test_it_runs_where_the_person_stands(lab: Lab, stands: str, directory: str) -> None:
     command = [LABCTL, "exec", "-C", str(lab.path), "-n", NODE, "--", "pwd"]
     done = subprocess.run(command, cwd=lab.path / stands, env=lab.environ, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{there}\n"
+    assert done.stdout == f"{directory}\n"
 
 
 def test_the_lab_is_found_from_within_it(lab: Lab) -> None:

@@ -116,11 +116,11 @@ def test_a_dry_run_of_a_run_on_a_lab_that_is_not_up_says_the_whole_of_it(fresh_l
     assert not (lab.path / ".lab").exists()
 
 
-@pytest.mark.parametrize("words", [(), ("--dry-run",)])
-def test_a_dry_run_refuses_what_the_command_refuses(lab: Lab, words: tuple[str, ...]) -> None:
-    answer = lab.call("run", "hello", "--launcher", "horovod", *words).expect(3)
+@pytest.mark.parametrize("command", [(), ("--dry-run",)])
+def test_a_dry_run_refuses_what_the_command_refuses(lab: Lab, command: tuple[str, ...]) -> None:
+    answer = lab.call("run", "hello", "--launcher", "horovod", *command).expect(3)
     assert "launcher `horovodrun` not found in image" in answer.err
-    answer = lab.call("up", "-s", "LAB_IMAGE=far.example/none:1", *words).expect(3)
+    answer = lab.call("up", "-s", "LAB_IMAGE=far.example/none:1", *command).expect(3)
     assert "image far.example/none:1 not found" in answer.err
 
 

@@ -23,11 +23,11 @@ EVERY_20 = ("--set", "save-every=20")
 def killed_after(running: Running, lab: Lab, step: str) -> None:
     """Kill a worker once the run has printed this of a step."""
 
-    def there() -> bool:
+    def is_printed() -> bool:
         assert running.process.poll() is None, running.err
         return step in running.err
 
-    wait_until(there, LIMIT, step)
+    wait_until(is_printed, LIMIT, step)
     lab.containers()["worker-1"].kill("SIGKILL")
 
 
@@ -46,7 +46,7 @@ def broken(lab: Lab, arguments: tuple[str, ...], step: str) -> str:
     return str(result["run_id"])
 
 
-def said(lab: Lab, run_id: str, pattern: str) -> dict[str, str]:
+def output_by_step(lab: Lab, run_id: str, pattern: str) -> dict[str, str]:
     """Return the output for each step or epoch, without speeds."""
     log = (record(lab, run_id) / "output.log").read_text()
     return dict(re.findall(pattern, log))
@@ -61,7 +61,7 @@ def progress(lab: Lab, run_id: str, step: int) -> Any:
 
 def same_as(lab: Lab, whole: str, part: str, *, after: int) -> None:
     """Check that the second run repeats the first one's later steps, and prints no others but the first step."""
-    first, second = said(lab, whole, STEPS), said(lab, part, STEPS)
+    first, second = output_by_step(lab, whole, STEPS), output_by_step(lab, part, STEPS)
     last = max(map(int, second))
     assert second == {step: text for step, text in first.items() if after < int(step) <= last or step == "1"}
     assert len(second) > 5
@@ -101,7 +101,7 @@ def test_runs_that_are_ended_or_lose_a_worker_go_on_to_the_same_losses(lab: Lab,
 
     same_as(lab, whole, first, after=step)
     same_as(lab, whole, result["run_id"], after=40)
-    assert max(map(int, said(lab, result["run_id"], STEPS))) == 65
+    assert max(map(int, output_by_step(lab, result["run_id"], STEPS))) == 65
     # Floats as JSON has them are those of the ranks, to the last bit.
     for run_id, saved in ((first, 40), (result["run_id"], 60)):
         assert progress(lab, run_id, saved)["steps"] == progress(lab, whole, saved)["steps"]
@@ -145,7 +145,7 @@ def test_a_checkpoint_is_for_as_many_ranks_as_wrote_it(lab: Lab, whole: str) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "step", "after"),
+    ("command", "step", "after"),
     [
         (("opt-tiny-reward", "--set", "save-every=20"), "step 45/60 ", 40),
         (("opt-tiny-rlhf", "--set", "save-every=10"), "step 25/30 ", 20),
@@ -154,9 +154,9 @@ def test_a_checkpoint_is_for_as_many_ranks_as_wrote_it(lab: Lab, whole: str) -> 
         (("opt-tiny", "--set", "save-every=50", "--set", "lora-dim=4"), "step 60/120 ", 50),
     ],
 )
-def test_every_workload_goes_on_to_the_same_losses(lab: Lab, words: tuple[str, ...], step: str, after: int) -> None:
-    uninterrupted = lab.call("run", *words, "--json", limit=LIMIT).json["run_id"]
-    result = lab.call("run", "--resume", broken(lab, words, step), "--json", limit=LIMIT).json
+def test_every_workload_goes_on_to_the_same_losses(lab: Lab, command: tuple[str, ...], step: str, after: int) -> None:
+    uninterrupted = lab.call("run", *command, "--json", limit=LIMIT).json["run_id"]
+    result = lab.call("run", "--resume", broken(lab, command, step), "--json", limit=LIMIT).json
     assert result["resumed"].endswith(f"/checkpoints/step-{after}")
     same_as(lab, uninterrupted, result["run_id"], after=after)
 
@@ -168,4 +168,4 @@ def test_a_vision_transformer_goes_on_in_the_middle_of_an_epoch(lab: Lab) -> Non
     uninterrupted = lab.call("run", *argv, "--json", limit=LIMIT).expect(0).json
     run_id = broken(lab, argv, "epoch 2/4 ")
     result = lab.call("run", "--resume", run_id, "--json", limit=LIMIT).expect(0).json
-    assert said(lab, result["run_id"], pattern) == said(lab, uninterrupted["run_id"], pattern)
+    assert output_by_step(lab, result["run_id"], pattern) == output_by_step(lab, uninterrupted["run_id"], pattern)

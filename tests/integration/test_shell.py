@@ -30,9 +30,11 @@ def shells(lab: Lab, node: str) -> list[str]:
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize(("words", "node"), [((), "launcher"), (("worker-1",), "worker-1")], ids=["launcher", "worker"])
-def test_shell_gives_a_prompt_in_the_right_container(lab: Lab, words: tuple[str, ...], node: str) -> None:
-    with lab.in_terminal("shell", *words) as terminal:
+@pytest.mark.parametrize(
+    ("command", "node"), [((), "launcher"), (("worker-1",), "worker-1")], ids=["launcher", "worker"]
+)
+def test_shell_gives_a_prompt_in_the_right_container(lab: Lab, command: tuple[str, ...], node: str) -> None:
+    with lab.in_terminal("shell", *command) as terminal:
         wait_for(terminal, rf"lab@{lab.name}/{node}:\S*[$#]")
         terminal.type("echo here: $(hostname) $(id -u) $PROJECT_PATH; tty; exit 7")
         assert terminal.code(120) == 7

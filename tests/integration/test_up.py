@@ -160,14 +160,14 @@ def test_status_says_what_docker_says(lab: Lab) -> None:
     assert {health["worker-0"], health["worker-1"]} <= {"starting", "healthy"}
 
 
-@pytest.mark.parametrize("words", [("status", "--json"), ("up", "--dry-run"), ("down", "--dry-run")], ids=" ".join)
-def test_looking_changes_nothing(lab: Lab, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("command", [("status", "--json"), ("up", "--dry-run"), ("down", "--dry-run")], ids=" ".join)
+def test_looking_changes_nothing(lab: Lab, command: tuple[str, ...]) -> None:
     def state() -> object:
         files = {path: path.stat().st_mtime_ns for path in (lab.path / ".lab/nodes").rglob("*")}
         return lab.identities(), [network.id for network in lab.networks()], files
 
     before = state()
-    lab.call(*words).expect(0)
+    lab.call(*command).expect(0)
     assert state() == before
 
 
