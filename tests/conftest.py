@@ -28,7 +28,7 @@ from docker import DockerClient
 if TYPE_CHECKING:
     from support.operator import Operator
 
-# What a value comes to does not depend on how busy the machine is, nor how long it takes to make one up.
+# Examples may be slow to run or to generate on a busy machine.
 hypothesis.settings.register_profile("labctl", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("labctl")
 
@@ -40,11 +40,11 @@ RackLabs = Callable[..., RackLab]
 ClusterLabs = Callable[..., Lab]
 
 
-# A program that crashes in C says where: labctl and its children inherit it.
+# Print a traceback if a program crashes in C; labctl and its children inherit the variable.
 os.environ["PYTHONFAULTHANDLER"] = "1"
 
-# Under `make test &` in a script SIGINT is ignored, under nohup SIGHUP, and children inherit that: what has a handler
-# here is the default again in them.
+# Child processes inherit ignored signals: SIGINT under `make test &` in a script, SIGHUP under nohup.
+# A handler here resets them to the default in children.
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, lambda *_: None)):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)
@@ -55,7 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/*/expected from the code")
 
 
-# Hosts and a machine that many tests share, the longest first.
+# Fixtures shared by many tests, the longest first.
 SHARED = ("shared_rack", "shared_machine")
 
 
@@ -81,7 +81,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(group(item)))
     if hasattr(config, "workerinput"):
-        # What takes long begins first, so that no worker is left alone with it at the end.
+        # Start long tests first, so that no worker is left with one at the end.
         items.sort(key=turn)
 
 
@@ -99,7 +99,7 @@ def engine(pytestconfig: pytest.Config) -> Iterator[DockerClient]:
     """Client of Docker. Without it, skip the test, or fail if it is required (--require-docker, CI=true)."""
     client, reason = None, ""
     with warnings.catch_warnings():
-        # The SDK drops, unclosed, the socket that it could not connect.
+        # The SDK leaks sockets that fail to connect.
         warnings.simplefilter("ignore", ResourceWarning)
         try:
             client = docker.from_env(timeout=120)
@@ -324,10 +324,10 @@ def cluster_lab(operator: Operator, kubeconfig: Path, fresh_lab: FreshLab, node_
 
     yield make
     for lab in made:
-        # Pods that are ended at once: their node takes half a minute to end them in peace.
+        # Delete pods without a grace period: their node takes half a minute to end them.
         for kind in ("MPIJob", "Pod"):
             for name in operator.objects(kind):
                 if name.startswith(f"{lab.name}-"):
-                    # One that goes meanwhile is gone.
+                    # The pod was removed meanwhile.
                     with contextlib.suppress(ApiException):
                         operator.kind(kind).delete(name=name, namespace=operator.namespace, grace_period_seconds=0)

@@ -45,7 +45,7 @@ class Frames:
         self.connected, self.sent = True, list[bytes]()
         self._lost, self._frames = lost, list(frames)
         self.sock, self._far = socket.socketpair()
-        # What there is to read says that a frame has come; the end of it that the connection has gone.
+        # A readable byte announces a frame, the end of file a closed connection.
         self._far.sendall(b"." * len(frames))
         if not silent:
             self.end()
@@ -100,7 +100,7 @@ def serving(respond: Respond) -> Iterator[str]:
                 self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
             self.close_connection = body.endswith((CUT, SILENT))
             if body.endswith(SILENT):
-                # Until the client hangs up.
+                # Wait until the client hangs up.
                 self.rfile.read(1)
             elif not self.close_connection:
                 self.wfile.write(b"0\r\n\r\n")

@@ -63,7 +63,7 @@ class Labctl:
 def labctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Labctl]:
     for name in [name for name in os.environ if name.startswith(("LAB_", "DOCKER_", "HF_", "HUGGING"))]:
         monkeypatch.delenv(name)
-    # Nothing listens there: a command that asks the engine fails, whatever this machine has.
+    # No server listens on this socket: a command that contacts the engine fails on any machine.
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
@@ -71,5 +71,5 @@ def labctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
     made.env("")
     made.workload()
     yield made
-    # What typer and click looked up is theirs, not the next test's.
+    # Restore the environment before typer's and click's lookups leak into the next test.
     monkeypatch.undo()

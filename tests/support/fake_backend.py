@@ -184,7 +184,7 @@ class FakeBackend:
             return 0
         if typed is None:
             return self._execute(container, argv, on_line, user=user, environment=environment)[0]
-        # As the agent in the launcher waits for a run, supervises and follows it.
+        # Wait for a run, supervise and follow it, as the agent in the launcher does.
         self.waited.append(dict(environment)["LABCTL_RUN_ID"].removeprefix("supervises-"))
         on_line("reached")
         if not (job := first_line(typed)):

@@ -99,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.answer()
 
     def answer(self) -> None:
-        # Asked as a proxy it gets a whole URL.
+        # A proxy request has a full URL.
         path = unquote(urlsplit(self.path).path)
         first = int((self.headers.get("Range") or "bytes=0-")[6:].split("-")[0])
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ") or None

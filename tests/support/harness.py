@@ -27,10 +27,10 @@ from docker import DockerClient
 
 LABCTL = str(Path(sys.executable).with_name("labctl"))
 WORKLOADS = Path(__file__).resolve().parents[1] / "workloads"
-# What a person may have exported must not change what is tested.
+# Variables that the user may have exported must not affect the tests.
 NOT_INHERITED = ("LAB_", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HOST_", "PROJECT_PATH", "DOCKER_SSH", "DOCKER_MASTER")
 
-# Other tracebacks are torchrun's or deepspeed's: of a node that leaves its barrier last, of a launcher that is killed.
+# torchrun and deepspeed print their own tracebacks, for a node that leaves its barrier last or a killed launcher.
 OWN_FRAME = re.compile(r'File "[^"]*(?:/labctl/|/bin/labctl|/opt/lab/|/workspace/)')
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ def wait_until(condition: Callable[[], T | None], limit: float, description: str
             return value
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {limit} s: {description}")
-        # One that starts a labctl each time leaves half of the core to what it waits for.
+        # A condition that starts labctl must leave half of the core to the process that it waits for.
         time.sleep(max(0.05, time.monotonic() - began))
 
 
@@ -320,7 +320,7 @@ class Lab:
         """Run a command as ``inside`` does; return its output as bytes."""
         for _ in range(5):
             code, output = self.containers()[node].exec_run(list(argv), user=user or f"{os.getuid()}:{os.getgid()}")
-            # A busy engine loses at times what a command printed that ended at once.
+            # A busy engine sometimes loses the output of a short command.
             if output or code or argv[0] not in ("cat", "env", "hostname", "id"):
                 break
         assert code == 0, f"{node}: {argv}: code {code}: {output!r}"

@@ -552,7 +552,7 @@ class MadeUpBackend:
         with ExitStack() as held:
             if options:
                 held.enter_context(interrupts(stop))
-                # What is not followed any more, as its lines cannot be written, is ended.
+                # A run whose lines cannot be written is no longer followed, so stop it.
                 held.callback(ranks.stop, jobs.GRACE, "nothing follows it any more")
             ranks.follow(lambda lines: watch.look_at(keep(lines)))
         stop.close()

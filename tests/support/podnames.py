@@ -29,7 +29,7 @@ class _Answer(socketserver.BaseRequestHandler):
         end = at + 5
         (kind,) = struct.unpack_from("!H", query, at + 1)
         address = self.server.addresses.get(".".join(labels))
-        # With authority and recursion; 3 is NXDOMAIN. Pods may be new, so that an answer holds for a second.
+        # Flags: authoritative, recursion available; 3 is NXDOMAIN. The TTL is 1 s, as pods may be recreated.
         answers = [socket.inet_aton(address)] if address and kind == 1 else []
         head = struct.pack("!2sHHHHH", query[:2], 0x8580 if address else 0x8583, 1, len(answers), 0, 0)
         records = [struct.pack("!HHHLH4s", 0xC00C, 1, 1, 1, 4, packed) for packed in answers]

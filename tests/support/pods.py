@@ -21,8 +21,8 @@ from docker import DockerClient
 from support.harness import wait_until
 
 Manifest = dict[str, Any]
-# What operators add for Open MPI: kubeflow/mpi-operator, pkg/controller/mpi_job_controller.go; kubeflow/trainer,
-# pkg/runtime/framework/plugins/mpi.
+# Variables that operators add for Open MPI: kubeflow/mpi-operator, pkg/controller/mpi_job_controller.go;
+# kubeflow/trainer, pkg/runtime/framework/plugins/mpi.
 OPERATORS = {
     "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
     "OMPI_MCA_orte_keep_fqdn_hostnames": "true",

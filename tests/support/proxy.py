@@ -52,5 +52,5 @@ class Proxy:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
         self._open -= {source}
-        # The other direction has a thread of its own, which closes what it reads from.
+        # The thread of the other direction closes the socket that it reads from.
         source.close()

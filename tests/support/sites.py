@@ -175,7 +175,7 @@ class ClusterInMemory(RunningApi):
         code = 0
         try:
             for line in self._answers(pod, ("mpirun", run)):
-                # Ranks call their node by the name of its pod.
+                # Ranks print the name of their pod.
                 self.prints(pod, line.replace(" on worker-", f" on {pod.removesuffix('launcher')}worker-"))
         except Failed as failed:
             code = failed.code

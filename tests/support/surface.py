@@ -12,7 +12,7 @@ from typing import Any
 
 BEFORE = json.loads((Path(__file__).parents[1] / "golden/surface.json").read_text(encoding="utf-8"))
 LABCTL = [sys.executable, "-c", "from labctl.cli import main; main()"]
-# Dictionaries whose keys are names that a lab or a run chooses.
+# Dictionaries with keys chosen by a lab or a run.
 NAMED_BY_THE_USER = {"metrics"}
 JSON_COMMANDS = (
     "config", "devices", "render", "up --dry-run", "up", "status", "workloads", "fit opt-125m",

@@ -33,9 +33,9 @@ PROGRAMS = [
 ]
 NODE_IMAGE = "stand-in/node"
 FORBIDDEN = ("Operation not permitted", "Permission denied", "permission denied")
-# /dev/full: every container may open it, and nothing comes of it.
+# /dev/full: containers may open it, and writes have no effect.
 HARMLESS = os.makedev(1, 7)
-# Of the lab's image, all that a node needs to start, to be logged in to, and to run Python or MPI programs; and pip.
+# Omitted from the lab's image: all that is not needed to start, log in, run Python or MPI programs, and run pip.
 LEFT_OUT = (
     "./dev/*", "./proc/*", "./sys/*", "./var/lib/apt", "./var/lib/dpkg", "./var/cache/*",
     *(f"./opt/venv/lib/*/site-packages/{word}*" for word in ("[!p]", "p[!i]", "pi[!p]")), "./opt/venv/share/*",
@@ -44,7 +44,7 @@ LEFT_OUT = (
     "./usr/share/doc/*", "./usr/share/javascript", "./usr/share/locale/*", "./usr/share/man/*", "./usr/share/perl*",
 )  # fmt: skip
 BASE_CONFIG: dict[str, Any] = {
-    # systemd, where there is one, is not to be reached from there.
+    # The host's systemd, if any, is not reachable from the machine.
     "exec-opts": ["native.cgroupdriver=cgroupfs"],
     "mtu": 1400,
 }
@@ -217,7 +217,7 @@ def import_node(image: str, name: str, *, prefix: tuple[str, ...] = ()) -> None:
     """
     excluded = [f"--exclude={pattern}" for pattern in LEFT_OUT]
     mounts = [f"--volume={program}:/opt/lab/{program.name}:ro" for program in PROGRAMS]
-    # Without a driver for logs, which would write all of it a second time.
+    # Disable the log driver, which would store the whole output again.
     pack = ["docker", "run", "--rm", "--log-driver=none", "--network=none", "--entrypoint=tar", *mounts, image]
     changes = [
         'ENTRYPOINT ["/usr/bin/python3", "-I", "/opt/lab/labnode.py", "start"]',

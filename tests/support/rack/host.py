@@ -34,8 +34,8 @@ mount --bind /run/full "$1"
 umount /run/full
 head -c "${size}k" /dev/zero > "$1/filler" 2> /dev/null || true
 """
-# Not by name: the nodes of a lab run sshd too. A session is a child of sshd, and may have one of its own, with which it
-# may end by itself.
+# Select by parent, not by name: the nodes of a lab run sshd too. A session is a child of sshd that may have a child of
+# its own, whose end may end it.
 HANG_UP = """
 for session in $(pgrep -P "$(cat /run/sshd.pid)"); do
     pkill -KILL -P "$session" -x sshd
@@ -317,7 +317,7 @@ class Host:
         self.shell("pkill -x dockerd; timeout 60 sh -c 'while pgrep -x dockerd; do sleep 0.1; done'")
 
     def _configure_sshd(self, lines: str) -> None:
-        # A file that sshd reads before its own defaults: the first value counts.
+        # sshd reads this file before its defaults, and the first value counts.
         self.run("sh", "-c", "cat > /etc/ssh/sshd_config.d/options.conf", stdin=lines)
         self._restart_sshd()
 

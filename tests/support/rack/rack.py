@@ -167,7 +167,7 @@ class Rack:
 
     def lab(self, path: Path, name: str, hosts: tuple[Host, ...], settings: dict[str, str]) -> RackLab:
         """Make a lab over these hosts, with its directory on this machine."""
-        # The cache is the person's own on each host: a folder of this machine is none of theirs.
+        # Use the default cache on each host: the hosts cannot see a folder of this machine.
         plain = {"LAB_HOSTS": "hosts.txt", "HOST_CACHE_PATH": ""}
         here = Lab.make(path, name, hosts[0].engine, {**plain, **settings})
         self.inventory(path / "hosts.txt", *hosts)
@@ -180,7 +180,7 @@ class Rack:
     ) -> Host:
         directory = self._directory / name
         directory.mkdir(exist_ok=True)
-        # Without what is mounted below it, the file systems of other containers.
+        # Exclude mounts below it, which are the file systems of other containers.
         mount = Mount("/given", str(self._engine.info()["DockerRootDir"]), "bind", read_only=True)
         mount["BindOptions"] = {"NonRecursive": True}
         container = self._engine.containers.create(
@@ -190,7 +190,7 @@ class Rack:
             hostname=name,
             init=True,
             privileged=True,
-            # Empty whenever the host starts, as after a boot.
+            # Empty at each start, as after a boot.
             tmpfs={"/run": "exec,mode=755"},
             volumes={
                 str(directory): {"bind": "/witness", "mode": "rw"},
@@ -272,7 +272,7 @@ def _network(engine: DockerClient, name: str) -> Iterator[Network]:
         try:
             return engine.networks.create(name, ipam=ipam, options=options)
         except APIError as error:
-            # Another test's network may take the subnet in between.
+            # Another test's network may have taken the subnet.
             if "overlap" not in str(error):
                 raise
             return None
