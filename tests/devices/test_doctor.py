@@ -21,11 +21,11 @@ def test_an_engine_without_gaudi_s_runtime_is_told_of_and_gets_it(machine: Machi
     lab = machine_lab(LAB_ACCELERATOR="habana")
     finding = single(doctor(lab), "LAB-RUNTIME-001", "local")
     assert "habana" in finding["seen"]
-    # The signal is sent, not answered.
+    # dockerd reloads asynchronously after the signal.
     answered = "timeout 30 sh -c 'until docker info | grep -w habana; do sleep 0.1; done'"
     remaining = type_in(lab, [finding["fix"], answered], {})
     assert "LAB-RUNTIME-001" not in {finding["code"] for finding in remaining}
-    # What was configured before still is.
+    # The earlier configuration is kept.
     assert json.loads(before).items() <= json.loads(machine.at("/etc/docker/daemon.json").read_text()).items()
     machine.stop_engine()
     machine.configure(Dockerd())

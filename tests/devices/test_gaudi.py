@@ -11,7 +11,7 @@ from support.machine import hardware
 from support.machine.machine import Machine
 
 pytestmark = pytest.mark.docker
-# What sshd and the node's start need, and what Habana's runtime asks for.
+# Capabilities that sshd, the node's start and Habana's runtime need.
 CAPABILITIES = {"CAP_AUDIT_WRITE", "CAP_SETGID", "CAP_SETUID", "CAP_SYS_CHROOT", "CAP_SYS_NICE"}
 # Indices follow the order of probing, modules the slots of the board.
 MODULES = (6, 2, 7, 3)

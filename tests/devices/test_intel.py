@@ -12,7 +12,7 @@ from support.machine.machine import Machine
 pytestmark = pytest.mark.docker
 INTEL, AMD = "0x8086", "0x1002"
 VIDEO = 44
-# An AMD card has the first numbers.
+# The AMD card has the first number.
 NODES = [("worker-0", "0000:04:00.0", "/dev/dri/renderD129"), ("worker-1", "0000:05:00.0", "/dev/dri/renderD130")]
 
 
@@ -50,7 +50,7 @@ def test_its_name_by_path_leads_to_it(lab: Lab, node: str, address: str, path: s
 @pytest.mark.parametrize(("node", "address", "path"), NODES)
 def test_the_labs_user_may_open_it_by_this_hosts_groups(lab: Lab, node: str, address: str, path: str) -> None:
     assert lab.containers()[node].attrs["HostConfig"]["GroupAdd"] == [str(VIDEO), str(hardware.RENDER)]
-    # As a rank is started: by ssh, as the lab's user.
+    # Log in as ranks are started: by ssh, as the lab's user.
     opened, *groups = lab.inside("launcher", "ssh", node, f": < {path} && echo {path} && id -G").split()
     assert opened == path
     assert {str(VIDEO), str(hardware.RENDER)} <= set(groups)

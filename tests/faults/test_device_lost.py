@@ -16,11 +16,11 @@ from support.machine.machine import Machine
 
 pytestmark = pytest.mark.docker
 
-# Seconds: two of the intervals that the compose file gives a node's health check.
+# Two intervals of a node's health check in the compose file, in seconds.
 TWO_INTERVALS = 2 * 15
 FLAG = "/tmp/gpu-lost"  # noqa: S108
 LOST = "Failed to initialize NVML: Unknown Error"
-# As the real tool does it, until the file is there: in this node alone, where a renewed node has it no more.
+# Imitates the real tool until the file exists, in this node alone; a recreated node has no such file.
 NVIDIA_SMI = f"""#!/bin/sh
 if [ -e {FLAG} ]; then
     echo '{LOST}'
@@ -88,7 +88,7 @@ def test_a_gpu_that_is_lost_ends_the_run_on_it_and_up_makes_its_node_anew(nvidia
         checked(nvidia, "worker-1")
         nvidia.inside("worker-1", "touch", FLAG)
         document = running.answer(120).expect(4).json
-    # Its next check fails, which Docker tells.
+    # The next check fails, and Docker reports it.
     assert (document["verdict"], document["cause"]) == ("ERROR", "device-lost")
     assert f"worker-1 (rank 1): device lost: nvidia-smi says `{LOST}`; `labctl up`" in document["message"]
     assert nvidia.processes_of(run_id) == []
@@ -109,7 +109,7 @@ def test_a_gpu_that_is_lost_ends_the_run_on_it_and_up_makes_its_node_anew(nvidia
     assert {node for node, identity in nvidia.identities().items() if identity != kept[node]} == {"worker-1"}
     checked(nvidia, "worker-1")
 
-    # A rank that crashes over it before any check has that cause, too.
+    # A rank that crashes before the next check gets that cause, too.
     folder = nvidia.path / "workloads/unlucky"
     folder.mkdir()
     (folder / "workload.yml").write_text(

@@ -236,7 +236,7 @@ UNTIDY = settings(
 
 Fault = tuple[str, str]
 """Code and node."""
-# Of several faults the last to be mended are those whose command, `labctl up`, could mend the others too.
+# `labctl up`, which could repair other faults too, comes last among several faults.
 PLANTED: dict[str, tuple[tuple[Plant, ...], tuple[Fault, ...]]] = {
     "killed-and-paused": ((killed, paused), (("LAB-NODE-002", "worker-0"), ("LAB-NODE-001", "worker-1"))),
     "removed-and-hanging": (
@@ -422,7 +422,7 @@ def test_a_healthy_lab_of_eight_nodes_is_examined_in_seconds_and_gives_no_alarm(
     assert {finding["node"] for finding in answer.json["findings"] if finding["code"] == "LAB-NET-005"} == {
         f"worker-{index}" for index in range(8)
     }
-    # The best of three: the machine may do something else as well.
+    # Take the best of three, as the machine may be busy.
     assert min(answer.seconds for answer in answers) < 5
 
 

@@ -15,7 +15,7 @@ from docker import DockerClient
 pytestmark = pytest.mark.docker
 
 TOKEN = "hf_" + "CANARY" * 5
-# Says on its last line how much memory labctl took, in KiB.
+# Program that runs labctl and prints its peak memory in KiB on the last line.
 MEASURED = (
     "import resource, subprocess, sys; code = subprocess.call(sys.argv[1:]); "
     "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr); sys.exit(code)"
@@ -64,7 +64,7 @@ def tree(path: Path) -> str:
 @pytest.mark.parametrize(
     ("workload", "launcher", "code", "verdict", "line"),
     [
-        # pdsh takes time that grows with the square of a line's length.
+        # pdsh takes time quadratic in the length of a line.
         ("hostile", "mpirun", 0, "PASS", 60 << 20),
         pytest.param("hostile", "mpirun", 0, "PASS", 600 << 20, marks=pytest.mark.slow),
         ("hostile-crash", "deepspeed", 4, "ERROR", 0),
@@ -93,7 +93,7 @@ def test_a_hostile_workload_changes_nothing_but_its_own_directory(
     assert stranger()
     assert int(answer.err.splitlines()[-1]) < 150 * 1024
     assert TOKEN not in answer.out + answer.err
-    # What it writes to files of its own is its own.
+    # Secrets in the workload's own files are allowed.
     ours = (path for path in record.rglob("*") if path.is_file() and path.parent.name != "ranks.was")
     assert not [path for path in ours if TOKEN.encode() in path.read_bytes()]
     shown = attacked.call("show", "--json").expect(0).json

@@ -12,7 +12,7 @@ from support.harness import Answer, Lab
 pytestmark = pytest.mark.docker
 
 LAUNCHERS = ("deepspeed", "deepspeed:openmpi", "mpirun", "torchrun")
-# test_runs_that_break.py has the first of them; DeepSpeed over Open MPI ends as mpirun does.
+# test_runs_that_break.py covers the first one; DeepSpeed over Open MPI ends as mpirun does.
 OVER_OPEN_MPI = pytest.param("deepspeed:openmpi", marks=pytest.mark.slow)
 
 
@@ -63,7 +63,7 @@ def test_every_slot_of_few_nodes_has_its_rank(four_nodes: Lab, launcher: str, no
 @pytest.mark.parametrize("launcher", [OVER_OPEN_MPI, "mpirun", "torchrun", "script"])
 def test_a_worker_that_is_killed_ends_the_run_and_is_named(lab: Lab, launcher: str) -> None:
     """Cover all launchers: the remaining ranks are ended as on Ctrl-C and at the time limit."""
-    # Under `script` a script starts ranks by itself.
+    # With launcher `script`, the script starts the ranks.
     run = ("stubborn-own",) if launcher == "script" else ("stubborn", "--launcher", launcher)
     with lab.stubborn_run(*run[1:], "--json", workload=run[0]) as (running, run_id):
         lab.containers()["worker-1"].kill("SIGKILL")

@@ -13,9 +13,9 @@ from support.harness import Lab, Running, wait_until
 
 pytestmark = pytest.mark.docker
 
-# Seconds that a run goes on without its labctl, and within which a run has ended that nothing holds up.
+# Seconds that a run goes on without labctl, and the time limit of a run's end.
 PATIENCE, ENDING = 10, 120
-# Writes its steps until it is told to end, and then takes its time, or ends by itself at the last one.
+# Print steps until stopped, and then take a while to end, or end at the last step.
 STEPS = """
 import os, signal, sys, time
 
@@ -57,7 +57,7 @@ def looks(lab: Lab) -> tuple[str, list[str]]:
     after = runs(lab)
     for run in status["runs"]:
         states = before[run["run_id"]]["state"], after[run["run_id"]]["state"]
-        # A run may have begun and ended between these looks; `status` does not judge one that has ended.
+        # A run may begin and end between these requests; `status` does not judge an ended run.
         between = {"waiting": ("running", "ended"), "running": ("ended",)}.get(states[0], ())
         assert run["state"] in (*states, *between)
     doctor = lab.call("doctor", "--json")
@@ -167,7 +167,7 @@ def test_who_follows_a_run_is_killed_at_ten_moments_and_its_record_says_how_far_
         step = int(run["step"].removeprefix("step "))
         assert (run["state"], step > before) == ("running", True)
         before = step
-        # Each looks anew, from the first line on; a last line may be cut off.
+        # Read the file from the first line each time; the last line may be incomplete.
         lines = (record / "output.log").read_text().splitlines()
         assert len(lines) >= 20 * moment
         assert all(" of rank " in line or "labctl: rank " in line for line in lines[:-1])

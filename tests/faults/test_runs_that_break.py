@@ -66,7 +66,7 @@ def test_a_worker_that_is_cut_off_from_the_network_ends_the_run_and_is_named(lab
 
 def test_a_worker_whose_sshd_is_killed_ends_the_run_and_up_mends_it(lab: Lab) -> None:
     with lab.stubborn_run("--json") as (running, run_id):
-        # Its container may end before the shell that kills it does.
+        # The container may end before the shell that kills it.
         lab.containers()["worker-1"].exec_run(["sh", "-c", "kill -KILL $(pgrep -o -x sshd)"], user="0")
         answer = running.answer(120)
     document = result(answer, 4, "node-lost")
@@ -99,7 +99,7 @@ def test_a_worker_that_is_paused_ends_the_run_and_the_next_one_ends_what_it_left
 
 @pytest.mark.parametrize("launcher", ["mpirun", pytest.param("deepspeed", marks=pytest.mark.slow)])
 def test_a_rank_that_loops_without_end_stalls_the_run_and_says_where(lab: Lab, launcher: str) -> None:
-    # Its own stacks are wanted.
+    # labctl itself requests the stacks.
     answer = lab.call("run", "hang", "--launcher", launcher, "-s", "LAB_STALL_SECONDS=4", "--json")
     document = answer.json
     assert (answer.code, document["verdict"], document["cause"]) == (124, "ERROR", "stalled")
@@ -197,7 +197,7 @@ def test_a_run_whose_labctl_was_killed_goes_on_and_keeps_its_nodes_until_it_is_s
     error = lab.call("run", "hello", "--json").expect(3).json["error"]
     assert f"in use by run {run_id}" in error["message"]
     assert f"labctl stop {run_id}" in error["hint"]
-    # Something of it left its rank, and its environment.
+    # Start a process outside of its rank's session and environment.
     leave = ["sh", "-c", "env -i setsid sleep 900 & until pgrep -x sleep; do :; done"]
     assert lab.containers()["worker-1"].exec_run(leave, user=f"{os.getuid()}:{os.getgid()}").exit_code == 0
     stopped_run = result(lab.call("stop", run_id, "--grace", "1", "--json"), 0, "interrupted", 130)

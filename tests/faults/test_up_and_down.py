@@ -32,7 +32,7 @@ def is_complete(lab: Lab) -> bool:
 def is_polite(answer: Answer, lab: Lab) -> bool:
     """Return True if the command reported Ctrl-C and nothing else, or had not begun, or was finished."""
     stopped = answer.code == 130 and "Traceback" not in answer.err
-    # Python itself ends with 1 while it imports its site.
+    # Python exits with 1 if it is interrupted while it imports its site module.
     not_yet_labctl = answer.code == -signal.SIGINT and "main()" not in answer.err
     not_yet_python = answer.code == 1 and "init_import_site" in answer.err
     return stopped or not_yet_labctl or not_yet_python or (answer.code == 0 and is_complete(lab))

@@ -85,7 +85,7 @@ def test_one_command_fills_the_cache_of_every_host_once(rack_lab: RackLabs, tmp_
     assert all(host.traffic().received - old < 300_000 for host, old in zip(lab.hosts, before, strict=True))
 
     (cache / "mnist/more").write_text("rows")
-    # Nothing listens at the first one's port.
+    # Point the first host to a port without a listener.
     (lab.path / "hosts.txt").write_text(f"{lab.hosts[0].line(port=1)}\n{lab.hosts[1].line()}\n")
     answer = lab.call("cache", "--hosts", environ=home).expect(3)
     assert "h1" in answer.out

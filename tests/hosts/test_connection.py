@@ -32,7 +32,7 @@ from labctl.system import process
 
 pytestmark = pytest.mark.docker
 
-# By port: what sshd is told beside the common lines.
+# Additional lines of sshd's configuration by port.
 SSHDS = {
     2201: "MaxSessions 10\nMaxStartups 10:30:100",
     2202: "AllowStreamLocalForwarding no\nSetEnv PATH=/engine:/usr/bin:/bin\nMaxSessions 10\nMaxStartups 10:30:100",
@@ -46,7 +46,7 @@ StrictModes no
 PasswordAuthentication no
 PermitRootLogin yes
 """
-# The dead socket is what a daemon leaves that was killed.
+# The dead socket imitates one that a killed daemon leaves behind.
 START = """
 useradd --create-home --password '*' guest
 mkdir -p /run/sshd
@@ -54,7 +54,7 @@ python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind("/dead.sock")'
 for config in /host/*.sshd; do /usr/sbin/sshd -f "$config"; done
 exec sleep infinity
 """
-# What a person may have written for every host; none of it may reach the connections of a lab.
+# The user's options for all hosts, none of which may affect the lab's connections.
 PERSONAL = """
     ControlMaster auto
     ControlPath {folder}/personal-%C
@@ -115,7 +115,7 @@ def shared_site(engine: DockerClient, image: str, tmp_path_factory: pytest.TempP
         },
     )
     try:
-        # A person's ssh reads the config of their passwd entry, whatever HOME is: this one is given that of the test.
+        # ssh takes the user's configuration from passwd's home directory, not from HOME, so pass it explicitly.
         (folder / "bin").mkdir()
         wrapper = folder / "bin" / "ssh"
         wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/config "$@"\n')
@@ -384,7 +384,7 @@ def test_hosts_that_cannot_be_reached_are_named_within_the_limit_while_the_other
         waits: list[str] = []
         began = time.monotonic()
         with connected(targets, opening, seconds=8, waits=waits.append) as (connections, errors):
-            # The others have been tried beside the silent one, which took all the time that there was.
+            # The other hosts were tried concurrently with the silent one, which used up the time limit.
             assert time.monotonic() - began < 2 * 8
             assert waits == ["waiting for silent (127.0.0.1)"]
             assert list(connections) == ["host-2201"]
@@ -452,7 +452,7 @@ def test_an_owner_killed_while_it_dials_leaves_nothing(number: signal.Signals) -
         argv = [sys.executable, "-c", DIALLING, str(silent.getsockname()[1]), word]
         with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as owner:
             dialled, _ = silent.accept()
-            # What an owner started in the instant of its death is not known to those that clean up after it.
+            # Cleanup may miss a process that the owner started at the instant of its death.
             wait_until(lambda: any(map(noted, commands(word))), 120, "its ssh is noted")
             owner.send_signal(number)
         with dialled:
@@ -495,7 +495,7 @@ from labctl.config.inventory import InventoryHost as Target
 from labctl.system.parallel import pool
 targets = [Target(name=name, address="127.0.0.1", port=int(sys.argv[1]), user="root") for name in "ab"]
 def chunks():
-    # More than a pipe holds: by then ssh takes it.
+    # Wait for more bytes than a pipe holds, so that ssh has begun to read.
     yield bytes(1 << 18)
     sys.stdout.write("sending\\n")
     sys.stdout.flush()

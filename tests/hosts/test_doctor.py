@@ -27,7 +27,7 @@ def test_what_one_host_lacks_is_told_by_name_and_the_others_get_their_nodes(rack
     assert "user bob" in single(findings, "LAB-PORT-002", "h2")["seen"]
     assert "300 s ahead" in single(findings, "LAB-CLOCK-001", "h2")["seen"]
     full = single(findings, "LAB-DISK-004", "h2")
-    # What mends a host is typed here and done there.
+    # Suggested commands for a host are typed here and executed there.
     assert full["fix"].startswith("ssh ")
     assert second.address in full["fix"]
     assert not any(finding["runnable"] for finding in findings)
@@ -88,7 +88,7 @@ def test_bytes_take_the_interface_that_was_chosen_or_doctor_says_so(rack: Rack, 
     assert second_host.traffic().sent - before.sent > 4 << 20
     assert {finding["code"] for finding in findings if finding["level"] != "ok"} <= {STALE}
 
-    # The other node is told to use an interface by which it does not reach the first.
+    # Configure an interface of the second node that does not reach the first one.
     first, second = (host.interface(host.second_interface(rack.fabric)) for host in (first_host, second_host))
     (lab.path / "hosts.txt").write_text(f"{first_host.line(iface=first)}\n{second_host.line(iface='eth0')}\n")
     lab.call("up").expect(0)

@@ -20,11 +20,11 @@ from labctl.backends.docker.lab import cluster
 pytestmark = pytest.mark.docker
 
 SSH_PORT = 12345
-# What `up` takes beside waiting for a host that does not answer, on a busy machine.
+# Seconds that `up` takes on a busy machine, besides waiting for a host that does not answer.
 WORK = 30
-# A host that is gone is told of within so many seconds: 4 x 2 of silence, and 5 for processes that do not heed TERM.
+# Seconds until a lost host is reported: 4 x 2 of silence, and 5 for processes that ignore TERM.
 LOST = 15
-# A limit for a machine whose cores are all busy; that the run's cause is the loss shows that no time-out ended it.
+# Generous limit for a busy machine; the run's cause shows that the lost host ended it, and no timeout.
 BUSY = 120
 
 
@@ -151,7 +151,7 @@ def test_a_host_with_another_persons_lab_of_this_name_is_left_alone(lab: RackLab
 def test_a_run_is_refused_where_another_has_the_port_at_which_its_ranks_meet(lab: RackLab) -> None:
     lab.hosts[1].occupy(29500)
     try:
-        # There nobody meets.
+        # The rendezvous port is free on these hosts.
         lab.call("run", "hello", "--include", "worker-0@worker-2").expect(0)
         error = lab.call("run", "hello", "--include", "worker-1@worker-2", "--json").expect(3).json["error"]
         assert error["node"] == "h2"
@@ -219,7 +219,7 @@ def test_where_no_host_answers_each_is_named_and_nothing_is_claimed_of_any(lab: 
         (decided,) = lab.call("config", "-s", "LAB_ACCELERATOR=auto", "--json").expect(0).json["decided"]
         assert decided["value"] == "unknown"
         assert all(f"{name} (" in decided["why"] for name in ("h1", "h2", "h3"))
-    # What they told is on record again.
+    # `status` records the hosts' reports again.
     lab.call("status").expect(0)
 
 
@@ -283,7 +283,7 @@ def test_a_host_that_is_lost_ends_the_run_and_up_heals_it_once_it_is_back(
             host.cure()
     assert (result["verdict"], result["cause"]) == ("ERROR", "node-lost")
     kept_there = {host.name: f"{host.home}/.labctl/{lab.name}.{host.name}/runs/.outputs/{run_id}" for host in lab.hosts}
-    # Where no more than the engine failed, ssh brings the files.
+    # ssh still fetches the files if only the engine has failed.
     stays = trouble is not Host.stop_engine
     assert (f"what {host.name} has of the run stays there in {kept_there[host.name]}" in answer.err) is stays
     assert bool(host.shell('[ ! -e "$1" ] || echo there', kept_there[host.name])) is stays

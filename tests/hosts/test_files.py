@@ -118,7 +118,7 @@ def test_copies_whose_connection_breaks_never_show(
     whole = push.stream
     length = sum(map(len, whole([push.Update("", new["workloads"])])))
     shown = ("sh", "-c", f"cd {lab}/workloads; cat file-*")
-    # The unit tests of push cut at more places.
+    # The unit tests of push cover more cut positions.
     for cut in (0, 3, 6, 9):
         with reached(host) as doomed, monkeypatch.context() as patched:
 

@@ -18,8 +18,8 @@ from support.rack.rack import Rack, RackLab
 
 pytestmark = pytest.mark.docker
 
-# Every session runs this: the first few as they were asked, and instead of what later ones print comes an answer. Where
-# that is framed, the lines around it are those of the script that opens a connection.
+# Shell of all sessions: the first ones run their command, later ones print the lie instead. A framed lie is enclosed in
+# the lines of the script that opens a connection.
 LIAR = """\
 #!/bin/sh
 cd /tmp/liar || exit
@@ -41,7 +41,7 @@ echo "$2" > framed
 base64 -d > answer
 chmod -R 777 .
 """
-# How many sessions are answered honestly, and whether the lie is framed.
+# Number of honest sessions, and `yes` for a framed lie.
 WAYS = ((0, False), (0, True), (1, False), (2, False))
 FEW = (
     ("an escape sequence", (0, False)),
@@ -50,7 +50,7 @@ FEW = (
     ("a number of 5000 digits", (1, False)),
     ("an empty object", (2, False)),
 )
-# Says on its last line how much memory labctl took, in KiB.
+# Program that runs labctl and prints its peak memory in KiB on the last line.
 MEASURED = (
     "import resource, subprocess, sys; code = subprocess.call(sys.argv[1:]); "
     "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr); sys.exit(code)"

@@ -100,7 +100,7 @@ def test_a_host_gets_the_keys_of_its_own_nodes_and_gives_all_back(lab: RackLab) 
 
     kept = f"{lab.hosts[1].home}/.labctl/{lab.name}.h2/runs/.outputs/20260102-150405-hello-3fa2"
     lab.inside("worker-1", "sh", "-c", f"mkdir {RUN}; echo 1 > {RUN}/loss; mkfifo {RUN}/pipe", user="1000:1000")
-    # The host's word for a run is no path to write to: nobody ran this one from here.
+    # A run's name on the host must not be used as a path here: no such run was started from this machine.
     answer = lab.call("down").expect(3)
     assert f"what is no run of this lab: '{Path(RUN).name}'" in answer.err
     assert not (lab.path / "runs" / Path(RUN).name).exists()

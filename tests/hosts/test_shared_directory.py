@@ -17,10 +17,10 @@ def test_results_appear_in_place_and_are_the_persons_own(
     hosts = rack.make("n1", "n2", image=image, uid=os.getuid() or 1000, shared=tmp_path)
     (tmp_path / "lab").mkdir()
     lab = rack.lab(tmp_path / "lab", f"{family}-shared", hosts, {"LAB_SHARED_DIR": str(tmp_path)})
-    # Over NFS a person has the same number everywhere.
+    # Over NFS the user has the same uid on all hosts.
     rack.inventory(lab.path / "hosts.txt", *hosts, user="ann" if os.getuid() else "root")
 
-    # This machine's own, which no host sees.
+    # A local directory that the hosts cannot see.
     directory = tmp_path_factory.mktemp("own")
     apart = rack.lab(directory, f"{family}-apart", hosts, {"LAB_SHARED_DIR": str(directory)})
     refused = apart.call("up").expect(3).err

@@ -49,7 +49,7 @@ def test_bad_hosts_are_named_and_nothing_is_left(rack: Rack, rack_lab: RackLabs)
 @pytest.mark.parametrize(
     "changes",
     [
-        # Every check, with sizes and bounds for nodes that other programs take cores from.
+        # All checks, with sizes and limits for a busy machine.
         pytest.param({"within: 30%": "within: 98%", 'rounds: "10"': 'rounds: "1"'}, id="on-a-busy-machine"),
         pytest.param({}, id="as-it-is", marks=pytest.mark.slow),
     ],
@@ -73,7 +73,7 @@ def test_two_hosts_go_from_nothing_to_a_report_and_back_to_nothing(rack_lab: Rac
 @pytest.mark.slow
 def test_a_host_whose_cores_are_slow_is_named(rack_lab: RackLabs) -> None:
     lab = rack_lab(2)
-    # So little that the other host has more even if it shares its cores with two other programs.
+    # A limit low enough for the other host even if it shares its cores with two other programs.
     lab.hosts[1].throttle(0.15)
     matmul = "{workload: matmul, nodes: each, set: {rounds: '10'}, metrics: {tflops: {}}}"
     validation = validated(lab, profile(lab, matmul), code=5)

@@ -19,7 +19,7 @@ ROW = re.compile(
 REHEARSED = [8, 64, 512, 4096, 32768, 262144, 1048576]
 BUS = {"all_reduce": 1.0, "all_gather": 0.5, "reduce_scatter": 0.5, "broadcast": 1.0, "all_to_all": 0.5}
 """busbw over algbw on two ranks (nccl-tests, doc/PERFORMANCE.md)."""
-# Each in a process group of its own, in a folder of its own.
+# Run each operation in its own process group and folder.
 OTHERS = """
 import os, sys
 sys.path[:0] = ["/workspace/workloads/allreduce", "/workspace/workloads/common"]
@@ -87,7 +87,7 @@ def test_a_value_that_is_off_by_one_is_counted_and_a_backend_that_is_not_here_re
         "print(f'code {allreduce.main()}')"
     )
     path = "PYTHONPATH=workloads/allreduce:workloads/common"
-    # In one pipe, since the engine does not keep the order of two.
+    # Use one pipe, as the engine does not keep the order of stdout and stderr.
     command = ("sh", "-c", 'exec python -c "$0" 2>&1', script)
     output = lab.inside("worker-0", "env", path, "PYTHONDONTWRITEBYTECODE=1", *command)
     assert {"2 True", "code 2"} <= {*output.splitlines()}

@@ -16,7 +16,7 @@ from labctl.batches.record import Batch, BatchJob
 
 pytestmark = pytest.mark.docker
 
-# A second of steps, then a number, unless its job is told to hang, to go on until it is killed, or to be slow.
+# Print steps for a second, then a number, unless the job is to hang, to run until it is killed, or to be slow.
 STEPS = """
 import os, sys, time
 
@@ -43,7 +43,7 @@ criteria:
   - {metric: throughput, min: 80}
 """
 NODES = tuple(f"worker-{number}" for number in range(4))
-# Seconds between two steps of a rank that nothing paused, on a busy machine.
+# Limit of seconds between two steps of a rank on a busy machine, unless it was paused.
 PAUSE = 3
 
 
@@ -128,7 +128,7 @@ def test_jobs_on_disjoint_nodes_run_at_once_and_no_node_has_two(lab: Lab, mixed:
     together = [pair for pair in combinations(jobs.values(), 2) if overlap(*pair)]
     assert len(together) >= 4
     assert all(set(first.nodes).isdisjoint(other.nodes) for first, other in together)
-    # While the first job hangs on two nodes, the other two are used.
+    # The other jobs use the other two nodes while the first job hangs.
     assert sum(overlap(jobs["4nodes_2xN/steps_1_2xN_batch0001.log"], job) for job in jobs.values()) > 2
     assert mixed.json["seconds"] < 2 * mixed.json["ideal"]
 

@@ -10,7 +10,7 @@ from support.harness import Lab
 
 pytestmark = pytest.mark.docker
 
-# How much each rank computes in a second of its core; the run is as slow as its slowest rank.
+# Each rank counts its work in a second of CPU time; the run is as slow as its slowest rank.
 WORKLOAD = r"""
 description: plain Python on every rank
 launcher: mpirun
@@ -26,7 +26,7 @@ SPIN = """
 import os, sys, time
 if os.uname().nodename in sys.argv[1:]:
     sys.exit(3)
-# On the clock of the process, so that what else the machine does makes nothing slower.
+# Use CPU time, which does not depend on the load of the machine.
 slow, done = os.path.exists("/tmp/slow"), 0
 end = time.process_time() + 0.3
 while time.process_time() < end:

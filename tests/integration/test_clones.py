@@ -41,7 +41,7 @@ def test_a_deepspeed_chat_script_runs_unmodified_on_all_nodes(cloned: Lab) -> No
 
 def test_on_one_node_it_runs_in_that_node_its_own_words_win_and_it_fails_with_the_reason(cloned: Lab) -> None:
     (cloned.path / "one").write_text("worker-1 slots=1\n")
-    # It names its author's home, too.
+    # The script also names its author's home.
     answer = cloned.call("run", "dschat/run_that_fails", "--hostfile", "one", "--json")
     result = answer.json
     assert result["ranks"] == [{"rank": 0, "node": "worker-1"}]

@@ -123,7 +123,7 @@ class SecretLab:
         answer = self.lab.call(*arguments)
         self.answers.append(answer)
         if code:
-            # Unlike `expect`, which takes no traceback, be it a workload's.
+            # `expect` would refuse a workload's traceback.
             assert answer.code == code, answer.err
             return answer
         return answer if arguments[0] == "doctor" else answer.expect(0)

@@ -35,7 +35,7 @@ def stage(number: int) -> str:
 
 
 def test_a_run_takes_as_much_memory_as_predicted(lab: Lab) -> None:
-    # Processors without bf16 take 13 s for a step of 64 tokens in it.
+    # bf16 would take 13 s per step of 64 tokens on processors without it.
     compare(lab, "peak-small", (stage(2), "deepspeed.bf16.enabled=false", "sequence-length=16"), launcher="mpirun")
 
 

@@ -22,7 +22,7 @@ PARTS = ("copy-bandwidth", "allreduce", "opt-125m")
 def test_every_part_that_needs_no_gpu_leaves_its_figures(engine: DockerClient, image: str, tmp_path: Path) -> None:
     wheels, out = tmp_path / "wheels", tmp_path / "out"
     out.mkdir()
-    # labctl's own in the image's Python: the image has the others.
+    # labctl's own packages; the image's Python has the others.
     made = subprocess.run(
         ["bash", str(ROOT / "tests/gpu/wheels.sh"), str(wheels), "3.11", "labctl"],
         env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},

@@ -7,7 +7,7 @@ from support.harness import Lab
 
 pytestmark = pytest.mark.docker
 
-# Two ranks in the launcher's own container: the program, with a short limit, and a Python that joins but never answers.
+# Two ranks in the launcher: the program, with a short limit, and a Python that joins but never answers.
 SILENT_RANK = """
 mpicc -O2 -Wall -Werror -DLIMIT=1.0 -o /tmp/hello_mpi workloads/hello-mpi/hello_mpi.c
 mpirun --allow-run-as-root --oversubscribe -np 1 /tmp/hello_mpi \

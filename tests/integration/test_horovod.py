@@ -9,7 +9,7 @@ from support.harness import Lab
 
 from docker import DockerClient
 
-# The image compiles for ten minutes and more where it is not there yet.
+# Building a missing image takes ten minutes and more.
 pytestmark = pytest.mark.docker
 
 IMAGE = "labctl/horovod"
@@ -77,7 +77,7 @@ def test_images_in_the_cache_go_before_the_packages_and_broken_ones_are_refused(
     finally:
         (cache / "mnist.npz").unlink()
         cache.rmdir()
-    # horovodrun's own traceback is among the lines of the run.
+    # The run's lines include a traceback of horovodrun.
     assert (answer.code, answer.json["cause"]) == (4, "rank-crashed")
     assert "is not Keras's mnist.npz" in answer.json["message"]
 

@@ -31,7 +31,7 @@ NAMES = re.compile(
     r"(^|/)(ssh_host_[a-z0-9]+_key(\.pub)?|id_(rsa|ed25519|ecdsa|dsa)|\.netrc|\.pypirc|pip\.conf|authorized_keys"
     r"|auth\.conf|\.docker/config\.json|\.git-credentials)$"
 )
-# In configuration, not in packages: their documentation is full of https://user:password@example.com.
+# Only in configuration: the documentation of packages is full of https://user:password@example.com.
 CONFIGURATION = re.compile(r"^(etc|root|home|run|tmp|var/lib/apt)/")
 USER_IN_URL = re.compile(rb"https?://[^\s/:@]+:[^\s/@]+@")
 BIGGEST = 64 * 2**20
@@ -52,7 +52,7 @@ def layers(engine: DockerClient, image: str) -> Iterator[tuple[str, str, bytes]]
             blob = saved.extractfile(member) if member.isfile() else None
             if blob is None:
                 continue
-            # What is no layer is the description of one, in JSON.
+            # Other files are descriptions of layers, in JSON.
             with suppress(tarfile.ReadError), tarfile.open(fileobj=blob, mode="r|*", bufsize=BLOCK) as layer:
                 for file in layer:
                     content = layer.extractfile(file) if file.isfile() and file.size <= BIGGEST else None

@@ -26,7 +26,7 @@ from support.harness import Lab, Running, wait_until
 pytestmark = pytest.mark.docker
 
 NODE = "worker-0"
-# It answers every request with its token, and starts a process as a notebook starts kernels.
+# A server that answers all requests with its token, and starts a process as notebooks start kernels.
 STAND_IN = """#!/usr/bin/env python
 import os, socket, subprocess, sys
 path = next(word.split("=")[1] for word in sys.argv if word.startswith("--ServerApp.sock="))
@@ -155,7 +155,7 @@ def test_a_second_one_on_the_same_node_is_refused(serving: Lab) -> None:
 def test_a_port_that_is_taken_is_refused(serving: Lab) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        # Another test's server may not have quite ended.
+        # Another test's server may still be ending.
         answer = wait_until(
             lambda: reply if (reply := serving.call("jupyter", "--port", port)).code != 2 else None,
             20,

@@ -125,7 +125,7 @@ def test_a_worker_that_no_node_can_ever_hold_is_refused(cluster_lab: ClusterLabs
 
 
 def test_a_run_that_finds_no_place_says_what_the_scheduler_says(cluster_lab: ClusterLabs, operator: Operator) -> None:
-    # Either worker has a place there, and not both.
+    # The node has room for one worker, but not for both.
     lab = cluster_lab(LAB_K8S_CPU=f"{cores(operator) * 600}m", LAB_K8S_PATIENCE="10")
     answer = lab.call("run", "hello-mpi", "--json").expect(3)
     assert verdict(answer) == ("ERROR", "does-not-fit")

@@ -9,7 +9,7 @@ from support.harness import Lab
 
 pytestmark = pytest.mark.docker
 
-# DeepSpeed's launcher takes more than twice as long to start the ranks.
+# DeepSpeed's launcher takes more than twice as long to start ranks.
 MPIRUN = ("--launcher", "mpirun")
 MAKE_MODEL = """
 import sys

@@ -36,7 +36,7 @@ ASKED = {
     "HTTPS_PROXY": "http://proxy:3128",
     "HOME": "/home/someone",
 }
-# Paths that a person names; what is there is not looked at.
+# Paths that the user gives; labctl does not look at their content.
 GIVEN = {"model": "/storage/model", "actor": "/storage/actor", "critic": "/storage/critic"}
 
 
@@ -63,7 +63,7 @@ def test_the_server_takes_every_declared_workload(
         try:
             workload = choose_workload(ROOT, name, RunOptions(), loaded)
         except ConfigError as error:
-            # What has its code in a clone, which is not here.
+            # The workload's code is in a clone, which is missing here.
             if "clone" in error.message:
                 continue
             raise

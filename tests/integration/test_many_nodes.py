@@ -47,7 +47,7 @@ def test_every_rank_of_them_answers(many: Lab) -> None:
     assert sorted(answer.out.splitlines()) == sorted(f"{name}: {name}" for name in workers(many))
 
 
-# sshd by itself begins to drop logins at the eleventh that is under way.
+# By default sshd drops logins from the eleventh concurrent one on.
 @pytest.mark.parametrize("logins", [30, pytest.param(100, marks=pytest.mark.slow)])
 def test_many_logins_into_one_worker_at_once_all_succeed(lab: Lab, logins: int) -> None:
     output = lab.inside("launcher", "bash", "-c", LOGINS, "bash", "worker-1", str(logins))

@@ -53,7 +53,7 @@ def test_each_node_is_measured_and_the_slowest_is_the_metric(lab: Lab, workload:
         slowest = min(measured[name], key=lambda node: measured[name][node])
         assert f"{metric}: {measured[name][slowest]:.3f} GB/s on {slowest}, the slowest of 2" in answer.err
     if workload == "disk-read":
-        # Past the page cache, and no file is left.
+        # Bypass the page cache, and leave no file behind.
         assert len(re.findall(r"(?:O_DIRECT|POSIX_FADV_DONTNEED) on \w+, 16 MiB", answer.err)) == 2
         run = lab.path / "runs" / answer.json["run_id"]
         assert max(path.stat().st_size for path in run.rglob("*") if path.is_file()) < 1 << 20

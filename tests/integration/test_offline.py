@@ -23,7 +23,7 @@ sys.path[:0] = ["/workloads/opt", "/workloads/common"]
 import datasets, model, training_text
 print("model", model.find_snapshot("opt-350m")[0])
 print("rows", len(datasets.load_dataset(training_text.fetched_dataset("Dahoas/rm-static"), split="train")))
-# As the library itself keeps a data set of that name.
+# Store the data set of that name as the library does.
 kept = Path("/cache/huggingface/datasets")
 made = datasets.load_dataset_builder("/cache/full-hh-rlhf", cache_dir=str(kept))
 made.download_and_prepare()
@@ -68,7 +68,7 @@ def test_what_was_fetched_and_what_lambdas_scripts_have_cached_is_read_without_n
             "HF_HOME": "/cache/huggingface",
             "HF_DATASETS_CACHE": "/cache/datasets",
             "HOME": "/tmp",  # noqa: S108
-            # As for ranks: what the script imports before the workload would else try for the hub for a minute.
+            # As for ranks: imports before the workload's code would otherwise retry the hub for a minute.
             "HF_HUB_OFFLINE": "1",
         },
         volumes={str(shared): {"bind": "/cache"}, str(WORKLOADS): {"bind": "/workloads", "mode": "ro"}},

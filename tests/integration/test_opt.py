@@ -102,13 +102,13 @@ print([round(x, 3) for x in ppo.log_probabilities(torch.zeros(1, 1, 4), torch.te
 EXPECTED = [
     # An answer ends with its first </s>.
     "[[1, 1, 0, 0], [1, 1, 1, 1]]",
-    # The score, at most 5, comes with the last token; drift costs at every one.
+    # The score, at most 5, is added to the last token; each token pays for its drift.
     "[[-0.05, 4.95, 0.0, 0.0], [-0.05, -0.05, -0.05, 2.95]]",
-    # Surprises are 2 - 1 and 4 - 2; the first token is credited with 0.95 of the second.
+    # The advantages' differences are 2 - 1 and 4 - 2; the first token is credited with 0.95 of the second.
     "[2.9, 2.0, 3.9, 4.0]",
-    # A ratio of 1.5 gains what 1.2 does, and loses in full.
+    # A ratio of 1.5 gains as much as 1.2, and loses in full.
     "[-1.2, 1.5]",
-    # A value that moved by 1 to the return counts as if it had moved by 0.2.
+    # A value that moved by 1 towards the return counts as if it had moved by 0.2.
     "0.32",
     "[-1.386]",
 ]

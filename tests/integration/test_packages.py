@@ -72,7 +72,7 @@ def test_a_script_finds_packages_and_a_lab_that_came_up_for_a_workload_is_what_o
     lab.call("doctor").expect(0)
     lab.call("down").expect(0)
 
-    # The same packages are the same image, whoever asks for them, and nothing is asked for it: no index answers here.
+    # Equal packages give the same image, also for another lab, without an index, which is unreachable here.
     lab.configure({**added, "LAB_PIP_INDEX_URL": "http://127.0.0.1:9/simple"})
     declared = lab.path / "workloads/hello/workload.yml"
     declared.write_text(f"{declared.read_text()}packages: [einops==0.8.0]\n")

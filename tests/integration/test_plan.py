@@ -10,7 +10,7 @@ from support.harness import Lab
 
 pytestmark = pytest.mark.docker
 
-# Locks say who is at work, not what was made.
+# Locks name the current command and are not part of a lab.
 LOCKS = {".lab/lock"}
 
 
@@ -86,8 +86,8 @@ def test_plan_and_deed_of_a_lab_from_nothing_to_nothing(fresh_lab: Callable[...,
     outputs = f"runs/.outputs/{dry_id}/"
     assert f"{outputs}ranks/" in written(plan)
     assert any(path.startswith(f"{outputs}work/ (files of hello: ") for path in written(plan))
-    # Ranks write their logs, what they compile into the caches, and where they start; nodes their samples. What is in
-    # an image is found out once, beside the first run.
+    # Paths written by ranks (logs, caches of compilers, work directories) and by nodes (samples).
+    # The content of an image is listed once, at the first run.
     by_ranks = (f"runs/{dry_id}/ranks/", f"runs/{dry_id}/work/", f"runs/{dry_id}/samples/", ".lab/")
     written_here = {name for name in written(plan) if not name.startswith(outputs)}
     assert {name for name in new if not name.startswith(by_ranks)} == written_here

@@ -35,7 +35,7 @@ def test_one_rank_of_each_node_compiles_what_its_node_does_not_have(lend: FreshL
     lab.call("down").expect(0)
     lab.call("up").expect(0)
     shutil.rmtree(caches["worker-1"] / "labctl/hello-mpi")
-    # As a compilation by torch leaves it that was killed.
+    # Leave the lock file of a killed compilation by torch.
     lock = caches["worker-0"] / "torch_extensions/py311_cpu/fused/lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     lock.touch()

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.docker
 LIMIT = 1200
 DIGEST = re.compile(r"[0-9a-f]{64}")
 IMAGE = re.compile(r"sha256:[0-9a-f]{64}")
-# What each document of a record has: a type, a pattern, a list of one kind, or a mapping by name (`str`) or by key.
+# Schema of a record's documents: a type, a pattern, a list of one kind, or a mapping by name (`str`) or by key.
 VERSIONS: Any = {
     "labctl": str, "python": str, "engine": str, "api": str, "kernel": str, "image": str, "image_id": IMAGE,
     "images": {str: IMAGE}, "packages": {str: str}, "cache": {str: {str: (str, None)}},
@@ -103,7 +103,7 @@ def test_a_replay_of_opt_tiny_is_the_same_to_the_bit_and_its_record_is_whole(fre
     assert {"torch", "deepspeed", "deb/libc6"} <= versions["packages"].keys()
     assert [(entry["path"], entry["dirty"]) for entry in versions["code"]] == [(str(clone), True)]
     assert {"work/train.py", "work/configs/opt-tiny.json"} <= read(record, "job.json")["code"].keys()
-    # Whatever became of the workload: what ran is what runs again.
+    # Change the workload: the replay uses the recorded code.
     (lab.path / "workloads/opt/train.py").write_text("raise SystemExit('another script')\n")
     second = lab.call("replay", first["run_id"], "--json", limit=LIMIT).expect(0).json
     assert (second["replays"], second["verdict"]) == (first["run_id"], "PASS")

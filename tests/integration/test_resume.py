@@ -39,7 +39,7 @@ def broken(lab: Lab, arguments: tuple[str, ...], step: str) -> str:
     """Start a run that loses a worker at this point, and bring the lab up again; return the run's id."""
     with lab.start("run", *arguments, "--json") as running:
         killed_after(running, lab, step)
-        # Rank 0 says by a traceback that it lost the other.
+        # Rank 0 prints a traceback about the lost rank.
         result = running.answer(LIMIT).json
     assert (result["cause"], result["exit_code"]) == ("node-lost", 4)
     lab.call("up").expect(0)
@@ -102,7 +102,7 @@ def test_runs_that_are_ended_or_lose_a_worker_go_on_to_the_same_losses(lab: Lab,
     same_as(lab, whole, first, after=step)
     same_as(lab, whole, result["run_id"], after=40)
     assert max(map(int, output_by_step(lab, result["run_id"], STEPS))) == 65
-    # Floats as JSON has them are those of the ranks, to the last bit.
+    # Floats in JSON have all bits of the ranks' floats.
     for run_id, saved in ((first, 40), (result["run_id"], 60)):
         assert progress(lab, run_id, saved)["steps"] == progress(lab, whole, saved)["steps"]
 

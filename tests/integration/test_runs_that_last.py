@@ -20,7 +20,7 @@ from docker import DockerClient
 
 pytestmark = pytest.mark.docker
 
-# Prints its number of steps, one after the other, and no more once the file `enough` is beside it.
+# Print the numbers of steps, one after the other, until the file `enough` exists.
 STEPS = """
 import os, sys, time
 for step in range(int(sys.argv[1])):
@@ -98,7 +98,7 @@ def test_runs_on_other_nodes_are_side_by_side_and_harm_each_other_not(lend: Fres
         answer = lab.call("attach", run, limit=120).expect(0)
         times = [float(moment) for moment in re.findall(r"of rank 0 at ([0-9.]+)", answer.err)]
         assert steps_in(answer.err, 0) == list(range(len(times)))
-        # What was stopped beside it did not pause it.
+        # Stopping the other run did not pause this one.
         assert len([at for at in times if began < at < ended]) > ended - began
     lab.call("attach", waiting, limit=120).expect(0)
     results = {run: runs(lab)[run] for run in (first, stopped, third, waiting)}
@@ -164,7 +164,7 @@ def test_a_rank_that_prints_when_it_is_told_to_end_has_its_grace(lab: Lab) -> No
     assert (record / "ranks/rank-0.log").read_text().splitlines()[-2:] == ["told to end", "saved"]
 
 
-# Half of the steps once the file `seen` is beside it.
+# Print the second half of the steps once the file `seen` exists.
 BARS = """
 import os, sys, time
 for step in range(1, 61):
@@ -186,7 +186,7 @@ def test_a_terminal_shows_a_bar_below_the_whole_log_and_top_watches_beside_it(la
         assert f"run {document['run_id']}\nstep " in lab.call("top").expect(0).out
         (lab.path / "workloads/seen").touch()
         assert terminal.code(120) == 0
-    # A line that begins again after \r has its mark again.
+    # The prefix is repeated on a line that restarts after \r.
     printed = re.findall(r"\r\x1b\[2m  \| \x1b\[0m\{'loss': 1.5, 'step': (\d+)\}\r\n", terminal.output)
     assert printed == [str(step) for step in range(1, 61)]
     assert "/60  " not in terminal.output[terminal.output.index("result.json") :]
@@ -195,7 +195,7 @@ def test_a_terminal_shows_a_bar_below_the_whole_log_and_top_watches_beside_it(la
     assert lab.call("top").expect(3).err.startswith("error: no run is under way")
 
 
-# Prints so many lines, with a byte that is no text and these words, and behind each as many empty ones.
+# Print this many lines, with a non-text byte and these words, each followed by empty lines.
 MANY = r"""
 import sys
 for number in range(int(sys.argv[1])):
@@ -211,7 +211,7 @@ def test_all_lines_of_ranks_that_print_much_arrive_once(lab: Lab) -> None:
     for rank in (0, 1):
         log = (record / f"ranks/rank-{rank}.log").read_bytes().split(b"\n", 1)[1]
         assert log == b"".join(b"step %d \xff \xc3\xbc\n\n\n" % number for number in range(30_000))
-    # mpirun's own lines have no mark: it may warn that a process group was set by another first.
+    # mpirun's own lines have no prefix: it may warn that a process group was set by another process first.
     printed = re.findall(r"^\[1,[01]\]<std\w+>:(.*)$", (record / "output.log").read_text(), re.MULTILINE)
     counts = {f"step {number} \ufffd ü": 2 for number in range(30_000)}
     assert Counter(line for line in printed if "labctl: " not in line) == {**counts, "": 120_000}

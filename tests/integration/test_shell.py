@@ -54,7 +54,7 @@ def test_history_and_directory_outlive_the_shell_and_the_lab(fresh_lab: Callable
     lab.call("up").expect(0)
     with lab.in_terminal("shell", "worker-0") as second:
         wait_for(second, r"worker-0:/workspace/runs[$#]")
-        # The latest command is `exit`.
+        # The last command is `exit`.
         second.press("\x10\x10")
         wait_for(second, r"cd runs; echo remember-\$")
         leave(second)
@@ -86,7 +86,7 @@ def test_keys_that_docker_would_take_for_itself_reach_the_shell(lab: Lab) -> Non
     with lab.in_terminal("shell", "worker-1") as terminal:
         wait_for(terminal, rf"lab@{lab.name}/worker-1")
         terminal.type("stty raw -echo; echo ready-$((40 + 2)); head -c 2 | od -An -b; stty sane")
-        # Before that, the terminal would take Ctrl-Q for its own.
+        # Without raw mode the terminal would intercept Ctrl-Q.
         wait_for(terminal, r"\rready-42")
         terminal.press("\x10\x11")
         wait_for(terminal, "020 021")
@@ -98,7 +98,7 @@ def test_a_shell_that_docker_lets_go_of_leaves_nothing_behind(lab: Lab) -> None:
         wait_for(terminal, rf"lab@{lab.name}/worker-1")
         letters = [key.removeprefix("ctrl-") for key in docker.DETACH_KEYS.split(",")]
         terminal.press("".join(chr(ord(letter.upper()) - ord("@")) for letter in letters))
-        # The environment's fault.
+        # Exit code for errors of the environment.
         assert terminal.code(120) == 3
     assert not shells(lab, "worker-1")
 

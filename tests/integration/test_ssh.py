@@ -123,7 +123,7 @@ def test_an_audit_of_the_launchers_ssh_finds_nothing(lab: Lab) -> None:
     ) as audit:
         gateway = address(lab, "Gateway")
         ssh = ("exec", "--", "ssh", "-o", f"HostName={gateway}", "-p", port, "worker-1", "true")
-        # Until it listens, nobody answers.
+        # Wait until the server listens.
         wait_until(lambda: lab.call(*ssh).code and audit.poll() is not None, 120, "an audit of what ssh offered")
         output = audit.communicate(timeout=120)[0]
     assert audit.returncode == 0, output

@@ -221,7 +221,7 @@ def test_the_files_of_a_node_work_by_hand(lab: Lab, node: str) -> None:
 def test_private_files_are_for_their_owner_alone(lab: Lab) -> None:
     cache = lab.path / ".lab/cache"
     for path in (lab.path / ".lab").rglob("*"):
-        # What runs compile has modes of its own, in folders that nobody else may enter.
+        # Compiled files of runs keep their own modes; their folders are private.
         if path.is_relative_to(cache) and path.parent not in (cache, cache.parent):
             continue
         assert path.stat().st_mode & 0o077 == 0, path

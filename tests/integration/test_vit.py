@@ -21,7 +21,7 @@ def test_every_rank_and_epoch_has_a_row_in_metrics_csv(lab: Lab) -> None:
     result = lab.call("run", "vit", *argv, limit=1200).expect(0).json
     assert (result["verdict"], result["launcher"], result["world_size"]) == ("PASS", "mpirun", 2)
     assert result["metrics"]["loss"]["last"] < result["metrics"]["loss"]["first"]
-    # Chance is 0.1.
+    # Random guessing gives 0.1.
     assert result["metrics"]["accuracy"]["value"] > 0.3
     lines = (lab.path / "runs" / result["run_id"] / "metrics.csv").read_text().splitlines()
     assert lines[0] == COLUMNS
@@ -44,7 +44,7 @@ def write_cifar10(folder: Path, images: int) -> None:
 
 @pytest.mark.slow
 def test_it_runs_on_cifar10s_files(lab: Lab) -> None:
-    # The rehearsal takes a hundredth, which must fill a batch on both ranks.
+    # The rehearsal uses a hundredth of the images, which must fill a batch on both ranks.
     write_cifar10(lab.path / "cache" / "cifar" / "cifar-10-batches-bin", 700)
     argv = ("--rehearse", "--set", "data-path=cifar", "--json")
     result = lab.call("run", "vit", *argv, limit=1200).expect(0).json
