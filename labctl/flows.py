@@ -1,4 +1,4 @@
-"""Each command in a handful of lines: connect, one or two calls, answer."""
+"""Commands, each in a handful of lines: connect, one or two calls, answer."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ class Lab(Struct, frozen=True, kw_only=True):
     network: Network = "bridge"
     """``bridge`` if all nodes are on the same host; else ``host``: each node uses its host's network."""
     owner: str = ""
-    """Its creator, as ``user@machine``."""
+    """Creator of the lab, as ``user@machine``."""
     home: str = ""
     ssh_port: int
     master_port: int

@@ -57,7 +57,7 @@ WORKLOAD = "description: hello\nlauncher: deepspeed\nscript: hello.py\ntimeout: 
 
 
 class Engine(FakeBackend):
-    """Its containers are those of a lab that is up; its agent knows the runs that are under way."""
+    """A lab that is up, whose agent knows the active runs."""
 
     def __init__(self) -> None:
         super().__init__(answer=self._say)
@@ -79,7 +79,7 @@ class Engine(FakeBackend):
 
 
 class Site:
-    """A batch in a lab that is up: what labctl does for each job, in seconds of a processor."""
+    """A batch in a lab that is up; its methods are labctl's work per job, in seconds of CPU time."""
 
     def __init__(self, engine: Engine, jobs: Jobs, backend: backends.Backend) -> None:
         context = backend.context
@@ -91,7 +91,7 @@ class Site:
         record.create(self.directory / "out", self.batch)
 
     def launch(self, index: int) -> float:
-        """Launch a job and note it."""
+        """Launch a job and record it; return the seconds of CPU time."""
         job, began = self.now[f"{index}"], time.process_time()
         options = RunOptions(hostfile=self.directory / "hostfile", detach=True, wait=True)
         (self.directory / "hostfile").write_text("".join(f"{name} slots=1\n" for name in job.nodes))
@@ -102,7 +102,7 @@ class Site:
         return cost
 
     def launched(self, index: int) -> None:
-        """As ``launch``, but only what later jobs look at."""
+        """Record the launch of a job for later jobs, without labctl's work."""
         job = replace(self.now[f"{index}"], state="running", run_id=f"20260102-{index:06}-hello-0000")
         folder = store.directory(self.directory, job.run_id)
         folder.mkdir(parents=True)
@@ -111,7 +111,7 @@ class Site:
         self.engine.begin(job.run_id, job)
 
     def end(self, index: int, *, noted: bool) -> float:
-        """Record how the run of a job ended, and note that if it is to be."""
+        """Record the end of a job's run; update the batch's record if ``noted``."""
         job, began = replace(self.now[f"{index}"], state="done", verdict="PASS"), time.process_time()
         lab = builders.lab(1, directory=self.directory)
         result = {"workload": "hello", "launcher": "deepspeed", "lab": "demo", "cause": None, "message": "Completed."}
@@ -134,7 +134,7 @@ def planned(number: int, nodes: tuple[str, ...]) -> BatchJob:
 
 @contextmanager
 def site(count: int, jobs: Jobs) -> Iterator[Site]:
-    """A lab of so many nodes in a directory of its own, and a batch of these jobs."""
+    """Make a lab of ``count`` nodes in a temporary directory, and a batch of these jobs."""
     engine = Engine()
     with ExitStack() as held:
         directory = Path(held.enter_context(tempfile.TemporaryDirectory()))
@@ -156,15 +156,15 @@ def site(count: int, jobs: Jobs) -> Iterator[Site]:
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """What came of a batch; times in seconds of the simulated clock."""
+    """Result of a batch; times in seconds of the simulated clock."""
 
     ideal: float
-    """What the busiest node is in use."""
+    """Busy time of the busiest node, in seconds."""
     seconds: float
     costs: dict[int, float]
-    """What labctl does for each job, by its index."""
+    """Time that labctl spends on each job, by index."""
     overtaken: int
-    """By how many later jobs one was overtaken at most."""
+    """Largest number of later jobs that started before an earlier one."""
 
     @property
     def overhead(self) -> float:
@@ -179,7 +179,7 @@ def nothing(_: int) -> float:
 
 
 def run(jobs: Jobs, durations: Sequence[float], launch: Cost = nothing, end: Cost = nothing) -> Outcome:
-    """Run jobs by the real queue. labctl does one thing after the other, each for so many seconds of its own."""
+    """Run jobs by the real queue; labctl's work is sequential, and each piece takes its own time."""
     queue, ends, costs = JobQueue(jobs, FOLLOWED), list[tuple[float, int]](), dict[int, float]()
     now = free = 0.0
     begun: list[int] = []
@@ -205,24 +205,24 @@ def run(jobs: Jobs, durations: Sequence[float], launch: Cost = nothing, end: Cos
 
 
 def durations_of(jobs: Jobs, seconds: float) -> list[float]:
-    """Half to one and a half times so many seconds for each job."""
+    """Draw a duration for each job, from half to one and a half times ``seconds``."""
     chance = random.Random(1)  # noqa: S311
     return [seconds * chance.uniform(0.5, 1.5) for _ in jobs]
 
 
 def simulate(count: int, jobs: Jobs, durations: Sequence[float], every: int = 1) -> Outcome:
-    """A batch in a lab of so many nodes.
+    """Simulate a batch in a lab of ``count`` nodes.
 
-    What labctl does is measured of each ``every``th job of a size, and taken to be the same for those after it.
+    Only each ``every``th job of a size is measured; those after it are assumed to cost the same.
     """
-    seen, last = Counter[int](), dict[tuple[str, int], float]()
+    count_by_size, last = Counter[int](), dict[tuple[str, int], float]()
     measured = set[int]()
     with site(count, jobs) as made:
 
         def launch(index: int) -> float:
             size = len(jobs[index])
-            seen[size] += 1
-            if (seen[size] - 1) % every:
+            count_by_size[size] += 1
+            if (count_by_size[size] - 1) % every:
                 made.launched(index)
             else:
                 measured.add(index)
@@ -260,17 +260,17 @@ def random_pairs(count: int, jobs: int) -> Jobs:
 
 
 def mixed(count: int, jobs: int) -> Jobs:
-    """Groups of one to eight neighbours, or of as many as there are."""
-    chance, known = random.Random(3), names(count)  # noqa: S311
+    """Draw groups of one to eight neighbours, at most all nodes."""
+    chance, nodes = random.Random(3), names(count)  # noqa: S311
     sizes = [min(count, chance.choice((1, 2, 4, 8))) for _ in range(jobs)]
     firsts = [chance.randrange(count // size) * size for size in sizes]
-    return [known[first : first + size] for first, size in zip(firsts, sizes, strict=True)]
+    return [nodes[first : first + size] for first, size in zip(firsts, sizes, strict=True)]
 
 
 def wide(count: int, jobs: int) -> Jobs:
-    """After each hundred jobs of one node, one of all."""
-    known = names(count)
-    return [known if number % 101 == 100 else (known[number % count],) for number in range(jobs)]
+    """Draw single-node jobs, with a job of all nodes after each hundred."""
+    nodes = names(count)
+    return [nodes if number % 101 == 100 else (nodes[number % count],) for number in range(jobs)]
 
 
 MIXES: dict[str, tuple[Callable[[int, int], Jobs], int]] = {

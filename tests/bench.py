@@ -56,12 +56,12 @@ def line(row: dict[str, Any]) -> str:
 
 
 def help_text(runs: int) -> dict[str, Any]:
-    """`labctl --help` / `docker compose version`."""
+    """Compare `labctl --help` with `docker compose version`."""
     return compare(runs, lambda: seconds([LABCTL, "--help"]), lambda: seconds(["docker", "compose", "version"]), 1.5)
 
 
 def up(nodes: int, goal: float) -> Callable[[int], dict[str, Any]]:
-    """First `labctl up` / `docker compose up -d` of the same files; labctl also reaches every node over ssh."""
+    """Compare the first `labctl up` with `docker compose up -d` of the same files; labctl also checks ssh to nodes."""
 
     def bench(runs: int) -> dict[str, Any]:
         with lab(nodes) as here:
@@ -72,7 +72,7 @@ def up(nodes: int, goal: float) -> Callable[[int], dict[str, Any]]:
 
 
 def repeated_up(nodes: int, goal: float) -> Callable[[int], dict[str, Any]]:
-    """The second call of each, which finds nothing to do."""
+    """Compare the second call of each, which finds nothing to do."""
 
     def bench(runs: int) -> dict[str, Any]:
         with lab(nodes) as here:
@@ -84,7 +84,7 @@ def repeated_up(nodes: int, goal: float) -> Callable[[int], dict[str, Any]]:
 
 
 def first_rank(runs: int) -> dict[str, Any]:
-    """Seconds to the first rank's line: `labctl run` / the same command typed in the launcher."""
+    """Compare the time to the first rank's line: `labctl run` and the same command typed in the launcher."""
     with lab(2) as here:
         shutil.copytree(WORKLOADS, here / "workloads", dirs_exist_ok=True)
         seconds([LABCTL, "run", "hello"], here)
@@ -99,7 +99,7 @@ def first_rank(runs: int) -> dict[str, Any]:
 
 
 def throughput(runs: int) -> dict[str, Any]:
-    """opt-tiny's samples/s in a run / the same two ranks started by hand in the same containers. Higher is better."""
+    """Compare opt-tiny's samples/s in a run and with the same two ranks started by hand. Higher is better."""
     with lab(2) as here:
         seconds([LABCTL, "run", "opt-tiny"], here)
         run = latest(here)
@@ -115,9 +115,9 @@ def throughput(runs: int) -> dict[str, Any]:
             ranks = [start_rank(here, rank, script) for rank in (0, 1)]
             out, _ = ranks[0].communicate(timeout=600)
             ranks[1].wait(timeout=60)
-            found = re.search(r"Throughput: (\S+) samples/sec", out)
-            assert found, out
-            return float(found[1])
+            match = re.search(r"Throughput: (\S+) samples/sec", out)
+            assert match, out
+            return float(match[1])
 
         return compare(runs, in_lab, by_hand, 0.99, unit="samples/s", more_is_better=True)
 
@@ -132,7 +132,7 @@ def start_rank(here: Path, rank: int, script: list[str]) -> subprocess.Popen[str
 
 
 def rendering(runs: int) -> dict[str, Any]:
-    """Rendering 10,000 nodes / ten times rendering 1,000: linear is 1; the figures are seconds."""
+    """Compare rendering 10,000 nodes with ten times rendering 1,000: linear is 1; the figures are seconds."""
     from support.builders import lab as build_lab
 
     from labctl.backends.docker.compose import render
@@ -140,15 +140,15 @@ def rendering(runs: int) -> dict[str, Any]:
     def timed(count: int, times: int) -> float:
         labs = [build_lab(nodes=count) for _ in range(times)]
         began = time.perf_counter()
-        for one in labs:
-            assert len(render.render(one)) == count + 1
+        for directory in labs:
+            assert len(render.render(directory)) == count + 1
         return time.perf_counter() - began
 
     return compare(runs, lambda: timed(10_000, 1), lambda: timed(1_000, 10), 1.1)
 
 
 def fan_out(nodes: int, goal: float) -> Callable[[int], dict[str, Any]]:
-    """`labctl exec --all -- true` / pdsh in the launcher: each logs in over ssh and tells which node failed."""
+    """Compare `labctl exec --all -- true` with pdsh in the launcher: each logs in over ssh and reports failed nodes."""
 
     def bench(runs: int) -> dict[str, Any]:
         with lab(nodes) as here:
@@ -161,7 +161,7 @@ def fan_out(nodes: int, goal: float) -> Callable[[int], dict[str, Any]]:
 
 
 def planned(nodes: int, limit: float, *command: str) -> Callable[[int], dict[str, Any]]:
-    """The whole of a dry run / so many seconds, as no other tool does the same; and the most memory that one took."""
+    """Compare a dry run with a limit in seconds, as no other tool does the same; report the peak memory."""
 
     def bench(runs: int) -> dict[str, Any]:
         peaks: list[float] = []
@@ -173,7 +173,7 @@ def planned(nodes: int, limit: float, *command: str) -> Callable[[int], dict[str
 
 
 def with_peak(argv: list[str], here: Path, peaks: list[float]) -> float:
-    """Seconds that a command takes; its peak of resident memory, in MiB, goes to the list."""
+    """Run a command; return its seconds, and append its peak memory in MiB to the list."""
     began = time.perf_counter()
     child = subprocess.Popen(argv, cwd=here, stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(child.pid, 0)
@@ -185,7 +185,7 @@ def with_peak(argv: list[str], here: Path, peaks: list[float]) -> float:
 
 
 def rendering_hosts(runs: int) -> dict[str, Any]:
-    """Rendering a node on each of 1,000 hosts, each with the addresses of all / two seconds."""
+    """Compare rendering a node on each of 1,000 hosts, with the addresses of all, with two seconds."""
     from support.builders import host, node
     from support.builders import lab as build_lab
 
@@ -204,7 +204,7 @@ def rendering_hosts(runs: int) -> dict[str, Any]:
 
 
 def evaluating(size: int) -> Callable[[int], dict[str, Any]]:
-    """`labctl eval` of 10,000 logs of so many bytes / `grep -h Throughput` over them."""
+    """Compare `labctl eval` of 10,000 logs with `grep -h Throughput` over them."""
     from support.logs import write_logs
 
     def bench(runs: int) -> dict[str, Any]:
@@ -241,7 +241,7 @@ BENCHMARKS: list[tuple[str, float, Callable[[int], dict[str, Any]]]] = [
 def compare(
     runs: int, ours: Timed, raw: Timed, goal: float, *, unit: str = "s", more_is_better: bool = False
 ) -> dict[str, Any]:
-    """Medians, and the median of the pairs' ratios with their range; the first pair is not counted."""
+    """Return the medians, and the median and range of the pairs' ratios; the first pair is skipped."""
     pairs = []
     for turn in range(runs + 1):
         pair = ours(), raw()
@@ -280,15 +280,15 @@ def after_down(here: Path, argv: list[str]) -> float:
 
 
 def until(argv: list[str], pattern: str, here: Path) -> float:
-    """Seconds until the command prints a line with the pattern; it is then left to end."""
+    """Wait for a line with the pattern and then for the command's end; return the seconds until the line."""
     began = time.perf_counter()
     child = subprocess.Popen(argv, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert child.stdout
     for text in child.stdout:
         if pattern in text:
-            found = time.perf_counter() - began
+            elapsed = time.perf_counter() - began
             child.communicate(timeout=120)
-            return found
+            return elapsed
     sys.exit(f"{' '.join(argv)} never printed `{pattern}`")
 
 
@@ -310,7 +310,7 @@ def lab(nodes: int) -> Iterator[Path]:
 
 @contextmanager
 def initialised() -> Iterator[Path]:
-    """A lab directory, of which nothing is up; removed afterwards."""
+    """A lab directory that is not up; removed afterwards."""
     here = Path(tempfile.mkdtemp(prefix="bench-"))
     try:
         capture([LABCTL, "init", str(here)])

@@ -16,11 +16,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from labctl.batches.bisect import Diagnosis, Group, Outcome, diagnose
 
 FAILS = 0.0
-"""The speed of what fails."""
+"""Speed of a run that fails."""
 
 
 class Cluster(Struct, frozen=True, kw_only=True):
-    """A simulated cluster: a run is as fast as the slowest node or link in it. Speeds are shares of the normal."""
+    """A simulated cluster: a run is as fast as its slowest node or link. Speeds are relative to a good node's."""
 
     nodes: tuple[str, ...]
     slow: dict[str, float] = {}
@@ -30,9 +30,9 @@ class Cluster(Struct, frozen=True, kw_only=True):
     noise: float = 0.02
     """Standard deviation of a run."""
     accidents: float = 0.0
-    """The share of runs that are slow or fail for no lasting reason."""
+    """Share of runs that are slow or fail by chance."""
     growth: float = 0.0
-    """What a run loses each time that the group is twice as large."""
+    """Relative loss of speed each time the group doubles."""
 
     def run(self, group: Group, chance: random.Random) -> Outcome:
         members = set(group)
@@ -86,7 +86,9 @@ def links(how_many: int, bad_nodes: int = 0) -> Scenario:
         rest = [node for node in names(count) if node not in bad]
         slow = {node: chance.choice([FAILS, 0.7]) for node in bad}
         ends = {tuple(chance.sample(rest, 2)): chance.choice([FAILS, 0.5]) for _ in range(how_many)}
-        return Cluster(nodes=names(count), slow=slow, links={(one, other): it for (one, other), it in ends.items()})
+        return Cluster(
+            nodes=names(count), slow=slow, links={(first, second): it for (first, second), it in ends.items()}
+        )
 
     return cluster
 
@@ -126,10 +128,10 @@ class Score(Struct, frozen=True, kw_only=True):
     rounds: int
     runs: int
     bad: int
-    """Nodes and links that are bad."""
+    """Bad nodes and links."""
     found: int
     wrong: int
-    """Nodes and links accused that are not bad."""
+    """Good nodes and links that were accused."""
     unsure: int
 
 
@@ -166,12 +168,12 @@ def main() -> None:
 
 
 def row(count: int, name: str, scores: list[Score]) -> str:
-    rounds, bad = [one.rounds for one in scores], sum(one.bad for one in scores)
-    found = f"{sum(one.found for one in scores)} of {bad}" if bad else ""
-    wrong = sum(one.wrong for one in scores)
+    rounds, bad = [score.rounds for score in scores], sum(score.bad for score in scores)
+    accused = f"{sum(score.found for score in scores)} of {bad}" if bad else ""
+    wrong, runs = sum(score.wrong for score in scores), mean(score.runs for score in scores)
     return (
         f"| {count:,} | {name} | {len(scores)} | {mean(rounds):.1f} | {max(rounds)} | "
-        f"{mean(one.runs for one in scores):,.0f} | {found} | {wrong} | {count - 1:,} | {count * (count - 1) // 2:,} |"
+        f"{runs:,.0f} | {accused} | {wrong} | {count - 1:,} | {count * (count - 1) // 2:,} |"
     )
 
 

@@ -1,4 +1,4 @@
-"""Labs on the real engine: lent to tests that leave them as they were, new ones for the others; all are removed."""
+"""Labs on the real engine: shared ones, restored after each test, and new ones; all are removed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from docker import DockerClient
 if TYPE_CHECKING:
     from support.operator import Operator
 
-# What a value comes to does not depend on how busy the machine is, nor how long it takes to make one up.
+# Examples may be slow to run or to generate on a busy machine.
 hypothesis.settings.register_profile("labctl", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("labctl")
 
@@ -40,11 +40,11 @@ RackLabs = Callable[..., RackLab]
 ClusterLabs = Callable[..., Lab]
 
 
-# A program that crashes in C says where: labctl and its children inherit it.
+# Print a traceback if a program crashes in C; labctl and its children inherit the variable.
 os.environ["PYTHONFAULTHANDLER"] = "1"
 
-# Under `make test &` in a script SIGINT is ignored, under nohup SIGHUP, and children inherit that: what has a handler
-# here is the default again in them.
+# Child processes inherit ignored signals: SIGINT under `make test &` in a script, SIGHUP under nohup.
+# A handler here resets them to the default in children.
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, lambda *_: None)):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)
@@ -55,13 +55,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/*/expected from the code")
 
 
-# Hosts and a machine that many tests share, the longest first.
+# Fixtures shared by many tests, the longest first.
 SHARED = ("shared_rack", "shared_machine")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under xdist one worker runs all tests of the rack, one all of the second machine, and one each other module.
+    """Distribute tests over xdist workers: one for the rack, one for the second machine, one per other module.
 
     Tests of the second machine that want the same of its engine run one after the other: another costs a restart.
     """
@@ -81,13 +81,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(group(item)))
     if hasattr(config, "workerinput"):
-        # What takes long begins first, so that no worker is left alone with it at the end.
+        # Start long tests first, so that no worker is left with one at the end.
         items.sort(key=turn)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Have a smoke test that skips fail: it has to hold everywhere."""
+    """Fail a smoke test that skips: it must run everywhere."""
     report = yield
     if report.skipped and item.get_closest_marker("smoke"):
         report.outcome = "failed"
@@ -96,10 +96,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(scope="session")
 def engine(pytestconfig: pytest.Config) -> Iterator[DockerClient]:
-    """The daemon. Without one: a skip on a laptop, a failure where it was promised (--require-docker, CI=true)."""
+    """Client of Docker. Without it, skip the test, or fail if it is required (--require-docker, CI=true)."""
     client, reason = None, ""
     with warnings.catch_warnings():
-        # The SDK drops, unclosed, the socket that it could not connect.
+        # The SDK leaks sockets that fail to connect.
         warnings.simplefilter("ignore", ResourceWarning)
         try:
             client = docker.from_env(timeout=120)
@@ -116,13 +116,13 @@ def engine(pytestconfig: pytest.Config) -> Iterator[DockerClient]:
 
 @pytest.fixture(scope="session")
 def family() -> str:
-    """What the names of this session's labs begin with."""
+    """Name prefix of this session's labs."""
     return f"pytest-{secrets.token_hex(3)}"
 
 
 @pytest.fixture(scope="session")
 def new_lab(engine: DockerClient, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewLab]:
-    """Makes a lab directory; whatever came of it is gone from the engine when the session ends."""
+    """Function that makes a lab directory; the lab is removed from the engine at the end of the session."""
     numbers = count()
     image = {"LAB_IMAGE": os.environ["LAB_IMAGE"]} if os.environ.get("LAB_IMAGE") else {}
 
@@ -136,7 +136,7 @@ def new_lab(engine: DockerClient, family: str, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="session")
 def image(engine: DockerClient, new_lab: NewLab) -> str:
-    """The lab image: LAB_IMAGE where it is set, else labctl's own, built now if it is not there."""
+    """Name of the lab image: LAB_IMAGE if set, else labctl's own, built if missing."""
     if name := os.environ.get("LAB_IMAGE"):
         return name
     if not engine.images.list(filters={"reference": f"{IMAGE}:latest"}):
@@ -146,7 +146,7 @@ def image(engine: DockerClient, new_lab: NewLab) -> str:
 
 @pytest.fixture(scope="session")
 def small_image(engine: DockerClient, image: str, family: str) -> Iterator[str]:
-    """The lab image without frameworks, a tenth of its size: for tests that carry an image somewhere."""
+    """Name of the lab image without frameworks, a tenth of its size, for tests that copy an image."""
     name = f"{family}/node:latest"
     import_node(image, name)
     yield name
@@ -155,7 +155,7 @@ def small_image(engine: DockerClient, image: str, family: str) -> Iterator[str]:
 
 @pytest.fixture
 def fresh_lab(new_lab: NewLab, image: str) -> Iterator[FreshLab]:
-    """Makes lab directories for this test alone."""
+    """Function that makes a lab directory for this test."""
     made: list[Lab] = []
 
     def make(**settings: str) -> Lab:
@@ -169,27 +169,27 @@ def fresh_lab(new_lab: NewLab, image: str) -> Iterator[FreshLab]:
 
 @pytest.fixture(scope="session")
 def labs(new_lab: NewLab, image: str) -> Labs:
-    """Labs that are up, for tests that leave them so."""
+    """Shared labs that are up; tests leave them up."""
     return Labs(new_lab)
 
 
 @pytest.fixture
 def lend(labs: Labs) -> Iterator[FreshLab]:
-    """Lends labs with these settings, up, until the test ends."""
+    """Function that lends a lab with these settings, up, until the test ends."""
     with contextlib.ExitStack() as stack:
         yield lambda **settings: stack.enter_context(labs.lend(**settings))
 
 
 @pytest.fixture(scope="module")
 def lend_module(labs: Labs) -> Iterator[FreshLab]:
-    """Lends labs with these settings, up, until the module ends."""
+    """Function that lends a lab with these settings, up, until the module ends."""
     with contextlib.ExitStack() as stack:
         yield lambda **settings: stack.enter_context(labs.lend(**settings))
 
 
 @pytest.fixture(scope="module")
 def module_lab(lend_module: FreshLab) -> Lab:
-    """A lab of two nodes for a whole module, whose tests look at the same run."""
+    """A lab of two nodes for a module whose tests share a run."""
     return lend_module()
 
 
@@ -204,7 +204,7 @@ def lab(lend: FreshLab) -> Lab:
 
 @pytest.fixture(scope="session")
 def shared_machine(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """A machine with an engine of its own, that lives as long as the session; the node image is loaded there."""
+    """A second machine with its own engine and the node image, for the session."""
     with contextlib.closing(Machine(tmp_path_factory.mktemp("machine"))) as machine:
         machine.configure(EVERY_VENDOR)
         machine.load_node(image)
@@ -213,7 +213,7 @@ def shared_machine(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def machine(shared_machine: Machine, request: pytest.FixtureRequest) -> Iterator[Machine]:
-    """The second machine, without devices; its engine has every vendor's part unless the mark `dockerd` says else."""
+    """The second machine, without devices; its engine supports all vendors unless the mark `dockerd` configures it."""
     mark = request.node.get_closest_marker("dockerd")
     shared_machine.configure(mark.args[0] if mark else EVERY_VENDOR)
     yield shared_machine
@@ -222,7 +222,7 @@ def machine(shared_machine: Machine, request: pytest.FixtureRequest) -> Iterator
 
 @pytest.fixture(scope="module")
 def module_machine(shared_machine: Machine) -> Iterator[Machine]:
-    """The second machine for a whole module, whose tests look at the same lab."""
+    """The second machine for a module whose tests share a lab."""
     shared_machine.configure(EVERY_VENDOR)
     yield shared_machine
     shared_machine.clear()
@@ -230,7 +230,7 @@ def module_machine(shared_machine: Machine) -> Iterator[Machine]:
 
 @pytest.fixture
 def machine_lab(machine: Machine, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreshLab]:
-    """Makes lab directories on the second machine for this test alone."""
+    """Function that makes a lab directory on the second machine for this test."""
     made: list[Lab] = []
 
     def make(**settings: str) -> Lab:
@@ -249,21 +249,21 @@ def machine_lab(machine: Machine, family: str, tmp_path_factory: pytest.TempPath
 def shared_rack(
     engine: DockerClient, image: str, family: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Rack]:
-    """Hosts with sshd and engines of their own; none until a test asks for one."""
+    """The rack: hosts with their own sshd and engine, created on request."""
     with contextlib.closing(Rack(engine, family, tmp_path_factory.mktemp("rack"), image)) as rack:
         yield rack
 
 
 @pytest.fixture
 def rack(shared_rack: Rack) -> Iterator[Rack]:
-    """The rack, in which nothing is wrong yet."""
+    """The rack, without faults."""
     yield shared_rack
     shared_rack.clear()
 
 
 @pytest.fixture
 def rack_lab(rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory) -> RackLabs:
-    """Makes lab directories over shared hosts for this test alone; the rack clears up after them."""
+    """Function that makes a lab directory over shared hosts for this test; the rack cleans up."""
     numbers = count()
 
     def make(hosts: int, **settings: str) -> RackLab:
@@ -278,7 +278,7 @@ def rack_lab(rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="session")
 def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """That of the cluster, by whose certificate authority its server is known."""
+    """Kubeconfig of the cluster, with its certificate authority."""
     given = os.environ.get("LABCTL_TEST_KUBECONFIG")
     if not given:
         pytest.skip("LABCTL_TEST_KUBECONFIG names no cluster")
@@ -294,7 +294,7 @@ def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def operator(kubeconfig: Path) -> Iterator[Operator]:
-    """A stand-in for the mpi-operator, at work in a namespace of its own."""
+    """A running stand-in for the mpi-operator in its own namespace."""
     from support.operator import fresh_namespace, operating
 
     with fresh_namespace(kubeconfig) as namespace, operating(kubeconfig, namespace) as running:
@@ -303,7 +303,7 @@ def operator(kubeconfig: Path) -> Iterator[Operator]:
 
 @pytest.fixture(scope="session")
 def node_image(engine: DockerClient, image: str) -> Iterator[str]:
-    """The lab's image by a tag that the node, whose engine is this one, does not ask a registry for."""
+    """Tag of the lab's image that the node, whose engine is this one, does not pull."""
     engine.images.get(image).tag(image.partition(":")[0], "pytest")
     yield f"{image.partition(':')[0]}:pytest"
     engine.images.remove(f"{image.partition(':')[0]}:pytest")
@@ -311,7 +311,7 @@ def node_image(engine: DockerClient, image: str) -> Iterator[str]:
 
 @pytest.fixture
 def cluster_lab(operator: Operator, kubeconfig: Path, fresh_lab: FreshLab, node_image: str) -> Iterator[ClusterLabs]:
-    """Makes labs in the operator's namespace; whatever came of one is gone after the test."""
+    """Function that makes a lab in the operator's namespace; its objects are removed after the test."""
     from kubernetes.client.exceptions import ApiException
 
     made: list[Lab] = []
@@ -324,10 +324,10 @@ def cluster_lab(operator: Operator, kubeconfig: Path, fresh_lab: FreshLab, node_
 
     yield make
     for lab in made:
-        # Pods that are ended at once: their node takes half a minute to end them in peace.
+        # Delete pods without a grace period: their node takes half a minute to end them.
         for kind in ("MPIJob", "Pod"):
             for name in operator.objects(kind):
                 if name.startswith(f"{lab.name}-"):
-                    # One that goes meanwhile is gone.
+                    # The pod was removed meanwhile.
                     with contextlib.suppress(ApiException):
                         operator.kind(kind).delete(name=name, namespace=operator.namespace, grace_period_seconds=0)

@@ -1,4 +1,4 @@
-"""The rules of the house, read off the source: imports go one way, and each kind of side effect has one home."""
+"""Rules of the source: imports go one way, and each kind of side effect has one home."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ def module_name(path: Path) -> str:
 
 
 def part(name: str) -> str:
-    """The ring's package of a module: ``labctl.backends.docker.images.local`` -> ``backends.docker.images``."""
-    words = name.split(".")[1:]
-    prefixes = (".".join(words[:length]) for length in range(len(words), 0, -1))
-    return next((prefix for prefix in prefixes if prefix in RING), words[0] if words else "")
+    """Return the ring's package of a module: ``labctl.backends.docker.images.local`` -> ``backends.docker.images``."""
+    parts = name.split(".")[1:]
+    prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((prefix for prefix in prefixes if prefix in RING), parts[0] if parts else "")
 
 
 @cache
@@ -104,7 +104,7 @@ def tree(path: Path) -> ast.Module:
 
 
 def imports(nodes: Iterator[ast.AST]) -> Iterator[tuple[str, int]]:
-    """Full names of the modules that are imported, with lines."""
+    """Yield the full names of imported modules, with lines."""
     for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
@@ -114,14 +114,14 @@ def imports(nodes: Iterator[ast.AST]) -> Iterator[tuple[str, int]]:
 
 
 def target_of(module: str, name: str) -> str:
-    """The module that ``from module import name`` loads."""
+    """Return the module that ``from module import name`` loads."""
     folder = PACKAGE.parent.joinpath(*module.split("."))
     is_module = (folder / f"{name}.py").exists() or (folder / name).is_dir()
     return f"{module}.{name}" if module.startswith("labctl") and is_module else module
 
 
 def at_module_level(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    """Statements that run at import: not those inside functions nor under TYPE_CHECKING."""
+    """Yield the statements that run at import: not those inside functions or under TYPE_CHECKING."""
     for node in body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             continue
@@ -143,7 +143,7 @@ def calls(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def names_used(path: Path) -> Iterator[tuple[str, int]]:
-    """Dotted names such as ``os.environ``, also where they were imported on their own."""
+    """Yield dotted names such as ``os.environ``, also of names imported separately."""
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Attribute):
             yield ast.unparse(node), node.lineno
@@ -159,9 +159,9 @@ def test_imports_go_one_way() -> None:
     wrong = [
         where(path, line, f"{module_name(path)} imports {target}, which stands beside or above it")
         for path in MODULES
-        if (own := part(module_name(path)))
+        if (package := part(module_name(path)))
         for target, line in imports(ast.walk(tree(path)))
-        if target.startswith("labctl.") and part(target) != own and RING[part(target)] >= RING[own]
+        if target.startswith("labctl.") and part(target) != package and RING[part(target)] >= RING[package]
     ]
     assert wrong == []
 
@@ -172,7 +172,7 @@ def test_the_root_holds_few_modules() -> None:
 
 
 def test_no_module_imports_itself_through_others() -> None:
-    """Modules that load each other at import; a package's own ``__init__`` may load its modules on demand."""
+    """Find modules that load each other at import; a package's ``__init__`` may load its modules on demand."""
     graph = {
         module_name(path): {target for target, _ in imports(at_module_level(tree(path).body)) if target != "labctl"}
         for path in MODULES
@@ -202,8 +202,8 @@ def test_only_a_backend_and_the_commands_that_are_its_own_know_a_backend() -> No
     assert [name for name in BACKENDS if not {f"backends.{name}", f"backends.{name}.backend"} & RING.keys()] == []
 
     def backend_of(name: str) -> str:
-        words = name.split(".")
-        return words[2] if words[1:2] == ["backends"] and words[2:3] and words[2] in BACKENDS else ""
+        parts = name.split(".")
+        return parts[2] if parts[1:2] == ["backends"] and parts[2:3] and parts[2] in BACKENDS else ""
 
     wrong = [
         where(path, line, target)
@@ -311,7 +311,7 @@ STARTS_DOCKER = {"backends.docker", "backends.docker.images"}
 
 
 def test_only_engines_and_images_start_the_docker_program() -> None:
-    """An argument list that begins with ``docker``: a list or tuple of words, not a path of labctl's own files."""
+    """Look for argument lists that begin with ``docker``: lists or tuples of words, not paths of labctl's files."""
     wrong = [
         where(path, node.lineno, ast.unparse(node)[:60])
         for path in MODULES
@@ -338,7 +338,7 @@ def test_heavy_libraries_are_imported_where_they_are_needed() -> None:
 
 
 def loaded_by(code: str) -> set[str]:
-    """Top-level modules in memory after the code, in an interpreter of its own."""
+    """List the top-level modules that the code loads in a new interpreter."""
     program = f"import sys\n{code}\nsys.stderr.write('\\n'.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return {name.split(".")[0] for name in done.stderr.split()}

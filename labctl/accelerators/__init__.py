@@ -117,9 +117,9 @@ class AcceleratorModule(Struct, frozen=True, kw_only=True):
     sought: str
     """Description of the devices, for messages."""
     find: Callable[[HostPath], tuple[Device, ...]]
-    """Returns the devices of the host whose files are below a root directory."""
+    """Function that returns the devices of the host whose files are below a root directory."""
     container: Callable[[Host, tuple[Device, ...]], DeviceMapping]
-    """Returns the part of a container's device mapping that is specific to this vendor; see ``mapping``."""
+    """Function that returns the vendor's part of a container's device mapping; see ``mapping``."""
     aliases: tuple[str, ...] = ()
     """Other names that users write for it."""
     missed: str = ""
@@ -155,7 +155,7 @@ class AcceleratorModule(Struct, frozen=True, kw_only=True):
     require_image: Callable[[str], None] = lambda _: None
     """Raises HostError if the image cannot run with this host's driver."""
     base_image: Callable[[], str] = lambda: ""
-    """Returns the base image that this host's driver requires; empty if any will do."""
+    """Function that returns the base image that this host's driver requires; empty if any will do."""
 
     torch_index: str = ""
     """Source of its image's torch, if not the package index."""

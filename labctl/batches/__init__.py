@@ -1,1 +1,1 @@
-"""Many runs of a workload, each on the nodes of a hostfile: hostfile sets, scheduler, evaluation, bisection."""
+"""Batches: runs of a workload on the nodes of hostfiles: hostfile sets, scheduler, evaluation, bisection."""

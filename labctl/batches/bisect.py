@@ -56,7 +56,7 @@ class BadNode(Struct, frozen=True, kw_only=True):
     figure: float | None
     """The median of its bad runs' figures; None if it is failing."""
     runs: tuple[Run, ...]
-    """Its tests, with partners that are good with others, or alone if no such partner is known."""
+    """Tests of the node, with partners that are good with others, or alone if no such partner is known."""
 
 
 class BadLink(Struct, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ class BadLink(Struct, frozen=True, kw_only=True):
     figure: float | None
     """The median of its bad runs' figures; None if it is failing."""
     runs: tuple[Run, ...]
-    """Its tests: the two nodes together."""
+    """Tests of the two nodes together."""
     apart: tuple[Run, ...]
     """A good run of each node without the other."""
 

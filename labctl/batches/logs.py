@@ -41,7 +41,7 @@ class Measured(Struct, frozen=True, kw_only=True):
     job: str
     log: str
     names: tuple[str, ...]
-    """Its nodes as named in its hostfile; empty if unknown."""
+    """Nodes as named in the hostfile; empty if unknown."""
     size: int | None
     """Number of its nodes; None if unknown."""
     unit: str

@@ -34,7 +34,7 @@ class BatchJob(Struct, frozen=True, kw_only=True):
     names: tuple[str, ...]
     """Nodes as named in the hostfile."""
     nodes: tuple[str, ...]
-    """The same nodes as named in the lab."""
+    """Nodes as named in the lab, in the same order."""
     log: str
     """The name of its log, in the directory of the record."""
     state: Literal["waiting", "running", "done"] = "waiting"
@@ -47,7 +47,7 @@ class BatchJob(Struct, frozen=True, kw_only=True):
     value: float | None = None
     """Value of the batch's metric; None if the run gave no number."""
     began: float | None = None
-    """In seconds since 1970."""
+    """Start in seconds since 1970."""
     ended: float | None = None
 
 
@@ -64,7 +64,7 @@ class Batch(Struct, frozen=True, kw_only=True):
     unit: str = ""
     timeout: float
     began: float
-    """In seconds since 1970."""
+    """Start in seconds since 1970."""
     request: Mapping[str, Any] = {}
     """Options of the command, as JSON."""
     jobs: tuple[BatchJob, ...]

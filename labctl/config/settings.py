@@ -305,7 +305,7 @@ class SettingValue(Struct, frozen=True):
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """Every setting with its value and origin. KeyError on an unknown key."""
+    """All settings with value and origin. KeyError on an unknown key."""
 
     values: Mapping[str, SettingValue]
     extra: tuple[SettingValue, ...] = ()

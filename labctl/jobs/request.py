@@ -44,7 +44,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     arguments: tuple[tuple[str, str | None], ...] = ()
     """``key, value``: the script gets ``--key value``; ``deepspeed.key`` is a key of DeepSpeed's configuration."""
     words: tuple[str, ...] = ()
-    """More arguments, passed on unchanged."""
+    """Additional arguments, passed on unchanged."""
     launcher: str = ""
     launcher_arguments: tuple[str, ...] = ()
     script: Path | None = None

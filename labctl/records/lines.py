@@ -10,7 +10,7 @@ class Line(Struct, frozen=True, gc=False):
 
     text: str
     when: float
-    """In seconds since 1970."""
+    """Time in seconds since 1970."""
     rank: int | None = None
     said: str = ""
     report: bool = False

@@ -41,7 +41,7 @@ class PullResult(Struct):
     refused: list[str] = field(default_factory=list)
     """Paths on the host of entries that are no files, or would lead out of the directory here."""
     complete: bool = False
-    """All of the host's files are here: none was refused, and none written to meanwhile."""
+    """True if all of the host's files are here: none was refused, and none changed during the transfer."""
 
 
 class _Stream:

@@ -132,7 +132,7 @@ REACHED = "reached"
 """Name of the note with the last step of a run that did not pass."""
 EVIDENCE = "evidence.tar.gz"
 PLACE = "cluster.json"
-"""Of the record of a run in a cluster: the server, the namespace and the job."""
+"""File with the server, namespace and job of a run in a cluster."""
 KEPT = (RESULT, OUTPUT, TIMES, METRICS, EVIDENCE, MARK, FORMER_MARK)
 """Files of a record that only labctl writes: files with these names from a run or a host go aside."""
 # Logs that ranks and scripts write themselves; those in hosts/ had a name that another host took.

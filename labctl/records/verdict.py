@@ -28,7 +28,7 @@ class RunOutcome(Struct, frozen=True, kw_only=True):
     cause: Cause | None
     message: str
     silent: bool = False
-    """No rank wrote a line."""
+    """True if no rank wrote a line."""
     seconds: float = 0
     """Duration of its command, as measured in the launcher."""
     gone: tuple[str, ...] = ()

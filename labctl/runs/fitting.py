@@ -11,7 +11,7 @@ from labctl.workloads import deepspeed_config, external
 
 
 def why_not_fit(lab: Lab, job: Job, limit: int) -> str | None:
-    """Why the workload cannot fit in the memory that the nodes share on this CPU host; None when it may.
+    """Return the reason why the workload does not fit in the nodes' memory on this CPU host; None if it may fit.
 
     ``limit`` is that of a node in bytes, 0 for none.
     """

@@ -13,7 +13,7 @@ from labctl.system import routing
 from labctl.system.hostpath import HostPath
 
 ROOT = Path("/")
-"""This host's root, which has /proc, /sys and /etc."""
+"""Root of this host, which has /proc, /sys and /etc."""
 
 
 def read(path: HostPath) -> str:

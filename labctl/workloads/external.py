@@ -28,7 +28,7 @@ class ExternalRepo(Struct, frozen=True, kw_only=True):
     setting: str
     """Setting with its path on the host."""
     repository: str
-    """Its folder below PROJECT_PATH."""
+    """Folder of the repository below PROJECT_PATH."""
     scripts: str
     kinds: tuple[tuple[str, str], ...]
     """Pairs of a glob of files below ``scripts`` and a pattern of the text of runnable scripts."""

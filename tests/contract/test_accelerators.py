@@ -1,4 +1,4 @@
-"""What every accelerator module must do, whichever they are."""
+"""The contract of accelerator modules."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def devices(name: str) -> tuple[Device, ...]:
 
 
 def detect(root: Path) -> tuple[str, tuple[str, ...]]:
-    """What `auto` picks, and the ids of its devices."""
+    """Return the accelerator that `auto` picks, and the ids of its devices."""
     choice = accelerators.detect_accelerator(root)
     return choice.name, tuple(device.id for device in choice.devices)
 
@@ -238,7 +238,7 @@ CARDS = ("0000:41:00.0", "0000:42:00.0")
 
 @pytest.fixture
 def zeta(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A host with two cards of a made-up vendor, whose module and fragment are where those of others are."""
+    """Set up a host with two cards of a fictitious vendor, whose module and fragment are beside the others."""
     monkeypatch.setattr(accelerators, "__path__", [*accelerators.__path__, str(made_up.FOLDER)])
     packaged = files.path
 
@@ -341,13 +341,13 @@ def test_a_made_up_accelerator_is_examined_by_doctor(zeta: Path, tmp_path: Path)
 PACKAGE = Path(accelerators.__file__).parents[1]
 LIBRARIES = ("nvml", "hl-smi", "amdgpu", "rocm")
 OTHERS_PRODUCTS = re.compile(r"Intel MPI|optimum.habana|CUDA_CACHE_PATH|\.cache/cuda", re.IGNORECASE)
-"""A launcher, somebody's repository, and a directory that torch uses on every accelerator."""
+"""Products of others with a vendor's word: a launcher, a repository, and a directory that torch uses everywhere."""
 VENDORS_PLACES = ("accelerators/", "workloads/external.py")
-"""The last one runs the scripts of optimum-habana."""
+"""Places for vendors' names; the last one runs the scripts of optimum-habana."""
 
 
 def vendors_words() -> re.Pattern[str]:
-    """The names of all accelerators but those that say nothing of a vendor."""
+    """Return a pattern of the vendors' names, without generic ones."""
     aliases = (alias for name in VENDORS for alias in accelerators.get(name).aliases)
     words = {*VENDORS, *aliases, *LIBRARIES} - {"gpu"}
     return re.compile(rf"(?<![a-z])({'|'.join(sorted(words))})", re.IGNORECASE)

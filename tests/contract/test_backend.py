@@ -1,4 +1,4 @@
-"""The contract of backends: the same of each, by the protocol and by the flows that people use."""
+"""The contract of backends, through the protocol and through the flows of the commands."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ CLUSTER = pytest.param(
 )
 EVERYWHERE = ["made-up", "Docker in memory", DOCKER, SSH, "cluster in memory", CLUSTER]
 LASTING = ["made-up", "Docker in memory", DOCKER, SSH]
-"""Sites of labs that `up` brings up; elsewhere a run brings its nodes."""
+"""Sites of labs that `up` brings up; on others a run brings its nodes."""
 DETACHED = ["made-up", DOCKER, SSH, CLUSTER]
-"""Sites where a run goes on that nobody follows; in memory a run is over when it was launched."""
+"""Sites on which a run goes on without labctl; in memory a run is over once launched."""
 LOSING = ["made-up", DOCKER, "cluster in memory", CLUSTER]
-"""Sites whose nodes are lost with what runs on them; over ssh each engine is one as here."""
+"""Sites whose nodes can be lost with their processes; over ssh each engine behaves as a local one."""
 LIMITED = ["made-up", "cluster in memory"]
-"""Sites of backends that do not have every command."""
+"""Sites of backends that do not support every command."""
 
 
 def programs(container: str, argv: tuple[str, ...]) -> Iterator[str]:
-    """Print as the programs of this contract do in a node."""
+    """Answer as the programs of this contract do in a node."""
     yield from healthy(container, argv)
     if argv[0] == "echo":
         yield " ".join(argv[1:])
@@ -54,7 +54,7 @@ def programs(container: str, argv: tuple[str, ...]) -> Iterator[str]:
 
 
 def ranks(command: str) -> Iterator[str]:
-    """Print as the launch command of a run does, by the name of its workload."""
+    """Answer as the launch command of a run does, by the name of its workload."""
     for rank in range(2):
         yield f"\x01{rank}!\x02labctl: rank {rank} of 2 on worker-{rank}"
     if "-fails-" in command:
@@ -69,7 +69,7 @@ def ranks(command: str) -> Iterator[str]:
 
 EXIT_7 = ("sh", "-c", "exit 7")
 LAST_WORDS = "KeyError: 'SERVICE_TOKEN'"
-"""The end of the traceback of workload `fails` without its variable."""
+"""Last lines of the traceback of workload `fails` without its variable."""
 
 
 def made_up(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
@@ -99,7 +99,7 @@ LABS: Mapping[str, tuple[str, tuple[int, ...], Callable[[Context], Site]]] = {
     "Docker over ssh": ("rack_lab", (2,), DockerSite),
     "cluster": ("cluster_lab", (), ClusterSite),
 }
-"""The fixture that makes a real lab, its arguments, and the site."""
+"""Fixture that makes a real lab, its arguments, and the site."""
 
 
 def context_of(directory: Path, *settings: str) -> Context:
@@ -113,7 +113,7 @@ def context_of(directory: Path, *settings: str) -> Context:
 
 @pytest.fixture(params=EVERYWHERE)
 def site(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """A lab of two nodes on each backend: lent and up on Docker here, new and down elsewhere."""
+    """A lab of two nodes on each backend: on Docker a shared one that is up, else a new one that is down."""
     if request.param in IN_MEMORY:
         made = IN_MEMORY[request.param](tmp_path, monkeypatch)
         yield made
@@ -220,7 +220,7 @@ def test_logs_are_those_of_the_node_that_is_named(site: Site) -> None:
 
 @pytest.fixture
 def ready(site: Site) -> Iterator[Context]:
-    """A lab on which a run may begin, and on which none is left."""
+    """A lab that is ready for a run; the run is stopped afterwards."""
     site.prepare()
     yield site.context
     for run in flows.runs(site.context).runs:
@@ -290,7 +290,7 @@ def test_a_detached_run_is_active_and_can_be_followed_from_its_beginning_and_sto
 
 
 def follow(context: Context, run_id: str, heard: list[str]) -> None:
-    """Hear all lines of a run, whose launcher may be yet to start."""
+    """Follow a run from its first line, also before its launcher starts."""
 
     def followed() -> bool:
         heard.clear()
@@ -318,12 +318,12 @@ def test_a_run_whose_nodes_are_gone_is_closed_by_the_next_list(site: Site, ready
 
 
 def runs_of(context: Context) -> dict[str, str]:
-    """List the runs, each with its state."""
+    """List the runs and their states."""
     return {run.run_id: run.state for run in flows.runs(context).runs}
 
 
 def result_of(context: Context, run_id: str) -> Result | None:
-    """List the runs, and return the result that one has then."""
+    """Return a run's result, once the list of runs has closed its record."""
     return flows.show(context, run_id).result if runs_of(context)[run_id] == "done" else None
 
 
@@ -331,7 +331,7 @@ def result_of(context: Context, run_id: str) -> Result | None:
 
 
 def refused(context: Context, command: str) -> object:
-    """Ask for a command, or for a run with an option, that a backend may not have."""
+    """Use a command, or an option of run, that a backend may not support."""
     if command.startswith("--"):
         name = command.removeprefix("--").replace("-", "_")
         given: Any = {"hostfile": Path("x"), "wait": True, "retries": 1}.get(name, "x")
@@ -340,7 +340,7 @@ def refused(context: Context, command: str) -> object:
 
 
 def ignore(_: object) -> None:
-    """Show nothing."""
+    """Print nothing."""
 
 
 COMMANDS: Mapping[str, Callable[[Context], object]] = {

@@ -1,4 +1,4 @@
-"""The contract of engines of Docker hosts: Docker's own, and the one in memory."""
+"""The contract of engines of Docker hosts: the real one and the in-memory one."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from labctl.system.process import Input
 NODES = ["launcher", "worker-0", "worker-1"]
 DOCKER = pytest.param("docker", marks=pytest.mark.docker)
 REAL = [DOCKER]
-"""The engines that run programs."""
+"""Engines that run programs."""
 
 
 def programs(container: str, argv: tuple[str, ...]) -> Iterator[str]:
-    """Print as the programs of this contract do in a container."""
+    """Answer as the programs of this contract do in a container."""
     yield from healthy(container, argv)
     if argv[0] == "echo":
         yield " ".join(argv[1:])
@@ -48,13 +48,13 @@ class EngineLab:
         return cluster.backend_here(20)
 
     def nodes(self) -> list[Container]:
-        """Return the containers that run, by node."""
+        """Return the running containers by node."""
         containers = self.engine.observe(self.name).containers
         running = [container for container in containers if container.state == "running"]
         return sorted(running, key=lambda container: container.node)
 
     def node(self, name: str) -> Container:
-        """Return a container that runs, with its user."""
+        """Return a running container and its user."""
         container = self.engine.observe(self.name, node=name).container(name)
         assert container
         return container
@@ -66,7 +66,7 @@ class EngineLab:
 
 @pytest.fixture(params=["fake", DOCKER])
 def lab(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineLab:
-    """A lab that is up: on Docker a lent one."""
+    """A lab that is up: on Docker a shared one."""
     if request.param == "docker":
         lent: Lab = request.getfixturevalue("lend")()
         made = EngineLab(Context(directory=lent.path, environ=lent.environ, emit=lambda _: None, flags={}))
@@ -109,7 +109,7 @@ def test_a_container_that_is_lost_is_reported(lab: EngineLab) -> None:
         first = thread.submit(next, events)
 
         def lose() -> bool:
-            """Lose it again if it was lost before the engine was listened to."""
+            """Remove the node, repeatedly, as a loss before the engine is listened to is not reported."""
             flows.up(lab.context)
             lab.lose("worker-1")
             return bool(wait_for([first], 5).done)

@@ -1,4 +1,4 @@
-"""`labctl cache` and the hub's library against a small hub of the tests' own, as a person or a script meets them."""
+"""`labctl cache` and the huggingface_hub library against a small local hub."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Said:
 
 @dataclass
 class Person:
-    """Somebody in a lab directory, whose workload `opt` reads a model and a dataset."""
+    """A user in a lab directory, whose workload `opt` reads a model and a dataset."""
 
     directory: Path
     environ: dict[str, str] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Person:
 
     @property
     def hub(self) -> Path:
-        """The hub's cache as the containers' HF_HOME has it."""
+        """Return the hub's cache, which is HF_HOME in containers."""
         return self.directory / "shared/huggingface/hub"
 
     @property

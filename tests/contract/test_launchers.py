@@ -1,4 +1,4 @@
-"""What every launcher module must do, whichever they are."""
+"""The contract of launcher modules."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_all_launchers_are_known_with_their_ways() -> None:
 
 
 def mpi_options(name: str, **changes: Any) -> str:
-    """What Open MPI is given, as arguments or in its environment."""
+    """Return Open MPI's options, from its arguments and its environment."""
     given = launchers.environment(name, launch(name, **changes))
     return " ".join((*argv(name, **changes), *(f"{key.removeprefix('OMPI_MCA_')} {value}" for key, value in given)))
 
@@ -61,7 +61,7 @@ def test_open_mpi_yields_where_ranks_share_cores_and_there_only(name: str) -> No
 
 
 def test_horovod_gives_open_mpis_options_to_no_other_mpi() -> None:
-    """Intel's mpirun refuses `-mca`."""
+    """Intel's mpirun, which refuses `-mca`."""
     assert not [word for word in argv("horovod:mpi", crowded=True) if "mca" in word]
     assert launchers.environment("horovod", launch("horovod", crowded=True)) == ()
 

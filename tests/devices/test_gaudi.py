@@ -1,4 +1,4 @@
-"""Gaudis reach the nodes by Habana's runtime, by index and by the module id that no reboot changes."""
+"""Gaudis in nodes through Habana's runtime, by index and by module id, which is stable across reboots."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.machine import hardware
 from support.machine.machine import Machine
 
 pytestmark = pytest.mark.docker
-# What sshd and the node's start need, and what Habana's runtime asks for.
+# Capabilities that sshd, the node's start and Habana's runtime need.
 CAPABILITIES = {"CAP_AUDIT_WRITE", "CAP_SETGID", "CAP_SETUID", "CAP_SYS_CHROOT", "CAP_SYS_NICE"}
 # Indices follow the order of probing, modules the slots of the board.
 MODULES = (6, 2, 7, 3)
@@ -20,7 +20,7 @@ NETWORK = '{"NIC_NET_CONFIG": []}'
 
 @pytest.fixture(scope="module")
 def lab(module_machine: Machine, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Two nodes on a machine with four Gaudis, a neural processor beside them, and a network description."""
+    """Two nodes on a machine with four Gaudis, an NPU, and a network description."""
     for index, module in enumerate(MODULES):
         hardware.gaudi(module_machine, index, module=module)
     hardware.npu(module_machine, 4)
@@ -32,29 +32,29 @@ def lab(module_machine: Machine, family: str, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture
-def asked(lab: Lab, shared_machine: Machine) -> dict[str, Any]:
-    """What Habana's runtime was started with, by node."""
-    return {one["node"]: one for one in shared_machine.requests()}
+def requests(lab: Lab, shared_machine: Machine) -> dict[str, Any]:
+    """Return the recorded call of Habana's runtime for each node."""
+    return {request["node"]: request for request in shared_machine.requests()}
 
 
 @pytest.mark.parametrize(("node", "indices", "modules"), [("worker-0", "0,1", "6,2"), ("worker-1", "2,3", "7,3")])
 def test_the_runtime_is_asked_for_each_nodes_own_gaudis(
-    lab: Lab, asked: dict[str, Any], node: str, indices: str, modules: str
+    lab: Lab, requests: dict[str, Any], node: str, indices: str, modules: str
 ) -> None:
-    environment = asked[node]["environment"]
+    environment = requests[node]["environment"]
     assert environment["HABANA_VISIBLE_DEVICES"] == indices
     assert environment["HABANA_VISIBLE_MODULES"] == modules
     assert environment["OMPI_MCA_btl_vader_single_copy_mechanism"] == "none"
     assert lab.inside(node, "ls", "/dev/accel").split() == [f"accel{index}" for index in indices.split(",")]
 
 
-def test_the_launcher_gets_no_gaudi(lab: Lab, asked: dict[str, Any]) -> None:
-    assert set(asked) == {"worker-0", "worker-1"}
+def test_the_launcher_gets_no_gaudi(lab: Lab, requests: dict[str, Any]) -> None:
+    assert set(requests) == {"worker-0", "worker-1"}
     assert lab.containers()["launcher"].attrs["HostConfig"]["Runtime"] == "runc"
 
 
-def test_capabilities_are_those_that_are_listed_and_none_else(lab: Lab, asked: dict[str, Any]) -> None:
-    granted = asked["worker-0"]["capabilities"]
+def test_capabilities_are_those_that_are_listed_and_none_else(lab: Lab, requests: dict[str, Any]) -> None:
+    granted = requests["worker-0"]["capabilities"]
     assert {kind: set(names) for kind, names in granted.items() if names} == {
         "bounding": CAPABILITIES,
         "effective": CAPABILITIES,

@@ -1,4 +1,4 @@
-"""Intel GPUs reach the nodes as their own render nodes, with the groups of this very host."""
+"""Intel GPUs in nodes as render nodes, with the groups of this host."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from support.machine.machine import Machine
 pytestmark = pytest.mark.docker
 INTEL, AMD = "0x8086", "0x1002"
 VIDEO = 44
-# An AMD card has the first numbers.
+# The AMD card has the first number.
 NODES = [("worker-0", "0000:04:00.0", "/dev/dri/renderD129"), ("worker-1", "0000:05:00.0", "/dev/dri/renderD130")]
 
 
 @pytest.fixture(scope="module")
 def lab(module_machine: Machine, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Two nodes on a machine with an AMD card and two of Intel's, which `auto` takes."""
+    """Two nodes on a machine with an AMD card and two Intel cards, which `auto` picks."""
     for number, vendor in enumerate((AMD, INTEL, INTEL)):
         hardware.card(module_machine, number, vendor=vendor)
     hardware.groups(module_machine, render=hardware.RENDER, video=VIDEO)
@@ -31,7 +31,7 @@ def lab(module_machine: Machine, family: str, tmp_path_factory: pytest.TempPathF
 @pytest.mark.parametrize(("node", "address", "path"), NODES)
 def test_a_node_has_its_own_render_node_and_no_other(lab: Lab, node: str, address: str, path: str) -> None:
     options = lab.containers()[node].attrs["HostConfig"]
-    assert [(one["PathOnHost"], one["PathInContainer"]) for one in options["Devices"]] == [(path, path)]
+    assert [(device["PathOnHost"], device["PathInContainer"]) for device in options["Devices"]] == [(path, path)]
     assert lab.containers()[node].labels["labctl.devices"] == path
     assert lab.inside(node, "find", "/dev/dri", "-type", "c").split() == [path]
     assert "ZE_AFFINITY_MASK=0" in lab.inside(node, "env").split()
@@ -50,7 +50,7 @@ def test_its_name_by_path_leads_to_it(lab: Lab, node: str, address: str, path: s
 @pytest.mark.parametrize(("node", "address", "path"), NODES)
 def test_the_labs_user_may_open_it_by_this_hosts_groups(lab: Lab, node: str, address: str, path: str) -> None:
     assert lab.containers()[node].attrs["HostConfig"]["GroupAdd"] == [str(VIDEO), str(hardware.RENDER)]
-    # As a rank is started: by ssh, as the lab's user.
+    # Log in as ranks are started: by ssh, as the lab's user.
     opened, *groups = lab.inside("launcher", "ssh", node, f": < {path} && echo {path} && id -G").split()
     assert opened == path
     assert {str(VIDEO), str(hardware.RENDER)} <= set(groups)

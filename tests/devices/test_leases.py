@@ -1,4 +1,4 @@
-"""Labs on one machine that want the same devices: one gets them, the others are told who has them."""
+"""Labs on one machine that want the same devices: one gets them, the others are refused with the holder's name."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ UID = 1234
 
 @pytest.fixture
 def gpus(machine: Machine) -> None:
-    """Two Intel GPUs."""
+    """A machine with two Intel GPUs."""
     for number in (0, 1):
         hardware.card(machine, number, vendor="0x8086")
 
 
 def wanting(*devices: str, **more: str) -> dict[str, str]:
-    """Settings of a lab of one node with these devices."""
+    """Return the settings of a lab of one node with these devices."""
     return {"LAB_ACCELERATOR": "intel", "LAB_NODES": "1", "LAB_DEVICES": ",".join(devices), **more}
 
 
@@ -41,53 +41,53 @@ def refused(answer: Answer, *, holder: Lab, device: str = FIRST) -> None:
 
 @pytest.mark.usefixtures("gpus")
 def test_a_device_is_granted_again_when_its_container_was_killed(machine_lab: FreshLab) -> None:
-    one, other = machine_lab(**wanting(FIRST)), machine_lab(**wanting(FIRST))
-    one.call("up").expect(0)
-    answer = other.call("up")
-    refused(answer, holder=one)
-    assert f"labctl down -C {one.path}" in answer.err
+    first, second = machine_lab(**wanting(FIRST)), machine_lab(**wanting(FIRST))
+    first.call("up").expect(0)
+    answer = second.call("up")
+    refused(answer, holder=first)
+    assert f"labctl down -C {first.path}" in answer.err
     assert f"LAB_DEVICES={SECOND}" in answer.err
-    assert other.labelled() == []
-    (shown,) = other.call("devices", "--json").expect(0).json["hosts"]
-    assert [device["holder"].startswith(f"lab `{one.name}`") for device in shown["devices"]] == [True, False]
+    assert second.labelled() == []
+    (shown,) = second.call("devices", "--json").expect(0).json["hosts"]
+    assert [device["holder"].startswith(f"lab `{first.name}`") for device in shown["devices"]] == [True, False]
 
-    one.containers()["worker-0"].kill("SIGKILL")
-    other.call("up").expect(0)
-    refused(one.call("up"), holder=other)
+    first.containers()["worker-0"].kill("SIGKILL")
+    second.call("up").expect(0)
+    refused(first.call("up"), holder=second)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("gpus")
 def test_a_node_started_by_hand_does_not_steal(machine_lab: FreshLab) -> None:
-    one, other = machine_lab(**wanting(FIRST)), machine_lab(**wanting(FIRST))
-    one.call("up").expect(0)
-    worker = one.containers()["worker-0"]
+    first, second = machine_lab(**wanting(FIRST)), machine_lab(**wanting(FIRST))
+    first.call("up").expect(0)
+    worker = first.containers()["worker-0"]
     worker.stop()
-    other.call("up").expect(0)
+    second.call("up").expect(0)
     worker.start()
     assert worker.wait(timeout=60)["StatusCode"] == 1
-    said = worker.logs().decode().splitlines()[-1]
-    assert said.startswith("device 0000:")
-    assert other.name in said
-    assert other.containers()["worker-0"].status == "running"
+    line = worker.logs().decode().splitlines()[-1]
+    assert line.startswith("device 0000:")
+    assert second.name in line
+    assert second.containers()["worker-0"].status == "running"
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("gpus")
 def test_a_lab_is_not_in_its_own_way(machine_lab: FreshLab) -> None:
-    one, other = machine_lab(**wanting(FIRST)), machine_lab(**wanting(FIRST))
-    one.call("up").expect(0)
-    one.call("up").expect(0)
-    one.containers()["worker-0"].restart(timeout=5)
-    one.call("up").expect(0)
-    refused(other.call("up"), holder=one)
-    made_of = one.identities()["worker-0"]
-    one.configure(wanting(FIRST, LAB_SHM_SIZE="65m", LAB_IMAGE=NODE_IMAGE))
-    one.call("up").expect(0)
-    assert one.identities()["worker-0"] != made_of
-    refused(other.call("up"), holder=one)
-    one.call("down").expect(0)
-    other.call("up").expect(0)
+    first, second = machine_lab(**wanting(FIRST)), machine_lab(**wanting(FIRST))
+    first.call("up").expect(0)
+    first.call("up").expect(0)
+    first.containers()["worker-0"].restart(timeout=5)
+    first.call("up").expect(0)
+    refused(second.call("up"), holder=first)
+    made_of = first.identities()["worker-0"]
+    first.configure(wanting(FIRST, LAB_SHM_SIZE="65m", LAB_IMAGE=NODE_IMAGE))
+    first.call("up").expect(0)
+    assert first.identities()["worker-0"] != made_of
+    refused(second.call("up"), holder=first)
+    first.call("down").expect(0)
+    second.call("up").expect(0)
 
 
 @pytest.mark.slow
@@ -124,19 +124,19 @@ def test_labs_with_other_devices_are_left_alone(machine_lab: FreshLab) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("gpus")
 def test_a_lease_and_its_node_live_and_die_together(machine_lab: FreshLab) -> None:
-    one, other = machine_lab(**wanting(FIRST)), machine_lab(**wanting(FIRST))
-    one.call("up").expect(0)
+    first, second = machine_lab(**wanting(FIRST)), machine_lab(**wanting(FIRST))
+    first.call("up").expect(0)
     holder = ["pkill", "-KILL", "-f", "labnode.py start"]
-    one.containers()["worker-0"].exec_run(holder, user=str(UID))
-    refused(other.call("up"), holder=one)
-    one.containers()["worker-0"].exec_run(holder, user="0")
-    wait_until(lambda: one.containers()["worker-0"].status == "exited", 120, "the node without a lease is gone")
-    other.call("up").expect(0)
+    first.containers()["worker-0"].exec_run(holder, user=str(UID))
+    refused(second.call("up"), holder=first)
+    first.containers()["worker-0"].exec_run(holder, user="0")
+    wait_until(lambda: first.containers()["worker-0"].status == "exited", 120, "the node without a lease is gone")
+    second.call("up").expect(0)
 
 
 @pytest.fixture
 def theirs(machine: Machine, machine_lab: FreshLab) -> Iterator[Lab]:
-    """A lab on the same machine, wanting the same device, of a person who is not root."""
+    """A lab of a user other than root, on the same machine, with the same device."""
     group = machine.at("/run/docker.sock").stat().st_gid
     prefix = (*machine.prefix, "setpriv", f"--reuid={UID}", f"--regid={UID}", f"--groups={group}")
     home = Path(tempfile.mkdtemp(prefix="labctl-theirs-"))

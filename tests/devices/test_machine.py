@@ -1,4 +1,4 @@
-"""The second machine itself: what is planted in it is there for its programs, and nowhere else."""
+"""The second machine: planted devices and files exist for its programs only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An accelerator that nobody makes, of one module and one compose fragment, from `up` to a run on its cards."""
+"""A fictitious accelerator of one module and one compose fragment, from `up` to a run on its cards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_its_cards_are_found_mapped_leased_watched_and_run_on(
 
     (shown,) = lab.call("devices", "--json").expect(0).json["hosts"]
     assert shown["accelerator"] == "zeta"
-    assert [(one["path"], one["name"], one["uuid"], one["node"]) for one in shown["devices"]] == [
+    assert [(device["path"], device["name"], device["uuid"], device["node"]) for device in shown["devices"]] == [
         ("/dev/zeta0", "Zeta One", "Z-0", "worker-0"), ("/dev/zeta1", "Zeta One", "Z-1", "worker-1"),
     ]  # fmt: skip
 
@@ -39,16 +39,16 @@ def test_its_cards_are_found_mapped_leased_watched_and_run_on(
     containers = lab.containers()
     for index in range(2):
         options = containers[f"worker-{index}"].attrs["HostConfig"]
-        assert [one["PathOnHost"] for one in options["Devices"]] == [f"/dev/zeta{index}"]
+        assert [device["PathOnHost"] for device in options["Devices"]] == [f"/dev/zeta{index}"]
         assert options["OomScoreAdj"] == 7
         assert f"/dev/zeta{index}" in lab.inside(f"worker-{index}", "cat", "/run/lab/devices")
         lab.inside(f"worker-{index}", "/usr/bin/python3", "-I", "/opt/lab/labnode.py", "health")
     assert not containers["launcher"].attrs["HostConfig"]["Devices"]
 
     findings = lab.call("doctor", "--json").json["findings"]
-    levels = {(one["code"], one["level"]) for one in findings}
+    levels = {(finding["code"], finding["level"]) for finding in findings}
     assert {("LAB-ZETA-001", "warn"), ("LAB-DEVICE-002", "ok"), ("LAB-DEVICE-003", "ok")} <= levels
-    assert not [one for one in findings if one["level"] == "error" and "DEVICE" in one["code"]]
+    assert not [finding for finding in findings if finding["level"] == "error" and "DEVICE" in finding["code"]]
 
     other = machine_lab(LAB_ACCELERATOR="zeta", LAB_NODES="1")
     other.environ["PYTHONPATH"] = lab.environ["PYTHONPATH"]

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs reach the nodes by whichever way the engine has; each way is that of a real dockerd."""
+"""NVIDIA GPUs in nodes, in each way that a real dockerd supports."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ COMMON = {"/dev/nvidiactl", "/dev/nvidia-uvm"}
 
 @pytest.fixture(autouse=True)
 def gpus(machine: Machine) -> None:
-    """Four of them."""
+    """A machine with four GPUs."""
     for index in range(4):
         hardware.nvidia(machine, index)
 
 
 def specification(ids: range) -> str:
-    """A CDI specification of these GPUs, as `nvidia-ctk cdi generate` writes it, less its word to the runtime."""
+    """Render a CDI specification of these GPUs, as `nvidia-ctk cdi generate` does, without its hooks."""
     devices = [
         {
             "name": str(index),
@@ -37,32 +37,35 @@ def specification(ids: range) -> str:
 
 
 def gpus_in(lab: Lab, node: str) -> set[str]:
-    """The GPUs' own device files in a node."""
+    """List the GPUs' device files in a node."""
     return set(lab.inside(node, "sh", "-c", "ls /dev/nvidia* 2>/dev/null || true").split()) - COMMON
 
 
 def asked_of_the_engine(lab: Lab) -> dict[str, list[tuple[str, list[str]]]]:
-    """Driver and ids of the device requests of each container."""
+    """Return driver and ids of the device requests of each container."""
     return {
-        node: [(one["Driver"], one["DeviceIDs"]) for one in container.attrs["HostConfig"]["DeviceRequests"] or ()]
+        node: [
+            (request["Driver"], request["DeviceIDs"])
+            for request in container.attrs["HostConfig"]["DeviceRequests"] or ()
+        ]
         for node, container in lab.containers().items()
     }
 
 
 def variables(lab: Lab, node: str) -> dict[str, str]:
-    """What a node's first process was started with."""
+    """Return the environment of a node's first process."""
     text = lab.inside(node, "cat", "/proc/1/environ", user="0:0")
     return dict(pair.split("=", 1) for pair in text.split("\0") if pair)
 
 
 def requested(machine: Machine) -> dict[str, str]:
-    """What each node asked of NVIDIA's part of the engine; trials are no node's."""
-    asked = {one["node"]: one["environment"]["NVIDIA_VISIBLE_DEVICES"] for one in machine.requests()}
-    return {node: ids for node, ids in asked.items() if node.startswith("worker-")}
+    """Return the devices that each node requested from NVIDIA's runtime; trial containers are skipped."""
+    ids_by_node = {request["node"]: request["environment"]["NVIDIA_VISIBLE_DEVICES"] for request in machine.requests()}
+    return {node: ids for node, ids in ids_by_node.items() if node.startswith("worker-")}
 
 
 def shown(lab: Lab) -> tuple[str, str]:
-    """What `labctl config` says of the way."""
+    """Return the way of the device request, and its reason, from `labctl config`."""
     rows = {row["key"]: (row["value"], row["why"]) for row in lab.call("config", "--json").expect(0).json["decided"]}
     return rows["device request"]
 

@@ -1,4 +1,4 @@
-"""What is not there is said before anything starts: a device, or the engine's way of giving it to a container."""
+"""Missing devices, and missing support of the engine, are reported before anything starts."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ def test_a_missing_device_is_named_with_the_place_where_it_was_looked_for(
     lab = machine_lab(LAB_ACCELERATOR=accelerator)
     refused = lab.call("up").expect(3)
     assert f"this host has no {accelerator} device" in refused.err
-    assert all(words in refused.err for words in LOOKED_FOR[accelerator])
+    assert all(text in refused.err for text in LOOKED_FOR[accelerator])
     assert lab.labelled() == []
 
 
 @pytest.mark.usefixtures("machine")
 def test_auto_takes_cpus_where_there_is_no_device_and_says_what_it_missed(machine_lab: FreshLab) -> None:
     lab = machine_lab(LAB_ACCELERATOR="auto", LAB_NODES="1")
-    said = lab.call("up", "--dry-run").expect(0).err
-    assert "accelerator cpu" in said
-    assert all(words in said for places in LOOKED_FOR.values() for words in places)
+    err = lab.call("up", "--dry-run").expect(0).err
+    assert "accelerator cpu" in err
+    assert all(text in err for places in LOOKED_FOR.values() for text in places)
 
 
 def test_auto_warns_where_it_takes_cpus_for_want_of_a_device_file(machine: Machine, machine_lab: FreshLab) -> None:
     hardware.nvidia(machine, 0)
     machine.at("/dev/nvidia0").unlink()
     lab = machine_lab(LAB_ACCELERATOR="auto", LAB_NODES="1")
-    said = lab.call("up", "--dry-run").expect(0).err
-    (warned,) = (line for line in said.splitlines() if "accelerator cpu" in line)
+    err = lab.call("up", "--dry-run").expect(0).err
+    (warned,) = (line for line in err.splitlines() if "accelerator cpu" in line)
     assert "warning:" in warned
     assert "nvidia-modprobe" in warned
 
@@ -58,20 +58,20 @@ def test_an_engine_without_any_way_for_nvidia_is_refused_with_what_mends_it(
 ) -> None:
     hardware.nvidia(machine, 0)
     lab = machine_lab(LAB_ACCELERATOR="nvidia", LAB_NODES="1")
-    said = lab.call("up").expect(3).err
-    for words in ("nvidia.com/gpu=0", cdi, "no device driver `nvidia`", "no runtime `nvidia`", "nvidia-ctk runtime"):
-        assert words in said
+    err = lab.call("up").expect(3).err
+    for text in ("nvidia.com/gpu=0", cdi, "no device driver `nvidia`", "no runtime `nvidia`", "nvidia-ctk runtime"):
+        assert text in err
     assert lab.labelled() == []
 
 
 @pytest.mark.dockerd(Dockerd())
-@pytest.mark.parametrize("wanted", [NODE_IMAGE, "labctl/habana"], ids=["image-there", "before-any-build"])
+@pytest.mark.parametrize("accelerator", [NODE_IMAGE, "labctl/habana"], ids=["image-there", "before-any-build"])
 def test_an_engine_without_gaudis_runtime_is_refused_with_what_mends_it(
-    machine: Machine, machine_lab: FreshLab, wanted: str
+    machine: Machine, machine_lab: FreshLab, accelerator: str
 ) -> None:
     hardware.gaudi(machine, 0, module=0)
-    lab = machine_lab(LAB_ACCELERATOR="habana", LAB_NODES="1", LAB_IMAGE=wanted)
-    said = lab.call("up").expect(3).err
-    assert "no runtime `habana`" in said
-    assert "habana-container-runtime" in said
+    lab = machine_lab(LAB_ACCELERATOR="habana", LAB_NODES="1", LAB_IMAGE=accelerator)
+    err = lab.call("up").expect(3).err
+    assert "no runtime `habana`" in err
+    assert "habana-container-runtime" in err
     assert lab.labelled() == []

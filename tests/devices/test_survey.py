@@ -1,4 +1,4 @@
-"""The opening script on a machine with devices, and in a container whose address Docker knows."""
+"""The script that surveys a host, on a machine with devices and in a container with an address."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def test_a_machines_devices_are_told_as_they_are(machine: Machine) -> None:
     hardware.card(machine, 0, vendor="0x8086")
     hardware.groups(machine, render=hardware.RENDER)
     machine.file("/etc/gaudinet.json", "{}")
-    told = survey.read(machine.run("sh", "-c", survey.script()).stdout, "gpu-1")
-    for wanted in ("auto", "intel"):
-        accelerator, found = cluster.observe(wanted, told)
-        there = machine.run(
-            sys.executable, "-c", f"from labctl.accelerators import observe; print(observe({wanted!r}))"
+    dump = survey.read(machine.run("sh", "-c", survey.script()).stdout, "gpu-1")
+    for setting in ("auto", "intel"):
+        accelerator, host = cluster.observe(setting, dump)
+        output = machine.run(
+            sys.executable, "-c", f"from labctl.accelerators import observe; print(observe({setting!r}))"
         )
-        assert repr((accelerator, replace(found, name="local", home=""))) == there.stdout.strip()
-    assert [device.module for device in cluster.observe("auto", told)[1].devices] == ["7", "6"]
-    assert hardware.RENDER in found.groups
+        assert repr((accelerator, replace(host, name="local", home=""))) == output.stdout.strip()
+    assert [device.module for device in cluster.observe("auto", dump)[1].devices] == ["7", "6"]
+    assert hardware.RENDER in host.groups
 
 
 def test_where_a_host_is_on_the_network_is_as_docker_has_it(engine: DockerClient) -> None:
@@ -45,12 +45,12 @@ def test_where_a_host_is_on_the_network_is_as_docker_has_it(engine: DockerClient
         code, out = container.exec_run(["sh", "-c", survey.script()], environment=environment)
         assert code == 0
         assert isinstance(out, bytes)
-        told = survey.read(out.decode(), "gpu-1")
+        dump = survey.read(out.decode(), "gpu-1")
     finally:
         container.remove(force=True)
-    uid, _, gid = told.user
-    assert (uid, gid, told.facts_at(0).home) == (1234, 4321, "/workspace")
-    here = routing.ClusterMember(name="gpu-1", network=told.network)
+    uid, _, gid = dump.user
+    assert (uid, gid, dump.facts_at(0).home) == (1234, 4321, "/workspace")
+    here = routing.ClusterMember(name="gpu-1", network=dump.network)
     assert routing.endpoints([here]) == (routing.Endpoint("eth0", network["IPAddress"]),)
     beside = replace(here.network, addresses=(("eth0", network["Gateway"]),), reached=network["Gateway"])
     assert routing.endpoints([here, routing.ClusterMember(name="gpu-2", network=beside)])[0] == routing.Endpoint(

@@ -1,4 +1,4 @@
-"""Gaudi's validation on stand-ins: everything up to what only a Gaudi can compute."""
+"""Gaudi's validation on stand-ins: everything except the computations on a Gaudi."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STATUS = ["manage_network_ifs.sh --status"]
 
 @pytest.fixture
 def lab(machine: Machine, machine_lab: FreshLab) -> Lab:
-    """A node with eight Gaudis, their ports, and the vendor's programs, which write down how they were called."""
+    """A node with eight Gaudis, their ports, and the vendor's programs, which record their arguments."""
     for index in range(CARDS):
         hardware.gaudi(machine, index, module=index)
     for port in range(PORTS):
@@ -37,18 +37,18 @@ def lab(machine: Machine, machine_lab: FreshLab) -> Lab:
 
 
 def listed(cards: int) -> str:
-    """Habana's tool, that lists so many cards."""
+    """Return a stand-in for Habana's tool that lists ``cards`` cards."""
     lines = [f"{index}, 0000:{0x30 + index:02x}:00.0, HL-225, 98304, 01P0-{index}" for index in range(cards)]
     return f"print({chr(10).join(lines)!r})\n"
 
 
 def validated(lab: Lab, *, code: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A validation by Gaudi's profile, less the checks that only a Gaudi can pass; its steps by name."""
+    """Run the validation of Gaudi's profile without the checks that need a Gaudi; return its steps by name."""
     gaudi = lab.call("validate", "--profile", "gaudi", "--print-profile").expect(0).out
     (lab.path / "gaudi.yml").write_text(f"{gaudi.partition('checks:')[0]}checks: [{{workload: ssh-check}}]\n")
     answer = lab.call("validate", "--profile", "gaudi.yml", "--json", limit=400).expect(code)
-    found = answer.json["validation"]
-    return found, {one["name"]: one for one in found["steps"]}
+    validation = answer.json["validation"]
+    return validation, {step["name"]: step for step in validation["steps"]}
 
 
 def test_cards_are_qualified_ports_set_up_again_and_counted_and_the_node_has_all_cards(
@@ -60,7 +60,7 @@ def test_cards_are_qualified_ports_set_up_again_and_counted_and_the_node_has_all
     assert qualified == ["-pciOnly", "-e2e_concurrency", "-f2"]
     network = [line for line in called if not line.startswith("hl_qual ")]
     assert network == [*SET_UP, *STATUS, *SET_UP, *STATUS]
-    assert {one["status"] for one in steps.values()} == {"passed"}
+    assert {step["status"] for step in steps.values()} == {"passed"}
     assert list(steps) == [
         "doctor",
         "network set-up",
@@ -83,9 +83,9 @@ def test_a_card_that_is_gone_after_qualification_is_named_and_nothing_runs_on_it
     machine: Machine, lab: Lab
 ) -> None:
     machine.program("hl-smi", listed(CARDS - 1))
-    found, steps = validated(lab, code=5)
+    validation, steps = validated(lab, code=5)
     assert "check failed with exit code 1" in steps["hl_qual"]["message"]
-    assert [one["verdict"] for one in found["nodes"] if one["node"] == "worker-0"] == ["failing"]
+    assert [node["verdict"] for node in validation["nodes"] if node["node"] == "worker-0"] == ["failing"]
     assert steps["ssh-check"]["message"] == "no node is left"
     assert lab.labelled() == []
 

@@ -1,4 +1,4 @@
-"""What stands beside a run that breaks, and what must be so after it."""
+"""Fixtures for runs that break: an unrelated container, and the shared lab checked after each test."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from docker import DockerClient
 
 @pytest.fixture(scope="module")
 def stranger(engine: DockerClient, image: str, family: str) -> Iterator[Callable[[], bool]]:
-    """A container of somebody else; the answer tells whether it is as it was."""
-    words = ["-c", "while sleep 1; do :; done"]
-    made = engine.containers.run(image, words, entrypoint="sh", detach=True, name=f"{family}-stranger")
+    """An unrelated container, and a function that says if it is unchanged."""
+    argv = ["-c", "while sleep 1; do :; done"]
+    made = engine.containers.run(image, argv, entrypoint="sh", detach=True, name=f"{family}-stranger")
 
     def state() -> tuple[str, int]:
         made.reload()
@@ -28,7 +28,7 @@ def stranger(engine: DockerClient, image: str, family: str) -> Iterator[Callable
 
 @pytest.fixture
 def lab(lab: Lab, stranger: Callable[[], bool]) -> Iterator[Lab]:
-    """The shared lab: after a test nothing runs in its nodes that did not before, and a stranger is not hurt."""
+    """The shared lab; after a test its nodes run no new processes, and the unrelated container is unchanged."""
     before = lab.processes()
     yield lab
     assert lab.left_since(before) == []

@@ -1,4 +1,4 @@
-"""Why a run failed, in its exit code, in its message, and in the archive for a bug report."""
+"""Causes of failed runs, in the exit code, the message and the archive for a bug report."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ COUNTED = (
 
 @pytest.fixture(scope="module")
 def lab(new_lab: NewLab, image: str) -> Lab:
-    """Two nodes with little memory, up."""
+    """A lab of two nodes with little memory, up."""
     made = new_lab({"LAB_MEMORY": "512m", "LAB_SHM_SIZE": "64m", "LAB_ENV_SERVICE_TOKEN": TOKEN})
     made.call("up", limit=300).expect(0)
     return made
 
 
 def evidence(lab: Lab, run_id: str) -> dict[str, str]:
-    """The texts of a run's archive, by name."""
+    """Return the text files of a run's archive, by name."""
     with tarfile.open(lab.path / "runs" / run_id / "evidence.tar.gz") as archive:
         contents = {member.name: archive.extractfile(member) for member in archive}
         texts = {name: content.read().decode() for name, content in contents.items() if content}
@@ -36,7 +36,7 @@ def evidence(lab: Lab, run_id: str) -> dict[str, str]:
 
 
 def slow(*values: object) -> object:
-    """A cause that differs from others in its words only, which unit tests have."""
+    """Cause that differs from others in its message only, which unit tests cover."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
@@ -62,13 +62,13 @@ def test_the_cause_of_a_failure_is_named_with_the_lines_that_show_it(
     document = answer.json
     assert (answer.code, document["cause"]) == (code, cause)
     assert re.fullmatch(message, document["message"])
-    found = evidence(lab, document["run_id"])
-    assert document["message"] in found["evidence.txt"]
-    assert line in found["evidence.txt"].partition("first to fail:")[2] + found["hosts/local.txt"]
-    assert {"result.json", "settings.json", "ranks/rank-0.log", "ranks/rank-1.log", "hosts/local.txt"} <= found.keys()
-    assert f"/{lab.containers()['worker-1'].name}: running" in found["hosts/local.txt"]
-    assert TOKEN not in "".join(found.values())
-    assert "the token is [REDACTED]" in found["ranks/rank-0.log"]
+    texts = evidence(lab, document["run_id"])
+    assert document["message"] in texts["evidence.txt"]
+    assert line in texts["evidence.txt"].partition("first to fail:")[2] + texts["hosts/local.txt"]
+    assert {"result.json", "settings.json", "ranks/rank-0.log", "ranks/rank-1.log", "hosts/local.txt"} <= texts.keys()
+    assert f"/{lab.containers()['worker-1'].name}: running" in texts["hosts/local.txt"]
+    assert TOKEN not in "".join(texts.values())
+    assert "the token is [REDACTED]" in texts["ranks/rank-0.log"]
 
 
 def test_a_run_that_nobody_followed_is_out_of_memory_by_the_kernels_count(lab: Lab) -> None:

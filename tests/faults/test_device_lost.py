@@ -1,4 +1,4 @@
-"""A device is lost while the lab is up: the node says so, a run on it ends for that, and `up` mends it."""
+"""A device is lost while the lab is up: the node reports it, a run on it ends, and `up` repairs the lab."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from support.machine.machine import Machine
 
 pytestmark = pytest.mark.docker
 
-# Seconds: two of the intervals that the compose file gives a node's health check.
+# Two intervals of a node's health check in the compose file, in seconds.
 TWO_INTERVALS = 2 * 15
 FLAG = "/tmp/gpu-lost"  # noqa: S108
 LOST = "Failed to initialize NVML: Unknown Error"
-# As the real tool does it, until the file is there: in this node alone, where a renewed node has it no more.
+# Imitates the real tool until the file exists, in this node alone; a recreated node has no such file.
 NVIDIA_SMI = f"""#!/bin/sh
 if [ -e {FLAG} ]; then
     echo '{LOST}'
@@ -32,7 +32,7 @@ ls /dev/nvidia[0-9]* | sed 's|/dev/nvidia\\(.*\\)|GPU \\1: Stand-in (UUID: GPU-\
 
 @pytest.fixture
 def nvidia(machine: Machine, machine_lab: FreshLab) -> Lab:
-    """Two nodes with a GPU each, whose tool lists what is there."""
+    """A lab of two nodes with a GPU each, whose tool lists the existing devices."""
     for index in (0, 1):
         hardware.nvidia(machine, index)
     machine.program("nvidia-smi", NVIDIA_SMI)
@@ -43,7 +43,7 @@ def nvidia(machine: Machine, machine_lab: FreshLab) -> Lab:
 
 @pytest.fixture
 def intel(machine: Machine, machine_lab: FreshLab) -> Lab:
-    """Two nodes with a render node each, which only a group of the machine may open."""
+    """A lab of two nodes with a render node each, accessible to one group of the machine."""
     hardware.groups(machine, render=hardware.RENDER)
     for number in (0, 1):
         hardware.card(machine, number, vendor="0x8086")
@@ -52,24 +52,24 @@ def intel(machine: Machine, machine_lab: FreshLab) -> Lab:
     return lab
 
 
-def found(container: Container, health: str) -> bool:
-    """Whether Docker's last check came to this."""
+def has_health(container: Container, health: str) -> bool:
+    """Return True if the container's health status is this."""
     container.reload()
     return bool(container.attrs["State"]["Health"]["Status"] == health)
 
 
 def checked(lab: Lab, *nodes: str) -> None:
-    """These nodes were found healthy."""
+    """Wait until these nodes are healthy."""
     for node in nodes:
         container = lab.containers()[node]
-        wait_until(partial(found, container, "healthy"), 120, f"{node} is healthy")
+        wait_until(partial(has_health, container, "healthy"), 120, f"{node} is healthy")
 
 
 def unhealthy_within_two_intervals(lab: Lab, lost: float, *nodes: str) -> None:
     for node in nodes:
         container = lab.containers()[node]
-        left = lost + TWO_INTERVALS - time.monotonic()
-        wait_until(partial(found, container, "unhealthy"), left, f"{node} is unhealthy")
+        remaining = lost + TWO_INTERVALS - time.monotonic()
+        wait_until(partial(has_health, container, "unhealthy"), remaining, f"{node} is unhealthy")
 
 
 def reasons(lab: Lab) -> dict[str, str]:
@@ -88,11 +88,11 @@ def test_a_gpu_that_is_lost_ends_the_run_on_it_and_up_makes_its_node_anew(nvidia
         checked(nvidia, "worker-1")
         nvidia.inside("worker-1", "touch", FLAG)
         document = running.answer(120).expect(4).json
-    # Its next check fails, which Docker tells.
+    # The next check fails, and Docker reports it.
     assert (document["verdict"], document["cause"]) == ("ERROR", "device-lost")
     assert f"worker-1 (rank 1): device lost: nvidia-smi says `{LOST}`; `labctl up`" in document["message"]
     assert nvidia.processes_of(run_id) == []
-    assert found(nvidia.containers()["worker-1"], "unhealthy")
+    assert has_health(nvidia.containers()["worker-1"], "unhealthy")
 
     assert {node for node, reason in reasons(nvidia).items() if LOST in reason} == {"worker-1"}
     shown = nvidia.call("status").expect(0).out
@@ -109,7 +109,7 @@ def test_a_gpu_that_is_lost_ends_the_run_on_it_and_up_makes_its_node_anew(nvidia
     assert {node for node, identity in nvidia.identities().items() if identity != kept[node]} == {"worker-1"}
     checked(nvidia, "worker-1")
 
-    # A rank that crashes over it before any check has that cause, too.
+    # A rank that crashes before the next check gets that cause, too.
     folder = nvidia.path / "workloads/unlucky"
     folder.mkdir()
     (folder / "workload.yml").write_text(
@@ -129,14 +129,14 @@ def test_render_nodes_that_vanish_or_are_closed_are_lost(intel: Lab) -> None:
     intel.inside("worker-0", "rm", "/dev/dri/renderD128", user="0")
     intel.inside("worker-1", "chmod", "0", "/dev/dri/renderD129", user="0")
     unhealthy_within_two_intervals(intel, lost, "worker-0", "worker-1")
-    said = reasons(intel)
-    assert said["worker-0"].startswith("device lost: /dev/dri/renderD128 is gone;")
-    assert said["worker-1"].startswith("device lost: the lab's user may not open /dev/dri/renderD129;")
+    reason_by_node = reasons(intel)
+    assert reason_by_node["worker-0"].startswith("device lost: /dev/dri/renderD128 is gone;")
+    assert reason_by_node["worker-1"].startswith("device lost: the lab's user may not open /dev/dri/renderD129;")
 
 
 @pytest.mark.slow
 def test_a_gpu_that_the_device_cgroup_has_lost_is_lost(nvidia: Lab) -> None:
-    """What systemd does to a container with a GPU when it reads its units anew; the file stays as it was."""
+    """Revoke the device as systemd does to GPU containers on daemon-reload; the device file stays."""
     container = nvidia.containers()["worker-0"]
     groups = Path(f"/proc/{container.attrs['State']['Pid']}/cgroup").read_text()
     devices = re.search(r"^\d+:devices:(.+)$", groups, re.MULTILINE)

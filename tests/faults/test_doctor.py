@@ -1,4 +1,4 @@
-"""Faults that are planted, what `labctl doctor --json` calls each, and its mending command run as it is printed.
+"""Planted faults, the code that `labctl doctor --json` gives each, and the command that it suggests.
 
 Of a lab that is up:
 
@@ -39,7 +39,7 @@ Slower ones:
     29  the lab's network has a larger MTU than the host LAB-NET-002    labctl down && labctl up
     30  a link of 1 Mbit/s                               LAB-NET-005    labctl down && labctl up
 
-Found, and not mended here, as that takes another machine or person:
+Found, but not fixed here, as that takes another machine or user:
 
     31  no permission to open the engine's socket        LAB-ENGINE-004
     32  a foreign image that is not there                LAB-IMAGE-001
@@ -59,7 +59,7 @@ from pathlib import Path
 
 import pytest
 from conftest import FreshLab
-from support.doctoring import Environ, Found, doctor, the, type_in, wrong
+from support.doctoring import Environ, Finding, doctor, single, type_in, wrong
 from support.harness import LABCTL, Lab, pause, wait_until
 
 from labctl.system import procfs
@@ -164,14 +164,14 @@ def no_cache_directory(lab: Lab) -> Iterator[Environ]:
 
 
 def write_env(lab: Lab, **settings: str) -> None:
-    """Change these settings of .env, and leave the others."""
+    """Change these settings in .env and keep the others."""
     path = lab.path / ".env"
     kept = [line for line in path.read_text().splitlines() if line.split("=")[0] not in settings]
     path.write_text("".join(f"{line}\n" for line in (*kept, *(f"{key}={value}" for key, value in settings.items()))))
 
 
 def settings(**values: str) -> Plant:
-    """A fault that is written in .env."""
+    """Plant a fault in .env."""
 
     @contextlib.contextmanager
     def plant(lab: Lab) -> Iterator[Environ]:
@@ -236,7 +236,7 @@ UNTIDY = settings(
 
 Fault = tuple[str, str]
 """Code and node."""
-# Of several faults the last to be mended are those whose command, `labctl up`, could mend the others too.
+# `labctl up`, which could repair other faults too, comes last among several faults.
 PLANTED: dict[str, tuple[tuple[Plant, ...], tuple[Fault, ...]]] = {
     "killed-and-paused": ((killed, paused), (("LAB-NODE-002", "worker-0"), ("LAB-NODE-001", "worker-1"))),
     "removed-and-hanging": (
@@ -284,16 +284,16 @@ def test_faults_are_found_and_the_commands_that_are_printed_mend_them(lab: Lab, 
     with contextlib.ExitStack() as planted:
         environ = {key: value for plant in plants for key, value in planted.enter_context(plant(lab)).items()}
         findings = doctor(lab, environ)
-        found = [the(findings, code, node) for code, node in faults]
-        left = type_in(lab, [one["fix"] for one in found], environ)
-    assert not {code for code, _ in faults} & {one["code"] for one in left}, left
+        matching = [single(findings, code, node) for code, node in faults]
+        remaining = type_in(lab, [finding["fix"] for finding in matching], environ)
+    assert not {code for code, _ in faults} & {finding["code"] for finding in remaining}, remaining
 
 
 def test_a_name_that_another_directory_has_is_found_and_mended(lab: Lab, tmp_path: Path) -> None:
     other = Lab.make(tmp_path / "other", lab.name, lab.engine, {})
-    found = the(doctor(other), "LAB-NAME-001", "local")
-    assert str(lab.path) in found["seen"]
-    assert "LAB-NAME-001" not in {one["code"] for one in type_in(other, [found["fix"]], {})}
+    finding = single(doctor(other), "LAB-NAME-001", "local")
+    assert str(lab.path) in finding["seen"]
+    assert "LAB-NAME-001" not in {finding["code"] for finding in type_in(other, [finding["fix"]], {})}
 
 
 # --- slower ones ---------------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def fewer_nodes(lab: Lab) -> Iterator[Environ]:
 
 @contextlib.contextmanager
 def large_mtu(lab: Lab) -> Iterator[Environ]:
-    """The network was made before the default route got the MTU that it has now."""
+    """Recreate the network with a larger MTU than the default route's."""
     lab.call("down").expect(0)
     project = f"labctl-{lab.name}"
     lab.engine.networks.create(
@@ -333,7 +333,7 @@ def large_mtu(lab: Lab) -> Iterator[Environ]:
 
 @contextlib.contextmanager
 def slow_link(lab: Lab) -> Iterator[Environ]:
-    """What goes to the worker passes the host's end of its cable, where the kernel can hold it back."""
+    """Slow down the link to a worker at the host's end of its cable."""
     if os.geteuid() != 0 or not shutil.which("tc"):
         pytest.skip("to slow a link down takes root and tc")
     number = lab.inside("worker-1", "cat", "/sys/class/net/eth0/iflink").strip()
@@ -358,9 +358,9 @@ SLOW: dict[str, tuple[Plant, Fault]] = {
 def test_a_slower_fault_is_found_and_the_command_that_is_printed_mends_it(lab: Lab, name: str) -> None:
     plant, (code, node) = SLOW[name]
     with plant(lab) as environ:
-        found = the(doctor(lab, environ), code, node)
-        left = type_in(lab, [found["fix"]], environ)
-    assert code not in {one["code"] for one in left}, left
+        finding = single(doctor(lab, environ), code, node)
+        remaining = type_in(lab, [finding["fix"]], environ)
+    assert code not in {finding["code"] for finding in remaining}, remaining
 
 
 # --- found, and not mended here ------------------------------------------------------------------------------
@@ -376,33 +376,33 @@ def test_a_socket_that_a_person_may_not_open_is_told_of_with_the_group_to_join(l
         Path(place).chmod(0o755)
         theirs = Lab(Path(place), lab.name, lab.engine, {**lab.environ, "HOME": place}, stranger)
         theirs.configure({})
-        found = the(doctor(theirs), "LAB-ENGINE-004", "local")
-    assert "4321" in found["fix"]
-    assert "docker.sock" in found["fix"]
+        finding = single(doctor(theirs), "LAB-ENGINE-004", "local")
+    assert "4321" in finding["fix"]
+    assert "docker.sock" in finding["fix"]
 
 
 def test_a_network_that_was_only_tried_is_not_taken_for_the_lab_s(lab: Lab) -> None:
     labels = {"labctl.lab": lab.name, "labctl.role": "probe"}
     stray = lab.engine.networks.create(f"labctl-{lab.name}-probe-1", labels=labels)
     try:
-        found = [one for one in doctor(lab) if one["code"] in {"LAB-NET-001", "LAB-NET-003"}]
-        assert found == []
+        findings = [finding for finding in doctor(lab) if finding["code"] in {"LAB-NET-001", "LAB-NET-003"}]
+        assert findings == []
     finally:
         stray.remove()
 
 
 def test_an_image_that_is_not_there_is_told_of_with_how_to_get_it(lab: Lab) -> None:
     with settings(LAB_IMAGE="labctl-tests/no-such-image:1")(lab):
-        found = the(doctor(lab), "LAB-IMAGE-001", "local")
-    assert found["level"] == "error"
-    assert found["fix"] == "docker pull labctl-tests/no-such-image:1"
+        finding = single(doctor(lab), "LAB-IMAGE-001", "local")
+    assert finding["level"] == "error"
+    assert finding["fix"] == "docker pull labctl-tests/no-such-image:1"
 
 
 # --- healthy labs, one node, --fix ---------------------------------------------------------------------------
 
 
-def codes(findings: list[Found]) -> set[str]:
-    return {one["code"] for one in wrong(findings)}
+def codes(findings: list[Finding]) -> set[str]:
+    return {finding["code"] for finding in wrong(findings)}
 
 
 def test_a_new_lab_gives_no_alarm(fresh_lab: FreshLab) -> None:
@@ -418,21 +418,21 @@ def test_a_healthy_lab_of_eight_nodes_is_examined_in_seconds_and_gives_no_alarm(
     lab.call("up", limit=300).expect(0)
     answers = [lab.call("doctor", "--json").expect(0) for _ in range(3)]
     answer = answers[-1]
-    assert [wrong(one.json["findings"]) for one in answers] == [[], [], []]
-    assert {one["node"] for one in answer.json["findings"] if one["code"] == "LAB-NET-005"} == {
+    assert [wrong(answer.json["findings"]) for answer in answers] == [[], [], []]
+    assert {finding["node"] for finding in answer.json["findings"] if finding["code"] == "LAB-NET-005"} == {
         f"worker-{index}" for index in range(8)
     }
-    # The best of three: the machine may do something else as well.
-    assert min(one.seconds for one in answers) < 5
+    # Take the best of three, as the machine may be busy.
+    assert min(answer.seconds for answer in answers) < 5
 
 
 def test_one_node_is_asked_about_without_the_others(lab: Lab) -> None:
     pause(lab.containers()["worker-0"])
     try:
         answer = lab.call("doctor", "--node", "worker-1", "--json").expect(0)
-        found = answer.json["findings"]
-        assert {one["node"] for one in found} == {"local", "worker-1"}
-        assert {"LAB-ENGINE-001", "LAB-NODE-001", "LAB-SSH-001"} <= {one["code"] for one in found}
+        findings = answer.json["findings"]
+        assert {finding["node"] for finding in findings} == {"local", "worker-1"}
+        assert {"LAB-ENGINE-001", "LAB-NODE-001", "LAB-SSH-001"} <= {finding["code"] for finding in findings}
         lab.call("doctor", "--node", "worker-0", "--json").expect(3)
     finally:
         lab.containers()["worker-0"].unpause()
@@ -443,15 +443,15 @@ def test_fix_runs_what_mends_and_says_so(lab: Lab) -> None:
     with contextlib.ExitStack() as planted:
         for plant in (paused, key_for_all, edited_file):
             planted.enter_context(plant(lab))
-        asked = lab.call("doctor", "--fix").expect(3)
-        assert "--yes" in asked.err
+        declined = lab.call("doctor", "--fix").expect(3)
+        assert "--yes" in declined.err
         assert lab.containers()["worker-0"].status == "paused"
         answer = lab.call("doctor", "--fix", "--yes", "--json").expect(0)
     assert {"LAB-NODE-002", "LAB-KEY-003", "LAB-FILES-001"}.isdisjoint(codes(answer.json["findings"]))
-    commands = [one["command"] for one in answer.json["mended"]]
+    commands = [fix["command"] for fix in answer.json["mended"]]
     assert len(commands) == 3, answer.err
     assert all(f"$ {command}" in answer.err for command in commands)
-    assert {one["code"] for one in answer.json["mended"]} == {0}
+    assert {fix["code"] for fix in answer.json["mended"]} == {0}
 
 
 def test_fix_leaves_the_nodes_of_a_run_alone(lab: Lab) -> None:

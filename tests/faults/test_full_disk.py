@@ -1,4 +1,4 @@
-"""A lab whose disk has no room left, before a run and in it: one plain error, nothing lost."""
+"""A lab whose disk is full, before and during a run: one plain error, and no loss of data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """A file that leaves no room on the disk of this directory."""
+    """Write a file that fills the disk of this directory."""
     filler = disk / "filler"
     with suppress(OSError), filler.open("wb", buffering=0) as file:
         for size in (1 << 20, 1 << 12):

@@ -1,4 +1,4 @@
-"""A workload that does all that it should not: nothing but its own directory changes, and nothing of it stays."""
+"""A hostile workload: only its own directory changes, and none of its processes are left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from docker import DockerClient
 pytestmark = pytest.mark.docker
 
 TOKEN = "hf_" + "CANARY" * 5
-# Says on its last line how much memory labctl took, in KiB.
+# Program that runs labctl and prints its peak memory in KiB on the last line.
 MEASURED = (
     "import resource, subprocess, sys; code = subprocess.call(sys.argv[1:]); "
     "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr); sys.exit(code)"
@@ -46,23 +46,25 @@ def attacked(
 
 @pytest.fixture(scope="module")
 def earlier(attacked: Lab) -> Path:
-    """The record of a run of before."""
+    """The record of an earlier run."""
     return attacked.path / "runs" / str(attacked.call("run", "hello", "--json").expect(0).json["run_id"])
 
 
 def tree(path: Path) -> str:
-    """A hash of all that is below a directory: names, modes, links and contents."""
+    """Hash all files below a directory: names, modes, links and contents."""
     digest = hashlib.sha256()
-    for one in sorted(path.rglob("*")):
-        content = str(one.readlink()).encode() if one.is_symlink() else one.read_bytes() if one.is_file() else b""
-        digest.update(f"{one.relative_to(path)} {one.lstat().st_mode:o} {len(content)}\n".encode() + content)
+    for entry in sorted(path.rglob("*")):
+        content = (
+            str(entry.readlink()).encode() if entry.is_symlink() else entry.read_bytes() if entry.is_file() else b""
+        )
+        digest.update(f"{entry.relative_to(path)} {entry.lstat().st_mode:o} {len(content)}\n".encode() + content)
     return digest.hexdigest()
 
 
 @pytest.mark.parametrize(
     ("workload", "launcher", "code", "verdict", "line"),
     [
-        # pdsh takes time that grows with the square of a line's length.
+        # pdsh takes time quadratic in the length of a line.
         ("hostile", "mpirun", 0, "PASS", 60 << 20),
         pytest.param("hostile", "mpirun", 0, "PASS", 600 << 20, marks=pytest.mark.slow),
         ("hostile-crash", "deepspeed", 4, "ERROR", 0),
@@ -80,8 +82,8 @@ def test_a_hostile_workload_changes_nothing_but_its_own_directory(
     line: int,
 ) -> None:
     before, ran, nodes = tree(home), tree(earlier), attacked.processes()
-    words = ("run", workload, "--launcher", launcher, "--json", "--set", f"home={home}", "--set", f"line={line}")
-    answer = attacked.call(*words).expect(code)
+    argv = ("run", workload, "--launcher", launcher, "--json", "--set", f"home={home}", "--set", f"line={line}")
+    answer = attacked.call(*argv).expect(code)
     result = answer.json
     record = attacked.path / "runs" / result["run_id"]
     assert (result["verdict"], result["cause"]) == (verdict, "rank-crashed" if code else None)
@@ -91,7 +93,7 @@ def test_a_hostile_workload_changes_nothing_but_its_own_directory(
     assert stranger()
     assert int(answer.err.splitlines()[-1]) < 150 * 1024
     assert TOKEN not in answer.out + answer.err
-    # What it writes to files of its own is its own.
+    # Secrets in the workload's own files are allowed.
     ours = (path for path in record.rglob("*") if path.is_file() and path.parent.name != "ranks.was")
     assert not [path for path in ours if TOKEN.encode() in path.read_bytes()]
     shown = attacked.call("show", "--json").expect(0).json

@@ -1,4 +1,4 @@
-"""Every launcher starts the ranks that were asked for, and its runs end by the same rules."""
+"""Launchers start the requested ranks, and end their runs by the same rules."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from support.harness import Answer, Lab
 pytestmark = pytest.mark.docker
 
 LAUNCHERS = ("deepspeed", "deepspeed:openmpi", "mpirun", "torchrun")
-# test_runs_that_break.py has the first of them; DeepSpeed over Open MPI ends as mpirun does.
+# test_runs_that_break.py covers the first one; DeepSpeed over Open MPI ends as mpirun does.
 OVER_OPEN_MPI = pytest.param("deepspeed:openmpi", marks=pytest.mark.slow)
 
 
 def result(answer: Answer, code: int, cause: str) -> dict[str, Any]:
-    """The answer's document, when it is an error of this cause with this exit code."""
+    """Return the answer's document; fail unless it is an error of this cause with this exit code."""
     document: dict[str, Any] = answer.json
     assert (answer.code, document["verdict"], document["cause"]) == (code, "ERROR", cause), answer.err
     return document
@@ -29,11 +29,11 @@ def four_nodes(lend_module: FreshLab) -> Lab:
 
 
 def hello(lab: Lab, launcher: str, order: tuple[int, ...], *flags: str) -> list[str]:
-    """The nodes of the ranks of a run of `hello` with a hostfile of these nodes, two slots each, in this order."""
+    """Return the nodes of the ranks of a run of `hello` with this hostfile, two slots per node."""
     hostfile = lab.path / "hostfile-of-test"
     hostfile.write_text("".join(f"worker-{number} slots=2\n" for number in order), encoding="utf-8")
-    words = ("run", "hello", "--launcher", launcher, "--hostfile", str(hostfile), *flags, "--json")
-    document = lab.call(*words).expect(0).json
+    argv = ("run", "hello", "--launcher", launcher, "--hostfile", str(hostfile), *flags, "--json")
+    document = lab.call(*argv).expect(0).json
     assert document["metrics"]["answer"]["value"] == 42
     assert [rank["rank"] for rank in document["ranks"]] == list(range(document["world_size"]))
     return [rank["node"] for rank in document["ranks"]]
@@ -62,8 +62,8 @@ def test_every_slot_of_few_nodes_has_its_rank(four_nodes: Lab, launcher: str, no
 
 @pytest.mark.parametrize("launcher", [OVER_OPEN_MPI, "mpirun", "torchrun", "script"])
 def test_a_worker_that_is_killed_ends_the_run_and_is_named(lab: Lab, launcher: str) -> None:
-    """However a launcher takes that; what is left of its ranks is ended as after Ctrl-C and at the time limit."""
-    # Under `script` a script starts ranks by itself.
+    """Cover all launchers: the remaining ranks are ended as on Ctrl-C and at the time limit."""
+    # With launcher `script`, the script starts the ranks.
     run = ("stubborn-own",) if launcher == "script" else ("stubborn", "--launcher", launcher)
     with lab.stubborn_run(*run[1:], "--json", workload=run[0]) as (running, run_id):
         lab.containers()["worker-1"].kill("SIGKILL")

@@ -1,4 +1,4 @@
-"""labctl or a node is killed at some moment of a run: what `runs`, `status` and `doctor` then say, and in the end."""
+"""labctl or a node is killed at some moment of a run: `runs`, `status` and `doctor` right afterwards and at the end."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from support.harness import Lab, Running, wait_until
 
 pytestmark = pytest.mark.docker
 
-# Seconds that a run goes on without its labctl, and within which a run has ended that nothing holds up.
+# Seconds that a run goes on without labctl, and the time limit of a run's end.
 PATIENCE, ENDING = 10, 120
-# Writes its steps until it is told to end, and then takes its time, or ends by itself at the last one.
+# Print steps until stopped, and then take a while to end, or end at the last step.
 STEPS = """
 import os, signal, sys, time
 
@@ -34,7 +34,7 @@ LONG = "6000"
 
 @pytest.fixture
 def lab(lend: FreshLab) -> Iterator[Lab]:
-    """A lab of two nodes that is up and in which nothing runs, and is so again afterwards."""
+    """A lab of two nodes that is up and idle, checked again after the test."""
     lent = lend(LAB_RUN_PATIENCE=str(PATIENCE))
     (lent.path / "steps.py").write_text(STEPS)
     yield lent
@@ -51,46 +51,48 @@ def runs(lab: Lab) -> dict[str, dict[str, Any]]:
 
 
 def looks(lab: Lab) -> tuple[str, list[str]]:
-    """The state of the lab, and whom doctor finds an error with."""
+    """Return the lab's state, and the nodes with errors of doctor."""
     before = runs(lab)
     status = lab.call("status", "--json").expect(0).json
     after = runs(lab)
     for run in status["runs"]:
         states = before[run["run_id"]]["state"], after[run["run_id"]]["state"]
-        # A run may have begun and ended between these looks; `status` does not judge one that has ended.
+        # A run may begin and end between these requests; `status` does not judge an ended run.
         between = {"waiting": ("running", "ended"), "running": ("ended",)}.get(states[0], ())
         assert run["state"] in (*states, *between)
     doctor = lab.call("doctor", "--json")
     assert doctor.code in (0, 3), doctor.err
-    return status["state"], sorted(one["code"] for one in doctor.json["findings"] if one["level"] == "error")
+    return status["state"], sorted(
+        finding["code"] for finding in doctor.json["findings"] if finding["level"] == "error"
+    )
 
 
 @contextlib.contextmanager
-def under_way(lab: Lab, *flags: str, steps: str = LONG, said: str = "step 3 ") -> Iterator[tuple[Running, str]]:
-    """A run that labctl follows and that has printed this, with its id."""
+def under_way(lab: Lab, *flags: str, steps: str = LONG, output: str = "step 3 ") -> Iterator[tuple[Running, str]]:
+    """Start a run and wait for this output; yield it with its id."""
     before = set(lab.run_ids())
     with lab.start("run", "--script", "steps.py", "--launcher", "mpirun", *flags, "--", steps) as running:
-        wait_until(lambda: said in running.err, 120, f"it prints `{said}`")
+        wait_until(lambda: output in running.err, 120, f"it prints `{output}`")
         (run_id,) = set(lab.run_ids()) - before
         yield running, run_id
 
 
 def detached(lab: Lab, steps: str = LONG) -> str:
-    words = ("run", "--script", "steps.py", "--launcher", "mpirun", "--detach", "--json", "--", steps)
-    return str(lab.call(*words).expect(0).json["run_id"])
+    argv = ("run", "--script", "steps.py", "--launcher", "mpirun", "--detach", "--json", "--", steps)
+    return str(lab.call(*argv).expect(0).json["run_id"])
 
 
 def ended(lab: Lab, run_id: str, limit: float = ENDING) -> dict[str, Any]:
-    """How `runs` says that it ended, and that nothing is left of it."""
+    """Wait for the end of a run; return its row in `runs`, and check that its processes are gone."""
 
     def done() -> dict[str, Any] | None:
-        found = runs(lab)[run_id]
-        assert found["state"] in ("running", "ended", "done", "orphaned")
-        return found if found["state"] != "running" else None
+        run = runs(lab)[run_id]
+        assert run["state"] in ("running", "ended", "done", "orphaned")
+        return run if run["state"] != "running" else None
 
-    found = wait_until(done, limit, "it has ended")
+    run = wait_until(done, limit, "it has ended")
     assert lab.processes_of(run_id) == []
-    return found
+    return run
 
 
 def test_labctl_is_killed_before_the_launch(lab: Lab) -> None:
@@ -99,8 +101,8 @@ def test_labctl_is_killed_before_the_launch(lab: Lab) -> None:
         (run_id,) = wait_until(lambda: set(lab.run_ids()) - before, 120, "it has a record")
         running.press(signal.SIGKILL)
         running.process.wait()
-    found = runs(lab)[run_id]
-    assert found["state"] in ("done", "running")
+    run = runs(lab)[run_id]
+    assert run["state"] in ("done", "running")
     assert looks(lab) == ("up", [])
     assert ended(lab, run_id)["state"] == "done"
     lab.call("run", "hello").expect(0)
@@ -132,7 +134,7 @@ def test_labctl_is_killed_while_it_ends_a_run(lab: Lab) -> None:
 
 
 def test_labctl_is_killed_once_the_ranks_have_ended(lab: Lab) -> None:
-    with under_way(lab, steps="30", said="step 29 of rank 1") as (running, run_id):
+    with under_way(lab, steps="30", output="step 29 of rank 1") as (running, run_id):
         wait_until(lambda: not lab.processes_of(run_id), 120, "the ranks have ended")
         running.press(signal.SIGKILL)
         running.process.wait()
@@ -161,19 +163,19 @@ def test_who_follows_a_run_is_killed_at_ten_moments_and_its_record_says_how_far_
             wait_until(lambda: f"step {20 * moment} of rank 0" in attached.err, 120, "it is followed so far")  # noqa: B023
             attached.press(signal.SIGKILL)
             attached.process.wait()
-        found = runs(lab)[run_id]
-        step = int(found["step"].removeprefix("step "))
-        assert (found["state"], step > before) == ("running", True)
+        run = runs(lab)[run_id]
+        step = int(run["step"].removeprefix("step "))
+        assert (run["state"], step > before) == ("running", True)
         before = step
-        # Each looks anew, from the first line on; a last line may be cut off.
+        # Read the file from the first line each time; the last line may be incomplete.
         lines = (record / "output.log").read_text().splitlines()
         assert len(lines) >= 20 * moment
         assert all(" of rank " in line or "labctl: rank " in line for line in lines[:-1])
         lab.call("logs", "--run", run_id).expect(0)
         assert lab.call("show", run_id, "--json").expect(0).json["state"] == "running"
     assert ended(lab, run_id)["verdict"] == "PASS"
-    said = (record / "output.log").read_text()
-    assert all(said.count(f"step {step} of rank {rank}\n") == 1 for step in range(300) for rank in (0, 1))
+    text = (record / "output.log").read_text()
+    assert all(text.count(f"step {step} of rank {rank}\n") == 1 for step in range(300) for rank in (0, 1))
 
 
 def test_a_worker_is_killed_under_a_detached_run(lab: Lab) -> None:
@@ -190,8 +192,8 @@ def test_the_launcher_is_killed_under_a_detached_run(lab: Lab) -> None:
     lab.containers()["launcher"].kill("SIGKILL")
     status = lab.call("status", "--json").expect(0).json
     assert {run["run_id"]: run["state"] for run in status["runs"]}[run_id] == "orphaned"
-    found = runs(lab)[run_id]
-    assert (found["state"], found["verdict"], found["cause"]) == ("done", "ERROR", "lab-lost")
+    row = runs(lab)[run_id]
+    assert (row["state"], row["verdict"], row["cause"]) == ("done", "ERROR", "lab-lost")
     assert looks(lab) == ("partial", ["LAB-NODE-001"])
     lab.call("up").expect(0)
     lab.call("run", "hello").expect(0)
@@ -201,11 +203,11 @@ def test_the_launcher_is_killed_under_a_detached_run(lab: Lab) -> None:
 @pytest.mark.slow
 def test_a_worker_is_killed_for_which_a_run_waits(lab: Lab) -> None:
     first = detached(lab)
-    words = ("run", "--script", "steps.py", "--launcher", "mpirun", "--include", "worker-1", "--wait", "--detach")
-    second = lab.call(*words, "--json", "--", "10").expect(0).json["run_id"]
+    argv = ("run", "--script", "steps.py", "--launcher", "mpirun", "--include", "worker-1", "--wait", "--detach")
+    second = lab.call(*argv, "--json", "--", "10").expect(0).json["run_id"]
     assert runs(lab)[second]["state"] == "waiting"
     lab.containers()["worker-1"].kill("SIGKILL")
     assert looks(lab) == ("partial", ["LAB-NODE-001"])
     ended(lab, first)
-    found = wait_until(lambda: runs(lab)[second] if runs(lab)[second]["state"] == "done" else None, ENDING, "it ended")
-    assert found["verdict"] == "ERROR"
+    run = wait_until(lambda: runs(lab)[second] if runs(lab)[second]["state"] == "done" else None, ENDING, "it ended")
+    assert run["verdict"] == "ERROR"

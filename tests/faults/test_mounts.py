@@ -1,4 +1,4 @@
-"""Directories with odd names are mounted as they are; what cannot be mounted is refused before anything is made."""
+"""Directories with odd names are mounted; those that cannot be mounted are refused before anything is created."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def mounting(new_lab: Callable[[dict[str, str]], Lab], image: str) -> Iterator[L
 
 
 def refused(lab: Lab, source: Path | str) -> str:
-    """What `up` says, having made nothing."""
+    """Return the message with which `up` refuses a mount; check that it created nothing."""
     lab.configure({"LAB_NODES": "1", "HOST_CACHE_PATH": str(source)})
     answer = lab.call("up", "--json").expect(2)
     assert lab.labelled() == []

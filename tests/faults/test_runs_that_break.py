@@ -1,4 +1,4 @@
-"""A run that breaks, hangs or is stopped: its verdict, and that nothing of it is left. Times: test_promptness.py."""
+"""A run that breaks, hangs or is stopped: its verdict, and its processes are gone. Times: test_promptness.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NODES = ["launcher", "worker-0", "worker-1"]
 
 
 def result(answer: Answer, code: int, cause: str, of_run: int | None = None) -> dict[str, Any]:
-    """The answer's document, when it is an error of this cause with this exit code, the run's where that differs."""
+    """Return the answer's document; fail unless it is an error of this cause with this exit code."""
     document: dict[str, Any] = answer.expect(code).json
     assert (document["verdict"], document["cause"], document["exit_code"]) == ("ERROR", cause, of_run or code)
     return document
@@ -28,7 +28,7 @@ def running_nodes(lab: Lab) -> list[str]:
 
 
 def states(lab: Lab) -> dict[str, str]:
-    """What `labctl status` says of each container."""
+    """Return the state of each container, from `labctl status`."""
     shown = lab.call("status", "--json").expect(0).json
     return {node["name"]: node["state"] for node in shown["nodes"]}
 
@@ -42,9 +42,9 @@ def test_a_worker_that_is_killed_ends_the_run_and_is_named(lab: Lab) -> None:
     document = result(answer, 4, "node-lost")
     assert document["message"] == "worker-1 (rank 1): container died with exit code 137"
     with tarfile.open(lab.path / "runs" / run_id / "evidence.tar.gz") as archive:
-        seen = archive.extractfile(f"evidence-{run_id}/hosts/local.txt")
-        assert seen
-        assert re.search(r"worker-1-1: die, exit code 137\n", seen.read().decode())
+        member = archive.extractfile(f"evidence-{run_id}/hosts/local.txt")
+        assert member
+        assert re.search(r"worker-1-1: die, exit code 137\n", member.read().decode())
     assert lab.processes_of(run_id) == []
     assert running_nodes(lab) == ["launcher", "worker-0"]
     assert canary()
@@ -66,7 +66,7 @@ def test_a_worker_that_is_cut_off_from_the_network_ends_the_run_and_is_named(lab
 
 def test_a_worker_whose_sshd_is_killed_ends_the_run_and_up_mends_it(lab: Lab) -> None:
     with lab.stubborn_run("--json") as (running, run_id):
-        # Its container may end before the shell that kills it does.
+        # The container may end before the shell that kills it.
         lab.containers()["worker-1"].exec_run(["sh", "-c", "kill -KILL $(pgrep -o -x sshd)"], user="0")
         answer = running.answer(120)
     document = result(answer, 4, "node-lost")
@@ -90,8 +90,8 @@ def test_a_worker_that_is_paused_ends_the_run_and_the_next_one_ends_what_it_left
         finally:
             worker.unpause()
     document = result(answer, 124, "stalled")
-    what = f"container is paused; to resume it: docker unpause {worker.name}"
-    assert document["message"].startswith(f"worker-1 (rank 1): {what}; could not kill: worker-1: ")
+    reason = f"container is paused; to resume it: docker unpause {worker.name}"
+    assert document["message"].startswith(f"worker-1 (rank 1): {reason}; could not kill: worker-1: ")
     assert lab.processes_of(run_id)
     lab.call("run", "hello").expect(0)
     assert lab.processes_of(run_id) == []
@@ -99,7 +99,7 @@ def test_a_worker_that_is_paused_ends_the_run_and_the_next_one_ends_what_it_left
 
 @pytest.mark.parametrize("launcher", ["mpirun", pytest.param("deepspeed", marks=pytest.mark.slow)])
 def test_a_rank_that_loops_without_end_stalls_the_run_and_says_where(lab: Lab, launcher: str) -> None:
-    # Its own stacks are wanted.
+    # labctl itself requests the stacks.
     answer = lab.call("run", "hang", "--launcher", launcher, "-s", "LAB_STALL_SECONDS=4", "--json")
     document = answer.json
     assert (answer.code, document["verdict"], document["cause"]) == (124, "ERROR", "stalled")
@@ -110,9 +110,9 @@ def test_a_rank_that_loops_without_end_stalls_the_run_and_says_where(lab: Lab, l
     doing = {node: (record / f"stacks/{node}.txt").read_text() for node in ("worker-0", "worker-1")}
     assert re.search(r"hang\.py\n  S \(sleeping\), \d % of a core", doing["worker-0"])
     assert re.search(r"hang\.py\n  R \(running\), \d\d+ % of a core", doing["worker-1"])
-    said = {rank: (record / f"ranks/rank-{rank}.log").read_text() + doing[f"worker-{rank}"] for rank in (0, 1)}
-    assert "wait_for_others" in said[0]
-    assert "lose_count" in said[1]
+    logs_by_rank = {rank: (record / f"ranks/rank-{rank}.log").read_text() + doing[f"worker-{rank}"] for rank in (0, 1)}
+    assert "wait_for_others" in logs_by_rank[0]
+    assert "lose_count" in logs_by_rank[1]
     assert lab.processes_of(document["run_id"]) == []
 
 
@@ -125,8 +125,10 @@ def test_a_launcher_that_is_killed_ends_the_run_and_is_named(lab: Lab) -> None:
     assert running_nodes(lab) == ["worker-0", "worker-1"]
     assert state_of(lab, run_id) == "done"
     assert lab.call("status", "--json").expect(0).json["state"] == "partial"
-    errors = [one for one in lab.call("doctor", "--json").expect(3).json["findings"] if one["level"] == "error"]
-    assert [(one["code"], one["node"]) for one in errors] == [("LAB-NODE-001", "launcher")]
+    errors = [
+        finding for finding in lab.call("doctor", "--json").expect(3).json["findings"] if finding["level"] == "error"
+    ]
+    assert [(finding["code"], finding["node"]) for finding in errors] == [("LAB-NODE-001", "launcher")]
 
 
 def test_a_rank_that_crashes_ends_the_run_and_is_named(lab: Lab) -> None:
@@ -174,7 +176,7 @@ def test_the_time_limit_ends_even_what_does_not_listen(lab: Lab) -> None:
 
 
 def orphan(lab: Lab) -> str:
-    """The id of a run whose labctl was killed, with its group, while the ranks were up."""
+    """Start a run and kill its labctl, with the process group, while the ranks are up; return its id."""
     with lab.stubborn_run() as (running, run_id):
         assert state_of(lab, run_id) == "running"
         running.press(signal.SIGKILL)
@@ -195,7 +197,7 @@ def test_a_run_whose_labctl_was_killed_goes_on_and_keeps_its_nodes_until_it_is_s
     error = lab.call("run", "hello", "--json").expect(3).json["error"]
     assert f"in use by run {run_id}" in error["message"]
     assert f"labctl stop {run_id}" in error["hint"]
-    # Something of it left its rank, and its environment.
+    # Start a process outside of its rank's session and environment.
     leave = ["sh", "-c", "env -i setsid sleep 900 & until pgrep -x sleep; do :; done"]
     assert lab.containers()["worker-1"].exec_run(leave, user=f"{os.getuid()}:{os.getgid()}").exit_code == 0
     stopped_run = result(lab.call("stop", run_id, "--grace", "1", "--json"), 0, "interrupted", 130)
@@ -205,7 +207,7 @@ def test_a_run_whose_labctl_was_killed_goes_on_and_keeps_its_nodes_until_it_is_s
 
 
 def test_a_second_run_is_refused_and_told_which_one_is_active(lab: Lab) -> None:
-    """The first is ended by TERM to labctl alone, unlike Ctrl-C, which its whole group gets."""
+    """End the first run by TERM to labctl alone; Ctrl-C goes to its whole group."""
     before = set(lab.run_ids())
     with lab.start("run", "stubborn", "--json") as first:
         (run_id,) = wait_until(lambda: set(lab.run_ids()) - before, 120, "the first run has begun")
@@ -220,7 +222,7 @@ def test_a_second_run_is_refused_and_told_which_one_is_active(lab: Lab) -> None:
 
 
 def refusal(lab: Lab, run_id: str) -> str:
-    """What a second run is told, once it is told of this one."""
+    """Return the message that refuses a second run, once it names this run."""
     answer = lab.call("run", "hello", "--dry-run", "--json")
     message = answer.json["error"]["message"] if answer.code else ""
     return message if run_id in message else ""

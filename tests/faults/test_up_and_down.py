@@ -1,4 +1,4 @@
-"""`up` and `down` that are interrupted, doubled, or asked for what cannot be."""
+"""`up` and `down`: interrupted, concurrent, or impossible."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ FreshLab = Callable[..., Lab]
 
 
 def nodes(lab: Lab) -> dict[str, str]:
-    """The states of the lab's containers, without one that a killed `up` tried limits with: `down` removes it."""
+    """Return the states of the lab's containers, without trial containers of a killed `up`, which `down` removes."""
     return {node: container.status for node, container in lab.containers().items() if node != "probe"}
 
 
 def is_complete(lab: Lab) -> bool:
-    """Launcher and two workers run on one network."""
+    """Return True if launcher and two workers run on one network."""
     states = nodes(lab)
     return states == dict.fromkeys(("launcher", "worker-0", "worker-1"), "running") and len(lab.networks()) == 1
 
 
 def is_polite(answer: Answer, lab: Lab) -> bool:
-    """A command that Ctrl-C ended has said so and no more, unless it had not begun or had come to its end."""
+    """Return True if the command reported Ctrl-C and nothing else, or had not begun, or was finished."""
     stopped = answer.code == 130 and "Traceback" not in answer.err
-    # Python itself ends with 1 while it imports its site.
+    # Python exits with 1 if it is interrupted while it imports its site module.
     not_yet_labctl = answer.code == -signal.SIGINT and "main()" not in answer.err
     not_yet_python = answer.code == 1 and "init_import_site" in answer.err
     return stopped or not_yet_labctl or not_yet_python or (answer.code == 0 and is_complete(lab))
@@ -74,7 +74,7 @@ MOMENTS: dict[str, Callable[[Lab], object]] = {
 def test_up_that_is_interrupted_and_killed_converges_and_down_leaves_nothing(
     fresh_lab: FreshLab, interrupted: tuple[bool, ...]
 ) -> None:
-    """Each `up` goes on from what the one before had made."""
+    """Continue in each `up` from the state that the previous one left."""
     lab = fresh_lab()
     for (moment, has_come), by_ctrl_c in zip(MOMENTS.items(), interrupted, strict=True):
         with lab.start("up") as running:
@@ -171,14 +171,14 @@ def test_a_mount_whose_source_is_not_there_is_named_and_nothing_is_made(fresh_la
 
 
 @pytest.mark.docker
-@pytest.mark.parametrize("words", [("up",), ("run", "hello")], ids=" ".join)
+@pytest.mark.parametrize("command", [("up",), ("run", "hello")], ids=" ".join)
 def test_a_lab_of_the_same_name_in_another_directory_is_refused(
-    lab: Lab, fresh_lab: FreshLab, words: tuple[str, ...]
+    lab: Lab, fresh_lab: FreshLab, command: tuple[str, ...]
 ) -> None:
     other = fresh_lab()
     other.configure({"LAB_NAME": lab.name, "LAB_IMAGE": lab.containers()["launcher"].attrs["Config"]["Image"]})
     before = lab.identities()
-    error = other.call(*words, "--json").expect(3).json["error"]
+    error = other.call(*command, "--json").expect(3).json["error"]
     assert lab.name in error["message"]
     assert str(lab.path) in error["message"]
     assert "LAB_NAME" in error["hint"]
@@ -206,22 +206,24 @@ def test_a_run_on_a_lab_that_is_down_says_what_to_type(fresh_lab: FreshLab) -> N
 
 @pytest.fixture(scope="module")
 def offline_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A lab directory on a machine whose engine nobody asks: with a version given, the client does not either."""
+    """Make a lab directory on a machine whose engine is not contacted, not even for its version."""
     with closing(DockerClient(version="1.44")) as nobody:
         yield Lab.make(tmp_path_factory.mktemp("offline"), "offline", nobody, {})
 
 
-@pytest.mark.parametrize("words", [("status",), ("up",), ("run", "hello"), ("down",)], ids=" ".join)
+@pytest.mark.parametrize("command", [("status",), ("up",), ("run", "hello"), ("down",)], ids=" ".join)
 @pytest.mark.parametrize(
     "address", ["unix:///nonexistent/docker.sock", "tcp://127.0.0.1:1"], ids=["no-socket", "nobody-listens"]
 )
-def test_without_a_daemon_there_is_a_reason_and_a_hint(offline_lab: Lab, words: tuple[str, ...], address: str) -> None:
+def test_without_a_daemon_there_is_a_reason_and_a_hint(
+    offline_lab: Lab, command: tuple[str, ...], address: str
+) -> None:
     environ = {"DOCKER_HOST": address}
-    for_people = offline_lab.call(*words, environ=environ).expect(3)
+    for_people = offline_lab.call(*command, environ=environ).expect(3)
     assert "error: " in for_people.err
     assert "hint: " in for_people.err
     assert for_people.out == ""
-    document = offline_lab.call(*words, "--json", environ=environ).expect(3).json
+    document = offline_lab.call(*command, "--json", environ=environ).expect(3).json
     assert document["error"]["kind"] == "environment"
     assert "Docker" in document["error"]["message"]
     assert document["error"]["hint"]

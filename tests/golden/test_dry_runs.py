@@ -1,4 +1,4 @@
-"""What `--dry-run` prints for each training script of a DeepSpeed-Chat clone.
+"""Output of `--dry-run` for each training script of a DeepSpeed-Chat clone.
 
 ``pytest tests/golden --update-golden`` rewrites ``tests/clones/expected.txt``; read the difference before keeping it.
 """
@@ -28,16 +28,16 @@ NOW = datetime(2026, 1, 2, 15, 4, 5, tzinfo=timezone.utc)
 
 def dry_run(name: str, scratch: Path) -> str:
     clones = {"HOST_REPO_PATH": str(CLONES / "DeepSpeedExamples"), "HOME": "/home/someone"}
-    found = settings.load(scratch, clones, {})
+    loaded = settings.load(scratch, clones, {})
     options = run_request.RunOptions()
-    task = run_request.choose_workload(ROOT, f"dschat/{name}", options, found)
-    lab = spec.build(found, Path("/srv/lab"), "cpu", (host(),), Limits())
+    task = run_request.choose_workload(ROOT, f"dschat/{name}", options, loaded)
+    lab = spec.build(loaded, Path("/srv/lab"), "cpu", (host(),), Limits())
     job = run_request.build_job(lab, task, options, NOW)
-    return re.sub(rf"({name})-[0-9a-f]{{6}}\b", r"\1-3fa2", f"{plans.of_run(lab, job, found)}\n")
+    return re.sub(rf"({name})-[0-9a-f]{{6}}\b", r"\1-3fa2", f"{plans.of_run(lab, job, loaded)}\n")
 
 
 def test_each_script_is_started_as_it_expects(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    found = "\n".join(f"== dschat/{name}\n{dry_run(name, tmp_path)}" for name in NAMES)
+    output = "\n".join(f"== dschat/{name}\n{dry_run(name, tmp_path)}" for name in NAMES)
     if request.config.getoption("--update-golden"):
-        EXPECTED.write_text(found, encoding="utf-8")
-    assert found == EXPECTED.read_text(encoding="utf-8")
+        EXPECTED.write_text(output, encoding="utf-8")
+    assert output == EXPECTED.read_text(encoding="utf-8")

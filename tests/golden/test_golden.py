@@ -1,4 +1,4 @@
-"""Each folder is a case: ``case.env`` and ``host.json`` in, every file under ``expected/`` out.
+"""Golden cases, one per folder: ``case.env`` and ``host.json`` in, all files under ``expected/`` out.
 
 ``pytest tests/golden --update-golden`` rewrites what is expected; read the difference before keeping it.
 """
@@ -31,7 +31,7 @@ from labctl.workloads import loader
 HERE = Path(__file__).parent
 DIRECTORY = Path("/srv/lab")
 ON_HOSTS = ("cpu-3-hosts", "nvidia-3-hosts")
-"""A node on each of several hosts; the others are labs on one machine."""
+"""Cases with a node on each of several hosts; the others are labs on one machine."""
 CASES = (
     *(f"{accelerator}-{size}" for accelerator in sorted(accelerators.modules()) for size in ("1-node", "3-nodes")),
     *ON_HOSTS,
@@ -45,12 +45,12 @@ def load_settings(folder: Path, scratch: Path) -> settings.Settings:
 
 
 def load_case(folder: Path, scratch: Path) -> Lab:
-    found = load_settings(folder, scratch)
+    loaded = load_settings(folder, scratch)
     facts = json.loads((folder / "host.json").read_text(encoding="utf-8"))
     hosts = tuple(map(load_host, facts)) if isinstance(facts, list) else (load_host(facts),)
-    accelerator: Any = found.text("LAB_ACCELERATOR")
+    accelerator: Any = loaded.text("LAB_ACCELERATOR")
     network: Network = "host" if len(hosts) > 1 else "bridge"
-    return spec.build(found, DIRECTORY, accelerator, hosts, capabilities.wanted(found), network=network)
+    return spec.build(loaded, DIRECTORY, accelerator, hosts, capabilities.wanted(loaded), network=network)
 
 
 def load_host(facts: dict[str, Any]) -> Host:
@@ -59,33 +59,33 @@ def load_host(facts: dict[str, Any]) -> Host:
 
 
 def load_job(folder: Path, of: Lab) -> Job | None:
-    """The run that a case with a folder of workloads describes; on several hosts, the same as on one machine."""
+    """Load the run of a case with a folder of workloads; on several hosts, that of the case on one machine."""
     folder = folder.with_name(folder.name.replace("-hosts", "-nodes"))
     if not (folder / "workloads").is_dir():
         return None
     name = next((folder / "workloads").iterdir()).name
-    asked = loader.load(folder / "workloads", name, launchers.known())
+    workload = loader.load(folder / "workloads", name, launchers.known())
     entries = hostfile.parse((folder / "hostfile").read_text(encoding="utf-8"), "hostfile")
-    return job.build(of, asked, f"20260102-150405-{name}-3fa2", job.choose(of, entries), asked.timeout)
+    return job.build(of, workload, f"20260102-150405-{name}-3fa2", job.choose(of, entries), workload.timeout)
 
 
 def rendered(folder: Path, scratch: Path) -> dict[str, str]:
-    """Every file of a case by its path under ``expected/``, without the leading ``.lab/`` that git ignores."""
+    """Render the files of a case by path under ``expected/``, without the leading ``.lab/`` that git ignores."""
     of = load_case(folder, scratch)
     files = render.render(of)
-    found = {file.path.removeprefix(".lab/"): file.content for file in files}
+    contents = {file.path.removeprefix(".lab/"): file.content for file in files}
     local = (
         steps.WriteKeys(paths=ssh_keys.outdated(of), cause="new or changed"),
         steps.WriteFiles(files=files, cause="new or changed"),
     )
-    found["plan-up.txt"] = (
+    contents["plan-up.txt"] = (
         f"{plan.up(of, files, ObservedState(), local=local, stale=[host.name for host in of.hosts])}\n"
     )
     if task := load_job(folder, of):
-        found |= {f"run/{file.path}": file.content for file in task.files}
-        found["run/argv.txt"] = "".join(f"{word}\n" for word in task.argv)
-        found["plan-run.txt"] = f"{plans.of_run(of, task, load_settings(folder, scratch))}\n"
-    return found
+        contents |= {f"run/{file.path}": file.content for file in task.files}
+        contents["run/argv.txt"] = "".join(f"{word}\n" for word in task.argv)
+        contents["plan-run.txt"] = f"{plans.of_run(of, task, load_settings(folder, scratch))}\n"
+    return contents
 
 
 def kept(folder: Path) -> dict[str, str]:
@@ -101,16 +101,16 @@ def test_every_folder_is_a_case_and_every_case_a_folder() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_rendered_files_are_the_expected_ones(case: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    found = rendered(HERE / case, tmp_path)
+    contents = rendered(HERE / case, tmp_path)
     if request.config.getoption("--update-golden"):
         shutil.rmtree(HERE / case / "expected", ignore_errors=True)
-        for name, content in found.items():
+        for name, content in contents.items():
             path = HERE / case / "expected" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(content, encoding="utf-8")
     expected = kept(HERE / case)
-    assert sorted(found) == sorted(expected)
-    for name, content in found.items():
+    assert sorted(contents) == sorted(expected)
+    for name, content in contents.items():
         assert content == expected[name], name
 
 
@@ -182,13 +182,13 @@ def test_mounts_are_long_and_their_sources_never_made_by_docker(compose_file: Pa
 
 
 def test_only_the_first_node_has_the_launcher_and_it_has_no_device(compose_file: Path) -> None:
-    found = dict(services(compose_file))
+    service_by_name = dict(services(compose_file))
     node = compose_file.parent.name
-    assert list(found) == ([node, "launcher"] if node == "worker-0" else [node])
-    if "launcher" in found:
+    assert list(service_by_name) == ([node, "launcher"] if node == "worker-0" else [node])
+    if "launcher" in service_by_name:
         device_keys = {"devices", "deploy", "runtime", "group_add"}
-        assert not device_keys & set(found["launcher"])
-        assert set(found["launcher"]["cap_add"]) == {"SETGID", "SETUID"}
+        assert not device_keys & set(service_by_name["launcher"])
+        assert set(service_by_name["launcher"]["cap_add"]) == {"SETGID", "SETUID"}
 
 
 def test_every_service_names_its_lab_node_and_role(compose_file: Path) -> None:
@@ -200,7 +200,7 @@ def test_every_service_names_its_lab_node_and_role(compose_file: Path) -> None:
         assert labels["labctl.node"] == service["hostname"] == name
         assert labels["labctl.role"] == ("launcher" if name == "launcher" else "worker")
     networks = {} if on_hosts(compose_file) else {"lab": {"labctl.lab": lab_name}}
-    assert {name: one["labels"] for name, one in document.get("networks", {}).items()} == networks
+    assert {name: network["labels"] for name, network in document.get("networks", {}).items()} == networks
 
 
 def test_a_secret_is_a_file_below_the_nodes_own_directory(compose_file: Path) -> None:

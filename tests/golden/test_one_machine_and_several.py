@@ -1,4 +1,4 @@
-"""The same .env on one machine and on several hosts: what is rendered differs in what hosts are, and nowhere else."""
+"""One .env on one machine and on several hosts: only what depends on the hosts is rendered differently."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ SENT = {"services.*.volumes./workspace/workloads.read_only"}
 FINGERPRINT = {"services.*.labels.labctl.config-hash"}
 
 
-def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
-    """Where two documents differ: the shortest keys that are not in both, or whose values are not the same."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in one.keys() | other.keys():
-            yield from differences(one.get(key), other.get(key), f"{path}.{key}" if path else key)
-    elif one != other:
+def differences(first: Any, other: Any, path: str = "") -> Iterator[str]:
+    """Yield the shortest paths at which two documents differ."""
+    if isinstance(first, dict) and isinstance(other, dict):
+        for key in first.keys() | other.keys():
+            yield from differences(first.get(key), other.get(key), f"{path}.{key}" if path else key)
+    elif first != other:
         yield path
 
 
 def document(path: Path, directory: str) -> dict[str, Any]:
-    """A compose file with the lab's directory by one name, and mounts by their targets."""
-    found: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8").replace(directory, DIRECTORY))
-    for service in found["services"].values():
+    """Parse a compose file; name the lab's directory alike, and mounts by their targets."""
+    compose: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8").replace(directory, DIRECTORY))
+    for service in compose["services"].values():
         service["volumes"] = {volume["target"]: volume for volume in service["volumes"]}
-    return found
+    return compose
 
 
 def shortened(path: str) -> str:
-    """Without the service's name, and without what only tells one device from another."""
+    """Shorten a path: without the service's name, and without parts that identify a device."""
     services, _, rest = path.partition(".")
     kind = f"{services}.*.{rest.partition('.')[2]}" if rest else path
     return "services.*.volumes./etc/lab/leases" if ".volumes./etc/lab/leases/" in kind else kind
@@ -70,7 +70,7 @@ def found_in(here: str, there: str) -> set[str]:
 
 
 def settings(case: str) -> list[str]:
-    """The lines of a case's .env that say something."""
+    """List the lines of a case's .env, without blank lines and comments."""
     return [line for line in (HERE / case / "case.env").read_text(encoding="utf-8").splitlines() if line[0] != "#"]
 
 
@@ -83,8 +83,8 @@ def test_compose_files_differ_only_in_what_the_hosts_are() -> None:
     assert set.union(*(found_in(*pair) for pair in PAIRS)) == NETWORK | MACHINE | SENT | FINGERPRINT
 
 
-def others(case: str) -> dict[str, str]:
-    """All but the compose files and the plans, by path: the launcher's ssh config, and what a run is started with."""
+def other_files(case: str) -> dict[str, str]:
+    """Read all rendered files by path, except compose files and plans."""
     root = HERE / case / "expected"
     names = ("compose.yml", "plan-up.txt", "plan-run.txt")
     paths = (path for path in root.rglob("*") if path.is_file() and path.name not in names)
@@ -93,11 +93,11 @@ def others(case: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(("here", "there"), PAIRS)
 def test_all_else_is_the_same_but_for_the_name_of_the_interface(here: str, there: str) -> None:
-    assert {path: text.replace("ens3", "eth0") for path, text in others(there).items()} == others(here)
+    assert {path: text.replace("ens3", "eth0") for path, text in other_files(there).items()} == other_files(here)
 
 
 def steps_of_run(case: str) -> list[str]:
-    """The steps of a run's plan, without their numbers and causes."""
+    """List the steps of a run's plan, without numbers and causes."""
     lines = (HERE / case / "expected/plan-run.txt").read_text(encoding="utf-8").splitlines()
     return [line.partition(" ")[2].rpartition("  [")[0] for line in lines]
 

@@ -1,4 +1,4 @@
-"""Every command, flag, setting and code of doctor that surface.json lists is still there; new ones may stand beside."""
+"""All commands, flags, settings and doctor codes of surface.json still exist; new ones are allowed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The readings of labctl's NVIDIA module and sampler on this machine, against nvidia-smi and NVML; kept as fixtures."""
+"""Readings of labctl's NVIDIA module and sampler on this machine, against nvidia-smi and NVML; kept as fixtures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEPT = ("vendor", "device", "class", "numa_node", "local_cpulist")
 
 
 def measure(fixtures: Path, row: Callable[..., None]) -> None:
-    """A row for each comparison, with both sides; what was read is copied below ``fixtures``."""
+    """Compare both sides row by row; copy the files read to ``fixtures``."""
     import pynvml as nvml
 
     here = Path("/")
@@ -46,7 +46,7 @@ def compare(row: Callable[..., None], what: str, labctl: object, machine: object
 
 
 def _compare_sampler(fixtures: Path, row: Callable[..., None], nvml: Any, handles: list[Any]) -> None:
-    """The sampler's values of an idle card beside NVML's own, which change from one look to the next."""
+    """Compare the sampler's values of an idle card with NVML's, which vary between readings."""
     sys.path.append(str(ROOT / "docker"))
     import nvidia_sampler
     from sampler import columns
@@ -71,7 +71,7 @@ def _compare_sampler(fixtures: Path, row: Callable[..., None], nvml: Any, handle
 
 
 def _keep(fixtures: Path, addresses: list[str]) -> None:
-    """Copy the files that `nvidia.find` reads, and the words of nvidia-smi."""
+    """Copy the files that `nvidia.find` reads, and the output of nvidia-smi."""
     gpus = Path("/") / nvidia.GPUS
     files = [Path("/proc/driver/nvidia/version"), Path("/sys/module/nvidia/version"), *gpus.glob("*/information")]
     files += [Path(f"/sys/bus/pci/devices/{address}/{name}") for address in addresses for name in KEPT]

@@ -1,4 +1,4 @@
-"""Write a randomly initialised OPT model of a shape, with a tokenizer of as many words: what DeepSpeed-Chat loads."""
+"""Write a randomly initialised OPT model of a shape, with a tokenizer of its vocabulary size, for DeepSpeed-Chat."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 
 
 def main(shape: Path, folder: Path, *, toy: bool) -> None:
-    """Weights in bf16, as many as the shape has; of a toy, two layers of 64."""
+    """Write weights in bf16 of the shape; for a toy, two layers of 64."""
     config = json.loads(shape.read_text(encoding="utf-8"))
     if toy:
         config |= {"num_hidden_layers": 2, "hidden_size": 64, "word_embed_proj_dim": 64, "ffn_dim": 128}

@@ -1,4 +1,4 @@
-"""Figures of labctl's workloads on one NVIDIA GPU, and of DeepSpeed-Chat's own script beside them.
+"""Measurements of labctl's workloads on one NVIDIA GPU, and of DeepSpeed-Chat's own script for comparison.
 
 Parts, all but `upstream` by default; each is also a name on the command line:
 
@@ -35,7 +35,7 @@ from labctl.workloads import deepspeed_config, loader
 
 ROOT = Path(__file__).resolve().parents[2]
 ALL = 480
-"""Seconds for all parts; a part that does not fit into what is left is skipped, and says so."""
+"""Seconds for all parts; a part that does not fit into the remaining time is skipped and reported."""
 STEPS, WARM_UP = 30, 10
 WORKLOADS = {
     "matmul": (),
@@ -45,7 +45,7 @@ WORKLOADS = {
     "opt-350m_bs24_zero0": ("--steps", str(STEPS), "--warmup-steps", str(WARM_UP)),
     "opt-1.3b": ("--steps", str(STEPS), "--warmup-steps", str(WARM_UP)),
 }
-"""Arguments that keep each under a minute."""
+"""Arguments that keep each part under a minute."""
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
 VOCABULARY = 50265
 """Entries of OPT's tokenizer."""
@@ -67,14 +67,14 @@ class Place:
 
     @property
     def warm_up(self) -> int:
-        """Steps that are not timed."""
+        """Number of untimed steps."""
         return 2 if self.toy else WARM_UP
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         return self.deadline - time.monotonic()
 
     def row(self, part: str, **values: object) -> None:
-        """Append a row, and show it."""
+        """Append a row and print it."""
         line = json.dumps({"part": part, **values})
         with (self.out / "rows.jsonl").open("a", encoding="utf-8") as rows:
             rows.write(f"{line}\n")
@@ -83,7 +83,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Ended:
-    """The lines of a program with the second each came in, and its exit code."""
+    """Output of a program: lines with their time in seconds, and the exit code."""
 
     code: int
     lines: tuple[tuple[float, str], ...]
@@ -94,18 +94,18 @@ class Ended:
 
     @property
     def error(self) -> dict[str, str]:
-        """The line that says why it failed, for a row; nothing of a program that did not."""
+        """Return the line with the reason of a failure, for a row; empty for a program that succeeded."""
         reasons = [line for line in self.text if re.search(r"Error|error:|Killed", line)]
         return {"error": (reasons or [*self.text, ""])[-1][:300]} if self.code else {}
 
     def rate(self, marker: str, skip: int) -> float:
-        """Lines with the marker per second, from the one after ``skip`` to the last."""
+        """Return the rate of lines with the marker, from the one after ``skip`` to the last."""
         times = [second for second, line in self.lines if marker in line][skip:]
         return (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else 0.0
 
 
 def run(argv: Sequence[str], place: Place, log: str, directory: Path, environment: Mapping[str, str] = {}) -> Ended:
-    """Run a program to its end, or to the deadline, when all that it started is killed; its output is kept."""
+    """Run a program to its end or to the deadline, and then kill its process tree; keep its output."""
     lines: list[tuple[float, str]] = []
     with (
         (place.out / f"{log}.log").open("w", encoding="utf-8") as kept,
@@ -122,7 +122,7 @@ def run(argv: Sequence[str], place: Place, log: str, directory: Path, environmen
         ) as process,
     ):
         signal.signal(signal.SIGALRM, lambda *_: kill(process.pid))
-        signal.alarm(max(int(place.left()), 1))
+        signal.alarm(max(int(place.seconds_left()), 1))
         for line in process.stdout or ():
             lines.append((time.monotonic(), line.rstrip()))
             kept.write(line)
@@ -131,7 +131,7 @@ def run(argv: Sequence[str], place: Place, log: str, directory: Path, environmen
 
 
 def kill(pid: int) -> None:
-    """Kill a process and all that it started: torchrun's ranks are in sessions of their own."""
+    """Kill a process tree: torchrun's ranks are in their own sessions."""
     import psutil
 
     parent = psutil.Process(pid)
@@ -144,7 +144,7 @@ def kill(pid: int) -> None:
 
 
 def workload(name: str, accelerator: str) -> Workload:
-    """A workload as a lab with this accelerator reads it."""
+    """Load a workload as a lab with this accelerator does."""
     read = loader.load(ROOT / "workloads", name, launchers.known())
     return deepspeed_config.resolve_bf16(read, accelerator, ())
 
@@ -158,7 +158,7 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1",
 
 
 def ranks(launcher: str, program: Sequence[str]) -> tuple[tuple[str, ...], Mapping[str, str]]:
-    """The command that starts one rank here as on a node of a lab, and its variables."""
+    """Return the command and variables that start one rank here as on a node of a lab."""
     if launcher == "deepspeed":
         return (*DEEPSPEED, "--no_python", "--no_local_rank", *program), {}
     if launcher == "torchrun":
@@ -167,7 +167,7 @@ def ranks(launcher: str, program: Sequence[str]) -> tuple[tuple[str, ...], Mappi
 
 
 def ours(name: str, place: Place, log: str) -> tuple[Workload, Ended]:
-    """Run a workload with one rank, on text that is made here where it trains."""
+    """Run a workload with one rank; training uses text made here."""
     chosen = workload(name, place.accelerator)
     arguments = [*chosen.arguments, *WORKLOADS[name]]
     if place.toy:
@@ -187,7 +187,7 @@ def ours(name: str, place: Place, log: str) -> tuple[Workload, Ended]:
 
 
 def measure_workload(name: str, place: Place) -> None:
-    """A row with the metrics of a workload and, of a training, the memory that `labctl fit` expects."""
+    """Run a workload; add a row with its metrics and, for training, the memory estimated by `labctl fit`."""
     began = time.monotonic()
     chosen, ended = ours(name, place, name)
     sampler = metrics.Sampler(chosen.metrics)
@@ -209,17 +209,17 @@ PAIRS = {
     "opt-350m_bs24_zero0": ("--dropout", "0.0"),
     "opt-1.3b": ("--gradient_checkpointing",),
 }
-"""Arguments of each workload by the names that DeepSpeed-Chat's script has for them."""
+"""Arguments of each workload by their names in DeepSpeed-Chat's script."""
 
 
 def measure_upstream(place: Place) -> None:
-    """Rows of theirs and ours in turn, with the same batch, length, precision and ZeRO stage; the ratio of both."""
+    """Alternate runs of both scripts, with equal batch, length, precision and ZeRO stage; add the ratio."""
     speeds: dict[str, dict[str, list[float]]] = {name: {"theirs": [], "ours": []} for name in PAIRS}
     folders = {name: make_model(name.partition("_")[0], batch_of(name), place) for name in PAIRS}
     for order in (("theirs", "ours"), ("ours", "theirs")):
         for name, whose in ((name, whose) for name in PAIRS for whose in order):
             log = f"{name}-{whose}-{len(speeds[name][whose]) + 1}"
-            if place.left() < 45:
+            if place.seconds_left() < 45:
                 place.row("upstream", workload=name, whose=whose, code=124, error="not started: no time is left")
                 continue
             marker = "Samples/sec" if whose == "theirs" else "loss "
@@ -243,7 +243,7 @@ def batch_of(name: str) -> int:
 
 
 def theirs(name: str, model: Path, place: Place, log: str) -> Ended:
-    """Run DeepSpeed-Chat's main.py of step 1 as it is, with the batch and the ZeRO stage of a workload."""
+    """Run DeepSpeed-Chat's unchanged main.py of step 1, with the batch and the ZeRO stage of a workload."""
     config = workload(name, "nvidia").deepspeed
     assert place.upstream
     assert config
@@ -267,7 +267,7 @@ def theirs(name: str, model: Path, place: Place, log: str) -> Ended:
 
 
 def make_model(name: str, batch: int, place: Place) -> Path:
-    """A folder with a randomly initialised model of this shape, a tokenizer, and the data of an epoch."""
+    """Make a folder with a randomly initialised model of this shape, a tokenizer, and the data of an epoch."""
     folder = place.out / name
     shutil.rmtree(folder, ignore_errors=True)
     samples = batch * (6 if place.toy else STEPS)
@@ -292,14 +292,14 @@ def make_model(name: str, batch: int, place: Place) -> Path:
 
 
 def sentences(count: int, words: int) -> Iterator[str]:
-    """Texts of words that each are one token of `make_model.py`'s tokenizer; the same each time."""
+    """Generate reproducible texts of words that are each one token of `make_model.py`'s tokenizer."""
     draw = random.Random(1234)
     for _ in range(count):
         yield " ".join(f"w{draw.randrange(VOCABULARY - 5)}" for _ in range(words))
 
 
 def write_text(folder: Path) -> None:
-    """Enough text for every training here: 16 MB."""
+    """Write 16 MB of text, enough for every training here."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "made.txt").write_text("\n".join(sentences(6000, 400)), encoding="utf-8")
 
@@ -308,20 +308,20 @@ def write_text(folder: Path) -> None:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows of workloads and ratios as a table in Markdown."""
+    """Render the rows of workloads and ratios as a Markdown table."""
     lines = ["| what | figures |", "|---|---|"]
     for row in rows:
         figures = row.get("figures") or {
             key: value for key, value in row.items() if key not in ("part", "code", "error")
         }
-        words = ", ".join(f"{name} {value}" for name, value in figures.items() if value is not None)
+        text = ", ".join(f"{name} {value}" for name, value in figures.items() if value is not None)
         failed = f" (exit code {row['code']}: {row.get('error', '')})" if row.get("code") else ""
-        lines.append(f"| {row['part']} | {words}{failed} |")
+        lines.append(f"| {row['part']} | {text}{failed} |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> int:
-    """Measure the parts that are named; the number of those that failed."""
+    """Measure the named parts; return the number of failures."""
     parser = argparse.ArgumentParser(
         "measure.sh",
         description=(__doc__ or "").partition("\n")[0],
@@ -342,7 +342,7 @@ def main() -> int:
     write_text(place.text)
     for part in parts:
         try:
-            if place.left() < 10:
+            if place.seconds_left() < 10:
                 place.row(part, code=124, error="not started: no time is left")
             elif part == "card":
                 import card

@@ -1,4 +1,4 @@
-"""A run goes on while labctl is cut off from a host that the others still hear, and is judged afterwards."""
+"""A run goes on while labctl is cut off from a host that the other hosts still reach, and is judged afterwards."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ for step in range(int(sys.argv[1])):
 
 @pytest.fixture(scope="module")
 def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RackLab]:
-    """A lab over two hosts that is up."""
+    """A lab over two hosts, up."""
     made = shared_rack.lab(tmp_path_factory.mktemp("lab"), f"{family}-cut", shared_rack.hosts(2), {})
     (made.path / "steps.py").write_text(STEPS)
     made.call("up").expect(0)
@@ -36,29 +36,29 @@ def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory
 
 
 def impatient(lab: RackLab) -> RackLab:
-    """The same lab, whose runs end ten seconds after their labctl."""
+    """The lab with runs that end ten seconds after their labctl."""
     return replace(lab, environ={**lab.environ, "LAB_RUN_PATIENCE": "10"})
 
 
 def steps_in(text: str, rank: int) -> list[int]:
-    return [int(found) for found in re.findall(rf"step (\d+) of rank {rank} ", text)]
+    return [int(step) for step in re.findall(rf"step (\d+) of rank {rank} ", text)]
 
 
 def pause_in(text: str, rank: int) -> float:
-    """The longest time between two steps of a rank."""
-    times = [float(found) for found in re.findall(rf"of rank {rank} at ([0-9.]+)", text)]
+    """Return the longest time between two steps of a rank."""
+    times = [float(moment) for moment in re.findall(rf"of rank {rank} at ([0-9.]+)", text)]
     return max(after - before for before, after in pairwise(times))
 
 
 def step_is_heard(running: Running, step: int) -> None:
-    """Wait until labctl tells of the step; the test fails, with all that it told, where it has ended before."""
+    """Wait until labctl prints the step; fail with its output if it ends before."""
 
-    def heard() -> bool:
-        ended, told = running.process.poll() is not None, running.err
-        assert f"step {step} of" in told or not ended, f"labctl has ended before step {step}:\n{told}"
-        return f"step {step} of" in told
+    def is_printed() -> bool:
+        ended, err = running.process.poll() is not None, running.err
+        assert f"step {step} of" in err or not ended, f"labctl has ended before step {step}:\n{err}"
+        return f"step {step} of" in err
 
-    wait_until(heard, 120, f"step {step}")
+    wait_until(is_printed, 120, f"step {step}")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A lab carried in one file to hosts that reach no network but their own."""
+"""A lab carried in one file to hosts without Internet access."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ iptables --wait --append OUTPUT --jump REJECT
 
 
 def set_apart(host: Host, network: str) -> None:
-    """It reaches itself and its own network, and nothing else."""
+    """Limit the host to itself and its own network, and check that a pull fails."""
     host.shell(ALONE, "127.0.0.0/8", network)
     assert "registry-1.docker.io" in host.shell("timeout 20 docker pull --quiet debian 2>&1 || :")
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "flags"),
     [
         ("small_image", ("hello", "--launcher", "mpirun")),
         pytest.param("image", ("opt-tiny", "--set", "steps=40"), marks=pytest.mark.slow),
@@ -39,7 +39,7 @@ def test_a_lab_comes_up_and_runs_where_no_registry_is(
     tmp_path: Path,
     request: pytest.FixtureRequest,
     given: str,
-    words: tuple[str, ...],
+    flags: tuple[str, ...],
 ) -> None:
     image = request.getfixturevalue(given)
     hosts = rack.make("a", "b")
@@ -54,7 +54,7 @@ def test_a_lab_comes_up_and_runs_where_no_registry_is(
     mine = engine.images.get(image).id
     assert [host.engine.images.get(image).id for host in hosts] == [mine, mine]
     lab.call("up", limit=LIMIT).expect(0)
-    result = lab.call("run", *words, "--json", limit=LIMIT).expect(0)
+    result = lab.call("run", *flags, "--json", limit=LIMIT).expect(0)
     assert result.json["verdict"] == "PASS"
     assert {rank["node"] for rank in result.json["ranks"]} == {"worker-0", "worker-1"}
     lab.call("down").expect(0)

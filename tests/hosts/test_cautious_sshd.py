@@ -1,4 +1,4 @@
-"""Many nodes on a host whose sshd grants few sessions and few logins at once."""
+"""A host with many nodes whose sshd allows few sessions and few concurrent logins."""
 
 from __future__ import annotations
 

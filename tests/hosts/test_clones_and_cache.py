@@ -1,4 +1,4 @@
-"""A person's clones and the cache of models, sent to hosts that have neither."""
+"""The user's clones and model cache, sent to hosts that have neither."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def test_hosts_see_what_git_tracks_of_a_clone_as_it_is_now(rack_lab: RackLabs, c
         assert "Read-only file system" in lab.inside(node, "sh", "-c", f"touch {CLONE}/new || :", user=ANN)
     before = lab.identities()
     (clone / "edited").write_text("two")
-    said = lab.call("up").expect(0).err
-    assert "push files of worker-0 to h1" in said
-    assert "push files of worker-1 to h2" in said
+    err = lab.call("up").expect(0).err
+    assert "push files of worker-0 to h1" in err
+    assert "push files of worker-1 to h2" in err
     for node in ("worker-0", "worker-1"):
         assert lab.inside(node, "cat", f"{CLONE}/edited", user=ANN) == "two"
     assert "push files" not in lab.call("up").expect(0).err
@@ -81,12 +81,12 @@ def test_one_command_fills_the_cache_of_every_host_once(rack_lab: RackLabs, tmp_
         assert host.shell(f"stat -c %U {host.home}/.cache/labctl/{blob}") == "ann\n"
     before = [host.traffic().received for host in lab.hosts]
     again = lab.call("cache", "--hosts", "--json", environ=home).expect(0).json
-    assert [one["files"] for one in again["hosts"]] == [0, 0]
+    assert [host["files"] for host in again["hosts"]] == [0, 0]
     assert all(host.traffic().received - old < 300_000 for host, old in zip(lab.hosts, before, strict=True))
 
     (cache / "mnist/more").write_text("rows")
-    # Nothing listens at the first one's port.
+    # Point the first host to a port without a listener.
     (lab.path / "hosts.txt").write_text(f"{lab.hosts[0].line(port=1)}\n{lab.hosts[1].line()}\n")
-    one = lab.call("cache", "--hosts", environ=home).expect(3)
-    assert "h1" in one.out
+    answer = lab.call("cache", "--hosts", environ=home).expect(3)
+    assert "h1" in answer.out
     assert lab.hosts[1].run("cat", f"{lab.hosts[1].home}/.cache/labctl/mnist/more").stdout == "rows"

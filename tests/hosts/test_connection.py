@@ -1,4 +1,4 @@
-"""Connections over real sshds with the defaults, and the refusals, of real hosts; one container plays them all."""
+"""Connections to real sshds with hosts' usual defaults and refusals, all in one container."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from labctl.system import process
 
 pytestmark = pytest.mark.docker
 
-# By port: what sshd is told beside the common lines.
+# Additional lines of sshd's configuration by port.
 SSHDS = {
     2201: "MaxSessions 10\nMaxStartups 10:30:100",
     2202: "AllowStreamLocalForwarding no\nSetEnv PATH=/engine:/usr/bin:/bin\nMaxSessions 10\nMaxStartups 10:30:100",
@@ -46,7 +46,7 @@ StrictModes no
 PasswordAuthentication no
 PermitRootLogin yes
 """
-# The dead socket is what a daemon leaves that was killed.
+# The dead socket imitates one that a killed daemon leaves behind.
 START = """
 useradd --create-home --password '*' guest
 mkdir -p /run/sshd
@@ -54,7 +54,7 @@ python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind("/dead.sock")'
 for config in /host/*.sshd; do /usr/sbin/sshd -f "$config"; done
 exec sleep infinity
 """
-# What a person may have written for every host; none of it may reach the connections of a lab.
+# The user's options for all hosts, none of which may affect the lab's connections.
 PERSONAL = """
     ControlMaster auto
     ControlPath {folder}/personal-%C
@@ -68,7 +68,7 @@ PERSONAL = """
 
 @dataclass(frozen=True)
 class Site:
-    """The container with its sshds, and a person's ssh config that knows them."""
+    """A container with several sshds, and an ssh config of the user that knows them."""
 
     folder: Path
     container: Container
@@ -83,7 +83,7 @@ class Site:
         return InventoryHost(name=f"host-{port}", address="127.0.0.1", port=int(published[0]["HostPort"]), user="root")
 
     def trust(self, key: str = "key") -> None:
-        """Know this as the key of every sshd."""
+        """Make this the known key of all sshds."""
         public = (self.folder / f"{key}.pub").read_text()
         lines = [f"[127.0.0.1]:{self.host(port).port} {public}" for port in SSHDS]
         (self.folder / "known").write_text("".join(lines))
@@ -115,7 +115,7 @@ def shared_site(engine: DockerClient, image: str, tmp_path_factory: pytest.TempP
         },
     )
     try:
-        # A person's ssh reads the config of their passwd entry, whatever HOME is: this one is given that of the test.
+        # ssh takes the user's configuration from passwd's home directory, not from HOME, so pass it explicitly.
         (folder / "bin").mkdir()
         wrapper = folder / "bin" / "ssh"
         wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/config "$@"\n')
@@ -144,7 +144,7 @@ def _greets(port: int) -> bool:
 
 
 @contextlib.contextmanager
-def one(target: InventoryHost, opening: str = ":") -> Iterator[SshConnection]:
+def single_connection(target: InventoryHost, opening: str = ":") -> Iterator[SshConnection]:
     with connected([target], opening, seconds=60) as (connections, errors):
         assert errors == {}
         yield connections[target.name]
@@ -158,28 +158,28 @@ def refusal(target: InventoryHost, opening: str = ":") -> HostError:
 
 
 def commands(word: str) -> list[str]:
-    """The command lines of the processes of this machine that hold the word."""
-    found = []
+    """List the command lines of this machine's processes that contain the word."""
+    lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            found.append(path.read_text(errors="replace"))
-    return [line for line in found if word in line]
+            lines.append(path.read_text(errors="replace"))
+    return [line for line in lines if word in line]
 
 
 def test_an_opening_script_tells_of_its_host(site: Site) -> None:
     opening = "printf 'it'\"'\"'s\\t%s\\\\n' \"$(hostname)\"; cat; echo noise >&2"
-    with one(site.host(), opening) as connection:
+    with single_connection(site.host(), opening) as connection:
         assert connection.output == f"it's\t{site.id[:12]}\\n"
 
 
 def test_thirty_scripts_at_once_all_run_where_sshd_takes_ten_sessions(site: Site) -> None:
-    with one(site.host()) as connection, ThreadPoolExecutor(30) as pool:
+    with single_connection(site.host()) as connection, ThreadPoolExecutor(30) as pool:
         done = list(pool.map(lambda number: connection.run('sleep 0.1; echo "$1"', str(number)), range(30)))
         assert [(each.out, each.err) for each in done] == [(f"{number}\n", "") for number in range(30)]
 
 
 def test_scripts_run_even_where_sshd_takes_a_single_session(site: Site) -> None:
-    with one(site.host(2204)) as connection:
+    with single_connection(site.host(2204)) as connection:
         assert (connection.run("echo two").out, connection.run("echo three").err) == ("two\n", "")
 
 
@@ -193,22 +193,22 @@ def test_more_hosts_open_at_once_than_their_gate_lets_in(site: Site) -> None:
 def test_the_engine_is_reached_over_the_connection(site: Site, engine: DockerClient, port: int) -> None:
     from python_on_whales import DockerClient as Whales
 
-    with one(site.host(port)) as connection:
-        with contextlib.closing(DockerClient(base_url=connection.address)) as there:
-            assert there.info()["ID"] == engine.info()["ID"]
-            assert there.containers.get(site.id).status == "running"
+    with single_connection(site.host(port)) as connection:
+        with contextlib.closing(DockerClient(base_url=connection.address)) as client:
+            assert client.info()["ID"] == engine.info()["ID"]
+            assert client.containers.get(site.id).status == "running"
         whales = Whales(host=connection.address)
         assert whales.container.inspect(site.id).id == site.id
-        words = ("docker", "--host", connection.address, "exec", "-i", site.id, "cat")
-        assert subprocess.run(words, input=b"both ways", capture_output=True, check=True).stdout == b"both ways"
+        argv = ("docker", "--host", connection.address, "exec", "-i", site.id, "cat")
+        assert subprocess.run(argv, input=b"both ways", capture_output=True, check=True).stdout == b"both ways"
 
 
 def test_thirty_calls_at_once_reach_the_engine_where_forwarding_is_forbidden(site: Site, engine: DockerClient) -> None:
     def ask(host: str) -> str:
-        words = ["docker", "--host", host, "version", "--format", "{{.Server.Version}}"]
-        return subprocess.run(words, capture_output=True, text=True, check=False).stdout
+        argv = ["docker", "--host", host, "version", "--format", "{{.Server.Version}}"]
+        return subprocess.run(argv, capture_output=True, text=True, check=False).stdout
 
-    with one(site.host(2202)) as connection, ThreadPoolExecutor(30) as pool:
+    with single_connection(site.host(2202)) as connection, ThreadPoolExecutor(30) as pool:
         assert set(pool.map(ask, [connection.address] * 30)) == {f"{engine.version()['Version']}\n"}
 
 
@@ -217,7 +217,7 @@ def test_another_socket_of_the_host_is_forwarded_too(site: Site) -> None:
         "import socket; s = socket.socket(socket.AF_UNIX); s.bind('/other.sock'); s.listen(); print('on', flush=True);"
         "s.accept()[0].sendall(b'from there')"
     )
-    with one(site.host()) as connection, ThreadPoolExecutor(1) as pool:
+    with single_connection(site.host()) as connection, ThreadPoolExecutor(1) as pool:
         listening = threading.Event()
         served = pool.submit(
             connection.receive, 'exec python3 -c "$1"', serve, on_chunk=lambda _: listening.set(), timeout=60
@@ -232,14 +232,14 @@ def test_another_socket_of_the_host_is_forwarded_too(site: Site) -> None:
 def test_bytes_pass_unchanged_in_both_directions(site: Site) -> None:
     data = bytes(range(256)) * 4096
     got: list[bytes] = []
-    with one(site.host()) as connection:
+    with single_connection(site.host()) as connection:
         connection.send('cat > "$1"', "/root/it's here", chunks=(data[:1000], data[1000:]), timeout=60)
         connection.receive('cat "$1"', "/root/it's here", on_chunk=got.append, timeout=60)
     assert b"".join(got) == data
 
 
 def test_a_script_that_fails_or_takes_too_long_names_its_host(site: Site) -> None:
-    with one(site.host()) as connection:
+    with single_connection(site.host()) as connection:
         with pytest.raises(
             HostError, match=r"(?s)host-2201 \(127.0.0.1\): `ls /nowhere` failed with exit code 2\nls: cannot"
         ):
@@ -253,7 +253,7 @@ def test_a_script_that_fails_or_takes_too_long_names_its_host(site: Site) -> Non
 
 def test_a_connection_that_breaks_is_told_from_a_script_that_fails(site: Site) -> None:
     with (
-        one(site.host()) as connection,
+        single_connection(site.host()) as connection,
         pytest.raises(HostError, match=r"host-2201.*the connection was lost") as caught,
     ):
         connection.run("kill -9 $PPID", check=False)
@@ -264,7 +264,7 @@ def test_a_connection_that_breaks_is_told_from_a_script_that_fails(site: Site) -
 def test_a_connection_that_broke_is_made_again_and_leads_to_the_engine_by_the_same_address(
     site: Site, engine: DockerClient, port: int
 ) -> None:
-    with one(site.host(port)) as connection:
+    with single_connection(site.host(port)) as connection:
         address = connection.address
         for master in Path(address.removeprefix("unix://")).parent.glob("*.pid"):
             with contextlib.suppress(ProcessLookupError):
@@ -272,24 +272,24 @@ def test_a_connection_that_broke_is_made_again_and_leads_to_the_engine_by_the_sa
         assert "the connection was lost" in connection.why_lost()
         connection.reconnect(20)
         assert (connection.why_lost(), connection.run("echo here").out) == ("", "here\n")
-        with contextlib.closing(DockerClient(base_url=address)) as there:
-            assert there.info()["ID"] == engine.info()["ID"]
+        with contextlib.closing(DockerClient(base_url=address)) as client:
+            assert client.info()["ID"] == engine.info()["ID"]
 
 
 def test_the_persons_own_config_says_how_a_host_is_reached(site: Site) -> None:
     port = site.host().port
     site.configure(f"Host gate\n    HostName 127.0.0.1\n    Port {port}\n    User root\n")
-    with one(InventoryHost(name="gate"), "id -un") as connection:
+    with single_connection(InventoryHost(name="gate"), "id -un") as connection:
         assert connection.output == "root\n"
         assert connection.run("echo again").out == "again\n"
 
 
 def test_what_a_person_wrote_for_their_own_logins_does_not_meddle(site: Site) -> None:
     site.configure(f"Host *{PERSONAL.format(folder=site.folder)}")
-    with one(site.host(), "echo told") as connection:
+    with single_connection(site.host(), "echo told") as connection:
         assert (connection.output, connection.run("echo out; echo err >&2").err) == ("told\n", "err\n")
-        with contextlib.closing(DockerClient(base_url=connection.address)) as there:
-            assert there.ping()
+        with contextlib.closing(DockerClient(base_url=connection.address)) as client:
+            assert client.ping()
     assert list(site.folder.glob("personal*")) == []
 
 
@@ -361,7 +361,10 @@ def test_a_login_shell_that_prints_before_commands_is_named(site: Site) -> None:
 def test_a_host_without_an_engine_is_told_from_one_whose_engine_is_down(site: Site) -> None:
     error = refusal(replace(site.host(), docker="/nowhere.sock"))
     assert "Docker Engine not found (no /nowhere.sock, no docker command)" in error.message
-    with one(replace(site.host(), docker="/dead.sock")) as connection, pytest.raises(docker.errors.DockerException):
+    with (
+        single_connection(replace(site.host(), docker="/dead.sock")) as connection,
+        pytest.raises(docker.errors.DockerException),
+    ):
         DockerClient(base_url=connection.address, version="auto")
 
 
@@ -381,16 +384,16 @@ def test_hosts_that_cannot_be_reached_are_named_within_the_limit_while_the_other
         waits: list[str] = []
         began = time.monotonic()
         with connected(targets, opening, seconds=8, waits=waits.append) as (connections, errors):
-            # The others have been tried beside the silent one, which took all the time that there was.
+            # The other hosts were tried concurrently with the silent one, which used up the time limit.
             assert time.monotonic() - began < 2 * 8
             assert waits == ["waiting for silent (127.0.0.1)"]
             assert list(connections) == ["host-2201"]
-            said = {name: error.message for name, error in errors.items()}
-    assert list(said) == ["silent", "closed", "nobody", "failing"]
-    assert "timed out after 8 s" in said["silent"]
-    assert f"no sshd on port {targets[2].port}: connection refused" in said["closed"]
-    assert "nobody (nobody.invalid): address not found" in said["nobody"]
-    assert "collecting facts failed (exit code 1)" in said["failing"]
+            messages = {name: error.message for name, error in errors.items()}
+    assert list(messages) == ["silent", "closed", "nobody", "failing"]
+    assert "timed out after 8 s" in messages["silent"]
+    assert f"no sshd on port {targets[2].port}: connection refused" in messages["closed"]
+    assert "nobody (nobody.invalid): address not found" in messages["nobody"]
+    assert "collecting facts failed (exit code 1)" in messages["failing"]
     assert "write `nobody address=...` in hosts.txt:4" in errors["nobody"].hint
 
 
@@ -404,7 +407,7 @@ def test_hosts_that_do_not_answer_leave_time_for_those_behind_them(site: Site) -
 
 
 def test_nothing_is_left_of_a_connection_when_its_block_ends(site: Site) -> None:
-    with one(site.host()) as connection:
+    with single_connection(site.host()) as connection:
         folder = str(Path(connection.address.removeprefix("unix://")).parent)
         assert commands(folder)
     assert (commands(folder), Path(folder).exists()) == ([], False)
@@ -422,8 +425,8 @@ with connected([target], ":", seconds=60) as (connections, errors):
 
 
 def test_a_killed_owner_takes_its_connection_along(site: Site) -> None:
-    words = [sys.executable, "-c", OWNER, str(site.host().port)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as owner:
+    argv = [sys.executable, "-c", OWNER, str(site.host().port)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         folder = str(Path(owner.stdout.readline().strip().removeprefix("unix://")).parent)
         wait_until(lambda: commands("sleep\x0098765"), 120, "the owner's script runs on the host")
@@ -446,10 +449,10 @@ def test_an_owner_killed_while_it_dials_leaves_nothing(number: signal.Signals) -
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         word = f"dials-{secrets.token_hex(8)}"
-        words = [sys.executable, "-c", DIALLING, str(silent.getsockname()[1]), word]
-        with subprocess.Popen(words, stderr=subprocess.DEVNULL) as owner:
+        argv = [sys.executable, "-c", DIALLING, str(silent.getsockname()[1]), word]
+        with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as owner:
             dialled, _ = silent.accept()
-            # What an owner started in the instant of its death is not known to those that clean up after it.
+            # Cleanup may miss a process that the owner started at the instant of its death.
             wait_until(lambda: any(map(noted, commands(word))), 120, "its ssh is noted")
             owner.send_signal(number)
         with dialled:
@@ -457,7 +460,7 @@ def test_an_owner_killed_while_it_dials_leaves_nothing(number: signal.Signals) -
 
 
 def noted(command: str) -> bool:
-    """Whether the process of this command line is a connection's ssh whose number its owner has written down."""
+    """Return True if the command is a connection's ssh whose pid file is written."""
     control = re.search(r"\0-S\0([^\0]+)\.ctl\0", command)
     return bool(control and Path(f"{control[1]}.pid").exists() and Path(f"{control[1]}.pid").read_text())
 
@@ -477,8 +480,8 @@ with connected([target], ":", seconds=60) as (connections, errors):
 
 
 def test_what_a_killed_owner_still_has_to_do_on_a_host_is_done_before_its_connection_ends(site: Site) -> None:
-    words = [sys.executable, "-c", GUARDED, str(site.host().port), site.id, "/reached"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+    argv = [sys.executable, "-c", GUARDED, str(site.host().port), site.id, "/reached"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         assert owner.stdout.readline() == "within\n"
         owner.kill()
@@ -492,7 +495,7 @@ from labctl.config.inventory import InventoryHost as Target
 from labctl.system.parallel import pool
 targets = [Target(name=name, address="127.0.0.1", port=int(sys.argv[1]), user="root") for name in "ab"]
 def chunks():
-    # More than a pipe holds: by then ssh takes it.
+    # Wait for more bytes than a pipe holds, so that ssh has begun to read.
     yield bytes(1 << 18)
     sys.stdout.write("sending\\n")
     sys.stdout.flush()
@@ -505,8 +508,8 @@ with connected(targets, ":", seconds=60) as (connections, errors), pool() as thr
 
 
 def test_ctrl_c_ends_what_is_being_sent(site: Site) -> None:
-    words = [sys.executable, "-c", SLOW, str(site.host().port)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as owner:
+    argv = [sys.executable, "-c", SLOW, str(site.host().port)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as owner:
         assert owner.stdout is not None
         try:
             assert [owner.stdout.readline() for _ in "ab"] == ["sending\n"] * 2

@@ -1,4 +1,4 @@
-"""What is wrong with one host is told of by its name, before anything is done there; the others go on."""
+"""A host's faults are reported with its name before anything is done on it; other hosts go on."""
 
 from __future__ import annotations
 
@@ -6,40 +6,40 @@ import ipaddress
 
 import pytest
 from conftest import RackLabs
-from support.doctoring import doctor, the, type_in
+from support.doctoring import doctor, single, type_in
 from support.rack.rack import Rack
 
 pytestmark = pytest.mark.docker
 
 SSH_PORT = 12345
 STALE = "LAB-IMAGE-002"
-"""Of the image that these hosts were given; not theirs to answer for."""
+"""Code for the outdated image of these hosts, which is expected."""
 
 
 def test_what_one_host_lacks_is_told_by_name_and_the_others_get_their_nodes(rack: Rack, rack_lab: RackLabs) -> None:
     lab = rack_lab(2)
-    one, two = lab.hosts
-    two.occupy(SSH_PORT, "bob")
-    two.clock(300)
-    two.fill_disk()
-    found = doctor(lab)
-    assert {finding["node"] for finding in found if finding["code"] != STALE} == {"h2"}
-    assert "user bob" in the(found, "LAB-PORT-002", "h2")["seen"]
-    assert "5 min ahead" in the(found, "LAB-CLOCK-001", "h2")["seen"]
-    full = the(found, "LAB-DISK-004", "h2")
-    # What mends a host is typed here and done there.
+    first, second = lab.hosts
+    second.occupy(SSH_PORT, "bob")
+    second.clock(300)
+    second.fill_disk()
+    findings = doctor(lab)
+    assert {finding["node"] for finding in findings if finding["code"] != STALE} == {"h2"}
+    assert "user bob" in single(findings, "LAB-PORT-002", "h2")["seen"]
+    assert "5 min ahead" in single(findings, "LAB-CLOCK-001", "h2")["seen"]
+    full = single(findings, "LAB-DISK-004", "h2")
+    # Suggested commands for a host are typed here and executed there.
     assert full["fix"].startswith("ssh ")
-    assert two.address in full["fix"]
-    assert not any(finding["runnable"] for finding in found)
+    assert second.address in full["fix"]
+    assert not any(finding["runnable"] for finding in findings)
 
     refused = lab.call("up", "--json").expect(3)
     error = refused.json["error"]
     assert (error["node"], "user bob" in error["message"], "LAB_SSH_PORT=" in error["hint"]) == ("h2", True, True)
     assert "h2: its clock is 5 min ahead" in refused.err
-    assert rack.ssh(two, "ls -A .labctl", check=False).stdout == ""
-    assert lab.on(two).labelled() == []
-    there = lab.on(one).containers()
-    assert {node: container.status for node, container in there.items()} == {
+    assert rack.ssh(second, "ls -A .labctl", check=False).stdout == ""
+    assert lab.on(second).labelled() == []
+    containers = lab.on(first).containers()
+    assert {node: container.status for node, container in containers.items()} == {
         "launcher": "running",
         "worker-0": "running",
     }
@@ -57,51 +57,51 @@ def test_a_port_is_told_by_the_lab_that_has_it_and_another_is_found(rack_lab: Ra
         labels={f"labctl.{name}": value for name, value in labels.items()},
         detach=True,
     )
-    found = the(doctor(lab), "LAB-PORT-002", "h2")
-    assert "worker-7 of lab `other`" in found["seen"]
-    assert "cy@desk" in found["seen"]
-    assert "LAB-PORT-002" not in {one["code"] for one in type_in(lab, [found["fix"]], {})}
+    finding = single(doctor(lab), "LAB-PORT-002", "h2")
+    assert "worker-7 of lab `other`" in finding["seen"]
+    assert "cy@desk" in finding["seen"]
+    assert "LAB-PORT-002" not in {finding["code"] for finding in type_in(lab, [finding["fix"]], {})}
 
 
 def test_hosts_that_do_not_answer_are_findings_beside_those_of_the_others(rack: Rack, rack_lab: RackLabs) -> None:
     lab = rack_lab(2)
-    one, two = lab.hosts
+    first, second = lab.hosts
     nobody = str(ipaddress.ip_network(rack.network.attrs["IPAM"]["Config"][0]["Subnet"])[-2])
-    one.stop_engine()
-    lines = [one.line(), two.line(address=nobody)]
+    first.stop_engine()
+    lines = [first.line(), second.line(address=nobody)]
     (lab.path / "hosts.txt").write_text("\n".join(lines))
-    found = doctor(lab)
-    assert "Docker Engine does not answer" in the(found, "LAB-ENGINE-001", "h1")["seen"]
-    assert "systemctl start docker" in the(found, "LAB-ENGINE-001", "h1")["fix"]
-    assert "unreachable: " in the(found, "LAB-HOST-004", "h2")["seen"]
+    findings = doctor(lab)
+    assert "Docker Engine does not answer" in single(findings, "LAB-ENGINE-001", "h1")["seen"]
+    assert "systemctl start docker" in single(findings, "LAB-ENGINE-001", "h1")["fix"]
+    assert "unreachable: " in single(findings, "LAB-HOST-004", "h2")["seen"]
 
 
 def test_bytes_take_the_interface_that_was_chosen_or_doctor_says_so(rack: Rack, rack_lab: RackLabs) -> None:
     lab = rack_lab(2)
-    one, two = lab.hosts
+    first_host, second_host = lab.hosts
     lab.call("up").expect(0)
-    before = two.traffic()
+    before = second_host.traffic()
     answer = lab.call("doctor", "--json").expect(0)
     findings = answer.json["findings"]
     proofs = {finding["node"]: finding["level"] for finding in findings if finding["code"] == "LAB-NET-007"}
     assert proofs == {"worker-0": "ok", "worker-1": "ok"}
-    assert two.traffic().sent - before.sent > 4 << 20
+    assert second_host.traffic().sent - before.sent > 4 << 20
     assert {finding["code"] for finding in findings if finding["level"] != "ok"} <= {STALE}
 
-    # The other node is told to use an interface by which it does not reach the first.
-    first, second = (host.interface(host.second_interface(rack.fabric)) for host in (one, two))
-    (lab.path / "hosts.txt").write_text(f"{one.line(iface=first)}\n{two.line(iface='eth0')}\n")
+    # Configure an interface of the second node that does not reach the first one.
+    first, second = (host.interface(host.second_interface(rack.fabric)) for host in (first_host, second_host))
+    (lab.path / "hosts.txt").write_text(f"{first_host.line(iface=first)}\n{second_host.line(iface='eth0')}\n")
     lab.call("up").expect(0)
-    astray = the(doctor(lab), "LAB-NET-007", "worker-1")
+    astray = single(doctor(lab), "LAB-NET-007", "worker-1")
     assert f"through {second}, not through eth0" in astray["seen"]
 
 
 def test_devices_and_settings_are_those_of_the_hosts(rack_lab: RackLabs) -> None:
     lab = rack_lab(2)
-    told = lab.call("devices", "--json").expect(0).json["hosts"]
-    assert [(host["name"], [node["name"] for node in host["nodes"]]) for host in told] == [
+    hosts = lab.call("devices", "--json").expect(0).json["hosts"]
+    assert [(host["name"], [node["name"] for node in host["nodes"]]) for host in hosts] == [
         ("h1", ["worker-0"]),
         ("h2", ["worker-1"]),
     ]
     decided = lab.call("config", "--json").expect(0).json["decided"]
-    assert [(one["value"], "h1, h2" in one["why"]) for one in decided] == [("cpu", True)]
+    assert [(setting["value"], "h1, h2" in setting["why"]) for setting in decided] == [("cpu", True)]

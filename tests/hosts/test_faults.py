@@ -1,4 +1,4 @@
-"""One host has a trouble: it is named in time, the others are unharmed, and after the cure `up` converges."""
+"""A fault on one host: it is reported in time, the other hosts are unharmed, and `up` converges after the cure."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from labctl.backends.docker.lab import cluster
 pytestmark = pytest.mark.docker
 
 SSH_PORT = 12345
-# What `up` takes beside waiting for a host that does not answer, on a busy machine.
+# Seconds that `up` takes on a busy machine, besides waiting for a host that does not answer.
 WORK = 30
-# A host that is gone is told of within so many seconds: 4 x 2 of silence, and 5 for processes that do not heed TERM.
+# Seconds until a lost host is reported: 4 x 2 of silence, and 5 for processes that ignore TERM.
 LOST = 15
-# A limit for a machine whose cores are all busy; that the run's cause is the loss shows that no time-out ended it.
+# Generous limit for a busy machine; the run's cause shows that the lost host ended it, and no timeout.
 BUSY = 120
 
 
 @pytest.fixture(scope="module")
 def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RackLab]:
-    """A lab over three hosts that is up; each test leaves it so."""
+    """A lab over three hosts, up; each test leaves it up."""
     made = shared_rack.lab(tmp_path_factory.mktemp("lab"), f"{family}-faults", shared_rack.hosts(3), {})
     made.call("up").expect(0)
     yield made
@@ -38,16 +38,16 @@ def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory
 
 
 def identities(lab: RackLab) -> dict[str, str]:
-    """Node -> container id, of those that run."""
-    return {node: str(one.id) for node, one in lab.containers().items() if one.status == "running"}
+    """Return the id of the running containers by node."""
+    return {node: str(container.id) for node, container in lab.containers().items() if container.status == "running"}
 
 
-def refused(lab: RackLab, host: str, words: str) -> Answer:
-    """What `up` answers: host and reason, in time."""
+def refused(lab: RackLab, host: str, reason: str) -> Answer:
+    """Return the answer of `up`; check host, reason and time limit."""
     answer = lab.call("up", "--json").expect(3)
     error = answer.json["error"]
     assert error["node"] == host
-    assert words.lower() in error["message"].lower()
+    assert reason.lower() in error["message"].lower()
     assert "hosts failed" not in error["message"]
     assert error["hint"]
     assert answer.seconds < cluster.REACHING + WORK
@@ -55,7 +55,7 @@ def refused(lab: RackLab, host: str, words: str) -> Answer:
 
 
 def converges(lab: RackLab, kept: dict[str, str]) -> None:
-    """After the cure: all of it is up, and what ran all the time is what it was."""
+    """Check that the cured lab is up, and that running containers were kept."""
     lab.call("up").expect(0)
     assert lab.call("status", "--json").json["state"] == "up"
     assert {node: identity for node, identity in identities(lab).items() if node in kept} == kept
@@ -70,7 +70,7 @@ def unharmed(lab: RackLab, but: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("trouble", "words"),
+    ("trouble", "reason"),
     [
         pytest.param(Host.drop, "timed out", id="unreachable", marks=pytest.mark.slow),
         pytest.param(Host.stop_engine, "Docker", id="daemon-down", marks=pytest.mark.slow),
@@ -80,17 +80,19 @@ def unharmed(lab: RackLab, but: str) -> dict[str, str]:
     ],
 )
 def test_a_host_in_trouble_is_named_and_the_others_are_unharmed(
-    lab: RackLab, trouble: Callable[[Host], None], words: str
+    lab: RackLab, trouble: Callable[[Host], None], reason: str
 ) -> None:
     kept = unharmed(lab, but="worker-1")
     host = lab.hosts[1]
     trouble(host)
     try:
-        refused(lab, "h2", words)
-        seen = lab.call("status", "--json").expect(3).json
-        assert states(seen) == {**dict.fromkeys(kept, "running"), "worker-1": "unreachable"}
-        assert [(one["host"], words.lower() in one["message"].lower()) for one in seen["unreachable"]] == [("h2", True)]
-        assert {node: one.status for node, one in lab.on(lab.hosts[0]).containers().items()} == {
+        refused(lab, "h2", reason)
+        status = lab.call("status", "--json").expect(3).json
+        assert states(status) == {**dict.fromkeys(kept, "running"), "worker-1": "unreachable"}
+        assert [(host["host"], reason.lower() in host["message"].lower()) for host in status["unreachable"]] == [
+            ("h2", True)
+        ]
+        assert {node: container.status for node, container in lab.on(lab.hosts[0]).containers().items()} == {
             "launcher": "running",
             "worker-0": "running",
         }
@@ -103,8 +105,8 @@ def test_a_key_that_a_host_does_not_take_is_named(lab: RackLab, shared_rack: Rac
     kept = identities(lab)
     hosts = lab.path / "hosts.txt"
     right = hosts.read_text()
-    one, two, three = lab.hosts
-    hosts.write_text(f"{one.line()}\n{two.line()}\n{three.line(key=shared_rack.other_key)}\n")
+    first, second, third = lab.hosts
+    hosts.write_text(f"{first.line()}\n{second.line()}\n{third.line(key=shared_rack.other_key)}\n")
     try:
         refused(lab, "h3", "permission denied for ann with the key")
     finally:
@@ -126,12 +128,16 @@ def test_one_machine_by_two_names_is_refused_before_anything_is_done(lab: RackLa
 
 
 def test_a_host_with_another_persons_lab_of_this_name_is_left_alone(lab: RackLab, image: str) -> None:
-    """The container has the labels of a lab that was made on another machine."""
+    """Label the container as a lab's from another machine."""
     kept = identities(lab)
     labels = {"lab": lab.name, "node": "worker-9", "role": "worker", "owner": "bob@desk", "directory": "/home/bob/lab"}
     engine: DockerClient = lab.hosts[2].engine
     theirs = engine.containers.run(
-        image, ["600"], entrypoint="sleep", detach=True, labels={f"labctl.{name}": one for name, one in labels.items()}
+        image,
+        ["600"],
+        entrypoint="sleep",
+        detach=True,
+        labels={f"labctl.{name}": value for name, value in labels.items()},
     )
     try:
         refused(lab, "h3", "bob@desk")
@@ -145,7 +151,7 @@ def test_a_host_with_another_persons_lab_of_this_name_is_left_alone(lab: RackLab
 def test_a_run_is_refused_where_another_has_the_port_at_which_its_ranks_meet(lab: RackLab) -> None:
     lab.hosts[1].occupy(29500)
     try:
-        # There nobody meets.
+        # The rendezvous port is free on these hosts.
         lab.call("run", "hello", "--include", "worker-0@worker-2").expect(0)
         error = lab.call("run", "hello", "--include", "worker-1@worker-2", "--json").expect(3).json["error"]
         assert error["node"] == "h2"
@@ -158,7 +164,7 @@ def test_a_run_is_refused_where_another_has_the_port_at_which_its_ranks_meet(lab
 
 @contextmanager
 def away(lab: RackLab, *numbers: int, **fields: object) -> Iterator[None]:
-    """No sshd is where the hosts file says of these hosts: at port 1, which answers at once, or as these fields say."""
+    """Point these hosts' lines of the hosts file to port 1, where no sshd listens, or to these fields."""
     hosts = lab.path / "hosts.txt"
     right = hosts.read_text()
     lines = [
@@ -186,11 +192,13 @@ def test_a_host_that_does_not_answer_is_named_by_all_that_looks_and_the_others_a
         (decided,) = lab.call("config", "--json").expect(0).json["decided"]
         assert decided["value"] == "cpu"
         assert "on h1, h3; on h2 when last reached; h2 (" in decided["why"]
-        found = lab.call("doctor", "--node", "worker-1", "--json").expect(3).json["findings"]
-        assert [(one["node"], one["code"]) for one in found if one["level"] != "ok"] == [("h2", "LAB-HOST-004")]
-        assert {one["node"] for one in found} == {"h2", "local"}
-        for words in (("logs", "worker-1"), ("exec", "-n", "worker-1", "--", "true"), ("logs",)):
-            answer = lab.call(*words).expect(3)
+        findings = lab.call("doctor", "--node", "worker-1", "--json").expect(3).json["findings"]
+        assert [(finding["node"], finding["code"]) for finding in findings if finding["level"] != "ok"] == [
+            ("h2", "LAB-HOST-004")
+        ]
+        assert {finding["node"] for finding in findings} == {"h2", "local"}
+        for arguments in (("logs", "worker-1"), ("exec", "-n", "worker-1", "--", "true"), ("logs",)):
+            answer = lab.call(*arguments).expect(3)
             assert "h2 (" in answer.err
             assert "hint: " in answer.err
         assert "worker-2-1  | " in answer.out
@@ -199,19 +207,19 @@ def test_a_host_that_does_not_answer_is_named_by_all_that_looks_and_the_others_a
 
 def test_where_no_host_answers_each_is_named_and_nothing_is_claimed_of_any(lab: RackLab) -> None:
     with away(lab, 0, 1, 2):
-        seen = lab.call("status", "--json").expect(3).json
-        assert (seen["state"], set(states(seen).values())) == ("unknown", {"unreachable"})
-        assert [one["host"] for one in seen["unreachable"]] == ["h1", "h2", "h3"]
-        found = lab.call("doctor", "--json").expect(3).json["findings"]
-        assert [one["node"] for one in found if one["level"] == "error"] == ["h1", "h2", "h3"]
+        status = lab.call("status", "--json").expect(3).json
+        assert (status["state"], set(states(status).values())) == ("unknown", {"unreachable"})
+        assert [host["host"] for host in status["unreachable"]] == ["h1", "h2", "h3"]
+        findings = lab.call("doctor", "--json").expect(3).json["findings"]
+        assert [finding["node"] for finding in findings if finding["level"] == "error"] == ["h1", "h2", "h3"]
         of_hosts = {"LAB-HOST-001", "LAB-ENGINE-001", "LAB-MOUNT-001", "LAB-DISK-002", "LAB-NET-006"}
-        assert not of_hosts & {one["code"] for one in found}
+        assert not of_hosts & {finding["code"] for finding in findings}
         for path in (lab.path / ".lab/facts").iterdir():
             path.unlink()
         (decided,) = lab.call("config", "-s", "LAB_ACCELERATOR=auto", "--json").expect(0).json["decided"]
         assert decided["value"] == "unknown"
         assert all(f"{name} (" in decided["why"] for name in ("h1", "h2", "h3"))
-    # What they told is on record again.
+    # `status` records the hosts' reports again.
     lab.call("status").expect(0)
 
 
@@ -231,17 +239,17 @@ def test_down_names_a_host_that_it_cannot_reach_and_cleans_the_others(lab: RackL
 
 
 def ranks_up(lab: RackLab, run: Running, before: set[str]) -> str | None:
-    """The id of a new run whose three ranks have said that they run."""
+    """Return the id of a new run once its three ranks have printed; None before."""
     assert run.process.poll() is None, run.out + run.err
     logs = {path.parent.name: path.read_text() for path in lab.path.glob("runs/*/output.log")}
     return next((name for name in logs.keys() - before if logs[name].count("does not listen") == 3), None)
 
 
 def left_of(lab: RackLab, run_id: str) -> list[str]:
-    """Processes of a run in the containers that run, seen as their own user."""
+    """List the processes of a run in the running containers, as their own user."""
     search = ["sh", "-c", 'grep -slaF -- "$0" /proc/[0-9]*/environ', f"LABCTL_RUN_ID={run_id}"]
-    running = {node: one for node, one in lab.containers().items() if one.status == "running"}
-    return sorted(node for node, one in running.items() if one.exec_run(search, user="1000:1000").output)
+    running = {node: container for node, container in lab.containers().items() if container.status == "running"}
+    return sorted(node for node, container in running.items() if container.exec_run(search, user="1000:1000").output)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +267,7 @@ def test_a_host_that_is_lost_ends_the_run_and_up_heals_it_once_it_is_back(
 ) -> None:
     kept = identities(lab)
     host = lab.hosts[number]
-    others = replace(lab, hosts=tuple(one for one in lab.hosts if one is not host))
+    remaining = replace(lab, hosts=tuple(other for other in lab.hosts if other is not host))
     before = set(lab.run_ids())
     with lab.start("run", "stubborn", "--launcher", "deepspeed", "--json") as run:
         run_id = wait_until(lambda: ranks_up(lab, run, before), 120, "three ranks run")
@@ -270,16 +278,16 @@ def test_a_host_that_is_lost_ends_the_run_and_up_heals_it_once_it_is_back(
             answer = run.answer(BUSY).expect(4)
             result = answer.json
             ended = time.monotonic()
-            assert left_of(others, run_id) == []
+            assert left_of(remaining, run_id) == []
         finally:
             host.cure()
     assert (result["verdict"], result["cause"]) == ("ERROR", "node-lost")
-    kept_there = {one.name: f"{one.home}/.labctl/{lab.name}.{one.name}/runs/.outputs/{run_id}" for one in lab.hosts}
-    # Where no more than the engine failed, ssh brings the files.
+    kept_there = {host.name: f"{host.home}/.labctl/{lab.name}.{host.name}/runs/.outputs/{run_id}" for host in lab.hosts}
+    # ssh still fetches the files if only the engine has failed.
     stays = trouble is not Host.stop_engine
     assert (f"what {host.name} has of the run stays there in {kept_there[host.name]}" in answer.err) is stays
     assert bool(host.shell('[ ! -e "$1" ] || echo there', kept_there[host.name])) is stays
-    assert [one.shell('[ ! -e "$1" ] || echo there', kept_there[one.name]) for one in others.hosts] == ["", ""]
+    assert [host.shell('[ ! -e "$1" ] || echo there', kept_there[host.name]) for host in remaining.hosts] == ["", ""]
     assert f"worker-{number}" in result["message"] or f"host {host.name}" in result["message"]
     assert ended - began < limit
     converges(lab, kept)

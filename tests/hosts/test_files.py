@@ -1,4 +1,4 @@
-"""Files to a real host and back, over a real connection."""
+"""File transfer to and from a real host, over a real connection."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def host(rack: Rack) -> Host:
 @contextmanager
 def reached(host: Host) -> Iterator[SshConnection]:
     target = InventoryHost(name=host.name, address=host.address, user=host.user, port=host.port, key=str(host.key))
-    with connected([target], "true", seconds=60) as (found, errors):
+    with connected([target], "true", seconds=60) as (connections, errors):
         assert errors == {}
-        yield found[host.name]
+        yield connections[host.name]
 
 
 @pytest.fixture
@@ -72,8 +72,8 @@ def test_files_reach_a_host_without_python_and_come_back(
     assert host.run("cat", f"{lab}/workloads/key").stdout == "two"
 
     host.run("sh", "-c", f"echo loss > {lab}/runs/.outputs/1/rank.log", user="ann")
-    found = pull.pull(connection, f"{lab}/runs/.outputs/1", tmp_path / "back", pushed=files)
-    assert (found.files, (tmp_path / "back/rank.log").read_text()) == (1, "loss\n")
+    pulled = pull.pull(connection, f"{lab}/runs/.outputs/1", tmp_path / "back", pushed=files)
+    assert (pulled.files, (tmp_path / "back/rank.log").read_text()) == (1, "loss\n")
 
     push.remove(connection, lab)
     assert host.run("find", f"{host.home}/.labctl", check=False).stdout == ""
@@ -118,7 +118,7 @@ def test_copies_whose_connection_breaks_never_show(
     whole = push.stream
     length = sum(map(len, whole([push.Update("", new["workloads"])])))
     shown = ("sh", "-c", f"cd {lab}/workloads; cat file-*")
-    # The unit tests of push cut at more places.
+    # The unit tests of push cover more cut positions.
     for cut in (0, 3, 6, 9):
         with reached(host) as doomed, monkeypatch.context() as patched:
 

@@ -1,4 +1,4 @@
-"""A host whose sshd answers as it likes: an error of that host alone, while the other is served."""
+"""A host whose sshd sends malformed answers: only that host fails, while the other one is served."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from support.rack.rack import Rack, RackLab
 
 pytestmark = pytest.mark.docker
 
-# Every session runs this: the first few as they were asked, and instead of what later ones print comes an answer. Where
-# that is framed, the lines around it are those of the script that opens a connection.
+# Shell of all sessions: the first ones run their command, later ones print the lie instead. A framed lie is enclosed in
+# the lines of the script that opens a connection.
 LIAR = """\
 #!/bin/sh
 cd /tmp/liar || exit
@@ -41,7 +41,7 @@ echo "$2" > framed
 base64 -d > answer
 chmod -R 777 .
 """
-# How many sessions are answered honestly, and whether the lie is framed.
+# Number of honest sessions, and `yes` for a framed lie.
 WAYS = ((0, False), (0, True), (1, False), (2, False))
 FEW = (
     ("an escape sequence", (0, False)),
@@ -50,7 +50,7 @@ FEW = (
     ("a number of 5000 digits", (1, False)),
     ("an empty object", (2, False)),
 )
-# Says on its last line how much memory labctl took, in KiB.
+# Program that runs labctl and prints its peak memory in KiB on the last line.
 MEASURED = (
     "import resource, subprocess, sys; code = subprocess.call(sys.argv[1:]); "
     "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr); sys.exit(code)"
@@ -59,7 +59,7 @@ MEASURED = (
 
 @pytest.fixture(scope="module")
 def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RackLab]:
-    """A lab over two hosts that is up; the second lies in some tests."""
+    """A lab over two hosts, up; the second host lies in some tests."""
     home = tmp_path_factory.mktemp("home")
     (home / ".bashrc").write_text("mine\n")
     made = shared_rack.lab(tmp_path_factory.mktemp("lab"), f"{family}-liar", shared_rack.hosts(2), {})
@@ -70,19 +70,19 @@ def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory
 
 
 def tree(path: Path) -> dict[str, str]:
-    """A hash of each file below a directory."""
-    files = (one for one in path.rglob("*") if one.is_file())
-    return {str(one): hashlib.sha256(one.read_bytes()).hexdigest() for one in files}
+    """Hash each file below a directory."""
+    files = (file for file in path.rglob("*") if file.is_file())
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def lie(host: Host, answer: bytes, honest: int, framed: bool) -> None:
-    """From the next command on, the host says this once so many sessions had what they asked for."""
+    """Let the host send this answer once, after ``honest`` sessions with correct answers."""
     text = base64.b64encode(answer).decode()
     host.run("sh", "-c", PREPARE, "sh", str(honest), "yes" if framed else "no", stdin=text)
 
 
 def alone(lab: RackLab, answer: Answer) -> None:
-    """The answer is a plain one, which names the host that lied where it failed, and labctl stayed small."""
+    """Check that the error names the lying host, has no traceback, and that labctl used little memory."""
     assert answer.code in (0, 3), answer.err
     assert "Traceback" not in answer.err
     if answer.code:

@@ -1,4 +1,4 @@
-"""What it takes to bring an image to one, two and four hosts: seconds, and bytes through each host's interface.
+"""Cost of copying an image to one, two and four hosts: seconds, and bytes through each host's interface.
 
 ``pytest -m slow -s tests/hosts/test_image_figures.py`` shows the figures.
 """
@@ -24,13 +24,13 @@ from labctl.config.inventory import InventoryHost
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
 SIZE = 100_000_000
-"""Of each of the image's two layers, in bytes."""
+"""Size of each of the image's two layers, in bytes."""
 UPLINK = "200mbit"
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Seconds until the image is on every host, and bytes that each host received and sent."""
+    """Seconds until the image is on all hosts, and bytes received and sent by each host."""
 
     seconds: float
     received: tuple[int, ...]
@@ -38,7 +38,7 @@ class Figure:
 
     @property
     def from_here(self) -> int:
-        """Bytes that left this machine: what hosts sent, others of them received."""
+        """Return the bytes sent by this machine: those received by hosts minus those sent by hosts."""
         return sum(self.received) - sum(self.sent)
 
 
@@ -57,7 +57,7 @@ def send(rack: Rack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     for key, value in rack.environ.items():
         monkeypatch.setenv(key, value)
 
-    def send(what: str, image: str, hosts: tuple[Host, ...]) -> Figure:
+    def send(label: str, image: str, hosts: tuple[Host, ...]) -> Figure:
         targets = [
             InventoryHost(name=host.name, address=host.address, user=host.user, port=host.port, key=str(host.key))
             for host in hosts
@@ -79,7 +79,7 @@ def send(rack: Rack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         assert {host.engine.images.get(image).id for host in hosts} == {mine["Id"]}
         with capsys.disabled():
             each = ", ".join(f"{received / 1e6:.1f}" for received in figure.received)
-            print(f"\n{what}: {seconds:.1f} s, {figure.from_here / 1e6:.1f} MB from here, MB to each host: {each}")  # noqa: T201
+            print(f"\n{label}: {seconds:.1f} s, {figure.from_here / 1e6:.1f} MB from here, MB to each host: {each}")  # noqa: T201
         return figure
 
     return send
@@ -88,13 +88,13 @@ def send(rack: Rack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_sending_to_many_hosts_takes_little_more_than_to_one(
     rack: Rack, send: Send, figures_image: LoadedImage
 ) -> None:
-    one, two, four = rack.make("a"), rack.make("b", "c"), rack.make("d", "e", "f", "g")
-    seven = (*one, *two, *four)
+    single, pair, quad = rack.make("a"), rack.make("b", "c"), rack.make("d", "e", "f", "g")
+    seven = (*single, *pair, *quad)
     rack.introduce(*seven)
     rack.slow_uplink(UPLINK)
-    figures = [send(f"{len(hosts)} hosts", figures_image.name, hosts) for hosts in (one, two, four)]
+    figures = [send(f"{len(hosts)} hosts", figures_image.name, hosts) for hosts in (single, pair, quad)]
     assert all(figure.from_here < 1.1 * figures[0].from_here for figure in figures)
     assert figures[2].seconds / figures[0].seconds <= 1.5
     figures_image.change()
-    changed = send("one layer changed, 4 hosts", figures_image.name, four)
+    changed = send("one layer changed, 4 hosts", figures_image.name, quad)
     assert all(SIZE < received < 1.05 * SIZE for received in changed.received)

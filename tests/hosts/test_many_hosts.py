@@ -1,4 +1,4 @@
-"""A lab from nothing to nothing over several hosts, each with Docker and sshd and no more."""
+"""A lab from creation to removal over several hosts, each with Docker and sshd only."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ pytestmark = pytest.mark.docker
 
 LISTED = 'cd "$1" && find . -printf "%m %p %l\\n" | sort'
 PLAIN = r"\.ssh|\.bash.*|\.profile|\.cache"
-"""What a home has before any lab; and the person's own cache, with what was fetched, outlives all labs."""
+"""Files of a home directory before any lab, and the user's own cache, which outlives labs."""
 RUN = "/workspace/outputs/20260102-150405-hello-3fa2"
 NEW = 'find "$1" /tmp -mindepth 1 -maxdepth 1'
 
 
-def left(host: Host) -> list[str]:
-    """What is on a host beside images that was not there when it started."""
-    containers = [one.name or "" for one in host.engine.containers.list(all=True)]
-    networks = [one.name or "" for one in host.engine.networks.list() if one.name not in ("bridge", "host", "none")]
-    volumes = [one.name for one in host.engine.volumes.list()]
+def leftovers(host: Host) -> list[str]:
+    """List the containers, networks, volumes and files that are new on a host, except images."""
+    containers = [container.name or "" for container in host.engine.containers.list(all=True)]
+    networks = [
+        network.name or "" for network in host.engine.networks.list() if network.name not in ("bridge", "host", "none")
+    ]
+    volumes = [volume.name for volume in host.engine.volumes.list()]
     files = [
         path for path in host.shell(NEW, host.home).splitlines() if not re.fullmatch(PLAIN, path.rpartition("/")[2])
     ]
@@ -33,28 +35,28 @@ def left(host: Host) -> list[str]:
 
 
 def modes(host: Host, lab: RackLab) -> dict[str, int]:
-    """Every file and folder below the lab's directory on a host, with its mode."""
+    """Return the mode of each file and folder below the lab's directory on a host."""
     lines = host.shell(LISTED, f"{host.home}/.labctl/{lab.name}.{host.name}").splitlines()
     return {path: int(mode, 8) for mode, path, *target in (line.split(" ", 2) for line in lines) if not any(target)}
 
 
 def passed(lab: RackLab, answer: Answer, ranks: int) -> dict[str, Any]:
-    """The result of a run that passed, with the log of every rank, of whatever host, in its record here."""
+    """Return the result of a run that passed; check that its record has the logs of all ranks."""
     result: dict[str, Any] = answer.expect(0).json
     assert (result["verdict"], result["world_size"]) == ("PASS", ranks)
     record = lab.path / "runs" / result["run_id"]
     for rank in result["ranks"]:
-        assert f"rank {rank['rank']} of {ranks} on {rank['node']}" in said(record, rank["rank"])
+        assert f"rank {rank['rank']} of {ranks} on {rank['node']}" in rank_log(record, rank["rank"])
     return result
 
 
-def said(record: Path, rank: int) -> str:
+def rank_log(record: Path, rank: int) -> str:
     return (record / f"ranks/rank-{rank}.log").read_text()
 
 
 @pytest.fixture(scope="module")
 def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RackLab]:
-    """A lab over two hosts; a test that needs it up brings it up."""
+    """A lab over two hosts; tests bring it up themselves."""
     yield shared_rack.lab(tmp_path_factory.mktemp("lab"), f"{family}-many", shared_rack.hosts(2), {})
     shared_rack.clear()
 
@@ -62,9 +64,9 @@ def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory
 def test_up_sends_to_the_host_that_lacks_files_and_renews_only_what_mounted_them(lab: RackLab) -> None:
     lab.call("up").expect(0)
     before = lab.identities()
-    one, two = (f"{host.home}/.labctl/{lab.name}.{host.name}" for host in lab.hosts)
-    lab.hosts[0].shell('rm "$1/workloads/.current"', one)
-    lab.hosts[1].shell('rm -r "$1"', two)
+    first, second = (f"{host.home}/.labctl/{lab.name}.{host.name}" for host in lab.hosts)
+    lab.hosts[0].shell('rm "$1/workloads/.current"', first)
+    lab.hosts[1].shell('rm -r "$1"', second)
 
     assert lab.call("up", "--dry-run", "--json").expect(0).json["plan"][:-1] == [
         "#1 push files of worker-0 to h1  [files missing on host]",
@@ -72,33 +74,33 @@ def test_up_sends_to_the_host_that_lacks_files_and_renews_only_what_mounted_them
         "#3 push files of worker-1 to h2  [files missing on host]",
         f"#4 compose up worker-1 (project labctl-{lab.name}) on h2  [worker-1 missing]",
     ]
-    assert lab.hosts[0].shell('ls -A "$1/workloads"', one).count(".current") == 0
-    assert lab.hosts[1].shell('[ -e "$1" ] || echo gone', two) == "gone\n"
+    assert lab.hosts[0].shell('ls -A "$1/workloads"', first).count(".current") == 0
+    assert lab.hosts[1].shell('[ -e "$1" ] || echo gone', second) == "gone\n"
     lab.call("up").expect(0)
     after = lab.identities()
     assert {node for node in before if after[node] != before[node]} == {"worker-1"}
     passed(lab, lab.call("run", "hello-mpi", "--json"), 2)
-    for host, path in zip(lab.hosts, (one, two), strict=True):
+    for host, path in zip(lab.hosts, (first, second), strict=True):
         assert host.shell('cd "$1/runs" && find . -mindepth 1 | sort', path) == "./.outputs\n./notebooks\n"
 
 
 def test_a_host_gets_the_keys_of_its_own_nodes_and_gives_all_back(lab: RackLab) -> None:
     lab.call("up").expect(0)
-    found = {host.name: modes(host, lab) for host in lab.hosts}
-    names = {name: [path.rpartition("/")[2] for path in paths] for name, paths in found.items()}
+    modes_by_host = {host.name: modes(host, lab) for host in lab.hosts}
+    names = {name: [path.rpartition("/")[2] for path in paths] for name, paths in modes_by_host.items()}
     private = {
-        name: sorted(one for one in there if one.endswith("ed25519_key") or one.startswith("id_"))
-        for name, there in names.items()
+        name: sorted(path for path in paths if path.endswith("ed25519_key") or path.startswith("id_"))
+        for name, paths in names.items()
     }
     assert private == {"h1": ["id_ed25519", "ssh_host_ed25519_key"], "h2": ["ssh_host_ed25519_key"]}
     for name, other in (("h1", "worker-1"), ("h2", "worker-0")):
-        assert not [path for path in found[name] if f"nodes/{other}" in path]
-        assert not [path for path, mode in found[name].items() if "/nodes/" in path and mode & 0o077]
-    assert f"{lab.hosts[1].home}/.labctl" in left(lab.hosts[1])
+        assert not [path for path in modes_by_host[name] if f"nodes/{other}" in path]
+        assert not [path for path, mode in modes_by_host[name].items() if "/nodes/" in path and mode & 0o077]
+    assert f"{lab.hosts[1].home}/.labctl" in leftovers(lab.hosts[1])
 
     kept = f"{lab.hosts[1].home}/.labctl/{lab.name}.h2/runs/.outputs/20260102-150405-hello-3fa2"
     lab.inside("worker-1", "sh", "-c", f"mkdir {RUN}; echo 1 > {RUN}/loss; mkfifo {RUN}/pipe", user="1000:1000")
-    # The host's word for a run is no path to write to: nobody ran this one from here.
+    # A run's name on the host must not be used as a path here: no such run was started from this machine.
     answer = lab.call("down").expect(3)
     assert f"what is no run of this lab: '{Path(RUN).name}'" in answer.err
     assert not (lab.path / "runs" / Path(RUN).name).exists()
@@ -109,21 +111,21 @@ def test_a_host_gets_the_keys_of_its_own_nodes_and_gives_all_back(lab: RackLab) 
         in answer.err
     )
     assert f"stays there in {kept}" in answer.err
-    assert (lab.labelled(), left(lab.hosts[0])) == ([], [])
+    assert (lab.labelled(), leftovers(lab.hosts[0])) == ([], [])
     lab.hosts[1].shell('rm "$1/pipe"', kept)
     lab.call("down").expect(0)
     assert (lab.path / "runs" / Path(RUN).name / "loss").read_text() == "1\n"
-    assert [left(host) for host in lab.hosts] == [[], []]
+    assert [leftovers(host) for host in lab.hosts] == [[], []]
     assert all(host.engine.images.list() for host in lab.hosts)
 
 
 def test_down_takes_the_image_along_where_nothing_else_uses_it(lab: RackLab, image: str) -> None:
-    one, two = lab.hosts
-    one.engine.containers.create(image, name="neighbour")
+    first, second = lab.hosts
+    first.engine.containers.create(image, name="neighbour")
     answer = lab.call("down", "--images").expect(0)
     assert f"h1: image {image} stays: " in answer.err
-    assert one.engine.images.list()
-    assert two.engine.images.list() == []
+    assert first.engine.images.list()
+    assert second.engine.images.list() == []
 
 
 @pytest.mark.slow
@@ -143,5 +145,5 @@ def test_four_hosts_from_nothing_to_nothing(rack: Rack, family: str, image: str,
     assert [rank["node"] for rank in everywhere["ranks"]] == [f"worker-{number}" for number in range(4)]
 
     lab.call("down", "--images", limit=600).expect(0)
-    assert [left(host) for host in hosts] == [[], [], [], []]
+    assert [leftovers(host) for host in hosts] == [[], [], [], []]
     assert [host.engine.images.list() for host in hosts] == [[], [], [], []]

@@ -1,4 +1,4 @@
-"""Packages of a person's own on hosts: built here once, and only what they add is sent."""
+"""The user's own packages on hosts: built once on this machine, and only the added layers are sent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_two_hosts_get_the_packages_without_a_network_of_their_own(
         record = lab.path / "runs" / passed["run_id"]
         assert (record / "output.log").read_text().count("has nltk") == 2
         assert tag in (record / "versions.json").read_text()
-        # Nothing is asked for what is there: no index answers here.
+        # Satisfied requirements need no index: none is reachable here.
         lab.call("down").expect(0)
         lab.call("up", "-s", "LAB_PIP_INDEX_URL=http://127.0.0.1:9/simple").expect(0)
     finally:

@@ -1,4 +1,4 @@
-"""The rack itself: every fault really does what it says, and is gone when it is cured."""
+"""The rack: its faults are effective, and removed by the cure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.docker
 
 
 def refusal(rack: Rack, host: Host, *argv: str) -> str:
-    """What comes back of a command that fails over ssh."""
+    """Return the stderr of a command that fails over ssh."""
     done = rack.ssh(host, *argv, check=False, patience=2)
     assert done.returncode != 0, done.stdout
     return done.stderr
@@ -28,12 +28,12 @@ def reachable(rack: Rack, host: Host) -> bool:
 
 
 def test_a_host_has_ssh_and_docker_and_no_more(rack: Rack, engine: DockerClient, image: str) -> None:
-    one, two = rack.hosts(2)
-    assert rack.ssh(one, "id -un; hostname; docker images --quiet | wc -l").stdout.split() == ["ann", "h1", "1"]
-    assert one.run("which", "python3", "rsync", "curl", check=False).stdout == ""
-    assert one.engine.images.get(image).id == engine.images.get(image).id
-    assert len({host.info()["ID"] for host in (one.engine, two.engine, engine)}) == 3
-    assert one.shell("cat /sys/class/net/eth0/mtu") == "1400\n"
+    first, second = rack.hosts(2)
+    assert rack.ssh(first, "id -un; hostname; docker images --quiet | wc -l").stdout.split() == ["ann", "h1", "1"]
+    assert first.run("which", "python3", "rsync", "curl", check=False).stdout == ""
+    assert first.engine.images.get(image).id == engine.images.get(image).id
+    assert len({host.info()["ID"] for host in (first.engine, second.engine, engine)}) == 3
+    assert first.shell("cat /sys/class/net/eth0/mtu") == "1400\n"
 
 
 def test_what_a_test_left_is_gone_for_the_next(rack: Rack, image: str) -> None:
@@ -45,7 +45,7 @@ def test_what_a_test_left_is_gone_for_the_next(rack: Rack, image: str) -> None:
     rack.clear()
     assert host.engine.containers.list(all=True) == []
     assert host.engine.networks.list(["left"]) == []
-    assert [one.tags for one in host.engine.images.list()] == [[f"{image}:latest"]]
+    assert [image.tags for image in host.engine.images.list()] == [[f"{image}:latest"]]
     assert rack.ssh(host, "ls -A").stdout.split() == [".bash_logout", ".bashrc", ".profile", ".ssh"]
 
 
@@ -70,13 +70,13 @@ def test_the_keys_decide(rack: Rack) -> None:
 
 
 def test_dropped_packets_meet_silence(rack: Rack) -> None:
-    one, two = rack.hosts(2)
-    one.drop()
-    assert "timed out" in refusal(rack, one, "true")
-    assert one.engine.ping()
-    assert reachable(rack, two)
-    one.cure()
-    assert reachable(rack, one)
+    first, second = rack.hosts(2)
+    first.drop()
+    assert "timed out" in refusal(rack, first, "true")
+    assert first.engine.ping()
+    assert reachable(rack, second)
+    first.cure()
+    assert reachable(rack, first)
 
 
 def test_a_full_disk_takes_not_a_byte(rack: Rack) -> None:
@@ -143,13 +143,13 @@ def test_sshd_can_be_told_to_refuse(rack: Rack) -> None:
 
 def test_a_lab_is_watched_on_all_hosts_that_answer(rack_lab: RackLabs, image: str) -> None:
     lab = rack_lab(2)
-    one, two = lab.hosts
+    first, second = lab.hosts
     for number, host in enumerate(lab.hosts):
         labels = {"labctl.lab": lab.name, "labctl.node": f"worker-{number}"}
         host.engine.containers.run(image, ["5000"], entrypoint="sleep", init=True, labels=labels, detach=True)
     assert sorted(lab.containers()) == lab.labelled() == ["worker-0", "worker-1"]
-    assert (lab.path / "hosts.txt").read_text() == f"{one.line()}\n{two.line()}\n"
-    two.stop_engine()
+    assert (lab.path / "hosts.txt").read_text() == f"{first.line()}\n{second.line()}\n"
+    second.stop_engine()
     assert lab.labelled() == ["worker-0"]
 
 
@@ -160,29 +160,29 @@ def test_a_dead_host_comes_back_with_its_disks(rack: Rack, image: str) -> None:
     host.kill()
     assert refusal(rack, host, "true")
     host.cure()
-    assert [one.status for one in host.engine.containers.list(all=True)] == ["exited"]
+    assert [container.status for container in host.engine.containers.list(all=True)] == ["exited"]
     assert rack.ssh(host, "cat file").stdout == "kept\n"
 
 
 def test_traffic_is_counted_and_a_second_interface_is_another(rack: Rack) -> None:
-    one, two = rack.hosts(2)
-    before = two.traffic()
-    rack.ssh(two, "cat > /dev/null", stdin="x" * 1_000_000)
-    assert two.traffic().received - before.received > 1_000_000
-    addresses = [host.second_interface(rack.fabric) for host in (one, two)]
-    assert one.interface(addresses[0]) not in ("", "eth0")
-    assert addresses[1] not in {one.address, two.address, addresses[0]}
+    first, second = rack.hosts(2)
+    before = second.traffic()
+    rack.ssh(second, "cat > /dev/null", stdin="x" * 1_000_000)
+    assert second.traffic().received - before.received > 1_000_000
+    addresses = [host.second_interface(rack.fabric) for host in (first, second)]
+    assert first.interface(addresses[0]) not in ("", "eth0")
+    assert addresses[1] not in {first.address, second.address, addresses[0]}
 
 
 def test_a_slow_line_lets_through_what_it_says(rack: Rack) -> None:
-    one, two = rack.hosts(2)
-    one.slow("8mbit")
+    first, second = rack.hosts(2)
+    first.slow("8mbit")
     rack.slow_uplink("8mbit")
     began = time.monotonic()
-    assert len(rack.ssh(one, "head -c 1200000 /dev/zero | tr '\\0' x").stdout) == 1_200_000
+    assert len(rack.ssh(first, "head -c 1200000 /dev/zero | tr '\\0' x").stdout) == 1_200_000
     assert time.monotonic() - began > 0.8
     began = time.monotonic()
-    rack.ssh(two, "cat > /dev/null", stdin="x" * 1_200_000)
+    rack.ssh(second, "cat > /dev/null", stdin="x" * 1_200_000)
     assert time.monotonic() - began > 0.8
 
 

@@ -1,4 +1,4 @@
-"""A lab on this machine and one on several hosts: the same test."""
+"""One test for a lab on this machine and a lab on several hosts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pathlib.Path(f"rank-{os.environ['RANK']}.txt").write_text(" ".join((words.WORD, 
 
 @pytest.fixture(params=WHERE)
 def lab(request: pytest.FixtureRequest) -> Lab:
-    """A lab of two nodes, not up yet: here, or each on a host of its own."""
+    """A lab of two nodes, not up yet: on this machine, or each node on its own host."""
     if request.param == "one machine":
         fresh_lab: Callable[[], Lab] = request.getfixturevalue("fresh_lab")
         return fresh_lab()
@@ -35,7 +35,7 @@ def lab(request: pytest.FixtureRequest) -> Lab:
 
 @pytest.fixture
 def launcher(lab: Lab) -> str:
-    """The launcher of a script: DeepSpeed's over hosts; many other tests have it on one machine."""
+    """Launcher of a script: DeepSpeed's over hosts, as many other tests cover it on one machine."""
     return "deepspeed" if isinstance(lab, RackLab) else "mpirun"
 
 
@@ -75,11 +75,11 @@ def test_a_lab_lives_and_ends_alike(lab: Lab, launcher: str) -> None:
     (mine / "train.py").write_text(MINE)
     (mine / "lib/words.py").write_text("WORD = 'beside it'\n")
     options = ("--script", str(mine / "train.py"), "--launcher", launcher, "--local-rank", "--json")
-    own = lab.call("run", *options, "--", "--steps", "3").expect(0).json
-    assert (own["verdict"], own["ranks"], own["workload"]) == ("PASS", RANKS, "train")
-    work = lab.path / "runs" / own["run_id"] / "work"
-    said = [(work / f"rank-{rank}.txt").read_text() for rank in (0, 1)]
-    assert said == ["beside it --local_rank=0 --steps 3"] * 2
+    result = lab.call("run", *options, "--", "--steps", "3").expect(0).json
+    assert (result["verdict"], result["ranks"], result["workload"]) == ("PASS", RANKS, "train")
+    work = lab.path / "runs" / result["run_id"] / "work"
+    texts = [(work / f"rank-{rank}.txt").read_text() for rank in (0, 1)]
+    assert texts == ["beside it --local_rank=0 --steps 3"] * 2
     assert sorted(path.name for path in mine.iterdir()) == ["lib", "train.py"]
 
     failed = lab.call("run", "crash", "--launcher", "mpirun", "--json").expect(4).json

@@ -1,4 +1,4 @@
-"""LAB_SHARED_DIR: hosts that see the lab's directory under its own path, as over NFS, are sent nothing."""
+"""LAB_SHARED_DIR: hosts that see the lab's directory under its own path, as with NFS, receive no files."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def test_results_appear_in_place_and_are_the_persons_own(
     hosts = rack.make("n1", "n2", image=image, uid=os.getuid() or 1000, shared=tmp_path)
     (tmp_path / "lab").mkdir()
     lab = rack.lab(tmp_path / "lab", f"{family}-shared", hosts, {"LAB_SHARED_DIR": str(tmp_path)})
-    # Over NFS a person has the same number everywhere.
+    # Over NFS the user has the same uid on all hosts.
     rack.inventory(lab.path / "hosts.txt", *hosts, user="ann" if os.getuid() else "root")
 
-    # This machine's own, which no host sees.
-    own = tmp_path_factory.mktemp("own")
-    apart = rack.lab(own, f"{family}-apart", hosts, {"LAB_SHARED_DIR": str(own)})
+    # A local directory that the hosts cannot see.
+    directory = tmp_path_factory.mktemp("own")
+    apart = rack.lab(directory, f"{family}-apart", hosts, {"LAB_SHARED_DIR": str(directory)})
     refused = apart.call("up").expect(3).err
     for name in ("n1", "n2"):
-        assert f"{name}: does not see {own} (LAB-HOST-008): LAB_SHARED_DIR must be the same directory" in refused
-    assert [host.shell('[ ! -e "$1" ] || echo made', str(own)) for host in hosts] == ["", ""]
+        assert f"{name}: does not see {directory} (LAB-HOST-008): LAB_SHARED_DIR must be the same directory" in refused
+    assert [host.shell('[ ! -e "$1" ] || echo made', str(directory)) for host in hosts] == ["", ""]
 
     assert "push files" not in lab.call("up").expect(0).err
     assert lab.inside("worker-1", "id", "-u") == f"{os.getuid()}\n"

@@ -1,4 +1,4 @@
-"""Images to real hosts over real connections."""
+"""Copies of images to real hosts over real connections."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from labctl.config.inventory import InventoryHost
 pytestmark = pytest.mark.docker
 
 SIZE = 4_000_000
-"""Of a layer, in bytes."""
+"""Size of a layer in bytes."""
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def small(engine: DockerClient, family: str, tmp_path: Path) -> Iterator[LoadedI
 
 
 class Sender:
-    """Sends to hosts as the control side does, and keeps what it said."""
+    """Sends to hosts as labctl does, with the messages recorded."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -55,7 +55,7 @@ def send(rack: Rack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sender:
 
 
 def has(host: Host, image: LoadedImage) -> bool:
-    """Whether its engine has that very image, and nothing is left of how it came."""
+    """Return True if the host's engine has this very image, and no temporary files are left."""
     return host.engine.images.get(image.name).id == image.id and host.shell("ls -A ~ann/.labctl 2>&1 || :") == MISSING
 
 
@@ -66,42 +66,42 @@ def test_an_image_and_then_its_changed_layer_go_from_host_to_host(
     rack: Rack, small: LoadedImage, send: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(distribute, "WORTH", 0)
-    hosts = one, two = rack.hosts(2)
+    hosts = first, second = rack.hosts(2)
     rack.introduce(*hosts)
     assert send(small, *hosts) == {}
-    assert any("(each relays to the next)" in said for said in send.said)
-    assert has(one, small)
-    assert has(two, small)
+    assert any("(each relays to the next)" in message for message in send.said)
+    assert has(first, small)
+    assert has(second, small)
     small.change()
-    before = two.traffic()
+    before = second.traffic()
     assert send(small, *hosts) == {}
-    assert SIZE < two.traffic().received - before.received < 1.2 * SIZE
-    assert has(one, small)
-    assert has(two, small)
+    assert SIZE < second.traffic().received - before.received < 1.2 * SIZE
+    assert has(first, small)
+    assert has(second, small)
 
 
 def test_a_host_that_is_cut_off_goes_on_where_it_stopped(rack: Rack, small: LoadedImage, send: Sender) -> None:
-    one, two = rack.hosts(2)
+    first, second = rack.hosts(2)
     rack.slow_uplink("16mbit")
     part = "cat ~ann/.labctl/images/* 2> /dev/null | wc -c"
     with ThreadPoolExecutor(1) as pool:
-        sending = pool.submit(send, small, one, two)
-        wait_until(lambda: int(one.shell(part)) > SIZE // 4, 120, "some of it is there")
-        one.hang_up()
+        sending = pool.submit(send, small, first, second)
+        wait_until(lambda: int(first.shell(part)) > SIZE // 4, 120, "some of it is there")
+        first.hang_up()
         failures = sending.result(120)
     assert list(failures) == ["h1"]
     assert failures["h1"].node == "h1"
-    assert has(two, small)
-    before = one.traffic()
-    assert send(small, one, two) == {}
-    assert one.traffic().received - before.received < 1.9 * SIZE
-    assert has(one, small)
+    assert has(second, small)
+    before = first.traffic()
+    assert send(small, first, second) == {}
+    assert first.traffic().received - before.received < 1.9 * SIZE
+    assert has(first, small)
 
 
 def test_a_host_without_room_is_named_and_the_other_has_the_image(rack: Rack, small: LoadedImage, send: Sender) -> None:
-    one, two = rack.hosts(2)
-    one.small_engine_disk("8m")
-    failures = send(small, one, two)
+    first, second = rack.hosts(2)
+    first.small_engine_disk("8m")
+    failures = send(small, first, second)
     assert list(failures) == ["h1"]
     assert "h1: no room for the image: 16." in failures["h1"].message
-    assert has(two, small)
+    assert has(second, small)

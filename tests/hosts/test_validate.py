@@ -1,4 +1,4 @@
-"""A validation over several hosts, one of which has a trouble: it is named, the others are checked, nothing is left."""
+"""A validation over several hosts, one with a fault: it is named, the others are checked, nothing is left behind."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def test_bad_hosts_are_named_and_nothing_is_left(rack: Rack, rack_lab: RackLabs)
     *_, last = rack.hosts(3)
     last.stop_engine()
     answer = lab.call("validate", "--profile", str(lab.path / "mine.yml"), "--json", environ={"L3_ENABLED": "true"})
-    found = answer.expect(5).json["validation"]
-    verdicts = {one["node"]: (one["host"], one["verdict"]) for one in found["nodes"]}
+    validation = answer.expect(5).json["validation"]
+    verdicts = {node["node"]: (node["host"], node["verdict"]) for node in validation["nodes"]}
     assert verdicts == {
         "worker-0": ("h1", "good"),
         "worker-1": ("h2", "failing"),
         "worker-2": ("h3", "not reached"),
     }
-    steps = {one["name"]: one for one in found["steps"]}
+    steps = {step["name"]: step for step in validation["steps"]}
     assert steps["firmware"]["message"].startswith("1 of 3 hosts: h2: check failed with exit code 1")
     assert (steps["up"]["status"], steps["hello"]["status"]) == ("failed", "passed")
     assert "h3" in steps["clean-up"]["message"]
@@ -49,7 +49,7 @@ def test_bad_hosts_are_named_and_nothing_is_left(rack: Rack, rack_lab: RackLabs)
 @pytest.mark.parametrize(
     "changes",
     [
-        # Every check, with sizes and bounds for nodes that other programs take cores from.
+        # All checks, with sizes and limits for a busy machine.
         pytest.param({"within: 30%": "within: 98%", 'rounds: "10"': 'rounds: "1"'}, id="on-a-busy-machine"),
         pytest.param({}, id="as-it-is", marks=pytest.mark.slow),
     ],
@@ -61,10 +61,10 @@ def test_two_hosts_go_from_nothing_to_a_report_and_back_to_nothing(rack_lab: Rac
     for old, new in changes.items():
         assert mine.read_text().count(old) == 1
         mine.write_text(mine.read_text().replace(old, new))
-    found = validated(lab, str(mine) if changes else "cpu", code=0)
-    assert found["message"] == "All 2 nodes are good."
-    assert {one["status"] for one in found["steps"]} == {"passed"}
-    assert {one["step"] for one in found["figures"]} == {
+    validation = validated(lab, str(mine) if changes else "cpu", code=0)
+    assert validation["message"] == "All 2 nodes are good."
+    assert {step["status"] for step in validation["steps"]} == {"passed"}
+    assert {figure["step"] for figure in validation["figures"]} == {
         *("network", "memory-bandwidth", "disk-read", "matmul", "allreduce", "opt-tiny")
     }
     assert remains(lab) == []
@@ -73,12 +73,12 @@ def test_two_hosts_go_from_nothing_to_a_report_and_back_to_nothing(rack_lab: Rac
 @pytest.mark.slow
 def test_a_host_whose_cores_are_slow_is_named(rack_lab: RackLabs) -> None:
     lab = rack_lab(2)
-    # So little that the other host has more even if it shares its cores with two other programs.
+    # A limit low enough for the other host even if it shares its cores with two other programs.
     lab.hosts[1].throttle(0.15)
     matmul = "{workload: matmul, nodes: each, set: {rounds: '10'}, metrics: {tflops: {}}}"
-    found = validated(lab, profile(lab, matmul), code=5)
-    assert verdicts(found) == {"worker-0": "good", "worker-1": "slow"}
-    assert "below the better of 2), twice" in found["message"]
+    validation = validated(lab, profile(lab, matmul), code=5)
+    assert verdicts(validation) == {"worker-0": "good", "worker-1": "slow"}
+    assert "below the better of 2), twice" in validation["message"]
     assert remains(lab) == []
 
 
@@ -86,43 +86,43 @@ def test_a_host_whose_cores_are_slow_is_named(rack_lab: RackLabs) -> None:
 def test_a_node_whose_ssh_is_blocked_between_the_hosts_is_named(rack_lab: RackLabs) -> None:
     lab = rack_lab(2, LAB_SSH_PORT="12321")
     lab.hosts[1].refuse(12321)
-    found = validated(lab, profile(lab, "{workload: ssh-check}", "{workload: hello}"), code=5)
-    assert verdicts(found) == {"worker-0": "good", "worker-1": "failing"}
-    assert "LAB-SSH-001: not reached from the launcher" in found["message"]
-    assert {one["name"]: one["status"] for one in found["steps"]}["hello"] == "passed"
+    validation = validated(lab, profile(lab, "{workload: ssh-check}", "{workload: hello}"), code=5)
+    assert verdicts(validation) == {"worker-0": "good", "worker-1": "failing"}
+    assert "LAB-SSH-001: not reached from the launcher" in validation["message"]
+    assert {step["name"]: step["status"] for step in validation["steps"]}["hello"] == "passed"
     assert remains(lab) == []
 
 
 @pytest.mark.slow
 def test_a_node_with_the_wrong_interface_is_named(rack: Rack, rack_lab: RackLabs) -> None:
     lab = rack_lab(2)
-    one, two = lab.hosts
-    first, second = (host.interface(host.second_interface(rack.fabric)) for host in (one, two))
-    (lab.path / "hosts.txt").write_text(f"{one.line(iface=first)}\n{two.line(iface='eth0')}\n")
-    found = validated(lab, profile(lab, "{workload: hello}"), code=5)
-    assert verdicts(found) == {"worker-0": "good", "worker-1": "failing"}
-    assert f"bytes between the hosts went through {second}, not through eth0" in found["message"]
+    first_host, second_host = lab.hosts
+    first, second = (host.interface(host.second_interface(rack.fabric)) for host in (first_host, second_host))
+    (lab.path / "hosts.txt").write_text(f"{first_host.line(iface=first)}\n{second_host.line(iface='eth0')}\n")
+    validation = validated(lab, profile(lab, "{workload: hello}"), code=5)
+    assert verdicts(validation) == {"worker-0": "good", "worker-1": "failing"}
+    assert f"bytes between the hosts went through {second}, not through eth0" in validation["message"]
     assert remains(lab) == []
 
 
 def profile(lab: RackLab, *checks: str) -> str:
-    """A profile with these checks."""
+    """Write a profile with these checks."""
     path = lab.path / "mine.yml"
     path.write_text(f"description: a few checks\nwithin: 30%\nchecks: [{', '.join(checks)}]\n")
     return str(path)
 
 
 def validated(lab: RackLab, profile: str, *, code: int) -> dict[str, Any]:
-    """What a validation finds."""
+    """Run a validation; return its result."""
     answer = lab.call("validate", "--profile", profile, "--json", limit=400).expect(code)
-    found: dict[str, Any] = answer.json["validation"]
-    return found
+    validation: dict[str, Any] = answer.json["validation"]
+    return validation
 
 
-def verdicts(found: dict[str, Any]) -> dict[str, str]:
-    return {one["node"]: one["verdict"] for one in found["nodes"]}
+def verdicts(validation: dict[str, Any]) -> dict[str, str]:
+    return {node["node"]: node["verdict"] for node in validation["nodes"]}
 
 
 def remains(lab: RackLab) -> list[Any]:
-    """The containers of all hosts."""
+    """List the containers of all hosts."""
     return [container for host in lab.hosts for container in host.engine.containers.list(all=True)]

@@ -1,4 +1,4 @@
-"""The collectives: values right at every size, wrong ones found, and as fast as the same started by hand."""
+"""Collectives: correct values at all sizes, wrong values are detected, and labctl is as fast as a manual start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROW = re.compile(
 REHEARSED = [8, 64, 512, 4096, 32768, 262144, 1048576]
 BUS = {"all_reduce": 1.0, "all_gather": 0.5, "reduce_scatter": 0.5, "broadcast": 1.0, "all_to_all": 0.5}
 """busbw over algbw on two ranks (nccl-tests, doc/PERFORMANCE.md)."""
-# Each in a process group of its own, in a folder of its own.
+# Run each operation in its own process group and folder.
 OTHERS = """
 import os, sys
 sys.path[:0] = ["/workspace/workloads/allreduce", "/workspace/workloads/common"]
@@ -47,16 +47,16 @@ def test_values_are_right_at_every_size(lab: Lab) -> None:
 
 def test_values_of_every_other_operation_are_right(lab: Lab) -> None:
     (lab.path / "others.py").write_text(OTHERS)
-    others = [operation for operation in BUS if operation != "all_reduce"]
-    words = ("--script", "others.py", "--launcher", "mpirun", "--json", "--", *others)
-    run = lab.path / "runs" / lab.call("run", *words).expect(0).json["run_id"]
-    documents = [json.loads((run / operation / "allreduce.json").read_text()) for operation in others]
-    tables = [right(document, operation) for document, operation in zip(documents, others, strict=True)]
+    remaining = [operation for operation in BUS if operation != "all_reduce"]
+    argv = ("--script", "others.py", "--launcher", "mpirun", "--json", "--", *remaining)
+    run = lab.path / "runs" / lab.call("run", *argv).expect(0).json["run_id"]
+    documents = [json.loads((run / operation / "allreduce.json").read_text()) for operation in remaining]
+    tables = [right(document, operation) for document, operation in zip(documents, remaining, strict=True)]
     assert rows((run / "ranks/rank-0.log").read_text()) == [row for table in tables for row in table]
 
 
 def right(document: Any, operation: str) -> list[list[float]]:
-    """Check a document of the collective; what its table has to say: size, count and wrong values."""
+    """Check a document of the collective; return size, count and wrong values of each row."""
     assert (document["operation"], document["backend"], document["world_size"]) == (operation, "gloo", 2)
     assert [row["size"] for row in document["rows"]] == REHEARSED
     assert {row["wrong"] for row in document["rows"]} == {0}
@@ -67,7 +67,7 @@ def right(document: Any, operation: str) -> list[list[float]]:
 
 
 def rows(printed: str) -> list[list[float]]:
-    """The same of a table that was printed."""
+    """Parse size, count and wrong values of each row of a printed table."""
     return [[*map(float, row[:2]), int(row[-1])] for row in ROW.findall(printed)]
 
 
@@ -87,11 +87,11 @@ def test_a_value_that_is_off_by_one_is_counted_and_a_backend_that_is_not_here_re
         "print(f'code {allreduce.main()}')"
     )
     path = "PYTHONPATH=workloads/allreduce:workloads/common"
-    # In one pipe, since the engine does not keep the order of two.
+    # Use one pipe, as the engine does not keep the order of stdout and stderr.
     command = ("sh", "-c", 'exec python -c "$0" 2>&1', script)
-    said = lab.inside("worker-0", "env", path, "PYTHONDONTWRITEBYTECODE=1", *command)
-    assert {"2 True", "code 2"} <= {*said.splitlines()}
-    assert "has no backend `nccl`" in said
+    output = lab.inside("worker-0", "env", path, "PYTHONDONTWRITEBYTECODE=1", *command)
+    assert {"2 True", "code 2"} <= {*output.splitlines()}
+    assert "has no backend `nccl`" in output
 
 
 def test_a_size_that_does_not_fit_is_skipped_aloud_and_no_pass(lab: Lab) -> None:
@@ -108,7 +108,7 @@ def test_a_size_that_does_not_fit_is_skipped_aloud_and_no_pass(lab: Lab) -> None
 
 @pytest.mark.slow
 def test_it_is_as_fast_as_by_hand_in_the_same_containers(lab: Lab) -> None:
-    """busbw at 64 MiB, medians of seven interleaved pairs."""
+    """Compare busbw at 64 MiB, medians of seven interleaved pairs."""
     in_lab, by_hand = [], []
     for _ in range(7):
         arguments = ("--set", "min-bytes=64M", "--set", "max-bytes=64M")
@@ -118,7 +118,7 @@ def test_it_is_as_fast_as_by_hand_in_the_same_containers(lab: Lab) -> None:
 
 
 def busbw_by_hand(lab: Lab) -> float:
-    """The same script as a person starts it: torchrun in both nodes."""
+    """Start torchrun in both nodes by hand; return busbw."""
 
     def start(number: int) -> str:
         rendezvous = f"--master-addr worker-0 --master-port 29611 --node-rank {number}"
@@ -126,7 +126,7 @@ def busbw_by_hand(lab: Lab) -> float:
         return lab.inside(f"worker-{number}", *f"torchrun --nnodes 2 --nproc-per-node 1 {rendezvous} {script}".split())
 
     with ThreadPoolExecutor(2) as pool:
-        said, _ = pool.map(start, (0, 1))
-    found = re.search(r"^busbw: (\S+) GB/s", said, re.MULTILINE)
-    assert found, said
-    return float(found[1])
+        output, _ = pool.map(start, (0, 1))
+    match = re.search(r"^busbw: (\S+) GB/s", output, re.MULTILINE)
+    assert match, output
+    return float(match[1])

@@ -1,4 +1,4 @@
-"""Images of other people: what a node needs is added to a copy, and nothing is written over."""
+"""Other people's images: a node's requirements are added to a copy, and no file is overwritten."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from docker import DockerClient
 pytestmark = pytest.mark.docker
 
 MINE = "labctl-tests/anyones:1"
-# A Python of its own comes first on PATH, as in images with conda, and the entrypoint is a vendor's.
+# As in images with conda, another Python comes first on PATH; the entrypoint is a vendor's.
 DOCKERFILE = """\
 FROM {base}
 COPY --from={donor} /usr/lib/python3.11 /opt/conda/lib/python3.11
@@ -28,7 +28,7 @@ SCRIPT = "import only_here, os, sys\nprint('rank', os.environ['RANK'], sys.execu
 
 @pytest.fixture(scope="module")
 def mine(engine: DockerClient, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The id of an image that knows nothing of labctl."""
+    """Id of an image without labctl's files."""
     folder = tmp_path_factory.mktemp("image")
     base = engine.images.get(image).labels["labctl.base"]
     (folder / "Dockerfile").write_text(DOCKERFILE.format(base=base, donor=image))
@@ -51,12 +51,12 @@ def test_a_lab_of_anyones_image_runs_with_what_that_brings(
         assert lab.image() == built["image"]
         (lab.path / "who.py").write_text(SCRIPT)
         run = lab.call("run", *made, "--script", "who.py", "--launcher", "mpirun", "--json").expect(0).json
-        said = (lab.path / "runs" / run["run_id"] / "output.log").read_text()
-        assert [f"rank {rank} /opt/conda/bin/python of conda" in said for rank in (0, 1)] == [True, True]
+        text = (lab.path / "runs" / run["run_id"] / "output.log").read_text()
+        assert [f"rank {rank} /opt/conda/bin/python of conda" in text for rank in (0, 1)] == [True, True]
         again = lab.call("build", "--from", MINE, "--json").expect(0).json
-        # Another build would have another id.
+        # A second build would change the id.
         assert (again["image"], again["id"]) == (built["image"], built["id"])
-        # It has all that a node needs: there is nothing to add.
+        # The image already has what a node needs, so nothing is added.
         assert "is a node already" in lab.call("build", "--from", built["image"]).expect(3).err
     finally:
         lab.call("down", *made)

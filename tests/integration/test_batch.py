@@ -1,4 +1,4 @@
-"""Batches on a lab of four nodes: what fails, what runs at once, and what goes on after labctl was ended."""
+"""Batches on a lab of four nodes: failing jobs, concurrent jobs, and a batch that resumes after labctl was ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labctl.batches.record import Batch, BatchJob
 
 pytestmark = pytest.mark.docker
 
-# A second of steps, then a number, unless its job is told to hang, to go on until it is killed, or to be slow.
+# Print steps for a second, then a number, unless the job is to hang, to run until it is killed, or to be slow.
 STEPS = """
 import os, sys, time
 
@@ -43,20 +43,20 @@ criteria:
   - {metric: throughput, min: 80}
 """
 NODES = tuple(f"worker-{number}" for number in range(4))
-# Seconds between two steps of a rank that nothing paused, on a busy machine.
+# Limit of seconds between two steps of a rank on a busy machine, unless it was paused.
 PAUSE = 3
 
 
 @pytest.fixture(scope="module")
 def lab(lend_module: FreshLab) -> Lab:
-    """A lab of four nodes with sets of one node and of two."""
+    """A lab of four nodes with sets of one and of two nodes."""
     lab = lend_module(LAB_NODES="4")
     folder = lab.path / "workloads/steps"
     folder.mkdir()
     (folder / "steps.py").write_text(STEPS)
     (folder / "workload.yml").write_text(WORKLOAD)
     hostfiles(lab, "4nodes_1xN", *((node,) for node in NODES))
-    hostfiles(lab, "4nodes_2xN", *((NODES[one], NODES[other]) for one, other in ((0, 1), (3, 2), (2, 0), (1, 3))))
+    hostfiles(lab, "4nodes_2xN", *((NODES[first], NODES[second]) for first, second in ((0, 1), (3, 2), (2, 0), (1, 3))))
     hostfiles(lab, "2nodes_1xN", *((node,) for node in NODES[:2]))
     return lab
 
@@ -70,38 +70,38 @@ def hostfiles(lab: Lab, name: str, *groups: tuple[str, ...]) -> None:
 
 
 def batch(lab: Lab, out: str) -> Batch:
-    found = record.load(lab.path / out)
-    assert found
-    return found
+    loaded = record.load(lab.path / out)
+    assert loaded
+    return loaded
 
 
 def nothing_runs(lab: Lab) -> bool:
-    """Whether no process of any run is in any container; ids of runs begin with the year."""
+    """Return True if no container has a process of any run; run ids begin with the year."""
     return lab.processes_of("2") == []
 
 
-def began(lab: Lab, out: str, running: Running, log: str, said: str) -> None:
+def began(lab: Lab, out: str, running: Running, log: str, text: str) -> None:
     """Wait until a job of a batch has printed this."""
 
     def has_said() -> bool:
         assert running.process.poll() is None, running.err
         path = lab.path / out / log
-        return path.exists() and said in path.read_text()
+        return path.exists() and text in path.read_text()
 
-    wait_until(has_said, 120, f"{log} says `{said}`")
+    wait_until(has_said, 120, f"{log} says `{text}`")
 
 
-def overlap(one: BatchJob, other: BatchJob) -> bool:
-    return (one.began or 0) < (other.ended or 0) and (other.began or 0) < (one.ended or 0)
+def overlap(first: BatchJob, other: BatchJob) -> bool:
+    return (first.began or 0) < (other.ended or 0) and (other.began or 0) < (first.ended or 0)
 
 
 @pytest.fixture(scope="module")
 def mixed(lab: Lab) -> Answer:
-    """A batch of eight jobs, of which one hangs, one is killed and one is slow."""
-    told = ("worker-0+worker-1=hangs", "worker-3+worker-2=endless", "worker-3=slow")
+    """A batch of eight jobs: one hangs, one is killed and one is slow."""
+    behaviours = ("worker-0+worker-1=hangs", "worker-3+worker-2=endless", "worker-3=slow")
     sets = ("hostfiles/4nodes_2xN", "hostfiles/4nodes_1xN")
-    words = ("batch", "steps", *sets, "--out", "out", "--timeout", "15s", "--json", "--", "10", *told)
-    with lab.start(*words) as running:
+    argv = ("batch", "steps", *sets, "--out", "out", "--timeout", "15s", "--json", "--", "10", *behaviours)
+    with lab.start(*argv) as running:
         began(lab, "out", running, "4nodes_2xN/steps_1_2xN_batch0002.log", "step 5 ")
         lab.inside("worker-2", "pkill", "-KILL", "-f", "steps.py")
         return running.answer(300)
@@ -127,8 +127,8 @@ def test_jobs_on_disjoint_nodes_run_at_once_and_no_node_has_two(lab: Lab, mixed:
     jobs = {job.log: job for job in batch(lab, "out").jobs}
     together = [pair for pair in combinations(jobs.values(), 2) if overlap(*pair)]
     assert len(together) >= 4
-    assert all(set(one.nodes).isdisjoint(other.nodes) for one, other in together)
-    # While the first job hangs on two nodes, the other two are used.
+    assert all(set(first.nodes).isdisjoint(other.nodes) for first, other in together)
+    # The other jobs use the other two nodes while the first job hangs.
     assert sum(overlap(jobs["4nodes_2xN/steps_1_2xN_batch0001.log"], job) for job in jobs.values()) > 2
     assert mixed.json["seconds"] < 2 * mixed.json["ideal"]
 
@@ -136,7 +136,7 @@ def test_jobs_on_disjoint_nodes_run_at_once_and_no_node_has_two(lab: Lab, mixed:
 def test_no_job_pauses_while_others_begin_end_or_are_killed(lab: Lab, mixed: Answer) -> None:
     for job in batch(lab, "out").jobs:
         times = [
-            float(found) for found in re.findall(r"step \d+ at ([0-9.]+)", (lab.path / "out" / job.log).read_text())
+            float(moment) for moment in re.findall(r"step \d+ at ([0-9.]+)", (lab.path / "out" / job.log).read_text())
         ]
         assert len(times) >= 5
         assert max(after - before for before, after in pairwise(sorted(times))) < PAUSE, job.log
@@ -149,25 +149,25 @@ def test_logs_are_named_as_lambdas_and_begin_with_their_hostfile(lab: Lab, mixed
 
 
 def test_eval_of_the_result_fails_and_names_the_jobs(lab: Lab, mixed: Answer) -> None:
-    said = lab.call("eval", "out", "--min", "80").expect(5).out
-    rows = {row.split()[0]: row for row in said.splitlines() if row.startswith(("1xN", "2xN"))}
+    out = lab.call("eval", "out", "--min", "80").expect(5).out
+    rows = {row.split()[0]: row for row in out.splitlines() if row.startswith(("1xN", "2xN"))}
     assert "criteria" in rows["1xN_batch0004"]
     assert "timeout" in rows["2xN_batch0001"]
-    assert "5 of 8 jobs passed" in said
+    assert "5 of 8 jobs passed" in out
 
 
 def test_a_batch_whose_labctl_was_killed_goes_on_and_runs_every_job_once(lab: Lab) -> None:
-    words = ("batch", "steps", "hostfiles/2nodes_1xN", "--out", "killed", "--repeat", "2")
-    with lab.start(*words, "--", "30") as running:
+    argv = ("batch", "steps", "hostfiles/2nodes_1xN", "--out", "killed", "--repeat", "2")
+    with lab.start(*argv, "--", "30") as running:
         wait_until(lambda: "PASS" in running.err, 120, "a job has passed")
         running.press(signal.SIGKILL)
         running.process.wait()
     before = batch(lab, "killed").jobs
     assert {job.state for job in before} > {"done"}
     done = {job.log: job for job in before if job.state == "done"}
-    refused = lab.call(*words, "--", "30").expect(2).err
+    refused = lab.call(*argv, "--", "30").expect(2).err
     assert "killed has the record of a batch" in refused
-    answer = lab.call(*words, "--resume", "--json", "--", "30").expect(0)
+    answer = lab.call(*argv, "--resume", "--json", "--", "30").expect(0)
     after = batch(lab, "killed").jobs
     assert [(job.state, job.verdict) for job in after] == [("done", "PASS")] * 4
     assert {job.log: job for job in after if job.log in done} == done
@@ -180,24 +180,24 @@ def test_a_batch_whose_labctl_was_killed_goes_on_and_runs_every_job_once(lab: La
 
 
 def test_ctrl_c_ends_what_runs_and_the_batch_can_be_gone_on_with(lab: Lab) -> None:
-    words = ("batch", "steps", "hostfiles/2nodes_1xN", "--out", "stopped", "--parallel", "1", "--", "40")
-    with lab.start(*words) as running:
+    argv = ("batch", "steps", "hostfiles/2nodes_1xN", "--out", "stopped", "--parallel", "1", "--", "40")
+    with lab.start(*argv) as running:
         began(lab, "stopped", running, "steps_1_1xN_batch0001.log", "step 5 ")
         running.press(signal.SIGINT)
-        said = running.answer(120).expect(130).err
-    assert "stopped by Ctrl-C" in said
-    assert "--resume goes on with the batch" in said
+        err = running.answer(120).expect(130).err
+    assert "stopped by Ctrl-C" in err
+    assert "--resume goes on with the batch" in err
     assert nothing_runs(lab)
     stopped = batch(lab, "stopped").jobs
     assert [(job.state, job.cause) for job in stopped] == [("done", "interrupted"), ("waiting", None)]
-    lab.call(*words[:-2], "--resume", *words[-2:]).expect(0)
+    lab.call(*argv[:-2], "--resume", *argv[-2:]).expect(0)
     assert [job.verdict for job in batch(lab, "stopped").jobs] == ["PASS"] * 2
 
 
 def test_a_hostfile_may_call_this_machine_localhost(lab: Lab) -> None:
     hostfiles(lab, "1node_1xN_here", ("localhost",))
-    said = lab.call("batch", "steps", "hostfiles/1node_1xN_here", "--out", "here", "--", "1").expect(0).err
-    assert "localhost is worker-0" in said
+    err = lab.call("batch", "steps", "hostfiles/1node_1xN_here", "--out", "here", "--", "1").expect(0).err
+    assert "localhost is worker-0" in err
     (job,) = batch(lab, "here").jobs
     assert (job.names, job.nodes) == (("localhost",), ("worker-0",))
     assert (lab.path / "here" / job.log).read_text().startswith("localhost slots=1\n\n")

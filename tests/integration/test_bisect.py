@@ -1,4 +1,4 @@
-"""Bad nodes among real containers."""
+"""Bisection of bad nodes in real containers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.harness import Lab
 
 pytestmark = pytest.mark.docker
 
-# How much each rank computes in a second of its core; the run is as slow as its slowest rank.
+# Each rank counts its work in a second of CPU time; the run is as slow as its slowest rank.
 WORKLOAD = r"""
 description: plain Python on every rank
 launcher: mpirun
@@ -26,7 +26,7 @@ SPIN = """
 import os, sys, time
 if os.uname().nodename in sys.argv[1:]:
     sys.exit(3)
-# On the clock of the process, so that what else the machine does makes nothing slower.
+# Use CPU time, which does not depend on the load of the machine.
 slow, done = os.path.exists("/tmp/slow"), 0
 end = time.process_time() + 0.3
 while time.process_time() < end:
@@ -46,7 +46,7 @@ def four_nodes(lend_module: FreshLab) -> Lab:
 
 @pytest.fixture
 def slowed(four_nodes: Lab) -> Iterator[str]:
-    """A node on which all takes ten times as long."""
+    """A node that is ten times slower."""
     node = "worker-2"
     four_nodes.inside(node, "touch", SLOW)
     yield node
@@ -54,11 +54,11 @@ def slowed(four_nodes: Lab) -> Iterator[str]:
 
 
 def test_a_node_that_computes_slower_is_found_and_drained(four_nodes: Lab, slowed: str) -> None:
-    found = four_nodes.call("bisect", "spin", "--within", "60%", "--drain", "--json", limit=300).expect(5).json
-    assert [bad["node"] for bad in found["diagnosis"]["bad"]] == [slowed]
-    assert found["diagnosis"]["bad"][0]["kind"] == "slow"
-    assert (found["diagnosis"]["links"], found["drained"]) == ([], [slowed])
-    for run in found["diagnosis"]["bad"][0]["runs"]:
+    document = four_nodes.call("bisect", "spin", "--within", "60%", "--drain", "--json", limit=300).expect(5).json
+    assert [bad["node"] for bad in document["diagnosis"]["bad"]] == [slowed]
+    assert document["diagnosis"]["bad"][0]["kind"] == "slow"
+    assert (document["diagnosis"]["links"], document["drained"]) == ([], [slowed])
+    for run in document["diagnosis"]["bad"][0]["runs"]:
         assert slowed in run["nodes"]
     assert (four_nodes.path / "drained.txt").read_text().startswith(f"{slowed}  # slow, ")
     (four_nodes.path / "nodes.txt").write_text("".join(f"worker-{number}\n" for number in range(4)))

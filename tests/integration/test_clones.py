@@ -1,4 +1,4 @@
-"""Scripts of a person's clones on two nodes: run as they are, judged by what they print."""
+"""Scripts of the user's clones on two nodes: run unchanged, judged by their output."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def test_a_deepspeed_chat_script_runs_unmodified_on_all_nodes(cloned: Lab) -> No
     log = (record / "opt-350m_1_2xN.log").read_text()
     assert log.startswith("worker-0 slots=1\nworker-1 slots=1\n\n")
     for rank in (0, 1):
-        said = f"rank {rank} local 0 run {result['run_id']} port 29500"
-        assert f"worker-{rank}: {said}" in log
-        assert said in (record / f"ranks/rank-{rank}.log").read_text().splitlines()
+        line = f"rank {rank} local 0 run {result['run_id']} port 29500"
+        assert f"worker-{rank}: {line}" in log
+        assert line in (record / f"ranks/rank-{rank}.log").read_text().splitlines()
     assert cloned.processes_of(result["run_id"]) == []
 
 
 def test_on_one_node_it_runs_in_that_node_its_own_words_win_and_it_fails_with_the_reason(cloned: Lab) -> None:
     (cloned.path / "one").write_text("worker-1 slots=1\n")
-    # It names its author's home, too.
+    # The script also names its author's home.
     answer = cloned.call("run", "dschat/run_that_fails", "--hostfile", "one", "--json")
     result = answer.json
     assert result["ranks"] == [{"rank": 0, "node": "worker-1"}]
@@ -62,7 +62,7 @@ def test_a_gaudi_example_is_refused_here_and_checked_on_every_node(cloned: Lab) 
     name = "gaudi/language-modeling/run_lora_clm"
     assert "needs Gaudis" in cloned.call("run", name).expect(3).err
     arguments = ("--set", "lora_rank=8", "--set", "use_habana=")
-    words = ("--launcher", "mpirun", "--rehearse", *arguments, "--json")
-    result = cloned.call("run", name, *words).expect(0).json
+    argv = ("--launcher", "mpirun", "--rehearse", *arguments, "--json")
+    result = cloned.call("run", name, *argv).expect(0).json
     assert result["metrics"]["checked"]["value"] == 2
     assert result["world_size"] == 2

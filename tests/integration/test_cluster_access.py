@@ -1,4 +1,4 @@
-"""A cluster that a person may not use, or that lacks what a run needs: exit code 3, and what mends it."""
+"""A cluster without the user's permissions or a run's requirements: exit code 3, and the command to fix it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ ALL = {
     "kubeflow.org": ["mpijobs"],
     "trainer.kubeflow.org": ["trainjobs", "trainingruntimes"],
 }
-"""What the lab's resources are, by API group."""
+"""Resources of a lab by API group."""
 
 
 class Cluster:
-    """A namespace, a person who may work there by the rights that a test gives, and the definitions of jobs."""
+    """A namespace, a user with the rights that a test grants, and the job definitions."""
 
     def __init__(self, kubeconfig: Path, namespace: str) -> None:
         self.kubeconfig, self.namespace = kubeconfig, namespace
@@ -39,7 +39,7 @@ class Cluster:
         return self.api.resources.get(api_version=version, kind=kind)
 
     def grant(self, rights: dict[str, list[str]], verbs: str = "get list create patch delete") -> None:
-        """Let the person use these verbs on these resources."""
+        """Grant the user these verbs on these resources."""
         rules = [{"apiGroups": [of], "resources": names, "verbs": verbs.split()} for of, names in rights.items()]
         group = "rbac.authorization.k8s.io"
         subject = {"kind": "ServiceAccount", "name": PERSON, "namespace": self.namespace}
@@ -55,22 +55,24 @@ class Cluster:
         return str(self.api.request("POST", path, body=body).status.token)
 
     def forget_person(self) -> None:
-        """From now on the person's tokens are as those that have expired."""
+        """Invalidate the user's tokens, as if expired."""
         self._kind("ServiceAccount").delete(name=PERSON, namespace=self.namespace)
 
     @contextlib.contextmanager
     def serving(self, *versions: str) -> Iterator[None]:
-        """The versions of MPIJob that the cluster serves in the block; its jobs stay as they are."""
+        """Set the versions of MPIJob that the cluster serves within the block; existing jobs stay unchanged."""
         definitions = self._kind("CustomResourceDefinition", "apiextensions.k8s.io/v1")
         name = "mpijobs.kubeflow.org"
         before = definitions.get(name=name).to_dict()["spec"]["versions"]
         given = copy.deepcopy(before)
-        for one in given:
-            one["served"] = one["name"] in versions
+        for version in given:
+            version["served"] = version["name"] in versions
         schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
-        known = {one["name"] for one in given}
+        existing = {version["name"] for version in given}
         given += [
-            {"name": one, "served": True, "storage": False, "schema": schema} for one in versions if one not in known
+            {"name": version, "served": True, "storage": False, "schema": schema}
+            for version in versions
+            if version not in existing
         ]
         self._write(definitions, name, given)
         try:
@@ -79,7 +81,9 @@ class Cluster:
         finally:
             self._write(definitions, name, before)
             wait_until(
-                lambda: self.served() == {one["name"] for one in before if one["served"]}, 60, "all is as it was"
+                lambda: self.served() == {version["name"] for version in before if version["served"]},
+                60,
+                "all is as it was",
             )
 
     def _write(self, definitions: Any, name: str, versions: list[dict[str, Any]]) -> None:
@@ -87,17 +91,17 @@ class Cluster:
         definitions.patch(name=name, body=body, content_type="application/merge-patch+json")
 
     def served(self) -> set[str]:
-        found = self.api.request("GET", "/apis").to_dict()["groups"]
-        versions = [at["version"] for one in found if one["name"] == "kubeflow.org" for at in one["versions"]]
-        return {one for one in versions if "mpijobs" in self._resources(one)}
+        groups = self.api.request("GET", "/apis").to_dict()["groups"]
+        versions = [at["version"] for group in groups if group["name"] == "kubeflow.org" for at in group["versions"]]
+        return {version for version in versions if "mpijobs" in self._resources(version)}
 
     def _resources(self, version: str) -> list[str]:
-        """None of a version that goes just now."""
+        """List the resources of a version; empty if it is just being removed."""
         try:
-            found = self.api.request("GET", f"/apis/kubeflow.org/{version}").to_dict()["resources"]
+            resources = self.api.request("GET", f"/apis/kubeflow.org/{version}").to_dict()["resources"]
         except NotFoundError:
             return []
-        return [one["name"] for one in found]
+        return [resource["name"] for resource in resources]
 
 
 @pytest.fixture
@@ -111,7 +115,7 @@ Labs = Callable[..., Lab]
 
 @pytest.fixture
 def lab_of(cluster: Cluster, fresh_lab: FreshLab, tmp_path: Path) -> Labs:
-    """Makes a lab in the namespace for the owner of a token, the cluster's administrator where there is none."""
+    """Function that makes a lab in the namespace for the owner of a token, by default the cluster's administrator."""
 
     def make(token: str = "", **settings: str) -> Lab:
         content = yaml.safe_load(cluster.kubeconfig.read_text())
@@ -126,7 +130,7 @@ def lab_of(cluster: Cluster, fresh_lab: FreshLab, tmp_path: Path) -> Labs:
 
 
 def refused(lab: Lab) -> Answer:
-    """What `labctl run` says where it exits with 3; nothing has been recorded, and doctor exits with 3 too."""
+    """Return the answer of `labctl run` with exit code 3; check that nothing is recorded and doctor fails too."""
     answer = lab.call("run", "hello-mpi").expect(3)
     assert lab.run_ids() == []
     lab.call("doctor").expect(3)
@@ -140,8 +144,8 @@ def test_missing_rights_are_named_with_the_role_that_grants_them(cluster: Cluste
     assert "you may not, in namespace" in answer.err
     assert "create mpijobs.kubeflow.org" in answer.err
     assert f"kubectl -n {cluster.namespace} create role" in answer.err
-    found = lab.call("doctor", "--json").expect(3).json["findings"]
-    missing = next(one for one in found if one["code"] == "LAB-K8S-002")
+    findings = lab.call("doctor", "--json").expect(3).json["findings"]
+    missing = next(finding for finding in findings if finding["code"] == "LAB-K8S-002")
     assert "get/list/create/patch/delete mpijobs.kubeflow.org" in missing["summary"]
 
 
@@ -182,6 +186,6 @@ def test_a_definition_that_the_training_operator_left_is_named(cluster: Cluster,
         answer = refused(lab)
     assert "it has MPIJob v1, of the training operator" in answer.err
     with cluster.serving("v1", "v2beta1"):
-        found = lab.call("doctor", "--json").json["findings"]
-    (left,) = [one for one in found if one["code"] == "LAB-K8S-005"]
-    assert "kubectl get deployments -A | grep training-operator" in left["fix"]
+        findings = lab.call("doctor", "--json").json["findings"]
+    (remaining,) = [finding for finding in findings if finding["code"] == "LAB-K8S-005"]
+    assert "kubectl get deployments -A | grep training-operator" in remaining["fix"]

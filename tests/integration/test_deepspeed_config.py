@@ -1,4 +1,4 @@
-"""The keys that labctl takes for DeepSpeed's are DeepSpeed's, by the one that is in the image."""
+"""labctl's list of DeepSpeed keys, compared with the DeepSpeed of the image."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ print("keys " + json.dumps({section: names(model) for section, model in models.i
 
 
 def test_every_key_of_deepspeeds_models_is_known(lab: Lab) -> None:
-    said = lab.inside("worker-0", "python", "-c", ASK)
-    found = json.loads(next(line for line in said.splitlines() if line.startswith("keys ")).removeprefix("keys "))
-    assert found.keys() == {"zero_optimization", "bf16", "fp16"}
-    for section, names in found.items():
+    output = lab.inside("worker-0", "python", "-c", ASK)
+    keys = json.loads(next(line for line in output.splitlines() if line.startswith("keys ")).removeprefix("keys "))
+    assert keys.keys() == {"zero_optimization", "bf16", "fp16"}
+    for section, names in keys.items():
         assert set(names) - deepspeed_config.SECTIONS[section] == set(), section

@@ -1,4 +1,4 @@
-"""`labctl devcontainer`, read and followed by the devcontainers CLI, which is what VS Code goes by too."""
+"""`labctl devcontainer`, checked with the devcontainers CLI, which VS Code uses too."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PACKAGE = "@devcontainers/cli@0.89.0"
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """The CLI: the one on PATH, or npm's, installed into a folder of this session's."""
-    if found := shutil.which("devcontainer"):
-        return (found,)
+    """Command of the CLI: from PATH, or installed by npm into a temporary folder."""
+    if path := shutil.which("devcontainer"):
+        return (path,)
     npm, node = shutil.which("npm"), shutil.which("node")
     if not npm or not node:
         pytest.skip("there is neither devcontainer nor node with npm here")
@@ -34,9 +34,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     return (node, str(home / "node_modules/@devcontainers/cli/devcontainer.js"))
 
 
-def devcontainer(program: tuple[str, ...], lab: Lab, command: str, *words: str) -> str:
-    """What the CLI answers about a lab's folder."""
-    called = [*program, command, "--workspace-folder", str(lab.path), *words]
+def devcontainer(program: tuple[str, ...], lab: Lab, command: str, *arguments: str) -> str:
+    """Run the CLI on a lab's folder; return its output."""
+    called = [*program, command, "--workspace-folder", str(lab.path), *arguments]
     done = subprocess.run(called, env=lab.environ, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -45,9 +45,9 @@ def devcontainer(program: tuple[str, ...], lab: Lab, command: str, *words: str) 
 def test_the_cli_reads_it(program: tuple[str, ...], fresh_lab: Callable[..., Lab]) -> None:
     lab = fresh_lab(LAB_ENV_ODD='$a ${b} "c')
     lab.call("devcontainer").expect(0)
-    found: dict[str, Any] = json.loads(devcontainer(program, lab, "read-configuration"))
-    assert found["configuration"]["service"] == "launcher"
-    assert found["workspace"]["workspaceFolder"] == "/workspace"
+    document: dict[str, Any] = json.loads(devcontainer(program, lab, "read-configuration"))
+    assert document["configuration"]["service"] == "launcher"
+    assert document["workspace"]["workspaceFolder"] == "/workspace"
 
 
 def test_it_attaches_to_the_lab_that_is_up_and_changes_nothing(program: tuple[str, ...], lab: Lab) -> None:
@@ -56,8 +56,8 @@ def test_it_attaches_to_the_lab_that_is_up_and_changes_nothing(program: tuple[st
     answer: dict[str, Any] = json.loads(devcontainer(program, lab, "up"))
     assert (answer["outcome"], answer["containerId"]) == ("success", before["launcher"][0])
     assert (answer["remoteUser"], answer["remoteWorkspaceFolder"]) == ("lab", "/workspace")
-    said = devcontainer(program, lab, "exec", "sh", "-c", "hostname; id -u; pwd; touch workloads/edited; ls -d ~")
-    assert said.split() == ["launcher", str(os.getuid()), "/workspace", "/home/lab"]
+    output = devcontainer(program, lab, "exec", "sh", "-c", "hostname; id -u; pwd; touch workloads/edited; ls -d ~")
+    assert output.split() == ["launcher", str(os.getuid()), "/workspace", "/home/lab"]
     assert (lab.path / "workloads/edited").stat().st_uid == os.getuid()
     assert lab.identities() == before
 

@@ -1,4 +1,4 @@
-"""`labctl devices` and the choice of the accelerator on the machine that runs the tests."""
+"""`labctl devices` and the detected accelerator, on the machine that runs the tests."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ def test_a_machine_without_accelerators_is_a_cpu_lab_and_says_why(lab: Lab) -> N
     assert here["why"] == f"auto: {sought}"
     assert sought in lab.call("config", "-s", "LAB_ACCELERATOR=auto").expect(0).out
     containers = lab.engine.containers.list(filters={"label": f"labctl.lab={lab.name}"})
-    workers = {one.labels["labctl.node"] for one in containers if one.labels["labctl.role"] == "worker"}
+    workers = {
+        container.labels["labctl.node"] for container in containers if container.labels["labctl.role"] == "worker"
+    }
     assert {node["name"] for node in here["nodes"]} == workers
 
 
-@pytest.mark.parametrize("wanted", KINDS)
-def test_a_kind_that_is_not_here_ends_with_what_was_looked_for(lab: Lab, wanted: str) -> None:
-    if list(Path("/").glob(KINDS[wanted])):
+@pytest.mark.parametrize("accelerator", KINDS)
+def test_a_kind_that_is_not_here_ends_with_what_was_looked_for(lab: Lab, accelerator: str) -> None:
+    if list(Path("/").glob(KINDS[accelerator])):
         pytest.skip("this machine may have it")
-    answer = lab.call("up", "-s", f"LAB_ACCELERATOR={wanted}").expect(3)
-    assert f"this host has no {wanted} device: no " in answer.err
+    answer = lab.call("up", "-s", f"LAB_ACCELERATOR={accelerator}").expect(3)
+    assert f"this host has no {accelerator} device: no " in answer.err
     assert "/dev/" in answer.err

@@ -1,4 +1,4 @@
-"""Launchers that go on by themselves when a node is lost."""
+"""Elastic launchers, which go on after the loss of a node."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ train(hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0))
 
 
 def loses_a_node(lab: Lab, script: str, launcher: str) -> None:
-    """It passes with every step, the first ones by both nodes and the last ones by the one that is left."""
+    """Kill a node in a run; check that all steps complete, the last ones on the remaining node."""
     Path(lab.path / "train.py").write_text(script)
     with lab.start("run", "--script", "train.py", "--launcher", launcher, "--timeout", "5m", "--json") as running:
         wait_until(lambda: "step 10 of" in running.err, 200, "step 10")
         lab.containers()["worker-1"].kill("SIGKILL")
-        # What a rank that lost its peer says is the script's own.
+        # The script's own output may have a traceback about the lost peer.
         result = running.answer(300).json
     assert result["verdict"] == "PASS"
     assert "It went on without worker-1: container died with exit code 137." in result["message"]

@@ -1,4 +1,4 @@
-"""Values of any shape reach containers and ranks byte for byte; secrets reach ranks and nobody else."""
+"""Values of any form reach containers and ranks byte for byte; secrets reach only the ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.docker
 
 TOKEN = "hf_CanaryThatNobodyMaySee0123456789"  # noqa: S105 - nobody's
 CONTROL = "/runs/"
-"""A word that is in the arguments of processes: a watcher that does not see it sees nothing."""
+"""Control word in the arguments of processes: a watcher that misses it sees nothing."""
 PASSWORD = "p4ss %Canary"  # noqa: S105
 DATABASE_URL = "postgresql://me:p4ss%20%25Canary@db.example/runs"
 API_KEY = "canary of $WANDB 'with' \"odd\" \\ parts"
@@ -50,7 +50,7 @@ ALPHABET = " \t\n\r'\"\\$`#{}()[]<>|&;*?!~%=,:@-_.aZ09\u00e9\u4e2d\U0001f600\u20
 
 
 def odd_values() -> dict[str, str]:
-    """The chosen values, and forty drawn from the characters that some reader on the way might take for its own."""
+    """Chosen values, and forty random ones of characters that are special to a reader on the way."""
     draw = random.Random(2)  # noqa: S311 - the same values in every session
     drawn = {f"DRAWN_{index}": "".join(draw.choices(ALPHABET, k=draw.randint(1, 40))) for index in range(40)}
     return {f"ODD_{name}": value for name, value in {**CHOSEN, **drawn}.items()}
@@ -61,25 +61,25 @@ def digest(text: str) -> str:
 
 
 def variables(block: bytes) -> dict[str, str]:
-    """What `env -0` prints, as names and values."""
+    """Parse the output of `env -0` into names and values."""
     pairs = (entry.decode().partition("=") for entry in block.rstrip(b"\0").split(b"\0"))
     return {name: value for name, _, value in pairs}
 
 
 def forms(secret: str) -> tuple[str, ...]:
-    """A secret as it is, as in JSON, and between a shell's single quotes."""
+    """Return a secret as it is, as in JSON, and between a shell's single quotes."""
     return secret, json.dumps(secret)[1:-1], secret.replace("'", "'\"'\"'")
 
 
-def only_odd(found: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in found.items() if name.startswith("ODD_")}
+def only_odd(values: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in values.items() if name.startswith("ODD_")}
 
 
 @contextmanager
-def watching_arguments(words: tuple[str, ...]) -> Iterator[list[str]]:
-    """Look at the arguments of all processes of the host, again and again; collects those that hold a word."""
-    seen: list[str] = []
-    searched = [word.encode() for word in words]
+def watching_arguments(searched_for: tuple[str, ...]) -> Iterator[list[str]]:
+    """Watch the arguments of all processes on the host; yield the list of those that contain a word."""
+    lines: list[str] = []
+    searched = [word.encode() for word in searched_for]
     done = threading.Event()
 
     def look() -> None:
@@ -89,25 +89,25 @@ def watching_arguments(words: tuple[str, ...]) -> Iterator[list[str]]:
                     descriptor = os.open(f"/proc/{process}/cmdline", os.O_RDONLY)
                     line = os.read(descriptor, 1 << 17)
                     os.close(descriptor)
-                    seen.extend(line.decode("utf-8", "replace") for word in searched if word in line)
+                    lines.extend(line.decode("utf-8", "replace") for word in searched if word in line)
 
     thread = threading.Thread(target=look)
     thread.start()
     try:
-        yield seen
+        yield lines
     finally:
         done.set()
         thread.join()
 
 
-class Told:
-    """A lab with odd and secret values that is up, and all that labctl said of it."""
+class SecretLab:
+    """A lab with odd and secret values, up, with all output of labctl."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
-        self.said: list[Answer] = []
+        self.answers: list[Answer] = []
         self.arguments: list[str] = []
-        """Command lines seen on this machine meanwhile."""
+        """Command lines seen on this machine during labctl's commands."""
         with self.watched():
             self.call("up", "--dry-run")
             self.call("render")
@@ -115,54 +115,54 @@ class Told:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        with watching_arguments((TOKEN, API_KEY, DATABASE_URL, CONTROL)) as seen:
+        with watching_arguments((TOKEN, API_KEY, DATABASE_URL, CONTROL)) as lines:
             yield
-        self.arguments += seen
+        self.arguments += lines
 
-    def call(self, *words: str, code: int = 0) -> Answer:
-        answer = self.lab.call(*words)
-        self.said.append(answer)
+    def call(self, *arguments: str, code: int = 0) -> Answer:
+        answer = self.lab.call(*arguments)
+        self.answers.append(answer)
         if code:
-            # Unlike `expect`, which takes no traceback, be it a workload's.
+            # `expect` would refuse a workload's traceback.
             assert answer.code == code, answer.err
             return answer
-        return answer if words[0] == "doctor" else answer.expect(0)
+        return answer if arguments[0] == "doctor" else answer.expect(0)
 
     def run(self, launcher: str) -> str:
-        """The id of a run of `environ` under this launcher."""
+        """Run `environ` under this launcher; return the run's id."""
         return str(self.call(*RUN, "--json", "--launcher", launcher).json["run_id"])
 
     def crashed(self) -> str:
-        """The id of a run that ends with a traceback, which its verdict quotes."""
+        """Run `fails`, whose traceback the verdict quotes; return the run's id."""
         self.call(*RUN, "--set", "end=crash", code=4)
         (run_id,) = self.lab.run_ids()[-1:]
         assert "RuntimeError: refused: [REDACTED]" in self.call("show", run_id).out
         return run_id
 
     def timed_out(self) -> str:
-        """The id of a run that reached its time limit, but not before the ranks spoke."""
+        """Run into the time limit, after the ranks have printed; return the run's id."""
         return str(self.call(*RUN, "--json", "--set", "end=hang", "--timeout", "10s", code=124).json["run_id"])
 
     def stopped(self) -> str:
-        """The id of a run whose labctl was killed, and which another one stopped."""
+        """Kill labctl during a run and stop the run with another; return the run's id."""
         with self.lab.start(*RUN, "--set", "end=hang") as running:
             wait_until(lambda: "it goes on" in running.err, 120, "the run is under way")
             (run_id,) = self.lab.run_ids()[-1:]
-        self.said.append(running.answer(10))
+        self.answers.append(running.answer(10))
         self.call("runs")
         self.call("show", run_id)
         self.call("stop", run_id, "--grace", "0")
         return run_id
 
     def digests(self, launcher: str) -> dict[str, str]:
-        """What rank 0 found in its environment under a launcher."""
+        """Return rank 0's environment digests under a launcher."""
         path = self.lab.path / "runs" / self.run(launcher) / "environ-0.json"
-        found: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
-        return found
+        digest_by_name: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+        return digest_by_name
 
 
 @pytest.fixture(scope="module")
-def told(new_lab: Callable[[dict[str, str]], Lab], image: str) -> Iterator[Told]:
+def secret_lab(new_lab: Callable[[dict[str, str]], Lab], image: str) -> Iterator[SecretLab]:
     extra = {f"LAB_ENV_{name}": value for name, value in odd_values().items()}
     lab = new_lab(
         {
@@ -173,120 +173,125 @@ def told(new_lab: Callable[[dict[str, str]], Lab], image: str) -> Iterator[Told]
             **extra,
         }
     )
-    yield Told(lab)
+    yield SecretLab(lab)
     lab.destroy()
 
 
 @pytest.fixture(scope="module")
-def runs(told: Told) -> list[str]:
-    """A run that crashed and one that passed, after which labctl was asked all that it may be asked."""
-    with told.watched():
-        made = [told.crashed(), told.run("mpirun")]
-        for words in (
+def runs(secret_lab: SecretLab) -> list[str]:
+    """A crashed run and a passed one, after all commands that can show them."""
+    with secret_lab.watched():
+        made = [secret_lab.crashed(), secret_lab.run("mpirun")]
+        for arguments in (
             ("config",), ("config", "--json"), ("status",), ("status", "--json"), ("doctor",), ("doctor", "--json"),
             ("runs",), ("show",), ("logs",), ("up",), ("workloads",), ("down", "--dry-run"),
         ):  # fmt: skip
-            told.call(*words)
+            secret_lab.call(*arguments)
     return made
 
 
 @pytest.mark.parametrize("node", ["launcher", "worker-0"])
-def test_a_container_has_every_value_byte_for_byte(told: Told, node: str) -> None:
-    configured = dict(entry.split("=", 1) for entry in told.lab.containers()[node].attrs["Config"]["Env"])
+def test_a_container_has_every_value_byte_for_byte(secret_lab: SecretLab, node: str) -> None:
+    configured = dict(entry.split("=", 1) for entry in secret_lab.lab.containers()[node].attrs["Config"]["Env"])
     assert only_odd(configured) == odd_values()
-    assert only_odd(variables(told.lab.inside_bytes(node, "env", "-0"))) == odd_values()
+    assert only_odd(variables(secret_lab.lab.inside_bytes(node, "env", "-0"))) == odd_values()
 
 
-def test_a_session_over_ssh_has_every_value_byte_for_byte(told: Told) -> None:
-    answer = told.lab.call("exec", "--", "ssh", "worker-0", "env", "-0").expect(0)
+def test_a_session_over_ssh_has_every_value_byte_for_byte(secret_lab: SecretLab) -> None:
+    answer = secret_lab.lab.call("exec", "--", "ssh", "worker-0", "env", "-0").expect(0)
     assert only_odd(variables(answer.stdout)) == odd_values()
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_rank_has_every_value_byte_for_byte_and_can_read_the_secrets(told: Told, launcher: str) -> None:
-    digests = told.digests(launcher)
+def test_a_rank_has_every_value_byte_for_byte_and_can_read_the_secrets(secret_lab: SecretLab, launcher: str) -> None:
+    digests = secret_lab.digests(launcher)
     assert only_odd(digests) == {name: digest(value) for name, value in odd_values().items()}
     assert digests["WANDB_API_KEY"] == digest(API_KEY)
     assert digests["the file at HF_TOKEN_PATH"] == digest(TOKEN)
 
 
 def secrets_in(*texts: str) -> list[str]:
-    """The secrets that stand in a text, as they are or quoted as in JSON."""
+    """List the secrets in a text, as they are or quoted as in JSON."""
     return [secret for secret in SECRETS if any(form in text for form in forms(secret) for text in texts)]
 
 
 @pytest.mark.smoke
 @pytest.mark.usefixtures("runs")
 class TestNobodyElseSees:
-    """A secret in every place where it might turn up."""
+    """A secret in all places where it might appear."""
 
-    def test_what_labctl_says(self, told: Told) -> None:
-        for answer in told.said:
-            assert secrets_in(answer.out, answer.err) == [], answer.words
+    def test_what_labctl_says(self, secret_lab: SecretLab) -> None:
+        for answer in secret_lab.answers:
+            assert secrets_in(answer.out, answer.err) == [], answer.command
 
-    def test_the_records_of_runs(self, told: Told, runs: list[str]) -> None:
-        are_redacted(told, *runs)
+    def test_the_records_of_runs(self, secret_lab: SecretLab, runs: list[str]) -> None:
+        are_redacted(secret_lab, *runs)
 
-    def test_files_but_the_private_ones(self, told: Told) -> None:
-        found = files_with_secrets(told.lab.path / ".lab", told.lab.path / "started")
-        assert found
-        assert found == [path for path in found if path.parent.name == "secrets"]
-        for path in found:
+    def test_files_but_the_private_ones(self, secret_lab: SecretLab) -> None:
+        paths = files_with_secrets(secret_lab.lab.path / ".lab", secret_lab.lab.path / "started")
+        assert paths
+        assert paths == [path for path in paths if path.parent.name == "secrets"]
+        for path in paths:
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
             assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
-    def test_docker(self, told: Told, image: str) -> None:
-        made_from = told.lab.engine.images.get(image)
+    def test_docker(self, secret_lab: SecretLab, image: str) -> None:
+        made_from = secret_lab.lab.engine.images.get(image)
         shown = [made_from.attrs, made_from.history()]
-        shown += [one.attrs for one in (*told.lab.containers().values(), *told.lab.networks())]
+        shown += [item.attrs for item in (*secret_lab.lab.containers().values(), *secret_lab.lab.networks())]
         assert secrets_in(json.dumps(shown)) == []
-        for container in told.lab.containers().values():
+        for container in secret_lab.lab.containers().values():
             assert secrets_in(container.logs().decode("utf-8", "replace")) == []
 
-    def test_compose(self, told: Told) -> None:
+    def test_compose(self, secret_lab: SecretLab) -> None:
         for form in ("yaml", "json"):
             shown = subprocess.run(
                 ["docker", "compose", "-f", ".lab/nodes/worker-0/compose.yml", "config", "--format", form],
-                cwd=told.lab.path,
+                cwd=secret_lab.lab.path,
                 capture_output=True,
                 text=True,
                 check=True,
             )
             assert secrets_in((shown.stdout + shown.stderr).replace("$$", "$")) == []
 
-    def test_arguments_of_processes(self, told: Told) -> None:
-        assert any(CONTROL in line for line in told.arguments)
-        assert secrets_in(*told.arguments) == []
+    def test_arguments_of_processes(self, secret_lab: SecretLab) -> None:
+        assert any(CONTROL in line for line in secret_lab.arguments)
+        assert secrets_in(*secret_lab.arguments) == []
 
 
-def test_a_run_that_is_ended_records_no_secret(told: Told) -> None:
-    said, seen = len(told.said), len(told.arguments)
-    with told.watched():
-        are_redacted(told, told.timed_out(), told.stopped())
-    assert secrets_in(*told.arguments[seen:], *(answer.out + answer.err for answer in told.said[said:])) == []
+def test_a_run_that_is_ended_records_no_secret(secret_lab: SecretLab) -> None:
+    answers, commands = len(secret_lab.answers), len(secret_lab.arguments)
+    with secret_lab.watched():
+        are_redacted(secret_lab, secret_lab.timed_out(), secret_lab.stopped())
+    assert (
+        secrets_in(
+            *secret_lab.arguments[commands:], *(answer.out + answer.err for answer in secret_lab.answers[answers:])
+        )
+        == []
+    )
 
 
-def are_redacted(told: Told, *run_ids: str) -> None:
-    """The ranks of these runs printed secrets, and no file of any run has one."""
+def are_redacted(secret_lab: SecretLab, *run_ids: str) -> None:
+    """Check that the ranks of these runs printed secrets, and that no file of any run contains one."""
     for run_id in run_ids:
-        output = (told.lab.path / "runs" / run_id / "output.log").read_text(encoding="utf-8")
+        output = (secret_lab.lab.path / "runs" / run_id / "output.log").read_text(encoding="utf-8")
         assert "WANDB_API_KEY is [REDACTED]" in output
         assert "its password is [REDACTED]" in output
-    assert files_with_secrets(told.lab.path / "runs") == []
+    assert files_with_secrets(secret_lab.lab.path / "runs") == []
 
 
-def test_config_says_that_a_secret_is_set_and_no_more(told: Told) -> None:
-    rows = {row["key"]: row for row in told.lab.call("config", "--json").expect(0).json["settings"]}
+def test_config_says_that_a_secret_is_set_and_no_more(secret_lab: SecretLab) -> None:
+    rows = {row["key"]: row for row in secret_lab.lab.call("config", "--json").expect(0).json["settings"]}
     assert rows["HF_TOKEN"]["value"] == rows["LAB_ENV_WANDB_API_KEY"]["value"] == "set"
     assert rows["HF_TOKEN"]["origin"].startswith(".env:")
 
 
-def test_secrets_are_in_the_environment_of_no_container(told: Told) -> None:
-    for node in told.lab.containers():
-        assert "WANDB_API_KEY" not in variables(told.lab.inside_bytes(node, "env", "-0"))
+def test_secrets_are_in_the_environment_of_no_container(secret_lab: SecretLab) -> None:
+    for node in secret_lab.lab.containers():
+        assert "WANDB_API_KEY" not in variables(secret_lab.lab.inside_bytes(node, "env", "-0"))
 
 
 def files_with_secrets(*directories: Path) -> list[Path]:
-    """Files below these directories that hold a secret, in any form."""
+    """List the files below these directories that contain a secret, in any form."""
     files = [path for directory in directories for path in directory.rglob("*") if path.is_file()]
     return [path for path in files if secrets_in(path.read_bytes().decode("utf-8", "replace"))]

@@ -1,4 +1,4 @@
-"""`labctl exec`: the command's own bytes, signals and exit code, in the directory where the person stands."""
+"""`labctl exec`: the command's own bytes, signals and exit code, in the current directory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NODE = "worker-1"
 
 @contextmanager
 def under_way(lab: Lab, seconds: int, script: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`labctl exec -- bash -c SCRIPT`, once the `sleep SECONDS` that it starts is there."""
+    """Start `labctl exec -- bash -c SCRIPT`; wait until its `sleep SECONDS` runs."""
     command = [LABCTL, "exec", "-n", NODE, "--", "bash", "-c", script]
     pipe = subprocess.PIPE
     with subprocess.Popen(
@@ -90,13 +90,13 @@ def test_bytes_pass_unchanged_and_as_they_come(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stands", "there"),
+    ("stands", "directory"),
     [("workloads/hello", "/workspace/workloads/hello"), ("runs", "/workspace/runs"), (".", "/workspace")],
 )
-def test_it_runs_where_the_person_stands(lab: Lab, stands: str, there: str) -> None:
+def test_it_runs_where_the_person_stands(lab: Lab, stands: str, directory: str) -> None:
     command = [LABCTL, "exec", "-C", str(lab.path), "-n", NODE, "--", "pwd"]
     done = subprocess.run(command, cwd=lab.path / stands, env=lab.environ, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{there}\n"
+    assert done.stdout == f"{directory}\n"
 
 
 def test_the_lab_is_found_from_within_it(lab: Lab) -> None:
@@ -138,7 +138,7 @@ def test_a_node_that_does_not_run_is_named_with_what_mends_it(lab: Lab, fresh_la
 
 
 def test_a_change_under_workloads_is_live_in_every_node(lab: Lab) -> None:
-    """Neither a build nor an `up` between the change and its effect."""
+    """Change a script and run it at once, without a build or `up`."""
     script = lab.path / "workloads/live.py"
     before = lab.identities()
     for text in ("first", "second"):

@@ -1,4 +1,4 @@
-"""`labctl exec --all`: one command on every worker, as if it were one: marks, code, signals, nothing left behind."""
+"""`labctl exec --all`: a command on all workers: prefixes, exit code, signals, and no processes left behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORKERS = ("worker-0", "worker-1")
 
 @contextmanager
 def under_way(lab: Lab, seconds: int, script: str) -> Iterator[Running]:
-    """`labctl exec --all -- bash -c SCRIPT`, once the `sleep SECONDS` that it starts is there on both workers."""
+    """Start `labctl exec --all -- bash -c SCRIPT`; wait until its `sleep SECONDS` runs on both workers."""
     with lab.start("exec", "--all", "--", "bash", "-c", script) as running:
         wait_until(lambda: sleeping(lab, seconds) == list(WORKERS), 120, "the command runs on both")
         yield running
@@ -28,12 +28,12 @@ def under_way(lab: Lab, seconds: int, script: str) -> Iterator[Running]:
 def sleeping(lab: Lab, seconds: int) -> list[str]:
     containers = lab.containers()
     rows = {name: containers[name].top()["Processes"] for name in WORKERS}
-    return [name for name, found in rows.items() if any(row[-1] == f"sleep {seconds}" for row in found)]
+    return [name for name, processes in rows.items() if any(row[-1] == f"sleep {seconds}" for row in processes)]
 
 
 def left_behind(lab: Lab) -> list[str]:
-    """Sessions that are still open, on either side."""
-    rows = [(name, row[-1]) for name, one in lab.containers().items() for row in one.top()["Processes"]]
+    """List the open sessions, on either side."""
+    rows = [(name, row[-1]) for name, container in lab.containers().items() for row in container.top()["Processes"]]
     return [f"{name}: {command}" for name, command in rows if "ssh -T" in command or "notty" in command]
 
 
@@ -46,13 +46,13 @@ def test_lines_are_marked_with_the_node_and_stay_on_their_stream(lab: Lab) -> No
 
 
 def test_arguments_arrive_as_they_were_given_where_the_person_stands(lab: Lab) -> None:
-    words = ["a b", "it's", "$HOME", "two\nlines", "", "-n", "é*"]
-    command = [LABCTL, "exec", "-n", "worker-1,worker-0", "--", "sh", "-c", 'pwd; printf "<%s>" "$@"', "sh", *words]
+    arguments = ["a b", "it's", "$HOME", "two\nlines", "", "-n", "é*"]
+    command = [LABCTL, "exec", "-n", "worker-1,worker-0", "--", "sh", "-c", 'pwd; printf "<%s>" "$@"', "sh", *arguments]
     done = subprocess.run(command, cwd=lab.path / "workloads/hello", env=lab.environ, capture_output=True, check=True)
-    said = "/workspace/workloads/hello\n" + "".join(f"<{word}>" for word in words)
+    output = "/workspace/workloads/hello\n" + "".join(f"<{word}>" for word in arguments)
     for name in WORKERS:
         lines = [line for line in done.stdout.decode().splitlines() if line.startswith(f"{name}: ")]
-        assert [line.removeprefix(f"{name}: ") for line in lines] == said.splitlines()
+        assert [line.removeprefix(f"{name}: ") for line in lines] == output.splitlines()
 
 
 def test_the_code_is_the_largest_and_the_nodes_that_failed_are_named(lab: Lab) -> None:

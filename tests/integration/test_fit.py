@@ -1,4 +1,4 @@
-"""`fit`: what it says, and whether real runs take as much memory as it says."""
+"""`fit`: its output, and its estimate of memory compared with real runs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ LONG = ("sequence-length=256", "deepspeed.train_micro_batch_size_per_gpu=8")
 
 
 def predicted(lab: Lab, workload: str, *settings: str) -> int:
-    """Bytes of a rank at its peak, less what the process takes before the model is built."""
-    said = lab.call("fit", workload, "--json", *settings).json
-    process = next(line["forward"] for line in said["lines"] if line["formula"] == "constant")
-    return int(said["needs"]["device"]) - int(process)
+    """Return a rank's peak memory in bytes, above its memory before the model is built."""
+    document = lab.call("fit", workload, "--json", *settings).json
+    process = next(line["forward"] for line in document["lines"] if line["formula"] == "constant")
+    return int(document["needs"]["device"]) - int(process)
 
 
 def measured(lab: Lab, workload: str, launcher: str, *settings: str) -> int:
@@ -24,10 +24,10 @@ def measured(lab: Lab, workload: str, launcher: str, *settings: str) -> int:
 
 
 def compare(lab: Lab, workload: str, settings: tuple[str, ...], launcher: str = "deepspeed") -> None:
-    words = [word for setting in settings for word in ("--set", setting)]
-    expected, found = predicted(lab, workload, *words), measured(lab, workload, launcher, *words)
-    said = f"{expected / 2**20:.0f} MiB predicted, {found / 2**20:.0f} MiB measured, {expected / found - 1:+.1%}"
-    assert expected == pytest.approx(found, rel=TOLERANCE), said
+    argv = [word for setting in settings for word in ("--set", setting)]
+    expected, actual = predicted(lab, workload, *argv), measured(lab, workload, launcher, *argv)
+    report = f"{expected / 2**20:.0f} MiB predicted, {actual / 2**20:.0f} MiB measured, {expected / actual - 1:+.1%}"
+    assert expected == pytest.approx(actual, rel=TOLERANCE), report
 
 
 def stage(number: int) -> str:
@@ -35,7 +35,7 @@ def stage(number: int) -> str:
 
 
 def test_a_run_takes_as_much_memory_as_predicted(lab: Lab) -> None:
-    # Processors without bf16 take 13 s for a step of 64 tokens in it.
+    # bf16 would take 13 s per step of 64 tokens on processors without it.
     compare(lab, "peak-small", (stage(2), "deepspeed.bf16.enabled=false", "sequence-length=16"), launcher="mpirun")
 
 
@@ -70,12 +70,12 @@ def test_what_needs_more_than_there_is_does_not_fit(lab: Lab) -> None:
 
 
 def test_devices_that_are_not_here_are_computed_with(lab: Lab) -> None:
-    said = lab.call("fit", "peak-large", "--nodes", "4", "--slots", "8", "--device-memory", "80g", "--json").json
-    assert (said["training"]["ranks"], said["available"]) == (32, {"device": 80 << 30, "host": None})
+    document = lab.call("fit", "peak-large", "--nodes", "4", "--slots", "8", "--device-memory", "80g", "--json").json
+    assert (document["training"]["ranks"], document["available"]) == (32, {"device": 80 << 30, "host": None})
     assert lab.call("fit", "peak-large", "--device-memory", "lots").expect(2).err
 
 
 def test_a_run_that_cannot_fit_is_refused_before_it_starts(lab: Lab) -> None:
-    said = lab.call("run", "peak-large", "-s", "LAB_MEMORY=1g", "--json").expect(3).json
-    assert (said["verdict"], said["cause"]) == ("ERROR", "does-not-fit")
-    assert "labctl fit" in said["message"]
+    document = lab.call("run", "peak-large", "-s", "LAB_MEMORY=1g", "--json").expect(3).json
+    assert (document["verdict"], document["cause"]) == ("ERROR", "does-not-fit")
+    assert "labctl fit" in document["message"]

@@ -1,4 +1,4 @@
-"""The script for a machine with a GPU, in a toy size on this one."""
+"""The script for a machine with a GPU, in a toy size without one."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ pytestmark = pytest.mark.docker
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("copy-bandwidth", "allreduce", "opt-125m")
-"""A launcher each, and a training."""
+"""Workloads: one per launcher, and one training."""
 
 
 def test_every_part_that_needs_no_gpu_leaves_its_figures(engine: DockerClient, image: str, tmp_path: Path) -> None:
     wheels, out = tmp_path / "wheels", tmp_path / "out"
     out.mkdir()
-    # labctl's own in the image's Python: the image has the others.
+    # labctl's own packages; the image's Python has the others.
     made = subprocess.run(
         ["bash", str(ROOT / "tests/gpu/wheels.sh"), str(wheels), "3.11", "labctl"],
         env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},

@@ -1,4 +1,4 @@
-"""hello-mpi: compiled in the lab, every slot answers, and one that does not is found."""
+"""hello-mpi: compiled in the lab; all slots answer, and a missing one is detected."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from support.harness import Lab
 
 pytestmark = pytest.mark.docker
 
-# Two ranks in the launcher's own container: the program, with a short limit, and a Python that joins but never answers.
+# Two ranks in the launcher: the program, with a short limit, and a Python that joins but never answers.
 SILENT_RANK = """
 mpicc -O2 -Wall -Werror -DLIMIT=1.0 -o /tmp/hello_mpi workloads/hello-mpi/hello_mpi.c
 mpirun --allow-run-as-root --oversubscribe -np 1 /tmp/hello_mpi \
@@ -31,13 +31,13 @@ def test_every_slot_answers(lab: Lab) -> None:
 
 
 def test_a_rank_that_does_not_answer_is_named(lab: Lab) -> None:
-    said = lab.inside("launcher", "bash", "-c", SILENT_RANK)
-    assert "no answer from rank 1 within 1 s" in said
-    assert "ranks answered: 1 of 2" in said
-    assert said.endswith("code 3\n")
+    output = lab.inside("launcher", "bash", "-c", SILENT_RANK)
+    assert "no answer from rank 1 within 1 s" in output
+    assert "ranks answered: 1 of 2" in output
+    assert output.endswith("code 3\n")
 
 
 def test_a_library_that_does_not_see_the_ranks_that_were_started_is_said(lab: Lab) -> None:
-    said = lab.inside("launcher", "bash", "-c", FOREIGN_MPI)
-    assert "5 ranks were started, MPI sees 2" in said
-    assert "code 4" in said.splitlines()
+    output = lab.inside("launcher", "bash", "-c", FOREIGN_MPI)
+    assert "5 ranks were started, MPI sees 2" in output
+    assert "code 4" in output.splitlines()

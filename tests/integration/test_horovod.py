@@ -9,7 +9,7 @@ from support.harness import Lab
 
 from docker import DockerClient
 
-# The image compiles for ten minutes and more where it is not there yet.
+# Building a missing image takes ten minutes and more.
 pytestmark = pytest.mark.docker
 
 IMAGE = "labctl/horovod"
@@ -20,7 +20,7 @@ WAYS = ("horovod", "horovod:mpi")
 
 @pytest.fixture(scope="session")
 def horovod_image(engine: DockerClient, new_lab: Callable[[dict[str, str]], Lab]) -> str:
-    """The Horovod image, built now if it is not there."""
+    """Name of the Horovod image, built if missing."""
     if not engine.images.list(filters={"reference": f"{IMAGE}:latest"}):
         new_lab({}).call("build", "--workload", "mnist-horovod", limit=3600).expect(0)
     return IMAGE
@@ -28,7 +28,7 @@ def horovod_image(engine: DockerClient, new_lab: Callable[[dict[str, str]], Lab]
 
 @pytest.fixture(scope="module")
 def horovod_lab(horovod_image: str, new_lab: Callable[[dict[str, str]], Lab]) -> Lab:
-    """A lab of four nodes of that image, up."""
+    """A lab of four nodes of the Horovod image, up."""
     lab = new_lab({"LAB_IMAGE": horovod_image, "LAB_SHM_SIZE": "256m", "LAB_NODES": "4"})
     lab.call("up", limit=300).expect(0)
     return lab
@@ -77,7 +77,7 @@ def test_images_in_the_cache_go_before_the_packages_and_broken_ones_are_refused(
     finally:
         (cache / "mnist.npz").unlink()
         cache.rmdir()
-    # horovodrun's own traceback is among the lines of the run.
+    # The run's lines include a traceback of horovodrun.
     assert (answer.code, answer.json["cause"]) == (4, "rank-crashed")
     assert "is not Keras's mnist.npz" in answer.json["message"]
 
@@ -87,8 +87,8 @@ def test_images_in_the_cache_go_before_the_packages_and_broken_ones_are_refused(
 @pytest.mark.parametrize("launcher", WAYS)
 def test_every_one_of_so_many_nodes_has_its_rank(horovod_lab: Lab, launcher: str, nodes: int) -> None:
     names = [f"worker-{number}" for number in range(nodes)]
-    words = ("run", "hello", "--launcher", launcher, "--include", "@".join(names), "--json")
-    document = horovod_lab.call(*words).expect(0).json
+    argv = ("run", "hello", "--launcher", launcher, "--include", "@".join(names), "--json")
+    document = horovod_lab.call(*argv).expect(0).json
     assert [(rank["rank"], rank["node"]) for rank in document["ranks"]] == list(enumerate(names))
 
 
@@ -105,8 +105,8 @@ def test_ctrl_c_ends_the_run_and_leaves_nothing_of_it(horovod_lab: Lab, launcher
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", WAYS)
 def test_the_time_limit_ends_even_what_does_not_listen(horovod_lab: Lab, launcher: str) -> None:
-    words = ("run", "stubborn", "--launcher", launcher, *TWO, "--timeout", "12", "--json")
-    answer = horovod_lab.call(*words, limit=60)
+    argv = ("run", "stubborn", "--launcher", launcher, *TWO, "--timeout", "12", "--json")
+    answer = horovod_lab.call(*argv, limit=60)
     assert (answer.code, answer.json["cause"]) == (124, "timeout")
     assert horovod_lab.processes_of(answer.json["run_id"]) == []
 

@@ -1,4 +1,4 @@
-"""The image holds no key and no credential, in any layer, deleted files included; what is installed can be listed."""
+"""The image contains no key and no credential, in any layer, deleted files included; its packages can be listed."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ NAMES = re.compile(
     r"(^|/)(ssh_host_[a-z0-9]+_key(\.pub)?|id_(rsa|ed25519|ecdsa|dsa)|\.netrc|\.pypirc|pip\.conf|authorized_keys"
     r"|auth\.conf|\.docker/config\.json|\.git-credentials)$"
 )
-# In configuration, not in packages: their documentation is full of https://user:password@example.com.
+# Only in configuration: the documentation of packages is full of https://user:password@example.com.
 CONFIGURATION = re.compile(r"^(etc|root|home|run|tmp|var/lib/apt)/")
 USER_IN_URL = re.compile(rb"https?://[^\s/:@]+:[^\s/@]+@")
 BIGGEST = 64 * 2**20
-"""Larger files are shared libraries; nobody keeps a key there."""
+"""Size of the largest file to read; larger files are shared libraries, which hold no keys."""
 BLOCK = 2**16
-"""Bytes that are read at a time, here and in tarfile: each reader copies what it has left at every read."""
+"""Bytes per read, here and in tarfile, whose readers copy their buffer at each read."""
 LIBRARY = b"\x7fELF"
-"""What begins so may hold the keys of its own self-test, as GnuTLS does."""
+"""Prefix of files that may contain keys of their own self-test, as GnuTLS does."""
 
 
 def layers(engine: DockerClient, image: str) -> Iterator[tuple[str, str, bytes]]:
-    """Every file of every layer, with its content, as `docker save` gives them."""
+    """Yield each file of each layer, with its content, from `docker save`."""
     with (
         closing(engine.api.get_image(image, chunk_size=BLOCK)) as response,
         tarfile.open(fileobj=cast(IO[bytes], Chunks(response)), mode="r|", bufsize=BLOCK) as saved,
@@ -52,7 +52,7 @@ def layers(engine: DockerClient, image: str) -> Iterator[tuple[str, str, bytes]]
             blob = saved.extractfile(member) if member.isfile() else None
             if blob is None:
                 continue
-            # What is no layer is the description of one, in JSON.
+            # Other files are descriptions of layers, in JSON.
             with suppress(tarfile.ReadError), tarfile.open(fileobj=blob, mode="r|*", bufsize=BLOCK) as layer:
                 for file in layer:
                     content = layer.extractfile(file) if file.isfile() and file.size <= BIGGEST else None
@@ -60,7 +60,7 @@ def layers(engine: DockerClient, image: str) -> Iterator[tuple[str, str, bytes]]
 
 
 class Chunks:
-    """A stream of chunks that reads like a file."""
+    """A file-like reader of a stream of chunks."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks, self._rest = iter(chunks), b""
@@ -79,10 +79,10 @@ class Chunks:
 
 
 def credentials_of_this_host() -> set[bytes]:
-    """Passwords in the addresses that this host gets packages from."""
+    """List the passwords in the addresses of this host's package sources."""
     pip = subprocess.run(["pip", "config", "list"], capture_output=True, text=True, check=False).stdout
-    words = re.findall(r"https?://[^\s'\"]+", " ".join((pip, *os.environ.values())))
-    return {password.encode() for word in words if (password := urlsplit(word).password)}
+    addresses = re.findall(r"https?://[^\s'\"]+", " ".join((pip, *os.environ.values())))
+    return {password.encode() for word in addresses if (password := urlsplit(word).password)}
 
 
 def test_the_search_knows_a_key_when_it_sees_one() -> None:
@@ -91,26 +91,26 @@ def test_the_search_knows_a_key_when_it_sees_one() -> None:
 
 
 def test_no_layer_holds_a_key_or_a_credential(engine: DockerClient, image: str) -> None:
-    own = credentials_of_this_host()
-    found, files, members = [], 0, set()
+    passwords = credentials_of_this_host()
+    findings, files, members = [], 0, set()
     for layer, name, content in layers(engine, image):
         members.add(layer)
         files += 1
         if NAMES.search(name):
-            found.append(f"{name}: by its name")
+            findings.append(f"{name}: by its name")
         if KEYS.search(content) and not content.startswith(LIBRARY):
-            found.append(f"{name}: a private key")
+            findings.append(f"{name}: a private key")
         if CONFIGURATION.search(name) and USER_IN_URL.search(content):
-            found.append(f"{name}: a password in an address")
-        found += [f"{name}: a password of this host" for password in own if password in content]
+            findings.append(f"{name}: a password in an address")
+        findings += [f"{name}: a password of this host" for password in passwords if password in content]
     assert len(members) >= 3
     assert files > 10_000
-    assert found == []
+    assert findings == []
 
 
 def test_the_history_and_the_configuration_hold_no_credential(engine: DockerClient, image: str) -> None:
-    found = engine.images.get(image)
-    shown = json.dumps([found.history(), found.attrs]).encode()
+    built = engine.images.get(image)
+    shown = json.dumps([built.history(), built.attrs]).encode()
     assert not USER_IN_URL.search(shown)
     assert not [password for password in credentials_of_this_host() if password in shown]
 
@@ -119,8 +119,8 @@ def test_the_bill_of_materials_has_what_the_lock_pins_and_what_debian_installed(
     if image != "labctl/cpu":
         pytest.skip("LAB_IMAGE is installed from another lock")
     count = sbom.write(image, tmp_path / "sbom.json")
-    listed = [one["purl"] for one in json.loads((tmp_path / "sbom.json").read_text())["components"]]
+    listed = [component["purl"] for component in json.loads((tmp_path / "sbom.json").read_text())["components"]]
     assert len(listed) == count == len(set(listed))
-    wanted = pins(files.path("docker", "cpu.lock").read_text())
-    assert {f"pkg:pypi/{name}@{version}".replace("+", "%2B") for name, version in wanted.items()} <= set(listed)
+    expected = pins(files.path("docker", "cpu.lock").read_text())
+    assert {f"pkg:pypi/{name}@{version}".replace("+", "%2B") for name, version in expected.items()} <= set(listed)
     assert any(purl.startswith("pkg:deb/debian/openssh-server@") for purl in listed)

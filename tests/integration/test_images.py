@@ -1,4 +1,4 @@
-"""The NVIDIA image, built from a plain base on a machine that has neither driver nor device."""
+"""The NVIDIA image, built from a plain base on a machine without driver and device."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def nvidia(engine: DockerClient, new_lab: Callable[[dict[str, str]], Lab]) -> str:
-    """The image as its files are now; minutes where it is not here."""
+    """Name of the image of the current files; building it takes minutes."""
     here = engine.images.list(filters={"reference": f"{IMAGE}:latest"})
     if not here or catalog.is_stale(here[0].labels, "nvidia"):
         new_lab({"LAB_ACCELERATOR": "nvidia", "LAB_IMAGE": IMAGE}).call("build", limit=1800).expect(0)
@@ -38,11 +38,11 @@ def nvidia(engine: DockerClient, new_lab: Callable[[dict[str, str]], Lab]) -> st
 
 def test_its_torch_imports_and_names_its_cuda_though_the_driver_is_absent(engine: DockerClient, nvidia: str) -> None:
     out = engine.containers.run(nvidia, ["-c", REPORT], entrypoint="python", remove=True, network_mode="none")
-    said: dict[str, Any] = json.loads(out.splitlines()[-1])
-    assert "+cpu" not in said["torch"]
-    assert said["cuda"].startswith("13.")
-    assert said["nccl"] is True
-    assert said["available"] is False
+    document: dict[str, Any] = json.loads(out.splitlines()[-1])
+    assert "+cpu" not in document["torch"]
+    assert document["cuda"].startswith("13.")
+    assert document["nccl"] is True
+    assert document["available"] is False
 
 
 def test_its_nodes_reach_each_other_and_run_mpi(nvidia: str, fresh_lab: Callable[..., Lab]) -> None:
@@ -59,17 +59,17 @@ def test_without_its_devices_up_says_so_before_it_builds_anything(fresh_lab: Cal
 
 
 def test_deepspeeds_fused_optimizers_are_compiled_and_the_compiler_is_there(engine: DockerClient, nvidia: str) -> None:
-    asked = (
+    code = (
         "set -e; ds_report 2> /dev/null; nvcc --version; "
         "ops=$(python -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))')/deepspeed/ops; "
         "nm --dynamic --demangle $ops/adam/fused_adam_op*.so; "
         "python -c 'import torch; from torchvision.ops import nms; print(nms(torch.eye(4), torch.ones(4), 0.5))'"
     )
     out = engine.containers.run(
-        nvidia, ["-c", asked], entrypoint="bash", environment={"DS_ACCELERATOR": "cuda"}, remove=True
+        nvidia, ["-c", code], entrypoint="bash", environment={"DS_ACCELERATOR": "cuda"}, remove=True
     )
-    said = re.sub(r"\x1b\[\d+m", "", out.decode())
+    output = re.sub(r"\x1b\[\d+m", "", out.decode())
     for operator in ("fused_adam", "fused_lamb"):
-        assert re.search(rf"^{operator} \.+ \[YES\] \.+ \[OKAY\]", said, re.MULTILINE), said
-    assert " T multi_tensor_adam_cuda(" in said
-    assert "release 13.0" in said
+        assert re.search(rf"^{operator} \.+ \[YES\] \.+ \[OKAY\]", output, re.MULTILINE), output
+    assert " T multi_tensor_adam_cuda(" in output
+    assert "release 13.0" in output

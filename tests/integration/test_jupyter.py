@@ -26,7 +26,7 @@ from support.harness import Lab, Running, wait_until
 pytestmark = pytest.mark.docker
 
 NODE = "worker-0"
-# It answers every request with its token, and starts a process as a notebook starts kernels.
+# A server that answers all requests with its token, and starts a process as notebooks start kernels.
 STAND_IN = """#!/usr/bin/env python
 import os, socket, subprocess, sys
 path = next(word.split("=")[1] for word in sys.argv if word.startswith("--ServerApp.sock="))
@@ -63,7 +63,7 @@ def serving(new_lab: Callable[[dict[str, str]], Lab], image: str) -> Iterator[La
 
 @contextmanager
 def jupyter(lab: Lab, limit: float = 120) -> Iterator[tuple[Running, str]]:
-    """`labctl jupyter` under way, and the URL that it printed; what an earlier one started has ended."""
+    """Start `labctl jupyter` once earlier servers have ended; yield it with the URL that it printed."""
     wait_until(lambda: not any("jupyter" in line for line in processes(lab)), 120, "no other server is left")
     with lab.start("jupyter") as running:
 
@@ -85,10 +85,10 @@ def get(url: str) -> str:
 
 def test_the_url_leads_to_the_server_and_holds_its_token(serving: Lab) -> None:
     with jupyter(serving) as (_, url):
-        found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/lab\?token=(\S{32})", url)
-        assert found, url
-        assert int(found[1]) >= 8888
-        assert get(url) == found[2]
+        match = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/lab\?token=(\S{32})", url)
+        assert match, url
+        assert int(match[1]) >= 8888
+        assert get(url) == match[2]
 
 
 def test_the_token_is_only_where_the_person_reads_it(serving: Lab) -> None:
@@ -155,9 +155,9 @@ def test_a_second_one_on_the_same_node_is_refused(serving: Lab) -> None:
 def test_a_port_that_is_taken_is_refused(serving: Lab) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        # Another test's server may not have quite ended.
+        # Another test's server may still be ending.
         answer = wait_until(
-            lambda: one if (one := serving.call("jupyter", "--port", port)).code != 2 else None,
+            lambda: reply if (reply := serving.call("jupyter", "--port", port)).code != 2 else None,
             20,
             "no server is there",
         )
@@ -194,7 +194,7 @@ def test_a_kernel_computes_over_the_relay(lab: Lab) -> None:
 
 
 def execute(code: str) -> dict[str, Any]:
-    """A kernel's `execute_request`; jupyter-client.readthedocs.io, messaging."""
+    """Build a kernel's `execute_request`; jupyter-client.readthedocs.io, messaging."""
     header = {
         "msg_id": uuid.uuid4().hex,
         "msg_type": "execute_request",
@@ -207,15 +207,15 @@ def execute(code: str) -> dict[str, Any]:
 
 
 class Websocket:
-    """As much of RFC 6455 as a kernel's messages take."""
+    """A minimal web socket client (RFC 6455) for a kernel's messages."""
 
     def __init__(self, address: tuple[str, int], path: str) -> None:
         self._socket = socket.create_connection(address, 60)
         self._stream = self._socket.makefile("rb")
         key = base64.b64encode(os.urandom(16)).decode()
-        asked = {"Host": f"{address[0]}:{address[1]}", "Connection": "Upgrade", "Upgrade": "websocket",
+        headers = {"Host": f"{address[0]}:{address[1]}", "Connection": "Upgrade", "Upgrade": "websocket",
                  "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": key}  # fmt: skip
-        lines = (f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in asked.items()), "", "")
+        lines = (f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", "")
         self._socket.sendall("\r\n".join(lines).encode())
         assert b" 101 " in self._stream.readline()
         while self._stream.readline().strip():
@@ -229,12 +229,12 @@ class Websocket:
         self._socket.close()
 
     def send(self, message: dict[str, Any]) -> None:
-        """One text frame, masked with zeros."""
+        """Send one text frame, masked with zeros."""
         data = json.dumps(message).encode()
         self._socket.sendall(struct.pack("!BBH4x", 0x81, 0x80 | 126, len(data)) + data)
 
     def receive(self) -> dict[str, Any]:
-        """The next text frame."""
+        """Receive the next text frame."""
         while True:
             kind, size = struct.unpack("!BB", self._stream.read(2))
             if size >= 126:

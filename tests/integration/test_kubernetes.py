@@ -31,19 +31,19 @@ KINDS = ("MPIJob", "Pod", "ConfigMap", "Secret", "Service")
 
 
 def labelled(operator: Operator, lab: Lab) -> list[str]:
-    """All that the cluster has of a lab, by the names that its jobs begin with."""
+    """List a lab's objects in the cluster, by the name prefix of its jobs."""
     names = [(kind, name) for kind in KINDS for name in operator.objects(kind)]
     return [f"{kind} {name}" for kind, name in names if name.startswith(f"{lab.name}-")]
 
 
 def pods(operator: Operator, lab: Lab) -> dict[str, dict[str, Any]]:
-    """The pods of a lab's run that are there to stay, by the end of their names, such as ``worker-1``."""
-    found = {}
+    """Return the pods of a lab's run that are not being deleted, by the end of their names, such as ``worker-1``."""
+    by_name = {}
     for name, pod in operator.objects("Pod").items():
         if name.startswith(f"{lab.name}-") and "deletionTimestamp" not in pod["metadata"]:
             role = pod["metadata"]["labels"].get("labctl.role")
-            found["-".join(name.split("-")[-2:]) if role == "worker" else str(role)] = pod
-    return found
+            by_name["-".join(name.split("-")[-2:]) if role == "worker" else str(role)] = pod
+    return by_name
 
 
 def verdict(answer: Answer) -> tuple[str, str | None]:
@@ -51,7 +51,7 @@ def verdict(answer: Answer) -> tuple[str, str | None]:
 
 
 def stubborn(lab: Lab) -> Iterator[Running]:
-    """A run whose ranks are up and would never end by themselves."""
+    """Start a run that never ends by itself; yield it once its ranks are up."""
     with lab.start("run", "stubborn", "--json") as running:
         wait_until(lambda: running.err.count("does not listen") == 2, 120, f"both ranks are up:\n{running.err}")
         yield running
@@ -84,9 +84,9 @@ def test_a_token_is_in_the_secret_alone(cluster_lab: ClusterLabs, operator: Oper
     lab = cluster_lab(HF_TOKEN=CANARY)
     run_id = lab.call("run", "stubborn", "--detach", "--json").expect(0).json["run_id"]
     wait_until(lambda: "launcher" in pods(operator, lab), 60, "the launcher is made")
-    seen = {kind: json.dumps([*operator.objects(kind).values()], default=str) for kind in (*KINDS, "Job")}
+    objects = {kind: json.dumps([*operator.objects(kind).values()], default=str) for kind in (*KINDS, "Job")}
     encoded = base64.b64encode(CANARY.encode()).decode()
-    assert [kind for kind, text in seen.items() if CANARY in text or encoded in text] == ["Secret"]
+    assert [kind for kind, text in objects.items() if CANARY in text or encoded in text] == ["Secret"]
     lab.call("stop", run_id)
 
 
@@ -100,8 +100,8 @@ def test_a_detached_run_is_looked_at_entered_and_stopped(cluster_lab: ClusterLab
     assert status["runs"] == [{"run_id": run_id, "state": "running"}]
     assert lab.call("exec", "-n", "worker-1", "--", "hostname").expect(0).out.strip().endswith("-worker-1")
     assert lab.call("exec", "-n", "worker-0", "--", "sh", "-c", "exit 7").code == 7
-    said = lab.call("exec", "--all", "--", "id", "-u").expect(0).out.splitlines()
-    assert sorted(said) == ["worker-0: 1000", "worker-1: 1000"]
+    lines = lab.call("exec", "--all", "--", "id", "-u").expect(0).out.splitlines()
+    assert sorted(lines) == ["worker-0: 1000", "worker-1: 1000"]
     assert "no node `worker-9`" in lab.call("exec", "-n", "worker-9", "--", "true").expect(2).err
     assert "worker-1  | " in lab.call("logs", "worker-1").expect(0).out
     with lab.start("attach", run_id, "--json") as attached:
@@ -125,7 +125,7 @@ def test_a_worker_that_no_node_can_ever_hold_is_refused(cluster_lab: ClusterLabs
 
 
 def test_a_run_that_finds_no_place_says_what_the_scheduler_says(cluster_lab: ClusterLabs, operator: Operator) -> None:
-    # Either worker has a place there, and not both.
+    # The node has room for one worker, but not for both.
     lab = cluster_lab(LAB_K8S_CPU=f"{cores(operator) * 600}m", LAB_K8S_PATIENCE="10")
     answer = lab.call("run", "hello-mpi", "--json").expect(3)
     assert verdict(answer) == ("ERROR", "does-not-fit")
@@ -165,7 +165,7 @@ def test_a_run_ends_with_its_time(cluster_lab: ClusterLabs) -> None:
 def test_the_clusters_own_limit_is_a_timeout(cluster_lab: ClusterLabs, operator: Operator) -> None:
     lab = cluster_lab()
     for running in stubborn(lab):
-        (name,) = [one for one in operator.objects("Job") if one.startswith(f"{lab.name}-")]
+        (name,) = [name for name in operator.objects("Job") if name.startswith(f"{lab.name}-")]
         operator.kind("Job").patch(name=name, namespace=operator.namespace, body={"spec": {"activeDeadlineSeconds": 1}})
         assert verdict(running.answer(120).expect(124)) == ("ERROR", "timeout")
 
@@ -173,7 +173,7 @@ def test_the_clusters_own_limit_is_a_timeout(cluster_lab: ClusterLabs, operator:
 def test_a_job_that_somebody_deletes_is_said_to_be_deleted(cluster_lab: ClusterLabs, operator: Operator) -> None:
     lab = cluster_lab()
     for running in stubborn(lab):
-        (name,) = [one for one in operator.objects("MPIJob") if one.startswith(f"{lab.name}-")]
+        (name,) = [name for name in operator.objects("MPIJob") if name.startswith(f"{lab.name}-")]
         operator.kind("MPIJob").delete(name=name, namespace=operator.namespace)
         answer = running.answer(120).expect(130)
         assert verdict(answer) == ("ERROR", "interrupted")
@@ -203,8 +203,8 @@ def test_a_run_outlives_an_api_server_that_is_gone_for_a_while(
     content["clusters"][0]["cluster"]["server"] = f"https://{server.hostname}:{proxy.port}"
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(content))
     lab.environ["KUBECONFIG"] = str(tmp_path / "kubeconfig")
-    words = ("run", "opt-tiny", "--set", "steps=60", "--set", "sequence-length=16", "--json")
-    with lab.start(*words) as running:
+    argv = ("run", "opt-tiny", "--set", "steps=60", "--set", "sequence-length=16", "--json")
+    with lab.start(*argv) as running:
         wait_until(lambda: "step 10/60" in running.err, 120, f"it trains:\n{running.err}")
         proxy.cut()
         wait_until(lambda: "does not answer" in running.err, 30, f"the loss is noticed:\n{running.err}")
@@ -224,7 +224,7 @@ print("weights", Path("/storage/models/acme/tiny/model.safetensors").stat().st_s
 
 @pytest.fixture
 def volume(operator: Operator, tmp_path: Path) -> Iterator[Path]:
-    """A directory of the node, as the volume of a storage class of that name, to which pods on all nodes may write."""
+    """A directory of the node as the volume of a storage class, writable by pods on all nodes."""
     directory = tmp_path / f"volume-of-{operator.namespace}"
     directory.mkdir()
     directory.chmod(0o777)
@@ -247,11 +247,11 @@ def test_a_model_is_downloaded_to_the_claim_and_found_there_by_name(
     hub = FakeHub(models={"acme/tiny": {"config.json": b"{}", "model.safetensors": weights}}, token=CANARY)
     storage = {"LAB_K8S_STORAGE_SIZE": "1g", "LAB_K8S_STORAGE_CLASS": volume.name}
     lab = cluster_lab(HF_TOKEN=CANARY, **storage)
-    own = lab.path / "workloads/look"
-    own.mkdir()
-    own.joinpath("look.py").write_text(LOOK)
+    folder = lab.path / "workloads/look"
+    folder.mkdir()
+    folder.joinpath("look.py").write_text(LOOK)
     metrics = "metrics: {weights: {pattern: 'weights (.+)', reduce: last}}"
-    own.joinpath("workload.yml").write_text(
+    folder.joinpath("workload.yml").write_text(
         f"description: looks\nlauncher: mpirun\nscript: look.py\ntimeout: 2m\n{metrics}\n"
     )
     with serving(hub, BRIDGE[0]):
@@ -278,10 +278,10 @@ def test_steps_by_hand_make_and_remove_the_same_job(cluster_lab: ClusterLabs, op
     succeeded = partial(_has_condition, operator, name, "Succeeded")
     wait_until(succeeded, 90, f"{name} succeeds")
     gone = lab.call("k8s", "delete", "hello-mpi", "--json").expect(0).json
-    assert {"MPIJob", "ConfigMap"} <= {one.partition("/")[0] for one in gone["objects"]}
+    assert {"MPIJob", "ConfigMap"} <= {name.partition("/")[0] for name in gone["objects"]}
     assert "not found" in lab.call("k8s", "delete", "hello-mpi").expect(2).err
 
 
 def _has_condition(operator: Operator, name: str, kind: str) -> bool:
     conditions = operator.objects("MPIJob")[name].get("status", {}).get("conditions", ())
-    return any(one["type"] == kind and one["status"] == "True" for one in conditions)
+    return any(condition["type"] == kind and condition["status"] == "True" for condition in conditions)

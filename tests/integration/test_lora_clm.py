@@ -1,4 +1,4 @@
-"""LoRA fine-tuning on two nodes: its rehearsal, a model and data of one's own, what is refused."""
+"""LoRA fine-tuning on two nodes: the rehearsal, the user's own model and data, and refusals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.harness import Lab
 
 pytestmark = pytest.mark.docker
 
-# DeepSpeed's launcher takes more than twice as long to start the ranks.
+# DeepSpeed's launcher takes more than twice as long to start ranks.
 MPIRUN = ("--launcher", "mpirun")
 MAKE_MODEL = """
 import sys
@@ -48,8 +48,8 @@ def test_a_model_and_instructions_of_ones_own_are_learnt_under_zero_3(lab: Lab) 
         "deepspeed.zero_optimization.stage": "3",
         "deepspeed.train_micro_batch_size_per_gpu": "4",
     }
-    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    result = lab.call("run", "lora-clm", *MPIRUN, *words, "--json", limit=1200).expect(0).json
+    argv = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    result = lab.call("run", "lora-clm", *MPIRUN, *argv, "--json", limit=1200).expect(0).json
     assert [check["passed"] for check in result["checks"]] == [True, True]
     log = (lab.path / "runs" / result["run_id"] / "output.log").read_text()
     assert "model: /workspace/.cache/model" in log

@@ -1,4 +1,4 @@
-"""What labctl renders for Kubernetes, as a real API server with the operators' definitions takes it."""
+"""labctl's Kubernetes manifests, validated by a real API server with the operators' definitions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ASKED = {
     "HTTPS_PROXY": "http://proxy:3128",
     "HOME": "/home/someone",
 }
-# Paths that a person names; what is there is not looked at.
+# Paths that the user gives; labctl does not look at their content.
 GIVEN = {"model": "/storage/model", "actor": "/storage/actor", "critic": "/storage/critic"}
 
 
@@ -55,22 +55,22 @@ def test_the_server_takes_every_declared_workload(
     if not definitions(api)[kind]:
         pytest.skip(f"the cluster knows no {kind}")
     given = {**ASKED, "LAB_K8S_NAMESPACE": api.namespace, "LAB_ACCELERATOR": accelerator, "LAB_K8S_JOB": kind}
-    found = settings.load(tmp_path, given, {})
-    where = target.read(found, accelerator)
-    names = [one.name for one in external.list_all(ROOT / "workloads", launchers.known(), {}).workloads]
+    loaded = settings.load(tmp_path, given, {})
+    where = target.read(loaded, accelerator)
+    names = [workload.name for workload in external.list_all(ROOT / "workloads", launchers.known(), {}).workloads]
     taken = 0
     for name in names:
         try:
-            workload = choose_workload(ROOT, name, RunOptions(), found)
+            workload = choose_workload(ROOT, name, RunOptions(), loaded)
         except ConfigError as error:
-            # What has its code in a clone, which is not here.
+            # The workload's code is in a clone, which is missing here.
             if "clone" in error.message:
                 continue
             raise
         options = RunOptions(arguments=tuple((key, GIVEN[key]) for key in workload.required_inputs))
-        built = job.build(found, ROOT, where, choose_workload(ROOT, name, options, found), options)
-        for one in render.manifests(where, built):
-            api.apply(one, dry_run=True)
+        built = job.build(loaded, ROOT, where, choose_workload(ROOT, name, options, loaded), options)
+        for manifest in render.manifests(where, built):
+            api.apply(manifest, dry_run=True)
         taken += 1
     assert taken >= 30
 
@@ -80,9 +80,9 @@ def test_a_misspelt_field_is_refused(api: Api, tmp_path: Path, kind: target.Kind
     if not definitions(api)[kind]:
         pytest.skip(f"the cluster knows no {kind}")
     given = {**ASKED, "LAB_K8S_NAMESPACE": api.namespace, "LAB_ACCELERATOR": "cpu", "LAB_K8S_JOB": kind}
-    found = settings.load(tmp_path, given, {})
-    where, options = target.read(found, "cpu"), RunOptions()
-    built = job.build(found, ROOT, where, choose_workload(ROOT, "matmul", options, found), options)
+    loaded = settings.load(tmp_path, given, {})
+    where, options = target.read(loaded, "cpu"), RunOptions()
+    built = job.build(loaded, ROOT, where, choose_workload(ROOT, "matmul", options, loaded), options)
     *_, made = render.manifests(where, built)
     api.apply(made, dry_run=True)
     wrong = copy.deepcopy(made)

@@ -1,4 +1,4 @@
-"""Many workers on this machine, under one launcher."""
+"""A lab with many workers on this machine, under one launcher."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ def test_every_rank_of_them_answers(many: Lab) -> None:
     assert sorted(answer.out.splitlines()) == sorted(f"{name}: {name}" for name in workers(many))
 
 
-# sshd by itself begins to drop logins at the eleventh that is under way.
+# By default sshd drops logins from the eleventh concurrent one on.
 @pytest.mark.parametrize("logins", [30, pytest.param(100, marks=pytest.mark.slow)])
 def test_many_logins_into_one_worker_at_once_all_succeed(lab: Lab, logins: int) -> None:
-    said = lab.inside("launcher", "bash", "-c", LOGINS, "bash", "worker-1", str(logins))
-    assert Counter(said.split()) == {"worker-1": logins}
+    output = lab.inside("launcher", "bash", "-c", LOGINS, "bash", "worker-1", str(logins))
+    assert Counter(output.split()) == {"worker-1": logins}
 
 
 @pytest.mark.slow
 def test_every_pair_of_them_can_talk_or_the_table_that_is_too_small_is_named(many: Lab) -> None:
-    """From the launcher to each, from each back to it, and from each to each."""
+    """Connect from the launcher to each worker, back, and between all workers."""
     table, nodes = int((Path("/") / capabilities.NEIGHBOURS).read_text()), len(workers(many))
     if table < nodes * (nodes + 1):
         findings = json.loads(many.call("doctor", "--json", limit=300).stdout)["findings"]
-        assert "LAB-NET-006" in {one["code"] for one in findings if one["level"] != "ok"}
+        assert "LAB-NET-006" in {finding["code"] for finding in findings if finding["level"] != "ok"}
         assert f"gc_thresh3={table}" in many.call("up", limit=300).expect(0).err
         return
     result = many.call("run", "ssh-check", "--json", limit=600).expect(0).json

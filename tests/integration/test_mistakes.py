@@ -1,4 +1,4 @@
-"""Mistakes that are seen in a lab that is up, with their settings: it stays as it is."""
+"""Mistakes in a lab that is up, with their settings: the lab stays unchanged."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def test_a_mistake_is_named_with_the_way_out_and_the_lab_stays(
     before = lab.identities()
     for name, text in mistake.files.items():
         (lab.path / name).write_text(text)
-    said = lab.call(*started_quickly(mistake.typed))
-    assert said.code == mistake.code, said.err
-    assert mistake.says in said.out + said.err
-    assert mistake.hint in said.out + said.err
+    answer = lab.call(*started_quickly(mistake.typed))
+    assert answer.code == mistake.code, answer.err
+    assert mistake.says in answer.out + answer.err
+    assert mistake.hint in answer.out + answer.err
     assert lab.identities() == before
 
 
 def started_quickly(typed: str) -> list[str]:
-    """The words of a command; ranks of scripts are started by mpirun, which takes less than half of torchrun's work."""
-    words = typed.split()
-    return [*words, "--launcher", "mpirun"] if "--script" in words and "--launcher" not in words else words
+    """Split a command into words; use mpirun for scripts, which takes half the time of torchrun."""
+    argv = typed.split()
+    return [*argv, "--launcher", "mpirun"] if "--script" in argv and "--launcher" not in argv else argv

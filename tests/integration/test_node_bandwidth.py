@@ -1,4 +1,4 @@
-"""node-bandwidth: a line for each node, the slowest is the metric, and what is not measured is said."""
+"""node-bandwidth: a line per node, the slowest node is the metric, and skipped measurements are reported."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ LINE = re.compile(r"([a-z-]+ \w+) of (worker-\d): ([\d.]+) GB/s, median ([\d.]+)
 
 
 def rates(answer: Answer) -> dict[str, dict[str, float]]:
-    """GB/s by name and node; no median is above its best."""
-    found: dict[str, dict[str, float]] = {}
+    """Parse GB/s by name and node; check that no median is above its best."""
+    by_name: dict[str, dict[str, float]] = {}
     for name, node, best, median, _ in LINE.findall(answer.err):
         assert 0 < float(median) <= float(best)
-        found.setdefault(name, {})[node] = float(best)
-    return found
+        by_name.setdefault(name, {})[node] = float(best)
+    return by_name
 
 
 @pytest.mark.parametrize(
@@ -42,18 +42,18 @@ def rates(answer: Answer) -> dict[str, dict[str, float]]:
 )
 def test_each_node_is_measured_and_the_slowest_is_the_metric(lab: Lab, workload: str, names: dict[str, str]) -> None:
     answer = lab.call("run", workload, "--rehearse", "--json").expect(0)
-    found = rates(answer)
-    assert set(found) == set(names.values())
-    assert all(set(nodes) == {"worker-0", "worker-1"} for nodes in found.values())
+    measured = rates(answer)
+    assert set(measured) == set(names.values())
+    assert all(set(nodes) == {"worker-0", "worker-1"} for nodes in measured.values())
     metrics = answer.json["metrics"]
     assert {name: metric["value"] for name, metric in metrics.items()} == {
-        metric: min(found[name].values()) for metric, name in names.items()
+        metric: min(measured[name].values()) for metric, name in names.items()
     }
     for metric, name in names.items():
-        slowest = min(found[name], key=lambda node: found[name][node])
-        assert f"{metric}: {found[name][slowest]:.3f} GB/s on {slowest}, the slowest of 2" in answer.err
+        slowest = min(measured[name], key=lambda node: measured[name][node])
+        assert f"{metric}: {measured[name][slowest]:.3f} GB/s on {slowest}, the slowest of 2" in answer.err
     if workload == "disk-read":
-        # Past the page cache, and no file is left.
+        # Bypass the page cache, and leave no file behind.
         assert len(re.findall(r"(?:O_DIRECT|POSIX_FADV_DONTNEED) on \w+, 16 MiB", answer.err)) == 2
         run = lab.path / "runs" / answer.json["run_id"]
         assert max(path.stat().st_size for path in run.rglob("*") if path.is_file()) < 1 << 20
@@ -62,9 +62,9 @@ def test_each_node_is_measured_and_the_slowest_is_the_metric(lab: Lab, workload:
 def test_a_node_without_an_accelerator_has_no_device_to_copy_to(lab: Lab) -> None:
     here = ("RANK=0", "WORLD_SIZE=1", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29611", "PYTHONPATH=workloads/common")
     script = "python workloads/node-bandwidth/node_bandwidth.py --measure copy 2>&1; echo code $?"
-    said = lab.inside("worker-0", "env", *here, "bash", "-c", script)
-    assert "worker-0 has no accelerator, so there is no device to copy to" in said
-    assert not said.endswith("code 0\n")
+    output = lab.inside("worker-0", "env", *here, "bash", "-c", script)
+    assert "worker-0 has no accelerator, so there is no device to copy to" in output
+    assert not output.endswith("code 0\n")
 
 
 def test_a_value_of_an_array_that_is_wrong_is_found(lab: Lab) -> None:

@@ -1,4 +1,4 @@
-"""What `labctl cache` and Lambda's scripts fetched is what the workloads' own readers find, without any network."""
+"""Models and datasets fetched by `labctl cache` and Lambda's scripts are readable by the workloads without network."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ sys.path[:0] = ["/workloads/opt", "/workloads/common"]
 import datasets, model, training_text
 print("model", model.find_snapshot("opt-350m")[0])
 print("rows", len(datasets.load_dataset(training_text.fetched_dataset("Dahoas/rm-static"), split="train")))
-# As the library itself keeps a data set of that name.
+# Store the data set of that name as the library does.
 kept = Path("/cache/huggingface/datasets")
 made = datasets.load_dataset_builder("/cache/full-hh-rlhf", cache_dir=str(kept))
 made.download_and_prepare()
@@ -56,9 +56,9 @@ def test_what_was_fetched_and_what_lambdas_scripts_have_cached_is_read_without_n
     model, rows = {"config.json": b"{}", "pytorch_model.bin": WEIGHTS}, {"README.md": b"#\n", "data/train.jsonl": ROWS}
     with serving(FakeHub(models={"facebook/opt-350m": model}, datasets={"Dahoas/rm-static": rows})) as hub:
         environ = {name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)}
-        words = [LABCTL, "cache", "reads", "-C", str(tmp_path), "-s", f"HOST_CACHE_PATH={shared}"]
-        subprocess.run(words, env={**environ, "HF_ENDPOINT": hub.endpoint}, check=True, timeout=300)
-    said = engine.containers.run(
+        argv = [LABCTL, "cache", "reads", "-C", str(tmp_path), "-s", f"HOST_CACHE_PATH={shared}"]
+        subprocess.run(argv, env={**environ, "HF_ENDPOINT": hub.endpoint}, check=True, timeout=300)
+    output = engine.containers.run(
         image,
         ["-c", READ],
         entrypoint="python3",
@@ -68,13 +68,13 @@ def test_what_was_fetched_and_what_lambdas_scripts_have_cached_is_read_without_n
             "HF_HOME": "/cache/huggingface",
             "HF_DATASETS_CACHE": "/cache/datasets",
             "HOME": "/tmp",  # noqa: S108
-            # As for ranks: what the script imports before the workload would else try for the hub for a minute.
+            # As for ranks: imports before the workload's code would otherwise retry the hub for a minute.
             "HF_HUB_OFFLINE": "1",
         },
         volumes={str(shared): {"bind": "/cache"}, str(WORKLOADS): {"bind": "/workloads", "mode": "ro"}},
         remove=True,
     ).decode()
-    *read, missing = (line for line in said.splitlines() if line.startswith(("model", "rows", "Lambda", "missing")))
+    *read, missing = (line for line in output.splitlines() if line.startswith(("model", "rows", "Lambda", "missing")))
     assert read == [
         f"model /cache/huggingface/hub/models--facebook--opt-350m/snapshots/{REVISION}",
         "rows 5000",

@@ -1,4 +1,4 @@
-"""The OPT workload in its three modes, and rehearsals of big models, as a person runs them on two CPU nodes."""
+"""The OPT workload in its three modes, and rehearsals of big models, on two CPU nodes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ pytestmark = pytest.mark.docker
 
 WORKLOADS = Path(__file__).resolve().parents[2] / "workloads"
 LIMIT = 1200
-"""Seconds for one run, many times what it takes on idle cores."""
+"""Time limit of a run in seconds, many times its duration on idle cores."""
 MPIRUN = ("--launcher", "mpirun")
-"""For what does not depend on the launcher: it starts ranks with less than half of the work of DeepSpeed's."""
+"""Flags for tests that do not depend on the launcher: mpirun starts ranks in less than half of DeepSpeed's time."""
 
 
 def metrics_of(answer: Answer) -> dict[str, Any]:
-    """The metrics of a run that passed on two ranks, one per node."""
+    """Return the metrics of a run that passed on two ranks, one per node."""
     result = answer.expect(0).json
     assert result["verdict"] == "PASS"
     assert result["ranks"] == [{"rank": 0, "node": "worker-0"}, {"rank": 1, "node": "worker-1"}]
@@ -102,20 +102,20 @@ print([round(x, 3) for x in ppo.log_probabilities(torch.zeros(1, 1, 4), torch.te
 EXPECTED = [
     # An answer ends with its first </s>.
     "[[1, 1, 0, 0], [1, 1, 1, 1]]",
-    # The score, at most 5, comes with the last token; drift costs at every one.
+    # The score, at most 5, is added to the last token; each token pays for its drift.
     "[[-0.05, 4.95, 0.0, 0.0], [-0.05, -0.05, -0.05, 2.95]]",
-    # Surprises are 2 - 1 and 4 - 2; the first token is credited with 0.95 of the second.
+    # The advantages' differences are 2 - 1 and 4 - 2; the first token is credited with 0.95 of the second.
     "[2.9, 2.0, 3.9, 4.0]",
-    # A ratio of 1.5 gains what 1.2 does, and loses in full.
+    # A ratio of 1.5 gains as much as 1.2, and loses in full.
     "[-1.2, 1.5]",
-    # A value that moved by 1 to the return counts as if it had moved by 0.2.
+    # A value that moved by 1 towards the return counts as if it had moved by 0.2.
     "0.32",
     "[-1.386]",
 ]
 
 
 def test_ppo_is_what_the_papers_say(engine: DockerClient, image: str) -> None:
-    said = engine.containers.run(
+    output = engine.containers.run(
         image,
         ["-c", PPO],
         entrypoint="python3",
@@ -123,4 +123,4 @@ def test_ppo_is_what_the_papers_say(engine: DockerClient, image: str) -> None:
         volumes={str(WORKLOADS): {"bind": "/workloads", "mode": "ro"}},
         remove=True,
     ).decode()
-    assert said.splitlines() == EXPECTED
+    assert output.splitlines() == EXPECTED

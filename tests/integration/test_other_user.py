@@ -1,4 +1,4 @@
-"""A person who is not root: the containers' processes and the results are theirs."""
+"""A user other than root owns the containers' processes and the results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UID = 1234
 
 @pytest.fixture(scope="module")
 def theirs(engine: DockerClient, family: str, image: str) -> Iterator[Lab]:
-    """A lab made and brought up by a person with no entry in /etc/passwd, whose group may use the engine's socket."""
+    """A lab, up, of a user without an entry in /etc/passwd whose group may use the engine's socket."""
     socket = Path("/var/run/docker.sock")
     if os.geteuid() != 0 or not shutil.which("setpriv") or not socket.exists():
         pytest.skip("to act as another person takes root, setpriv and the engine's socket")

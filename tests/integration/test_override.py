@@ -37,7 +37,7 @@ def test_what_a_person_adds_to_a_service_is_there_until_it_is_taken_away(lab: La
     assert lab.identities() == added
 
     file.write_text(OWN.replace("tmpfs:", "tmpfss:"))
-    # Compose 5 has other words for it.
+    # Compose 5 words the message differently.
     unknown = r"override\.yml: services\.worker-1( Additional property tmpfss is not allowed|\.tmpfss false schema)"
     assert re.search(unknown, lab.call("up").expect(3).err)
     assert lab.identities() == added

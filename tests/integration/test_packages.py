@@ -1,4 +1,4 @@
-"""Packages of a person's own in the lab's image: built once, and recorded."""
+"""The user's own packages in the lab's image: built once, and recorded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ print("einops", einops.__version__, os.environ["WORD"])
 
 @pytest.fixture
 def added(tmp_path: Path) -> dict[str, str]:
-    """Settings of a lab with data, and with an image of a Dockerfile and a package of Debian's."""
+    """Return settings of a lab with data, an image of a Dockerfile and a Debian package."""
     for name in ("data", "image"):
         (tmp_path / name).mkdir()
     (tmp_path / "data/word").write_text("from the data")
@@ -36,7 +36,7 @@ def added(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def lab(fresh_lab: FreshLab, engine: DockerClient, image: str, added: dict[str, str]) -> Iterator[Lab]:
-    """A lab with that and a package of Python's, up."""
+    """A lab with these settings and a Python package, up."""
     made = fresh_lab(LAB_PACKAGES="einops==0.8.0", **added)
     made.call("up").expect(0)
     tag = made.image()
@@ -58,8 +58,8 @@ def test_a_script_finds_packages_and_a_lab_that_came_up_for_a_workload_is_what_o
     mine.mkdir()
     (mine / "train.py").write_text(SCRIPT)
     (mine / "helper.py").write_text("WORD = 'beside it'\n")
-    words = ("--script", str(mine / "train.py"), "--launcher", "mpirun")
-    document = lab.call("run", *words, "--json").expect(0).json
+    argv = ("--script", str(mine / "train.py"), "--launcher", "mpirun")
+    document = lab.call("run", *argv, "--json").expect(0).json
     record = lab.path / "runs" / document["run_id"]
     assert (document["verdict"], document["message"]) == ("PASS", "Completed on 2 ranks; no criteria.")
     assert [(record / f"work/seen-{rank}").read_text() for rank in range(2)] == ["beside it, from the data"] * 2
@@ -72,7 +72,7 @@ def test_a_script_finds_packages_and_a_lab_that_came_up_for_a_workload_is_what_o
     lab.call("doctor").expect(0)
     lab.call("down").expect(0)
 
-    # The same packages are the same image, whoever asks for them, and nothing is asked for it: no index answers here.
+    # Equal packages give the same image, also for another lab, without an index, which is unreachable here.
     lab.configure({**added, "LAB_PIP_INDEX_URL": "http://127.0.0.1:9/simple"})
     declared = lab.path / "workloads/hello/workload.yml"
     declared.write_text(f"{declared.read_text()}packages: [einops==0.8.0]\n")

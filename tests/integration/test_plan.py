@@ -1,4 +1,4 @@
-"""What a dry run says, and what the command then does: on a lab that does not exist yet."""
+"""Dry runs compared with the actual commands, on a lab that does not exist yet."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from support.harness import Lab
 
 pytestmark = pytest.mark.docker
 
-# Locks say who is at work, not what was made.
+# Locks name the current command and are not part of a lab.
 LOCKS = {".lab/lock"}
 
 
 def made(lab: Lab) -> dict[str, str]:
-    """Every file that labctl keeps for the lab, with what it holds."""
-    found = (path for folder in (".lab", "runs") for path in (lab.path / folder).rglob("*") if path.is_file())
-    names = {str(path.relative_to(lab.path)): path for path in found}
+    """Read all files that labctl keeps for the lab."""
+    files = (path for folder in (".lab", "runs") for path in (lab.path / folder).rglob("*") if path.is_file())
+    names = {str(path.relative_to(lab.path)): path for path in files}
     return {name: path.read_bytes().hex() for name, path in names.items() if name not in LOCKS}
 
 
-def planned(lab: Lab, *words: str) -> list[str]:
-    """The steps of a dry run, which makes nothing."""
+def planned(lab: Lab, *arguments: str) -> list[str]:
+    """Return the steps of a dry run; check that it creates no file."""
     before = made(lab), lab.labelled(), lab.identities()
-    plan: list[str] = lab.call(*words, "--dry-run", "--json").expect(0).json["plan"]
+    plan: list[str] = lab.call(*arguments, "--dry-run", "--json").expect(0).json["plan"]
     assert (made(lab), lab.labelled(), lab.identities()) == before
     return plan
 
 
 def carried_out(err: str) -> list[str]:
-    """The steps that a command announced, each as far as a line of the screen holds it."""
+    """List the steps that a command announced, each cut to the screen's width."""
     return [line.partition("] ")[2].removesuffix("...") for line in err.splitlines() if re.match(r"\[\d+/\d+\] ", line)]
 
 
@@ -39,7 +39,7 @@ def texts(plan: list[str]) -> list[str]:
 
 
 def written(plan: list[str]) -> set[str]:
-    """The paths that a plan says it writes."""
+    """List the paths that a plan writes."""
     paths: set[str] = set()
     for text in texts(plan):
         _, writes, names = text.partition("write ")
@@ -50,7 +50,7 @@ def written(plan: list[str]) -> set[str]:
 
 
 def same_steps(plan: list[str], err: str) -> None:
-    """The steps announced are those of the plan, in order; each run has an id of its own."""
+    """Check that the announced steps are those of the plan, in order; run ids differ."""
     run = re.compile(r"\d{8}-\d{6}-([\w-]+)-[0-9a-f]{6}\b")
     steps = [run.sub(r"\1", text) for text in texts(plan)]
     announced = [run.sub(r"\1", text) for text in carried_out(err)]
@@ -86,8 +86,8 @@ def test_plan_and_deed_of_a_lab_from_nothing_to_nothing(fresh_lab: Callable[...,
     outputs = f"runs/.outputs/{dry_id}/"
     assert f"{outputs}ranks/" in written(plan)
     assert any(path.startswith(f"{outputs}work/ (files of hello: ") for path in written(plan))
-    # Ranks write their logs, what they compile into the caches, and where they start; nodes their samples. What is in
-    # an image is found out once, beside the first run.
+    # Paths written by ranks (logs, caches of compilers, work directories) and by nodes (samples).
+    # The content of an image is listed once, at the first run.
     by_ranks = (f"runs/{dry_id}/ranks/", f"runs/{dry_id}/work/", f"runs/{dry_id}/samples/", ".lab/")
     written_here = {name for name in written(plan) if not name.startswith(outputs)}
     assert {name for name in new if not name.startswith(by_ranks)} == written_here
@@ -116,11 +116,11 @@ def test_a_dry_run_of_a_run_on_a_lab_that_is_not_up_says_the_whole_of_it(fresh_l
     assert not (lab.path / ".lab").exists()
 
 
-@pytest.mark.parametrize("words", [(), ("--dry-run",)])
-def test_a_dry_run_refuses_what_the_command_refuses(lab: Lab, words: tuple[str, ...]) -> None:
-    answer = lab.call("run", "hello", "--launcher", "horovod", *words).expect(3)
+@pytest.mark.parametrize("command", [(), ("--dry-run",)])
+def test_a_dry_run_refuses_what_the_command_refuses(lab: Lab, command: tuple[str, ...]) -> None:
+    answer = lab.call("run", "hello", "--launcher", "horovod", *command).expect(3)
     assert "launcher `horovodrun` not found in image" in answer.err
-    answer = lab.call("up", "-s", "LAB_IMAGE=far.example/none:1", *words).expect(3)
+    answer = lab.call("up", "-s", "LAB_IMAGE=far.example/none:1", *command).expect(3)
     assert "image far.example/none:1 not found" in answer.err
 
 

@@ -1,4 +1,4 @@
-"""Jobs for Kubernetes in containers laid out as the operators lay their pods out."""
+"""Kubernetes jobs in containers laid out as the operators lay out pods."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def test_each_launcher_reads_the_operators_hostfile_and_reaches_every_worker(
     lab = fresh_lab(LAB_ACCELERATOR="cpu", LAB_SLOTS="2", LAB_SHM_SIZE="256m")
     text = lab.call("k8s", "render", "hello", "--launcher", launcher).expect(0).out
     with laid_out(engine, list(yaml.safe_load_all(text)), tmp_path) as pods:
-        code, said = pods.run()
-        assert code == 0, f"{said}\n{pods.logs()}"
+        code, output = pods.run()
+        assert code == 0, f"{output}\n{pods.logs()}"
         for rank in range(4):
-            assert f"labctl: rank {rank} of 4 on {pods.name}-worker-{rank // 2}" in said
+            assert f"labctl: rank {rank} of 4 on {pods.name}-worker-{rank // 2}" in output
 
 
 @pytest.mark.parametrize("launcher", ["mpirun", pytest.param("deepspeed", marks=pytest.mark.slow)])
@@ -36,18 +36,18 @@ def test_a_trainjobs_pods_are_reached_by_their_own_names(
     lab = fresh_lab(LAB_ACCELERATOR="cpu", LAB_SHM_SIZE="256m", LAB_K8S_JOB="trainjob")
     text = lab.call("k8s", "render", "hello", "--launcher", launcher).expect(0).out
     with laid_out(engine, list(yaml.safe_load_all(text)), tmp_path) as pods:
-        code, said = pods.run()
-        assert code == 0, f"{said}\n{pods.logs()}"
-        assert ranks(said) == {f"rank {rank} of 2 on {pods.name}-node-0-{rank}" for rank in range(2)}
+        code, output = pods.run()
+        assert code == 0, f"{output}\n{pods.logs()}"
+        assert ranks(output) == {f"rank {rank} of 2 on {pods.name}-node-0-{rank}" for rank in range(2)}
 
 
 def test_horovod_starts_its_ranks_over_mpi(engine: DockerClient, fresh_lab: FreshLab, tmp_path: Path) -> None:
     lab = fresh_lab(LAB_ACCELERATOR="cpu", LAB_IMAGE="labctl/horovod", LAB_SHM_SIZE="256m")
     text = lab.call("k8s", "render", "mnist-horovod", "--launcher", "horovod:mpi", "--rehearse").expect(0).out
     with laid_out(engine, list(yaml.safe_load_all(text)), tmp_path) as pods:
-        code, said = pods.run()
-        assert code == 0, f"{said}\n{pods.logs()}"
-        assert {f"rank {rank} of 2 on {pods.name}-worker-{rank}" for rank in range(2)} <= ranks(said)
+        code, output = pods.run()
+        assert code == 0, f"{output}\n{pods.logs()}"
+        assert {f"rank {rank} of 2 on {pods.name}-worker-{rank}" for rank in range(2)} <= ranks(output)
 
 
 def test_training_in_pods_reads_its_configuration_and_trains(
@@ -56,14 +56,14 @@ def test_training_in_pods_reads_its_configuration_and_trains(
     lab = fresh_lab(LAB_ACCELERATOR="cpu", LAB_SHM_SIZE="256m", HF_TOKEN=CANARY)
     text = lab.call("k8s", "render", "opt-tiny", "--rehearse", "--launcher", "mpirun").expect(0).out
     manifests = list(yaml.safe_load_all(text))
-    secret = next(one for one in manifests if one["kind"] == "Secret")
+    secret = next(manifest for manifest in manifests if manifest["kind"] == "Secret")
     assert secret["stringData"]["hf_token"] == CANARY
     assert text.count(CANARY) == 1
     with laid_out(engine, manifests, tmp_path) as pods:
-        code, said = pods.run()
-        assert code == 0, f"{said}\n{pods.logs()}"
-        assert "Throughput: " in said
-        assert CANARY not in said
+        code, output = pods.run()
+        assert code == 0, f"{output}\n{pods.logs()}"
+        assert "Throughput: " in output
+        assert CANARY not in output
 
 
 STALLS = """import time
@@ -84,10 +84,10 @@ def test_the_agent_in_the_launcher_ends_a_stalled_run_on_every_worker(
     (folder / "stalls.py").write_text(STALLS)
     text = lab.call("k8s", "render", "stalls").expect(0).out
     with laid_out(engine, list(yaml.safe_load_all(text)), tmp_path) as pods:
-        code, said = pods.run()
-        assert code, f"{said}\n{pods.logs()}"
-        last = said.splitlines()[-1]
-        assert re.search(r"ended with exit code \d+ after [\d.]+ s; stalled: .*the last was step 5/9$", last), said
+        code, output = pods.run()
+        assert code, f"{output}\n{pods.logs()}"
+        last = output.splitlines()[-1]
+        assert re.search(r"ended with exit code \d+ after [\d.]+ s; stalled: .*the last was step 5/9$", last), output
         for worker in pods.containers[:-1]:
             worker.reload()
             assert worker.status == "running"
@@ -95,5 +95,5 @@ def test_the_agent_in_the_launcher_ends_a_stalled_run_on_every_worker(
             assert worker.exec_run(["sh", "-c", "ls outputs/*/stacks"]).exit_code == 0
 
 
-def ranks(said: str) -> set[str]:
-    return set(re.findall(r"labctl: (rank \d+ of \d+ on \S+)", said))
+def ranks(output: str) -> set[str]:
+    return set(re.findall(r"labctl: (rank \d+ of \d+ on \S+)", output))

@@ -1,4 +1,4 @@
-"""Ports of the launcher that a person reaches from this machine, on loopback unless another address is asked for."""
+"""Published ports of the launcher, on loopback unless another address is requested."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SERVE = "cd /tmp && echo hello > word && (python3 -m http.server 8000 >/dev/null
 
 
 def fetched(url: str) -> str:
-    """What the server answers once it listens."""
+    """Fetch a URL; retry until the server listens."""
     limit = time.monotonic() + 20
     while True:
         try:

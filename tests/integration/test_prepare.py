@@ -1,4 +1,4 @@
-"""What is compiled on a node is compiled once, by one rank of it, whatever the other nodes have."""
+"""Extensions are compiled once per node, by one rank, independently of other nodes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ COMPILING = "compiling cpu_adam for this node"
 
 
 def compiled_by(lab: Lab) -> Counter[str]:
-    """How often each node compiled the program of `hello-mpi`, by two ranks of it, for a run of four."""
+    """Run `hello-mpi` with four ranks; return how often each node compiled its program."""
     answer = lab.call("run", "hello-mpi", "--json").expect(0)
     assert answer.json["metrics"]["answers"]["value"] == 4
     logs = (lab.path / "runs" / answer.json["run_id"] / "ranks").glob("rank-*.log")
-    said = {path.stem: path.read_text().count("compiling hello_mpi.c") for path in logs}
+    counts = {path.stem: path.read_text().count("compiling hello_mpi.c") for path in logs}
     nodes = {f"rank-{rank['rank']}": rank["node"] for rank in answer.json["ranks"]}
-    return Counter(nodes[rank] for rank, count in said.items() for _ in range(count))
+    return Counter(nodes[rank] for rank, count in counts.items() for _ in range(count))
 
 
 def test_one_rank_of_each_node_compiles_what_its_node_does_not_have(lend: FreshLab) -> None:
@@ -35,7 +35,7 @@ def test_one_rank_of_each_node_compiles_what_its_node_does_not_have(lend: FreshL
     lab.call("down").expect(0)
     lab.call("up").expect(0)
     shutil.rmtree(caches["worker-1"] / "labctl/hello-mpi")
-    # As a compilation by torch leaves it that was killed.
+    # Leave the lock file of a killed compilation by torch.
     lock = caches["worker-0"] / "torch_extensions/py311_cpu/fused/lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     lock.touch()
@@ -44,16 +44,16 @@ def test_one_rank_of_each_node_compiles_what_its_node_does_not_have(lend: FreshL
 
 
 def operators(lab: Lab) -> dict[str, tuple[int, int]]:
-    """Inode and time of each node's compiled operator: the same as before only where it was not compiled again."""
-    found: dict[str, tuple[int, int]] = {}
+    """Return inode and time of each node's compiled operator, which change if it is compiled again."""
+    by_node: dict[str, tuple[int, int]] = {}
     for path in (lab.path / ".lab/cache").rglob("cpu_adam.so"):
         node = path.relative_to(lab.path / ".lab/cache").parts[0]
-        found[node] = (path.stat().st_ino, path.stat().st_mtime_ns)
-    return found
+        by_node[node] = (path.stat().st_ino, path.stat().st_mtime_ns)
+    return by_node
 
 
 def rehearse(lab: Lab) -> Answer:
-    """A rehearsal whose optimiser is DeepSpeed's own for the CPU, on two ranks of two nodes each."""
+    """A rehearsal with DeepSpeed's CPU optimiser, on two nodes with two ranks each."""
     offload = "deepspeed.zero_optimization.offload_optimizer.device=cpu"
     return lab.call("run", "opt-tiny", "--rehearse", "--set", offload, "--json", limit=400).expect(0)
 

@@ -1,4 +1,4 @@
-"""Results that can be had again: a whole record, a replay that is the same to the bit, and drifts that are found."""
+"""Reproducible results: a complete record, a replay that is identical to the bit, and detected drift."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.docker
 LIMIT = 1200
 DIGEST = re.compile(r"[0-9a-f]{64}")
 IMAGE = re.compile(r"sha256:[0-9a-f]{64}")
-# What each document of a record has: a type, a pattern, a list of one kind, or a mapping by name (`str`) or by key.
+# Schema of a record's documents: a type, a pattern, a list of one kind, or a mapping by name (`str`) or by key.
 VERSIONS: Any = {
     "labctl": str, "python": str, "engine": str, "api": str, "kernel": str, "image": str, "image_id": IMAGE,
     "images": {str: IMAGE}, "packages": {str: str}, "cache": {str: {str: (str, None)}},
@@ -46,7 +46,7 @@ RECORD: dict[str, Any] = {
 
 
 def walk(schema: Any, value: Any, path: str) -> None:
-    """AssertionError for the first place in a document that is not as the schema has it."""
+    """Raise AssertionError for the first violation of the schema in a document."""
     if isinstance(schema, tuple):
         if value is not None:
             walk(schema[0], value, path)
@@ -69,12 +69,12 @@ def walk(schema: Any, value: Any, path: str) -> None:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A person's clone, in which a file is changed."""
+    """The user's clone with a modified file."""
     path = tmp_path_factory.mktemp("clone")
     (path / "tools.py").write_text("x = 1\n")
     identity = ("-c", "user.name=ann", "-c", "user.email=ann@example.org")
-    for words in (("init", "-q"), ("add", "."), (*identity, "commit", "-qm", "first")):
-        subprocess.run(["git", *words], cwd=path, check=True)
+    for arguments in (("init", "-q"), ("add", "."), (*identity, "commit", "-qm", "first")):
+        subprocess.run(["git", *arguments], cwd=path, check=True)
     (path / "tools.py").write_text("x = 2\n")
     return path
 
@@ -84,31 +84,31 @@ def read(record: Path, name: str) -> Any:
 
 
 def fingerprint(record: Path) -> str:
-    """That of the loss of every step, to the last bit."""
-    found = re.search(r"Loss curve: \d+ steps, SHA-256 (\w+)", (record / "output.log").read_text())
-    assert found
-    return found[1]
+    """Return the hash of the exact losses of all steps."""
+    match = re.search(r"Loss curve: \d+ steps, SHA-256 (\w+)", (record / "output.log").read_text())
+    assert match
+    return match[1]
 
 
 def test_a_replay_of_opt_tiny_is_the_same_to_the_bit_and_its_record_is_whole(fresh_lab: FreshLab, clone: Path) -> None:
     lab = fresh_lab(LAB_SHM_SIZE="256m", LAB_MOUNTS=f"{clone}:/clone:ro")
     lab.call("up", limit=300).expect(0)
     small = ("sequence-length=16", "deepspeed.train_micro_batch_size_per_gpu=6", "steps=40")
-    words = ("run", "opt-tiny", "--launcher", "mpirun", "--expect", "loss<9", "--json")
-    first = lab.call(*words, *(word for change in small for word in ("--set", change)), limit=LIMIT).expect(0).json
+    argv = ("run", "opt-tiny", "--launcher", "mpirun", "--expect", "loss<9", "--json")
+    first = lab.call(*argv, *(word for change in small for word in ("--set", change)), limit=LIMIT).expect(0).json
     record = lab.path / "runs" / first["run_id"]
     for name, schema in RECORD.items():
         walk(schema, read(record, name), name)
     versions = read(record, "versions.json")
     assert {"torch", "deepspeed", "deb/libc6"} <= versions["packages"].keys()
-    assert [(one["path"], one["dirty"]) for one in versions["code"]] == [(str(clone), True)]
+    assert [(entry["path"], entry["dirty"]) for entry in versions["code"]] == [(str(clone), True)]
     assert {"work/train.py", "work/configs/opt-tiny.json"} <= read(record, "job.json")["code"].keys()
-    # Whatever became of the workload: what ran is what runs again.
+    # Change the workload: the replay uses the recorded code.
     (lab.path / "workloads/opt/train.py").write_text("raise SystemExit('another script')\n")
     second = lab.call("replay", first["run_id"], "--json", limit=LIMIT).expect(0).json
     assert (second["replays"], second["verdict"]) == (first["run_id"], "PASS")
     again = lab.path / "runs" / second["run_id"]
-    jobs = [read(one, "job.json") for one in (record, again)]
+    jobs = [read(path, "job.json") for path in (record, again)]
     assert jobs[0]["argv"] == jobs[1]["argv"]
     assert jobs[0]["rank_argv"] == jobs[1]["rank_argv"]
     assert jobs[0]["code"] == jobs[1]["code"]
@@ -125,8 +125,10 @@ def test_a_replay_of_opt_tiny_is_the_same_to_the_bit_and_its_record_is_whole(fre
 
 
 def drift(lab: Lab) -> set[tuple[str, str]]:
-    """What verify finds, and where."""
-    return {(one["what"], one["where"]) for one in lab.call("verify", "--json").expect(5).json["drift"]}
+    """Run verify; return kind and place of each drift."""
+    return {
+        (difference["what"], difference["where"]) for difference in lab.call("verify", "--json").expect(5).json["drift"]
+    }
 
 
 def test_verify_finds_a_script_data_an_image_and_the_image_of_one_node(
@@ -148,14 +150,14 @@ def test_verify_finds_a_script_data_an_image_and_the_image_of_one_node(
         script = next(task.parent.glob("*.py"))
         script.write_text(f"{script.read_text()}\n# changed\n")
         corpus.write_text("to be\n")
-        found = {(f"files {script.relative_to(lab.path)}", "lab"), (f"data {corpus}", "local")}
-        assert drift(lab) == found
+        expected = {(f"files {script.relative_to(lab.path)}", "lab"), (f"data {corpus}", "local")}
+        assert drift(lab) == expected
         engine.images.build(fileobj=io.BytesIO(f"FROM {image}\nLABEL other=1\n".encode()), tag=tag, rm=True)
-        found.add(("image", "local"))
-        assert drift(lab) == found
+        expected.add(("image", "local"))
+        assert drift(lab) == expected
         compose = ("docker", "compose", "-p", f"labctl-{lab.name}", "-f", ".lab/nodes/worker-1/compose.yml")
         subprocess.run([*compose, "up", "-d", "worker-1"], cwd=lab.path, check=True, capture_output=True)
-        assert drift(lab) == found | {("image", "worker-1")}
+        assert drift(lab) == expected | {("image", "worker-1")}
     finally:
         lab.destroy()
         engine.images.remove(tag, force=True)

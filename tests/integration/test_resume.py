@@ -1,4 +1,4 @@
-"""Runs that lose a worker and go on from their last whole checkpoint, as if nothing had happened."""
+"""Runs that lose a worker and resume from their last complete checkpoint, with identical results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.harness import Lab, Running, wait_until
 pytestmark = pytest.mark.docker
 
 LIMIT = 1200
-"""Seconds for one run, many times what it takes on idle cores."""
+"""Time limit of a run in seconds, many times its duration on idle cores."""
 SMALL = ("--set", "sequence-length=16", "--set", "deepspeed.train_micro_batch_size_per_gpu=6")
 TINY = ("opt-tiny", *SMALL, "--launcher", "mpirun", "--set", "steps=65")
 EVERY_20 = ("--set", "save-every=20")
@@ -23,11 +23,11 @@ EVERY_20 = ("--set", "save-every=20")
 def killed_after(running: Running, lab: Lab, step: str) -> None:
     """Kill a worker once the run has printed this of a step."""
 
-    def there() -> bool:
+    def is_printed() -> bool:
         assert running.process.poll() is None, running.err
         return step in running.err
 
-    wait_until(there, LIMIT, step)
+    wait_until(is_printed, LIMIT, step)
     lab.containers()["worker-1"].kill("SIGKILL")
 
 
@@ -35,19 +35,19 @@ def record(lab: Lab, run_id: str) -> Path:
     return lab.path / "runs" / run_id
 
 
-def broken(lab: Lab, words: tuple[str, ...], step: str) -> str:
-    """The id of a run that lost a worker there; the lab is up again."""
-    with lab.start("run", *words, "--json") as running:
+def broken(lab: Lab, arguments: tuple[str, ...], step: str) -> str:
+    """Start a run that loses a worker at this point, and bring the lab up again; return the run's id."""
+    with lab.start("run", *arguments, "--json") as running:
         killed_after(running, lab, step)
-        # Rank 0 says by a traceback that it lost the other.
+        # Rank 0 prints a traceback about the lost rank.
         result = running.answer(LIMIT).json
     assert (result["cause"], result["exit_code"]) == ("node-lost", 4)
     lab.call("up").expect(0)
     return str(result["run_id"])
 
 
-def said(lab: Lab, run_id: str, pattern: str) -> dict[str, str]:
-    """What the output has of each step, or epoch, without how fast it was."""
+def output_by_step(lab: Lab, run_id: str, pattern: str) -> dict[str, str]:
+    """Return the output for each step or epoch, without speeds."""
     log = (record(lab, run_id) / "output.log").read_text()
     return dict(re.findall(pattern, log))
 
@@ -60,11 +60,11 @@ def progress(lab: Lab, run_id: str, step: int) -> Any:
 
 
 def same_as(lab: Lab, whole: str, part: str, *, after: int) -> None:
-    """The second run has said of the steps after that one what the first has, and of no others but the first step."""
-    one, other = said(lab, whole, STEPS), said(lab, part, STEPS)
-    last = max(map(int, other))
-    assert other == {step: text for step, text in one.items() if after < int(step) <= last or step == "1"}
-    assert len(other) > 5
+    """Check that the second run repeats the first one's later steps, and prints no others but the first step."""
+    first, second = output_by_step(lab, whole, STEPS), output_by_step(lab, part, STEPS)
+    last = max(map(int, second))
+    assert second == {step: text for step, text in first.items() if after < int(step) <= last or step == "1"}
+    assert len(second) > 5
 
 
 @pytest.fixture
@@ -75,12 +75,12 @@ def lab(module_lab: Lab) -> Lab:
 
 @pytest.fixture(scope="module")
 def whole(module_lab: Lab) -> str:
-    """A run of opt-tiny that nothing interrupts."""
+    """A run of opt-tiny without interruption."""
     return str(module_lab.call("run", *TINY, *EVERY_20, "--json", limit=LIMIT).expect(0).json["run_id"])
 
 
 def test_runs_that_are_ended_or_lose_a_worker_go_on_to_the_same_losses(lab: Lab, whole: str) -> None:
-    """Ranks save once more when they are ended; `--resume` goes on from there, `--retries` by itself."""
+    """Check that ended ranks save once more, and that `--resume` and `--retries` go on from there."""
     ended = interrupted(lab, "step 3/65 ")
     (place,) = (record(lab, ended) / "checkpoints").iterdir()
     step = int(place.name.removeprefix("step-"))
@@ -101,14 +101,14 @@ def test_runs_that_are_ended_or_lose_a_worker_go_on_to_the_same_losses(lab: Lab,
 
     same_as(lab, whole, first, after=step)
     same_as(lab, whole, result["run_id"], after=40)
-    assert max(map(int, said(lab, result["run_id"], STEPS))) == 65
-    # Floats as JSON has them are those of the ranks, to the last bit.
+    assert max(map(int, output_by_step(lab, result["run_id"], STEPS))) == 65
+    # Floats in JSON have all bits of the ranks' floats.
     for run_id, saved in ((first, 40), (result["run_id"], 60)):
         assert progress(lab, run_id, saved)["steps"] == progress(lab, whole, saved)["steps"]
 
 
 def interrupted(lab: Lab, step: str) -> str:
-    """The id of a run that saves no checkpoint by itself and that Ctrl-C ended there."""
+    """End a run that saves no checkpoint by itself with Ctrl-C; return its id."""
     with lab.start("run", *TINY, "--set", "save-every=1000", "--json") as running:
         wait_until(lambda: step in running.err, LIMIT, step)
         running.press()
@@ -145,7 +145,7 @@ def test_a_checkpoint_is_for_as_many_ranks_as_wrote_it(lab: Lab, whole: str) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "step", "after"),
+    ("command", "step", "after"),
     [
         (("opt-tiny-reward", "--set", "save-every=20"), "step 45/60 ", 40),
         (("opt-tiny-rlhf", "--set", "save-every=10"), "step 25/30 ", 20),
@@ -154,18 +154,18 @@ def test_a_checkpoint_is_for_as_many_ranks_as_wrote_it(lab: Lab, whole: str) -> 
         (("opt-tiny", "--set", "save-every=50", "--set", "lora-dim=4"), "step 60/120 ", 50),
     ],
 )
-def test_every_workload_goes_on_to_the_same_losses(lab: Lab, words: tuple[str, ...], step: str, after: int) -> None:
-    uninterrupted = lab.call("run", *words, "--json", limit=LIMIT).json["run_id"]
-    result = lab.call("run", "--resume", broken(lab, words, step), "--json", limit=LIMIT).json
+def test_every_workload_goes_on_to_the_same_losses(lab: Lab, command: tuple[str, ...], step: str, after: int) -> None:
+    uninterrupted = lab.call("run", *command, "--json", limit=LIMIT).json["run_id"]
+    result = lab.call("run", "--resume", broken(lab, command, step), "--json", limit=LIMIT).json
     assert result["resumed"].endswith(f"/checkpoints/step-{after}")
     same_as(lab, uninterrupted, result["run_id"], after=after)
 
 
 @pytest.mark.slow
 def test_a_vision_transformer_goes_on_in_the_middle_of_an_epoch(lab: Lab) -> None:
-    words = ("vit-tiny", "--set", "save-every=40")
+    argv = ("vit-tiny", "--set", "save-every=40")
     pattern = r"\bepoch (\d+)/\d+ (loss \S+ accuracy \S+)"
-    uninterrupted = lab.call("run", *words, "--json", limit=LIMIT).expect(0).json
-    run_id = broken(lab, words, "epoch 2/4 ")
+    uninterrupted = lab.call("run", *argv, "--json", limit=LIMIT).expect(0).json
+    run_id = broken(lab, argv, "epoch 2/4 ")
     result = lab.call("run", "--resume", run_id, "--json", limit=LIMIT).expect(0).json
-    assert said(lab, result["run_id"], pattern) == said(lab, uninterrupted["run_id"], pattern)
+    assert output_by_step(lab, result["run_id"], pattern) == output_by_step(lab, uninterrupted["run_id"], pattern)

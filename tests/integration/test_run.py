@@ -24,7 +24,7 @@ def lab(module_lab: Lab) -> Lab:
 
 @pytest.fixture(scope="module")
 def hello(module_lab: Lab) -> Answer:
-    """One run of `hello`, as a script would ask for it."""
+    """Answer of a run of `hello` with --json."""
     return module_lab.call("run", "hello", "--launcher", "deepspeed", "--json", "--set", "print=PROJECT_PATH")
 
 

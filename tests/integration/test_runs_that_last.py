@@ -1,4 +1,4 @@
-"""Runs that live in the lab: detached, followed by several, side by side, and without the labctl that began them."""
+"""Runs that outlive labctl: detached, followed by several, concurrent, and after labctl is killed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from docker import DockerClient
 
 pytestmark = pytest.mark.docker
 
-# Prints its number of steps, one after the other, and no more once the file `enough` is beside it.
+# Print the numbers of steps, one after the other, until the file `enough` exists.
 STEPS = """
 import os, sys, time
 for step in range(int(sys.argv[1])):
@@ -33,15 +33,15 @@ for step in range(int(sys.argv[1])):
 
 @pytest.fixture
 def lab(lab: Lab) -> Lab:
-    """A lab of two nodes that is up, and a script that makes steps."""
+    """A lab of two nodes, up, and a script that prints steps."""
     (lab.path / "steps.py").write_text(STEPS)
     return lab
 
 
 def detached(lab: Lab, steps: int, pause: float, *flags: str) -> str:
-    """The id of a run that was left once it was launched."""
-    words = ("run", "--script", "steps.py", "--launcher", "mpirun", "--detach", "--json", *flags)
-    document = lab.call(*words, "--", str(steps), str(pause)).expect(0).json
+    """Launch a detached run; return its id."""
+    argv = ("run", "--script", "steps.py", "--launcher", "mpirun", "--detach", "--json", *flags)
+    document = lab.call(*argv, "--", str(steps), str(pause)).expect(0).json
     assert document["state"] in ("running", "waiting")
     return str(document["run_id"])
 
@@ -51,7 +51,7 @@ def runs(lab: Lab) -> dict[str, dict[str, Any]]:
 
 
 def steps_in(text: str, rank: int) -> list[int]:
-    return [int(found) for found in re.findall(rf"step (\d+) of rank {rank} ", text)]
+    return [int(step) for step in re.findall(rf"step (\d+) of rank {rank} ", text)]
 
 
 def test_a_detached_run_is_followed_by_two_at_once_with_every_line_once(lab: Lab) -> None:
@@ -72,8 +72,8 @@ def test_a_detached_run_is_followed_by_two_at_once_with_every_line_once(lab: Lab
 
 def test_a_run_that_nobody_followed_is_judged_by_who_looks_first(lab: Lab) -> None:
     run_id = detached(lab, 3, 0.1)
-    found = wait_until(lambda: runs(lab)[run_id] if runs(lab)[run_id]["state"] == "done" else None, 120, "it ended")
-    assert (found["verdict"], found["cause"]) == ("PASS", None)
+    run = wait_until(lambda: runs(lab)[run_id] if runs(lab)[run_id]["state"] == "done" else None, 120, "it ended")
+    assert (run["verdict"], run["cause"]) == ("PASS", None)
     assert steps_in((lab.path / "runs" / run_id / "output.log").read_text(), 1) == [0, 1, 2]
 
 
@@ -96,13 +96,13 @@ def test_runs_on_other_nodes_are_side_by_side_and_harm_each_other_not(lend: Fres
     (lab.path / "workloads/enough").touch()
     for run in (first, third):
         answer = lab.call("attach", run, limit=120).expect(0)
-        times = [float(found) for found in re.findall(r"of rank 0 at ([0-9.]+)", answer.err)]
+        times = [float(moment) for moment in re.findall(r"of rank 0 at ([0-9.]+)", answer.err)]
         assert steps_in(answer.err, 0) == list(range(len(times)))
-        # What was stopped beside it did not pause it.
+        # Stopping the other run did not pause this one.
         assert len([at for at in times if began < at < ended]) > ended - began
     lab.call("attach", waiting, limit=120).expect(0)
     results = {run: runs(lab)[run] for run in (first, stopped, third, waiting)}
-    assert [one["verdict"] for one in results.values()] == ["PASS", "ERROR", "PASS", "PASS"]
+    assert [run["verdict"] for run in results.values()] == ["PASS", "ERROR", "PASS", "PASS"]
     assert results[stopped]["cause"] == "interrupted"
 
 
@@ -126,8 +126,8 @@ def test_a_run_that_waits_is_ended_by_stop_and_by_ctrl_c_and_never_starts(lab: L
     second = detached(lab, 3, 0.1, "--include", "worker-0", "--wait")
     assert lab.call("stop", second, "--json").expect(0).json["cause"] == "interrupted"
     before = set(lab.run_ids())
-    words = ("run", "--script", "steps.py", "--launcher", "mpirun", "--include", "worker-0", "--wait", "--", "3", "0.1")
-    with lab.start(*words) as waiting:
+    argv = ("run", "--script", "steps.py", "--launcher", "mpirun", "--include", "worker-0", "--wait", "--", "3", "0.1")
+    with lab.start(*argv) as waiting:
         (third,) = wait_until(lambda: set(lab.run_ids()) - before, 120, "it has a record")
         wait_until(lambda: runs(lab)[third]["state"] == "waiting", 120, "it waits")
         waiting.press(signal.SIGINT)
@@ -154,8 +154,8 @@ time.sleep(600)
 
 def test_a_rank_that_prints_when_it_is_told_to_end_has_its_grace(lab: Lab) -> None:
     (lab.path / "late.py").write_text(LATE_WORDS)
-    words = ("run", "--script", "late.py", "--launcher", "torchrun", "--include", "worker-0", "--detach", "--json")
-    run_id = lab.call(*words).expect(0).json["run_id"]
+    argv = ("run", "--script", "late.py", "--launcher", "torchrun", "--include", "worker-0", "--detach", "--json")
+    run_id = lab.call(*argv).expect(0).json["run_id"]
     rank = lab.path / "runs/.outputs" / run_id / "ranks/rank-0.log"
     wait_until(lambda: rank.exists() and "listens" in rank.read_text(), 120, "it listens")
     lab.call("stop", run_id, "--grace", "8").expect(0)
@@ -164,7 +164,7 @@ def test_a_rank_that_prints_when_it_is_told_to_end_has_its_grace(lab: Lab) -> No
     assert (record / "ranks/rank-0.log").read_text().splitlines()[-2:] == ["told to end", "saved"]
 
 
-# Half of the steps once the file `seen` is beside it.
+# Print the second half of the steps once the file `seen` exists.
 BARS = """
 import os, sys, time
 for step in range(1, 61):
@@ -178,24 +178,24 @@ for step in range(1, 61):
 
 def test_a_terminal_shows_a_bar_below_the_whole_log_and_top_watches_beside_it(lab: Lab) -> None:
     (lab.path / "bars.py").write_text(BARS)
-    words = ("run", "--script", "bars.py", "--launcher", "torchrun", "--include", "worker-0")
-    with lab.in_terminal(*words) as terminal:
-        wait_until(lambda: re.search(r"step +\d+/60  ━*─+", terminal.seen), 120, "a bar")
+    argv = ("run", "--script", "bars.py", "--launcher", "torchrun", "--include", "worker-0")
+    with lab.in_terminal(*argv) as terminal:
+        wait_until(lambda: re.search(r"step +\d+/60  ━*─+", terminal.output), 120, "a bar")
         document = lab.call("top", "--json").expect(0).json
         assert (document["state"], document["progress"]["steps"]) == ("running", 60)
         assert f"run {document['run_id']}\nstep " in lab.call("top").expect(0).out
         (lab.path / "workloads/seen").touch()
         assert terminal.code(120) == 0
-    # A line that begins again after \r has its mark again.
-    printed = re.findall(r"\r\x1b\[2m  \| \x1b\[0m\{'loss': 1.5, 'step': (\d+)\}\r\n", terminal.seen)
+    # The prefix is repeated on a line that restarts after \r.
+    printed = re.findall(r"\r\x1b\[2m  \| \x1b\[0m\{'loss': 1.5, 'step': (\d+)\}\r\n", terminal.output)
     assert printed == [str(step) for step in range(1, 61)]
-    assert "/60  " not in terminal.seen[terminal.seen.index("result.json") :]
+    assert "/60  " not in terminal.output[terminal.output.index("result.json") :]
     record = lab.path / "runs" / document["run_id"] / "output.log"
     assert record.read_bytes().count(b"\r{'loss': 1.5") == 60
     assert lab.call("top").expect(3).err.startswith("error: no run is under way")
 
 
-# Prints so many lines, with a byte that is no text and these words, and behind each as many empty ones.
+# Print this many lines, with a non-text byte and these words, each followed by empty lines.
 MANY = r"""
 import sys
 for number in range(int(sys.argv[1])):
@@ -206,15 +206,15 @@ MANY_LINES = ("run", "--script", "many.py", "--launcher", "mpirun", "--json", "-
 
 def test_all_lines_of_ranks_that_print_much_arrive_once(lab: Lab) -> None:
     (lab.path / "many.py").write_text(MANY)
-    words = (*MANY_LINES, "worker-0@worker-1", "--", "30000", "", "2")
-    record = lab.path / "runs" / lab.call(*words).expect(0).json["run_id"]
+    argv = (*MANY_LINES, "worker-0@worker-1", "--", "30000", "", "2")
+    record = lab.path / "runs" / lab.call(*argv).expect(0).json["run_id"]
     for rank in (0, 1):
         log = (record / f"ranks/rank-{rank}.log").read_bytes().split(b"\n", 1)[1]
         assert log == b"".join(b"step %d \xff \xc3\xbc\n\n\n" % number for number in range(30_000))
-    # mpirun's own lines have no mark: it may warn that a process group was set by another first.
+    # mpirun's own lines have no prefix: it may warn that a process group was set by another process first.
     printed = re.findall(r"^\[1,[01]\]<std\w+>:(.*)$", (record / "output.log").read_text(), re.MULTILINE)
-    said = {f"step {number} \ufffd ü": 2 for number in range(30_000)}
-    assert Counter(line for line in printed if "labctl: " not in line) == {**said, "": 120_000}
+    counts = {f"step {number} \ufffd ü": 2 for number in range(30_000)}
+    assert Counter(line for line in printed if "labctl: " not in line) == {**counts, "": 120_000}
 
 
 @pytest.mark.slow
@@ -247,15 +247,15 @@ def test_a_million_lines_take_about_as_long_as_docker_logs_of_them_and_little_me
 
 
 def memory_peak(pid: int) -> int:
-    """The most memory that a process has had, in bytes; 0 for one that has ended."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    return int(found[1]) << 10 if found else 0
+    """Return a process's peak memory in bytes; 0 for one that has ended."""
+    match = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return int(match[1]) << 10 if match else 0
 
 
 def test_down_judges_the_runs_that_it_ends(lab: Lab) -> None:
     run_id = detached(lab, 600, 0.1)
     wait_until(lambda: runs(lab)[run_id]["step"], 120, "it makes steps")
     assert f"this ends run {run_id}" in lab.call("down").expect(0).err
-    found = lab.call("show", run_id, "--json").expect(0).json
-    assert (found["cause"], "took the lab down" in found["message"]) == ("interrupted", True)
+    shown = lab.call("show", run_id, "--json").expect(0).json
+    assert (shown["cause"], "took the lab down" in shown["message"]) == ("interrupted", True)
     assert steps_in((lab.path / "runs" / run_id / "output.log").read_text(), 0)[:3] == [0, 1, 2]

@@ -15,11 +15,11 @@ pytestmark = pytest.mark.docker
 
 
 def wait_for(terminal: Terminal, pattern: str) -> None:
-    wait_until(lambda: re.search(pattern, terminal.seen), 120, pattern)
+    wait_until(lambda: re.search(pattern, terminal.output), 120, pattern)
 
 
 def leave(terminal: Terminal) -> None:
-    """Clear the line, and end the shell."""
+    """Clear the line and end the shell."""
     terminal.press("\x15")
     terminal.type("exit")
     terminal.code(120)
@@ -30,14 +30,16 @@ def shells(lab: Lab, node: str) -> list[str]:
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize(("words", "node"), [((), "launcher"), (("worker-1",), "worker-1")], ids=["launcher", "worker"])
-def test_shell_gives_a_prompt_in_the_right_container(lab: Lab, words: tuple[str, ...], node: str) -> None:
-    with lab.in_terminal("shell", *words) as terminal:
+@pytest.mark.parametrize(
+    ("command", "node"), [((), "launcher"), (("worker-1",), "worker-1")], ids=["launcher", "worker"]
+)
+def test_shell_gives_a_prompt_in_the_right_container(lab: Lab, command: tuple[str, ...], node: str) -> None:
+    with lab.in_terminal("shell", *command) as terminal:
         wait_for(terminal, rf"lab@{lab.name}/{node}:\S*[$#]")
         terminal.type("echo here: $(hostname) $(id -u) $PROJECT_PATH; tty; exit 7")
         assert terminal.code(120) == 7
-        wait_until(lambda: re.search(r"exit\s+$", terminal.seen), 30, "the last word is read")
-    assert f"\rhere: {node} {os.getuid()} /workspace\r\n/dev/" in terminal.seen
+        wait_until(lambda: re.search(r"exit\s+$", terminal.output), 30, "the last word is read")
+    assert f"\rhere: {node} {os.getuid()} /workspace\r\n/dev/" in terminal.output
 
 
 def test_history_and_directory_outlive_the_shell_and_the_lab(fresh_lab: Callable[..., Lab]) -> None:
@@ -52,7 +54,7 @@ def test_history_and_directory_outlive_the_shell_and_the_lab(fresh_lab: Callable
     lab.call("up").expect(0)
     with lab.in_terminal("shell", "worker-0") as second:
         wait_for(second, r"worker-0:/workspace/runs[$#]")
-        # The latest command is `exit`.
+        # The last command is `exit`.
         second.press("\x10\x10")
         wait_for(second, r"cd runs; echo remember-\$")
         leave(second)
@@ -84,7 +86,7 @@ def test_keys_that_docker_would_take_for_itself_reach_the_shell(lab: Lab) -> Non
     with lab.in_terminal("shell", "worker-1") as terminal:
         wait_for(terminal, rf"lab@{lab.name}/worker-1")
         terminal.type("stty raw -echo; echo ready-$((40 + 2)); head -c 2 | od -An -b; stty sane")
-        # Before that, the terminal would take Ctrl-Q for its own.
+        # Without raw mode the terminal would intercept Ctrl-Q.
         wait_for(terminal, r"\rready-42")
         terminal.press("\x10\x11")
         wait_for(terminal, "020 021")
@@ -96,7 +98,7 @@ def test_a_shell_that_docker_lets_go_of_leaves_nothing_behind(lab: Lab) -> None:
         wait_for(terminal, rf"lab@{lab.name}/worker-1")
         letters = [key.removeprefix("ctrl-") for key in docker.DETACH_KEYS.split(",")]
         terminal.press("".join(chr(ord(letter.upper()) - ord("@")) for letter in letters))
-        # The environment's fault.
+        # Exit code for errors of the environment.
         assert terminal.code(120) == 3
     assert not shells(lab, "worker-1")
 

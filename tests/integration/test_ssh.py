@@ -1,4 +1,4 @@
-"""Who reaches whom over ssh, with which keys, and who does not."""
+"""ssh access between the lab's nodes: keys, allowed and refused logins."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.docker
 
 
 def private_keys(lab: Lab, node: str) -> set[str]:
-    """Paths in a node of all files that hold a private key, wherever keys can be expected."""
+    """List the files with a private key in the usual places of a node."""
     search = "grep -rslF -- 'PRIVATE KEY-----' /etc /home /root /run /tmp /var/lib || true"
     return set(lab.inside(node, "sh", "-c", search).split())
 
@@ -78,9 +78,9 @@ def test_forwarding_is_refused(lab: Lab) -> None:
 
 
 def test_the_values_in_force_in_sshd(lab: Lab) -> None:
-    said = lab.inside("worker-1", "/usr/sbin/sshd", "-T", "-f", "/opt/lab/sshd_config", user="0:0")
-    values = dict(line.split(" ", 1) for line in said.splitlines() if " " in line)
-    wanted = {
+    output = lab.inside("worker-1", "/usr/sbin/sshd", "-T", "-f", "/opt/lab/sshd_config", user="0:0")
+    values = dict(line.split(" ", 1) for line in output.splitlines() if " " in line)
+    expected = {
         "passwordauthentication": "no",
         "kbdinteractiveauthentication": "no",
         "pubkeyauthentication": "yes",
@@ -91,7 +91,7 @@ def test_the_values_in_force_in_sshd(lab: Lab) -> None:
         "strictmodes": "yes",
         "permitemptypasswords": "no",
     }
-    assert {name: values[name] for name in wanted} == wanted
+    assert {name: values[name] for name in expected} == expected
     assert int(values["maxstartups"].split(":")[0]) >= 128
 
 
@@ -123,11 +123,11 @@ def test_an_audit_of_the_launchers_ssh_finds_nothing(lab: Lab) -> None:
     ) as audit:
         gateway = address(lab, "Gateway")
         ssh = ("exec", "--", "ssh", "-o", f"HostName={gateway}", "-p", port, "worker-1", "true")
-        # Until it listens, nobody answers.
+        # Wait until the server listens.
         wait_until(lambda: lab.call(*ssh).code and audit.poll() is not None, 120, "an audit of what ssh offered")
-        said = audit.communicate(timeout=120)[0]
-    assert audit.returncode == 0, said
-    assert "sntrup761x25519-sha512" in said
+        output = audit.communicate(timeout=120)[0]
+    assert audit.returncode == 0, output
+    assert "sntrup761x25519-sha512" in output
 
 
 def test_rotated_keys_are_others_and_in_force(fresh_lab: Callable[..., Lab]) -> None:
@@ -135,10 +135,10 @@ def test_rotated_keys_are_others_and_in_force(fresh_lab: Callable[..., Lab]) -> 
     lab.call("up").expect(0)
     keys = {path: path.read_bytes() for path in (lab.path / ".lab/nodes").glob("worker-*/*/*_ed25519*")}
     assert len(keys) == 2
-    before = {node: one.id for node, one in lab.containers().items()}
+    before = {node: container.id for node, container in lab.containers().items()}
     lab.call("keys", "rotate").expect(0)
     assert all(path.read_bytes() != content for path, content in keys.items())
-    assert set(before.values()).isdisjoint(one.id for one in lab.containers().values())
+    assert set(before.values()).isdisjoint(container.id for container in lab.containers().values())
     lab.call("exec", "--all", "--", "true").expect(0)
     lab.call("down").expect(0)
     lab.call("keys", "rotate").expect(0)
@@ -164,12 +164,12 @@ def test_a_host_key_that_changed_on_a_worker_is_refused_with_the_reason(lab: Lab
 
 
 def test_keys_on_the_host_lie_apart_and_are_private(lab: Lab) -> None:
-    found = subprocess.run(
+    output = subprocess.run(
         ["grep", "-rlF", "PRIVATE KEY-----", "."], cwd=lab.path, capture_output=True, text=True, check=True
     ).stdout.split()
-    assert sorted(found) == [
+    assert sorted(output) == [
         "./.lab/nodes/worker-0/launcher/id_ed25519",
         "./.lab/nodes/worker-0/ssh/ssh_host_ed25519_key",
         "./.lab/nodes/worker-1/ssh/ssh_host_ed25519_key",
     ]
-    assert all(Path(lab.path, path).stat().st_mode & 0o777 == 0o600 for path in found)
+    assert all(Path(lab.path, path).stat().st_mode & 0o777 == 0o600 for path in output)

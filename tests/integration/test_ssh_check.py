@@ -1,4 +1,4 @@
-"""ssh-check: every pair of a lab answers, and the pair that does not is named."""
+"""ssh-check: all pairs of a lab answer, and a pair that does not is named."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def test_every_pair_answers_with_its_time(lab: Lab) -> None:
 def test_a_worker_that_cannot_be_reached_is_named_and_the_others_are_tried(lab: Lab) -> None:
     hostfile = "worker-0 slots=1\\nworker-1 slots=1\\nworker-9 slots=1\\n"
     script = f"cd workloads/ssh-check; LABCTL_HOSTFILE=<(printf '{hostfile}') python ssh_check.py; echo code $?"
-    said = lab.inside("launcher", "bash", "-c", script)
-    assert "pairs: 6 of 12" in said
-    failed = [line for line in said.splitlines() if line.startswith("failed: ")]
+    output = lab.inside("launcher", "bash", "-c", script)
+    assert "pairs: 6 of 12" in output
+    failed = [line for line in output.splitlines() if line.startswith("failed: ")]
     assert len(failed) == 1
     assert failed[0].startswith("failed: launcher -> worker-9 by ssh: ")
-    assert said.endswith("code 1\n")
+    assert output.endswith("code 1\n")

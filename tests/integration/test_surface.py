@@ -1,4 +1,4 @@
-"""Every JSON key that tests/golden/surface.json lists is still in the command's document."""
+"""All JSON keys of tests/golden/surface.json are in the command's document."""
 
 from __future__ import annotations
 

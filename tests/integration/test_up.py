@@ -1,4 +1,4 @@
-"""`up`, `status` and `down`: what they make, what they leave alone, what they remove."""
+"""`up`, `status` and `down`: created, untouched and removed objects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FreshLab = Callable[..., Lab]
 
 
 def host_mtu() -> int:
-    """MTU of the interface that the default route leaves by."""
+    """Return the MTU of the default route's interface."""
     routes = [line.split() for line in Path("/proc/net/route").read_text().splitlines()[1:]]
     default = sorted((int(route[6]), route[0]) for route in routes if route[1] == "00000000" == route[7])
     return int(Path(f"/sys/class/net/{default[0][1]}/mtu").read_text()) if default else 1500
@@ -32,7 +32,7 @@ def host_config(lab: Lab) -> dict[str, Any]:
 
 @contextmanager
 def stranger(lab: Lab, image: str) -> Iterator[Container]:
-    """A container that says it is of the lab's compose project, but that no lab owns."""
+    """A container with the label of the lab's compose project that belongs to no lab."""
     container = lab.engine.containers.run(
         image,
         entrypoint=["sleep", "3600"],
@@ -160,14 +160,14 @@ def test_status_says_what_docker_says(lab: Lab) -> None:
     assert {health["worker-0"], health["worker-1"]} <= {"starting", "healthy"}
 
 
-@pytest.mark.parametrize("words", [("status", "--json"), ("up", "--dry-run"), ("down", "--dry-run")], ids=" ".join)
-def test_looking_changes_nothing(lab: Lab, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("command", [("status", "--json"), ("up", "--dry-run"), ("down", "--dry-run")], ids=" ".join)
+def test_looking_changes_nothing(lab: Lab, command: tuple[str, ...]) -> None:
     def state() -> object:
         files = {path: path.stat().st_mtime_ns for path in (lab.path / ".lab/nodes").rglob("*")}
         return lab.identities(), [network.id for network in lab.networks()], files
 
     before = state()
-    lab.call(*words).expect(0)
+    lab.call(*command).expect(0)
     assert state() == before
 
 
@@ -221,7 +221,7 @@ def test_the_files_of_a_node_work_by_hand(lab: Lab, node: str) -> None:
 def test_private_files_are_for_their_owner_alone(lab: Lab) -> None:
     cache = lab.path / ".lab/cache"
     for path in (lab.path / ".lab").rglob("*"):
-        # What runs compile has modes of its own, in folders that nobody else may enter.
+        # Compiled files of runs keep their own modes; their folders are private.
         if path.is_relative_to(cache) and path.parent not in (cache, cache.parent):
             continue
         assert path.stat().st_mode & 0o077 == 0, path
@@ -247,12 +247,12 @@ def test_shared_memory_is_as_large_as_the_settings_say(lab: Lab) -> None:
 
 
 def test_limits_of_the_compose_file_hold_in_a_container_and_over_ssh(lab: Lab) -> None:
-    limits = {one["Name"]: one for one in lab.containers()["worker-1"].attrs["HostConfig"]["Ulimits"]}
+    limits = {limit["Name"]: limit for limit in lab.containers()["worker-1"].attrs["HostConfig"]["Ulimits"]}
     assert "stack" in limits
     for name, (flag, unit) in {"stack": ("s", 1024), "nofile": ("n", 1), "memlock": ("l", 1024)}.items():
         if name not in limits:
             continue  # This machine cannot raise it, which `up` said.
         for way in (("-n", "worker-1", "--", "sh", "-c"), ("--", "ssh", "worker-1")):
-            said = lab.call("exec", *way, f"ulimit -S{flag}; ulimit -H{flag}").expect(0).out.split()
-            wanted = [limits[name]["Soft"], limits[name]["Hard"]]
-            assert [-1 if one == "unlimited" else int(one) * unit for one in said] == wanted
+            values = lab.call("exec", *way, f"ulimit -S{flag}; ulimit -H{flag}").expect(0).out.split()
+            expected = [limits[name]["Soft"], limits[name]["Hard"]]
+            assert [-1 if value == "unlimited" else int(value) * unit for value in values] == expected

@@ -1,4 +1,4 @@
-"""A validation on the real engine: from nothing to a report and back to nothing, and a bad node is named."""
+"""A validation on the real engine: it creates a lab, reports, and removes it; a bad node is named."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOGETHER = "[{workload: picky}]"
 
 
 def picky(lab: Lab, checks: str) -> Path:
-    """A profile with these checks, of which `picky` fails on worker-1."""
+    """Write a profile with these checks, of which `picky` fails on worker-1."""
     folder = lab.path / "workloads/picky"
     folder.mkdir()
     (folder / "workload.yml").write_text(PICKY)
@@ -37,23 +37,26 @@ def picky(lab: Lab, checks: str) -> Path:
 def test_a_good_lab_passes_and_nothing_of_it_is_left(fresh_lab: FreshLab) -> None:
     lab = fresh_lab()
     answer = lab.call("validate", "--profile", "quick", "--out", "report", "--json", limit=600).expect(0)
-    found = answer.json["validation"]
-    assert (found["verdict"], found["message"]) == ("PASS", "All 2 nodes are good.")
-    assert {one["name"]: one["status"] for one in found["steps"]} == dict.fromkeys(
+    validation = answer.json["validation"]
+    assert (validation["verdict"], validation["message"]) == ("PASS", "All 2 nodes are good.")
+    assert {step["name"]: step["status"] for step in validation["steps"]} == dict.fromkeys(
         ("doctor", "network", "up", "nodes", "ssh-check", "matmul", "allreduce", "network after", "clean-up"), "passed"
     )
     assert lab.labelled() == []
     assert "All 2 nodes are good." in Path(answer.json["page"]).read_text()
-    assert json.loads(Path(answer.json["data"]).read_text())["nodes"] == found["nodes"]
+    assert json.loads(Path(answer.json["data"]).read_text())["nodes"] == validation["nodes"]
 
 
 def test_a_node_that_fails_is_named_and_a_lab_that_was_up_is_left_alone(lab: Lab) -> None:
     profile, before = picky(lab, ALONE), lab.identities()
     answer = lab.call("validate", "--profile", str(profile), "--json").expect(5)
-    found = answer.json["validation"]
-    assert {one["node"]: one["verdict"] for one in found["nodes"]} == {"worker-0": "good", "worker-1": "failing"}
-    assert found["message"].startswith("worker-1 is failing: picky: ")
-    assert next(one for one in found["steps"] if one["name"] == "hello")["status"] == "passed"
+    validation = answer.json["validation"]
+    assert {node["node"]: node["verdict"] for node in validation["nodes"]} == {
+        "worker-0": "good",
+        "worker-1": "failing",
+    }
+    assert validation["message"].startswith("worker-1 is failing: picky: ")
+    assert next(step for step in validation["steps"] if step["name"] == "hello")["status"] == "passed"
     assert lab.identities() == before
 
 
@@ -61,11 +64,11 @@ def test_a_node_that_fails_is_named_and_a_lab_that_was_up_is_left_alone(lab: Lab
 def test_a_node_that_fails_with_others_is_found_by_bisection(fresh_lab: FreshLab) -> None:
     lab = fresh_lab(LAB_NODES="4")
     answer = lab.call("validate", "--profile", str(picky(lab, TOGETHER)), "--json", limit=300).expect(5)
-    found = answer.json["validation"]
-    steps = {one["name"]: one for one in found["steps"]}
+    validation = answer.json["validation"]
+    steps = {step["name"]: step for step in validation["steps"]}
     assert (steps["picky"]["status"], steps["clean-up"]["status"]) == ("failed", "passed")
     assert steps["bisect picky"]["message"].startswith("worker-1 is failing (")
-    assert {one["node"] for one in found["nodes"] if one["verdict"] == "failing"} == {"worker-1"}
+    assert {node["node"] for node in validation["nodes"] if node["verdict"] == "failing"} == {"worker-1"}
     assert lab.labelled() == []
 
 
@@ -74,7 +77,7 @@ def test_the_baseline_of_a_lab_that_is_up_is_kept(lab: Lab) -> None:
     profile.write_text("description: mine\nwithin: 99%\nchecks: [{workload: hello, metrics: {answer: {}}}]\n")
     lab.call("baseline", "--profile", str(profile)).expect(0)
     answer = lab.call("validate", "--profile", str(profile), "--json").expect(0)
-    (figure,) = (one for one in answer.json["validation"]["figures"] if one["step"] == "hello")
+    (figure,) = (figure for figure in answer.json["validation"]["figures"] if figure["step"] == "hello")
     assert figure["passed"]
     assert figure["source"].startswith("99 % below the baseline of ")
     assert lab.identities() == before

@@ -1,4 +1,4 @@
-"""The vision transformer's workload on two nodes: its rehearsal, its metrics.csv, both ways of starting it."""
+"""The vision transformer's workload on two nodes: the rehearsal, metrics.csv, and both ways to start it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ COLUMNS = (
 
 
 def test_every_rank_and_epoch_has_a_row_in_metrics_csv(lab: Lab) -> None:
-    words = ("--rehearse", "--launcher", "mpirun", "--json")
-    result = lab.call("run", "vit", *words, limit=1200).expect(0).json
+    argv = ("--rehearse", "--launcher", "mpirun", "--json")
+    result = lab.call("run", "vit", *argv, limit=1200).expect(0).json
     assert (result["verdict"], result["launcher"], result["world_size"]) == ("PASS", "mpirun", 2)
     assert result["metrics"]["loss"]["last"] < result["metrics"]["loss"]["first"]
-    # Chance is 0.1.
+    # Random guessing gives 0.1.
     assert result["metrics"]["accuracy"]["value"] > 0.3
     lines = (lab.path / "runs" / result["run_id"] / "metrics.csv").read_text().splitlines()
     assert lines[0] == COLUMNS
@@ -35,7 +35,7 @@ def test_every_rank_and_epoch_has_a_row_in_metrics_csv(lab: Lab) -> None:
 
 
 def write_cifar10(folder: Path, images: int) -> None:
-    """So many images in each of the six files, of all classes in turn."""
+    """Write ``images`` images, cycling through the classes, to each of the six files."""
     folder.mkdir(parents=True)
     for name in (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"):
         records = (bytes([number % 10]) + bytes([25 * (number % 10)]) * 3072 for number in range(images))
@@ -44,10 +44,10 @@ def write_cifar10(folder: Path, images: int) -> None:
 
 @pytest.mark.slow
 def test_it_runs_on_cifar10s_files(lab: Lab) -> None:
-    # The rehearsal takes a hundredth, which must fill a batch on both ranks.
+    # The rehearsal uses a hundredth of the images, which must fill a batch on both ranks.
     write_cifar10(lab.path / "cache" / "cifar" / "cifar-10-batches-bin", 700)
-    words = ("--rehearse", "--set", "data-path=cifar", "--json")
-    result = lab.call("run", "vit", *words, limit=1200).expect(0).json
+    argv = ("--rehearse", "--set", "data-path=cifar", "--json")
+    result = lab.call("run", "vit", *argv, limit=1200).expect(0).json
     assert (result["launcher"], result["world_size"]) == ("deepspeed", 2)
     log = (lab.path / "runs" / result["run_id"] / "ranks" / "rank-0.log").read_text()
     assert "CIFAR-10 in /workspace/.cache/cifar/cifar-10-batches-bin; 35 images to train on, 7 to test on" in log

@@ -1,4 +1,4 @@
-"""What `pip install` of the wheel gives, outside the checkout."""
+"""The installed wheel, used outside the checkout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(*argv: str | Path, cwd: Path) -> str:
-    # A checkout on the path would be found before what is installed.
+    # A checkout on the path would take precedence over the installed package.
     environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(list(map(str, argv)), cwd=cwd, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

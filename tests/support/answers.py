@@ -1,4 +1,4 @@
-"""Answers of a host that are not what it was asked for."""
+"""Malformed answers of a host, by a phrase that says what is wrong with each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ RUN = "20260102-150405-hello-3fa2"
 
 
 def tar(*members: tuple[str, bytes, int], content: bytes = b"") -> bytes:
-    """Members by name, type and size, with this content and an end."""
+    """Build a tar of these members (name, type, size), each followed by ``content``."""
     stream = io.BytesIO()
     for name, kind, size in members:
         info = tarfile.TarInfo(name)
@@ -20,7 +20,7 @@ def tar(*members: tuple[str, bytes, int], content: bytes = b"") -> bytes:
 
 
 def sparse() -> bytes:
-    """A few bytes that say they are a file of 1 TiB."""
+    """Build a short tar whose sparse member has an apparent size of 1 TiB."""
     header = bytearray(tarfile.TarInfo("loss").tobuf(tarfile.GNU_FORMAT))
     header[156:157] = tarfile.GNUTYPE_SPARSE
     header[386:410] = b"%011o\0%011o\0" % (1 << 20, 0)

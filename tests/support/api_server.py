@@ -1,4 +1,4 @@
-"""An API server of real HTTP on this machine, and web sockets as its pods' programs answer over them."""
+"""An HTTP API server on this machine, and the web sockets over which programs in its pods answer."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ SUCCESS = (ERROR, b'{"metadata":{},"status":"Success"}')
 Answer = tuple[int, bytes]
 """Status and body."""
 CUT, SILENT = b"\0cut", b"\0silent"
-"""At a body's end: the connection is lost after it, or nothing comes for as long as the client listens."""
-Asked = Callable[[str, str], Answer]
+"""Suffixes of a body: cut the connection after it, or keep it open and send no more."""
+Respond = Callable[[str, str], Answer]
 """Method and path, with its query -> the answer."""
 
 
 def failure(code: int) -> tuple[int, bytes]:
-    """What the runtime says of a program that has ended with this code."""
+    """Build the frame in which the runtime reports a non-zero exit code."""
     causes = [{"reason": "ExitCode", "message": str(code)}]
     message = f"command terminated with non-zero exit code: exit status {code}"
     status = {"status": "Failure", "message": message, "reason": "NonZeroExitCode", "details": {"causes": causes}}
@@ -36,16 +36,16 @@ def failure(code: int) -> tuple[int, bytes]:
 
 
 class Frames:
-    """The client's connection: hands out frames, then is closed, or lost."""
+    """A stand-in for the client's connection: hands out frames, then is closed or lost."""
 
     subprotocol = ws_client.V4_CHANNEL_PROTOCOL
 
     def __init__(self, frames: tuple[tuple[int, bytes], ...], *, lost: bool = False, silent: bool = False) -> None:
-        """``silent``: nothing comes after the frames."""
+        """``silent``: keep the connection open after the frames."""
         self.connected, self.sent = True, list[bytes]()
         self._lost, self._frames = lost, list(frames)
         self.sock, self._far = socket.socketpair()
-        # What there is to read says that a frame has come; the end of it that the connection has gone.
+        # A readable byte announces a frame, the end of file a closed connection.
         self._far.sendall(b"." * len(frames))
         if not silent:
             self.end()
@@ -64,11 +64,11 @@ class Frames:
         self.sent.append(payload)
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """Let the client see the end of the connection."""
         self._far.sendall(b".")
 
     def close(self) -> None:
-        """As the client's: nothing where the server has closed it."""
+        """Do nothing: the server has already closed the connection."""
 
     def shutdown(self) -> None:
         self.connected = False
@@ -77,21 +77,21 @@ class Frames:
 
 
 def web_socket(*frames: tuple[int, bytes], **options: bool) -> Any:
-    """The client's own web socket, over which these frames come: channels and what is on them."""
+    """Return the client's own web socket, fed with these frames: channel and data."""
     with mock.patch.object(ws_client, "create_websocket", return_value=Frames(frames, **options)):
         return ws_client.WSClient(None, "wss://cluster", None, capture_all=False, binary=True)
 
 
 @contextmanager
-def serving(asked: Asked) -> Iterator[str]:
-    """The address of a server that answers so, for the time of the block."""
+def serving(respond: Respond) -> Iterator[str]:
+    """Serve ``asked`` over HTTP within the block; yield the server's address."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def answer(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            status, body = asked(self.command, self.path)
+            status, body = respond(self.command, self.path)
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Transfer-Encoding", "chunked")
@@ -100,7 +100,7 @@ def serving(asked: Asked) -> Iterator[str]:
                 self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
             self.close_connection = body.endswith((CUT, SILENT))
             if body.endswith(SILENT):
-                # Until the client hangs up.
+                # Wait until the client hangs up.
                 self.rfile.read(1)
             elif not self.close_connection:
                 self.wfile.write(b"0\r\n\r\n")
@@ -122,7 +122,7 @@ def serving(asked: Asked) -> Iterator[str]:
 
 
 def kubeconfig(path: Path, server: str) -> str:
-    """A kubeconfig for a server, its only context ``here``."""
+    """Write a kubeconfig for a server, with one context ``here``; return its path."""
     content = {
         "clusters": [{"name": "here", "cluster": {"server": server}}],
         "users": [{"name": "me", "user": {}}],

@@ -1,4 +1,4 @@
-"""Small labs, hosts, workloads, jobs and containers for tests; every field can be given, the rest is sensible."""
+"""Small labs, hosts, workloads, jobs and containers; each field has a default that a test can replace."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def host(**changes: Any) -> Host:
 
 
 def facts(**changes: Any) -> survey.HostFacts:
-    """What the second host of two told as its connection was opened."""
+    """Build the facts of a second host, as observed when its connection opens."""
     plain = survey.HostFacts(
         user="ann",
         uid=1000,
@@ -61,7 +61,7 @@ def facts(**changes: Any) -> survey.HostFacts:
 
 
 def devices(*names: str) -> tuple[Device, ...]:
-    """Devices by their ids, or by their paths."""
+    """Build devices from ids or paths."""
     return tuple(Device(id=name, path=name if name.startswith("/") else f"/dev/x{name}") for name in names)
 
 
@@ -71,7 +71,7 @@ def node(index: int = 0, **changes: Any) -> Node:
 
 
 def lab(nodes: int | tuple[Node, ...] = 2, **changes: Any) -> Lab:
-    """A CPU lab with so many nodes, or with these."""
+    """Build a CPU lab from a number of nodes, or from the nodes."""
     base = Lab(
         name="demo",
         directory=DIRECTORY,
@@ -117,7 +117,7 @@ def job(
     code: tuple[Copy, ...] = (),
     **changes: Any,
 ) -> Job:
-    """A run of the workload, changed so, on the lab."""
+    """Build the job of a workload, with these changes, on the lab."""
     of = of or lab()
     return jobs.build(of, workload(**changes), run_id, jobs.choose(of, entries), timeout, code)
 
@@ -140,9 +140,9 @@ def container(name: str, /, **changes: Any) -> Container:
 
 
 def observed(of: Lab, **changes: dict[str, Any]) -> ObservedState:
-    """The lab as it is once it is up; ``worker_0={...}`` changes that container."""
+    """Observe a lab that is up; ``worker_0={...}`` changes the fields of that container."""
     content = {file.path: file.content for file in render.render(of)}
-    owners = {model.LAUNCHER: of.nodes[0].name, **{one.name: one.name for one in of.nodes}}
+    owners = {model.LAUNCHER: of.nodes[0].name, **{member.name: member.name for member in of.nodes}}
     return ObservedState(
         containers=tuple(
             container(
@@ -160,9 +160,9 @@ def observed(of: Lab, **changes: dict[str, Any]) -> ObservedState:
 
 
 def printed(text: str, rank: int | None = None) -> Line:
-    """A line that a run prints now; what launchers put before what a rank says ends with ``|``, if there is any.
+    """Build an output line; a launcher's prefix, if there is one, ends with ``|``.
 
-    Or with the mark that rank_output.py puts there.
+    Text with the mark of rank_output.py is parsed instead.
     """
     if "\x01" in text:
         return line_of(text, time.time())
@@ -170,7 +170,7 @@ def printed(text: str, rank: int | None = None) -> Line:
 
 
 def read_values(metrics: Iterable[Metric], lines: Iterable[str]) -> dict[str, list[float]]:
-    """The numbers of each metric in these lines."""
+    """Read these lines; return the values of each metric."""
     sampler = Sampler(metrics)
     for line in lines:
         sampler.read(line)
@@ -178,24 +178,24 @@ def read_values(metrics: Iterable[Metric], lines: Iterable[str]) -> dict[str, li
 
 
 def up(of: Lab, seen: ObservedState, changed: tuple[File, ...] = ()) -> str:
-    """The text of the plan that brings the lab up."""
+    """Render the plan that brings the lab up."""
     local = (WriteFiles(files=changed, cause="new or changed"),) if changed else ()
     return str(plan.up(of, render.render(of), seen, local=local))
 
 
 def deployment(of: Lab, engine: FakeBackend, emit: Callable[[Event], None] = lambda _: None) -> LabDeployment:
-    """What the steps of a plan for this lab act on."""
+    """Build the target that the steps of the lab's plan act on."""
     context = Context(directory=of.directory, environ={"LAB_NAME": of.name}, emit=emit, flags={})
-    return LabDeployment(context=context, cluster=site(context, engine), lab=of)
+    return LabDeployment(context=context, cluster=cluster_of(context, engine), lab=of)
 
 
-def site(context: Context, engine: FakeBackend | None = None) -> Cluster:
-    """This machine as the site of the lab that a context says."""
+def cluster_of(context: Context, engine: FakeBackend | None = None) -> Cluster:
+    """Build the cluster of a context, with this machine as its only host."""
     return Cluster(settings=context.settings(), directory=context.directory, engine=engine or FakeBackend())
 
 
 def backend(context: Context, cluster: Cluster) -> DockerBackend:
-    """Docker's backend on hosts that are connected."""
+    """Build Docker's backend on a connected cluster."""
     connected = DockerBackend(context, cluster.settings, ExitStack(), {})
     connected.cluster = cluster
     return connected

@@ -1,4 +1,4 @@
-"""Small clusters: a lab, nodes and pods, as an API server has them."""
+"""Small Kubernetes clusters: a lab, nodes and pods, as an API server returns them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def lab(api: FakeApi, directory: Path = Path("/nowhere"), **given: Any) -> Clust
 
 
 def backend(of: ClusterLab) -> KubernetesBackend:
-    """The backend of a lab in a cluster in memory."""
+    """Build the backend of a lab in an in-memory cluster."""
     return KubernetesBackend(of.context, of.settings, of)
 
 
@@ -32,7 +32,7 @@ def target(**given: Any) -> Target:
 
 
 def node(name: str = "n0", *, taints: tuple[str, ...] = (), ready: str = "True", **allocatable: Any) -> Manifest:
-    """A node with 16 cores, 64 GiB and 8 devices, but what is given; taints are ``key=value:effect``."""
+    """Build a node with 16 cores, 64 GiB and 8 devices by default; taints are ``key=value:effect``."""
     spec: dict[str, Any] = {}
     if taints:
         parts = [one.replace("=", ":").split(":") for one in taints]

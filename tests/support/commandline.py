@@ -1,4 +1,4 @@
-"""labctl's command line in the tests' own process: nothing is started, and no engine answers."""
+"""labctl's command line in the test process: no program is started, and no engine answers."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from labctl import cli
 
 
 @dataclass
-class Said:
+class Completed:
     code: int
     out: str
     err: str
 
     @property
     def document(self) -> dict[str, Any]:
-        """The one JSON document on stdout."""
-        found: dict[str, Any] = json.loads(self.out)
-        assert found["schema"] == 1
-        return found
+        """Parse stdout, which must be a single JSON document."""
+        parsed: dict[str, Any] = json.loads(self.out)
+        assert parsed["schema"] == 1
+        return parsed
 
 
 class Labctl:
-    """Runs commands in a lab directory, in this process, with an environment of its own."""
+    """Run commands in a lab directory, in this process, with their own environment."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
         self.directory, self._monkeypatch, self._capfd = directory, monkeypatch, capfd
@@ -48,22 +48,22 @@ class Labctl:
     def write(self, name: str, text: str) -> None:
         (self.directory / name).write_text(text, encoding="utf-8")
 
-    def __call__(self, *arguments: str) -> Said:
+    def __call__(self, *arguments: str) -> Completed:
         self._monkeypatch.setattr(sys, "argv", ["labctl", *arguments])
         self._capfd.readouterr()
         code = 0
         try:
             cli.main()
-        except SystemExit as left:
-            code = left.code if isinstance(left.code, int) else 1
-        return Said(code, *self._capfd.readouterr())
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else 1
+        return Completed(code, *self._capfd.readouterr())
 
 
 @pytest.fixture
 def labctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Labctl]:
     for name in [name for name in os.environ if name.startswith(("LAB_", "DOCKER_", "HF_", "HUGGING"))]:
         monkeypatch.delenv(name)
-    # Nothing listens there: a command that asks the engine fails, whatever this machine has.
+    # No server listens on this socket: a command that contacts the engine fails on any machine.
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
@@ -71,5 +71,5 @@ def labctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
     made.env("")
     made.workload()
     yield made
-    # What typer and click looked up is theirs, not the next test's.
+    # Restore the environment before typer's and click's lookups leak into the next test.
     monkeypatch.undo()

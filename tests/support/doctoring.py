@@ -1,4 +1,4 @@
-"""Asking doctor as a person does, and typing what it says."""
+"""Run doctor as the user does, and type the commands that it suggests."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from typing import Any
 from support.harness import LABCTL, Lab
 
 Environ = dict[str, str]
-Found = dict[str, Any]
+Finding = dict[str, Any]
 
 
-def wrong(findings: list[Found]) -> list[Found]:
-    return [one for one in findings if one["level"] != "ok"]
+def wrong(findings: list[Finding]) -> list[Finding]:
+    return [finding for finding in findings if finding["level"] != "ok"]
 
 
-def doctor(lab: Lab, environ: Environ | None = None) -> list[Found]:
-    """What doctor finds wrong; its exit code must say whether any of it stops a run."""
+def doctor(lab: Lab, environ: Environ | None = None) -> list[Finding]:
+    """Run doctor; return the findings that are not ok, and check its exit code against them."""
     answer = lab.call("doctor", "--json", environ=environ)
-    found = wrong(answer.json["findings"])
-    answer.expect(3 if any(one["level"] == "error" for one in found) else 0)
-    return found
+    unwell = wrong(answer.json["findings"])
+    answer.expect(3 if any(finding["level"] == "error" for finding in unwell) else 0)
+    return unwell
 
 
-def the(findings: list[Found], code: str, node: str) -> Found:
-    """The one finding with this code for this node."""
-    found = [one for one in findings if (one["code"], one["node"]) == (code, node)]
-    assert len(found) == 1, f"no single {code} of {node} among {findings}"
-    assert found[0]["seen"]
-    assert found[0]["why"]
-    return found[0]
+def single(findings: list[Finding], code: str, node: str) -> Finding:
+    """Return the single finding with this code for this node."""
+    matching = [finding for finding in findings if (finding["code"], finding["node"]) == (code, node)]
+    assert len(matching) == 1, f"no single {code} of {node} among {findings}"
+    assert matching[0]["seen"]
+    assert matching[0]["why"]
+    return matching[0]
 
 
-def type_in(lab: Lab, commands: list[str], environ: Environ) -> list[Found]:
-    """Type these commands in the lab's directory, and ask doctor again in the same shell; what is still wrong."""
+def type_in(lab: Lab, commands: list[str], environ: Environ) -> list[Finding]:
+    """Type these commands in the lab's directory and run doctor in the same shell; return the remaining findings."""
     typed = "".join(f"{{ {command}\n}} >&2 || echo failed: {shlex.quote(command)}\n" for command in commands)
     done = subprocess.run(
         [*lab.prefix, "bash", "-c", f"{typed}labctl doctor --json"],
@@ -49,6 +49,6 @@ def type_in(lab: Lab, commands: list[str], environ: Environ) -> list[Found]:
         timeout=300,
     )
     assert not done.stdout.startswith("failed"), f"{done.stdout}\n{done.stderr}"
-    left = wrong(json.loads(done.stdout)["findings"])
-    assert done.returncode == (3 if any(one["level"] == "error" for one in left) else 0), done.stderr
-    return left
+    remaining = wrong(json.loads(done.stdout)["findings"])
+    assert done.returncode == (3 if any(finding["level"] == "error" for finding in remaining) else 0), done.stderr
+    return remaining

@@ -1,4 +1,4 @@
-"""An API server in memory, behind the client's own paths and errors."""
+"""An in-memory API server, behind the client's own paths and errors."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from labctl.backends.kubernetes.api import COLLECTIONS, Api, Manifest, Unreachable, asked_for
 
 MPIJOBS, TRAINJOBS, OLD = "kubeflow.org/v2beta1", "trainer.kubeflow.org/v1alpha1", "kubeflow.org/v1"
-"""The versions that operators' definitions add to a server."""
+"""API versions of the operators' custom resources."""
 SERVED = {MPIJOBS: "mpijobs", TRAINJOBS: "trainjobs", OLD: "mpijobs"}
 
 
 class FakeApi(Api):
-    """Objects by kind and name, all of one namespace; others' pods are told by their ``metadata.namespace``.
+    """Objects of one namespace by kind and name; pods of other namespaces are identified by ``metadata.namespace``.
 
     ``denied`` are rights such as ``list nodes`` or ``get pods/log``; ``asked`` what it was asked for, in order.
     """
@@ -31,7 +31,7 @@ class FakeApi(Api):
         self.namespace, self.context = namespace, ""
         self.denied, self.knows = set(denied), set(knows)
         self.fails = fails
-        """Status of every answer; 0 where there is none."""
+        """HTTP status of every answer; 0 if the server is unreachable."""
         self.objects: dict[tuple[str, str], Manifest] = {}
         self.asked: list[str] = []
         for one in objects:

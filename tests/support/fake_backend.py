@@ -1,4 +1,4 @@
-"""A backend in memory: containers are what compose files say, programs are what a function answers."""
+"""An in-memory backend: containers follow the compose files, programs print the lines of a function."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from labctl.system.process import CompletedProcess, Input
 
 CRASHED = re.compile(r"\x01\d+!\x02labctl: (rank \d+ on \S+ exited with code \d+)")
 Answer = Callable[[str, tuple[str, ...]], Iterator[str]]
-"""Container and command -> the lines that the program prints."""
+"""Function from a container and a command to the lines that the program prints."""
 
 
 class Failed(Exception):
-    """Raised by an answer: the program ends with this code."""
+    """Exception by which an answer ends the program with this exit code."""
 
     def __init__(self, code: int, err: str = "") -> None:
         super().__init__(code)
@@ -37,12 +37,12 @@ class Failed(Exception):
 
 
 def silent(container: str, argv: tuple[str, ...]) -> Iterator[str]:
-    """A program that prints nothing and ends well."""
+    """Answer of a program that prints nothing and exits with 0."""
     yield from ()
 
 
 def first_line(typed: Input) -> bytes:
-    """Wait for the first line of an input; empty if it is closed before."""
+    """Wait for the first line of an input; empty if the input is closed before."""
     read, write = os.pipe()
     with os.fdopen(read, "rb") as reader, os.fdopen(write, "wb") as writer:
         typed.open(writer)
@@ -50,7 +50,7 @@ def first_line(typed: Input) -> bytes:
 
 
 def active(run_id: str, *nodes: str, state: str = "running") -> Answer:
-    """The agent of a launcher in which a run is under way."""
+    """Answer as the agent of a launcher in which a run is active."""
 
     def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
         if argv[-len(AGENT) - 1 :] == (*AGENT, "runs"):
@@ -62,7 +62,7 @@ def active(run_id: str, *nodes: str, state: str = "running") -> Answer:
 
 
 def healthy(container: str, argv: tuple[str, ...]) -> Iterator[str]:
-    """The agent of nodes that all answer."""
+    """Answer as the agent of nodes that are all reachable."""
     if argv[: len(AGENT)] == AGENT and argv[len(AGENT)] == "reach":
         for node in argv[len(AGENT) + 2 :]:
             yield f'{{"node": "{node}", "ok": true, "seconds": 0.1}}'
@@ -70,29 +70,29 @@ def healthy(container: str, argv: tuple[str, ...]) -> Iterator[str]:
 
 @dataclass
 class FakeBackend:
-    """``answer`` is what programs print, ``dead`` the containers that are gone."""
+    """``answer`` gives the output of programs, ``dead`` the containers that no longer exist."""
 
     answer: Answer = silent
     seen: ObservedState = field(default_factory=ObservedState)
     dead: tuple[str, ...] = ()
     fallen: tuple[tuple[str, Cause, str], ...] = ()
-    """What ``events`` reports, once a program runs."""
+    """Events that ``events`` reports once a program runs."""
     started: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     options: list[dict[str, Any]] = field(default_factory=list)
     done: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
     waited: list[str] = field(default_factory=list)
-    """Runs for which an agent was opened, by id."""
+    """Ids of the runs for which an agent was opened."""
     launched: list[Launch] = field(default_factory=list)
-    """The runs that its agent was given."""
+    """Runs that the agent has launched."""
     end: Mapping[str, Any] = field(default_factory=dict)
-    """What its agent says of how a run ended, beside its exit code."""
+    """Fields of the agent's report on the end of a run, besides the exit code."""
     stops: list[tuple[str, str, str]] = field(default_factory=list)
-    """Grace, cause and message of each time that its agent was asked to end a run."""
+    """Grace period, cause and message of each request to stop a run."""
     observations: int = 0
-    """How often ``observe`` was called."""
+    """Number of calls of ``observe``."""
     running: threading.Event = field(default_factory=threading.Event)
     ways: Mapping[str, Connection] = field(default_factory=dict)
-    """The connections to its hosts; one that runs locally where none is given."""
+    """Connections by host; empty for a single local connection."""
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -111,7 +111,7 @@ class FakeBackend:
         documents = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in files if path.exists()]
         services = itertools.chain.from_iterable(document["services"].items() for document in documents)
         made = {name: self._container(host, project, service) for name, service in services}
-        kept = (one for one in self.seen.containers if one.node not in made)
+        kept = (container for container in self.seen.containers if container.node not in made)
         networks = {name: f"id-{name}" for document in documents for name in document.get("networks", {})}
         self.seen = replace(
             self.seen,
@@ -136,15 +136,17 @@ class FakeBackend:
             directory=labels["labctl.directory"],
             owner=labels["labctl.owner"],
             user=f"{variables.get('LAB_UID')}:{variables.get('LAB_GID')}",
-            mounts=tuple((one["source"], one["target"]) for one in service["volumes"] if one["type"] == "bind"),
+            mounts=tuple(
+                (volume["source"], volume["target"]) for volume in service["volumes"] if volume["type"] == "bind"
+            ),
         )
 
     def remove(self, host: str, kind: Kind, ids: tuple[str, ...]) -> None:  # noqa: ARG002
         self.done.append((f"remove {kind}", ids))
         self.seen = replace(
             self.seen,
-            containers=tuple(one for one in self.seen.containers if one.id not in ids),
-            networks=tuple(one for one in self.seen.networks if one[0] not in ids),
+            containers=tuple(container for container in self.seen.containers if container.id not in ids),
+            networks=tuple(network for network in self.seen.networks if network[0] not in ids),
         )
 
     def exec(
@@ -182,7 +184,7 @@ class FakeBackend:
             return 0
         if typed is None:
             return self._execute(container, argv, on_line, user=user, environment=environment)[0]
-        # As the agent in the launcher waits for a run, supervises and follows it.
+        # Wait for a run, supervise and follow it, as the agent in the launcher does.
         self.waited.append(dict(environment)["LABCTL_RUN_ID"].removeprefix("supervises-"))
         on_line("reached")
         if not (job := first_line(typed)):
@@ -201,7 +203,7 @@ class FakeBackend:
         return 0
 
     def _reason(self, crashes: list[str]) -> dict[str, str]:
-        """Why its agent ended a run, or what it says of one that ended by itself."""
+        """Return the cause and message that the agent reports for the end of a run; empty if unknown."""
         if self.stops:
             return dict(zip(("cause", "message"), self.stops[0][1:], strict=True))
         launch = self.launched[-1]
@@ -212,9 +214,9 @@ class FakeBackend:
         return self._execute(container, argv, on_line or (lambda _: None), **options)[0]
 
     def logs(self, project: str, on_line: OnLine, *, node: str = "", follow: bool = False, color: bool = False) -> None:  # noqa: ARG002
-        for one in self.seen.containers:
-            if node in ("", one.node):
-                on_line(f"{one.node}-1  | {project}")
+        for container in self.seen.containers:
+            if node in ("", container.node):
+                on_line(f"{container.node}-1  | {project}")
 
     def events(self, lab: str) -> Iterator[tuple[str, Cause, str]]:  # noqa: ARG002
         self.running.wait(5)
@@ -239,7 +241,7 @@ class FakeBackend:
         return 0, ""
 
     def reaped(self) -> list[str]:
-        """The containers in which the run's processes were ended, in name order."""
+        """List the containers in which the run's processes were ended, in name order."""
         return sorted({container for container, argv in self.started if "reap" in argv})
 
     # --- capabilities ---

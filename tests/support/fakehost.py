@@ -80,7 +80,7 @@ HOME=$host PATH=$host/bin:$PATH exec sh -c "$3"
 
 
 class FakeHost(Connection):
-    """A host ``name`` below a folder; ``sent`` counts the bytes that came from here."""
+    """A host ``name`` below a folder; ``sent`` counts the bytes received from this machine."""
 
     def __init__(self, rack: Path, name: str) -> None:
         self.target = InventoryHost(name=name)
@@ -97,40 +97,40 @@ class FakeHost(Connection):
 
     @property
     def staged(self) -> list[Path]:
-        """What was sent and is not loaded yet."""
+        """List the files that were sent and are not loaded yet."""
         return sorted(path for path in (self.home / ".labctl").rglob("*") if path.is_file() and not path.suffix)
 
     @property
     def images(self) -> list[str]:
-        """Tags of the images that its engine has."""
+        """List the tags of the images in the host's engine."""
         return [tag for path in self.engine.glob("*.json") for tag in json.loads(path.read_text())["RepoTags"]]
 
     def run(
         self,
         script: str,
-        *words: str,
+        *arguments: str,
         input: str | None = None,  # noqa: A002
         timeout: float = 60,
         check: bool = True,
     ) -> CompletedProcess:
-        return self._ran(script, words, (input or "").encode())
+        return self._ran(script, arguments, (input or "").encode())
 
-    def send(self, script: str, *words: str, chunks: Iterable[bytes], timeout: float) -> CompletedProcess:
+    def send(self, script: str, *arguments: str, chunks: Iterable[bytes], timeout: float) -> CompletedProcess:
         data = bytearray()
         for chunk in chunks:
             data += chunk
         self.sent += len(data)
-        return self._ran(script, words, bytes(data))
+        return self._ran(script, arguments, bytes(data))
 
     def receive(
-        self, script: str, *words: str, on_chunk: Callable[[bytes], object], timeout: float
+        self, script: str, *arguments: str, on_chunk: Callable[[bytes], object], timeout: float
     ) -> CompletedProcess:
-        done = self._ran(script, words, b"")
+        done = self._ran(script, arguments, b"")
         on_chunk(done.out.encode())
         return done
 
-    def _ran(self, script: str, words: tuple[str, ...], data: bytes) -> CompletedProcess:
+    def _ran(self, script: str, arguments: tuple[str, ...], data: bytes) -> CompletedProcess:
         environ = {**os.environ, "HOME": str(self.home), "PATH": f"{self.home}/bin:{os.environ['PATH']}"}
-        argv = ("sh", "-c", script, "sh", *words)
+        argv = ("sh", "-c", script, "sh", *arguments)
         done = subprocess.run(argv, input=data, capture_output=True, env=environ, timeout=60, check=False)
         return CompletedProcess(argv, done.returncode, done.stdout.decode(), done.stderr.decode())

@@ -1,4 +1,4 @@
-"""A Hugging Face hub on a local port: the few requests that fetching makes, and knobs for how it misbehaves."""
+"""A Hugging Face hub on a local port: the requests that a download makes, and settings for its failures."""
 
 from __future__ import annotations
 
@@ -14,56 +14,56 @@ from urllib.parse import unquote, urlsplit
 
 REVISION = "08ab08cc4b72ff5593870b5d527cf4230323703c"
 LARGE = 100_000
-"""From so many bytes on a file is stored as a large one."""
+"""Size in bytes from which a file is stored with LFS."""
 
 Files = dict[str, bytes]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request, as the hub saw it."""
+class Request:
+    """A request as the hub received it."""
 
     method: str
     path: str
     first: int
-    """The first byte asked for."""
+    """Offset of the first byte requested."""
     token: str | None
 
 
 @dataclass
 class FakeHub:
-    """What the hub holds, what it was asked, and how it behaves."""
+    """The hub's repositories, the requests received, and settings for failures."""
 
     models: dict[str, Files] = field(default_factory=dict)
     datasets: dict[str, Files] = field(default_factory=dict)
     token: str | None = None
-    """What it asks of everybody."""
+    """Token that every request must carry; None for public access."""
     ranges: bool = True
     break_after: int | None = None
-    """Send so many bytes of the next large file, then cut the connection."""
+    """Bytes of the next large file to send before the connection is cut."""
     hold_after: int | None = None
-    """Send so many bytes of the next large file, then nothing until ``go`` is set."""
+    """Bytes of the next large file to send before waiting for ``go``."""
     spoil: bool = False
-    """Send other bytes than the large file's."""
+    """Send wrong content for large files."""
     claims: int | None = None
-    """The size that it says large files have."""
+    """Wrong size to announce for large files."""
     lies: dict[str, Any] = field(default_factory=dict)
-    """What it says of the first file, and of the repository (``sha``), in place of the truth."""
+    """Wrong fields to announce for the first file, and for the repository (``sha``)."""
     storage: str | None = None
-    """Another endpoint that large files are sent from."""
-    asked: list[Asked] = field(default_factory=list)
+    """Endpoint that requests for large files are redirected to."""
+    asked: list[Request] = field(default_factory=list)
     holding: threading.Event = field(default_factory=threading.Event)
     go: threading.Event = field(default_factory=threading.Event)
     endpoint: str = ""
 
-    def fetched(self, name: str) -> list[Asked]:
-        """The requests for the content of files of that name."""
-        return [one for one in self.asked if one.method == "GET" and one.path.endswith(f"/{name}")]
+    def fetched(self, name: str) -> list[Request]:
+        """List the GET requests for files of that name."""
+        return [request for request in self.asked if request.method == "GET" and request.path.endswith(f"/{name}")]
 
 
 @contextmanager
 def serving(hub: FakeHub, address: str = "127.0.0.1") -> Iterator[FakeHub]:
-    """The hub, answering at its ``endpoint`` while the block runs."""
+    """Serve the hub at its ``endpoint`` within the block."""
     handler = type("Handler", (_Handler,), {"hub": hub})
     with ThreadingHTTPServer((address, 0), handler) as server:
         server.daemon_threads = True
@@ -79,7 +79,7 @@ def serving(hub: FakeHub, address: str = "127.0.0.1") -> Iterator[FakeHub]:
 
 
 def blob_of(content: bytes) -> str:
-    """SHA-256 of a large file; of a small one the git object's name."""
+    """Return the SHA-256 of a large file, or the git object id of a small file."""
     if len(content) >= LARGE:
         return hashlib.sha256(content).hexdigest()
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()  # noqa: S324
@@ -90,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Say nothing."""
+        """Do not log."""
 
     def do_HEAD(self) -> None:
         self.answer()
@@ -99,11 +99,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.answer()
 
     def answer(self) -> None:
-        # Asked as a proxy it gets a whole URL.
+        # A proxy request has a full URL.
         path = unquote(urlsplit(self.path).path)
         first = int((self.headers.get("Range") or "bytes=0-")[6:].split("-")[0])
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ") or None
-        self.hub.asked.append(Asked(self.command, path, first, token))
+        self.hub.asked.append(Request(self.command, path, first, token))
         if self.hub.token and token != self.hub.token:
             self.send(401 if token is None else 403, b"{}")
             return
@@ -167,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def misbehave(self, body: bytes) -> bytes:
-        """What is left to send of a large file."""
+        """Apply the failure settings to the body of a large file; return the bytes to send."""
         hub = self.hub
         if hub.spoil:
             return bytes(len(body))

@@ -1,4 +1,4 @@
-"""A lab as a person drives it, the console script in a directory of its own, and the Docker SDK as the witness."""
+"""A lab as the user drives it: the console script in a lab directory, and the Docker SDK as an independent witness."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ from docker import DockerClient
 
 LABCTL = str(Path(sys.executable).with_name("labctl"))
 WORKLOADS = Path(__file__).resolve().parents[1] / "workloads"
-# What a person may have exported must not change what is tested.
+# Variables that the user may have exported must not affect the tests.
 NOT_INHERITED = ("LAB_", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HOST_", "PROJECT_PATH", "DOCKER_SSH", "DOCKER_MASTER")
 
-# Other tracebacks are torchrun's or deepspeed's: of a node that leaves its barrier last, of a launcher that is killed.
+# torchrun and deepspeed print their own tracebacks, for a node that leaves its barrier last or a killed launcher.
 OWN_FRAME = re.compile(r'File "[^"]*(?:/labctl/|/bin/labctl|/opt/lab/|/workspace/)')
 
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T | None], limit: float, what: str) -> T:
-    """The condition's first true value; the test fails when there is none within so many seconds."""
+def wait_until(condition: Callable[[], T | None], limit: float, description: str) -> T:
+    """Return the condition's first true value; fail the test after ``limit`` seconds."""
     deadline = time.monotonic() + limit
     while True:
         began = time.monotonic()
         if value := condition():
             return value
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {limit} s: {what}")
-        # One that starts a labctl each time leaves half of the core to what it waits for.
+            raise AssertionError(f"not within {limit} s: {description}")
+        # A condition that starts labctl must leave half of the core to the process that it waits for.
         time.sleep(max(0.05, time.monotonic() - began))
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command said, its exit code, and the seconds that it took."""
+    """A command's output, exit code and duration in seconds."""
 
-    words: tuple[str, ...]
+    command: tuple[str, ...]
     code: int
     stdout: bytes
     stderr: bytes
@@ -69,22 +69,22 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        """Standard output, which must be exactly one JSON document."""
+        """Parse stdout, which must be exactly one JSON document."""
         return json.loads(self.stdout)
 
     def expect(self, code: int) -> Answer:
-        """This answer, when it ended with the code and without a traceback of labctl, its agent or a workload."""
-        said = f"labctl {' '.join(self.words)}: code {self.code}\n--- stdout\n{self.out}\n--- stderr\n{self.err}"
-        assert self.code == code, said
-        assert not OWN_FRAME.search(self.out + self.err), said
+        """Return this answer; fail on another exit code, or on a traceback of labctl, its agent or a workload."""
+        report = f"labctl {' '.join(self.command)}: code {self.code}\n--- stdout\n{self.out}\n--- stderr\n{self.err}"
+        assert self.code == code, report
+        assert not OWN_FRAME.search(self.out + self.err), report
         return self
 
 
 class Running:
-    """A labctl under way in a session, and so a process group, of its own."""
+    """A running labctl, in its own session and process group."""
 
-    def __init__(self, words: tuple[str, ...], process: subprocess.Popen[bytes], out: Path, err: Path) -> None:
-        self.words, self.process = words, process
+    def __init__(self, command: tuple[str, ...], process: subprocess.Popen[bytes], out: Path, err: Path) -> None:
+        self.command, self.process = command, process
         self._out, self._err = out, err
         self._began = time.monotonic()
 
@@ -99,7 +99,7 @@ class Running:
         return self._err.read_text(encoding="utf-8", errors="backslashreplace")
 
     def press(self, number: signal.Signals = signal.SIGINT) -> None:
-        """Signal the whole group, as the terminal does on Ctrl-C; a group that is gone does not mind."""
+        """Send the signal to the whole group, as the terminal does on Ctrl-C; ignore a group that has ended."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
@@ -111,14 +111,14 @@ class Running:
         return True
 
     def answer(self, limit: float) -> Answer:
-        """What it said, once it has ended; the test fails when that takes longer than the limit."""
-        assert self.ends_within(limit), f"labctl {' '.join(self.words)} still runs after {limit} s:\n{self.err}"
+        """Wait for the end; return the answer, or fail the test after ``limit`` seconds."""
+        assert self.ends_within(limit), f"labctl {' '.join(self.command)} still runs after {limit} s:\n{self.err}"
         seconds = time.monotonic() - self._began
-        return Answer(self.words, self.process.returncode, self._out.read_bytes(), self._err.read_bytes(), seconds)
+        return Answer(self.command, self.process.returncode, self._out.read_bytes(), self._err.read_bytes(), seconds)
 
 
 class Terminal:
-    """A program in a terminal, which does not say its size."""
+    """A program in a pseudo-terminal of unknown size."""
 
     def __init__(self, argv: tuple[str, ...], cwd: Path, environ: dict[str, str]) -> None:
         self._master, self._slave = pty.openpty()
@@ -141,24 +141,24 @@ class Terminal:
                 self._seen += os.read(self._master, 4096)
 
     @property
-    def seen(self) -> str:
-        """All that was written to it so far."""
+    def output(self) -> str:
+        """Output in the terminal so far."""
         return self._seen.decode("utf-8", "replace")
 
     def type(self, line: str) -> None:
-        """Type a line, and Enter."""
+        """Type a line and Enter."""
         self.press(f"{line}\r")
 
     def press(self, keys: str) -> None:
-        """Press keys: `\\x03` is Ctrl-C."""
+        """Press keys; `\\x03` is Ctrl-C."""
         os.write(self._master, keys.encode())
 
     def code(self, limit: float) -> int:
-        """The program's exit code, which it has to have within so many seconds."""
+        """Wait for the program's exit code for at most ``limit`` seconds."""
         return self._process.wait(limit)
 
     def hang_up(self) -> None:
-        """Close the terminal; what runs in it is sent SIGHUP."""
+        """Close the terminal, which sends SIGHUP to its processes."""
         self._closing.set()
         self._reader.join()
         os.close(self._slave)
@@ -173,7 +173,7 @@ class Terminal:
 
 @dataclass(frozen=True)
 class Lab:
-    """One lab: its directory, its name, and the environment and prefix that labctl is called with."""
+    """A lab: its directory, its name, and the environment and command prefix of labctl."""
 
     path: Path
     name: str
@@ -181,13 +181,13 @@ class Lab:
     environ: dict[str, str]
     prefix: tuple[str, ...] = ()
     canaries: list[str] = field(default_factory=list)
-    """What `plant_canary` started."""
+    """Commands that `plant_canary` has started."""
 
     @classmethod
     def make(
         cls, path: Path, name: str, engine: DockerClient, settings: dict[str, str], *, prefix: tuple[str, ...] = ()
     ) -> Lab:
-        """A directory made by `labctl init`, with the tests' workloads and these settings on top of plain ones."""
+        """Make a lab directory with `labctl init`, the tests' workloads, and these settings over the defaults."""
         environ = {key: value for key, value in os.environ.items() if not key.startswith(NOT_INHERITED)}
         lab = cls(path, name, engine, environ, prefix)
         subprocess.run([*prefix, LABCTL, "init", str(path)], env=environ, check=True, capture_output=True)
@@ -197,7 +197,7 @@ class Lab:
         return lab
 
     def configure(self, settings: dict[str, str]) -> None:
-        """Write .env anew."""
+        """Write .env: the default settings, replaced by these."""
         plain = {
             "LAB_NAME": self.name,
             "LAB_ACCELERATOR": "cpu",
@@ -209,11 +209,11 @@ class Lab:
 
     # --- driving it ---
 
-    def call(self, *words: str, limit: float = 300, environ: dict[str, str] | None = None) -> Answer:
-        """Run labctl to its end in the lab's directory."""
+    def call(self, *arguments: str, limit: float = 300, environ: dict[str, str] | None = None) -> Answer:
+        """Run labctl in the lab's directory and wait for its end."""
         began = time.monotonic()
         done = subprocess.run(
-            [*self.prefix, LABCTL, *words],
+            [*self.prefix, LABCTL, *arguments],
             cwd=self.path,
             env={**self.environ, **(environ or {})},
             stdin=subprocess.DEVNULL,
@@ -221,18 +221,18 @@ class Lab:
             timeout=limit,
             check=False,
         )
-        return Answer(words, done.returncode, done.stdout, done.stderr, time.monotonic() - began)
+        return Answer(arguments, done.returncode, done.stdout, done.stderr, time.monotonic() - began)
 
     @contextlib.contextmanager
-    def start(self, *words: str) -> Iterator[Running]:
-        """labctl under way; killed, with its group, if it still runs when the block ends."""
+    def start(self, *arguments: str) -> Iterator[Running]:
+        """Start labctl; kill its process group at the end of the block."""
         logs = self.path / "started"
         logs.mkdir(exist_ok=True)
         stem = f"{len(list(logs.iterdir())):03}"
         out, err = logs / f"{stem}.out", logs / f"{stem}.err"
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(
-                [*self.prefix, LABCTL, *words],
+                [*self.prefix, LABCTL, *arguments],
                 cwd=self.path,
                 env=self.environ,
                 stdin=subprocess.DEVNULL,
@@ -240,7 +240,7 @@ class Lab:
                 stderr=stderr,
                 start_new_session=True,
             )
-        running = Running(words, process, out, err)
+        running = Running(arguments, process, out, err)
         try:
             yield running
         finally:
@@ -248,9 +248,9 @@ class Lab:
             process.wait()
 
     @contextlib.contextmanager
-    def in_terminal(self, *words: str, cwd: Path | None = None) -> Iterator[Terminal]:
-        """labctl under way in a terminal of its own; killed if it still runs when the block ends."""
-        terminal = Terminal((*self.prefix, LABCTL, *words), cwd or self.path, {**self.environ, "TERM": "xterm"})
+    def in_terminal(self, *arguments: str, cwd: Path | None = None) -> Iterator[Terminal]:
+        """Start labctl in a terminal; kill it at the end of the block."""
+        terminal = Terminal((*self.prefix, LABCTL, *arguments), cwd or self.path, {**self.environ, "TERM": "xterm"})
         try:
             yield terminal
         finally:
@@ -258,7 +258,7 @@ class Lab:
 
     @contextlib.contextmanager
     def stubborn_run(self, *flags: str, workload: str = "stubborn") -> Iterator[tuple[Running, str]]:
-        """A run whose ranks are up on both nodes and would never end by themselves, with its id."""
+        """Start a run that never ends by itself; yield it with its id once its ranks are up on both nodes."""
         before = set(self.run_ids())
         with self.start("run", workload, *flags) as running:
 
@@ -273,24 +273,26 @@ class Lab:
             yield running, wait_until(up, 120, "both ranks of the stubborn run are up")
 
     def ensure_up(self) -> None:
-        """Two workers and the launcher run, whatever an earlier test did."""
+        """Bring the lab up unless two workers and the launcher are running."""
         running = {node for node, container in self.containers().items() if container.status == "running"}
         if running != {"launcher", "worker-0", "worker-1"}:
             self.call("up").expect(0)
 
     def run_ids(self) -> list[str]:
-        runs, others = self.path / "runs", ("notebooks", ".outputs")
-        return sorted(path.name for path in runs.iterdir() if path.name not in others) if runs.is_dir() else []
+        runs, not_runs = self.path / "runs", ("notebooks", ".outputs")
+        return sorted(path.name for path in runs.iterdir() if path.name not in not_runs) if runs.is_dir() else []
 
     # --- watching it ---
 
     def containers(self) -> dict[str, Container]:
-        """The lab's containers by node, whatever their state."""
-        found = self.engine.containers.list(all=True, filters={"label": f"labctl.lab={self.name}"}, ignore_removed=True)
-        return {container.labels["labctl.node"]: container for container in found}
+        """Return the lab's containers by node, in any state."""
+        containers = self.engine.containers.list(
+            all=True, filters={"label": f"labctl.lab={self.name}"}, ignore_removed=True
+        )
+        return {container.labels["labctl.node"]: container for container in containers}
 
     def image(self) -> str:
-        """The name of the image that all its nodes were made from."""
+        """Return the name of the image that all nodes were created from."""
         (name,) = {container.attrs["Config"]["Image"] for container in self.containers().values()}
         return str(name)
 
@@ -298,24 +300,27 @@ class Lab:
         return self.engine.networks.list(filters={"label": f"labctl.lab={self.name}"})
 
     def identities(self) -> dict[str, tuple[str, str]]:
-        """Id and time of start of every container: the same as before only where nothing was touched."""
-        return {node: (one.id or "", one.attrs["State"]["StartedAt"]) for node, one in self.containers().items()}
+        """Return id and start time of every container, which change if a container is recreated or restarted."""
+        return {
+            node: (container.id or "", container.attrs["State"]["StartedAt"])
+            for node, container in self.containers().items()
+        }
 
     def labelled(self) -> list[str]:
-        """All that carries the lab's label: containers, networks, volumes."""
+        """List everything with the lab's label: containers, networks, volumes."""
         mark = {"label": f"labctl.lab={self.name}"}
         volumes = [volume.id or "" for volume in self.engine.volumes.list(filters=mark)]
         return [*self.containers(), *(network.name or "" for network in self.networks()), *volumes]
 
     def inside(self, node: str, *argv: str, user: str = "") -> str:
-        """What a command prints in a node's container, asked of the daemon and not through labctl."""
+        """Run a command in a node through the engine rather than labctl; return its output."""
         return self.inside_bytes(node, *argv, user=user).decode()
 
     def inside_bytes(self, node: str, *argv: str, user: str = "") -> bytes:
-        """The same, as bytes."""
+        """Run a command as ``inside`` does; return its output as bytes."""
         for _ in range(5):
             code, output = self.containers()[node].exec_run(list(argv), user=user or f"{os.getuid()}:{os.getgid()}")
-            # A busy engine loses at times what a command printed that ended at once.
+            # A busy engine sometimes loses the output of a short command.
             if output or code or argv[0] not in ("cat", "env", "hostname", "id"):
                 break
         assert code == 0, f"{node}: {argv}: code {code}: {output!r}"
@@ -323,7 +328,7 @@ class Lab:
         return output
 
     def processes_of(self, run_id: str) -> list[str]:
-        """Processes in any container that have the run's id in their environment."""
+        """List the processes with the run's id in their environment, in all containers."""
         search = 'grep -slaF -- "$0" /proc/[0-9]*/environ || true'
         return [
             f"{node}: {path}"
@@ -333,7 +338,7 @@ class Lab:
         ]
 
     def processes(self) -> dict[tuple[str, str], dict[str, str]]:
-        """What runs in the lab's containers: commands by pid, of each node and its time of start."""
+        """List the processes in the running containers: by node and start time, command by pid."""
         return {
             (node, container.attrs["State"]["StartedAt"]): {row[1]: row[-1] for row in container.top()["Processes"]}
             for node, container in self.containers().items()
@@ -341,9 +346,9 @@ class Lab:
         }
 
     def left_since(self, before: dict[tuple[str, str], dict[str, str]]) -> list[str]:
-        """What runs there that did not before, but for what ends by itself at once, as sessions of sshd do.
+        """List new processes since ``before``, except short-lived ones such as sshd sessions.
 
-        Containers that were started since are left out.
+        Containers that were started since are skipped.
         """
         deadline = time.monotonic() + 5
         while True:
@@ -358,7 +363,7 @@ class Lab:
             time.sleep(0.05)
 
     def plant_canary(self, node: str) -> Callable[[], bool]:
-        """Start a process in a node that no run owns; the answer tells whether it still lives."""
+        """Start a process that belongs to no run; return a function that says if the process is alive."""
         seconds = str(80_000 + time.monotonic_ns() % 9_000)
         container = self.containers()[node]
         self.canaries.append(f"sleep {seconds}")
@@ -371,12 +376,12 @@ class Lab:
         return alive
 
     def destroy(self) -> None:
-        """Remove all that carries the lab's label, without labctl."""
+        """Remove everything with the lab's label, without labctl."""
         remove_labelled(self.engine, lambda name: name == self.name)
 
 
 def pause(container: Container) -> None:
-    """Pause it; on a busy machine the kernel may not manage to freeze all its processes the first time."""
+    """Pause a container; retry, as on a busy machine the kernel may fail to freeze all processes."""
 
     def paused() -> bool:
         with contextlib.suppress(APIError):
@@ -388,7 +393,7 @@ def pause(container: Container) -> None:
 
 
 def remove_labelled(engine: DockerClient, ours: Callable[[str], bool]) -> None:
-    """Remove the containers and networks of labs whose name is ours."""
+    """Remove the containers and networks of the labs whose name matches."""
     mark: dict[str, str | list[str] | bool] = {"label": "labctl.lab"}
     for container in engine.containers.list(all=True, filters=mark, ignore_removed=True):
         if ours(container.labels["labctl.lab"]):
@@ -401,7 +406,7 @@ def remove_labelled(engine: DockerClient, ours: Callable[[str], bool]) -> None:
 
 
 def quoted(value: str) -> str:
-    """A value between double quotes, as .env reads them."""
+    """Quote a value for .env."""
     for character, escape in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t")):
         value = value.replace(character, escape)
     return f'"{value}"'

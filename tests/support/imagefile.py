@@ -1,4 +1,4 @@
-"""Images as files, made without an engine."""
+"""Image archives made without an engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from docker import DockerClient
 
 
 class LoadedImage:
-    """An image that this machine's engine has, of two layers of random bytes; ``change`` makes the upper one anew."""
+    """An image in this machine's engine, with two layers of random bytes; ``change`` replaces the upper layer."""
 
     def __init__(self, engine: DockerClient, name: str, path: Path, size: int) -> None:
         self.name, self._engine, self._path, self._size = name, engine, path, size
@@ -33,12 +33,12 @@ class LoadedImage:
         return str(self._engine.images.get(self.name).id)
 
     def remove(self) -> None:
-        for one in self._engine.images.list(self.name):
-            self._engine.images.remove(one.id or "", force=True)
+        for image in self._engine.images.list(self.name):
+            self._engine.images.remove(image.id or "", force=True)
 
 
 def layer(name: str, size: int) -> bytes:
-    """A layer with a file of that name and size."""
+    """Build a layer with one file of random bytes."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as tar:
         member = tarfile.TarInfo(name)
@@ -48,23 +48,23 @@ def layer(name: str, size: int) -> bytes:
 
 
 def image_archive(path: Path, name: str, layers: Iterable[bytes], **config: object) -> Path:
-    """An archive as `docker save` writes it, of an image with layers of this content."""
+    """Write an archive of an image with these layers, in the format of `docker save`."""
     contents = list(layers)
-    diffs = ["sha256:" + hashlib.sha256(one).hexdigest() for one in contents]
+    diffs = ["sha256:" + hashlib.sha256(content).hexdigest() for content in contents]
     rootfs = {"type": "layers", "diff_ids": diffs}
     platform = {"architecture": "amd64", "os": "linux"}
     configuration = json.dumps({**platform, "config": config, "rootfs": rootfs}).encode()
-    members = [(_blob(one), one) for one in (*contents, configuration)]
+    members = [(_blob(content), content) for content in (*contents, configuration)]
     kind = "application/vnd.oci.image.manifest.v1+json"
     manifest = {
         "schemaVersion": 2,
         "mediaType": kind,
         "config": _descriptor(configuration),
-        "layers": [_descriptor(one) for one in contents],
+        "layers": [_descriptor(content) for content in contents],
     }
     described = json.dumps(manifest).encode()
     index = {"schemaVersion": 2, "manifests": [{**_descriptor(described), "mediaType": kind}]}
-    listed = [{"Config": _blob(configuration), "RepoTags": [name], "Layers": [_blob(one) for one in contents]}]
+    listed = [{"Config": _blob(configuration), "RepoTags": [name], "Layers": [_blob(content) for content in contents]}]
     members += [(_blob(described), described), ("index.json", json.dumps(index).encode())]
     members.append(("manifest.json", json.dumps(listed).encode()))
     with tarfile.open(path, "w") as tar:

@@ -1,4 +1,4 @@
-"""Docker's backend of a lab that is given, on an engine in memory."""
+"""Docker's backend for a given lab, on an in-memory engine."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import ExitStack
 from labctl.backends.docker.backend import DockerBackend
 from labctl.config.context import Context
 from labctl.model import Event, Lab
-from support.builders import site
+from support.builders import cluster_of
 from support.fake_backend import FakeBackend
 
 
 class InMemory(DockerBackend):
-    """``engine`` answers for the lab's containers; events go to ``emit``."""
+    """``engine`` holds the lab's containers; events go to ``emit``."""
 
     def __init__(
         self, of: Lab, engine: FakeBackend | None = None, emit: Callable[[Event], None] = lambda _: None
@@ -21,7 +21,7 @@ class InMemory(DockerBackend):
         environ = {"LAB_NAME": of.name, "LAB_ACCELERATOR": of.accelerator}
         context = Context(directory=of.directory, environ=environ, emit=emit, flags={})
         super().__init__(context, context.settings(), ExitStack(), {})
-        self.cluster = site(context, engine)
+        self.cluster = cluster_of(context, engine)
         self._given = of
 
     def lab(self) -> Lab:

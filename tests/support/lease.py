@@ -1,4 +1,4 @@
-"""Labs that tests share: lent by the settings that a test needs, up, and given back as they were."""
+"""Shared labs: lent by their settings, up, and restored afterwards."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Settings = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class State:
-    """Everything about a lab that its next user would notice."""
+    """State of a lab that the next user depends on."""
 
     environment: bytes
     workloads: dict[Path, bytes]
     containers: dict[str, tuple[str, str, str]]
-    """Id, time of start and status by node."""
+    """Id, start time and status by node."""
 
 
 class Labs:
-    """The labs of a test session. ``make`` makes a lab directory; who calls it removes what came of it."""
+    """Labs of a test session. ``make`` makes a lab directory; the caller removes its containers."""
 
     def __init__(self, make: Callable[[dict[str, str]], Lab]) -> None:
         self._make = make
@@ -32,7 +32,7 @@ class Labs:
 
     @contextlib.contextmanager
     def lend(self, **settings: str) -> Iterator[Lab]:
-        """A lab with these settings that is up and that nothing else uses."""
+        """Lend a lab with these settings that is up and not in use."""
         idle = self._idle[tuple(sorted(settings.items()))]
         lab = idle.pop() if idle else self._new(settings)
         before = state(lab)
@@ -50,7 +50,7 @@ class Labs:
 
 
 def state(lab: Lab) -> State:
-    """The lab as it is now."""
+    """Observe the lab's state."""
     files = (path for path in (lab.path / "workloads").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     return State(
         environment=(lab.path / ".env").read_bytes(),
@@ -63,7 +63,7 @@ def state(lab: Lab) -> State:
 
 
 def put_right(lab: Lab, before: State, processes: dict[tuple[str, str], dict[str, str]]) -> bool:
-    """Undo what a test changed; False if the lab is beyond that."""
+    """Undo a test's changes; return False if the lab cannot be restored."""
     after = state(lab)
     if after.environment != before.environment:
         (lab.path / ".env").write_bytes(before.environment)

@@ -1,4 +1,4 @@
-"""Logs of benchmark runs, as DeepSpeed-Chat's scripts write them."""
+"""Logs of benchmark runs, in the format of DeepSpeed-Chat's scripts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LINE = "ml-{node:03}: [2024-07-08 06:02:01,235] [INFO] [logging.py:96:log_dist] 
 
 
 def write_log(directory: Path, job: str, hosts: Iterable[str], *lines: str) -> Path:
-    """The log of a job: its hostfile, a blank line, then these lines."""
+    """Write the log of a job: the hostfile, a blank line, then these lines."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"opt-350m_1_{job}.log"
     head = [*(f"{host} slots=8" for host in hosts), ""]
@@ -22,7 +22,7 @@ def throughput(value: object) -> str:
 
 
 def write_logs(directory: Path, count: int, size: int) -> None:
-    """So many logs of one node each, of about so many bytes, each with a number of its own near its end."""
+    """Write ``count`` logs of one node and about ``size`` bytes each, with different throughputs."""
     body = "".join(LINE.format(node=step % 16, step=step) for step in range(size // len(LINE)))[:size]
     last = "ml-001: Process 1984655 exits successfully.\n" * 8
     for number in range(count):

@@ -73,7 +73,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "--retries": "leave it out: nodes are not lost",
 }
 NODES, PROJECT = ".made-up/nodes", ".made-up/project"
-"""The directory of the nodes, and that of the files that all nodes share; relative to the lab directory."""
+"""Directories of the nodes, and of the files that all nodes share; relative to the lab directory."""
 LOG = "log"
 LINKS = {"outputs": "runs/.outputs", "workloads": "workloads", "runs": "runs"}
 SAMPLES = "seconds (s),cpu (%)\n1.0,50\n"
@@ -83,10 +83,10 @@ SAMPLES = "seconds (s),cpu (%)\n1.0,50\n"
 
 
 class Ranks:
-    """The ranks of a run under way, all that they have printed, and how they ended."""
+    """The ranks of an active run, the lines printed so far, and how they ended."""
 
     def __init__(self, run: Run, nodes: Path) -> None:
-        """Start every rank. LaunchError if one cannot be started."""
+        """Start all ranks. LaunchError if one cannot be started."""
         job = run.job
         self.active = ActiveRun(
             id=run.run_id,
@@ -143,7 +143,7 @@ class Ranks:
         )
 
     def _supervise(self) -> None:
-        """Keep what the ranks print until all have ended, within the job's time."""
+        """Collect the ranks' output until all have ended, within the job's time limit."""
         limit = threading.Timer(
             self._job.timeout, self.stop, (jobs.GRACE, f"no end within {self._job.timeout:g} s", "timeout")
         )
@@ -171,7 +171,7 @@ class Ranks:
             self._changed.notify_all()
 
     def _read(self, rank: int) -> None:
-        """Keep what a rank prints, in its log too; a rank that fails ends the others."""
+        """Collect a rank's output, also in its log; end the other ranks if it fails."""
         child, (node, _) = self._processes[rank], self._placement[rank]
         report = f"\x01{rank}!\x02labctl: rank {rank}"
         with Path(self._job.directory, f"ranks/rank-{rank}.log").open("wb") as log, child:
@@ -191,7 +191,7 @@ class Ranks:
             self._changed.notify_all()
 
     def follow(self, on_lines: OnLines, given_up: Callable[[], bool] = bool) -> None:
-        """Hand on all lines from the first to the end of the run; an empty batch for each second of silence."""
+        """Yield the run's lines from the first to the end; an empty batch for each second without output."""
         place = 0
         while not given_up():
             with self._changed:
@@ -214,7 +214,7 @@ class Ranks:
                 self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        """Signal all processes of the run, also those that have left the session of their rank."""
+        """Signal all processes of the run, including those that have left the session of their rank."""
         mark = f"LABCTL_RUN_ID={self._job.run_id}".encode()
         for environ in Path("/proc").glob("[0-9]*/environ"):
             with suppress(OSError):
@@ -223,30 +223,30 @@ class Ranks:
 
 
 def _code(returned: int) -> int:
-    """Return the exit code as a shell has it."""
+    """Convert the exit code to a shell's."""
     return 128 - returned if returned < 0 else returned
 
 
 RUNS: defaultdict[Path, dict[str, Ranks]] = defaultdict(dict)
-"""The runs that this process keeps, by the directory of their lab."""
+"""Runs that this process follows, by lab directory."""
 
 
 def lose_nodes(directory: Path) -> None:
-    """Lose all nodes of a lab, with what runs on them, as when a machine is switched off."""
+    """Remove all nodes of a lab and end their processes, as a power failure does."""
     shutil.rmtree(directory / NODES)
     for ranks in RUNS.pop(directory, {}).values():
         ranks.stop(0, "")
 
 
 class Stopper(RunStopper):
-    """Ends a run that is followed."""
+    """Stop signal of a followed run."""
 
     def __init__(self, lab: Lab, job: Job, ranks: Ranks) -> None:
         super().__init__(lab, job)
         self._ranks = ranks
 
     def end(self, grace: float) -> None:
-        """End the run."""
+        """Stop the ranks."""
         self._ranks.stop(grace, self.message, self.cause or "interrupted")
 
 
@@ -255,12 +255,12 @@ class Stopper(RunStopper):
 
 @dataclass
 class Deployment:
-    """The context that steps act in."""
+    """The context in which steps act."""
 
     context: Context
 
     def host_of(self, error: HostError) -> str:
-        """Return this machine: there is no other."""
+        """Return this machine, the only host."""
         return error.node or HERE
 
     @property
@@ -269,7 +269,7 @@ class Deployment:
 
 
 class MakeNode(Step, frozen=True, kw_only=True):
-    """Make the directory of a node."""
+    """Step that makes the directory of a node."""
 
     node: str
 
@@ -277,7 +277,7 @@ class MakeNode(Step, frozen=True, kw_only=True):
         return f"make {NODES}/{self.node}"
 
     def do(self, deployment: Deployment) -> None:
-        """Make the directory, and the links to what every node has."""
+        """Create the directory, and the links to the shared files."""
         path = deployment.nodes / self.node
         path.mkdir(parents=True)
         (path / LOG).write_text("it listens\n")
@@ -291,7 +291,7 @@ class MakeNode(Step, frozen=True, kw_only=True):
 
 
 class RemoveNode(Step, frozen=True, kw_only=True):
-    """Remove the directory of a node."""
+    """Step that removes the directory of a node."""
 
     node: str
 
@@ -299,7 +299,7 @@ class RemoveNode(Step, frozen=True, kw_only=True):
         return f"remove {NODES}/{self.node}"
 
     def do(self, deployment: Deployment) -> None:
-        """Remove it; a node that is gone is fine."""
+        """Remove the directory; ignore a missing one."""
         shutil.rmtree(deployment.nodes / self.node, ignore_errors=True)
 
 
@@ -307,7 +307,7 @@ class RemoveNode(Step, frozen=True, kw_only=True):
 
 
 def settings_for(context: Context, settings: Settings, workload: Workload) -> Settings:
-    """Return the settings: ranks have the programs of this machine, whatever the workload."""
+    """Return the settings unchanged: ranks use the programs of this machine, whatever the workload."""
     return settings
 
 
@@ -318,7 +318,7 @@ def connect(context: Context, settings: Settings, **options: Any) -> Iterator[Ba
 
 
 class MadeUpBackend:
-    """The lab of a directory in that directory."""
+    """A lab whose nodes are directories below the lab directory."""
 
     name = "made-up"
 
@@ -334,24 +334,24 @@ class MadeUpBackend:
         return self.context.directory / NODES
 
     def _made(self) -> tuple[str, ...]:
-        """Return the nodes that are there, the launcher first."""
+        """List the existing nodes, the launcher first."""
         names = [path.name for path in self._nodes.glob("*")]
         return tuple(sorted(names, key=lambda name: (name != LAUNCHER, len(name), name)))
 
     def _place(self, node: str) -> Path:
-        """Return the directory of a node. HostError if it is gone."""
+        """Return the directory of a node. HostError if it does not exist."""
         if node not in self._made():
             raise HostError(f"{node} is not up", hint="labctl up", node=node)
         return self._nodes / node
 
     def _ranks(self, run_id: str) -> Ranks:
-        """Return the ranks of a run. HostError if they are gone."""
+        """Return the ranks of a run. HostError if they do not exist."""
         if run_id not in self._runs:
             raise HostError(f"run {run_id} is not known to its nodes", hint="labctl runs")
         return self._runs[run_id]
 
     def with_context(self, context: Context) -> MadeUpBackend:
-        """Return a backend that reports to another context."""
+        """Return a copy that reports to another context."""
         other = copy.copy(self)
         other.context = context
         return other
@@ -366,7 +366,7 @@ class MadeUpBackend:
         return spec.build(settings, directory, accelerator, (host,), Limits(), image="none", owner=owner())
 
     def status(self) -> LabStatus:
-        """Return the nodes that are there."""
+        """Observe the existing nodes."""
         lab, made = self.lab(), self._made()
         slots = {node.name: node.slots for node in lab.nodes}
         nodes = tuple(
@@ -387,7 +387,7 @@ class MadeUpBackend:
         return {}
 
     def devices(self) -> DeviceReport:
-        """Return the cores of this machine, and how nodes share them."""
+        """Return the cores of this machine, and how the nodes share them."""
         lab = self.lab()
         host = lab.hosts[0]
         shares = tuple(
@@ -412,15 +412,15 @@ class MadeUpBackend:
         ))  # fmt: skip
 
     def findings(self, node: str = "") -> tuple[Finding, ...]:
-        """Check that the lab's directory is there."""
+        """Check that the lab directory exists."""
         return (ok("LAB-MADE-001", f"{self.context.directory} is there"),)
 
     def plan_prepare(self, *, preview: bool = False) -> Plan:
-        """Plan nothing: there are no images."""
+        """Plan nothing: nodes have no images."""
         return Plan()
 
     def plan_up(self, *, preview: bool = False) -> Plan:
-        """Plan the nodes that are missing, and those that the settings do not have any more."""
+        """Plan the missing nodes, and the removal of nodes that the settings no longer have."""
         made, needed = self._made(), self.lab().containers
         removed = (RemoveNode(node=name, cause="not in the settings") for name in made if name not in needed)
         missing = (MakeNode(node=name, cause="labctl up") for name in needed if name not in made)
@@ -435,11 +435,11 @@ class MadeUpBackend:
         raise_all(carry_out(plan.steps, Deployment(self.context)))
 
     def under_way(self) -> tuple[str, ...]:
-        """Describe the runs that are under way."""
+        """Describe the active runs."""
         return tuple(f"run {run.id}" for run in self.active().values() if run.state == "running")
 
     def require_idle(self) -> None:
-        """HostError if a run is under way."""
+        """Raise HostError if a run is active."""
         if runs := self.under_way():
             raise HostError(f"{'; '.join(runs)} is under way", hint="labctl stop")
 
@@ -459,7 +459,7 @@ class MadeUpBackend:
             return {}, {HERE: error}
 
     def remains(self) -> tuple[tuple[str, ...], Failures]:
-        """Describe the nodes and runs that are there."""
+        """Describe the nodes and the active runs."""
         return (*(f"node {name}" for name in self._made()), *self.under_way()), {}
 
     def versions(self) -> dict[str, str]:
@@ -467,7 +467,7 @@ class MadeUpBackend:
         return {"labctl": metadata.version("labctl"), "engine": "made-up 1"}
 
     def freeze(self) -> dict[str, Any]:
-        """Refuse: nodes are what this machine is."""
+        """Refuse: nodes share this machine's devices and programs."""
         raise ConfigError("freeze is not supported", hint=UNSUPPORTED["freeze"])
 
     def not_replayable(self, recorded: ReplayedRun) -> Iterator[str]:
@@ -501,22 +501,22 @@ class MadeUpBackend:
         return Run(lab=lab, job=build_job(lab, workload, options, now, self.context.warn))
 
     def observe(self, run: Run, *, preview: bool = False) -> Run:
-        """Return the run: all is known of its nodes."""
+        """Return the run unchanged: nothing about its nodes needs resolving."""
         return run
 
     def needs_up(self, run: Run) -> bool:
-        """Return False: there are no images."""
+        """Return False: nodes have no images."""
         return False
 
     def confirm_image(self, run: Run, ask: Callable[[str], bool] | None, *, preview: bool = False) -> None:
-        """Ask nothing: there are no images."""
+        """Do nothing: nodes have no images."""
 
     def require_launcher(self, workload: Workload) -> None:
-        """HostError if the lab is not up."""
+        """Raise HostError if the lab is not up."""
         self._place(LAUNCHER)
 
     def require_ready(self, run: Run, options: RunOptions, *, preview: bool = False) -> None:
-        """HostError if a node of the run is missing; a preview warns of it."""
+        """Raise HostError if a node of the run is missing; warn in a preview."""
         if missing := [name for name in run.job.containers if name not in self._made()]:
             error = HostError(f"{missing[0]} is not up", hint="labctl up", node=missing[0])
             if not preview:
@@ -524,7 +524,7 @@ class MadeUpBackend:
             self.context.warn(error.message)
 
     def plan_run(self, run: Run, *, ended: Collection[str] = (), preview: bool = False) -> RunPlan:
-        """Plan a run: its script is run once per rank."""
+        """Plan a run that starts its script once per rank."""
         versions = {} if preview else store.versions(run.lab, self.versions(), None)
         return RunPlan(
             record=store.record(run.lab, self.settings, run.job, versions, preview=preview),
@@ -548,7 +548,7 @@ class MadeUpBackend:
         *,
         age: float = 0,
     ) -> RunOutcome:
-        """Launch a run, or follow one that was launched before, to its end."""
+        """Launch a run, or follow one that was launched before, until its end."""
         if options:
             self.start(run, options)
         ranks, watch = self._ranks(run.run_id), CrashWatch(run.lab, run.job)
@@ -556,18 +556,18 @@ class MadeUpBackend:
         with ExitStack() as held:
             if options:
                 held.enter_context(interrupts(stop))
-                # What is not followed any more, as its lines cannot be written, is ended.
+                # A run whose lines cannot be written is no longer followed, so stop it.
                 held.callback(ranks.stop, jobs.GRACE, "nothing follows it any more")
             ranks.follow(lambda lines: watch.look_at(keep(lines)))
         stop.close()
         return outcome(run, ranks.ended or Ended(code=1, lost=True), watch)
 
     def output(self, run: Run, on_lines: OnLines, given_up: Callable[[], bool] = bool) -> None:
-        """Hand on the lines of a run to its end."""
+        """Follow the lines of a run until its end."""
         self._ranks(run.run_id).follow(on_lines, given_up)
 
     def log(self, run_id: str, on_lines: OnLines) -> bool:
-        """Return False: the record has the lines of a run that is followed."""
+        """Return False: the record has the lines of a followed run."""
         return False
 
     def recorded(self, run_id: str) -> Run:
@@ -575,31 +575,31 @@ class MadeUpBackend:
         return Run(lab=self.lab(), job=store.load_job(self.context.directory, run_id))
 
     def active(self) -> Mapping[str, ActiveRun]:
-        """Return the runs that this process keeps."""
+        """List the runs that this process follows."""
         return {run_id: ranks.active for run_id, ranks in self._runs.items()}
 
     def sharing_losses(self) -> AbstractContextManager[object]:
-        """Share nothing: no node is watched."""
+        """Do nothing: nodes are not watched."""
         return nullcontext()
 
     def stop(self, run: Run, grace: float, message: str) -> None:
-        """End a run. HostError if it is not running."""
+        """Stop a run. HostError if it is not running."""
         ranks = self._ranks(run.run_id)
         if ranks.ended:
             raise HostError(f"run {run.run_id} has ended", hint=f"labctl show {run.run_id}")
         ranks.stop(grace, message)
 
     def leaves_processes(self, run_id: str) -> bool:
-        """Return True: nothing but labctl ends the ranks of a run."""
+        """Return True: only labctl ends the ranks of a run."""
         return True
 
     def end(self, run_id: str) -> None:
-        """End what is left of a run."""
+        """Stop the remaining processes of a run."""
         if ranks := self._runs.pop(run_id, None):
             ranks.stop(0, "")
 
     def collect(self, run_id: str) -> None:
-        """Move what ranks wrote into the record."""
+        """Move the files that ranks wrote into the record."""
         directory = self.context.directory
         outputs.move(store.outputs(directory, run_id), store.directory(directory, run_id))
 
@@ -608,16 +608,16 @@ class MadeUpBackend:
         return {"nodes.txt": "\n".join(self._made())}
 
     def forget(self, run: Run) -> None:
-        """Drop what this process keeps of a run."""
+        """Forget a run."""
         self._runs.pop(run.run_id, None)
 
     def without_lost(self, options: RunOptions, ended: Result, error: HostError) -> RunOptions:
-        """Raise the error: nodes are not lost one by one."""
+        """Raise the error unchanged: nodes are not lost one by one."""
         raise error
 
 
 def outcome(run: Run, ended: Ended, watch: CrashWatch) -> RunOutcome:
-    """Return how a run ended; of a crash with the last words of the rank that failed first."""
+    """Return how a run ended; for a crash, the last line of the rank that failed first."""
     silence = watch.silence()
     cause, message = judged(ended, watch)
     return RunOutcome(

@@ -1,4 +1,4 @@
-"""What people get wrong in their first hour, and what labctl says to it: docs/mistakes.md as data."""
+"""Mistakes that new users make, and labctl's answers: docs/mistakes.md as data."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ WORKLOAD = "description: my own\nlauncher: torchrun\nscript: train.py\ntimeout: 
 
 @dataclass(frozen=True)
 class Mistake:
-    """One row. ``says`` and ``hint`` are parts of what is printed."""
+    """One row of the table. ``says`` and ``hint`` are parts of the output."""
 
     what: str
     typed: str
-    """A command, after ``labctl``."""
+    """Command, after ``labctl``."""
     code: int
     says: str
     hint: str
     cost: str = "nothing"
     setting: str = ""
-    """A line of .env."""
+    """Line of .env."""
     files: dict[str, str] = field(default_factory=dict)
-    """In the lab's directory."""
+    """Files in the lab directory, by name."""
 
     @property
     def row(self) -> str:
-        typed = ", ".join(f"`{one}`" for one in (self.setting, f"labctl {self.typed}") if one)
+        typed = ", ".join(f"`{line}`" for line in (self.setting, f"labctl {self.typed}") if line)
         return f"| {self.what} | {typed} | {self.code} | {self.says} | {self.hint} | {self.cost} |"
 
 
@@ -136,7 +136,7 @@ TYPED = (
         "`DOCKER_HOST` of an engine that is not there", "up", 3, "Docker Engine does not answer", "unset DOCKER_HOST"
     ),
 )
-"""Seen before anything is started."""
+"""Mistakes reported before anything is started."""
 
 STARTED = (
     Mistake(
@@ -250,10 +250,10 @@ parser.parse_args()
         files={"hangs.py": "import time\ntime.sleep(1000)\n"},
     ),
 )
-"""Seen in a lab that is up."""
+"""Mistakes reported in a lab that is up."""
 
 
 def table() -> str:
-    """The rows as the page has them."""
+    """Render the table of the page."""
     head = "| What | Typed, or in `.env` | Exit code | labctl says | and | It costs |\n|" + " --- |" * 6 + "\n"
     return head + "".join(f"{mistake.row}\n" for mistake in (*TYPED, *STARTED))

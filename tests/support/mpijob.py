@@ -1,4 +1,4 @@
-"""An MPIJob's objects as the mpi-operator makes them: functions of the job, which call nothing.
+"""Objects that the mpi-operator makes for an MPIJob, as pure functions of the job.
 
 Source: kubeflow/mpi-operator v0.8, pkg/controller/mpi_job_controller.go. Jobs of Open MPI alone, and without what is
 for elastic jobs and gangs.
@@ -20,7 +20,7 @@ NO_DEVICES = {"NVIDIA_VISIBLE_DEVICES": "", "NVIDIA_DRIVER_CAPABILITIES": ""}
 
 
 def workers(job: Manifest) -> list[str]:
-    """The names of the worker pods."""
+    """List the names of the worker pods."""
     count = job["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"]
     return [f"{job['metadata']['name']}-worker-{index}" for index in range(count)]
 
@@ -49,7 +49,7 @@ def worker(job: Manifest, index: int) -> Manifest:
 
 
 def launcher(job: Manifest) -> Manifest:
-    """The launcher's Job, which has the time limit: it does not count while the workers are not ready."""
+    """Build the launcher's Job, which carries the time limit: waiting for workers does not count."""
     name, _, slots = _named(job)
     pod = _pod(job, "Launcher", "-launcher", {**OPEN_MPI, "OMPI_MCA_orte_set_default_slots": str(slots), **NO_DEVICES})
     _mount(pod, "mpi-job-config", "/etc/mpi", {"configMap": {"name": f"{name}-config"}})
@@ -63,12 +63,12 @@ def _named(job: Manifest) -> tuple[str, str, int]:
 
 
 def _labels(job: Manifest, **more: str) -> dict[str, str]:
-    found = {"operator-name": "mpi-operator", "job-name": job["metadata"]["name"], **more}
-    return {f"training.kubeflow.org/{key}": value for key, value in found.items()}
+    labels = {"operator-name": "mpi-operator", "job-name": job["metadata"]["name"], **more}
+    return {f"training.kubeflow.org/{key}": value for key, value in labels.items()}
 
 
 def _object(job: Manifest, kind: str, suffix: str, body: Manifest) -> Manifest:
-    """An object of the job's, which the cluster's garbage collector removes with it."""
+    """Build an object owned by the job, so that the cluster's garbage collector removes it with the job."""
     name, namespace, _ = _named(job)
     owner = {"apiVersion": VERSIONS["MPIJob"], "kind": "MPIJob", "name": name, "uid": job["metadata"]["uid"]}
     metadata = {
@@ -82,7 +82,7 @@ def _object(job: Manifest, kind: str, suffix: str, body: Manifest) -> Manifest:
 
 
 def _pod(job: Manifest, role: str, suffix: str, environment: dict[str, str]) -> Manifest:
-    """A role's template with the pod's name, and the job's keys."""
+    """Build a role's pod template with the pod's name and the job's keys."""
     name, replicas = job["metadata"]["name"], job["spec"]["mpiReplicaSpecs"][role]
     pod: Manifest = copy.deepcopy(replicas["template"])
     metadata = pod.setdefault("metadata", {})

@@ -1,4 +1,4 @@
-"""A connection that leads no further than this machine: scripts run here, or wherever a prefix takes them."""
+"""A connection to this machine: scripts run here, or under a command prefix."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PIECE = 1 << 16
 
 
 class Nearby(Connection):
-    """``shell`` is what runs scripts, ``environment`` what it has besides this process's own."""
+    """``shell`` runs the scripts, ``environment`` extends that of this process."""
 
     def __init__(
         self, *, shell: tuple[str, ...] = ("sh",), name: str = "gpu-1", environment: dict[str, str] | None = None
@@ -33,43 +33,43 @@ class Nearby(Connection):
         self.commands = 0
         self.bytes = 0
 
-    def argv(self, script: str, *words: str) -> tuple[str, ...]:
+    def argv(self, script: str, *arguments: str) -> tuple[str, ...]:
         self.commands += 1
-        return ("ssh", self.target.name, shlex.join((*self.shell, "-c", script, "sh", *words)))
+        return ("ssh", self.target.name, shlex.join((*self.shell, "-c", script, "sh", *arguments)))
 
     def run(
         self,
         script: str,
-        *words: str,
+        *arguments: str,
         input: str | None = None,  # noqa: A002
         timeout: float = 60,
         check: bool = True,
     ) -> CompletedProcess:
-        said: list[bytes] = []
-        done = self._carry(script, words, (input.encode(),) if input else (), said.append, timeout)
+        output: list[bytes] = []
+        done = self._carry(script, arguments, (input.encode(),) if input else (), output.append, timeout)
         if check and done.code != 0:
             raise HostError(f"{self.target.name}: {done.err}", node=self.target.name)
-        return CompletedProcess(done.argv, done.code, b"".join(said).decode("utf-8", "replace"), done.err)
+        return CompletedProcess(done.argv, done.code, b"".join(output).decode("utf-8", "replace"), done.err)
 
-    def send(self, script: str, *words: str, chunks: Iterable[bytes], timeout: float) -> CompletedProcess:
-        return self._carry(script, words, chunks, len, timeout)
+    def send(self, script: str, *arguments: str, chunks: Iterable[bytes], timeout: float) -> CompletedProcess:
+        return self._carry(script, arguments, chunks, len, timeout)
 
     def receive(
-        self, script: str, *words: str, on_chunk: Callable[[bytes], object], timeout: float
+        self, script: str, *arguments: str, on_chunk: Callable[[bytes], object], timeout: float
     ) -> CompletedProcess:
-        return self._carry(script, words, (), on_chunk, timeout)
+        return self._carry(script, arguments, (), on_chunk, timeout)
 
     def _carry(
         self,
         script: str,
-        words: tuple[str, ...],
+        arguments: tuple[str, ...],
         chunks: Iterable[bytes],
         on_chunk: Callable[[bytes], object],
         timeout: float,
     ) -> CompletedProcess:
-        """All is fed, then all is read: no script here says much before it has heard all."""
+        """Write all input, then read all output: no script here prints much before its input ends."""
         self.commands += 1
-        argv = (*self.shell, "-c", script, "sh", *words)
+        argv = (*self.shell, "-c", script, "sh", *arguments)
         with TemporaryFile() as complaints, self._child(argv, complaints, timeout) as child:
             assert child.stdin
             assert child.stdout
@@ -85,7 +85,7 @@ class Nearby(Connection):
 
     @contextlib.contextmanager
     def _child(self, argv: tuple[str, ...], complaints: IO[bytes], timeout: float) -> Iterator[subprocess.Popen[bytes]]:
-        """In a session of its own, which is killed when its time is up or the block is left by an exception."""
+        """Start a child in its own session; kill the session on timeout or if the block raises."""
         pipe = subprocess.PIPE
         with subprocess.Popen(
             argv, stdin=pipe, stdout=pipe, stderr=complaints, env=self.environment, start_new_session=True

@@ -1,4 +1,4 @@
-"""Stands in for the mpi-operator in a real cluster: makes what an MPIJob needs, and says how the job is.
+"""A stand-in for the mpi-operator in a real cluster: creates an MPIJob's objects and reports its status.
 
 Source: kubeflow/mpi-operator v0.8, pkg/controller/mpi_job_controller.go. It writes no events, and suspends no job.
 """
@@ -28,36 +28,36 @@ from support.podnames import PodNames
 
 MADE = ("Service", "ConfigMap", "Secret", "Pod", "Job")
 KEPT = {"None": ("Pending", "Running", "Succeeded", "Failed"), "Running": ("Succeeded", "Failed"), "All": ()}
-"""Phases of workers that stay when the job has ended, by its cleanPodPolicy."""
+"""Phases of workers that are kept at the end of the job, by cleanPodPolicy."""
 
 
 class RefusedError(Exception):
-    """An object of this name is there, and not this job's."""
+    """An object of this name belongs to another owner."""
 
 
 class Operator:
-    """Looks at the jobs of a namespace twice a second."""
+    """A controller that reconciles the jobs of a namespace twice a second."""
 
     def __init__(self, kubeconfig: Path, namespace: str) -> None:
         self.api = DynamicClient(config.new_client_from_config(config_file=str(kubeconfig)))
         self.namespace = namespace
         self.keys = _keys()
         self.refusals: list[str] = []
-        """What the API refused, and what is in the way of a job; each is tried again."""
-        self.found: dict[tuple[str, str], Manifest] = {}
+        """Errors of the API, and objects in the way of a job; each is retried."""
+        self.objects_by_name: dict[tuple[str, str], Manifest] = {}
 
     def kind(self, kind: str) -> Any:
         return self.api.resources.get(api_version=mpijob.VERSIONS.get(kind, "v1"), kind=kind)
 
     def objects(self, kind: str) -> dict[str, Manifest]:
-        """The namespace's objects of a kind, such as ``Pod`` or ``MPIJob``, by name."""
+        """List the namespace's objects of a kind, such as ``Pod`` or ``MPIJob``, by name."""
         items = self.kind(kind).get(namespace=self.namespace).to_dict()["items"]
-        return {one["metadata"]["name"]: one for one in items}
+        return {item["metadata"]["name"]: item for item in items}
 
     def run(self, names: PodNames, stop: threading.Event) -> None:
         while not stop.wait(0.5):
             jobs = self.objects("MPIJob")
-            self.found = {(kind, name): one for kind in MADE for name, one in self.objects(kind).items()}
+            self.objects_by_name = {(kind, name): item for kind in MADE for name, item in self.objects(kind).items()}
             names.addresses = dict(self._addresses())
             for job in jobs.values():
                 try:
@@ -67,9 +67,9 @@ class Operator:
                     self.refusals.append(str(error))
 
     def _addresses(self) -> Iterator[tuple[str, str]]:
-        """Of the pods behind headless Services, which have those that are ready."""
-        for service, one in self.objects("Endpoints").items():
-            for address in [at for subset in one.get("subsets", ()) for at in subset.get("addresses", ())]:
+        """Yield DNS name and address of the ready pods behind headless Services."""
+        for service, endpoints in self.objects("Endpoints").items():
+            for address in [at for subset in endpoints.get("subsets", ()) for at in subset.get("addresses", ())]:
                 yield f"{address.get('hostname')}.{service}.{self.namespace}.svc.cluster.local", address["ip"]
 
     def _sync(self, job: Manifest) -> None:
@@ -80,34 +80,34 @@ class Operator:
         if not status:
             _add(status, "Created", "MPIJobCreated", f"MPIJob {self.namespace}/{name} is created.")
         status.setdefault("startTime", _now())
-        launcher = self.found.get(("Job", f"{name}-launcher"))
+        launcher = self.objects_by_name.get(("Job", f"{name}-launcher"))
         workers = []
         if not (launcher and _is(launcher, "Complete", "Failed")):
             for made in (mpijob.service(job), mpijob.config_map(job), mpijob.secret(job, *self.keys)):
-                self._one(job, made)
-            workers = [self._one(job, mpijob.worker(job, index)) for index in range(len(mpijob.workers(job)))]
+                self._ensure(job, made)
+            workers = [self._ensure(job, mpijob.worker(job, index)) for index in range(len(mpijob.workers(job)))]
             ready = all(_is(pod, "Ready") for pod in workers)
             if ready or job["spec"].get("launcherCreationPolicy") != "WaitForWorkersReady":
-                launcher = self._one(job, mpijob.launcher(job))
+                launcher = self._ensure(job, mpijob.launcher(job))
         self._report(name, status, launcher, workers)
         if status != job.get("status"):
             self.kind("MPIJob").status.replace(body={**job, "status": status}, namespace=self.namespace)
 
-    def _one(self, job: Manifest, made: Manifest) -> Manifest:
-        """The job's object: the one that is there, or else this."""
+    def _ensure(self, job: Manifest, made: Manifest) -> Manifest:
+        """Return the job's existing object, or create it."""
         kind, name = made["kind"], made["metadata"]["name"]
-        if found := self.found.get((kind, name)):
-            if not _owns(job, found):
+        if existing := self.objects_by_name.get((kind, name)):
+            if not _owns(job, existing):
                 raise RefusedError(f"Resource {name!r} of Kind {kind!r} already exists and is not managed by MPIJob")
-            return found
+            return existing
         return dict(self.kind(kind).create(body=made, namespace=self.namespace).to_dict())
 
     def _report(self, name: str, status: Manifest, launcher: Manifest | None, workers: list[Manifest]) -> None:
-        """Writes the job's state into its status."""
+        """Write the job's state into its status."""
         replicas = status["replicaStatuses"] = {"Worker": _counts(workers)}
         if not launcher:
             return
-        pods = [one for (kind, _), one in self.found.items() if kind == "Pod" and _owns(launcher, one)]
+        pods = [pod for (kind, _), pod in self.objects_by_name.items() if kind == "Pod" and _owns(launcher, pod)]
         replicas["Launcher"] = _counts(pods)
         whole = f"MPIJob {self.namespace}/{name}"
         if _is(launcher, "Complete"):
@@ -115,7 +115,7 @@ class Operator:
             _add(status, "Succeeded", "MPIJobSucceeded", f"{whole} successfully completed.")
         elif _is(launcher, "Failed"):
             status["completionTime"] = _now()
-            failed = next(one for one in launcher["status"]["conditions"] if one["type"] == "Failed")
+            failed = next(condition for condition in launcher["status"]["conditions"] if condition["type"] == "Failed")
             reason, message = failed["reason"], failed["message"]
             if reason == "BackoffLimitExceeded" and replicas["Launcher"].get("failed"):
                 last = max(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))["status"]
@@ -127,7 +127,7 @@ class Operator:
     def _clean(self, job: Manifest) -> None:
         kept = KEPT[job["spec"]["runPolicy"].get("cleanPodPolicy", "None")]
         for name in mpijob.workers(job):
-            pod = self.found.get(("Pod", name))
+            pod = self.objects_by_name.get(("Pod", name))
             if pod and pod["status"]["phase"] not in kept and "deletionTimestamp" not in pod["metadata"]:
                 self.kind("Pod").delete(name=name, namespace=self.namespace)
 
@@ -144,21 +144,21 @@ def _now() -> str:
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _owns(owner: Manifest, one: Manifest) -> bool:
-    return owner["metadata"]["uid"] in [at["uid"] for at in one["metadata"].get("ownerReferences", ())]
+def _owns(owner: Manifest, owned: Manifest) -> bool:
+    return owner["metadata"]["uid"] in [at["uid"] for at in owned["metadata"].get("ownerReferences", ())]
 
 
-def _is(one: Manifest, *kinds: str) -> bool:
-    """Whether one of these conditions holds for a job or a pod."""
-    conditions = one.get("status", {}).get("conditions", ())
+def _is(manifest: Manifest, *kinds: str) -> bool:
+    """Return True if one of these conditions holds for a job or a pod."""
+    conditions = manifest.get("status", {}).get("conditions", ())
     return any(at["type"] in kinds and at["status"] == "True" for at in conditions)
 
 
 def _add(status: Manifest, kind: str, reason: str, message: str) -> None:
     conditions = status.setdefault("conditions", [])
-    if kind in [one["type"] for one in conditions]:
+    if kind in [condition["type"] for condition in conditions]:
         return
-    for running in [one for one in conditions if one["type"] == "Running"]:
+    for running in [condition for condition in conditions if condition["type"] == "Running"]:
         running["status"] = "False"
     times = dict.fromkeys(("lastUpdateTime", "lastTransitionTime"), _now())
     conditions.append({"type": kind, "status": "True", "reason": reason, "message": message, **times})
@@ -172,7 +172,7 @@ def _counts(pods: list[Manifest]) -> dict[str, int]:
 
 @contextlib.contextmanager
 def operating(kubeconfig: Path, namespace: str) -> Iterator[Operator]:
-    """The operator of a namespace, and its pods' names; one at a time, as all pods ask the same address."""
+    """Run the operator and the DNS of a namespace; one at a time, as all pods ask the same address."""
     operator, stop = Operator(kubeconfig, namespace), threading.Event()
     with PodNames() as names, ThreadPoolExecutor(2) as threads:
         threads.submit(names.serve_forever)
@@ -187,7 +187,7 @@ def operating(kubeconfig: Path, namespace: str) -> Iterator[Operator]:
 
 @contextlib.contextmanager
 def fresh_namespace(kubeconfig: Path) -> Iterator[str]:
-    """The name of a new namespace, which is gone after the block with all that is in it."""
+    """Create a namespace; remove it with its objects at the end of the block."""
     api = DynamicClient(config.new_client_from_config(config_file=str(kubeconfig)))
     namespaces, name = api.resources.get(api_version="v1", kind="Namespace"), f"op-{secrets.token_hex(4)}"
     namespaces.create(body={"metadata": {"name": name}})
@@ -195,5 +195,5 @@ def fresh_namespace(kubeconfig: Path) -> Iterator[str]:
         yield name
     finally:
         namespaces.delete(name=name)
-        one = f"metadata.name={name}"
-        wait_until(lambda: not namespaces.get(field_selector=one).to_dict()["items"], 300, f"{name} is gone")
+        selector = f"metadata.name={name}"
+        wait_until(lambda: not namespaces.get(field_selector=selector).to_dict()["items"], 300, f"{name} is gone")

@@ -1,4 +1,4 @@
-"""Says pods' addresses to pods, as CoreDNS does in a cluster. RFC 1035: one question, and A records only."""
+"""A DNS server for pods, as CoreDNS is in a cluster. RFC 1035: one question, A records only."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import struct
 from collections.abc import Mapping
 
 BRIDGE = ("172.17.0.1", 53)
-"""Where the node's pods ask for names: on Docker's bridge."""
+"""Address of DNS for the node's pods, on Docker's bridge."""
 
 
 class PodNames(socketserver.UDPServer):
-    """Answers while ``serve_forever`` runs; other names than those of ``addresses`` are not found."""
+    """A UDP server of these ``addresses``; other names are not found."""
 
     def __init__(self) -> None:
         super().__init__(BRIDGE, _Answer)
@@ -22,15 +22,15 @@ class PodNames(socketserver.UDPServer):
 class _Answer(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         assert isinstance(self.server, PodNames)
-        (query, asked), labels, at = self.request, [], 12
+        (query, reply_socket), labels, at = self.request, [], 12
         while length := query[at]:
             labels.append(query[at + 1 : at + 1 + length].decode("ascii", "replace").lower())
             at += 1 + length
         end = at + 5
         (kind,) = struct.unpack_from("!H", query, at + 1)
         address = self.server.addresses.get(".".join(labels))
-        # With authority and recursion; 3 is NXDOMAIN. Pods may be new, so that an answer holds for a second.
+        # Flags: authoritative, recursion available; 3 is NXDOMAIN. The TTL is 1 s, as pods may be recreated.
         answers = [socket.inet_aton(address)] if address and kind == 1 else []
         head = struct.pack("!2sHHHHH", query[:2], 0x8580 if address else 0x8583, 1, len(answers), 0, 0)
-        records = [struct.pack("!HHHLH4s", 0xC00C, 1, 1, 1, 4, one) for one in answers]
-        asked.sendto(b"".join([head, query[12:end], *records]), self.client_address)
+        records = [struct.pack("!HHHLH4s", 0xC00C, 1, 1, 1, 4, packed) for packed in answers]
+        reply_socket.sendto(b"".join([head, query[12:end], *records]), self.client_address)

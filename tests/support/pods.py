@@ -1,4 +1,4 @@
-"""Stands in for the operators: the pods of an MPIJob or a TrainJob as containers, laid out as theirs.
+"""A stand-in for the operators: the pods of an MPIJob or a TrainJob as containers with the same layout.
 
 A service gives each worker a name; the launcher has `/etc/mpi/hostfile`, all pods the job's key pair. Volumes belong to
 the pods' group, and nobody is root.
@@ -21,8 +21,8 @@ from docker import DockerClient
 from support.harness import wait_until
 
 Manifest = dict[str, Any]
-# What operators add for Open MPI: kubeflow/mpi-operator, pkg/controller/mpi_job_controller.go; kubeflow/trainer,
-# pkg/runtime/framework/plugins/mpi.
+# Variables that operators add for Open MPI: kubeflow/mpi-operator, pkg/controller/mpi_job_controller.go;
+# kubeflow/trainer, pkg/runtime/framework/plugins/mpi.
 OPERATORS = {
     "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
     "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
@@ -32,20 +32,20 @@ OPERATORS = {
 
 @dataclass(frozen=True)
 class Layout:
-    """What an operator makes of a job."""
+    """Pods and names that an operator makes of a job."""
 
     name: str
     launcher: Manifest
     worker: Manifest
-    """Templates of pods."""
+    """Pod templates."""
     workers: dict[str, str]
-    """Names of pods, and theirs in the hostfile."""
+    """Names of pods, and their names in the hostfile."""
     slots: int
     keys: str
 
 
 def mpijob(objects: dict[str, Manifest]) -> Layout:
-    """As the mpi-operator: pods `JOB-worker-N`, known as `JOB-worker-N.JOB.NAMESPACE.svc`."""
+    """Lay out the pods of an MPIJob: `JOB-worker-N`, in the hostfile `JOB-worker-N.JOB.NAMESPACE.svc`."""
     job = objects["MPIJob"]
     name, namespace = (job["metadata"][key] for key in ("name", "namespace"))
     roles = job["spec"]["mpiReplicaSpecs"]
@@ -54,41 +54,44 @@ def mpijob(objects: dict[str, Manifest]) -> Layout:
         name=name,
         launcher=roles["Launcher"]["template"]["spec"],
         worker=roles["Worker"]["template"]["spec"],
-        workers={one: f"{one}.{name}.{namespace}.svc" for one in workers},
+        workers={worker: f"{worker}.{name}.{namespace}.svc" for worker in workers},
         slots=job["spec"]["slotsPerWorker"],
         keys=job["spec"]["sshAuthMountPath"],
     )
 
 
 def trainjob(objects: dict[str, Manifest]) -> Layout:
-    """As Kubeflow Trainer and JobSet: pods `JOB-node-0-N`, known as `JOB-node-0-N.JOB`."""
+    """Lay out the pods of a TrainJob: `JOB-node-0-N`, in the hostfile `JOB-node-0-N.JOB`."""
     name, spec = objects["TrainJob"]["metadata"]["name"], objects["TrainingRuntime"]["spec"]
     mpi = spec["mlPolicy"]["mpi"]
-    jobs = {one["name"]: one["template"]["spec"]["template"] for one in spec["template"]["spec"]["replicatedJobs"]}
+    jobs = {
+        replicated["name"]: replicated["template"]["spec"]["template"]
+        for replicated in spec["template"]["spec"]["replicatedJobs"]
+    }
     workers = [f"{name}-node-0-{index}" for index in range(spec["mlPolicy"]["numNodes"])]
     return Layout(
         name=name,
         launcher=jobs["launcher"]["spec"],
         worker=jobs["node"]["spec"],
-        workers={one: f"{one}.{name}" for one in workers},
+        workers={worker: f"{worker}.{name}" for worker in workers},
         slots=mpi["numProcPerNode"],
         keys=mpi["sshAuthMountPath"],
     )
 
 
 class Pods:
-    """The pods of a job, from its manifests; all are gone with the block of ``laid_out``."""
+    """Pods of a job, made from its manifests; ``laid_out`` removes them at the end of its block."""
 
     def __init__(self, engine: DockerClient, manifests: list[Manifest], directory: Path) -> None:
         self.engine, self.directory = engine, directory
-        self.objects = {one["kind"]: one for one in manifests}
+        self.objects = {manifest["kind"]: manifest for manifest in manifests}
         self.layout = mpijob(self.objects) if "MPIJob" in self.objects else trainjob(self.objects)
         self.name = self.layout.name
         self.containers: list[Container] = []
         self.network = engine.networks.create(f"{self.name}-pods", options={"com.docker.network.driver.mtu": "1400"})
 
     def run(self, limit: float = 300) -> tuple[int, str]:
-        """The launcher's exit code and output, once the workers are ready."""
+        """Run the job; return the launcher's exit code and output."""
         self._operator_files()
         for name, endpoint in self.layout.workers.items():
             self._start(self.layout.worker, name, [endpoint])
@@ -99,14 +102,14 @@ class Pods:
         return code, launcher.logs().decode()
 
     def _is_ready(self, worker: Container) -> bool:
-        """Whether its readiness probe would say so."""
+        """Return True if the worker's readiness probe succeeds."""
         worker.reload()
         assert worker.status == "running", self.logs()
         port = self.layout.worker["containers"][0]["readinessProbe"]["tcpSocket"]["port"]
         return bool(worker.exec_run(["bash", "-c", f": < /dev/tcp/localhost/{port}"]).exit_code == 0)
 
     def logs(self) -> str:
-        return "\n".join(f"--- {one.name}\n{one.logs().decode()}" for one in self.containers)
+        return "\n".join(f"--- {container.name}\n{container.logs().decode()}" for container in self.containers)
 
     def remove(self) -> None:
         for container in self.containers:
@@ -114,7 +117,7 @@ class Pods:
         self.network.remove()
 
     def _operator_files(self) -> None:
-        """What the operator makes for a job: keys and the hostfile."""
+        """Write the files that the operator makes for a job: keys and hostfile."""
         keys = self.directory / "keys"
         keys.mkdir(parents=True)
         argv = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-N", "", "-f", str(keys / "id_rsa")]
@@ -123,13 +126,13 @@ class Pods:
         mpi = self.directory / "mpi"
         mpi.mkdir()
         slots = self.layout.slots
-        (mpi / "hostfile").write_text("".join(f"{one} slots={slots}\n" for one in self.layout.workers.values()))
-        self._own(keys)
+        (mpi / "hostfile").write_text("".join(f"{host} slots={slots}\n" for host in self.layout.workers.values()))
+        self._chown(keys)
         for key in keys.iterdir():
             key.chmod(0o640)
 
-    def _own(self, folder: Path) -> None:
-        """Files that are mounted belong to root and the pods' group."""
+    def _chown(self, folder: Path) -> None:
+        """Give mounted files to root and the pods' group."""
         group = self.layout.worker["securityContext"]["fsGroup"]
         subprocess.run(["chown", "-R", f"0:{group}", str(folder)], check=True)
 
@@ -137,14 +140,14 @@ class Pods:
         (container,) = spec["containers"]
         binds, shared = {}, "64m"
         for mount in container["volumeMounts"]:
-            volume = next(one for one in spec["volumes"] if one["name"] == mount["name"])
+            volume = next(candidate for candidate in spec["volumes"] if candidate["name"] == mount["name"])
             where = mount["mountPath"]
             if volume.get("emptyDir", {}).get("medium") == "Memory":
                 shared = volume["emptyDir"]["sizeLimit"].replace("Gi", "g").replace("Mi", "m")
             elif "emptyDir" in volume:
                 empty = self.directory / name / volume["name"]
                 empty.mkdir(parents=True)
-                self._own(empty)
+                self._chown(empty)
                 empty.chmod(0o2777)
                 binds[str(empty)] = {"bind": where, "mode": "rw"}
             else:
@@ -162,7 +165,7 @@ class Pods:
             user=f"{context['runAsUser']}:{context['runAsGroup']}",
             group_add=[context["fsGroup"]],
             working_dir=container["workingDir"],
-            environment={one["name"]: one["value"] for one in container["env"]}
+            environment={variable["name"]: variable["value"] for variable in container["env"]}
             | (OPERATORS if spec is self.layout.launcher else {}),
             cap_drop=container["securityContext"]["capabilities"]["drop"],
             security_opt=["no-new-privileges:true"],
@@ -176,22 +179,22 @@ class Pods:
         return made
 
     def _projected(self, volume: Manifest) -> Path:
-        """The folder of a ConfigMap's or a Secret's files."""
+        """Write the files of a ConfigMap or a Secret; return their folder."""
         folder = self.directory / str(volume["name"])
         if folder.exists():
             return folder
         folder.mkdir(parents=True)
         if "secret" in volume:
-            found = self.objects["Secret"]["stringData"]
-            items = [{"key": key, "path": key} for key in found]
+            content = self.objects["Secret"]["stringData"]
+            items = [{"key": key, "path": key} for key in content]
         else:
-            found, items = self.objects["ConfigMap"]["data"], volume["configMap"]["items"]
+            content, items = self.objects["ConfigMap"]["data"], volume["configMap"]["items"]
         for item in items:
             path = folder / item["path"]
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(found[item["key"]])
+            path.write_text(content[item["key"]])
             path.chmod(item.get("mode", 0o644))
-        self._own(folder)
+        self._chown(folder)
         return folder
 
 

@@ -1,4 +1,4 @@
-"""A connection to a server that a test can cut and restore."""
+"""A TCP proxy that a test can cut and restore."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 
 
 class Proxy:
-    """Forwards a port of its own to a server, unless it is down."""
+    """A local port that forwards to a server, unless the proxy is down."""
 
     def __init__(self, host: str, port: int) -> None:
         self._server = (host, port)
@@ -19,11 +19,11 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        """End all connections, and take no more."""
+        """Close all connections, and refuse new ones."""
         self.down = True
-        for one in [*self._open]:
+        for connection in [*self._open]:
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
 
     def restore(self) -> None:
         self.down = False
@@ -48,9 +48,9 @@ class Proxy:
         with contextlib.suppress(OSError):
             while piece := source.recv(1 << 16):
                 sink.sendall(piece)
-        for one in (source, sink):
+        for end in (source, sink):
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                end.shutdown(socket.SHUT_RDWR)
         self._open -= {source}
-        # The other direction has a thread of its own, which closes what it reads from.
+        # The thread of the other direction closes the socket that it reads from.
         source.close()

@@ -1,4 +1,4 @@
-"""Records of runs as labctl writes them, made up: ``runs/<id>/`` with what a report or a comparison reads."""
+"""Fictitious records of runs in labctl's format: the files of ``runs/<id>/`` that reports and comparisons read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write(
     log: str = "",
     **result: Any,
 ) -> Path:
-    """A run of one second per step, with a loss and a rate of tokens for each step and a throughput at its end."""
+    """Write the record of a run with one step per second, a loss and a token rate per step, and a final throughput."""
     path = lab / "runs" / run_id
     (path / "work").mkdir(parents=True)
     (path / "work/train.py").write_text(code, encoding="utf-8")
@@ -62,7 +62,7 @@ def write(
     }  # fmt: skip
     for name, document in documents.items():
         (path / name).write_text(json.dumps(document), encoding="utf-8")
-    (path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in series), encoding="utf-8")
+    (path / "metrics.jsonl").write_text("".join(json.dumps(point) + "\n" for point in series), encoding="utf-8")
     (path / "output.log").write_text(log, encoding="utf-8")
     (path / "started").touch()
     return path

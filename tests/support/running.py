@@ -1,4 +1,4 @@
-"""A cluster in which a run goes: its job and pods, what they print, and what happens from one look to the next."""
+"""A cluster in which a run proceeds: its job and pods, their output, and the change from one request to the next."""
 
 from __future__ import annotations
 
@@ -31,24 +31,26 @@ metrics:
   answer: {{pattern: 'answer: (\\d+)'}}
 """
 MARK = "\x01!\x02labctl: the launcher ended with exit code "
-"""Before the exit code of its command, in the launcher's last line."""
+"""Prefix of the command's exit code in the launcher's last line."""
 Step = Callable[[], object]
 Programs = Callable[[str, tuple[str, ...]], tuple[tuple[int, bytes], ...]]
-"""Pod and command -> the frames that come of it."""
+"""Function from a pod and a command to the frames of its output."""
 MOST_LOOKS = 3000
-"""At a cluster in which nothing happens any more."""
+"""Limit of requests to a cluster that no longer changes."""
 
 
 class RunningApi(FakeApi):
-    """Each look at the job takes the next of ``steps``; ``printed`` are the lines of pods, ``broken`` what breaks off
-    their logs; programs in pods answer with frames."""
+    """An API server in which a job proceeds: each request for the job takes the next of ``steps``.
+
+    ``printed`` has the lines of pods, ``broken`` the breaks of their logs; programs in pods answer with frames.
+    """
 
     def __init__(self, *objects: Manifest, **options: Any) -> None:
         super().__init__(*objects, **options)
         self.steps: list[Step] = []
         self.printed: dict[str, list[str]] = {}
         self.broken: list[tuple[int, Exception]] = []
-        """Lines after which a log breaks off, and how, one for each time that it is read."""
+        """Number of lines after which a log breaks off, and the error, for each time it is read."""
         self.programs: Programs = without_results
         self.executed: list[tuple[str, ...]] = []
         self._looks = 0
@@ -75,7 +77,7 @@ class RunningApi(FakeApi):
             raise error
 
     def prints(self, pod: str, *lines: str, second: int = 0) -> None:
-        """Lines with their times, a millisecond from one to the next."""
+        """Append lines to the pod's log, with timestamps a millisecond apart."""
         known = self.printed.setdefault(pod, [])
         known += [f"2026-01-02T03:04:{second:02}.{len(known) + n:03}000000Z {line}" for n, line in enumerate(lines)]
 
@@ -85,12 +87,12 @@ class RunningApi(FakeApi):
 
 
 def without_results(_: str, argv: tuple[str, ...]) -> tuple[tuple[int, bytes], ...]:
-    """Programs that end well, and tar in a directory that is empty."""
+    """Answer as programs that succeed, and tar of an empty directory."""
     return ((OUT, bytes(10240)), SUCCESS) if "tar -C" in " ".join(argv) else (SUCCESS,)
 
 
 def archive(*members: tuple[tarfile.TarInfo, bytes]) -> tuple[tuple[int, bytes], ...]:
-    """What tar prints of these."""
+    """Build the frames of a tar of these members."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as tar:
         for member, content in members:
@@ -107,12 +109,12 @@ def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.T
 
 
 def serving(*members: tuple[tarfile.TarInfo, bytes], end: tuple[int, bytes] = SUCCESS) -> Programs:
-    """Programs of a launcher of which tar prints these."""
+    """Answer as a launcher's programs, with tar printing these members."""
     return lambda _, argv: (*archive(*members), end) if "tar -C" in argv[2] else (SUCCESS,)
 
 
 def own_workload(directory: Path, timeout: str = "60s") -> Path:
-    """A lab directory with the workload `hello`."""
+    """Make a lab directory with the workload `hello`."""
     folder = directory / "workloads/hello"
     folder.mkdir(parents=True)
     (folder / "workload.yml").write_text(WORKLOAD.format(timeout=timeout))
@@ -121,14 +123,14 @@ def own_workload(directory: Path, timeout: str = "60s") -> Path:
 
 
 def asked(of: ClusterLab, **options: Any) -> Request:
-    """A run of `hello` that is asked for."""
+    """Build the request of a run of `hello`."""
     chosen = RunOptions(**options)
     workload = choose_workload(of.directory, "hello", chosen, of.settings)
     return Request(workload=workload, options=chosen)
 
 
 def begun(of: ClusterLab) -> NewClusterRun:
-    """A run of `hello` of which nothing is recorded or sent."""
+    """Build a run of `hello` that is neither recorded nor submitted."""
     request = asked(of)
     new = clusters.backend(of).begin(request.workload, request.options, datetime.now().astimezone())
     assert isinstance(new, NewClusterRun)
@@ -136,12 +138,12 @@ def begun(of: ClusterLab) -> NewClusterRun:
 
 
 def recorded(of: ClusterLab, new: NewClusterRun) -> None:
-    """Make the record of a run, as before it is submitted."""
+    """Write the record of a run before its submission."""
     store.create(new.lab, new.run_id, new.job.files, clusters.backend(of).plan_run(new).record)
 
 
 def launched(of: ClusterLab, **status: Any) -> ClusterRun:
-    """A run that was submitted and left; its pods have the ``status``, if it is given."""
+    """Submit a run and detach; set its pods' ``status``, if given."""
     backend = clusters.backend(of)
     run = of.run(start.launch(backend, asked(of, detach=True)).run_id)
     for node in ("launcher", "worker-0", "worker-1") if status else ():
@@ -156,13 +158,13 @@ def put(of: ClusterLab, *objects: Manifest) -> None:
 
 
 def prints(of: ClusterLab, run: ClusterRun, *lines: str) -> None:
-    """Have the launcher of a run print lines."""
+    """Append lines to the log of a run's launcher."""
     assert isinstance(of.api, RunningApi)
     of.api.prints(f"{run.name}-launcher", *lines)
 
 
 def pod_of(run: ClusterRun, node: str, *, deleted: bool = False, uid: str = "", **status: Any) -> Manifest:
-    """A pod of a run as the mpi-operator makes it; what is given is its status."""
+    """Build a pod of a run as the mpi-operator makes it, with this status."""
     role = node.partition("-")[0]
     labels = {"labctl.lab": run.lab.name, "labctl.run": run.run_id, "labctl.role": role}
     name = f"{run.name}-{node}"
@@ -174,7 +176,7 @@ def pod_of(run: ClusterRun, node: str, *, deleted: bool = False, uid: str = "", 
 
 
 def state(phase: str, **of: dict[str, Any]) -> dict[str, Any]:
-    """The status of a pod whose container, of either role, is in this state."""
+    """Build the status of a pod whose container is in this state."""
     return {"phase": phase, "containerStatuses": [{"name": name, "state": of} for name in ("launcher", "worker")]}
 
 
@@ -195,10 +197,10 @@ def unplaced(message: str) -> dict[str, Any]:
 
 
 def labelled(name: str, lab: str = "demo", **more: Any) -> dict[str, Any]:
-    """The metadata of an object of a lab."""
+    """Build the metadata of a lab's object."""
     return {"metadata": {"name": name, "labels": {"labctl.lab": lab}, **more}}
 
 
 def condition(kind: str, reason: str = "", message: str = "") -> dict[str, Any]:
-    """The status of a job of which this is true."""
+    """Build the status of a job with this condition."""
     return {"status": {"conditions": [{"type": kind, "status": "True", "reason": reason, "message": message}]}}

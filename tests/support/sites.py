@@ -1,4 +1,4 @@
-"""A lab of a launcher and two workers on each backend; what differs between backends is a method of its site."""
+"""A lab of a launcher and two workers on each backend; a site's methods cover the differences between backends."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ NODES = ["launcher", "worker-0", "worker-1"]
 
 
 class Lasts(Exception):
-    """Raised by an answer: the program does not end by itself."""
+    """Exception of an answer whose program does not end by itself."""
 
 
 class Site(Protocol):
-    """The lab of a directory on a backend."""
+    """A lab directory on a backend."""
 
     context: Context
 
     def prepare(self) -> None:
-        """Bring up what a run needs to begin."""
+        """Set up what a run needs to begin."""
 
     def begin(self) -> None:
-        """Have all nodes run, whatever exists of them."""
+        """Bring all nodes up, whatever their state."""
 
     def identities(self) -> dict[str, object]:
-        """Identify what each node is now: the same as before only where nothing was touched."""
+        """Return the identity of each node, which changes if the node is recreated or restarted."""
 
     def lose(self) -> None:
-        """Remove all nodes and what runs on them, without labctl."""
+        """Remove all nodes and their processes, without labctl."""
 
 
 class MadeUpSite:
-    """On the made-up backend."""
+    """The made-up backend."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -69,7 +69,7 @@ class MadeUpSite:
 
 
 class DockerSite:
-    """On Docker engines: here, over ssh, or in memory."""
+    """Docker engines: local, over ssh, or in memory."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -99,13 +99,13 @@ class DockerSite:
 
 
 class ClusterSite:
-    """In a cluster, in which a run brings its nodes."""
+    """A cluster, in which a run brings its nodes."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
 
     def prepare(self) -> None:
-        """Do nothing: a run brings what it needs."""
+        """Do nothing: a run brings its nodes."""
 
     def begin(self) -> None:
         flows.k8s_submit(self.context, "stubborn", RunOptions())
@@ -125,7 +125,7 @@ class ClusterSite:
 
 
 class ClusterInMemory(RunningApi):
-    """A cluster whose operator runs the pods of an MPIJob at once; its launcher prints all of its output at once."""
+    """A cluster whose operator starts the pods of an MPIJob at once; the launcher prints all of its output at once."""
 
     def __init__(self, answer: Answer, nodes: Iterable[str] = ("n0",)) -> None:
         namespace: Manifest = {"kind": "Namespace", "metadata": {"name": "demo"}}
@@ -143,7 +143,7 @@ class ClusterInMemory(RunningApi):
         return answer
 
     def _collect_garbage(self, jobs: Iterable[str]) -> None:
-        """Remove the pods of jobs that are gone."""
+        """Remove the pods of deleted jobs."""
         owners = {key: pod["metadata"].get("owner") for key, pod in self.objects.items() if key[0] == "Pod"}
         for key, owner in owners.items():
             if owner and owner not in jobs:
@@ -198,11 +198,11 @@ class ClusterInMemory(RunningApi):
             self._launch(pod, labels.get("labctl.run", job))
 
     def _launch(self, pod: str, run: str) -> None:
-        """Print what the launch command of a run prints, and how it ends."""
+        """Print the output of a run's launch command, and its exit code."""
         code = 0
         try:
             for line in self._answers(pod, ("mpirun", run)):
-                # Ranks call their node by the name of its pod.
+                # Ranks print the name of their pod.
                 self.prints(pod, line.replace(" on worker-", f" on {pod.removesuffix('launcher')}worker-"))
         except Failed as failed:
             code = failed.code

@@ -1,4 +1,4 @@
-"""What people and scripts type and read: commands, flags, settings, doctor's codes and the keys of JSON."""
+"""The user interface of labctl: commands, flags, settings, codes of doctor and keys of JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 BEFORE = json.loads((Path(__file__).parents[1] / "golden/surface.json").read_text(encoding="utf-8"))
 LABCTL = [sys.executable, "-c", "from labctl.cli import main; main()"]
-# Dictionaries whose keys are names that a lab or a run chooses.
+# Dictionaries with keys chosen by a lab or a run.
 NAMED_BY_THE_USER = {"metrics"}
 JSON_COMMANDS = (
     "config", "devices", "render", "up --dry-run", "up", "status", "workloads", "fit opt-125m",
@@ -22,7 +22,7 @@ JSON_COMMANDS = (
 
 
 def of_source(package: Path) -> dict[str, Any]:
-    """Commands with their flags, and doctor's codes; the package is the one that ``labctl`` imports as."""
+    """Return the commands with their flags, and the codes of doctor; ``package`` is the one imported as ``labctl``."""
     import typer
 
     from labctl import cli
@@ -43,22 +43,22 @@ def flags(name: str, command: Any) -> Iterator[tuple[str, list[str]]]:
 
 
 def settings(program: list[str], lab: Path) -> list[str]:
-    """The settings' keys, as ``config --json`` has them."""
+    """List the settings' keys from ``config --json``."""
     done = subprocess.run([*program, "config", "-C", lab, "--json"], capture_output=True, text=True, check=True)
     return sorted(setting["key"] for setting in json.loads(done.stdout)["settings"])
 
 
 def json_keys(program: list[str], lab: Path) -> dict[str, list[str]]:
-    """The paths of the keys in each command's document; the lab is made and removed on the way."""
-    found = {}
+    """Run each command with --json; return the key paths of its document."""
+    keys_by_command = {}
     for command in JSON_COMMANDS:
-        words = [*program, *command.split(), "--json"]
-        done = subprocess.run(words, cwd=lab, capture_output=True, text=True, check=False, timeout=600)
+        argv = [*program, *command.split(), "--json"]
+        done = subprocess.run(argv, cwd=lab, capture_output=True, text=True, check=False, timeout=600)
         try:
-            found[command] = sorted(set(paths(json.loads(done.stdout))))
+            keys_by_command[command] = sorted(set(paths(json.loads(done.stdout))))
         except ValueError as error:
             raise AssertionError(f"{command}: {done.stdout} {done.stderr}") from error
-    return found
+    return keys_by_command
 
 
 def paths(value: Any, prefix: str = "") -> Iterator[str]:

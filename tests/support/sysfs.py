@@ -1,4 +1,4 @@
-"""Trees like a host's /dev, /sys and /proc, with cards in them as their drivers show them."""
+"""Trees like a host's /dev, /sys and /proc, with cards as their drivers present them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def link(path: Path, target: Path) -> None:
 
 
 def cores(root: Path, text: str) -> None:
-    """The cores of the machine, all of which may be used."""
+    """Write the cores of the machine, all of which may be used."""
     put(root / "proc/self/status", f"Name:\tcat\nCpus_allowed_list:\t{text}\n")
     put(root / "sys/devices/system/cpu/online", f"{text}\n")
 
@@ -32,7 +32,7 @@ def card(
     numa: int | None = None,
     cores: str = "",
 ) -> Path:
-    """A PCI device; its folder."""
+    """Write a PCI device; return its folder."""
     folder = root / f"sys/devices/pci0000:00/{address}"
     put(folder / "vendor", f"{vendor}\n")
     put(folder / "class", f"{kind}\n")
@@ -47,9 +47,9 @@ def card(
 
 
 def nvidia(root: Path, address: str, minor: int | None, *, file: bool = True, **facts: object) -> Path:
-    """A GPU that the nvidia driver serves; ``minor`` None is one of which the driver tells nothing."""
+    """Write a GPU of the nvidia driver; ``minor`` None leaves the driver's information empty."""
     folder = card(root, address, "0x10de", driver="nvidia", **facts)  # type: ignore[arg-type]
-    told = (
+    information = (
         ""
         if minor is None
         else (
@@ -58,7 +58,7 @@ def nvidia(root: Path, address: str, minor: int | None, *, file: bool = True, **
             f"Bus Location: \t {address}\nDevice Minor: \t {minor}\nGPU Excluded:\t No\n"
         )
     )
-    put(root / f"proc/driver/nvidia/gpus/{address}/information", told)
+    put(root / f"proc/driver/nvidia/gpus/{address}/information", information)
     if file and minor is not None:
         put(root / f"dev/nvidia{minor}")
     return folder
@@ -66,7 +66,7 @@ def nvidia(root: Path, address: str, minor: int | None, *, file: bool = True, **
 
 def gaudi(root: Path, index: int, address: str, *, driver: str = "habanalabs", vendor: str = "0x1da3",
           told: dict[str, str] | None = None, **facts: object) -> Path:  # fmt: skip
-    """An accelerator under /dev/accel, by default a Gaudi; ``told`` are its driver's own files."""
+    """Write an accelerator under /dev/accel, by default a Gaudi; ``told`` are the driver's own files."""
     folder = card(root, address, vendor, kind="0x120000", driver=driver, **facts)  # type: ignore[arg-type]
     link(root / f"sys/class/accel/accel{index}/device", folder)
     put(root / f"dev/accel/accel{index}")
@@ -78,7 +78,7 @@ def gaudi(root: Path, index: int, address: str, *, driver: str = "habanalabs", v
 
 def render_node(root: Path, number: int, address: str, *, vendor: str = "0x8086", driver: str = "xe",
                 **facts: object) -> Path:  # fmt: skip
-    """A GPU with a render node and its by-path name."""
+    """Write a GPU with a render node and its by-path name."""
     folder = card(root, address, vendor, kind="0x030000", driver=driver, **facts)  # type: ignore[arg-type]
     link(root / f"sys/class/drm/renderD{number}/device", folder)
     put(root / f"dev/dri/renderD{number}")

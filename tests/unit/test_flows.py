@@ -1,4 +1,4 @@
-"""Whole commands on an engine in memory: what is planned, refused, done, and how often the engine is asked."""
+"""Commands on an in-memory engine: plans, refusals, actions, and the number of requests to the engine."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ Command = Callable[..., object]
 
 
 class Engine(FakeBackend):
-    """Its launcher reaches every node; what compose brings up is there from then on."""
+    """An engine whose launcher reaches all nodes, and whose containers exist once compose has run."""
 
     lab: model.Lab
     found: str | None = builders.IMAGE_ID
-    """The image's id."""
+    """Id of the image."""
     docker = ("true",)
-    """It lists no package of the image."""
+    """Command that lists packages of the image; none here."""
 
     def observe(self, lab: str, image: str | None = None, *, node: str = "") -> ObservedState:
         self.seen = replace(self.seen, image=self.found)
@@ -72,7 +72,7 @@ class Engine(FakeBackend):
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    """The engine of the lab in ``tmp_path``."""
+    """Engine of the lab in ``tmp_path``."""
 
     def answer(name: str, argv: tuple[str, ...]) -> Iterator[str]:
         if "reach" in argv:
@@ -99,7 +99,7 @@ def context(tmp_path: Path) -> Context:
 
 @pytest.fixture
 def lab_is_up(context: Context, engine: Engine) -> Callable[[], None]:
-    """Bring it up; the engine then says what compose would have made."""
+    """Bring the lab up, and let the engine show the containers of compose."""
 
     def up() -> None:
         with clusters.connect(context, context.settings()) as cluster:
@@ -113,9 +113,9 @@ def lab_is_up(context: Context, engine: Engine) -> Callable[[], None]:
 
 
 def files(directory: Path) -> dict[str, int]:
-    """All files but locks, with the time when they changed."""
-    found = (path for path in directory.rglob("*") if path.is_file() and not path.name.endswith("lock"))
-    return {str(path.relative_to(directory)): path.stat().st_mtime_ns for path in found}
+    """Return the modification times of all files except locks."""
+    paths = (path for path in directory.rglob("*") if path.is_file() and not path.name.endswith("lock"))
+    return {str(path.relative_to(directory)): path.stat().st_mtime_ns for path in paths}
 
 
 def test_an_unchanged_up_observes_once(context: Context, engine: Engine, lab_is_up: Callable[[], None]) -> None:
@@ -131,12 +131,12 @@ def test_an_unchanged_up_observes_once(context: Context, engine: Engine, lab_is_
 def test_a_first_up_carries_out_what_its_dry_run_says(context: Context, engine: Engine) -> None:
     with clusters.connect(context, context.settings()) as cluster:
         engine.lab, _ = clusters.preview_lab(cluster)
-    said: list[Event] = []
+    events: list[Event] = []
     planned = to_json(flows.plan_up(context))["plan"]
     assert engine.done == []
     assert not (context.directory / ".lab").exists()
-    flows.up(Context(directory=context.directory, environ={}, emit=said.append, flags={}))
-    steps = [event.text for event in said if event.kind == "step"]
+    flows.up(Context(directory=context.directory, environ={}, emit=events.append, flags={}))
+    steps = [event.text for event in events if event.kind == "step"]
     assert [line.split(" ")[1] for line in planned] == [text.split(" ")[1] for text in steps]
     # Images and probes come first, as a plan of their own.
     rest = len(planned) - 1
@@ -175,9 +175,9 @@ def test_a_build_without_a_workload_is_of_the_settings_alone(
 @pytest.mark.parametrize("up", [flows.up, flows.plan_up])
 def test_an_image_that_cannot_be_built_is_refused(context: Context, engine: Engine, up: Command) -> None:
     engine.found = None
-    found = Context(directory=context.directory, environ={}, emit=lambda _: None, flags={"LAB_IMAGE": "far.example/x"})
+    other = Context(directory=context.directory, environ={}, emit=lambda _: None, flags={"LAB_IMAGE": "far.example/x"})
     with pytest.raises(HostError, match=r"^image far.example/x not found"):
-        up(found)
+        up(other)
 
 
 @pytest.mark.parametrize(
@@ -272,14 +272,14 @@ def test_a_run_with_other_settings_than_the_labs_says_the_up_that_makes_them_so(
     context: Context, lab_is_up: Callable[[], None]
 ) -> None:
     lab_is_up()
-    said: list[Event] = []
+    events: list[Event] = []
     flags = {"LAB_ENV_GREETING": "good day", "LAB_ENV_API_TOKEN": "s3cr3t"}
-    changed = Context(directory=context.directory, environ={}, emit=said.append, flags=flags)
+    changed = Context(directory=context.directory, environ={}, emit=events.append, flags=flags)
     with pytest.raises(HostError, match="lab demo is out of date: launcher: ") as caught:
         flows.run(changed, "hello", RunOptions())
     assert caught.value.hint == "labctl up -s LAB_ENV_GREETING='good day' -s LAB_ENV_API_TOKEN=..."
     flows.plan_run(changed, "hello", RunOptions())
-    warned = [event.text for event in said if event.kind == "warning"]
+    warned = [event.text for event in events if event.kind == "warning"]
     assert "lab demo is out of date, so its launcher was not asked for programs and inputs" in warned
 
 
@@ -301,7 +301,7 @@ def test_a_launcher_that_the_image_lacks_is_refused(
 
 
 def records(context: Context) -> list[Path]:
-    """The directories of runs."""
+    """List the directories of runs."""
     writable = {context.directory / naming.NOTEBOOKS, context.directory / naming.OUTPUTS}
     return [path for path in (context.directory / "runs").iterdir() if path not in writable]
 
@@ -312,15 +312,15 @@ def test_a_run_observes_once_and_makes_what_its_dry_run_says(
     lab_is_up()
     planned = to_json(flows.plan_run(context, "hello", RunOptions()))["plan"]
     assert (engine.observations, records(context)) == (1, [])
-    said: list[Event] = []
-    emitting = Context(directory=context.directory, environ={}, emit=said.append, flags={})
+    events: list[Event] = []
+    emitting = Context(directory=context.directory, environ={}, emit=events.append, flags={})
     result = flows.run(emitting, "hello", RunOptions())
-    steps = [event.text for event in said if event.kind == "step"]
+    steps = [event.text for event in events if event.kind == "step"]
     assert [line.split(" ")[1] for line in planned] == [text.split(" ")[1] for text in steps]
     record = context.directory / "runs" / to_json(result)["run_id"]
     # Why a run failed is packed besides.
-    others = ("work/", "evidence.tar.gz")
-    assert all(path in "\n".join(planned) for path in files(record) if not path.startswith(others))
+    excluded = ("work/", "evidence.tar.gz")
+    assert all(path in "\n".join(planned) for path in files(record) if not path.startswith(excluded))
     assert "work/ (files of hello: 2)" in "\n".join(planned)
     assert "#5 write runs/" in (record / "plan.txt").read_text()
 
@@ -342,14 +342,14 @@ def test_a_dry_run_of_a_run_says_what_left_runs_are_ended(
     context: Context, engine: Engine, lab_is_up: Callable[[], None]
 ) -> None:
     lab_is_up()
-    left = context.directory / "runs/20260101-000000-hello-0000"
-    left.mkdir(parents=True)
-    (left / "run.lock").touch()
+    folder = context.directory / "runs/20260101-000000-hello-0000"
+    folder.mkdir(parents=True)
+    (folder / "run.lock").touch()
     assert to_json(flows.plan_run(context, "hello", RunOptions()))["plan"][0].endswith(
         "close runs/20260101-000000-hello-0000  [its launcher was restarted]"
     )
     flows.run(context, "hello", RunOptions())
-    assert (left / "result.json").exists()
+    assert (folder / "result.json").exists()
 
 
 def test_down_and_clean_do_what_they_say(context: Context, engine: Engine, lab_is_up: Callable[[], None]) -> None:
@@ -399,11 +399,11 @@ def test_what_a_workload_planted_in_the_runs_stops_no_command(
         "\x1b[2J": lambda path: path.write_text("{}"),
     }
     for name, plant in plants.items():
-        for left in (f"{name}-result", f"{name}-job"):
-            path = context.directory / "runs" / left
+        for stem in (f"{name}-result", f"{name}-job"):
+            path = context.directory / "runs" / stem
             path.mkdir(parents=True)
             (path / "run.lock").touch()
-            plant(path / f"{left.split('-')[-1]}.json")
+            plant(path / f"{stem.split('-')[-1]}.json")
     listed = {run.run_id: run.state for run in flows.status(context).runs}
     names = sorted(name for name in plants if name != "\x1b[2J")
     assert listed == {
@@ -419,7 +419,7 @@ def test_what_a_workload_planted_in_the_runs_stops_no_command(
 
 
 def launching(engine: Engine, *lines: str, code: int = 0) -> None:
-    """Let the launcher print these lines and end with that code."""
+    """Let the launcher print these lines and exit with that code."""
     reaching = engine.answer
 
     def answer(name: str, argv: tuple[str, ...]) -> Iterator[str]:
@@ -507,9 +507,9 @@ def test_whether_a_run_has_ended_is_unknown_where_its_launcher_does_not_answer(
     context: Context, engine: Engine, lab_is_up: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab_is_up()
-    left = context.directory / "runs/20260101-000000-hello-0000"
-    left.mkdir(parents=True)
-    (left / "started").touch()
+    folder = context.directory / "runs/20260101-000000-hello-0000"
+    folder.mkdir(parents=True)
+    (folder / "started").touch()
     assert [run.state for run in flows.status(context).runs] == ["orphaned"]
 
     def silent_engine(*_: Any, **__: Any) -> ObservedState:
@@ -517,7 +517,7 @@ def test_whether_a_run_has_ended_is_unknown_where_its_launcher_does_not_answer(
 
     monkeypatch.setattr(engine, "observe", silent_engine)
     assert [run.state for run in flows.runs(context).runs] == ["unknown"]
-    with filelock.held(context.directory / filelock.RUNS / f"{left.name}.lock", "run"):
+    with filelock.held(context.directory / filelock.RUNS / f"{folder.name}.lock", "run"):
         assert [run.state for run in flows.runs(context).runs] == ["running"]
 
 
@@ -545,19 +545,19 @@ def test_an_earlier_run_whose_record_cannot_be_closed_is_a_warning(
     context: Context, engine: Engine, lab_is_up: Callable[[], None]
 ) -> None:
     lab_is_up()
-    left = context.directory / "runs/20260101-000000-hello-0000"
-    left.mkdir(parents=True)
-    (left / "run.lock").touch()
+    folder = context.directory / "runs/20260101-000000-hello-0000"
+    folder.mkdir(parents=True)
+    (folder / "run.lock").touch()
     events: list[Event] = []
 
     def emit(event: Event) -> None:
         events.append(event)
-        if f"close runs/{left.name}" in event.text:
-            shutil.rmtree(left)
+        if f"close runs/{folder.name}" in event.text:
+            shutil.rmtree(folder)
 
     flows.run(replace(context, emit=emit), "hello", RunOptions())
     warned = [event.text for event in events if event.kind == "warning"]
-    assert [text for text in warned if text.startswith(f"run {left.name}: cannot write {left}/result.json: ")]
+    assert [text for text in warned if text.startswith(f"run {folder.name}: cannot write {folder}/result.json: ")]
 
 
 # --- going on from a checkpoint ------------------------------------------------------------------------------
@@ -566,13 +566,13 @@ RESUMES = f"{WORKLOAD}resume: {{argument: --resume, checkpoint: 'ckpt/*.pt'}}\n"
 
 
 class Fragile:
-    """A launcher whose first runs save a checkpoint each and lose worker-1; later ones only start their ranks."""
+    """A launcher whose first runs save a checkpoint and lose worker-1; later ones only start their ranks."""
 
     def __init__(self, context: Context, engine: Engine, breaks: int, *, saves: bool = True) -> None:
         self.context, self.engine, self.breaks, self.saves = context, engine, breaks, saves
         self.reach = engine.answer
         self.launched: list[str] = []
-        """What each run gave its script."""
+        """Arguments of each run's script."""
         engine.answer = self.answer
 
     def answer(self, name: str, argv: tuple[str, ...]) -> Iterator[str]:
@@ -594,7 +594,7 @@ class Fragile:
 
 @pytest.fixture
 def resumes(context: Context, engine: Engine, lab_is_up: Callable[[], None]) -> None:
-    """The workload says how it resumes, and the lab is up."""
+    """A lab that is up, with a workload that can resume."""
     (context.directory / "workloads/hello/workload.yml").write_text(RESUMES)
     lab_is_up()
 
@@ -627,8 +627,8 @@ def test_a_resumed_run_that_breaks_too_is_started_again(context: Context, engine
 def test_a_lost_node_is_brought_up_and_the_run_started_again_as_often_as_asked(
     context: Context, engine: Engine
 ) -> None:
-    said: list[Event] = []
-    emitting = Context(directory=context.directory, environ={}, emit=said.append, flags={})
+    events: list[Event] = []
+    emitting = Context(directory=context.directory, environ={}, emit=events.append, flags={})
     fragile = Fragile(context, engine, breaks=2)
     result = to_json(flows.run(emitting, "hello", RunOptions(retries=3)))
     first, second = (attempt.partition(": ")[0] for attempt in result["retried"])
@@ -636,7 +636,7 @@ def test_a_lost_node_is_brought_up_and_the_run_started_again_as_often_as_asked(
     assert all(": node-lost: worker-1 (rank 1): container exited" in attempt for attempt in result["retried"])
     started = ["", f"--resume /workspace/runs/{first}/ckpt/1.pt", f"--resume /workspace/runs/{second}/ckpt/2.pt"]
     assert fragile.launched == started
-    notices = [event.text for event in said if event.kind == "notice"]
+    notices = [event.text for event in events if event.kind == "notice"]
     assert f"retry 1 of 3 goes on from {first}/ckpt/1.pt" in notices
     assert len(records(context)) == 3
 
@@ -671,10 +671,10 @@ def test_an_elastic_workload_goes_on_without_a_node_that_does_not_come_back(
     file.write_text(f"{RESUMES}elastic: {'true' if elastic else 'false'}\n")
     fragile = Fragile(context, engine, breaks=1)
     monkeypatch.setattr(labs, "bring_up", lambda *_, **__: (_ for _ in ()).throw(HostError("worker-1 does not start")))
-    said: list[Event] = []
-    emitting = Context(directory=context.directory, environ={}, emit=said.append, flags={})
+    events: list[Event] = []
+    emitting = Context(directory=context.directory, environ={}, emit=events.append, flags={})
     result = to_json(flows.run(emitting, "hello", RunOptions(retries=1)))
-    (warned,) = [event.text for event in said if event.kind == "warning"]
+    (warned,) = [event.text for event in events if event.kind == "warning"]
     if not elastic:
         assert (result["cause"], len(fragile.launched)) == ("node-lost", 1)
         assert warned.endswith("is not started again, because the lab does not come up: worker-1 does not start")
@@ -728,7 +728,7 @@ def ran(context: Context, engine: Engine, lab_is_up: Callable[[], None]) -> Resu
 
 
 def normalised(context: Context, run_id: str, name: str) -> str:
-    """A file of a run's record, its id left out."""
+    """Read a file of a run's record, without the run's id."""
     return (context.directory / "runs" / run_id / name).read_text().replace(run_id, "RUN")
 
 
@@ -817,13 +817,13 @@ LACKING = [
 ]
 
 
-@pytest.mark.parametrize(("change", "said"), LACKING, ids=lambda one: getattr(one, "__name__", ""))
+@pytest.mark.parametrize(("change", "message"), LACKING, ids=lambda change: getattr(change, "__name__", ""))
 def test_a_replay_that_cannot_be_had_says_what_it_lacks(
-    context: Context, engine: Engine, ran: Result, change: Callable[[Context, Engine, Path], None], said: str
+    context: Context, engine: Engine, ran: Result, change: Callable[[Context, Engine, Path], None], message: str
 ) -> None:
     change(context, engine, context.directory / "runs" / ran.run_id)
     before = len(records(context))
-    with pytest.raises(HostError, match=said):
+    with pytest.raises(HostError, match=message):
         flows.replay(context, ran.run_id)
     assert len(records(context)) == before
 
@@ -841,12 +841,12 @@ def test_a_replay_of_a_script_compares_as_the_same_though_its_clone_moved_on(
     script = clone / "own.py"
     script.write_text("print(1)\n")
     identity = ("-c", "user.name=ann", "-c", "user.email=ann@example.org")
-    for words in (("init", "-q"), ("add", "."), (*identity, "commit", "-qm", "first")):
-        subprocess.run(["git", *words], cwd=clone, check=True)
+    for arguments in (("init", "-q"), ("add", "."), (*identity, "commit", "-qm", "first")):
+        subprocess.run(["git", *arguments], cwd=clone, check=True)
     lab_is_up()
     first = to_json(flows.run(context, "", RunOptions(script=script)))["run_id"]
     versions = json.loads((context.directory / "runs" / first / "versions.json").read_text())
-    assert [(one["path"], one["dirty"]) for one in versions["code"]] == [(str(clone), False)]
+    assert [(version["path"], version["dirty"]) for version in versions["code"]] == [(str(clone), False)]
     script.write_text("print(2)\n")
     again = to_json(flows.replay(context, first))["run_id"]
     assert (context.directory / "runs" / again / "work/own.py").read_text() == "print(1)\n"
@@ -870,10 +870,10 @@ def test_a_record_of_an_earlier_labctl_is_not_replayed(context: Context, ran: Re
 
 @pytest.fixture
 def beside(context: Context, engine: Engine, ran: Result) -> None:
-    """Another run is under way since `ran` ended, on a node of its own."""
-    left = context.directory / "runs/20270101-000000-hello-0000"
-    left.mkdir(parents=True)
-    (left / store.MARK).touch()
+    """Make another run active, on its own node, since `ran` ended."""
+    folder = context.directory / "runs/20270101-000000-hello-0000"
+    folder.mkdir(parents=True)
+    (folder / store.MARK).touch()
     engine.answer = active("20270101-000000-hello-0000", "worker-7")
 
 
@@ -912,11 +912,12 @@ def test_verify_finds_what_was_changed_of_a_lab_that_is_up(
     engine.seen = replace(
         engine.seen,
         containers=tuple(
-            replace(one, image="sha256:2222") if one.node == "worker-1" else one for one in engine.seen.containers
+            replace(container, image="sha256:2222") if container.node == "worker-1" else container
+            for container in engine.seen.containers
         ),
     )
-    drift = [(one.what, one.where, one.now) for one in flows.verify(context, lock).drift]
-    assert [one[:2] for one in drift] == [
+    drift = [(difference.what, difference.where, difference.now) for difference in flows.verify(context, lock).drift]
+    assert [difference[:2] for difference in drift] == [
         ("files workloads/hello/hello.py", "lab"),
         (f"data {corpus}", "local"),
         ("image", "worker-1"),

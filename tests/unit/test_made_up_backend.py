@@ -1,4 +1,4 @@
-"""Commands on a backend that labctl has never heard of: nothing but its row in the registry tells of it."""
+"""Commands on a backend that labctl knows by its row in the registry only."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def context(directory: Path, events: list[Event]) -> Iterator[Context]:
 
 
 def declare(directory: Path, name: str, metric: str = "throughput", **nodes: float) -> None:
-    """Write a workload whose ranks print a number, that of their node if it is given."""
+    """Write a workload whose ranks print a number, which may be given per node as ``n0=...``."""
     folder = directory / "workloads" / name
     folder.mkdir(exist_ok=True)
     (folder / "workload.yml").write_text(DECLARED.format(metric=metric))

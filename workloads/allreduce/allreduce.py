@@ -1,4 +1,4 @@
-"""One collective operation over a range of sizes: values checked, time, bandwidths as nccl-tests counts them.
+"""Time a collective operation over a range of sizes, with values checked and bandwidths as in nccl-tests.
 
 Under labctl, and by hand wherever torchrun works:
 
@@ -65,7 +65,7 @@ def size(text: str) -> int:
 
 @dataclass(frozen=True)
 class Row:
-    """One size: bytes, values, timed calls, microseconds of one call (mean over ranks), GB/s, wrong values."""
+    """A row of the table: bytes, values, timed calls, microseconds per call (mean over ranks), GB/s, wrong values."""
 
     size: int
     count: int
@@ -77,7 +77,7 @@ class Row:
 
 
 def measure(args: argparse.Namespace, library: str, device: torch.device) -> None:
-    """Every size that fits; rank 0 prints the table and writes the document."""
+    """Measure all sizes that fit; rank 0 prints the table and writes the document."""
     rank, world = dist.get_rank(), dist.get_world_size()
     first = rank == 0
     wanted = sizes.series(args.min_bytes, args.max_bytes, args.factor, args.operation, world)
@@ -151,7 +151,7 @@ def too_large(operation: str, wanted: list[int], library: str, device: torch.dev
 
 
 def gather(own: object) -> list:
-    """What every rank has, on every rank."""
+    """Gather an object from all ranks, on all ranks."""
     found = [None] * dist.get_world_size()
     dist.all_gather_object(found, own)
     return found

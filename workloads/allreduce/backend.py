@@ -1,4 +1,4 @@
-"""This rank's device and the library that moves data between such devices."""
+"""Device of this rank, and the communication library for such devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BUDGET = {"cpu": 1 << 30}
 """Bytes that the timed calls of one size may move; GPUs' links are a hundred times as fast as a CPU's network."""
 DEFAULT_BUDGET = 20 << 30
 COPIES = (("gloo", "all_gather"), ("gloo", "reduce_scatter"))
-"""Where the backend works on a copy of the whole buffer; measured with torch 2.13."""
+"""Operations for which the backend copies the whole buffer; measured with torch 2.13."""
 
 
 def choose(asked: str) -> tuple[str, torch.device]:
@@ -59,5 +59,5 @@ def free_memory(device: torch.device) -> int:
 
 
 def scratch(backend: str, operation: str) -> float:
-    """What the backend itself allocates beside the buffers, as a share of the size."""
+    """Return the backend's own memory beside the buffers, as a share of the size."""
     return 1.0 if (backend, operation) in COPIES else 0.2

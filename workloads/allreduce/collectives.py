@@ -25,7 +25,7 @@ reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sca
 
 @dataclass(frozen=True)
 class Collective:
-    """One operation at one size: put the data in place, run it, count the values that are wrong."""
+    """An operation at one size: fill the buffers, run it, count wrong values."""
 
     fill: Callable[[], None]
     run: Callable[[], object]
@@ -80,7 +80,7 @@ def fill(tensor: Tensor, add: int, start: int = 0) -> None:
 
 
 def wrong(tensor: Tensor, add: int, scale: int = 1, start: int = 0) -> int:
-    """How many values i of the tensor are not exactly ``scale * ((start + i) % 251) + add``."""
+    """Count the values i of the tensor that are not exactly ``scale * ((start + i) % 251) + add``."""
     found = 0
     for at in range(0, len(tensor), CHUNK):
         piece = tensor[at : at + CHUNK]

@@ -1,4 +1,4 @@
-"""What is measured and how it is counted, without torch: sizes, iterations, bandwidths, memory.
+"""Sizes, iterations, bandwidths and memory of a measurement, without torch.
 
 Sizes and bandwidths are those of nccl-tests, so that figures can be compared with its own (doc/PERFORMANCE.md there).
 """
@@ -16,7 +16,7 @@ PER_RANK = ("all_gather", "reduce_scatter", "all_to_all")
 """Operations whose buffer has a part for every rank."""
 OPERATIONS = ("all_reduce", "broadcast", *PER_RANK)
 SHARE = 0.8
-"""Of the memory that is free, what may be filled."""
+"""Share of the free memory that may be filled."""
 UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 
 
@@ -87,7 +87,7 @@ def need(operation: str, world: int, size: int, scratch: float) -> int:
 
 
 def obstacle(rooms: Sequence[Room], each: int) -> str:
-    """Why so many bytes for each rank do not fit, or an empty text: ranks of one machine share its memory."""
+    """Return the reason why ``each`` bytes per rank do not fit, or "": ranks of a machine share its memory."""
     for room in rooms:
         if room.free_on_device:
             places = [("device", 1, room.free_on_device)]

@@ -23,11 +23,11 @@ from script_exit import InputError
 FOLDER, MARKER = "checkpoints", "whole.json"
 KEPT = 2
 Progress = dict[str, Any]
-"""What a script needs besides to go on, as JSON has it."""
+"""State of a script beside the engines, as JSON."""
 
 
 class Checkpoints:
-    """Saves engines every so many steps, and once more on SIGTERM; loads them from where another run has saved them.
+    """Checkpoints of engines: saved at regular steps and on SIGTERM, and loaded to resume another run.
 
     ``facts`` must be the same then as now, as the data. ``adapters_only`` leaves out what is not trained.
     """
@@ -64,7 +64,7 @@ class Checkpoints:
         return progress
 
     def after(self, step: int, last: int, progress: Callable[[], Progress]) -> None:
-        """To be called after each step: saves where it is time to; once the run is being ended, exits then."""
+        """Save a checkpoint if one is due after this step; exit after saving if the run is being stopped."""
         if not self._every or step >= last:
             return
         # All ranks save after the same step, whichever was signalled first.
@@ -150,7 +150,7 @@ def remove(directory: Path) -> None:
 
 
 def read_marker(directory: Path) -> dict[str, Any]:
-    """What a whole checkpoint says of itself. Raises InputError for one that is not whole."""
+    """Read the marker of a complete checkpoint. Raises InputError for an incomplete one."""
     try:
         marker: dict[str, Any] = json.loads((directory / MARKER).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

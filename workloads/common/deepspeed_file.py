@@ -1,4 +1,4 @@
-"""Reads the DeepSpeed configuration that labctl hands a script as ``--deepspeed_config FILE``."""
+"""Reader of the DeepSpeed configuration that labctl passes to a script as ``--deepspeed_config FILE``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This rank among all of them: rank and world size, cores, printing on rank 0, and what all ranks must agree on.
+"""Rank and world size, cores, printing on rank 0, and agreement between all ranks.
 
 Imports torch and DeepSpeed only in the functions that need them.
 """

@@ -1,4 +1,4 @@
-"""How a training script ends: exit code 2 and one line for what it refuses, and no crash while Python shuts down."""
+"""Exit of a training script: code 2 and one line for refused input, and no crash while Python shuts down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Python runs before a rank's script: torch's process group is closed when that ends.
+"""Python's startup hook of a rank's script: torch's process group is closed when the script ends.
 
 Else Gloo's threads are ended by force while Python shuts down, which now and then aborts a rank whose work is done:
 "terminate called without an active exception", in 4 of 36 runs of a small DDP script, and in none of 36 with this.

@@ -16,7 +16,7 @@ PIECE = 1 << 20
 
 
 def files_below(directory: Path) -> list[Path]:
-    """All files below a directory in a fixed order, without symbolic links, which name text that is there already."""
+    """List all files below a directory in a fixed order, without symbolic links, which would repeat text."""
     return sorted(path for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
 
 

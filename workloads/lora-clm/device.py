@@ -1,4 +1,4 @@
-"""What this rank's device can do."""
+"""Capabilities of this rank's device."""
 
 from __future__ import annotations
 

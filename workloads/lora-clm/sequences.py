@@ -14,7 +14,7 @@ TEXTS_AT_ONCE = 1000
 
 
 def tokenise(texts: Iterable[str], tokenizer: Any, length: int) -> torch.Tensor:
-    """All texts, an end of text behind each, joined and cut: (sequences, length) of int64; the rest is dropped."""
+    """Tokenise and join texts, with an end token after each; cut into (sequences, length) of int64, drop the rest."""
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     ids: list[int] = []
     remaining = iter(texts)

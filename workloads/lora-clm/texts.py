@@ -26,7 +26,7 @@ WITHOUT_INPUT = (
 
 
 def load(data: Path | None, dataset: str | None) -> tuple[str, Iterator[str]]:
-    """What the source is, and its texts; a path wins over a dataset."""
+    """Return the name of the source and its texts; a path wins over a dataset."""
     if data:
         files = text_files(data)
         return str(data), (text for file in files for text in read(file))

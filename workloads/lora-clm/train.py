@@ -144,7 +144,7 @@ def run_steps(
 
 
 def train_step(engine: Any, own: Any) -> float:
-    """One step of the optimiser; the loss, a mean over its micro-batches and over all ranks."""
+    """Take one step of the optimiser; return the loss, a mean over micro-batches and ranks."""
     import torch
 
     total = torch.zeros((), device=engine.device)

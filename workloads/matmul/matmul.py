@@ -1,4 +1,4 @@
-"""Every rank multiplies matrices, round by round in step with the others; rank 0 says what each does and who is slow.
+"""Multiply matrices on all ranks, in synchronous rounds; rank 0 reports each rank's rate and the slow ranks.
 
 On the device and with the communication that DeepSpeed chooses, so that what is found here is what training will find.
 """

@@ -1,4 +1,4 @@
-"""What the figures of the ranks come to, without torch: who is slow, how much of the device was used."""
+"""Summary of the ranks' figures, without torch: slow ranks, and the used share of the device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PEAK = {
 
 @dataclass(frozen=True)
 class Report:
-    """One rank: TFLOP/s while it multiplied, and the seconds of multiplying, waiting for others, and of its CPUs."""
+    """A rank's TFLOP/s while multiplying, and its seconds of multiplying, waiting, and CPU time."""
 
     rank: int
     node: str

@@ -86,7 +86,7 @@ def dataset(tf: Any, pair: tuple[Any, Any]) -> Any:
 
 
 def clock(tf: Any, *, images_per_epoch: int, told: bool) -> Any:
-    """Tells images of all ranks per second of training, after the first epoch, which pays for building the graph."""
+    """Callback that reports images per second of all ranks, after the first epoch, which builds the graph."""
 
     class Clock(tf.keras.callbacks.Callback):
         def on_epoch_begin(self, *_: Any) -> None:

@@ -30,11 +30,11 @@ class Images:
     source: str
 
     def fingerprint(self) -> int:
-        """The same on every rank, or they would train on different things."""
+        """Return a checksum of the training data, which must be equal on all ranks."""
         return zlib.crc32(self.train[0].tobytes(), zlib.crc32(self.train[1].tobytes()))
 
     def shard(self, rank: int, ranks: int) -> Images:
-        """This rank's share; every rank's is of the same size."""
+        """Return the share of a rank; all shares have the same size."""
 
         def cut(array: Any) -> Any:
             return array[rank : len(array) // ranks * ranks : ranks]
@@ -43,7 +43,7 @@ class Images:
 
 
 def load(data_path: Path | None, limit: int, *, generated: bool = False) -> Images:
-    """At most ``limit`` images to train on (0: all) and a fifth as many to test. InputError for broken files."""
+    """Load at most ``limit`` images to train on (0: all) and a fifth as many to test. InputError for broken files."""
     folder, source = (None, "generated, as rehearsed") if generated else find(data_path)
     train, test = read(folder) if folder else generate(limit or 8000)
     if limit:

@@ -1,4 +1,4 @@
-"""What both training scripts have in common: the command line, the checks, the exit code; no framework."""
+"""Common parts of both training scripts, without a framework: the command line, the checks, the exit code."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ IN_MEMORY = ("ramfs", "tmpfs")
 
 
 class SequentialRead:
-    """Reads the file at a path, no more than so many bytes of it; in a directory it makes one, which has no name there.
+    """Sequential read of at most ``size`` bytes of the file at a path; in a directory it creates an unnamed file.
 
     Raises InputError for what cannot be read, is too short, or is in memory.
     """
@@ -67,7 +67,7 @@ class SequentialRead:
         return (seconds,)
 
     def wrong(self) -> str:
-        """Compares the last blocks that were read with what was written; of a file that was there nothing is known."""
+        """Compare the last blocks read with the data written; skipped for a file that existed before."""
         if not self._content:
             return ""
         for number, buffer in enumerate(self._buffers[: self._size // BLOCK]):
@@ -81,7 +81,7 @@ class SequentialRead:
         return sum(os.preadv(self._file, buffer, offset) for offset in self._offsets(number))
 
     def _offsets(self, number: int) -> range:
-        """Where one thread reads: all reads that are under way lie side by side."""
+        """Return the offsets that one thread reads; concurrent reads are adjacent."""
         return range(number * BLOCK, self._size, DEPTH * BLOCK)
 
 

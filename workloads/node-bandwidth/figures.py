@@ -1,4 +1,4 @@
-"""What the measurements of the ranks come to, without torch: repetitions, GB/s, the slowest of each node and of all."""
+"""Summary of the ranks' measurements, without torch: repetitions, GB/s, the slowest of each node and of all."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 
 
 class Measurement(Protocol):
-    """What one rank repeats: ``parts`` are the metric, the name and the bytes of each of the times of a round."""
+    """A repeated measurement of a rank; ``parts`` are metric, name and bytes of each time of a round."""
 
     parts: tuple[tuple[str, str, int], ...]
     detail: str
-    """How it measures, for the line of its node."""
+    """Method of the measurement, for the line of the node."""
 
     def round(self) -> tuple[float, ...]:
         """Seconds of each part."""
 
     def wrong(self) -> str:
-        """What is wrong with the values that the rounds have left; empty if nothing is."""
+        """Describe the wrong values after the rounds; empty if all are right."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured rate of one rank: GB/s (10^9 bytes) of its best and of its median repetition."""
+    """Measured rate of a rank: GB/s (10^9 bytes) of the best and of the median repetition."""
 
     metric: str
     name: str

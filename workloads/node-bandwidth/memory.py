@@ -27,7 +27,7 @@ SMALLEST = 1_000_000 * ITEM
 UNKNOWN_CACHE = 64 << 20
 """Bytes of cache where /sys does not say: as much as most machines have."""
 SHARE = 0.5
-"""Of the free memory, what the three arrays may fill."""
+"""Share of the free memory that the three arrays may fill."""
 
 
 class Stream:
@@ -66,7 +66,7 @@ class Stream:
         return tuple(end - begin for begin, end in pairwise(at))
 
     def wrong(self) -> str:
-        """As stream.c checks: what one value of each array comes to is what all of them are."""
+        """Check the arrays as stream.c does: all values of an array must equal the value expected after the rounds."""
         for name, array, value in zip("abc", (self._a, self._b, self._c), expected(self._rounds), strict=True):
             least, most = (float(end) for end in array.aminmax())
             if not max(value - least, most - value) <= TOLERANCE * value:

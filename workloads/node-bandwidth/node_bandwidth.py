@@ -67,7 +67,7 @@ def size(text: str) -> int:
 
 
 def prepare(args: argparse.Namespace) -> figures.Measurement | None:
-    """What this rank measures, with its memory and its file in place; None for one that only waits."""
+    """Set up this rank's measurement, with memory and file; None for a rank that only waits."""
     if args.measure == "copy":
         return PinnedCopies(args.size, NODE, host_copy=args.host_copy)
     if args.measure == "disk":
@@ -85,7 +85,7 @@ def prepare(args: argparse.Namespace) -> figures.Measurement | None:
 
 
 def gather(own: object) -> list:
-    """What every rank has, on every rank."""
+    """Gather an object from all ranks, on all ranks."""
     import torch.distributed as dist
 
     found = [None] * WORLD

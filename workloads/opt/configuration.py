@@ -12,13 +12,13 @@ from deepspeed_file import read_config
 from script_exit import InputError
 
 DEFAULT = {"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}}
-"""What is used when no file is given."""
+"""Default configuration, if no file is given."""
 MICRO, ACCUMULATION, TOTAL = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """What DeepSpeed is given, and those numbers in it that the scripts need themselves."""
+    """Configuration of DeepSpeed, and the values in it that the scripts use."""
 
     content: dict[str, Any]
     micro_batch: int
@@ -29,7 +29,7 @@ class Configuration:
     precision: str
     """``bf16``, ``fp16`` or ``fp32``."""
     hybrid_engine: bool
-    """Whether DeepSpeed's engine for generating in training is asked for."""
+    """True to use DeepSpeed's engine for generating in training."""
 
     def at_stage(self, stage: int) -> dict[str, Any]:
         """DeepSpeed's dictionary, a copy, with another ZeRO stage."""

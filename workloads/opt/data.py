@@ -110,7 +110,7 @@ def first_characters(pieces: Iterator[str], limit: int) -> Iterator[str]:
 
 
 def documents(args: Namespace) -> tuple[str, Iterator[str]]:
-    """What the text is, and the text in pieces of about 1 MiB at most."""
+    """Return a description of the text, and the text in pieces of at most about 1 MiB."""
     datasets, note = cached_datasets(args)
     if datasets:
         return note, (row_text(row) for dataset in datasets for row in dataset)
@@ -147,7 +147,7 @@ def json_text(line: str, where: str) -> str:
 
 
 def cached_datasets(args: Namespace) -> tuple[list[Any], str]:
-    """The one of ``--dataset``, or those of ``--datasets`` if all are cached; and what to say of them."""
+    """Load ``--dataset``, or all of ``--datasets`` if cached; return them with a description."""
     names = [args.dataset] if args.dataset else [] if args.data or args.rehearse else args.datasets
     try:
         found = [cached_dataset(*name.split(":", 1)) for name in names]

@@ -1,4 +1,4 @@
-"""What this rank's device can do, and what it has used."""
+"""Capabilities and memory of this rank's device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_precision(precision: str) -> None:
 
 
 def has_bf16() -> bool:
-    """Whether the device itself multiplies bf16; torch says yes also for older NVIDIA devices, which emulate it."""
+    """Return True if the device itself multiplies bf16; torch also accepts older NVIDIA devices, which emulate it."""
     accelerator = get_accelerator()
     if accelerator.device_name() == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)

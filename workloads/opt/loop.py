@@ -17,7 +17,7 @@ from rank_group import WORLD, largest, say, synchronised_time
 
 @dataclass(frozen=True)
 class Work:
-    """What one step of the optimiser goes through, over all ranks."""
+    """Work of one step of the optimiser, over all ranks."""
 
     samples: int
     tokens: int
@@ -27,7 +27,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Step:
-    """What came of one step, the same on every rank."""
+    """Result of a step, equal on all ranks."""
 
     loss: float
     learning_rate: float
@@ -69,7 +69,7 @@ def run(args: Namespace, work: Work, take: Callable[[int], Step], saved: Checkpo
 
 
 def fingerprint(steps: list[Step]) -> str:
-    """Of all losses to the last bit, which lines round: two runs of the same print the same."""
+    """Hash all losses to the last bit, which printed lines round: identical runs have the same hash."""
     return hashlib.sha256(" ".join(step.loss.hex() for step in steps).encode()).hexdigest()[:16]
 
 

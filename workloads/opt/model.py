@@ -85,7 +85,7 @@ def find_snapshot(name: str) -> tuple[Path | None, str]:
 
 
 def choose_weights(name: str, given: Path | None, *, rehearse: bool) -> tuple[Path | None, str]:
-    """Where a model's weights come from, and a line that says so."""
+    """Return the path of a model's weights, None for random ones, and a description."""
     if rehearse:
         return None, "random initialisation, as rehearsed"
     if given is None:

@@ -1,4 +1,4 @@
-"""What the later steps learn from: pairs of a better and a worse answer, and prompts; of datasets, or made of text."""
+"""Training data of the later steps: pairs of a better and a worse answer, and prompts; of datasets, or made of text."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class CorpusPairs:
         self.vocabulary = corpus.tokens.unique()
 
     def batch(self, number: int, size: int, rank: int, world: int) -> Batch:
-        """As of datasets; every row is of the corpus's sequence length."""
+        """Build a micro-batch of a rank as ``DatasetPairs`` does; rows have the corpus's sequence length."""
         chosen = self.corpus.batch(number, size, rank, world)
         length = chosen.shape[1]
         generator = torch.Generator().manual_seed(self.corpus.seed + number * world + rank)
@@ -86,7 +86,7 @@ class Prompts:
 
 
 def load_pairs(setting: Setting, needed: int) -> tuple[DatasetPairs | CorpusPairs, str]:
-    """So many pairs, if there are as many, and a line that says what they are."""
+    """Load at most ``needed`` pairs; return them with a description."""
     args = setting.args
     datasets, note = cached_datasets(args)
     if datasets:
@@ -113,7 +113,7 @@ def answered(setting: Setting, datasets: list[Any]) -> Iterator[tuple[list[int],
 
 
 def load_prompts(setting: Setting, needed: int) -> tuple[Prompts, str]:
-    """So many prompts, if there are as many, and a line that says what they are."""
+    """Load at most ``needed`` prompts; return them with a description."""
     args, length = setting.args, setting.args.max_prompt_length
     datasets, note = cached_datasets(args)
     if datasets:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 CLIP = 0.2
-"""How far one update may move a probability's ratio, or a value."""
+"""Limit on the change of a probability's ratio, or of a value, in one update."""
 LARGEST_SCORE = 5.0
 DISCOUNT, TRACE = 1.0, 0.95
 """gamma and lambda of generalised advantage estimation; answers are short, so nothing is discounted."""

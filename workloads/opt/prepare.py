@@ -1,4 +1,4 @@
-"""Compiles the operators that a run's configuration needs; run once per node, and done at once where they are there."""
+"""Compile the operators that a run's configuration needs; run once per node, and quick if they exist."""
 
 from __future__ import annotations
 

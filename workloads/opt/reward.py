@@ -48,7 +48,7 @@ def run(setting: Setting) -> None:
 
 
 def step(engine: Any, pairs: DatasetPairs | CorpusPairs, number: int, setting: Setting) -> loop.Step:
-    """One step of the optimiser; loss and share of pairs ranked right, means over micro-batches and ranks."""
+    """Take one step of the optimiser; return loss and accuracy on pairs, means over micro-batches and ranks."""
     learning_rate = engine.get_lr()[0]
     loss, right = torch.zeros((), device=engine.device), torch.zeros((), device=engine.device)
     for micro_step in range(number * setting.ds.accumulation, (number + 1) * setting.ds.accumulation):

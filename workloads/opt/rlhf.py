@@ -53,7 +53,7 @@ def run(setting: Setting) -> None:
 
 
 def without_hybrid_engine() -> str:
-    """Why DeepSpeed's hybrid engine does not run here."""
+    """Return the reason why DeepSpeed's hybrid engine does not run here."""
     if get_accelerator().device_name() != "cuda":
         return f"it has kernels for CUDA alone, and this is {get_accelerator().device_name()}"
     return f"DeepSpeed has none for the OPT layers of transformers {transformers.__version__}"
@@ -167,7 +167,7 @@ def write(
 
 
 def learn(models: Models, told: Experience, kl_coefficient: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """One micro-batch for actor and critic; their losses."""
+    """Train actor and critic on one micro-batch; return their losses."""
     length = told.mask.shape[1]
     reward = ppo.rewards(told.scores, told.drift, told.mask, kl_coefficient)
     advantage, returns = ppo.advantages(told.values, reward, told.mask)

@@ -1,4 +1,4 @@
-"""What every mode starts from: arguments, configuration, shapes, tokeniser; and the lines that say it."""
+"""Common start of all modes: arguments, configuration, shapes, tokeniser, and the lines that describe them."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def run(setting: Setting) -> None:
 
 
 def step(engine: Any, corpus: Corpus, number: int, setting: Setting) -> loop.Step:
-    """One step of the optimiser; the loss, a mean over its micro-batches and over all ranks."""
+    """Take one step of the optimiser; return the loss, a mean over micro-batches and ranks."""
     learning_rate = engine.get_lr()[0]
     total = torch.zeros((), device=engine.device)
     for micro_step in range(number * setting.ds.accumulation, (number + 1) * setting.ds.accumulation):

@@ -42,7 +42,7 @@ def linear_layers(config: Config) -> dict[str, tuple[int, int]]:
 
 
 def adapted(name: str, modules: tuple[str, ...]) -> bool:
-    """Whether a linear layer gets an adapter: one of the words is in its dotted name, as in DeepSpeed-Chat."""
+    """Return True if a linear layer gets an adapter: a word is part of its dotted name, as in DeepSpeed-Chat."""
     return any(module in name for module in modules)
 
 

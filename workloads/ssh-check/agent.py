@@ -1,4 +1,4 @@
-"""One worker's part of the check; ssh_check.py sends this text to the worker's own Python 3 over ssh.
+"""Worker's part of the check; ssh_check.py sends this text to the worker's own Python 3 over ssh.
 
 Speaks JSON lines: says where it listens, is told its peers, says what came of connecting to each, and ends when its
 input does. Standard library only, and nothing of it is installed on the worker.
@@ -19,7 +19,7 @@ from typing import Any
 CONNECT_LIMIT, TOTAL_LIMIT = 3.0, 40.0
 """Seconds for one connection, as a network that drops packets says nothing sooner, and for all of a worker's."""
 SIOCGIFADDR = 0x8915
-"""From linux/sockios.h: the IPv4 address of an interface."""
+"""Request number of an interface's IPv4 address, from linux/sockios.h."""
 
 
 def interface() -> str:

@@ -1,4 +1,4 @@
-"""All pairs that a launcher needs: ssh from it to every worker, TCP back to it, and TCP between workers both ways.
+"""Check all connections that a launcher needs: ssh to each worker, TCP back, and TCP between workers both ways.
 
 Runs once, in the launcher. Workers hold no private key, so nothing logs in from them: what launchers and collective
 libraries need of them are connections to ephemeral ports of the lab's interface, to each other by the hostfile's names.
@@ -28,12 +28,12 @@ LIMIT = 60.0
 AT_ONCE = 64
 """Logins at the same time."""
 PROGRAM = "import sys; exec(compile(sys.stdin.read(int(sys.argv[1])), 'agent.py', 'exec'))"
-"""Reads the agent from the pipe by its length, so that what follows is the agent's own input."""
+"""Command that reads the agent from the pipe by its length, so that the rest is the agent's input."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """What came of one connection: the milliseconds that it took, or the error."""
+    """Result of a connection: its milliseconds, or the error."""
 
     source: str
     target: str
@@ -44,7 +44,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Target:
-    """Where a worker is to connect, and who must answer there."""
+    """Address that a worker connects to, and the name of the host that must answer."""
 
     name: str
     host: str
@@ -76,13 +76,13 @@ def read_hostfile(text: str) -> dict[str, int]:
 
 
 def others(name: str, targets: list[Target]) -> list[Target]:
-    """All but the one of that name, beginning with the one after it: not all workers knock at the same door first."""
+    """Return the other targets, from the next one on, so that the workers do not all start with the same target."""
     own = [target.name for target in targets].index(name)
     return targets[own + 1 :] + targets[:own]
 
 
 def say_ranks(slots: dict[str, int], logins: Iterable[Pair]) -> None:
-    """One line for every slot of the workers that answered, as every launcher's ranks print."""
+    """Print one line per slot of the workers that answered, as launchers' ranks print."""
     answered = {login.target for login in logins if not login.error}
     ranks = [name for name, count in slots.items() for _ in range(count)]
     for rank, name in enumerate(ranks):
@@ -102,7 +102,7 @@ def table(pairs: list[Pair]) -> list[str]:
 
 
 def summary(pairs: list[Pair]) -> list[str]:
-    """How many pairs are well, the slowest of each way, and every one that was tried and failed."""
+    """Summarise the pairs: number of good ones, slowest of each way, and all that failed."""
     well = [pair for pair in pairs if not pair.error]
     lines = [f"pairs: {len(well)} of {len(pairs)}"]
     for way, name in (("tcp", "slowest"), ("ssh", "slowest login")):
@@ -148,7 +148,7 @@ class Worker:
         return Pair(self._launcher, self.name, "ssh", milliseconds, error)
 
     def try_all(self, targets: list[Target]) -> list[Pair]:
-        """This worker's connections to all of these; those where nobody listens are not tried."""
+        """Connect this worker to all targets; skip those that do not listen."""
         if not (self._ssh and self.port):
             return [self._failed(target, f"not tried: no answer from {self.name}") for target in targets]
         there = [target for target in targets if target.port]

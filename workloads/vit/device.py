@@ -1,4 +1,4 @@
-"""What this rank's device can do, and how busy it is."""
+"""Capabilities and utilisation of this rank's device."""
 
 from __future__ import annotations
 

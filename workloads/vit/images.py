@@ -13,7 +13,7 @@ from script_exit import InputError
 from torch.nn import functional
 
 TRAINING_IMAGES, TEST_IMAGES = 50_000, 10_000
-"""As many of each as CIFAR-10 has."""
+"""Numbers of images in CIFAR-10."""
 
 
 @dataclass(frozen=True)

@@ -28,12 +28,12 @@ COLUMNS = (
     "Timestamp", "Rank", "Epoch", "Computation_Time", "GPU_ID", "GPU_Name", "GPU_Load", "GPU_Free_Mem_MB",
     "GPU_Used_Mem_MB", "GPU_Total_Mem_MB", "GPU_Temp_C",
 )  # fmt: skip
-"""Of metrics.csv; a Computation_Time is the seconds that the rank trained in the epoch."""
+"""Columns of metrics.csv; Computation_Time is the rank's training time in the epoch, in seconds."""
 
 
 @dataclass
 class Part:
-    """What is done of an epoch: its batches, the sum of their losses, a tensor, and the seconds that they took."""
+    """Completed part of an epoch: batches, the sum of their losses (a tensor), and seconds."""
 
     epoch: int
     batches: int = 0

@@ -123,7 +123,7 @@ class Launch(Struct, frozen=True, kw_only=True):
     needed: tuple[str, ...]
     """Nodes without which it cannot go on."""
     elastic: bool = False
-    """Its launcher restarts failed ranks."""
+    """True if the launcher restarts failed ranks."""
     wait: bool = False
     """Wait for other runs that use its nodes."""
     follow: bool = True

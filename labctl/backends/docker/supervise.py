@@ -36,7 +36,7 @@ SYMPTOMS: tuple[Cause | None, ...] = (None, "rank-crashed", "launcher-failed")
 
 
 class AgentStopper(RunStopper):
-    """Has the agent in the launcher end the run."""
+    """Stops a run through the agent in its launcher."""
 
     def __init__(self, lab: Lab, job: Job, engine: Engine) -> None:
         super().__init__(lab, job)

@@ -37,7 +37,7 @@ class Metadata(Struct, frozen=True):
 
 
 class Document(Struct, frozen=True):
-    """Any object of Kubernetes."""
+    """An arbitrary Kubernetes object."""
 
     kind: str | None = None
     apiVersion: str | None = None  # noqa: N815 - the field's own name, here and below

@@ -32,7 +32,7 @@ class Target(Struct, frozen=True, kw_only=True):
     """A namespace, and the requests of each worker pod. Quantities are in Kubernetes' notation: ``500m``, ``8Gi``."""
 
     context: str
-    """Of the kubeconfig; empty for the current one."""
+    """Context of the kubeconfig; empty for the current one."""
     namespace: str
     kind: Kind
     patience: int

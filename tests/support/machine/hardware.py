@@ -1,4 +1,4 @@
-"""Accelerators as the kernel and the vendor's driver show them, planted in a machine: one function per make."""
+"""Accelerators as the kernel and the vendor's driver present them, planted in a machine."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from support.machine.machine import Machine
 
 BUS = "/sys/devices/stand-in"
 RENDER = 991
-"""Number of group render on the stand-in machine; distributions number it as they like."""
+"""Id of group render on the stand-in machine; the number differs between distributions."""
 
 
 def pci(machine: Machine, address: str, vendor: str, device: str, kind: str, *, numa: int = 0) -> str:
-    """A PCI device in sysfs; the path of its folder."""
+    """Plant a PCI device in sysfs; return its folder."""
     folder = f"{BUS}/{address}"
     facts = {"vendor": vendor, "device": device, "class": kind, "numa_node": numa, "local_cpulist": "0-1"}
     for name, value in facts.items():
@@ -28,7 +28,7 @@ def driver(machine: Machine, folder: str, name: str) -> None:
 
 
 def nvidia(machine: Machine, index: int) -> None:
-    """A GPU of NVIDIA's: device files, PCI device, and what its driver tells in /proc."""
+    """Plant an NVIDIA GPU: device files, PCI device, and the driver's entry in /proc."""
     address = f"0000:{0x10 + index:02x}:00.0"
     driver(machine, pci(machine, address, "0x10de", "0x2330", "0x030200"), "nvidia")
     for path in ("/dev/nvidiactl", "/dev/nvidia-uvm"):
@@ -43,7 +43,7 @@ def nvidia(machine: Machine, index: int) -> None:
 
 
 def gaudi(machine: Machine, index: int, *, module: int) -> None:
-    """A Gaudi: its files in /dev/accel, served by habanalabs, and the module id that no reboot changes."""
+    """Plant a Gaudi: device files in /dev/accel, the habanalabs driver, and a module id, which is stable at reboots."""
     address = f"0000:{0x30 + index:02x}:00.0"
     folder = pci(machine, address, "0x1da3", "0x1020", "0x120000")
     driver(machine, folder, "habanalabs")
@@ -54,7 +54,7 @@ def gaudi(machine: Machine, index: int, *, module: int) -> None:
 
 
 def npu(machine: Machine, index: int) -> None:
-    """Intel's neural processor, which uses the same folder as Gaudis."""
+    """Plant an Intel NPU, which shares /dev/accel with Gaudis."""
     folder = pci(machine, "0000:00:0b.0", "0x8086", "0x7d1d", "0x120000")
     driver(machine, folder, "intel_vpu")
     accelerator(machine, folder, index)
@@ -67,7 +67,7 @@ def accelerator(machine: Machine, folder: str, index: int) -> None:
 
 
 def card(machine: Machine, number: int, *, vendor: str, gid: int = RENDER) -> None:
-    """A graphics card in /dev/dri, with its names by PCI path; ``number`` 0 is card0 and renderD128."""
+    """Plant a graphics card in /dev/dri, with its PCI path links; ``number`` 0 is card0 and renderD128."""
     address = f"0000:{3 + number:02x}:00.0"
     folder = pci(machine, address, vendor, "0x0bda" if vendor == "0x8086" else "0x744c", "0x038000")
     driver(machine, folder, "xe" if vendor == "0x8086" else "amdgpu")
@@ -79,13 +79,13 @@ def card(machine: Machine, number: int, *, vendor: str, gid: int = RENDER) -> No
 
 
 def groups(machine: Machine, **numbers: int) -> None:
-    """Groups of the machine by name, with numbers of their own."""
+    """Set the ids of the machine's groups by name."""
     lines = [line for line in machine.at("/etc/group").read_text().splitlines() if line.split(":")[0] not in numbers]
     machine.file("/etc/group", "\n".join([*lines, *(f"{name}:x:{gid}:" for name, gid in numbers.items()), ""]))
 
 
 def port(machine: Machine, name: str, *, driver: str) -> None:
-    """A network port of a card, which is up."""
+    """Plant a network port that is up."""
     folder = f"{BUS}/net/{name}"
     for file, text in {"operstate": "up", "carrier": "1", "speed": "100000"}.items():
         machine.file(f"{folder}/{file}", f"{text}\n")

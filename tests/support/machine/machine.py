@@ -1,4 +1,4 @@
-"""A second machine on this one: its own /dev, /sys, /etc, /run, network and Docker engine, with stand-in devices.
+"""A second machine on this host: separate /dev, /sys, /etc, /run, network and Docker engine, with stand-in devices.
 
 What is planted there is real to every program that is started in it, so nothing of labctl has to know.
 """
@@ -33,9 +33,9 @@ PROGRAMS = [
 ]
 NODE_IMAGE = "stand-in/node"
 FORBIDDEN = ("Operation not permitted", "Permission denied", "permission denied")
-# /dev/full: every container may open it, and nothing comes of it.
+# /dev/full: containers may open it, and writes have no effect.
 HARMLESS = os.makedev(1, 7)
-# Of the lab's image, all that a node needs to start, to be logged in to, and to run Python or MPI programs; and pip.
+# Omitted from the lab's image: all that is not needed to start, log in, run Python or MPI programs, and run pip.
 LEFT_OUT = (
     "./dev/*", "./proc/*", "./sys/*", "./var/lib/apt", "./var/lib/dpkg", "./var/cache/*",
     *(f"./opt/venv/lib/*/site-packages/{word}*" for word in ("[!p]", "p[!i]", "pi[!p]")), "./opt/venv/share/*",
@@ -44,7 +44,7 @@ LEFT_OUT = (
     "./usr/share/doc/*", "./usr/share/javascript", "./usr/share/locale/*", "./usr/share/man/*", "./usr/share/perl*",
 )  # fmt: skip
 BASE_CONFIG: dict[str, Any] = {
-    # systemd, where there is one, is not to be reached from there.
+    # The host's systemd, if any, is not reachable from the machine.
     "exec-opts": ["native.cgroupdriver=cgroupfs"],
     "mtu": 1400,
 }
@@ -52,12 +52,12 @@ VENDORS = ("nvidia-container-runtime-hook", "nvidia-container-runtime", "habana-
 
 
 class Dockerd(NamedTuple):
-    """How the engine is configured."""
+    """Configuration of the engine."""
 
     daemon_json: dict[str, Any] = {}  # noqa: RUF012 - not written to
-    """On top of a plain one."""
+    """Keys of daemon.json that extend the default file."""
     nvidia_hook: bool = False
-    """It offers reservations of NVIDIA devices if it finds the vendor's hook when it starts."""
+    """Offer reservations of NVIDIA devices, by the vendor's hook."""
 
 
 HABANA_RUNTIME = {"runtimes": {"habana": {"path": "/run/stand-in/bin/habana-container-runtime"}}}
@@ -87,37 +87,37 @@ class Machine:
     # --- what is in it ---
 
     def run(self, *argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """A program on that machine, to its end."""
+        """Run a program on the machine and wait for its end."""
         return subprocess.run([*self.prefix, *argv], check=check, capture_output=True, text=True, timeout=300)
 
     def at(self, path: str) -> Path:
-        """Where a path of that machine is, as seen from here."""
+        """Translate a path of the machine into a path on this host."""
         return self.root / path.lstrip("/")
 
     def device(self, path: str, *, mode: int = 0o666, gid: int = 0) -> None:
-        """A character device that does no harm."""
+        """Plant a character device that is safe to open."""
         where = self._place(path)
         os.mknod(where, stat.S_IFCHR | mode, HARMLESS)
         where.chmod(mode)
         os.chown(where, 0, gid)
 
     def file(self, path: str, text: str) -> None:
-        """A file; what was there before comes back with `clear`."""
+        """Write a file; `clear` restores the previous one."""
         where = self._place(path)
         where.write_text(text)
 
     def link(self, path: str, target: str) -> None:
-        """A symbolic link, relative as the kernel's own are."""
+        """Plant a symbolic link, relative as the kernel's are."""
         self._place(path).symlink_to(target)
 
     def program(self, name: str, text: str, *, keep: bool = False) -> None:
-        """A program on that machine's PATH: Python, unless it begins with ``#!``."""
+        """Put a program on the machine's PATH: Python, unless it begins with ``#!``."""
         where = self.at(f"/run/stand-in/bin/{name}") if keep else self._place(f"/run/stand-in/bin/{name}")
         where.write_text(text if text.startswith("#!") else f"#!{sys.executable}\n{text}")
         where.chmod(0o755)
 
     def clear(self) -> None:
-        """Take back what was planted, and forget what was recorded."""
+        """Remove what was planted and recorded."""
         while self._planted:
             path, before = self._planted.pop()
             if path.is_dir() and not path.is_symlink():
@@ -130,12 +130,12 @@ class Machine:
         self.at("/run/stand-in/requests.jsonl").unlink(missing_ok=True)
 
     def requests(self) -> list[dict[str, Any]]:
-        """What the vendors' programs were asked for, in order."""
+        """List the recorded calls of the vendors' programs, in order."""
         record = self.at("/run/stand-in/requests.jsonl")
         return [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
 
     def _place(self, path: str) -> Path:
-        """Where something is to be planted, its folders made."""
+        """Make the parent folders of a path to be planted, and record what to restore; return the path on this host."""
         where = self.at(path)
         missing = [parent for parent in where.parents if not parent.exists()]
         for parent in reversed(missing):
@@ -147,7 +147,7 @@ class Machine:
     # --- its engine ---
 
     def configure(self, config: Dockerd) -> None:
-        """Have the engine run so; it is restarted only if it is configured otherwise."""
+        """Apply a configuration of the engine; restart dockerd only if it changes."""
         if self._dockerd and self._configured == config:
             return
         self.stop_engine()
@@ -161,7 +161,7 @@ class Machine:
         self.start_engine()
 
     def start_engine(self) -> None:
-        """Start dockerd as it is configured, and wait until it answers."""
+        """Start dockerd and wait until it answers."""
         log = self.directory / "dockerd.log"
         with log.open("ab") as stream:
             self._dockerd = subprocess.Popen(
@@ -187,20 +187,20 @@ class Machine:
 
     @cached_property
     def engine(self) -> DockerClient:
-        """The independent witness: the engine, by its socket."""
+        """Client of the engine's socket, as an independent witness."""
         return docker.DockerClient(base_url=f"unix://{self.root}/run/docker.sock", version="1.44", timeout=300)
 
     def lab(self, path: Path, name: str, settings: dict[str, str]) -> Lab:
-        """A lab on that machine, with the small node image."""
+        """Make a lab on the machine, with the small node image."""
         plain = {"LAB_IMAGE": NODE_IMAGE, "LAB_SHM_SIZE": "512m"}
         return Lab.make(path, name, self.engine, {**plain, **settings}, prefix=self.prefix)
 
     def load_node(self, image: str) -> None:
-        """Hand the engine a small node image."""
+        """Import the small node image into the engine."""
         import_node(image, NODE_IMAGE, prefix=self.prefix)
 
     def close(self) -> None:
-        """End the engine and the namespaces, and remove what it kept."""
+        """Stop the engine, end the namespaces, and remove the images."""
         self.stop_engine()
         if "engine" in self.__dict__:
             self.engine.close()
@@ -211,13 +211,13 @@ class Machine:
 
 
 def import_node(image: str, name: str, *, prefix: tuple[str, ...] = ()) -> None:
-    """Make a small node image: the lab's image less what is big, with this checkout's node programs.
+    """Import a small node image: the lab's image without large files, with this checkout's node programs.
 
-    The engine that gets it is the one that ``prefix`` leads to.
+    ``prefix`` leads to the engine that imports it.
     """
     excluded = [f"--exclude={pattern}" for pattern in LEFT_OUT]
     mounts = [f"--volume={program}:/opt/lab/{program.name}:ro" for program in PROGRAMS]
-    # Without a driver for logs, which would write all of it a second time.
+    # Disable the log driver, which would store the whole output again.
     pack = ["docker", "run", "--rm", "--log-driver=none", "--network=none", "--entrypoint=tar", *mounts, image]
     changes = [
         'ENTRYPOINT ["/usr/bin/python3", "-I", "/opt/lab/labnode.py", "start"]',
@@ -231,7 +231,7 @@ def import_node(image: str, name: str, *, prefix: tuple[str, ...] = ()) -> None:
 
 
 def _hold(scratch: Path, images: Path) -> subprocess.Popen[bytes]:
-    """Make the namespaces; a skip where the kernel forbids it."""
+    """Make the namespaces; skip the test if the kernel forbids it."""
     if os.geteuid() != 0:
         pytest.skip("a machine with stand-in devices needs root: mounts, namespaces, device files")
     script = ["bash", str(HERE / "machine.sh"), str(scratch), str(images)]
@@ -246,8 +246,8 @@ def _hold(scratch: Path, images: Path) -> subprocess.Popen[bytes]:
         )
     assert holder.stdout
     with holder.stdout:
-        said = holder.stdout.readline()
-    if said != b"ready\n":
+        greeting = holder.stdout.readline()
+    if greeting != b"ready\n":
         assert holder.stdin
         holder.stdin.close()
         holder.wait(90)

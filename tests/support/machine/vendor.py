@@ -1,4 +1,4 @@
-"""NVIDIA's and Habana's parts of an engine for stand-in devices: each call is recorded, and what they bring arrives.
+"""Stand-ins for the engine programs of NVIDIA and Habana: record each call, and add the stand-in devices.
 
 Installed under the names of the programs that it stands in for:
 
@@ -44,8 +44,8 @@ def main() -> None:
 
 
 def read(bundle: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((bundle / "config.json").read_text())
-    return found
+    config: dict[str, Any] = json.loads((bundle / "config.json").read_text())
+    return config
 
 
 def environment(config: dict[str, Any]) -> dict[str, str]:
@@ -53,7 +53,7 @@ def environment(config: dict[str, Any]) -> dict[str, str]:
 
 
 def record(program: str, config: dict[str, Any]) -> None:
-    """One line per call: who asked, for what, and what its first process may do."""
+    """Record a call: program, node, and the environment, capabilities and devices of the first process."""
     line = {
         "program": program,
         "node": config["hostname"],
@@ -66,17 +66,17 @@ def record(program: str, config: dict[str, Any]) -> None:
 
 
 def files(config: dict[str, Any], kind: str) -> tuple[list[str], Path]:
-    """The device files that a container asks for by its environment, and the vendor's tool."""
+    """Return the device files that a container requests in its environment, and the vendor's tool."""
     variable, pattern, common, tool = KINDS[kind]
-    asked = environment(config).get(variable, "")
-    ids = [] if asked in ("", "void", "none") else asked.split(",")
+    requested = environment(config).get(variable, "")
+    ids = [] if requested in ("", "void", "none") else requested.split(",")
     every = sorted(path.name for path in Path(pattern).parent.glob(Path(pattern).name.format("[0-9]*")))
     paths = [str(Path(pattern).parent / name) for name in every] if ids == ["all"] else list(map(pattern.format, ids))
     return [*paths, *(common if paths else ())], TOOLS / tool
 
 
 def add(config: dict[str, Any], kind: str) -> None:
-    """As a runtime does: into what runc reads."""
+    """Add the devices to the configuration that runc reads, as a runtime does."""
     paths, tool = files(config, kind)
     for path in paths:
         number = Path(path).stat().st_rdev
@@ -89,7 +89,7 @@ def add(config: dict[str, Any], kind: str) -> None:
 
 
 def bring(config: dict[str, Any], kind: str, pid: int) -> None:
-    """As a hook does: into the container's file system, which runc has mounted but not entered."""
+    """Create the devices in the container's mounted file system, as a hook does before the first process starts."""
     paths, tool = files(config, kind)
     root = config["root"]["path"]
     lines = []

@@ -1,4 +1,4 @@
-"""An accelerator that nobody makes: a module and a compose fragment, put beside labctl's own."""
+"""A fictitious accelerator: a module and a compose fragment beside labctl's own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CHECKOUT = FOLDER.parents[2]
 
 
 def checkout_with_zeta(directory: Path) -> Path:
-    """A copy of labctl that has one accelerator more, for PYTHONPATH."""
+    """Copy labctl with the additional accelerator; return the directory for PYTHONPATH."""
     for name in ("labctl", "compose"):
         shutil.copytree(CHECKOUT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("docker", "hostfiles", "workloads", "env.example", "hosts.example"):

@@ -1,4 +1,4 @@
-"""Zeta cards, which nobody makes: all that another accelerator takes besides its compose fragment."""
+"""Fictitious Zeta cards: everything that a new accelerator needs besides its compose fragment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VENDOR = PciVendor("0x7e7a", "a Zeta card", ("zeta",))
 
 
 def find(root: HostPath) -> tuple[Device, ...]:
-    """The cards in bus order, whose device files have the same numbers."""
+    """List the cards in bus order, in which their device files are numbered."""
     cards = [card.address for card in pci.cards(root) if card.vendor == VENDOR.id]
     return tuple(
         Device(

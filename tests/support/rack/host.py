@@ -1,4 +1,4 @@
-"""One host of the rack: what is in it, what a test can give it, and what can go wrong with it."""
+"""A host of the rack: its contents, and the faults that a test can inject."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ mount --bind /run/full "$1"
 umount /run/full
 head -c "${size}k" /dev/zero > "$1/filler" 2> /dev/null || true
 """
-# Not by name: the nodes of a lab run sshd too. A session is a child of sshd, and may have one of its own, with which it
-# may end by itself.
+# Select by parent, not by name: the nodes of a lab run sshd too. A session is a child of sshd that may have a child of
+# its own, whose end may end it.
 HANG_UP = """
 for session in $(pgrep -P "$(cat /run/sshd.pid)"); do
     pkill -KILL -P "$session" -x sshd
@@ -58,20 +58,20 @@ class Traffic:
 
 
 class Host:
-    """One host: where it is, what it is like inside, and its faults, all of which `cure` takes back."""
+    """A host: its address, its programs and its faults, all of which `cure` removes."""
 
     def __init__(self, container: Container, directory: Path, *, address: str, user: str, port: int, key: Path) -> None:
         self.name, self.home = directory.name, f"/home/{user}"
         self.address, self.user, self.port, self.key = address, user, port, key
         self.known = ""
-        """Its line for known_hosts, with the key that it made for itself when it first started."""
+        """Line for known_hosts, with the key that the host made when it first started."""
         self._container, self._directory = container, directory
         self._faults = contextlib.ExitStack()
 
     # --- its life ---
 
     def start(self) -> None:
-        """Start it: for the first time, or after `kill`."""
+        """Start the host, for the first time or after `kill`."""
         self._container.start()
         self._wait_for_engine()
         wait_until(self._greets, 120, f"sshd on {self.name} greets")
@@ -80,32 +80,32 @@ class Host:
             self.known = f"{where} {self.run('cat', '/etc/ssh/ssh_host_ed25519_key.pub').stdout}"
 
     def give_image(self, name: str) -> None:
-        """Have its engine know one of this machine's images; what runs there ends."""
-        if words := images.given(self._outer, name, self.engine.images.list()):
+        """Copy one of this machine's images into the host's engine; running containers are stopped."""
+        if arguments := images.given(self._outer, name, self.engine.images.list()):
             self._stop_engine()
-            self.run("/opt/rack/give.sh", *words)
+            self.run("/opt/rack/give.sh", *arguments)
             self._start_engine()
         else:
             images.load(name, f"unix://{self._socket}")
 
     def clean(self, image: str) -> None:
-        """Cured, its engine with nothing but that image, and nothing in the person's home."""
+        """Cure the host, and remove all containers, other images and the home directory's files."""
         self.cure()
         for container in self.engine.containers.list(all=True, ignore_removed=True):
             container.remove(force=True, v=True)
         self.engine.networks.prune()
         self.engine.volumes.prune({"all": True})
         self.engine.api.prune_builds(all=True)
-        wanted = self._outer.images.get(image)
+        kept = self._outer.images.get(image)
         for other in self.engine.images.list():
-            for name in set(other.tags or [other.id or ""]) - set(wanted.tags if other.id == wanted.id else ()):
+            for name in set(other.tags or [other.id or ""]) - set(kept.tags if other.id == kept.id else ()):
                 self.engine.images.remove(name, force=True)
         if not self.engine.images.list():
             self.give_image(image)
         self.shell(CLEAN, self.home)
 
     def remove(self) -> None:
-        """It is gone, and its disks."""
+        """Remove the host and its disks."""
         if "engine" in self.__dict__:
             self.engine.close()
         self._container.remove(force=True, v=True)
@@ -119,33 +119,33 @@ class Host:
         stdin: str = "",
         check: bool = True,
     ) -> subprocess.CompletedProcess[str]:
-        """A program on the host, to its end; not over ssh."""
+        """Run a program on the host, not over ssh, and wait for its end."""
         inside = ["docker", "exec", "--interactive", "--user", user, self._container.name or "", *argv]
         done = subprocess.run(inside, input=stdin, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0 or not check, f"{self.name}: {shlex.join(argv)}: {done.returncode}\n{done.stderr}"
         return done
 
-    def shell(self, script: str, *words: str, check: bool = True) -> str:
-        """What a script says that runs there as root, the words being its $1, $2 ..."""
-        return self.run("sh", "-c", script, "sh", *words, check=check).stdout
+    def shell(self, script: str, *arguments: str, check: bool = True) -> str:
+        """Run a script as root, with the words as its $1, $2 ...; return its output."""
+        return self.run("sh", "-c", script, "sh", *arguments, check=check).stdout
 
     @cached_property
     def engine(self) -> DockerClient:
-        """The independent witness: the host's engine, by a socket that labctl knows nothing of."""
+        """Client of the host's engine, by a socket unknown to labctl, as an independent witness."""
         return docker.DockerClient(base_url=f"unix://{self._socket}", version="1.44", timeout=300)
 
     def has_engine(self) -> bool:
-        """Whether there is anyone to ask; the SDK drops, unclosed, a socket that it could not connect."""
+        """Return True if the engine's socket accepts connections; the SDK leaks sockets that fail to connect."""
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as stream:
             stream.connect(str(self._socket))
             return True
         return False
 
     def line(self, **fields: object) -> str:
-        """Its line of a hosts file; these fields replace or extend the plain ones, and an empty one is left out."""
+        """Return the host's line of a hosts file; fields replace or extend the default ones, empty ones are omitted."""
         plain = {"address": self.address, "user": self.user, "port": self.port, "key": self.key}
-        words = (f"{name}={value}" for name, value in {**plain, **fields}.items() if value != "")
-        return " ".join((self.name, *words))
+        parts = (f"{name}={value}" for name, value in {**plain, **fields}.items() if value != "")
+        return " ".join((self.name, *parts))
 
     def traffic(self, interface: str = "eth0") -> Traffic:
         folder = f"/sys/class/net/{interface}/statistics"
@@ -155,7 +155,7 @@ class Host:
     # --- what it is given ---
 
     def program(self, name: str, text: str = "") -> None:
-        """Put a program on PATH, ahead of any other of that name: this text, or one kept for it (rsync)."""
+        """Put a program on PATH, before any other of that name: this text, or a kept program (rsync)."""
         if text:
             self.run("sh", "-c", 'cat > "$0" && chmod 755 "$0"', f"/usr/local/bin/{name}", stdin=text)
         else:
@@ -163,33 +163,33 @@ class Host:
         self._faults.callback(self.run, "rm", "-f", f"/usr/local/bin/{name}")
 
     def sshd(self, **options: object) -> None:
-        """Have sshd run with these options, such as MaxSessions="10" or AllowStreamLocalForwarding="no"."""
+        """Restart sshd with these options, such as MaxSessions="10" or AllowStreamLocalForwarding="no"."""
         lines = "".join(f"{name} {value}\n" for name, value in options.items())
         self._configure_sshd(lines)
         self._faults.callback(self._configure_sshd, "")
 
     def second_interface(self, network: Network) -> str:
-        """Plug it into another network, as eth1 or what comes after; the address there."""
+        """Connect the host to another network, as the next interface; return the address."""
         network.connect(self._container)
         self._faults.callback(network.disconnect, self._container, force=True)
         self._container.reload()
         return str(self._container.attrs["NetworkSettings"]["Networks"][network.name]["IPAddress"])
 
     def interface(self, address: str) -> str:
-        """The name of the interface with this address."""
+        """Return the name of the interface with this address."""
         return self.shell("ip -oneline -4 address show to \"$1\" | awk '{print $2}'", address).strip()
 
     # --- what goes wrong with it ---
 
     def cure(self) -> None:
-        """Take back all that went wrong, and what it was given, last first.
+        """Remove all faults and additions, last first.
 
-        Some of that ends by itself where the host was killed after it: not to find it is no error.
+        Undoing tolerates faults that ended by themselves when the host was killed.
         """
         self._faults.close()
 
     def drop(self) -> None:
-        """No packet gets in or out, nor an answer that says so."""
+        """Drop all packets in and out, silently."""
         chains = (("INPUT", "-i"), ("OUTPUT", "-o"), ("FORWARD", "-i"))
         for chain, way in chains:
             rule = (chain, "!", way, "lo", "--jump", "DROP")
@@ -197,40 +197,40 @@ class Host:
             self._faults.callback(self.run, "iptables", "--wait", "--delete", *rule, check=False)
 
     def cut(self) -> None:
-        """No packet gets in from this machine, where labctl runs, or out to it: the other hosts are heard as ever."""
+        """Drop all packets from and to this machine, where labctl runs; other hosts stay reachable."""
         this_machine = self.shell("ip -4 route show default").split()[2]
         for rule in (("INPUT", "--source", this_machine), ("OUTPUT", "--destination", this_machine)):
             self.run("iptables", "--wait", "--insert", *rule, "--jump", "DROP")
             self._faults.callback(self.run, "iptables", "--wait", "--delete", *rule, "--jump", "DROP", check=False)
 
     def slow(self, rate: str) -> None:
-        """Of what it sends, so much comes through, such as 10mbit."""
+        """Limit the bandwidth of outgoing traffic, for example to 10mbit."""
         self.run("tc", "qdisc", "add", "dev", "eth0", "root", *shaped(rate))
         self._faults.callback(self.run, "tc", "qdisc", "delete", "dev", "eth0", "root", check=False)
 
     def refuse(self, port: int) -> None:
-        """A firewall rejects connections of others to this port."""
+        """Reject connections from other hosts to this port, as a firewall does."""
         rule = ("INPUT", "--protocol", "tcp", "--dport", str(port), "!", "--in-interface", "lo", "--jump", "REJECT")
         self.run("iptables", "--wait", "--insert", *rule)
         self._faults.callback(self.run, "iptables", "--wait", "--delete", *rule, check=False)
 
     def throttle(self, cores: float) -> None:
-        """All that runs on it gets so many cores together."""
+        """Limit the host to this number of cores."""
         period = 100_000
         self._container.update(cpu_period=period, cpu_quota=int(cores * period))
         self._faults.callback(self._container.update, cpu_period=period, cpu_quota=-1)
 
     def hang_up(self) -> None:
-        """Every ssh connection ends in the middle of what it does; the next is welcome."""
+        """Kill all ssh sessions; new ones are accepted."""
         self.shell(HANG_UP)
 
     def fill_disk(self) -> None:
-        """Not a byte more fits into the person's home directory. Cured, there is room, and what is there stays."""
+        """Fill the user's home directory. Cured, it has free space again and keeps its files."""
         self.shell(FULL, self.home)
         self._faults.callback(self.shell, 'rm "$1/filler"; mount -o remount,size=4g "$1"', self.home, check=False)
 
     def small_engine_disk(self, size: str = "64m") -> None:
-        """The engine has an empty disk of this size for its images and containers; cured, it has its own again."""
+        """Give the engine a small empty disk for images and containers; cured, it has its own again."""
         self._stop_engine()
         self.run("mount", "-t", "tmpfs", "-o", f"size={size}", "small", "/var/lib/docker")
         self._start_engine()
@@ -243,28 +243,28 @@ class Host:
         self._faults.callback(undo)
 
     def stop_engine(self) -> None:
-        """Docker does not run; with it end the containers."""
+        """Stop Docker, and with it the containers."""
         self._stop_engine()
         self._faults.callback(self._start_engine)
 
     def hang_engine(self) -> None:
-        """Docker takes what it is asked, and never answers."""
+        """Suspend dockerd: it accepts requests and never answers."""
         self.run("pkill", "-STOP", "-x", "dockerd")
         self._faults.callback(self.run, "pkill", "-CONT", "-x", "dockerd", check=False)
 
     def keep_from_docker(self) -> None:
-        """The person may not talk to the engine."""
+        """Remove the user from group docker."""
         self.run("gpasswd", "--delete", self.user, "docker")
         self._faults.callback(self.run, "gpasswd", "--add", self.user, "docker")
 
     def occupy(self, port: int, user: str = "bob") -> None:
-        """Somebody else's program listens on the port."""
+        """Listen on the port with another user's program."""
         self.shell('id "$1" > /dev/null 2>&1 || useradd --create-home "$1"', user)
         self.run("perl", "-MSocket", "-e", LISTEN, str(port), user=user)
         self._faults.callback(self.run, "pkill", "-u", user, "-x", "perl", check=False)
 
     def change_host_key(self) -> None:
-        """sshd shows another key than the one that this side knows."""
+        """Replace sshd's host key by one that is not in known_hosts."""
         self.shell("cd /etc/ssh && mkdir old && mv ssh_host_* old && ssh-keygen -q -t ed25519 -N '' -f old/new && "
                    "mv old/new ssh_host_ed25519_key && mv old/new.pub ssh_host_ed25519_key.pub")  # fmt: skip
         self._restart_sshd()
@@ -276,11 +276,11 @@ class Host:
         self._faults.callback(undo)
 
     def clock(self, seconds: int) -> None:
-        """Its clock is so many seconds ahead: for `date` alone, as containers share the kernel's clock."""
+        """Set the clock ahead by these seconds: only `date` shows it, as containers share the kernel's clock."""
         self.program("date", f'#!/bin/sh\nexec /usr/bin/date --date="{seconds} seconds" "$@"\n')
 
     def kill(self) -> None:
-        """The power is gone. Cured, it starts again: /run is empty, its disks are as they were."""
+        """Kill the host as a power failure does. Cured, it starts again with an empty /run and the same disks."""
         self._container.kill()
         self._faults.callback(self.start)
 
@@ -288,7 +288,7 @@ class Host:
 
     @property
     def _outer(self) -> DockerClient:
-        """The engine of this machine."""
+        """Client of this machine's engine."""
         assert self._container.client
         return self._container.client
 
@@ -309,24 +309,24 @@ class Host:
         try:
             wait_until(lambda: self.has_engine() and self.engine.ping(), 120, f"the engine of {self.name} answers")
         except AssertionError as error:
-            said = self._container.logs(tail=20).decode()
+            output = self._container.logs(tail=20).decode()
             log = self.run("tail", "/var/log/dockerd.log", check=False).stdout
-            raise AssertionError(f"{error}\n{said}{log}") from None
+            raise AssertionError(f"{error}\n{output}{log}") from None
 
     def _stop_engine(self) -> None:
         self.shell("pkill -x dockerd; timeout 60 sh -c 'while pgrep -x dockerd; do sleep 0.1; done'")
 
     def _configure_sshd(self, lines: str) -> None:
-        # A file that sshd reads before its own defaults: the first value counts.
+        # sshd reads this file before its defaults, and the first value counts.
         self.run("sh", "-c", "cat > /etc/ssh/sshd_config.d/options.conf", stdin=lines)
         self._restart_sshd()
 
     def _restart_sshd(self) -> None:
-        """Connections that are open stay so. sshd writes its pid once it listens."""
+        """Restart sshd; open connections stay. sshd writes its pid once it listens."""
         self.shell('old=$(cat /run/sshd.pid); kill "$old"; while kill -0 "$old" 2> /dev/null; do sleep 0.05; done; '
                    "rm -f /run/sshd.pid; /usr/sbin/sshd; until [ -s /run/sshd.pid ]; do sleep 0.05; done")  # fmt: skip
 
 
 def shaped(rate: str) -> tuple[str, ...]:
-    """What tc is told of an interface of that rate."""
+    """Return tc's arguments for an interface of that rate."""
     return ("tbf", "rate", rate, "burst", "256kb", "latency", "400ms")

@@ -1,4 +1,4 @@
-"""The image that hosts of the rack are made of, and how a host gets one of this machine's images in no time."""
+"""The image of the rack's hosts, and a fast way to copy this machine's images to a host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RELEASES = (build.DEBIAN, "trixie")
 
 
 def ensure(engine: DockerClient, directory: Path) -> str:
-    """The image's tag; it is built now unless it was before from the same files. ``directory``: a private one."""
+    """Return the image's tag; build it unless it exists from the same files. ``directory``: a private one."""
     digest = hashlib.sha256(b"\0".join((HERE / name).read_bytes() for name in FILES)).hexdigest()
     tag = f"{NAME}:{digest[:12]}"
     if not engine.images.list(filters={"reference": tag}):
@@ -32,9 +32,9 @@ def ensure(engine: DockerClient, directory: Path) -> str:
 
 
 def _build(tag: str, directory: Path) -> None:
-    """Build it with this machine's own package sources and certificates, as `labctl build` does."""
-    found = settings.load(directory, os.environ, {})
-    request = build.request(found, "cpu", tag, directory, os.environ)
+    """Build the image with this machine's package sources and certificates, as `labctl build` does."""
+    loaded = settings.load(directory, os.environ, {})
+    request = build.request(loaded, "cpu", tag, directory, os.environ)
     base = build.ensure_base(build.PLAIN, replace(request, base_image=""), lambda _: None)
     packages = "".join(build.apt_list("debian", release, request.apt_mirror) for release in RELEASES)
     handed = build.hand_in(request, build.pip_sources(request, package_sources.of_host()), {}, packages, directory)
@@ -42,7 +42,7 @@ def _build(tag: str, directory: Path) -> None:
     build.run(HERE / FILES[0], arguments, request, lambda _: None)
 
 
-def given(engine: DockerClient, name: str, known: Iterable[Image] = ()) -> list[str]:
+def given(engine: DockerClient, name: str, present: Iterable[Image] = ()) -> list[str]:
     """The arguments of give.sh for one of the engine's images, beside those that the other engine knows already.
 
     Empty where the engine keeps images in another way than that knows: then they are to be loaded.
@@ -51,20 +51,20 @@ def given(engine: DockerClient, name: str, known: Iterable[Image] = ()) -> list[
         return []
     image = engine.images.get(name)
     repositories: dict[str, dict[str, str]] = {}
-    for tag, identity in [*((tag, one.id) for one in known for tag in one.tags), (_tag(name), image.id)]:
+    for tag, identity in [*((tag, held.id) for held in present for tag in held.tags), (_tag(name), image.id)]:
         repositories.setdefault(tag.rpartition(":")[0], {})[tag] = str(identity)
     return [json.dumps({"Repositories": repositories}), _hex(str(image.id)), *_layers(image)]
 
 
 def load(image: str, address: str) -> None:
-    """Send an image to the engine at that address, byte for byte."""
+    """Copy an image to the engine at that address with `docker save` and `docker load`."""
     with subprocess.Popen(["docker", "save", image], stdout=subprocess.PIPE) as saved:
         subprocess.run(["docker", "--host", address, "load", "--quiet"], stdin=saved.stdout, check=True, timeout=600)
     assert saved.returncode == 0, f"docker save {image}: code {saved.returncode}"
 
 
 def _layers(image: Image) -> list[str]:
-    """The names that the engine keeps the layers under: hashes over each layer and those below it.
+    """Return the chain ids of the layers, under which the engine stores them.
 
     Source: the OCI image specification, "Layer ChainID".
     """

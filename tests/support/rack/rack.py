@@ -42,7 +42,7 @@ IdentityAgent none
 
 
 class Rack:
-    """Hosts that tests share, and hosts that a test makes for itself; all are gone with `close`.
+    """Hosts that tests share, and hosts of a single test; `close` removes all.
 
     ``environ`` is for the control side: an ssh that, in place of the person's own files, reads ``config`` and
     ``known_hosts``, which a test may change; ``key`` opens every host, ``other_key`` none.
@@ -65,7 +65,7 @@ class Rack:
     # --- hosts ---
 
     def hosts(self, number: int) -> tuple[Host, ...]:
-        """The first of the hosts that tests share, h1, h2 ...: each clean, and with the lab's image."""
+        """Return the first shared hosts, h1, h2 ..., each clean and with the lab's image."""
         names = [f"h{n}" for n in range(1, number + 1)]
         missing = [name for name in names if name not in self._hosts]
         self.make(*missing, image=self._lab_image)
@@ -82,17 +82,17 @@ class Rack:
         port: int = 22,
         shared: Path | None = None,
     ) -> tuple[Host, ...]:
-        """New hosts for this test alone, started side by side, with that image or with an empty engine.
+        """Start new hosts for one test, in parallel, with that image or with an empty engine.
 
-        They see this machine's ``shared`` directory under the same path.
+        The hosts see this machine's ``shared`` directory under the same path.
         """
 
         def start(name: str, address: str) -> Host:
-            words = images.given(self._engine, image) if image else []
-            host = self._new(name, address, words, user=user, uid=uid, port=port, shared=shared)
+            arguments = images.given(self._engine, image) if image else []
+            host = self._new(name, address, arguments, user=user, uid=uid, port=port, shared=shared)
             self._hosts[name] = host
             host.start()
-            if image and not words:
+            if image and not arguments:
                 host.give_image(image)
             return host
 
@@ -102,7 +102,7 @@ class Rack:
         return made
 
     def clear(self) -> None:
-        """Every fault cured, the shared hosts that were used since the last time as they were, the others gone."""
+        """Cure all faults, clean the shared hosts that were used, and remove the others."""
         self._faults.close()
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda name: self._hosts[name].clean(self._lab_image), self._used))
@@ -111,27 +111,27 @@ class Rack:
         self._tell_ssh()
 
     def close(self) -> None:
-        """Everything is gone but the hosts' own image."""
+        """Remove everything except the hosts' image."""
         self._faults.close()
         self._remove(list(self._hosts.values()))
         self._networks.close()
 
     @cached_property
     def fabric(self) -> Network:
-        """A second network, for hosts that are to have two interfaces."""
+        """A second network, for hosts with two interfaces."""
         return self._networks.enter_context(_network(self._engine, f"{self._family}-fabric"))
 
     def slow_uplink(self, rate: str) -> None:
-        """Of what this side sends to all hosts together, so much comes through, such as 100mbit."""
+        """Limit the bandwidth from this machine to all hosts together, for example to 100mbit."""
         bridge = f"br-{(self.network.id or '')[:12]}"
         self._on_this_machine("tc", "qdisc", "add", "dev", bridge, "root", *shaped(rate))
         self._faults.callback(self._on_this_machine, "tc", "qdisc", "delete", "dev", bridge, "root")
 
     def introduce(self, *hosts: Host) -> None:
-        """The person goes from host to host without being asked, as where hosts have a home in common."""
-        known, key = self.known_hosts.read_text(), self.key.read_text()
+        """Let the user ssh from host to host without a prompt, as with a shared home directory."""
+        known_hosts, key = self.known_hosts.read_text(), self.key.read_text()
         for host in hosts:
-            host.run("sh", "-c", "cat > ~/.ssh/known_hosts", user=host.user, stdin=known)
+            host.run("sh", "-c", "cat > ~/.ssh/known_hosts", user=host.user, stdin=known_hosts)
             host.run("sh", "-c", "umask 077; cat > ~/.ssh/id_ed25519", user=host.user, stdin=key)
             private = f"{host.home}/.ssh/known_hosts {host.home}/.ssh/id_ed25519"
             self._faults.callback(host.shell, f"rm -f {private}", check=False)
@@ -151,7 +151,7 @@ class Rack:
         check: bool = True,
         patience: int = 20,
     ) -> subprocess.CompletedProcess[str]:
-        """A command as a person would run it there, over ssh; ``patience``: seconds for the host to answer."""
+        """Run a command on the host over ssh, as the user does; ``patience``: connect timeout in seconds."""
         options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={patience}", "-i", str(key or self.key)]
         done = subprocess.run(
             ["ssh", *options, "-p", str(host.port), f"{host.user}@{host.address}", *argv],
@@ -166,8 +166,8 @@ class Rack:
         return done
 
     def lab(self, path: Path, name: str, hosts: tuple[Host, ...], settings: dict[str, str]) -> RackLab:
-        """A lab over these hosts, its directory here."""
-        # The cache is the person's own on each host: a folder of this machine is none of theirs.
+        """Make a lab over these hosts, with its directory on this machine."""
+        # Use the default cache on each host: the hosts cannot see a folder of this machine.
         plain = {"LAB_HOSTS": "hosts.txt", "HOST_CACHE_PATH": ""}
         here = Lab.make(path, name, hosts[0].engine, {**plain, **settings})
         self.inventory(path / "hosts.txt", *hosts)
@@ -180,7 +180,7 @@ class Rack:
     ) -> Host:
         directory = self._directory / name
         directory.mkdir(exist_ok=True)
-        # Without what is mounted below it, the file systems of other containers.
+        # Exclude mounts below it, which are the file systems of other containers.
         mount = Mount("/given", str(self._engine.info()["DockerRootDir"]), "bind", read_only=True)
         mount["BindOptions"] = {"NonRecursive": True}
         container = self._engine.containers.create(
@@ -190,7 +190,7 @@ class Rack:
             hostname=name,
             init=True,
             privileged=True,
-            # Empty whenever the host starts, as after a boot.
+            # Empty at each start, as after a boot.
             tmpfs={"/run": "exec,mode=755"},
             volumes={
                 str(directory): {"bind": "/witness", "mode": "rw"},
@@ -209,7 +209,7 @@ class Rack:
         return Host(container, directory, address=address, user=user, port=port, key=self.key)
 
     def _on_this_machine(self, *argv: str) -> None:
-        """A program among this machine's own interfaces, which may take more than this process has."""
+        """Run a program in this machine's network namespace, with all privileges."""
         self._engine.containers.run(
             self._image, list(argv[1:]), entrypoint=argv[0], network_mode="host", privileged=True, remove=True
         )
@@ -225,24 +225,24 @@ class Rack:
             del self._hosts[host.name]
 
     def _tell_ssh(self) -> None:
-        """Have ssh know the hosts' keys."""
+        """Write ssh's configuration and known_hosts."""
         self.config.write_text(CONFIG.format(known_hosts=self.known_hosts))
         self.known_hosts.write_text("".join(host.known for host in self._hosts.values()))
 
 
 @dataclass(frozen=True)
 class RackLab(Lab):
-    """A lab over several hosts, watched through the engines of all that have one that runs."""
+    """A lab over several hosts, observed through all engines that run."""
 
     hosts: tuple[Host, ...] = ()
 
     def on(self, host: Host) -> Lab:
-        """What of it is on one host."""
+        """Return the part of the lab on one host."""
         return Lab(self.path, self.name, host.engine, self.environ)
 
     @property
     def parts(self) -> list[Lab]:
-        """What of it is on each host that can be asked."""
+        """Return the parts of the lab on all hosts with a running engine."""
         return [self.on(host) for host in self.hosts if host.has_engine()]
 
     def containers(self) -> dict[str, Container]:
@@ -261,7 +261,7 @@ class RackLab(Lab):
 
 @contextlib.contextmanager
 def _network(engine: DockerClient, name: str) -> Iterator[Network]:
-    """A network whose subnet is Docker's choice, but chosen: only then may a container name its own address."""
+    """Create a network with an explicit subnet of Docker's choice, as Docker requires for fixed addresses."""
 
     def made() -> Network | None:
         trial = engine.networks.create(name)
@@ -272,7 +272,7 @@ def _network(engine: DockerClient, name: str) -> Iterator[Network]:
         try:
             return engine.networks.create(name, ipam=ipam, options=options)
         except APIError as error:
-            # Another test's network may take the subnet in between.
+            # Another test's network may have taken the subnet.
             if "overlap" not in str(error):
                 raise
             return None
@@ -290,7 +290,7 @@ def _new_key(path: Path) -> Path:
 
 
 def _ssh_with(config: Path, directory: Path) -> Path:
-    """A folder whose ssh reads that configuration: it takes the person's home from passwd, and never from HOME."""
+    """Make a folder with an ssh that reads this configuration: the real one finds home in passwd and ignores HOME."""
     real = shutil.which("ssh")
     if real is None:
         pytest.skip("no ssh here")

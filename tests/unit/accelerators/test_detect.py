@@ -1,4 +1,4 @@
-"""What the kernel tells of devices, on trees like a host's."""
+"""Detection of devices from the kernel's files, on trees like a host's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CORE = 3
 
 @pytest.fixture(autouse=True)
 def one_core(tmp_path: Path) -> None:
-    """A machine where one core may be used, whatever this one has."""
+    """Tree of a machine with one usable core, whatever this machine has."""
     sysfs.cores(tmp_path, str(CORE))
 
 
@@ -49,8 +49,8 @@ def test_a_gpu_is_told_in_full(tmp_path: Path) -> None:
 def test_indices_are_in_pci_order_and_files_by_minor_number(tmp_path: Path) -> None:
     for minor, address in enumerate(("10000:01:00.0", "0000:c1:00.0", "0000:0b:00.0")):
         sysfs.nvidia(tmp_path, address, minor)
-    found = [(device.id, device.path, device.pci) for device in find("nvidia", tmp_path)]
-    assert found == [
+    devices = [(device.id, device.path, device.pci) for device in find("nvidia", tmp_path)]
+    assert devices == [
         ("0", "/dev/nvidia2", "0000:0b:00.0"),
         ("1", "/dev/nvidia1", "0000:c1:00.0"),
         ("2", "/dev/nvidia0", "10000:01:00.0"),
@@ -83,8 +83,8 @@ def test_minor_numbers_are_indices_where_the_driver_tells_none(tmp_path: Path) -
 
 def test_the_uuid_of_a_gpu_that_nobody_opened_is_unknown(tmp_path: Path) -> None:
     sysfs.nvidia(tmp_path, "0000:01:00.0", 0)
-    told = tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0/information"
-    told.write_text("GPU UUID: \t GPU-????????-????-????-????-????????????\nDevice Minor: \t 0\n")
+    information = tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0/information"
+    information.write_text("GPU UUID: \t GPU-????????-????-????-????-????????????\nDevice Minor: \t 0\n")
     assert find("nvidia", tmp_path)[0].uuid == ""
 
 
@@ -112,8 +112,8 @@ def test_the_version_of_the_nvidia_driver(tmp_path: Path, path: str, text: str) 
 
 
 def test_a_gaudi_is_told_in_full(tmp_path: Path) -> None:
-    told = {"module_id": "3", "device_type": "GAUDI2", "fw_os_ver": "1.18.0-fw-53.1", "status": "Operational"}
-    sysfs.gaudi(tmp_path, 0, "0000:19:00.0", numa=0, cores=str(CORE), told=told)
+    attributes = {"module_id": "3", "device_type": "GAUDI2", "fw_os_ver": "1.18.0-fw-53.1", "status": "Operational"}
+    sysfs.gaudi(tmp_path, 0, "0000:19:00.0", numa=0, cores=str(CORE), told=attributes)
     sysfs.put(tmp_path / "sys/module/habanalabs/version", "1.18.0-ee698fb\n")
     assert find("habana", tmp_path) == (
         Device(
@@ -172,11 +172,11 @@ def test_graphics_in_the_processor_are_taken_only_when_asked_for(tmp_path: Path)
     assert [device.path for device in accelerators.choose("intel", tmp_path).devices] == ["/dev/dri/renderD128"]
 
 
-@pytest.mark.parametrize("wanted", ["auto", "intel"])
-def test_a_card_goes_before_graphics_in_the_processor(tmp_path: Path, wanted: str) -> None:
+@pytest.mark.parametrize("setting", ["auto", "intel"])
+def test_a_card_goes_before_graphics_in_the_processor(tmp_path: Path, setting: str) -> None:
     sysfs.render_node(tmp_path, 128, "0000:00:02.0", driver="i915")
     sysfs.render_node(tmp_path, 129, "0000:03:00.0")
-    choice = accelerators.choose(wanted, tmp_path)
+    choice = accelerators.choose(setting, tmp_path)
     assert (choice.name, [device.path for device in choice.devices]) == ("intel", ["/dev/dri/renderD129"])
 
 
@@ -232,7 +232,7 @@ def test_links_that_lead_nowhere_are_no_devices(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("vendor", "driver", "said"),
+    ("vendor", "driver", "message"),
     [
         ("0x10de", "", "an NVIDIA card at 0000:3b:00.0 has no driver; nvidia would serve it"),
         ("0x10de", "nouveau", "an NVIDIA card at 0000:3b:00.0 is held by the driver nouveau, not by nvidia"),
@@ -246,9 +246,9 @@ def test_links_that_lead_nowhere_are_no_devices(tmp_path: Path) -> None:
         ("0x8086", "vfio-pci", "an Intel GPU at 0000:3b:00.0 is held by the driver vfio-pci, not by i915 or xe"),
     ],
 )
-def test_a_card_that_cannot_be_used_says_why(tmp_path: Path, vendor: str, driver: str, said: str) -> None:
+def test_a_card_that_cannot_be_used_says_why(tmp_path: Path, vendor: str, driver: str, message: str) -> None:
     sysfs.card(tmp_path, "0000:3b:00.0", vendor, driver=driver)
-    assert accelerators.remarks(tmp_path) == (said,)
+    assert accelerators.remarks(tmp_path) == (message,)
 
 
 def test_nothing_is_said_of_cards_in_use_nor_of_what_is_no_accelerator(tmp_path: Path) -> None:
@@ -281,8 +281,8 @@ def test_what_auto_would_have_taken_is_told_beside_what_it_took(tmp_path: Path) 
     assert accelerators.choose("auto", tmp_path).name == "cpu"
     sysfs.nvidia(tmp_path, "0000:5e:00.0", 1)
     assert accelerators.choose("auto", tmp_path).why == "found 1 (/dev/nvidia<N>)"
-    (left,) = accelerators.unserved(tmp_path)
-    assert "0000:3b:00.0" in left
+    (message,) = accelerators.unserved(tmp_path)
+    assert "0000:3b:00.0" in message
 
 
 def test_what_auto_never_takes_is_not_missed(tmp_path: Path) -> None:
@@ -293,18 +293,18 @@ def test_what_auto_never_takes_is_not_missed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "sought"),
+    ("setting", "sought"),
     [
         ("nvidia", "no /dev/nvidia<N>"),
         ("habana", "no /dev/accel/accel<N> served by habanalabs"),
         ("intel", "no Intel GPU under /dev/dri"),
     ],
 )
-def test_no_device_of_the_wanted_kind_names_what_was_looked_for(tmp_path: Path, wanted: str, sought: str) -> None:
+def test_no_device_of_the_wanted_kind_names_what_was_looked_for(tmp_path: Path, setting: str, sought: str) -> None:
     sysfs.card(tmp_path, "0000:3b:00.0", "0x10de")
     with pytest.raises(HostError) as caught:
-        observe(wanted, tmp_path)
-    assert f"this host has no {wanted} device: {sought}" in caught.value.message
+        observe(setting, tmp_path)
+    assert f"this host has no {setting} device: {sought}" in caught.value.message
     assert "an NVIDIA card at 0000:3b:00.0 has no driver" in caught.value.message
 
 

@@ -1,4 +1,4 @@
-"""A real card: what its kernel driver and nvidia-smi wrote, as tests/gpu/card.py keeps it."""
+"""Files of a real H100 from its kernel driver and nvidia-smi, as tests/gpu/card.py keeps them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GPU = Device(
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Path:
-    """The machine's files, with two of its cores."""
+    """Tree of the machine's files, with two of its cores."""
     shutil.copytree(H100, tmp_path, dirs_exist_ok=True)
     sysfs.cores(tmp_path, "0-1")
     (tmp_path / "dev").mkdir()
@@ -41,6 +41,6 @@ def test_the_card_and_its_driver_are_found(machine: Path) -> None:
 
 
 def test_its_tool_adds_the_memory_and_finds_nothing_wrong() -> None:
-    said = (H100 / "nvidia-smi-query.txt").read_text()
-    (card,) = vendor_tools.describe("nvidia", (GPU,), lambda *_: CompletedProcess((), 0, said, ""))
+    text = (H100 / "nvidia-smi-query.txt").read_text()
+    (card,) = vendor_tools.describe("nvidia", (GPU,), lambda *_: CompletedProcess((), 0, text, ""))
     assert (card.memory, card.health) == (81559 << 20, "")

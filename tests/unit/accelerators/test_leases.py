@@ -1,4 +1,4 @@
-"""Leases between real processes: nodes take them as they do in a container, labctl reads who has them."""
+"""Leases between real processes: nodes acquire them as in a container, and labctl reads the holders."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def wanting(folder: Path, *cards: Device, **changes: object) -> Lab:
 
 @pytest.fixture
 def mine(tmp_path: Path) -> Lab:
-    """A lab that wants the first device, and whose turn has come before: the files are there."""
+    """A lab that wants the first device and whose lease files exist from an earlier start."""
     of = wanting(tmp_path, CARDS[0])
     (tmp_path / "mine").mkdir()
     with leases.granting(of, wait=0, notice=print):
@@ -54,7 +54,7 @@ def mine(tmp_path: Path) -> Lab:
 
 
 def start(of: Lab, said: dict[str, str] | None = None, *, patience: float = 0) -> subprocess.Popen[str]:
-    """The first node of a lab, as its container starts it; ``said`` changes what it says of itself."""
+    """Start the first node of a lab as its container does; ``said`` replaces lines of its own description."""
     where = of.directory.parent / f"container-{len(list(of.directory.parent.iterdir()))}"
     where.mkdir()
     for mount in render.lease_mounts(of.nodes[0], of.hosts[0]):
@@ -99,7 +99,7 @@ def refusal(of: Lab) -> HostError:
 
 
 def handles(process: subprocess.Popen[str], number: signal.Signals) -> bool:
-    """Source: SigCgt of /proc/PID/status, proc(5)."""
+    """Return True if the process handles the signal. Source: SigCgt of /proc/PID/status, proc(5)."""
     lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
     caught = next(line.split()[1] for line in lines if line.startswith("SigCgt:"))
     return bool(int(caught, 16) >> (number - 1) & 1)
@@ -117,11 +117,11 @@ def test_a_device_that_nobody_has_is_free(tmp_path: Path, mine: Lab) -> None:
 def test_the_holder_is_named_and_what_to_do(tmp_path: Path, mine: Lab) -> None:
     with running(mine, lab="other", directory="/srv/lab a"):
         error = refusal(mine)
-        said = leases.holder(mine.hosts[0].locks, CARDS[0])
+        holder = leases.holder(mine.hosts[0].locks, CARDS[0])
     assert error.exit_code == 3
-    assert error.message == f"device 0 (0000:3b:00.0) is held by {said}"
-    assert said.startswith("lab `other` of ")
-    assert "(worker-0, /srv/lab a, since 20" in said
+    assert error.message == f"device 0 (0000:3b:00.0) is held by {holder}"
+    assert holder.startswith("lab `other` of ")
+    assert "(worker-0, /srv/lab a, since 20" in holder
     assert error.hint == "labctl down -C '/srv/lab a'; or set LAB_DEVICES=1 in .env, which is free"
 
 
@@ -160,8 +160,12 @@ def test_a_lab_whose_directory_was_renamed_is_the_same(tmp_path: Path, mine: Lab
 @pytest.mark.parametrize("changed", ["lab", "directory", "uid"])
 def test_a_lab_that_shares_only_the_name_or_the_directory_is_another(tmp_path: Path, mine: Lab, changed: str) -> None:
     gone = str(tmp_path / "gone")
-    there = {"lab": {"lab": "other"}, "directory": {"directory": str(tmp_path)}, "uid": {"uid": "1", "directory": gone}}
-    with running(mine, **there[changed]):
+    changes = {
+        "lab": {"lab": "other"},
+        "directory": {"directory": str(tmp_path)},
+        "uid": {"uid": "1", "directory": gone},
+    }
+    with running(mine, **changes[changed]):
         refusal(mine)
 
 
@@ -172,7 +176,7 @@ def test_other_devices_are_left_alone(tmp_path: Path, mine: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "text",
     [
         b"",
         b"{",
@@ -183,14 +187,14 @@ def test_other_devices_are_left_alone(tmp_path: Path, mine: Lab) -> None:
         b'{"lab": "' + b"x" * 10_000 + b'"}',
     ],
 )
-def test_a_strangers_words_are_printed_as_one_short_line(mine: Lab, words: bytes) -> None:
+def test_a_strangers_words_are_printed_as_one_short_line(mine: Lab, text: bytes) -> None:
     with running(mine, lab="other"):
-        naming.lease_path(mine.hosts[0].locks, CARDS[0]).write_bytes(words)
-        said = leases.holder(mine.hosts[0].locks, CARDS[0])
+        naming.lease_path(mine.hosts[0].locks, CARDS[0]).write_bytes(text)
+        holder = leases.holder(mine.hosts[0].locks, CARDS[0])
         refusal(mine)
-    assert said.startswith(("lab `x", "another lab"))
-    assert said.isprintable()
-    assert len(said) < 1000
+    assert holder.startswith(("lab `x", "another lab"))
+    assert holder.isprintable()
+    assert len(holder) < 1000
 
 
 def test_a_pipe_in_the_place_of_a_lock_keeps_nobody_waiting(tmp_path: Path) -> None:
@@ -222,7 +226,7 @@ def test_one_lab_after_the_other_is_given_devices(tmp_path: Path) -> None:
 
 def test_who_waits_is_told_for_whom(tmp_path: Path) -> None:
     first, second = wanting(tmp_path, CARDS[0], name="first"), wanting(tmp_path, CARDS[1], name="second")
-    told: list[str] = []
+    messages: list[str] = []
     entered, leave = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -235,14 +239,14 @@ def test_who_waits_is_told_for_whom(tmp_path: Path) -> None:
     assert entered.wait(60)
 
     def notice(text: str) -> None:
-        told.append(text)
+        messages.append(text)
         leave.set()
 
     with leases.granting(second, wait=60, notice=notice):
         pass
     thread.join(60)
-    assert len(told) == 1
-    assert "lab first" in told[0]
+    assert len(messages) == 1
+    assert "lab first" in messages[0]
 
 
 def test_a_lab_without_devices_neither_waits_nor_leaves_files(tmp_path: Path) -> None:
@@ -274,7 +278,9 @@ def test_a_lab_whose_locks_cannot_be_made_is_refused(tmp_path: Path) -> None:
 
 
 def test_devices_without_a_pci_address_go_by_their_files() -> None:
-    names = [naming.lease_path("/run/lock", one).name for one in devices("/dev/dri/renderD128", "/dev/accel/accel0")]
+    names = [
+        naming.lease_path("/run/lock", device).name for device in devices("/dev/dri/renderD128", "/dev/accel/accel0")
+    ]
     assert names == ["labctl-dri-renderD128.lock", "labctl-accel-accel0.lock"]
 
 

@@ -1,4 +1,4 @@
-"""The makers' tools, as stand-ins on PATH: what they add, and what is made of their failures."""
+"""The vendors' tools, as stand-ins on PATH: the facts they add, and the handling of their failures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Tool = Callable[..., None]
 
 @pytest.fixture
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
-    """Makes a program of that name that says so and ends with the code; no other tool is found."""
+    """Function that makes a program with this output and exit code; no other tool is on PATH."""
     monkeypatch.setenv("PATH", str(tmp_path))
 
     def make(name: str, out: str, code: int = 0, *, before: str = "") -> None:
@@ -37,8 +37,8 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
     return make
 
 
-def healths(found: tuple[Device, ...]) -> list[str]:
-    return [device.health for device in found]
+def healths(devices: tuple[Device, ...]) -> list[str]:
+    return [device.health for device in devices]
 
 
 @pytest.mark.usefixtures("tool")
@@ -57,8 +57,8 @@ def test_a_gpu_gets_name_memory_and_uuid_by_its_address(tool: Tool) -> None:
 
 def test_a_gpu_without_an_address_goes_by_its_index(tool: Tool) -> None:
     tool("nvidia-smi", HEALTHY)
-    (found,) = describe("nvidia", (Device(id="1", path="/dev/nvidia1"),))
-    assert found.uuid == "GPU-bbbb"
+    (device,) = describe("nvidia", (Device(id="1", path="/dev/nvidia1"),))
+    assert device.uuid == "GPU-bbbb"
 
 
 @pytest.mark.parametrize("cell", ["[Unknown Error]", "[GPU is lost]", "ERR!", "[GPU requires reset]"])
@@ -70,9 +70,9 @@ def test_a_cell_that_is_an_error_is_that_gpus_health(tool: Tool, cell: str) -> N
 def test_a_gpu_that_cannot_even_tell_its_address_is_known_by_its_index(tool: Tool) -> None:
     lost = "1, [GPU is lost], [GPU is lost], [GPU is lost], [GPU is lost], [GPU is lost]\n"
     tool("nvidia-smi", HEALTHY.splitlines(keepends=True)[0] + lost)
-    found = describe("nvidia", GPUS)
-    assert healths(found) == ["", "nvidia-smi: [GPU is lost]"]
-    assert found[1].name == "as the driver says"
+    described = describe("nvidia", GPUS)
+    assert healths(described) == ["", "nvidia-smi: [GPU is lost]"]
+    assert described[1].name == "as the driver says"
 
 
 def test_uncorrected_memory_errors_are_counted(tool: Tool) -> None:
@@ -129,9 +129,9 @@ def test_a_tool_that_is_no_program_is_said(tmp_path: Path) -> None:
 def test_a_gaudi_keeps_what_its_driver_said(tool: Tool) -> None:
     tool("hl-smi", "0, 0000:19:00.0, HL-225, 98304, 01P0-HL2080A0\n")
     card = Device(id="0", path="/dev/accel/accel0", pci="0000:19:00.0", name="GAUDI2", health="driver status: in reset")
-    (found,) = describe("habana", (card,))
-    assert (found.name, found.memory, found.uuid) == ("HL-225", 98304 << 20, "01P0-HL2080A0")
-    assert found.health == card.health
+    (device,) = describe("habana", (card,))
+    assert (device.name, device.memory, device.uuid) == ("HL-225", 98304 << 20, "01P0-HL2080A0")
+    assert device.health == card.health
 
 
 def test_an_intel_card_is_read_from_a_table_with_a_head(tool: Tool) -> None:
@@ -145,6 +145,6 @@ def test_an_intel_card_is_read_from_a_table_with_a_head(tool: Tool) -> None:
         Device(id=node, path=node, pci="0000:4d:00.0"),
         Device(id="/dev/dri/renderD129", path="/dev/dri/renderD129", pci="0000:00:02.0", integrated=True),
     )
-    first, own = describe("intel", cards)
+    first, second = describe("intel", cards)
     assert (first.name, first.memory) == ("Intel(R) Data Center GPU Max 1100", 49152 << 20)
-    assert own == cards[1]
+    assert second == cards[1]

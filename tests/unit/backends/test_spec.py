@@ -19,8 +19,8 @@ from labctl.model import Device, Host, Lab, Secret
 
 def build(tmp_path: Path, text: str = "", accelerator: Any = "cpu", where: Host | None = None) -> Lab:
     (tmp_path / ".env").write_text(text, encoding="utf-8")
-    found = settings.load(tmp_path, {"HOME": "/home/someone"}, {})
-    return spec.build(found, DIRECTORY, accelerator, (where or host(),), capabilities.wanted(found))
+    loaded = settings.load(tmp_path, {"HOME": "/home/someone"}, {})
+    return spec.build(loaded, DIRECTORY, accelerator, (where or host(),), capabilities.wanted(loaded))
 
 
 # --- cores ---------------------------------------------------------------------------------------------------

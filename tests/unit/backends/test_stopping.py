@@ -1,4 +1,4 @@
-"""The reason for which a run is ended."""
+"""The reason for which a run is stopped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from labctl.backends.stopping import RunStopper
 
 
 class Stopper(RunStopper):
-    """Ends no run."""
+    """Stop signal without a run to end."""
 
     def end(self, grace: float) -> None:
         pass
@@ -35,7 +35,7 @@ def test_a_run_that_has_ended_takes_no_reason(stop: Stopper) -> None:
 
 
 def test_a_signal_while_a_reason_is_noted_does_not_hang(stop: Stopper, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A handler runs in the thread that it interrupts: in the middle of ``because`` it calls ``because``."""
+    """Call ``because`` in a signal handler that interrupts ``because`` in the same thread."""
 
     class Interrupted:
         def __init__(self, **_: object) -> None:

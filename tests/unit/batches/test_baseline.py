@@ -32,16 +32,16 @@ def test_figures_of_a_validation_that_passed_are_recorded(tmp_path: Path) -> Non
     path = tmp_path / "baseline.json"
     report = baseline.write(tmp_path, PASSED)
     assert baseline.record(path, report).file == str(path)
-    found = baseline.read(path)
-    assert found
-    assert (found.recorded, found.figures) == (PASSED.started, PASSED.figures)
+    parsed = baseline.read(path)
+    assert parsed
+    assert (parsed.recorded, parsed.figures) == (PASSED.started, PASSED.figures)
 
 
 def test_a_report_is_never_written_over_another(tmp_path: Path) -> None:
-    asked = baseline.new_directory(tmp_path / "out", numbered=False)
-    baseline.write(asked, PASSED)
+    directory = baseline.new_directory(tmp_path / "out", numbered=False)
+    baseline.write(directory, PASSED)
     with pytest.raises(ConfigError, match="has the report of a validation"):
-        baseline.new_directory(asked, numbered=False)
+        baseline.new_directory(directory, numbered=False)
     (tmp_path / "file").touch()
     with pytest.raises(HostError):
         baseline.new_directory(tmp_path / "file", numbered=False)

@@ -1,4 +1,4 @@
-"""Batches with runs that tests make up."""
+"""Batches with simulated runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def lab(tmp_path: Path) -> Lab:
 
 
 def hostfiles(directory: Path, *groups: str) -> Path:
-    """A set with a hostfile for each group, given by the numbers of its workers."""
+    """Write a set with a hostfile for each group, given by its workers' numbers."""
     directory.mkdir(parents=True)
     for number, group in enumerate(groups, start=1):
         text = "".join(f"worker-{worker} slots=1\n" for worker in group)
@@ -205,7 +205,7 @@ def test_a_batch_that_passes_ends_with_zero(lab: Lab, tmp_path: Path) -> None:
 def test_the_ideal_time_is_that_of_the_busiest_node(lab: Lab, tmp_path: Path) -> None:
     batch = planned(lab, hostfiles(tmp_path / "set", "01", "12", "23"))
     times = ((100.0, 110.0), (112.0, 117.0), (118.0, 120.0))
-    jobs = (replace(job, began=one, ended=other) for job, (one, other) in zip(batch.jobs, times, strict=True))
+    jobs = (replace(job, began=began, ended=other) for job, (began, other) in zip(batch.jobs, times, strict=True))
     report = batches.report(tmp_path, replace(batch, jobs=tuple(jobs)))
     assert (report.seconds, report.ideal) == (20, 15)
 
@@ -224,16 +224,16 @@ def test_the_value_of_a_job_is_its_runs_number_of_the_batchs_metric(
     lab: Lab, tmp_path: Path, metrics: dict[str, Any], value: float | None
 ) -> None:
     (job,) = planned(lab, hostfiles(tmp_path / "set", "0")).jobs
-    found = batches.ended(job, "throughput", passed(job, metrics=metrics)).value
-    assert (found, type(found)) == (value, type(value))
+    figure = batches.ended(job, "throughput", passed(job, metrics=metrics)).value
+    assert (figure, type(figure)) == (value, type(value))
 
 
 def test_the_run_of_a_job_is_in_the_record_once_it_is_launched(lab: Lab, tmp_path: Path) -> None:
     def run(job: BatchJob, note: Note) -> Result:
         note(replace(job, run_id="r1"))
-        known = record.load(tmp_path / "out")
-        assert known
-        assert (known.jobs[0].state, known.jobs[0].run_id, known.jobs[0].ended) == ("running", "r1", None)
+        loaded = record.load(tmp_path / "out")
+        assert loaded
+        assert (loaded.jobs[0].state, loaded.jobs[0].run_id, loaded.jobs[0].ended) == ("running", "r1", None)
         return passed(job)
 
     carry_out(tmp_path / "out", planned(lab, hostfiles(tmp_path / "set", "0")), run)
@@ -241,7 +241,7 @@ def test_the_run_of_a_job_is_in_the_record_once_it_is_launched(lab: Lab, tmp_pat
 
 @pytest.fixture
 def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Ctrl-C, once all jobs that can be are started."""
+    """Press Ctrl-C once all jobs that fit are started."""
     waiting = threading.Event()
 
     def wait(*given: Any, **options: Any) -> Any:
@@ -259,7 +259,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def test_ctrl_c_stops_what_runs_and_goes_on_once_that_has_ended(
     lab: Lab, tmp_path: Path, interrupt: Callable[[], None]
 ) -> None:
-    stopped, asked = threading.Event(), list[str]()
+    stopped, requests = threading.Event(), list[str]()
 
     def run(job: BatchJob, note: Note) -> Result:
         note(replace(job, run_id=f"r-{job.nodes[0]}"))
@@ -269,22 +269,22 @@ def test_ctrl_c_stops_what_runs_and_goes_on_once_that_has_ended(
         return passed(job, verdict="ERROR", cause="interrupted")
 
     def stop(run_ids: list[str]) -> None:
-        asked.extend(run_ids)
+        requests.extend(run_ids)
         stopped.set()
 
     batch = planned(lab, hostfiles(tmp_path / "set", "0", "1", "01"))
     with pytest.raises(KeyboardInterrupt):
         carry_out(tmp_path / "out", batch, run, stop)
-    known = record.load(tmp_path / "out")
-    assert known
-    assert [(job.state, job.cause) for job in known.jobs] == [*[("done", "interrupted")] * 2, ("waiting", None)]
-    assert {"r-worker-1"} <= set(asked) <= {"r-worker-0", "r-worker-1"}
+    loaded = record.load(tmp_path / "out")
+    assert loaded
+    assert [(job.state, job.cause) for job in loaded.jobs] == [*[("done", "interrupted")] * 2, ("waiting", None)]
+    assert {"r-worker-1"} <= set(requests) <= {"r-worker-0", "r-worker-1"}
 
 
 def test_a_run_that_is_launched_after_ctrl_c_is_stopped_too(
     lab: Lab, tmp_path: Path, interrupt: Callable[[], None]
 ) -> None:
-    stopped, asked = threading.Event(), list[list[str]]()
+    stopped, requests = threading.Event(), list[list[str]]()
 
     def run(job: BatchJob, note: Note) -> Result:
         interrupt()
@@ -293,12 +293,12 @@ def test_a_run_that_is_launched_after_ctrl_c_is_stopped_too(
         return passed(job, verdict="ERROR", cause="interrupted")
 
     def stop(run_ids: list[str]) -> None:
-        asked.append(run_ids)
+        requests.append(run_ids)
         stopped.set()
 
     with pytest.raises(KeyboardInterrupt):
         carry_out(tmp_path / "out", planned(lab, hostfiles(tmp_path / "set", "0")), run, stop)
-    assert asked == [[], ["late"]]
+    assert requests == [[], ["late"]]
 
 
 def test_what_is_no_error_of_a_job_ends_the_batch_and_what_runs(lab: Lab, tmp_path: Path) -> None:
@@ -388,7 +388,7 @@ def test_a_run_that_was_under_way_is_gone_on_with_from_when_it_began(lab: Lab, t
 
 
 def launched(lab: Lab, run_id: str, batch: Batch, job: BatchJob) -> None:
-    """The record of a run that a batch launched."""
+    """Write the record of a run that a batch launched."""
     folder = lab.directory / "runs" / run_id
     folder.mkdir(parents=True)
     (folder / "started").touch()
@@ -463,7 +463,7 @@ def test_another_batch_is_not_gone_on_with(lab: Lab, tmp_path: Path) -> None:
 
 
 class Runs:
-    """What a job launches and follows: runs that end as said, one after the other."""
+    """Stand-in for runs that a job launches and follows, with planted results in order."""
 
     def __init__(self, lab: Lab, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lab, self.directory = lab, directory

@@ -52,8 +52,8 @@ def test_a_bad_link_is_a_link_and_not_two_nodes(ends: tuple[str, str], speed: fl
 
 def test_a_bad_link_of_1024_nodes_is_found_in_far_fewer_rounds_than_all_pairs_take() -> None:
     results = [score(SCENARIOS["one bad link"], 1024, seed) for seed in range(5)]
-    assert [(one.found, one.wrong) for one in results] == [(1, 0)] * 5
-    assert max(one.rounds for one in results) <= 4 * log2(1024)
+    assert [(score.found, score.wrong) for score in results] == [(1, 0)] * 5
+    assert max(score.rounds for score in results) <= 4 * log2(1024)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 9, 16, 31])
@@ -115,7 +115,7 @@ def test_where_everything_fails_no_node_is_accused(count: int) -> None:
 
 def test_where_no_pair_works_nodes_that_fail_alone_are_still_found() -> None:
     everyone = names(6)
-    links = {(one, other): FAILS for one in everyone for other in everyone if one < other}
+    links = {(first, second): FAILS for first in everyone for second in everyone if first < second}
     diagnosis = solve(Cluster(nodes=everyone, slow={"worker-2": FAILS}, links=links))
     assert accused(diagnosis) == {"worker-2"}
     assert diagnosis.unsure == tuple(node for node in everyone if node != "worker-2")
@@ -124,21 +124,21 @@ def test_where_no_pair_works_nodes_that_fail_alone_are_still_found() -> None:
 
 def test_of_three_nodes_one_that_is_well_alone_is_not_called_good() -> None:
     trio = names(3)
-    links = {(one, other): FAILS for one in trio for other in trio if one < other}
+    links = {(first, second): FAILS for first in trio for second in trio if first < second}
     diagnosis = solve(Cluster(nodes=trio, links=links))
     assert (diagnosis.good, diagnosis.unsure) == ((), trio)
 
 
 def of_bandwidth(count: int, together: float) -> Diagnosis:
-    """What is found of nodes of one rank, of which several have this bandwidth, and one alone has none."""
+    """Diagnose nodes of one rank: groups have this bandwidth, and single nodes have none."""
     steps = diagnose(names(count), minimum=9)
     groups = next(steps)
     while True:
         try:
             groups = steps.send({group: Outcome(together if len(group) > 1 else 0.0) for group in groups})
         except StopIteration as ended:
-            found: Diagnosis = ended.value
-            return found
+            diagnosis: Diagnosis = ended.value
+            return diagnosis
 
 
 @pytest.mark.parametrize("count", [2, 3])

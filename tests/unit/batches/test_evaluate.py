@@ -16,7 +16,7 @@ def run(job: str, names: str, value: float | None, **more: Any) -> Measured:
 
 
 def alone(values: Iterable[float | None]) -> list[Measured]:
-    """A job on one node for each value."""
+    """Build a job on one node for each value."""
     return [run(f"1xN_{number}", f"n{number}", value) for number, value in enumerate(values, 1)]
 
 

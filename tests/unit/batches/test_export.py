@@ -31,7 +31,7 @@ def test_lambdas_csv_of_lambdas_logs_is_the_same_to_the_byte(tmp_path: Path) -> 
 
 
 def test_lambdas_csv_takes_what_lambdas_script_takes(tmp_path: Path) -> None:
-    """The first number with digits on both sides of a point, and hosts of every line with ``slots=`` before it."""
+    """Evaluate a log as the shell script did: the first decimal number, and the hosts before ``slots=``."""
     lines = ("found: 2 slots=4", throughput(7), throughput("nan"), throughput("1.5"), throughput("900.5"), "x slots=1")
     write_log(tmp_path, "1xN_batch0001", ["ml-001"], "slots= Throughput: 3.5 samples/sec", *lines)
     assert lambda_csv(tmp_path).splitlines()[1] == b'"ml-001, slots=, found:",1.5,Fail'

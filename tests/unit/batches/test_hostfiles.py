@@ -68,8 +68,8 @@ def test_groups_are_of_the_size_asked_for_and_of_nodes_of_the_list_each_once(
     assert all(len(set(group)) == size and set(group) <= set(names) for group in made)
     assert len(set(map(frozenset, made))) == len(made)
     used = {name for group in made for name in group}
-    left = {"ring": 0, "all-pairs": 0}.get(pattern, count % size)
-    assert len(names) - len(used) == left
+    remaining = {"ring": 0, "all-pairs": 0}.get(pattern, count % size)
+    assert len(names) - len(used) == remaining
 
 
 @pytest.mark.parametrize(

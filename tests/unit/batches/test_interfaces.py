@@ -30,8 +30,8 @@ def test_what_got_worse_is_named_and_nothing_else() -> None:
 
 
 def test_the_script_runs_here_and_what_it_prints_is_read() -> None:
-    found = interfaces.read(LocalConnection().run(interfaces.SCRIPT).out)
-    assert "lo" not in found
+    parsed = interfaces.read(LocalConnection().run(interfaces.SCRIPT).out)
+    assert "lo" not in parsed
 
 
 def test_another_output_is_refused() -> None:

@@ -15,14 +15,14 @@ from labctl.errors import ConfigError
 FILLER = "[INFO] [logging.py:96:log_dist] [Rank 0] step=20, skipped=12\n" * 2_000
 
 
-def one(directory: Path, pattern: str = "") -> Measured:
+def measured(directory: Path, pattern: str = "") -> Measured:
     (run,) = logs.read(directory, pattern)
     return run
 
 
 def test_a_log_says_its_job_its_nodes_and_its_number(tmp_path: Path) -> None:
     write_log(tmp_path, "2xN_batch0001", ["ml-001", "ml-002"], "starting", throughput(1850.5))
-    assert one(tmp_path) == Measured(
+    assert measured(tmp_path) == Measured(
         directory=str(tmp_path),
         set=tmp_path.name,
         workload="opt-350m_1",
@@ -52,7 +52,7 @@ def test_a_log_says_its_job_its_nodes_and_its_number(tmp_path: Path) -> None:
 def test_the_last_number_counts(tmp_path: Path, lines: list[str], value: float) -> None:
     text = "ml-001 slots=8\n\n" + "".join(f"{line}\n" for line in lines)
     (tmp_path / "a.log").write_bytes(text.encode("utf-8", "surrogateescape"))
-    run = one(tmp_path)
+    run = measured(tmp_path)
     assert (run.value, run.cause, run.message) == (value, "", "")
 
 
@@ -76,7 +76,7 @@ def test_the_last_number_counts(tmp_path: Path, lines: list[str], value: float) 
 )
 def test_a_log_without_a_number_has_none(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "a.log").write_text(f"ml-001 slots=8\n\n{text}", encoding="utf-8")
-    run = one(tmp_path)
+    run = measured(tmp_path)
     assert (run.value, run.cause, run.message) == (None, "no-metric", message)
 
 
@@ -85,7 +85,7 @@ def test_a_number_far_from_the_end_is_found(tmp_path: Path, separator: str) -> N
     behind = FILLER.replace("\n", separator)
     assert len(behind) > logs.TAIL
     write_log(tmp_path, "1xN_batch0001", ["ml-001"], FILLER, f"{throughput(600)}\n{behind}")
-    assert one(tmp_path).value == 600
+    assert measured(tmp_path).value == 600
 
 
 def test_a_line_that_begins_before_the_tail_is_read_whole(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_line_that_begins_before_the_tail_is_read_whole(tmp_path: Path) -> Non
     for cut in range(1, len(number)):
         text = f"{FILLER}{number} is the value\n" + "-\n" * logs.TAIL
         path.write_text(text[: len(FILLER) + cut + logs.TAIL])
-        assert one(tmp_path, r"(\S+) is the value").value == float(number)
+        assert measured(tmp_path, r"(\S+) is the value").value == float(number)
 
 
 @pytest.mark.parametrize(
@@ -112,13 +112,13 @@ def test_a_line_that_begins_before_the_tail_is_read_whole(tmp_path: Path) -> Non
 )
 def test_hosts_are_those_of_the_hostfile_at_the_head(tmp_path: Path, head: str, names: tuple[str, ...]) -> None:
     (tmp_path / "a.log").write_bytes(f"{head}starting: 3 slots=4\n".encode())
-    assert one(tmp_path).names == names
+    assert measured(tmp_path).names == names
 
 
 def test_a_hostfile_of_many_nodes_is_read_whole(tmp_path: Path) -> None:
     hosts = [f"ml-512-node-{number:04}" for number in range(4_000)]
     write_log(tmp_path, "4000xN_batch0001", hosts, throughput(600))
-    assert one(tmp_path).names == tuple(hosts)
+    assert measured(tmp_path).names == tuple(hosts)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_without_a_hostfile_the_name_says_how_many_nodes(
     tmp_path: Path, name: str, workload: str, job: str, size: int | None
 ) -> None:
     (tmp_path / name).write_text("Throughput: 600 samples/sec\n", encoding="utf-8")
-    run = one(tmp_path)
+    run = measured(tmp_path)
     assert (run.workload, run.job, run.size, run.names, run.value) == (workload, job, size, (), 600)
 
 
@@ -155,15 +155,15 @@ def test_a_log_that_cannot_be_read_fails_alone(tmp_path: Path) -> None:
 
 def test_another_pattern_finds_other_numbers(tmp_path: Path) -> None:
     write_log(tmp_path, "1xN_batch0001", ["ml-001"], "step 1 bus 3.5 GB/s", "step 2 bus 4.5 GB/s", throughput(600))
-    run = one(tmp_path, r"^step \d+ bus (\S+)")
+    run = measured(tmp_path, r"^step \d+ bus (\S+)")
     assert (run.value, run.unit) == (4.5, "")
 
 
 def test_a_number_that_the_log_ends_with_may_be_cut(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("value: 12\nvalue: 34", encoding="utf-8")
-    assert one(tmp_path, r"value: (\S+)").value == 12
+    assert measured(tmp_path, r"value: (\S+)").value == 12
     (tmp_path / "a.log").write_text("value: 34", encoding="utf-8")
-    assert one(tmp_path, r"value: (\S+)").message == "`34` at the end of the log may be cut"
+    assert measured(tmp_path, r"value: (\S+)").message == "`34` at the end of the log may be cut"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Profiles: those that come with labctl name what is there, and errors in others name the line."""
+"""Profiles: the built-in ones name existing workloads, and errors in others name the line."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ def test_an_unknown_metric_is_refused_with_its_line(tmp_path: Path) -> None:
 
 
 def test_the_operators_configuration_names_a_profile() -> None:
-    said: list[str] = []
-    assert [profile.configured(word, said.append) for word in ("", "GAUDI", "HCCL")] == ["quick", "gaudi", "quick"]
-    assert said == [
+    messages: list[str] = []
+    assert [profile.configured(word, messages.append) for word in ("", "GAUDI", "HCCL")] == ["quick", "gaudi", "quick"]
+    assert messages == [
         "TEST_CONFIGURATION=HCCL is no profile (cluster, cpu, full, gaudi, intel, nvidia, quick): quick is used"
     ]

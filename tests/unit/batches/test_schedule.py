@@ -12,9 +12,9 @@ NODES = tuple("abcd")
 Jobs = tuple[tuple[str, ...], ...]
 
 
-def jobs(*words: str) -> Jobs:
-    """Jobs by the letters of their nodes."""
-    return tuple(tuple(word) for word in words)
+def jobs(*arguments: str) -> Jobs:
+    """Build jobs from the letters of their nodes."""
+    return tuple(tuple(word) for word in arguments)
 
 
 def test_jobs_on_disjoint_nodes_start_at_once_and_the_others_once_their_nodes_are_free() -> None:
@@ -48,7 +48,7 @@ def test_without_jobs_there_is_nothing_to_wait_for() -> None:
 
 
 def test_a_wide_job_is_overtaken_by_those_of_the_window_and_no_others() -> None:
-    """Single jobs on two nodes that never end at the same time would hold up one on both for ever."""
+    """Hold nodes for a large job: single jobs that end at different times would block it forever."""
     queue = JobQueue((("a",), ("a", "b"), *((NODES[number % 2],) for number in range(1, 1000))))
     started = queue.start()
     assert started == [0, 2]
@@ -67,13 +67,13 @@ def test_a_job_that_waits_does_not_leave_other_nodes_idle() -> None:
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[Jobs, int, list[int]]:
-    """Jobs, how many may run at once (0: any), and which of those that run ends each time."""
+    """Draw jobs, a limit of concurrent ones (0: none), and the job that ends at each step."""
     chosen = draw(st.lists(st.sets(st.sampled_from(NODES), min_size=1), min_size=1, max_size=200))
     return tuple(map(tuple, chosen)), draw(st.integers(0, 4)), draw(st.lists(st.integers(0, 3), min_size=1))
 
 
 def steps(queue: JobQueue, ends: list[int]) -> Iterator[list[int]]:
-    """What starts each time that a job has ended, until none is left."""
+    """Yield the jobs that start after each end of a job, until none is left."""
     number = 0
     while queue:
         yield queue.start()

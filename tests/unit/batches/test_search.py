@@ -1,4 +1,4 @@
-"""The search for bad nodes, round by round, with runs that somebody else makes up."""
+"""The search for bad nodes, round by round, with simulated runs."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def lab(directory: Path, nodes: int = 4) -> Lab:
     return builders.lab(nodes, directory=directory)
 
 
-def running(speed: Speed, seen: list[list[tuple[str, ...]]]) -> Callable[[Path], Batch]:
-    """Runs of which each has this speed in all; None for one that fails."""
+def running(speed: Speed, rounds: list[list[tuple[str, ...]]]) -> Callable[[Path], Batch]:
+    """Build runs of these total speeds; None for a failing run."""
 
     def run(folder: Path) -> Batch:
         paths = sorted(folder.glob("hostfile_*"))
         groups = [tuple(name for name, _ in hostfile.parse(path.read_text(), str(path))) for path in paths]
-        seen.append(groups)
+        rounds.append(groups)
         jobs = tuple(job(path.name, group, speed(group)) for path, group in zip(paths, groups, strict=True))
         return Batch(workload="opt", lab="demo", metric="throughput", timeout=9, began=0, jobs=jobs)
 
@@ -51,10 +51,10 @@ def job(name: str, nodes: tuple[str, ...], value: float | None) -> BatchJob:
     )
 
 
-def found(directory: Path, speed: Speed, seen: list[list[tuple[str, ...]]], nodes: int = 8) -> Diagnosis:
+def diagnosed(directory: Path, speed: Speed, rounds: list[list[tuple[str, ...]]], nodes: int = 8) -> Diagnosis:
     of = lab(directory, nodes)
     names = tuple(node.name for node in of.nodes)
-    return search.search(of, names, directory / "out", running(speed, seen), within=0.1, minimum=None)
+    return search.search(of, names, directory / "out", running(speed, rounds), within=0.1, minimum=None)
 
 
 @pytest.mark.parametrize(("metric", "least"), [("throughput", 25), ("busbw", 100)])
@@ -70,17 +70,17 @@ def test_only_the_metric_that_runs_are_compared_by_is_searched_by(why: str, sign
 
 
 def test_a_slow_node_is_found_by_rounds_of_hostfiles(tmp_path: Path) -> None:
-    seen: list[list[tuple[str, ...]]] = []
-    diagnosis = found(tmp_path, lambda group: len(group) * (50 if "worker-5" in group else 100), seen)
+    rounds: list[list[tuple[str, ...]]] = []
+    diagnosis = diagnosed(tmp_path, lambda group: len(group) * (50 if "worker-5" in group else 100), rounds)
     assert [(bad.node, bad.kind, bad.figure) for bad in diagnosis.bad] == [("worker-5", "slow", 0.5)]
-    assert len(seen) == diagnosis.rounds
-    for groups in seen:
+    assert len(rounds) == diagnosis.rounds
+    for groups in rounds:
         named = [node for group in groups for node in group]
         assert len(named) == len(set(named))
 
 
 def test_a_failing_node_is_found_with_its_cause(tmp_path: Path) -> None:
-    diagnosis = found(tmp_path, lambda group: None if "worker-0" in group else 100.0 * len(group), [])
+    diagnosis = diagnosed(tmp_path, lambda group: None if "worker-0" in group else 100.0 * len(group), [])
     (bad,) = diagnosis.bad
     assert (bad.node, bad.kind) == ("worker-0", "failing")
     assert {run.why for run in bad.runs} == {"rank-crashed"}

@@ -1,4 +1,4 @@
-"""A validation from nothing to a report and back to nothing, with hosts and runs that are made up."""
+"""A validation from setup to report to removal, with fictitious hosts and runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Value = Callable[[Check, Group], float | None]
 
 
 class Cluster:
-    """Four hosts, red0 to red3, with a node each; ``calls`` is what was done to them, in order."""
+    """Four hosts, red0 to red3, with a node each; ``calls`` records the actions in order."""
 
     def __init__(self, value: Value | None = None, **given: Any) -> None:
         self.value = value or (lambda _, group: 100.0 * len(group))
@@ -53,9 +53,9 @@ class Cluster:
         return DoctorReport(self.findings)
 
     def on_hosts(
-        self, script: str, words: tuple[str, ...], _seconds: float
+        self, script: str, arguments: tuple[str, ...], _seconds: float
     ) -> tuple[dict[str, CompletedProcess], dict[str, HostError]]:
-        self.scripts.append((script, words))
+        self.scripts.append((script, arguments))
         hosts = [f"red{number}" for number in range(4)]
         if "network interfaces" in script:
             self.calls.append("network")
@@ -113,28 +113,28 @@ class Cluster:
         return validate("demo", profile, self, lambda _: None, **given)
 
 
-def code(found: Validation) -> int:
-    return ValidationReport(validation=found, page="", data="").exit_code
+def code(validation: Validation) -> int:
+    return ValidationReport(validation=validation, page="", data="").exit_code
 
 
-def step(found: Validation, name: str) -> StepResult:
-    return next(one for one in found.steps if one.name == name)
+def step(validation: Validation, name: str) -> StepResult:
+    return next(step for step in validation.steps if step.name == name)
 
 
-def statuses(found: Validation) -> dict[str, str]:
-    return {one.name: one.status for one in found.steps}
+def statuses(validation: Validation) -> dict[str, str]:
+    return {step.name: step.status for step in validation.steps}
 
 
-def verdicts(found: Validation) -> dict[str, str]:
-    return {one.node: one.verdict for one in found.nodes}
+def verdicts(validation: Validation) -> dict[str, str]:
+    return {node.node: node.verdict for node in validation.nodes}
 
 
 def test_a_good_cluster_passes_and_nothing_is_left() -> None:
     cluster = Cluster()
-    found = cluster.validate()
-    assert (found.verdict, code(found), found.message) == ("PASS", 0, "All 4 nodes are good.")
-    assert set(statuses(found).values()) == {"passed"}
-    assert set(verdicts(found).values()) == {"good"}
+    validation = cluster.validate()
+    assert (validation.verdict, code(validation), validation.message) == ("PASS", 0, "All 4 nodes are good.")
+    assert set(statuses(validation).values()) == {"passed"}
+    assert set(verdicts(validation).values()) == {"good"}
     assert cluster.calls == [
         "doctor",
         "network",
@@ -150,39 +150,45 @@ def test_a_good_cluster_passes_and_nothing_is_left() -> None:
 def test_a_lab_that_does_not_come_up_is_not_checked_and_is_removed() -> None:
     broken = error("LAB-ENGINE-001", "Docker does not answer", "no lab", "systemctl start docker", node="red0")
     cluster = Cluster(findings=(broken,), refuses=HostError("Docker does not answer", hint="labctl doctor"))
-    found = cluster.validate()
-    assert (found.verdict, code(found)) == ("ERROR", 3)
-    assert (step(found, "doctor").status, step(found, "doctor").advice) == ("failed", "systemctl start docker")
-    assert (step(found, "memory").status, step(found, "memory").message) == ("skipped", "the lab did not come up")
+    validation = cluster.validate()
+    assert (validation.verdict, code(validation)) == ("ERROR", 3)
+    assert (step(validation, "doctor").status, step(validation, "doctor").advice) == (
+        "failed",
+        "systemctl start docker",
+    )
+    assert (step(validation, "memory").status, step(validation, "memory").message) == (
+        "skipped",
+        "the lab did not come up",
+    )
     assert cluster.calls[-1] == "down"
 
 
 def test_a_host_that_is_not_reached_is_named_and_the_others_are_checked() -> None:
     cluster = Cluster(dead=("worker-2",))
-    found = cluster.validate()
-    assert (found.verdict, code(found)) == ("FAIL", 5)
-    assert verdicts(found) == {**dict.fromkeys(NAMES, "good"), "worker-2": "not reached"}
+    validation = cluster.validate()
+    assert (validation.verdict, code(validation)) == ("FAIL", 5)
+    assert verdicts(validation) == {**dict.fromkeys(NAMES, "good"), "worker-2": "not reached"}
     assert "memory: worker-0 worker-1 worker-3" in cluster.calls
-    assert found.message == "worker-2 is not reached: red2 is off."
+    assert validation.message == "worker-2 is not reached: red2 is off."
 
 
 def test_a_slow_node_is_named_once_it_was_slow_twice() -> None:
     cluster = Cluster(lambda check, group: 80.0 if check is MEMORY and group == ("worker-2",) else 100.0 * len(group))
-    found = cluster.validate()
+    validation = cluster.validate()
     assert "memory-again: worker-2" in cluster.calls
-    assert verdicts(found) == {**dict.fromkeys(NAMES, "good"), "worker-2": "slow"}
-    assert "rate 80 GB/s, not >= 90 GB/s (10 % below the median of 4), twice" in found.message
+    assert verdicts(validation) == {**dict.fromkeys(NAMES, "good"), "worker-2": "slow"}
+    assert "rate 80 GB/s, not >= 90 GB/s (10 % below the median of 4), twice" in validation.message
     advice = "take red2 out of use by a line in drained.txt, and look at worker-2: labctl doctor -n worker-2"
-    assert found.nodes[2].advice == advice
-    assert code(found) == 5
+    assert validation.nodes[2].advice == advice
+    assert code(validation) == 5
 
 
 def test_of_two_nodes_the_slower_is_named() -> None:
     cluster = Cluster(
         lambda check, group: 80.0 if check is MEMORY and group == ("worker-1",) else 100.0, dead=NAMES[2:]
     )
-    found = cluster.validate()
-    assert "rate 80 GB/s, not >= 90 GB/s (10 % below the better of 2), twice" in found.nodes[1].evidence[0]
+    validation = cluster.validate()
+    assert "rate 80 GB/s, not >= 90 GB/s (10 % below the better of 2), twice" in validation.nodes[1].evidence[0]
 
 
 def test_what_doctor_finds_only_in_a_running_lab_is_evidence_and_what_it_found_before_is_said_once() -> None:
@@ -195,14 +201,14 @@ def test_what_doctor_finds_only_in_a_running_lab_is_evidence_and_what_it_found_b
             return DoctorReport(reports.pop(0))
 
     cluster = Later()
-    found = cluster.validate()
-    assert step(found, "nodes").message.startswith("2 errors, ")
-    assert {node: verdicts(found)[node] for node in NAMES[:3]} == {
+    validation = cluster.validate()
+    assert step(validation, "nodes").message.startswith("2 errors, ")
+    assert {node: verdicts(validation)[node] for node in NAMES[:3]} == {
         "worker-0": "failing",
         "worker-1": "failing",
         "worker-2": "good",
     }
-    assert found.nodes[0].evidence == ("LAB-CLOCK-001: 300 s ahead",)
+    assert validation.nodes[0].evidence == ("LAB-CLOCK-001: 300 s ahead",)
     assert "train: worker-2+worker-3" in cluster.calls
 
 
@@ -214,16 +220,16 @@ def test_what_up_mends_is_no_evidence() -> None:
         def doctor(self) -> DoctorReport:
             return DoctorReport(reports.pop(0))
 
-    found = Mended().validate()
-    assert (found.verdict, set(verdicts(found).values())) == ("PASS", {"good"})
-    assert step(found, "doctor").message.endswith("is stopped; `up` mended it")
+    validation = Mended().validate()
+    assert (validation.verdict, set(verdicts(validation).values())) == ("PASS", {"good"})
+    assert step(validation, "doctor").message.endswith("is stopped; `up` mended it")
 
 
 def test_a_check_that_fails_on_all_nodes_accuses_none_and_the_next_one_runs() -> None:
     cluster = Cluster(lambda check, group: None if check is MEMORY else 100.0 * len(group))
-    found = cluster.validate()
-    assert set(verdicts(found).values()) == {"unsure"}
-    assert (step(found, "memory").status, step(found, "train").status) == ("failed", "passed")
+    validation = cluster.validate()
+    assert set(verdicts(validation).values()) == {"unsure"}
+    assert (step(validation, "memory").status, step(validation, "train").status) == ("failed", "passed")
     assert "train: worker-0+worker-1+worker-2+worker-3" in cluster.calls
 
 
@@ -233,34 +239,34 @@ def test_a_search_in_which_no_run_was_good_failed() -> None:
         lambda check, _: 60.0 if check is TRAIN else 100.0,
         diagnosis=replace(NOTHING_BAD, good=(), unsure=NAMES, note=note),
     )
-    found = cluster.validate()
-    assert (step(found, "bisect train").status, step(found, "bisect train").message) == (
+    validation = cluster.validate()
+    assert (step(validation, "bisect train").status, step(validation, "bisect train").message) == (
         "failed",
         f"{note} (7 runs in 3 rounds)",
     )
-    assert not any("drained" in one.advice for one in found.nodes)
+    assert not any("drained" in node.advice for node in validation.nodes)
 
 
 def test_a_profile_of_an_accelerator_fails_where_there_is_none() -> None:
     checks = (replace(MEMORY, needs_devices=True), TRAIN)
-    found = Cluster().validate(replace(PLAIN, checks=checks, needs_devices=True))
-    assert (found.verdict, step(found, "memory").status) == ("FAIL", "failed")
-    assert step(found, "memory").message == "the nodes have no accelerator"
+    validation = Cluster().validate(replace(PLAIN, checks=checks, needs_devices=True))
+    assert (validation.verdict, step(validation, "memory").status) == ("FAIL", "failed")
+    assert step(validation, "memory").message == "the nodes have no accelerator"
 
 
 def test_a_node_that_is_slow_only_once_is_good() -> None:
     values = iter((100.0, 50.0, 100.0, 100.0, 100.0, 400.0))
-    found = Cluster(lambda *_: next(values)).validate()
-    assert (found.verdict, step(found, "memory").status) == ("PASS", "passed")
-    assert step(found, "memory").message.endswith("worker-1 passed when run again")
+    validation = Cluster(lambda *_: next(values)).validate()
+    assert (validation.verdict, step(validation, "memory").status) == ("PASS", "passed")
+    assert step(validation, "memory").message.endswith("worker-1 passed when run again")
 
 
 def test_a_failing_node_takes_no_part_in_what_follows() -> None:
     cluster = Cluster(lambda _, group: None if "worker-1" in group else 100.0 * len(group))
-    found = cluster.validate()
-    assert verdicts(found)["worker-1"] == "failing"
+    validation = cluster.validate()
+    assert verdicts(validation)["worker-1"] == "failing"
     assert "train: worker-0+worker-2+worker-3" in cluster.calls
-    assert step(found, "train").status == "passed"
+    assert step(validation, "train").status == "passed"
 
 
 def test_what_is_slow_together_is_bisected() -> None:
@@ -270,22 +276,24 @@ def test_what_is_slow_together_is_bisected() -> None:
         lambda check, _: 60.0 if check is TRAIN else 100.0,
         diagnosis=replace(NOTHING_BAD, bad=(bad,), links=(link,), good=NAMES[:3]),
     )
-    found = cluster.validate()
+    validation = cluster.validate()
     assert "bisect train: worker-0 worker-1 worker-2 worker-3" in cluster.calls
     (why,) = cluster.suspicions
     assert (why.metric, why.bound and why.bound.value) == ("throughput", 100)
-    assert verdicts(found) == {**dict.fromkeys(NAMES, "good"), "worker-3": "slow"}
-    assert "50 % of the median" in found.nodes[3].evidence[0]
-    assert [(one.a, one.b, one.verdict) for one in found.links] == [("worker-0", "worker-1", "failing")]
-    assert step(found, "bisect train").message.startswith("worker-3 is slow, the link worker-0 - worker-1 is failing")
+    assert verdicts(validation) == {**dict.fromkeys(NAMES, "good"), "worker-3": "slow"}
+    assert "50 % of the median" in validation.nodes[3].evidence[0]
+    assert [(link.a, link.b, link.verdict) for link in validation.links] == [("worker-0", "worker-1", "failing")]
+    assert step(validation, "bisect train").message.startswith(
+        "worker-3 is slow, the link worker-0 - worker-1 is failing"
+    )
 
 
 def test_a_failed_run_is_bisected_by_runs_alone() -> None:
     cluster = Cluster(lambda check, _: None if check is TRAIN else 100.0)
-    found = cluster.validate()
+    validation = cluster.validate()
     assert cluster.suspicions == [Suspicion()]
-    assert step(found, "bisect train").message == "no node or link alone is bad (7 runs in 3 rounds)"
-    assert found.message.startswith("step train failed: 1 of 1 runs")
+    assert step(validation, "bisect train").message == "no node or link alone is bad (7 runs in 3 rounds)"
+    assert validation.message.startswith("step train failed: 1 of 1 runs")
 
 
 def test_a_metric_without_a_number_is_no_pass() -> None:
@@ -295,28 +303,28 @@ def test_a_metric_without_a_number_is_no_pass() -> None:
         def job(self, check: Check, group: Group) -> JobOutcome:
             return replace(super().job(check, group), metrics={})
 
-    found = Mute().validate(replace(PLAIN, checks=(wrong,)))
-    assert step(found, "memory").status == "failed"
+    validation = Mute().validate(replace(PLAIN, checks=(wrong,)))
+    assert step(validation, "memory").status == "failed"
 
 
 def test_figures_carry_their_threshold_and_its_source() -> None:
     limit = Limit(metric="throughput", min=127, source="a data sheet")
-    found = Cluster().validate(replace(PLAIN, checks=(replace(TRAIN, limits=(limit,)),)))
-    (figure,) = (one for one in found.figures if one.step == "train")
+    validation = Cluster().validate(replace(PLAIN, checks=(replace(TRAIN, limits=(limit,)),)))
+    (figure,) = (figure for figure in validation.figures if figure.step == "train")
     assert figure == Figure(
         step="train", what="throughput", value=400, unit="GB/s", limit=">= 127 GB/s", passed=True, source="a data sheet"
     )
 
 
-def baseline_of(profile: Profile, *known: Figure) -> Baseline:
-    """The baseline that a validation of all nodes would have recorded."""
+def baseline_of(profile: Profile, *figures: Figure) -> Baseline:
+    """Build the baseline that a validation of all nodes would record."""
     return Baseline(
         lab="demo",
         profile="plain",
         recorded="2026-11-20T10:00:00Z",
         checks={check.name: digest(check) for check in profile.checks},
         hosts={node: f"red{number}" for number, node in enumerate(NAMES)},
-        figures=known,
+        figures=figures,
     )
 
 
@@ -324,8 +332,8 @@ def test_a_node_is_compared_with_what_its_own_host_did() -> None:
     figures = [Figure(step="memory", what="rate", node=node, value=200, unit="GB/s", passed=None) for node in NAMES]
     recorded = baseline_of(PLAIN, *figures)
     moved = replace(recorded, hosts={**recorded.hosts, "worker-3": "blue0"})
-    found = Cluster(lambda *_: 199.0).validate(baseline=moved)
-    assert [one.source for one in found.figures if one.step == "memory"] == [
+    validation = Cluster(lambda *_: 199.0).validate(baseline=moved)
+    assert [figure.source for figure in validation.figures if figure.step == "memory"] == [
         *["10 % below the baseline of 2026-11-20"] * 3,
         "10 % below the median of 4",
     ]
@@ -334,11 +342,11 @@ def test_a_node_is_compared_with_what_its_own_host_did() -> None:
 @pytest.mark.parametrize(("value", "verdict"), [(91.0, "PASS"), (89.0, "FAIL")])
 def test_figures_are_compared_with_the_baseline(value: float, verdict: str) -> None:
     profile = replace(PLAIN, checks=(replace(MEMORY, nodes="all"),))
-    known = Figure(step="memory", what="rate", value=100, unit="GB/s", passed=None)
-    recorded = baseline_of(profile, known)
-    found = Cluster(lambda *_: value).validate(profile, baseline=recorded)
-    assert found.verdict == verdict
-    assert found.figures[-1].source == "10 % below the baseline of 2026-11-20"
+    reference = Figure(step="memory", what="rate", value=100, unit="GB/s", passed=None)
+    recorded = baseline_of(profile, reference)
+    validation = Cluster(lambda *_: value).validate(profile, baseline=recorded)
+    assert validation.verdict == verdict
+    assert validation.figures[-1].source == "10 % below the baseline of 2026-11-20"
     # Of fewer nodes together it says nothing, and neither of another check with the same name.
     other = replace(profile, checks=(replace(profile.checks[0], workload="other"),))
     assert Cluster(lambda *_: value).validate(other, baseline=recorded).figures[-1].source == ""
@@ -348,26 +356,28 @@ def test_figures_are_compared_with_the_baseline(value: float, verdict: str) -> N
 
 def test_latency_is_better_when_lower() -> None:
     check = replace(MEMORY, limits=(Limit(metric="latency", lower_is_better=True),))
-    found = Cluster(lambda _, group: 20.0 if group == ("worker-0",) else 10.0).validate(replace(PLAIN, checks=(check,)))
-    assert verdicts(found)["worker-0"] == "slow"
-    assert found.figures[-1].limit == "<= 11 GB/s"
+    validation = Cluster(lambda _, group: 20.0 if group == ("worker-0",) else 10.0).validate(
+        replace(PLAIN, checks=(check,))
+    )
+    assert verdicts(validation)["worker-0"] == "slow"
+    assert validation.figures[-1].limit == "<= 11 GB/s"
 
 
 def test_interfaces_are_counted_before_and_after() -> None:
     counts = {"red1": [UP, "eth0 mlx5_core down 0 -1\n"]}
     cluster = Cluster(interfaces=lambda host: counts[host].pop(0) if host in counts else UP)
-    found = cluster.validate(replace(PLAIN, network=Network(up=1)))
-    assert (step(found, "network").status, step(found, "network after").status) == ("passed", "failed")
-    assert step(found, "network after").message == "red1: eth0 went down"
-    assert verdicts(found)["worker-1"] == "failing"
+    validation = cluster.validate(replace(PLAIN, network=Network(up=1)))
+    assert (step(validation, "network").status, step(validation, "network after").status) == ("passed", "failed")
+    assert step(validation, "network after").message == "red1: eth0 went down"
+    assert verdicts(validation)["worker-1"] == "failing"
 
 
 def test_too_few_interfaces_are_named_with_their_host() -> None:
-    found = Cluster(interfaces=lambda host: UP if host != "red0" else "eth0 mlx5_core down 0 -1\n").validate(
+    validation = Cluster(interfaces=lambda host: UP if host != "red0" else "eth0 mlx5_core down 0 -1\n").validate(
         replace(PLAIN, network=Network(up=1))
     )
-    assert step(found, "network").message == "red0: 0 of 1 interfaces up; eth0 is down"
-    assert found.figures[0].limit == ">= 1 interfaces"
+    assert step(validation, "network").message == "red0: 0 of 1 interfaces up; eth0 is down"
+    assert validation.figures[0].limit == ">= 1 interfaces"
 
 
 HOOKS = (
@@ -379,12 +389,12 @@ HOOKS = (
 
 def test_hooks_run_on_every_host_in_order_and_are_checked() -> None:
     cluster = Cluster()
-    found = cluster.validate(replace(PLAIN, hooks=HOOKS), operator=Operator(l3_enabled=True))
+    validation = cluster.validate(replace(PLAIN, hooks=HOOKS), operator=Operator(l3_enabled=True))
     hooks = ["# set-up: command", "# set-up: check", "# qualify: command", "# set-up: command", "# set-up: check"]
     assert cluster.calls[1:7] == [*hooks, "network"]
-    assert [one.name for one in found.steps[1:4]] == ["set-up", "qualify", "set-up again"]
-    script, words = cluster.scripts[0]
-    assert (script.splitlines()[1:], words) == (
+    assert [step.name for step in validation.steps[1:4]] == ["set-up", "qualify", "set-up again"]
+    script, arguments = cluster.scripts[0]
+    assert (script.splitlines()[1:], arguments) == (
         ['export L3_ENABLED="$1" SKIP_NETWORK_SETUP="$2"', "ports --up"],
         ("true", "false"),
     )
@@ -392,30 +402,30 @@ def test_hooks_run_on_every_host_in_order_and_are_checked() -> None:
 
 def test_the_operator_may_skip_the_set_up_of_the_network() -> None:
     cluster = Cluster()
-    found = cluster.validate(replace(PLAIN, hooks=HOOKS), operator=Operator(skip_network_setup=True))
-    assert [one.status for one in found.steps[1:4]] == ["skipped", "passed", "skipped"]
+    validation = cluster.validate(replace(PLAIN, hooks=HOOKS), operator=Operator(skip_network_setup=True))
+    assert [step.status for step in validation.steps[1:4]] == ["skipped", "passed", "skipped"]
     assert [call for call in cluster.calls if call.startswith("#")] == ["# qualify: command"]
 
 
 def test_a_hook_that_fails_names_the_host() -> None:
     cluster = Cluster(code=lambda script, host: int("check" in script and host == "red3"))
-    found = cluster.validate(replace(PLAIN, hooks=HOOKS[:1]))
-    assert step(found, "set-up").message == "1 of 4 hosts: red3: check failed with exit code 1: no such card"
-    assert verdicts(found)["worker-3"] == "failing"
+    validation = cluster.validate(replace(PLAIN, hooks=HOOKS[:1]))
+    assert step(validation, "set-up").message == "1 of 4 hosts: red3: check failed with exit code 1: no such card"
+    assert verdicts(validation)["worker-3"] == "failing"
     assert "memory: worker-0 worker-1 worker-2" in cluster.calls
 
 
 def test_a_profile_of_which_no_check_can_run_here_is_no_pass() -> None:
-    found = Cluster().validate(replace(PLAIN, checks=(replace(MEMORY, needs_devices=True),)))
-    assert (found.verdict, set(verdicts(found).values())) == ("FAIL", {"unsure"})
-    assert found.message.startswith("worker-0 is unsure: no run on it passed")
+    validation = Cluster().validate(replace(PLAIN, checks=(replace(MEMORY, needs_devices=True),)))
+    assert (validation.verdict, set(verdicts(validation).values())) == ("FAIL", {"unsure"})
+    assert validation.message.startswith("worker-0 is unsure: no run on it passed")
 
 
 def test_a_threshold_that_all_nodes_miss_is_doubted_before_the_nodes() -> None:
     limit = Limit(metric="rate", min=1000, source="a data sheet")
-    found = Cluster().validate(replace(PLAIN, checks=(replace(MEMORY, limits=(limit,)),)))
-    assert set(verdicts(found).values()) == {"slow"}
-    assert {one.advice for one in found.nodes} == {
+    validation = Cluster().validate(replace(PLAIN, checks=(replace(MEMORY, limits=(limit,)),)))
+    assert set(verdicts(validation).values()) == {"slow"}
+    assert {node.advice for node in validation.nodes} == {
         "look at the workload or threshold of memory, and at what the nodes share, before any of them"
     }
 
@@ -423,16 +433,16 @@ def test_a_threshold_that_all_nodes_miss_is_doubted_before_the_nodes() -> None:
 def test_a_trouble_of_this_machine_is_named_and_its_nodes_are_checked() -> None:
     class Here(Cluster):
         def status(self) -> LabStatus:
-            found = super().status()
-            return replace(found, nodes=tuple(replace(node, host="local") for node in found.nodes))
+            observed = super().status()
+            return replace(observed, nodes=tuple(replace(node, host="local") for node in observed.nodes))
 
     trouble = error("LAB-DISK-001", "1 GB free", "", "", node="local")
     cluster = Here(lambda _, group: None if group == ("worker-1",) else 100.0 * len(group), findings=(trouble,))
-    found = cluster.validate()
+    validation = cluster.validate()
     assert "memory: worker-0 worker-1 worker-2 worker-3" in cluster.calls
-    assert verdicts(found) == {**dict.fromkeys(NAMES, "good"), "worker-1": "failing", "local": "failing"}
+    assert verdicts(validation) == {**dict.fromkeys(NAMES, "good"), "worker-1": "failing", "local": "failing"}
     # No list takes a node of one machine out of use.
-    assert found.nodes[1].advice == "look at worker-1: labctl doctor -n worker-1"
+    assert validation.nodes[1].advice == "look at worker-1: labctl doctor -n worker-1"
 
 
 def test_settings_that_no_lab_can_be_brought_up_with_end_it_at_once() -> None:
@@ -451,9 +461,9 @@ def test_ctrl_c_removes_the_lab_and_reports() -> None:
         raise KeyboardInterrupt
 
     cluster = Cluster(interrupted)
-    found = cluster.validate()
-    assert (found.verdict, code(found)) == ("ERROR", 130)
-    assert statuses(found) == {
+    validation = cluster.validate()
+    assert (validation.verdict, code(validation)) == ("ERROR", 130)
+    assert statuses(validation) == {
         "doctor": "passed",
         "network": "passed",
         "up": "passed",
@@ -477,16 +487,16 @@ def test_a_bug_still_removes_the_lab() -> None:
 
 
 def test_what_is_left_after_the_clean_up_is_named() -> None:
-    found = Cluster(left=[(), ("container labctl-demo-worker-1-1 on red1",)]).validate()
-    assert step(found, "clean-up").status == "failed"
-    assert "labctl-demo-worker-1-1 on red1" in step(found, "clean-up").message
-    assert code(found) == 5
+    validation = Cluster(left=[(), ("container labctl-demo-worker-1-1 on red1",)]).validate()
+    assert step(validation, "clean-up").status == "failed"
+    assert "labctl-demo-worker-1-1 on red1" in step(validation, "clean-up").message
+    assert code(validation) == 5
 
 
 def test_a_lab_that_was_up_stays_up() -> None:
     cluster = Cluster(left=[("container labctl-demo-launcher-1 on red0",)])
-    found = cluster.validate()
-    assert (step(found, "clean-up").status, code(found)) == ("skipped", 0)
+    validation = cluster.validate()
+    assert (step(validation, "clean-up").status, code(validation)) == ("skipped", 0)
     assert "down" not in cluster.calls
 
 
@@ -503,6 +513,6 @@ def test_pairs_have_each_node() -> None:
 
 
 def test_checks_of_devices_are_skipped_without_any() -> None:
-    found = Cluster().validate(replace(PLAIN, checks=(replace(MEMORY, needs_devices=True), TRAIN)))
-    assert statuses(found)["memory"] == "skipped"
-    assert found.verdict == "PASS"
+    validation = Cluster().validate(replace(PLAIN, checks=(replace(MEMORY, needs_devices=True), TRAIN)))
+    assert statuses(validation)["memory"] == "skipped"
+    assert validation.verdict == "PASS"

@@ -1,4 +1,4 @@
-"""A lab in one file: what goes in, what stays here, and that nothing is changed by a file that is not whole."""
+"""A lab in one file: its content, exclusions, and incomplete files, which change nothing."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ LAB_SHM_SIZE=1g # with the token: hf_{CANARY.replace("-", "0")}
 
 @pytest.fixture(autouse=True)
 def _engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine that saves one image, and loads whatever it is given."""
+    """An engine that saves one image, and records loaded images."""
     made = image_archive(tmp_path / "saved.tar", NAME, [b"l" * 3000])
 
     def run(argv: Any, **_: object) -> CompletedProcess:
@@ -71,7 +71,7 @@ def _engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Path:
-    """A lab directory with something of everything."""
+    """A lab directory with all kinds of files."""
     files = {
         ".env": ENV,
         "hosts.txt": "h1\nh2\n",
@@ -125,11 +125,11 @@ def file(lab: Path, tmp_path: Path) -> Path:
 
 
 def unpacked(file: Path, directory: Path, *, force: bool = False) -> list[str]:
-    """Unpack the lab; the files that were written."""
+    """Unpack the lab; return the files written."""
     whole = load.checked(file, lambda _: None)
-    wanted = load.of_lab(whole, whole.below("lab")[".env"], directory, force=force)
-    load.write(wanted, directory)
-    return [str(path.relative_to(directory)) for path in wanted]
+    selected = load.of_lab(whole, whole.below("lab")[".env"], directory, force=force)
+    load.write(selected, directory)
+    return [str(path.relative_to(directory)) for path in selected]
 
 
 def tree(directory: Path) -> dict[str, str]:
@@ -163,13 +163,13 @@ def test_the_lab_comes_out_as_it_went_in_less_keys_and_secrets(lab: Path, file: 
         next((f"# {key}: left out of the bundle" for key in hidden if line.startswith(key)), line)
         for line in ENV.split("\n")
     ]
-    expected[12:15] = [f"# {what}: left out of the bundle" for what in ("line 13", "line 14", "LAB_SHM_SIZE")]
+    expected[12:15] = [f"# {subject}: left out of the bundle" for subject in ("line 13", "line 14", "LAB_SHM_SIZE")]
     assert env.split("\n") == expected
 
 
 def test_what_is_left_out_is_said(lab: Path, tmp_path: Path) -> None:
-    said = save.save_bundle(context(lab), tmp_path / "lab.bundle")
-    assert {one.path: one.reason for one in said.excluded} == {
+    saved = save.save_bundle(context(lab), tmp_path / "lab.bundle")
+    assert {exclusion.path: exclusion.reason for exclusion in saved.excluded} == {
         ".env: HF_TOKEN": "a secret",
         ".env: LAB_ENV_API_KEY": "a secret",
         ".env: LAB_PIP_INDEX_URL": "a secret",
@@ -195,10 +195,10 @@ def test_what_the_labs_image_is_made_of_goes_along(lab: Path, tmp_path: Path) ->
     (lab / "image/patches/apply.sh").touch(0o755)
     (lab / "requirements.txt").write_text("nltk\n")
     (lab / ".env").write_text(f"{ENV}LAB_DOCKERFILE=image/Dockerfile\nLAB_REQUIREMENTS=requirements.txt\n")
-    asked = packages.tag(NAME, packages.of(context(lab).settings()))
-    assert save.save_bundle(context(lab), tmp_path / "lab.bundle").images == (asked,)
+    tag = packages.tag(NAME, packages.of(context(lab).settings()))
+    assert save.save_bundle(context(lab), tmp_path / "lab.bundle").images == (tag,)
     unpacked(tmp_path / "lab.bundle", tmp_path / "out")
-    assert packages.tag(NAME, packages.of(context(tmp_path / "out").settings())) == asked
+    assert packages.tag(NAME, packages.of(context(tmp_path / "out").settings())) == tag
 
 
 @pytest.mark.parametrize("name", ["/etc/image/Dockerfile", "Dockerfile", "../image/Dockerfile", "runs/1/Dockerfile"])
@@ -207,8 +207,10 @@ def test_a_dockerfile_elsewhere_stays_and_is_said(name: str, lab: Path) -> None:
     (lab / "compose.override.yml").write_text("services: {}\n")
     (lab / ".lab/nodes/worker-0/override.yml").write_text("services: {}\n")
     entries, excluded = save.of_lab(lab, secrets=False)
-    assert not [one.name for one in entries if any(word in one.name for word in ("ocker", "requirements", "override"))]
-    reasons = {one.path: one.reason for one in excluded}
+    assert not [
+        member.name for member in entries if any(word in member.name for word in ("ocker", "requirements", "override"))
+    ]
+    reasons = {exclusion.path: exclusion.reason for exclusion in excluded}
     assert reasons[name] == "not in a folder of the lab directory"
     assert reasons["~/requirements.txt"] == "not in the lab directory"
     assert "compose.override.yml" in reasons
@@ -220,7 +222,7 @@ def test_what_else_is_in_the_cache_stays_and_is_said(lab: Path, cache: Path, tmp
     (cache / ".ssh").mkdir()
     (cache / ".ssh/config").write_text("x")
     saved = save.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), tmp_path / "lab.bundle", cache=True)
-    assert {one.path: one.reason for one in saved.excluded if str(cache) in one.path} == {
+    assert {exclusion.path: exclusion.reason for exclusion in saved.excluded if str(cache) in exclusion.path} == {
         f"{cache}/{name}": "only datasets/ and huggingface/ of a cache go along" for name in (".ssh", "mnist")
     }
     assert all(name.startswith("huggingface/") for name in Bundle(tmp_path / "lab.bundle").below("cache"))
@@ -304,7 +306,7 @@ def test_a_file_that_was_cut_off_changes_nothing(file: Path, tmp_path: Path) -> 
 
 
 def contents_of(file: Path) -> Iterator[int]:
-    """A place within each member."""
+    """Yield an offset within each member."""
     with tarfile.open(file) as tar:
         yield from (member.offset_data + member.size // 2 for member in tar if member.size)
 
@@ -332,7 +334,7 @@ ABOUT = {"lab": "x", "written": "today", "labctl": "1", "images": [NAME], "left_
 
 
 @pytest.mark.parametrize(
-    ("about", "files", "said"),
+    ("about", "files", "message"),
     [
         (ABOUT, {}, "holds no .env"),
         ({}, {"lab/.env": b""}, "does not say which lab"),
@@ -344,13 +346,13 @@ ABOUT = {"lab": "x", "written": "today", "labctl": "1", "images": [NAME], "left_
     ],
 )
 def test_a_whole_bundle_of_no_lab_is_said(
-    tmp_path: Path, about: dict[str, Any], files: dict[str, bytes], said: str
+    tmp_path: Path, about: dict[str, Any], files: dict[str, bytes], message: str
 ) -> None:
     path = image_archive(tmp_path / "odd", NAME, [b"l"])
     with BundleWriter(path, about) as sealer:
         for name, content in files.items():
             sealer.add(name, content)
-    with pytest.raises((ConfigError, HostError), match=said):
+    with pytest.raises((ConfigError, HostError), match=message):
         load.load_bundle(context(tmp_path / "out"), path)
     assert not (tmp_path / "out").exists()
 
@@ -457,7 +459,7 @@ def test_headers_that_cannot_be_are_damage(tmp_path: Path, header: dict[str, str
 
 
 def crafted(path: Path, members: dict[str, bytes], env: str = "LAB_NAME=x\n") -> Path:
-    """A whole bundle that no `bundle save` wrote."""
+    """Write a complete bundle without `bundle save`."""
     with BundleWriter(image_archive(path, NAME, [b"l"]), ABOUT) as sealer:
         for name, content in {"lab/.env": env.encode(), **members}.items():
             sealer.add(name, content)
@@ -466,7 +468,7 @@ def crafted(path: Path, members: dict[str, bytes], env: str = "LAB_NAME=x\n") ->
 
 @pytest.fixture
 def loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loads:
-    """Loads a bundle into ``out``, with a home of its own; the images go nowhere."""
+    """Load a bundle into ``out``, with a separate home; images are not loaded."""
     monkeypatch.setattr(load, "hand_out", lambda *_: {})
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
@@ -488,10 +490,10 @@ def test_the_cache_goes_where_its_reader_has_one_and_not_where_the_bundle_says(l
     env = f"LAB_NAME=x\nexport HOST_CACHE_PATH={theirs}\n"
     file = crafted(tmp_path / "odd", {"cache/huggingface/hub/b": b"weights"}, env)
     loaded, files, _ = loads(file)
-    own = tmp_path / "home/.cache/labctl"
+    folder = tmp_path / "home/.cache/labctl"
     assert tree(theirs) == {}
-    assert tree(own) == {"huggingface/hub/b": "weights"}
-    assert (loaded.cache, loaded.cache_files) == (str(own), 1)
+    assert tree(folder) == {"huggingface/hub/b": "weights"}
+    assert (loaded.cache, loaded.cache_files) == (str(folder), 1)
     # The lab is to find it there.
     assert files[".env"] == "LAB_NAME=x\n# HOST_CACHE_PATH: this machine's own\n"
 
@@ -515,8 +517,8 @@ def test_a_bundle_does_not_choose_which_directories_of_this_machine_containers_s
     file = crafted(tmp_path / "odd", {}, env)
     _, files, warned = loads(file)
     assert {entry.key for entry in dotenv.parse(files[".env"], ".env")} == {"LAB_NAME"}
-    found = settings.load(tmp_path / "out", {"HOME": str(tmp_path / "home")}, {})
-    assert found.text("HOST_CACHE_PATH") == str(tmp_path / "home/.cache/labctl")
+    loaded = settings.load(tmp_path / "out", {"HOME": str(tmp_path / "home")}, {})
+    assert loaded.text("HOST_CACHE_PATH") == str(tmp_path / "home/.cache/labctl")
     assert len(warned) == 1
     assert "HOST_CACHE_PATH, HOST_REPO_PATH, HOST_OPTIMUM_HABANA_PATH, LAB_MOUNTS" in warned[0]
     (tmp_path / "out/.env").unlink()
@@ -535,8 +537,8 @@ def test_only_models_and_data_go_into_a_cache(loads: Loads, tmp_path: Path) -> N
     assert tree(tmp_path / "home") == {".cache/labctl/datasets/d": "x"}
     assert ".ssh/authorized_keys" in warned[0]
     host = FakeHost(tmp_path / "rack", "h1")
-    found = context(tmp_path).settings()
-    assert load.send_cache(load.checked(file, lambda _: None), found, {"h1": host}, lambda _: None) == {}
+    loaded = context(tmp_path).settings()
+    assert load.send_cache(load.checked(file, lambda _: None), loaded, {"h1": host}, lambda _: None) == {}
     assert [name for name in tree(host.home) if name.endswith((".pth", "authorized_keys"))] == []
 
 
@@ -629,12 +631,12 @@ def test_node_directories_that_were_rendered_since_stay(file: Path, tmp_path: Pa
 def test_the_cache_goes_along_and_what_is_there_stays(lab: Path, cache: Path, tmp_path: Path) -> None:
     file = tmp_path / "lab.bundle"
     save.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
-    there = tmp_path / "there"
-    (there / "huggingface/hub/models--m/blobs").mkdir(parents=True)
-    (there / "huggingface/hub/models--m/blobs/b").write_text("kept")
+    remote = tmp_path / "there"
+    (remote / "huggingface/hub/models--m/blobs").mkdir(parents=True)
+    (remote / "huggingface/hub/models--m/blobs/b").write_text("kept")
     whole = load.checked(file, lambda _: None)
-    load.write(load.of_cache(whole, there), there)
-    assert tree(there) == {
+    load.write(load.of_cache(whole, remote), remote)
+    assert tree(remote) == {
         "huggingface/hub/models--m/blobs/b": "kept",
         "huggingface/hub/models--m/snapshots/1/model": "../../blobs/b",
     }
@@ -653,14 +655,14 @@ def test_hosts_get_what_they_lack_of_the_cache(lab: Path, cache: Path, tmp_path:
     file = tmp_path / "lab.bundle"
     save.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
     whole = load.checked(file, lambda _: None)
-    found = context(lab, HOST_CACHE_PATH="~/my cache").settings()
+    loaded = context(lab, HOST_CACHE_PATH="~/my cache").settings()
     hosts = {name: FakeHost(tmp_path / "rack", name) for name in ("h1", "h2")}
-    assert load.send_cache(whole, found, hosts, lambda _: None) == {}
+    assert load.send_cache(whole, loaded, hosts, lambda _: None) == {}
     sent = hosts["h1"].sent
     expected = {name: text for name, text in tree(cache).items() if name not in STAYS}
     for host in hosts.values():
         assert tree(host.home / "my cache") == expected
-    assert load.send_cache(whole, found, hosts, lambda _: None) == {}
+    assert load.send_cache(whole, loaded, hosts, lambda _: None) == {}
     assert hosts["h1"].sent == sent
 
 
@@ -669,9 +671,9 @@ def test_a_host_that_cannot_take_the_cache_harms_no_other(lab: Path, cache: Path
     save.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
     hosts = {name: FakeHost(tmp_path / "rack", name) for name in ("h1", "h2")}
     (hosts["h1"].home / "c").write_text("a file")
-    found = context(lab, HOST_CACHE_PATH="~/c").settings()
-    failures = load.send_cache(load.checked(file, lambda _: None), found, hosts, lambda _: None)
-    assert {name: one.node for name, one in failures.items()} == {"h1": "h1"}
+    loaded = context(lab, HOST_CACHE_PATH="~/c").settings()
+    failures = load.send_cache(load.checked(file, lambda _: None), loaded, hosts, lambda _: None)
+    assert {name: error.node for name, error in failures.items()} == {"h1": "h1"}
     assert "h1: cannot use its cache c: " in failures["h1"].message
     assert (hosts["h2"].home / "c/huggingface").is_dir()
 
@@ -688,8 +690,8 @@ def test_hosts_that_share_a_cache_may_unpack_into_it_at_once(lab: Path, cache: P
     for host in hosts.values():
         (host.home / "c").symlink_to(shared)
     shared.mkdir()
-    found = context(lab, HOST_CACHE_PATH="~/c").settings()
-    assert load.send_cache(whole, found, hosts, lambda _: None) == {}
+    loaded = context(lab, HOST_CACHE_PATH="~/c").settings()
+    assert load.send_cache(whole, loaded, hosts, lambda _: None) == {}
     assert tree(shared) == {name: text for name, text in tree(cache).items() if name not in STAYS}
     assert list(shared.glob(".labctl-coming*")) == []
 
@@ -714,8 +716,8 @@ def test_a_hosts_cache_is_not_filled_through_its_links(lab: Path, cache: Path, t
     (host.home / "c").mkdir()
     outside.mkdir()
     (host.home / "c/huggingface").symlink_to(outside)
-    found = context(lab, HOST_CACHE_PATH="~/c").settings()
-    failures = load.send_cache(load.checked(file, lambda _: None), found, {"h1": host}, lambda _: None)
+    loaded = context(lab, HOST_CACHE_PATH="~/c").settings()
+    failures = load.send_cache(load.checked(file, lambda _: None), loaded, {"h1": host}, lambda _: None)
     assert "huggingface is a link" in failures["h1"].message
     assert list(outside.iterdir()) == []
 

@@ -38,7 +38,7 @@ def test_a_narrow_terminal_shows_less_in_one_line(width: int, expected: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("progress", "expected"),
     [
         (Progress(), "running  1:05 of 2:00:00"),
         (Progress(step=7), "step 7  1:05 of 2:00:00"),
@@ -48,8 +48,8 @@ def test_a_narrow_terminal_shows_less_in_one_line(width: int, expected: str) -> 
         (Progress(step=9, steps=8, seconds_left=0.0), f"step 9/8  {'━' * 30}  0:00 left"),
     ],
 )
-def test_what_a_run_does_not_say_is_not_shown(found: Progress, expected: str) -> None:
-    assert progress_text(found, 65, 7200, 80) == expected
+def test_what_a_run_does_not_say_is_not_shown(progress: Progress, expected: str) -> None:
+    assert progress_text(progress, 65, 7200, 80) == expected
 
 
 def test_a_name_from_a_workload_moves_no_cursor() -> None:
@@ -77,7 +77,7 @@ def test_lines_are_printed_above_the_bar_which_is_gone_at_the_end() -> None:
 
 @contextmanager
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """A terminal as standard error; yields what its owner reads."""
+    """A terminal as standard error; yields the end that reads its output."""
     master, slave = pty.openpty()
     with open(slave, "w", encoding="utf-8") as stream:  # noqa: PTH123
         monkeypatch.setattr("sys.stderr", stream)
@@ -99,18 +99,18 @@ def test_a_terminal_that_cannot_and_a_document_have_no_bar(
 def test_a_terminal_has_a_bar_and_lines_above_it_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
-    seen = b""
+    screen = b""
     with terminal(monkeypatch) as master:
         output = Output()
         with output.showing(lambda: FOUND, 0, 60):
-            while b"1:30 left" not in seen:
-                seen += os.read(master, 4096)
+            while b"1:30 left" not in screen:
+                screen += os.read(master, 4096)
             output.event(Event("line", "from a rank"))
             output.event(Event("warning", "disk is full"))
         output.note("after")
-        while b"after" not in seen:
-            seen += os.read(master, 4096)
-    lines = seen.decode().replace(ERASE, "\x00")
+        while b"after" not in screen:
+            screen += os.read(master, 4096)
+    lines = screen.decode().replace(ERASE, "\x00")
     assert re.findall(r"\x00([^\x00\r]*)\r\n", lines) == [
         "\x1b[2m  | \x1b[0mfrom a rank", "\x1b[33mwarning:\x1b[0m disk is full", "after"
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""`labctl hostfiles` and `labctl batch` as people and scripts meet them; no engine answers here."""
+"""`labctl hostfiles` and `labctl batch` on the command line, without an engine."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_set_is_written_and_what_is_left_over_is_named(labctl: Labctl) -> None:
     labctl.write("nodes.txt", "".join(f"ml-{number:03} slots=8\n" for number in range(1, 8)))
-    said = labctl("hostfiles", "nodes.txt", "--size", "2")
+    answer = labctl("hostfiles", "nodes.txt", "--size", "2")
     directory = labctl.directory / "hostfiles/7nodes_2xN"
-    assert (said.code, said.err) == (0, "")
-    assert said.out == "hostfiles/7nodes_2xN: 3 hostfiles of 2 nodes\nleft over: ml-007 (in no hostfile)\n"
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out == "hostfiles/7nodes_2xN: 3 hostfiles of 2 nodes\nleft over: ml-007 (in no hostfile)\n"
     assert sorted(path.name for path in directory.iterdir()) == [f"hostfile_2xN_batch000{n}" for n in (1, 2, 3)]
     assert (directory / "hostfile_2xN_batch0003").read_text() == "ml-005 slots=8\nml-006 slots=8\n"
 
 
 def test_one_node_is_one_node(labctl: Labctl) -> None:
     labctl.write("nodes.txt", "ml-001 slots=8\n")
-    said = labctl("hostfiles", "nodes.txt", "--size", "1")
-    assert said.out == "hostfiles/1node_1xN: 1 hostfile of 1 node\n"
+    answer = labctl("hostfiles", "nodes.txt", "--size", "1")
+    assert answer.out == "hostfiles/1node_1xN: 1 hostfile of 1 node\n"
 
 
 def test_a_set_as_json_has_its_files_and_what_is_left_over(labctl: Labctl) -> None:
@@ -106,31 +106,31 @@ def test_a_list_or_a_set_that_cannot_be_is_refused(
     labctl: Labctl, text: str, options: tuple[str, ...], message: str
 ) -> None:
     labctl.write("nodes.txt", text)
-    said = labctl("hostfiles", "nodes.txt", *options)
-    assert (said.code, said.out) == (2, "")
-    assert message in said.err
+    answer = labctl("hostfiles", "nodes.txt", *options)
+    assert (answer.code, answer.out) == (2, "")
+    assert message in answer.err
     assert not (labctl.directory / "hostfiles").exists()
 
 
 def test_a_list_that_is_not_there_is_named(labctl: Labctl) -> None:
-    said = labctl("hostfiles", "none.txt", "--size", "1")
-    assert (said.code, "none.txt: no such file" in said.err) == (2, True)
+    answer = labctl("hostfiles", "none.txt", "--size", "1")
+    assert (answer.code, "none.txt: no such file" in answer.err) == (2, True)
 
 
 def test_other_hostfiles_are_kept(labctl: Labctl) -> None:
     labctl.write("nodes.txt", "a slots=1\nb slots=1\n")
     for _ in range(2):
         assert labctl("hostfiles", "nodes.txt", "--size", "1", "--out", "o").code == 0
-    said = labctl("hostfiles", "nodes.txt", "--size", "2", "--out", "o")
-    assert said.code == 2
-    assert "o/hostfile_1xN_batch0001 is not of this set" in said.err
+    answer = labctl("hostfiles", "nodes.txt", "--size", "2", "--out", "o")
+    assert answer.code == 2
+    assert "o/hostfile_1xN_batch0001 is not of this set" in answer.err
 
 
 def test_where_no_directory_can_be_made_is_named(labctl: Labctl) -> None:
     labctl.write("nodes.txt", "a slots=1\n")
-    said = labctl("hostfiles", "nodes.txt", "--size", "1", "--out", "nodes.txt")
-    assert said.code == 3
-    assert "cannot write nodes.txt: File exists" in said.err
+    answer = labctl("hostfiles", "nodes.txt", "--size", "1", "--out", "nodes.txt")
+    assert answer.code == 3
+    assert "cannot write nodes.txt: File exists" in answer.err
 
 
 # --- batch ---------------------------------------------------------------------------------------------------
@@ -158,22 +158,22 @@ def hostfiles(labctl: Labctl, *groups: str) -> str:
 )
 def test_a_batch_that_cannot_be_is_refused(labctl: Labctl, arguments: tuple[str, ...], message: str) -> None:
     hostfiles(labctl, "0", "1")
-    said = labctl("batch", *arguments)
-    assert (said.code, said.out) == (2, "")
-    assert message in said.err
+    answer = labctl("batch", *arguments)
+    assert (answer.code, answer.out) == (2, "")
+    assert message in answer.err
 
 
 def test_a_hostfile_with_an_unknown_node_is_refused_before_anything_is_written(labctl: Labctl) -> None:
-    said = labctl("batch", "hello", hostfiles(labctl, "0", "7"), "--out", "o")
-    assert said.code == 2
-    assert re.search(r"hostfile_2: lab demo has no node `worker-7`", said.err)
+    answer = labctl("batch", "hello", hostfiles(labctl, "0", "7"), "--out", "o")
+    assert answer.code == 2
+    assert re.search(r"hostfile_2: lab demo has no node `worker-7`", answer.err)
     assert not (labctl.directory / "o").exists()
 
 
 def test_where_no_engine_answers_nothing_is_recorded(labctl: Labctl) -> None:
-    said = labctl("batch", "hello", hostfiles(labctl, "0"), "--out", "o")
-    assert (said.code, said.out) == (3, "")
-    assert "Docker Engine does not answer" in said.err
+    answer = labctl("batch", "hello", hostfiles(labctl, "0"), "--out", "o")
+    assert (answer.code, answer.out) == (3, "")
+    assert "Docker Engine does not answer" in answer.err
     assert not (labctl.directory / "o").exists()
 
 
@@ -181,7 +181,7 @@ Change = Callable[[Batch], None]
 
 
 def done(batch: Batch, *ends: dict[str, Any]) -> Batch:
-    """The batch with jobs that ended so, one after the other in ten seconds each."""
+    """Build the batch with jobs that ended so, in ten seconds each, one after the other."""
     jobs = (
         replace(job, state="done", run_id=f"r{number}", began=100.0 + 10 * number, ended=110.0 + 10 * number, **end)
         for number, (job, end) in enumerate(zip(batch.jobs, ends, strict=True))
@@ -196,7 +196,7 @@ LOST = {"verdict": "ERROR", "cause": "node-lost", "exit_code": 4, "message": "wo
 
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch, labctl: Labctl) -> Callable[..., None]:
-    """Have `batch` run jobs that end so."""
+    """Let `batch` run jobs with these ends."""
 
     def set_ends(*ends: dict[str, Any]) -> None:
         def run_jobs(*given: Any, **_: object) -> Batch:
@@ -217,16 +217,16 @@ def ends(monkeypatch: pytest.MonkeyPatch, labctl: Labctl) -> Callable[..., None]
 
 def test_a_batch_is_told_line_by_line_and_then_as_a_timeline(labctl: Labctl, ends: Callable[..., None]) -> None:
     ends(PASS, FAIL, LOST)
-    said = labctl("batch", "hello", hostfiles(labctl, "0", "1", "01"), "--out", "o")
-    assert said.code == 5
-    assert said.err.splitlines() == [
+    answer = labctl("batch", "hello", hostfiles(labctl, "0", "1", "01"), "--out", "o")
+    assert answer.code == 5
+    assert answer.err.splitlines() == [
         "1 on worker-0: running, run r0",
         "1 on worker-0: PASS, throughput 1,234 samples/s, 10 s",
         "2 on worker-1: FAIL (criteria): too slow",
         "3 on worker-0, worker-1: ERROR (node-lost): worker-1: gone",
     ]
     assert (
-        said.out
+        answer.out
         == """\
 JOB  REPEAT  NODES              TIME (0 to 30 s)                          SECONDS  THROUGHPUT  VERDICT  CAUSE
 1    1       worker-0           #############...........................  10       1,234       PASS     -
@@ -242,17 +242,17 @@ files o
 
 def test_a_batch_that_passes_ends_with_zero(labctl: Labctl, ends: Callable[..., None]) -> None:
     ends(PASS, PASS)
-    said = labctl("batch", "hello", hostfiles(labctl, "0"), "--repeat", "2")
-    assert said.code == 0
-    assert "1 (2) on worker-0: PASS" in said.err
-    assert said.out.splitlines()[-1] == "files output/set_hello"
+    answer = labctl("batch", "hello", hostfiles(labctl, "0"), "--repeat", "2")
+    assert answer.code == 0
+    assert "1 (2) on worker-0: PASS" in answer.err
+    assert answer.out.splitlines()[-1] == "files output/set_hello"
 
 
 def test_a_batch_as_json_is_one_document_with_every_job(labctl: Labctl, ends: Callable[..., None]) -> None:
     ends(PASS, FAIL)
-    said = labctl("batch", "hello", hostfiles(labctl, "0", "1"), "--out", "o", "--json")
-    document = said.document
-    assert said.code == 5
+    answer = labctl("batch", "hello", hostfiles(labctl, "0", "1"), "--out", "o", "--json")
+    document = answer.document
+    assert answer.code == 5
     assert (document["passed"], document["failed"], document["seconds"], document["ideal"]) == (1, 1, 20, 10)
     assert (document["batch"]["workload"], document["batch"]["unit"]) == ("hello", "samples/s")
     assert [(job["job"], job["verdict"], job["cause"], job["value"]) for job in document["batch"]["jobs"]] == [
@@ -266,9 +266,9 @@ def test_ctrl_c_says_how_to_go_on(labctl: Labctl, ends: Callable[..., None], mon
         raise KeyboardInterrupt
 
     monkeypatch.setattr(batches, "run_jobs", interrupted)
-    said = labctl("batch", "hello", hostfiles(labctl, "0"), "--out", "o")
-    assert said.code == 130
-    assert "stopped by Ctrl-C\nhint: --resume goes on with the batch" in said.err
+    answer = labctl("batch", "hello", hostfiles(labctl, "0"), "--out", "o")
+    assert answer.code == 130
+    assert "stopped by Ctrl-C\nhint: --resume goes on with the batch" in answer.err
     again = labctl("batch", "hello", "hostfiles/set", "--out", "o")
     assert (again.code, "o has the record of a batch" in again.err) == (2, True)
 
@@ -278,9 +278,9 @@ def test_a_batch_that_is_done_is_told_again_with_resume(
 ) -> None:
     ends(PASS)
     labctl("batch", "hello", hostfiles(labctl, "0"), "--out", "o")
-    known = record.load(labctl.directory / "o")
-    assert known
-    record.create(labctl.directory / "o", done(known, PASS))
+    loaded = record.load(labctl.directory / "o")
+    assert loaded
+    record.create(labctl.directory / "o", done(loaded, PASS))
 
     def run_jobs(*given: Any, **_: object) -> Batch:
         return batches.carry_out(given[3], given[4], never, never, given[5])
@@ -289,9 +289,9 @@ def test_a_batch_that_is_done_is_told_again_with_resume(
         raise AssertionError("a job that is done runs again")
 
     monkeypatch.setattr(batches, "run_jobs", run_jobs)
-    said = labctl("batch", "hello", "hostfiles/set", "--out", "o", "--resume")
-    assert said.code == 0
-    assert "1 passed, 0 failed in 10 s" in said.out
+    answer = labctl("batch", "hello", "hostfiles/set", "--out", "o", "--resume")
+    assert answer.code == 0
+    assert "1 passed, 0 failed in 10 s" in answer.out
 
 
 def job(number: int, **changes: Any) -> BatchJob:

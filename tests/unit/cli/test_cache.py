@@ -1,4 +1,4 @@
-"""What `labctl cache` prints of the hosts that it fills."""
+"""Output of `labctl cache` about the hosts that it fills."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def test_a_dry_run_says_what_is_to_be_fetched_before_it_is_sent() -> None:
 
 
 def test_without_hosts_there_is_nothing_to_fill(labctl: Labctl) -> None:
-    said = labctl("cache", "--hosts")
-    assert said.code == 2
-    assert "--hosts: LAB_HOSTS is not set" in said.err
+    answer = labctl("cache", "--hosts")
+    assert answer.code == 2
+    assert "--hosts: LAB_HOSTS is not set" in answer.err
 
 
 def test_a_cache_with_nothing_in_it_fills_no_host(labctl: Labctl) -> None:
     (labctl.directory / "cache").mkdir()
     (labctl.directory / "hosts.txt").write_text("red\n")
     labctl.env(f"LAB_HOSTS=hosts.txt\nHOST_CACHE_PATH={labctl.directory}/cache\n")
-    said = labctl("cache", "--hosts")
-    assert said.code == 3
-    assert f"HOST_CACHE_PATH {labctl.directory}/cache has nothing to send" in said.err
+    answer = labctl("cache", "--hosts")
+    assert answer.code == 3
+    assert f"HOST_CACHE_PATH {labctl.directory}/cache has nothing to send" in answer.err

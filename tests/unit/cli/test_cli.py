@@ -1,4 +1,4 @@
-"""The command line as people and scripts meet it: words, streams and exit codes. No command here needs an engine."""
+"""The command line: arguments, streams and exit codes, without an engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from support.builders import container
-from support.commandline import Labctl, Said
+from support.commandline import Completed, Labctl
 
 from labctl import cli, flows, naming
 from labctl.backends.docker.attach import jupyter, session, target
@@ -37,7 +37,7 @@ SECONDS = 30
 
 @pytest.fixture
 def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No engine answers; the SDK is not asked, as it leaves open the socket that it could not connect."""
+    """Make the engine unreachable, without the SDK, which leaks sockets that fail to connect."""
 
     def fail(*_: object) -> None:
         raise HostError("Docker Engine does not answer")
@@ -49,9 +49,9 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_help_lists_every_command_and_the_exit_codes(labctl: Labctl) -> None:
-    said = labctl("--help")
-    assert (said.code, said.err) == (0, "")
-    assert re.findall(r"^  ([a-z0-9]+) ", said.out, re.MULTILINE) == list(cli.COMMANDS)
+    answer = labctl("--help")
+    assert (answer.code, answer.err) == (0, "")
+    assert re.findall(r"^  ([a-z0-9]+) ", answer.out, re.MULTILINE) == list(cli.COMMANDS)
     for code in (
         "0 pass",
         "2 usage",
@@ -61,7 +61,7 @@ def test_help_lists_every_command_and_the_exit_codes(labctl: Labctl) -> None:
         "124 time",
         "130 interrupted",
     ):
-        assert code in re.sub(r"\s+", " ", said.out)
+        assert code in re.sub(r"\s+", " ", answer.out)
 
 
 def test_the_shells_completion_knows_commands_and_workloads(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,41 +78,41 @@ def test_help_has_many_doors(labctl: Labctl, arguments: list[str]) -> None:
 
 
 def test_version_is_the_packages(labctl: Labctl) -> None:
-    assert labctl("--version") == Said(0, f"labctl {version('labctl')}\n", "")
+    assert labctl("--version") == Completed(0, f"labctl {version('labctl')}\n", "")
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_every_command_explains_itself(labctl: Labctl, command: str) -> None:
-    said = labctl(command, "--help")
-    assert (said.code, said.err) == (0, "")
-    assert "Usage: labctl" in said.out
-    assert command in said.out
+    answer = labctl(command, "--help")
+    assert (answer.code, answer.err) == (0, "")
+    assert "Usage: labctl" in answer.out
+    assert command in answer.out
 
 
 @pytest.mark.parametrize("arguments", [["frobnicate"], ["--frobnicate"], ["up", "--frobnicate"], ["run"]])
 def test_what_no_command_takes_is_usage(labctl: Labctl, arguments: list[str]) -> None:
-    said = labctl(*arguments)
-    assert (said.code, said.out) == (2, "")
-    assert "Traceback" not in said.err
+    answer = labctl(*arguments)
+    assert (answer.code, answer.out) == (2, "")
+    assert "Traceback" not in answer.err
 
 
 @pytest.mark.parametrize("port", ["0", "70000", "-1"])
 def test_a_port_that_cannot_be_is_usage(labctl: Labctl, port: str) -> None:
-    said = labctl("jupyter", "--port", port)
-    assert said.code == 2
-    assert "--port" in said.err
+    answer = labctl("jupyter", "--port", port)
+    assert answer.code == 2
+    assert "--port" in answer.err
 
 
 def test_a_run_to_go_on_from_that_a_variable_left_empty_is_no_new_run(labctl: Labctl) -> None:
-    said = labctl("run", "hello", "--resume", "")
-    assert (said.code, "--resume names no run" in said.err) == (2, True)
+    answer = labctl("run", "hello", "--resume", "")
+    assert (answer.code, "--resume names no run" in answer.err) == (2, True)
 
 
 @pytest.mark.parametrize("arguments", [["run", "--json"], ["up", "--frobnicate", "--json"]])
 def test_usage_errors_with_json_are_one_document_too(labctl: Labctl, arguments: list[str]) -> None:
-    said = labctl(*arguments)
-    assert said.code == 2
-    assert said.document["error"]["kind"]
+    answer = labctl(*arguments)
+    assert answer.code == 2
+    assert answer.document["error"]["kind"]
 
 
 def test_the_installed_program_answers() -> None:
@@ -136,15 +136,15 @@ BAD_SETTINGS = {
 def test_bad_settings_say_file_line_and_what_to_do(labctl: Labctl, case: str, command: list[str]) -> None:
     text, reason, hint = BAD_SETTINGS[case]
     labctl.env(f"{text}\n")
-    said = labctl(*command)
+    answer = labctl(*command)
     line = 2 + len(text.splitlines())
-    assert said.code == 2
-    assert said.out == ""
-    assert f".env:{line}: " in said.err
-    assert reason in said.err
-    assert hint in said.err
-    assert said.err.startswith("error: ")
-    assert "Traceback" not in said.err
+    assert answer.code == 2
+    assert answer.out == ""
+    assert f".env:{line}: " in answer.err
+    assert reason in answer.err
+    assert hint in answer.err
+    assert answer.err.startswith("error: ")
+    assert "Traceback" not in answer.err
 
 
 @pytest.mark.parametrize(
@@ -156,10 +156,10 @@ def test_bad_settings_say_file_line_and_what_to_do(labctl: Labctl, case: str, co
 )
 def test_a_bad_name_or_accelerator_says_file_and_line(labctl: Labctl, text: str, where: str) -> None:
     (labctl.directory / ".env").write_text(text)
-    said = labctl("render", "--json")
-    assert said.code == 2
-    assert said.document["error"]["message"].startswith(where)
-    assert said.document["error"]["kind"] == "config"
+    answer = labctl("render", "--json")
+    assert answer.code == 2
+    assert answer.document["error"]["message"].startswith(where)
+    assert answer.document["error"]["kind"] == "config"
 
 
 @pytest.mark.parametrize(
@@ -173,15 +173,15 @@ def test_a_bad_name_or_accelerator_says_file_and_line(labctl: Labctl, text: str,
 )
 def test_a_bad_hostfile_says_file_and_line(labctl: Labctl, text: str, reason: str) -> None:
     (labctl.directory / "hosts").write_text(text)
-    said = labctl("run", "hello", "--hostfile", "hosts", "--dry-run")
-    assert said.code == 2
-    assert f"hosts{reason}" in said.err
+    answer = labctl("run", "hello", "--hostfile", "hosts", "--dry-run")
+    assert answer.code == 2
+    assert f"hosts{reason}" in answer.err
 
 
 def test_a_hostfile_that_is_not_there_is_never_a_local_run(labctl: Labctl) -> None:
-    said = labctl("run", "hello", "--hostfile", "nowhere", "--dry-run")
-    assert said.code == 2
-    assert "nowhere" in said.err
+    answer = labctl("run", "hello", "--hostfile", "nowhere", "--dry-run")
+    assert answer.code == 2
+    assert "nowhere" in answer.err
 
 
 DECLARED = """
@@ -242,9 +242,9 @@ def test_what_cannot_be_run_as_asked_is_refused_and_nothing_is_launched(labctl: 
         labctl.write(name, text)
     if case.startswith("slots"):
         labctl.env(f"HOST_CACHE_PATH={cache}\nLAB_SLOTS=2\n")
-    said = labctl("run", "hello", *options)
-    assert said.code == 2, said
-    assert reason in said.err
+    answer = labctl("run", "hello", *options)
+    assert answer.code == 2, answer
+    assert reason in answer.err
     assert not (labctl.directory / "runs").exists()
 
 
@@ -254,10 +254,10 @@ def test_keys_and_options_that_labctl_does_not_know_are_passed_on_with_a_warning
     declared = DECLARED.lstrip().replace("bf16:", "shiny: {level: 9}, bf16:").replace("inputs:", "#")
     labctl.workload(declared)
     changes = ["--set", "deepspeed.zero_optimization.stages=2", "--launcher-arg=--bind_cores"]
-    said = labctl("run", "hello", "--dry-run", *changes)
-    assert said.code == 0, said
-    assert " --bind_cores " in said.out
-    assert [line for line in said.err.splitlines() if line != "warning: Docker Engine does not answer"] == [
+    answer = labctl("run", "hello", "--dry-run", *changes)
+    assert answer.code == 0, answer
+    assert " --bind_cores " in answer.out
+    assert [line for line in answer.err.splitlines() if line != "warning: Docker Engine does not answer"] == [
         "warning: deepspeed option `--bind_cores` is unknown to labctl and passed on as it is; "
         "did you mean `--bind_core_list`?",
         "warning: --set: DeepSpeed 0.19 has no key `shiny` and ignores it",
@@ -266,18 +266,18 @@ def test_keys_and_options_that_labctl_does_not_know_are_passed_on_with_a_warning
 
 
 def test_an_unknown_workload_says_where_the_nearest_is(labctl: Labctl) -> None:
-    said = labctl("run", "helo", "--json")
-    assert said.code == 2
-    assert said.document["error"]["message"] == "no workload `helo`"
-    assert re.match(r"the nearest is `hello` \(workloads/hello/workload\.yml:\d+\)", said.document["error"]["hint"])
+    answer = labctl("run", "helo", "--json")
+    assert answer.code == 2
+    assert answer.document["error"]["message"] == "no workload `helo`"
+    assert re.match(r"the nearest is `hello` \(workloads/hello/workload\.yml:\d+\)", answer.document["error"]["hint"])
 
 
 def test_a_bad_declaration_says_file_and_line(labctl: Labctl) -> None:
     labctl.workload("describe: x\nlauncher: deepspeed\nscrpt: hello.py\n")
-    said = labctl("run", "hello")
-    assert said.code == 2
-    assert "workloads/hello/workload.yml:3: unknown key `scrpt`" in said.err
-    assert "`script`" in said.err
+    answer = labctl("run", "hello")
+    assert answer.code == 2
+    assert "workloads/hello/workload.yml:3: unknown key `scrpt`" in answer.err
+    assert "`script`" in answer.err
 
 
 @pytest.mark.parametrize(
@@ -299,12 +299,12 @@ def test_a_bad_declaration_says_file_and_line(labctl: Labctl) -> None:
     ],
 )
 def test_errors_with_json_are_one_document(labctl: Labctl, arguments: list[str]) -> None:
-    said = labctl(*arguments, "--json")
-    assert said.code == 2
-    assert set(said.document) == {"schema", "error"}
-    assert set(said.document["error"]) == {"kind", "message", "hint", "node"}
-    assert said.document["error"]["kind"] == "config"
-    assert "Traceback" not in said.err
+    answer = labctl(*arguments, "--json")
+    assert answer.code == 2
+    assert set(answer.document) == {"schema", "error"}
+    assert set(answer.document["error"]) == {"kind", "message", "hint", "node"}
+    assert answer.document["error"]["kind"] == "config"
+    assert "Traceback" not in answer.err
 
 
 def test_a_directory_that_was_removed_is_said_and_another_can_be_named(
@@ -314,9 +314,9 @@ def test_a_directory_that_was_removed_is_said_and_another_can_be_named(
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    said = labctl("render")
-    assert said.code == 2
-    assert "no longer exists" in said.err
+    answer = labctl("render")
+    assert answer.code == 2
+    assert "no longer exists" in answer.err
     assert labctl("render", "-C", str(labctl.directory)).code == 0
 
 
@@ -324,10 +324,10 @@ def test_a_missing_engine_is_the_environments_fault(labctl: Labctl) -> None:
     # In a process of its own: the library leaves its socket open when nobody answers.
     program = [sys.executable, "-c", "from labctl.cli import main; main()", "status", "--json"]
     done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=SECONDS)
-    said = Said(done.returncode, done.stdout, done.stderr)
-    assert said.code == 3
-    assert said.document["error"]["kind"] == "environment"
-    assert said.document["error"]["hint"] == "unset DOCKER_HOST"
+    answer = Completed(done.returncode, done.stdout, done.stderr)
+    assert answer.code == 3
+    assert answer.document["error"]["kind"] == "environment"
+    assert answer.document["error"]["hint"] == "unset DOCKER_HOST"
 
 
 # --- answers that need no engine -----------------------------------------------------------------------------
@@ -397,17 +397,17 @@ def test_arguments_of_a_person_come_last_in_the_launch(labctl: Labctl) -> None:
 
 def test_workloads_lists_what_can_be_run_and_what_is_broken(labctl: Labctl) -> None:
     document = labctl("workloads", "--json").document
-    (one,) = document["workloads"]
-    assert (one["name"], one["launcher"], one["description"]) == ("hello", "deepspeed", "hello")
-    assert one["source"] == "workloads/hello/workload.yml:1"
-    assert (one["describe"], one["declared"]) == (one["description"], one["source"])
+    (workload,) = document["workloads"]
+    assert (workload["name"], workload["launcher"], workload["description"]) == ("hello", "deepspeed", "hello")
+    assert workload["source"] == "workloads/hello/workload.yml:1"
+    assert (workload["describe"], workload["declared"]) == (workload["description"], workload["source"])
     broken = labctl.directory / "workloads/broken"
     broken.mkdir()
     (broken / "workload.yml").write_text("launcher: slurm\n")
-    said = labctl("workloads", "--json")
-    assert said.code == 2
-    assert [one["name"] for one in said.document["workloads"]] == ["hello"]
-    assert said.document["errors"][0].startswith("workloads/broken/workload.yml:1: ")
+    answer = labctl("workloads", "--json")
+    assert answer.code == 2
+    assert [workload["name"] for workload in answer.document["workloads"]] == ["hello"]
+    assert answer.document["errors"][0].startswith("workloads/broken/workload.yml:1: ")
 
 
 def test_runs_of_a_new_lab_are_none(labctl: Labctl) -> None:
@@ -416,12 +416,19 @@ def test_runs_of_a_new_lab_are_none(labctl: Labctl) -> None:
 
 
 def recorded(labctl: Labctl, ago: timedelta, workload: str = "hello", verdict: str = "PASS") -> str:
-    """The id of a run that has ended."""
+    """Write the record of a run that has ended; return its id."""
     run_id = store.new_id(workload, datetime.now() - ago)
     path = labctl.directory / "runs" / run_id
     path.mkdir(parents=True)
-    known = {"run_id": run_id, "workload": workload, "launcher": "mpirun", "lab": "demo", "cause": None, "message": "."}
-    (path / "result.json").write_text(json.dumps({**known, "verdict": verdict, "exit_code": 0}))
+    fields = {
+        "run_id": run_id,
+        "workload": workload,
+        "launcher": "mpirun",
+        "lab": "demo",
+        "cause": None,
+        "message": ".",
+    }
+    (path / "result.json").write_text(json.dumps({**fields, "verdict": verdict, "exit_code": 0}))
     return run_id
 
 
@@ -446,8 +453,8 @@ def test_runs_are_chosen_by_workload_verdict_and_time(labctl: Labctl) -> None:
 
 @pytest.mark.parametrize("text", ["yesterday", "2w", "-2d", "2026-13-01", "d"])
 def test_what_is_no_time_is_refused(labctl: Labctl, text: str) -> None:
-    said = labctl("runs", f"--since={text}")
-    assert (said.code, f"--since {text}: no time" in said.err) == (2, True)
+    answer = labctl("runs", f"--since={text}")
+    assert (answer.code, f"--since {text}: no time" in answer.err) == (2, True)
 
 
 def test_prune_removes_the_oldest_runs_and_names_them(labctl: Labctl) -> None:
@@ -455,22 +462,22 @@ def test_prune_removes_the_oldest_runs_and_names_them(labctl: Labctl) -> None:
     foreseen = labctl("runs", "prune", "--keep", "1", "--dry-run")
     assert foreseen.out.splitlines() == [f"remove runs/{run_id}" for run_id in ids[:2]]
     assert len(labctl("runs", "--json").document["runs"]) == 3
-    said = labctl("runs", "prune", "--keep", "1")
-    assert (said.out, said.err) == ("2 removed, 1 kept\n", "".join(f"removed run {run_id}\n" for run_id in ids[:2]))
+    answer = labctl("runs", "prune", "--keep", "1")
+    assert (answer.out, answer.err) == ("2 removed, 1 kept\n", "".join(f"removed run {run_id}\n" for run_id in ids[:2]))
     assert [run["run_id"] for run in labctl("runs", "--json").document["runs"]] == ids[2:]
     assert labctl("runs", "prune", "--keep", "0").code == 2
 
 
 def test_options_before_the_subcommand_are_not_passed_over(labctl: Labctl, tmp_path: Path) -> None:
     recorded(labctl, timedelta(days=1))
-    said = labctl("runs", "-C", str(tmp_path), "prune", "--keep", "1")
-    assert (said.code, "options follow the subcommand: labctl runs prune" in said.err) == (2, True)
+    answer = labctl("runs", "-C", str(tmp_path), "prune", "--keep", "1")
+    assert (answer.code, "options follow the subcommand: labctl runs prune" in answer.err) == (2, True)
 
 
 @pytest.mark.parametrize("option", ["--rank 1", "--timestamps"])
 def test_ranks_and_times_are_of_a_run(labctl: Labctl, option: str) -> None:
-    said = labctl("logs", *option.split())
-    assert (said.code, f"labctl logs --run latest {option}" in said.err) == (2, True)
+    answer = labctl("logs", *option.split())
+    assert (answer.code, f"labctl logs --run latest {option}" in answer.err) == (2, True)
 
 
 def test_init_writes_a_lab_that_renders(labctl: Labctl) -> None:
@@ -492,7 +499,7 @@ GOING_IN = [["exec", "--", "true"], ["shell"], ["jupyter"], ["logs"]]
 
 @dataclass
 class Nodes:
-    """Labs whose every node runs; ``asked`` are the names that labctl went by."""
+    """Stand-in for labs whose nodes all run; ``asked`` records the requested names."""
 
     asked: list[str]
     owner: Path
@@ -519,7 +526,7 @@ def nodes(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> Nodes:
 
 @pytest.fixture
 def on_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shell is opened on a terminal alone."""
+    """Pretend to be on a terminal, which a shell requires."""
     monkeypatch.setattr(commands, "on_terminal", lambda: True)
 
 
@@ -541,10 +548,10 @@ def test_from_outside_any_lab_no_lab_is_entered(
     outside = tmp_path / "outside"
     outside.mkdir()
     monkeypatch.chdir(outside)
-    said = labctl(*arguments)
-    assert (said.code, nodes.asked) == (2, [])
-    assert "outside is not a lab directory (no .env)" in said.err
-    assert "-C" in said.err
+    answer = labctl(*arguments)
+    assert (answer.code, nodes.asked) == (2, [])
+    assert "outside is not a lab directory (no .env)" in answer.err
+    assert "-C" in answer.err
 
 
 @pytest.mark.usefixtures("on_terminal")
@@ -552,7 +559,7 @@ def test_from_outside_any_lab_no_lab_is_entered(
 def test_the_lab_is_that_of_the_nearest_directory_upwards(
     labctl: Labctl, nodes: Nodes, arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also past a .env of somebody's code, which names no lab."""
+    """Skip a .env of other code, which names no lab."""
     (labctl.directory / "workloads/.env").write_text("OTHER=1\n")
     monkeypatch.chdir(labctl.directory / "workloads/hello")
     labctl(*arguments)
@@ -577,34 +584,34 @@ def test_the_nodes_of_another_directorys_lab_are_not_entered(
 ) -> None:
     nodes.owner = tmp_path / "theirs"
     nodes.owner.mkdir()
-    said = labctl(*arguments)
-    assert said.code == 3
-    assert f"lab `demo` belongs to {nodes.owner}" in said.err
-    assert f"-C {nodes.owner}" in said.err
+    answer = labctl(*arguments)
+    assert answer.code == 3
+    assert f"lab `demo` belongs to {nodes.owner}" in answer.err
+    assert f"-C {nodes.owner}" in answer.err
 
 
 def test_where_the_engine_does_not_answer_its_own_reason_is_told(
     labctl: Labctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
-    said = labctl("exec", "--", "true")
-    assert said.code == 3
-    assert f"No such file or directory (DOCKER_HOST=unix://{tmp_path}/no.sock)\nhint: unset DOCKER_HOST\n" in said.err
+    answer = labctl("exec", "--", "true")
+    assert answer.code == 3
+    assert f"No such file or directory (DOCKER_HOST=unix://{tmp_path}/no.sock)\nhint: unset DOCKER_HOST\n" in answer.err
 
 
 def test_a_paused_node_is_said_with_what_wakes_it(labctl: Labctl, nodes: Nodes) -> None:
     nodes.paused = True
-    said = labctl("exec", "-n", "worker-0", "--", "true")
-    assert said.code == 3
-    assert "worker-0 is paused" in said.err
-    assert f"docker unpause {naming.container_of('demo', 'worker-0')}" in said.err
+    answer = labctl("exec", "-n", "worker-0", "--", "true")
+    assert answer.code == 3
+    assert "worker-0 is paused" in answer.err
+    assert f"docker unpause {naming.container_of('demo', 'worker-0')}" in answer.err
 
 
 @pytest.fixture
 def followed(monkeypatch: pytest.MonkeyPatch) -> list[DockerEngine]:
-    """The daemons of more hosts than are worked on at once."""
+    """Daemons of more hosts than are served concurrently."""
     names = [f"h{number}" for number in range(WIDTH + 8)]
-    ways: list[Any] = [SimpleNamespace(address=one, target=SimpleNamespace(name=one)) for one in names]
+    ways: list[Any] = [SimpleNamespace(address=name, target=SimpleNamespace(name=name)) for name in names]
     daemons = [DockerEngine(way) for way in ways]
     engine = MultiHostEngine(dict(zip(names, daemons, strict=True)), {})
     monkeypatch.setattr(target, "reached", lambda *_: contextlib.nullcontext(engine))
@@ -621,8 +628,8 @@ def test_the_logs_of_every_host_are_followed_at_once(
         on_line(f"from {argv[2]}")
 
     monkeypatch.setattr(process, "stream", stream)
-    said = labctl("logs", "-f")
-    assert (said.code, set(said.out.splitlines())) == (0, {f"from {one.hosts[0]}" for one in followed})
+    answer = labctl("logs", "-f")
+    assert (answer.code, set(answer.out.splitlines())) == (0, {f"from {daemon.hosts[0]}" for daemon in followed})
 
 
 @pytest.mark.usefixtures("followed")
@@ -653,9 +660,9 @@ def test_a_host_whose_logs_cannot_be_had_is_named_once_those_of_the_others_are_h
         on_line(f"from {argv[2]}")
 
     monkeypatch.setattr(process, "stream", stream)
-    said = labctl("logs")
-    assert (said.code, len(said.out.splitlines())) == (3, len(followed) - 1)
-    assert "error: h0: docker compose logs: exit code 1" in said.err
+    answer = labctl("logs")
+    assert (answer.code, len(answer.out.splitlines())) == (3, len(followed) - 1)
+    assert "error: h0: docker compose logs: exit code 1" in answer.err
 
 
 def test_logs_that_nobody_reads_any_more_end_quietly_though_other_hosts_are_silent(
@@ -675,18 +682,18 @@ def test_logs_that_nobody_reads_any_more_end_quietly_though_other_hosts_are_sile
             on_line("from h3")
 
     monkeypatch.setattr(process, "stream", stream)
-    said = labctl("logs", "-f")
+    answer = labctl("logs", "-f")
     # None of the others was waited for.
-    assert (said.code, said.err, silent) == (141, "", [])
+    assert (answer.code, answer.err, silent) == (141, "", [])
     ended.set()
 
 
 @pytest.mark.parametrize(
-    ("words", "unread"),
+    ("command", "unread"),
     [("--help", "out"), ("config --json", "out"), ("down -C /nope", "err"), ("up --json --x", "out")],
 )
-def test_what_nobody_reads_ends_quietly_as_sigpipe_does(labctl: Labctl, words: str, unread: str) -> None:
-    program = [sys.executable, "-c", "from labctl.cli import main; main()", *words.split()]
+def test_what_nobody_reads_ends_quietly_as_sigpipe_does(labctl: Labctl, command: str, unread: str) -> None:
+    program = [sys.executable, "-c", "from labctl.cli import main; main()", *command.split()]
     reads, writes = os.pipe()
     os.close(reads)
     out, err = (writes, subprocess.PIPE) if unread == "out" else (subprocess.PIPE, writes)
@@ -702,12 +709,12 @@ def test_ctrl_c_is_how_a_notebook_server_is_ended(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(jupyter, "serve", serve)
-    assert labctl("jupyter") == Said(130, "", "stopped\n")
+    assert labctl("jupyter") == Completed(130, "", "stopped\n")
 
 
 @pytest.mark.parametrize("command", sorted(set(cli.COMMANDS) - {"init", "setup", "eval"}))
 def test_a_directory_that_is_not_there_is_said(labctl: Labctl, command: str) -> None:
-    words = {
+    arguments_by_command = {
         "exec": ["--", "true"],
         "run": ["hello"],
         "fit": ["hello"],
@@ -716,11 +723,15 @@ def test_a_directory_that_is_not_there_is_said(labctl: Labctl, command: str) -> 
         "bundle": ["file"],
         "k8s": ["hello"],
     }
-    words |= {"hostfiles": ["nodes.txt", "--size", "2"], "batch": ["hello", "hostfiles/1node_1xN"], "bisect": ["hello"]}
+    arguments_by_command |= {
+        "hostfiles": ["nodes.txt", "--size", "2"],
+        "batch": ["hello", "hostfiles/1node_1xN"],
+        "bisect": ["hello"],
+    }
     which = {"bundle": ["save"], "k8s": ["render"], "keys": ["rotate"]}.get(command, [])
-    said = labctl(command, *which, "-C", "/nope", *words.get(command, []))
-    assert (said.code, said.out) == (2, "")
-    assert "/nope: no such directory" in said.err
+    answer = labctl(command, *which, "-C", "/nope", *arguments_by_command.get(command, []))
+    assert (answer.code, answer.out) == (2, "")
+    assert "/nope: no such directory" in answer.err
 
 
 # --- Ctrl-C --------------------------------------------------------------------------------------------------
@@ -742,16 +753,16 @@ def test_ctrl_c_says_what_is_true_of_the_command(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(f"labctl.{flow}", stop)
-    said = labctl(*arguments)
-    assert (said.code, said.out) == (130, "")
-    assert said.err.splitlines() == ["error: stopped by Ctrl-C", *([f"hint: {hint}"] if hint else [])]
+    answer = labctl(*arguments)
+    assert (answer.code, answer.out) == (130, "")
+    assert answer.err.splitlines() == ["error: stopped by Ctrl-C", *([f"hint: {hint}"] if hint else [])]
 
 
 @pytest.mark.parametrize(
-    ("words", "code"), [("--version >&-", 0), ("run nosuch 2>&-", 2), ("show nosuch --json 2>&-", 2)]
+    ("command", "code"), [("--version >&-", 0), ("run nosuch 2>&-", 2), ("show nosuch --json 2>&-", 2)]
 )
-def test_a_stream_that_is_closed_changes_no_exit_code(tmp_path: Path, words: str, code: int) -> None:
-    program = f"{sys.executable} -c 'from labctl.cli import program; program()' {words}"
+def test_a_stream_that_is_closed_changes_no_exit_code(tmp_path: Path, command: str, code: int) -> None:
+    program = f"{sys.executable} -c 'from labctl.cli import program; program()' {command}"
     done = subprocess.run(["sh", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == code
     assert "Traceback" not in done.stderr + done.stdout

@@ -1,4 +1,4 @@
-"""`labctl eval` as people and scripts meet it."""
+"""`labctl eval` on the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labctl.batches.record import Batch, BatchJob
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """Logs of three jobs on one node each, of which ml-003 is slow."""
+    """Logs of three jobs on one node each; ml-003 is slow."""
     for number, value in enumerate((1000, 1010, 800), 1):
         write_log(tmp_path / "out", f"1xN_batch000{number}", [f"ml-00{number}"], throughput(value))
     return tmp_path / "out"
@@ -23,10 +23,10 @@ def out(tmp_path: Path) -> Path:
 
 def test_a_batch_is_told_as_jobs_sizes_and_nodes(labctl: Labctl, out: Path) -> None:
     write_log(out, "2xN_batch0001", ["ml-001", "ml-002"], throughput(1900))
-    said = labctl("eval", "out", "--min", "900", "--per-node", "--within", "5%")
-    assert (said.code, said.err) == (5, "")
+    answer = labctl("eval", "out", "--min", "900", "--per-node", "--within", "5%")
+    assert (answer.code, answer.err) == (5, "")
     assert (
-        said.out
+        answer.out
         == """\
 JOB            NODES  VALUE  PER NODE  VS MEDIAN  STATUS  CAUSE
 1xN_batch0003  1      800    800       -20 %      FAIL    below-min: 800 is below 900; \
@@ -51,14 +51,14 @@ FAIL: 3 of 4 jobs passed, 2 of 3 nodes passed
 
 
 def test_a_batch_that_passes_ends_with_zero(labctl: Labctl, out: Path) -> None:
-    said = labctl("eval", str(out), "--min", "800")
-    assert (said.code, said.out.splitlines()[-1]) == (0, "PASS: 3 of 3 jobs passed, 3 of 3 nodes passed")
+    answer = labctl("eval", str(out), "--min", "800")
+    assert (answer.code, answer.out.splitlines()[-1]) == (0, "PASS: 3 of 3 jobs passed, 3 of 3 nodes passed")
 
 
 def test_json_has_jobs_sizes_and_nodes(labctl: Labctl, out: Path) -> None:
-    said = labctl("eval", "out", "--within", "5%", "--json")
-    document = said.document
-    assert (said.code, document["passed"], document["unit"]) == (5, False, "samples/s")
+    answer = labctl("eval", "out", "--within", "5%", "--json")
+    document = answer.document
+    assert (answer.code, document["passed"], document["unit"]) == (5, False, "samples/s")
     assert document["limits"] == {"min": None, "per_node": False, "within": 0.05}
     assert [(job["job"], job["status"], job["cause"]) for job in document["jobs"]] == [
         ("1xN_batch0001", "PASS", None),
@@ -79,19 +79,19 @@ def test_several_directories_are_one_evaluation(labctl: Labctl, out: Path) -> No
 def test_of_many_jobs_the_failed_ones_are_shown(labctl: Labctl, tmp_path: Path) -> None:
     for number in range(60):
         write_log(tmp_path / "out", f"1xN_batch{number:04}", [f"ml-{number:03}"], throughput(590 + number))
-    said = labctl("eval", "out", "--min", "600")
-    rows = re.findall(r"^1xN_batch\d+ .*(PASS|FAIL)", said.out, re.MULTILINE)
+    answer = labctl("eval", "out", "--min", "600")
+    rows = re.findall(r"^1xN_batch\d+ .*(PASS|FAIL)", answer.out, re.MULTILINE)
     assert rows == ["FAIL"] * 10 + ["PASS"] * 30
-    assert "... and 20 more jobs, 0 of them failed: --csv and --json list all" in said.out
-    assert said.out.count("jobs failed: ") == 8
-    assert "... and 2 more failed" in said.out
+    assert "... and 20 more jobs, 0 of them failed: --csv and --json list all" in answer.out
+    assert answer.out.count("jobs failed: ") == 8
+    assert "... and 2 more failed" in answer.out
 
 
 def test_workloads_are_told_apart(labctl: Labctl, out: Path) -> None:
     (out / "opt-13b_1_1xN_batch0001.log").write_text("ml-001 slots=8\n\nThroughput: 70 samples/sec\n")
-    said = labctl("eval", "out")
-    assert re.search(r"^out/opt-13b_1_1xN_batch0001 +1 +70 ", said.out, re.MULTILINE)
-    assert re.search(r"^opt-350m_1 +1 +3 ", said.out, re.MULTILINE)
+    answer = labctl("eval", "out")
+    assert re.search(r"^out/opt-13b_1_1xN_batch0001 +1 +70 ", answer.out, re.MULTILINE)
+    assert re.search(r"^opt-350m_1 +1 +3 ", answer.out, re.MULTILINE)
 
 
 def test_repeats_of_a_record_are_one_row_with_a_spread(labctl: Labctl, tmp_path: Path) -> None:
@@ -144,12 +144,12 @@ def test_files_are_written_also_where_it_fails(labctl: Labctl, out: Path, tmp_pa
     ],
 )
 def test_what_cannot_be_used_is_refused(labctl: Labctl, out: Path, arguments: list[str], message: str) -> None:
-    said = labctl(*arguments)
-    assert (said.code, said.out) == (2, "")
-    assert message in said.err
+    answer = labctl(*arguments)
+    assert (answer.code, answer.out) == (2, "")
+    assert message in answer.err
 
 
 def test_a_file_that_cannot_be_written_is_named(labctl: Labctl, out: Path) -> None:
-    said = labctl("eval", "out", "--csv", "out")
-    assert said.code == 3
-    assert "cannot write out: Is a directory" in said.err
+    answer = labctl("eval", "out", "--csv", "out")
+    assert answer.code == 3
+    assert "cannot write out: Is a directory" in answer.err

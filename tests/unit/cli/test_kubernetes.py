@@ -1,4 +1,4 @@
-"""Commands of a lab on Kubernetes: those of Docker hosts are refused, others ask the cluster of the kubeconfig."""
+"""Commands of a lab on Kubernetes: those for Docker hosts are refused, others use the cluster of the kubeconfig."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORKLOAD = "description: hello\nlauncher: mpirun\nscript: hello.py\ntimeout: 60s
 
 @pytest.fixture
 def lab(labctl: Labctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Labctl:
-    """A lab on Kubernetes where no cluster is configured."""
+    """A lab on Kubernetes without a configured cluster."""
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", f"{tmp_path}/none")
     labctl.env(ENGINE)
     labctl.workload(WORKLOAD)
@@ -55,9 +55,9 @@ def test_a_command_of_docker_hosts_is_refused_and_says_what_to_do_instead(
     command: str, refused: str, hint: str, lab: Labctl
 ) -> None:
     before = files_in(lab.directory)
-    said = lab(*command.split())
-    assert said.code == 2, said
-    first, second = said.err.splitlines()
+    answer = lab(*command.split())
+    assert answer.code == 2, answer
+    first, second = answer.err.splitlines()
     assert first == f"error: {refused} is not supported with LAB_ENGINE=kubernetes"
     assert second.startswith("hint: ")
     assert hint in second
@@ -73,19 +73,19 @@ def test_a_command_of_both_says_that_no_cluster_is_configured(
     command: str, lab: Labctl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("labctl.cli.exec.on_terminal", lambda: True)
-    said = lab(*command.split())
-    assert said.code == 3, said
-    assert "no cluster is configured" in said.err
-    assert "KUBECONFIG=FILE" in said.err
+    answer = lab(*command.split())
+    assert answer.code == 3, answer
+    assert "no cluster is configured" in answer.err
+    assert "KUBECONFIG=FILE" in answer.err
 
 
 @pytest.mark.parametrize("command", ["run hello", "run --dry-run hello", "cache hello", "down", "status"])
 def test_a_directory_that_is_no_lab_is_refused(command: str, lab: Labctl) -> None:
-    """Its usual name is that of another lab."""
+    """Refuse the directory, whose default name is that of another lab."""
     (lab.directory / ".env").unlink()
-    said = lab(*command.split(), "-s", "LAB_ENGINE=kubernetes")
-    assert said.code == 2, said
-    assert "is not a lab directory (no .env)" in said.err
+    answer = lab(*command.split(), "-s", "LAB_ENGINE=kubernetes")
+    assert answer.code == 2, answer
+    assert "is not a lab directory (no .env)" in answer.err
 
 
 def test_what_asks_nobody_works_without_a_cluster(lab: Labctl) -> None:
@@ -97,12 +97,12 @@ def test_what_asks_nobody_works_without_a_cluster(lab: Labctl) -> None:
 
 def test_what_is_typed_next_applies_files_of_any_size(lab: Labctl) -> None:
     # Without it kubectl writes an object into its own annotation, which holds less than a ConfigMap.
-    said = lab("k8s", "export", "hello", "--kustomize", "out")
-    assert said.out.endswith(": kubectl apply --server-side -k out\n")
+    answer = lab("k8s", "export", "hello", "--kustomize", "out")
+    assert answer.out.endswith(": kubectl apply --server-side -k out\n")
     assert "kubectl apply --server-side -f -" in " ".join(lab("k8s", "render", "--help").out.split())
 
 
 def test_for_one_command_the_lab_can_be_on_hosts(lab: Labctl) -> None:
-    said = lab("status", "-s", "LAB_ENGINE=docker")
-    assert said.code == 3
-    assert "Kubernetes" not in said.err
+    answer = lab("status", "-s", "LAB_ENGINE=docker")
+    assert answer.code == 3
+    assert "Kubernetes" not in answer.err

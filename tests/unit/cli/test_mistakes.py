@@ -1,4 +1,4 @@
-"""Mistakes that are seen before anything is started: nothing changes."""
+"""Mistakes that are reported before anything is started: nothing changes."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def test_a_mistake_is_named_with_the_way_out_and_costs_nothing(mistake: Mistake,
         (labctl.directory / name).parent.mkdir(parents=True, exist_ok=True)
         labctl.write(name, text)
     before = files_in(labctl.directory)
-    said = labctl(*mistake.typed.split())
-    assert said.code == mistake.code, said.err
-    assert mistake.says in said.err
-    assert mistake.hint in said.err
+    answer = labctl(*mistake.typed.split())
+    assert answer.code == mistake.code, answer.err
+    assert mistake.says in answer.err
+    assert mistake.hint in answer.err
     assert files_in(labctl.directory) == before
 
 
 @pytest.mark.parametrize("mistake", [*TYPED, *STARTED], ids=lambda mistake: mistake.what.replace(" ", "-"))
 def test_every_mistake_has_words_and_a_way_out_that_the_person_did_not_type(mistake: Mistake) -> None:
-    for words in (mistake.says, mistake.hint):
-        assert words
-        assert words not in f"{mistake.setting} {mistake.typed}"
+    for text in (mistake.says, mistake.hint):
+        assert text
+        assert text not in f"{mistake.setting} {mistake.typed}"
 
 
 @pytest.mark.parametrize("command", ["up", "run hello"])
@@ -39,9 +39,9 @@ def test_a_directory_that_is_no_lab_is_told_apart(
     (tmp_path / "other").mkdir()
     (tmp_path / ".env").unlink()
     monkeypatch.chdir(tmp_path / "other")
-    said = labctl(*command.split())
-    assert said.code == 2
-    assert f"labctl init {tmp_path}/other" in said.err
+    answer = labctl(*command.split())
+    assert answer.code == 2
+    assert f"labctl init {tmp_path}/other" in answer.err
 
 
 @pytest.mark.parametrize(
@@ -54,15 +54,15 @@ def test_outside_a_lab_no_lab_of_a_default_name_is_meant(
     (tmp_path / "other/train.py").touch()
     (tmp_path / ".env").unlink()
     monkeypatch.chdir(tmp_path / "other")
-    said = labctl(*command.split())
-    assert said.code == 2
-    assert f"{tmp_path}/other is not a lab directory (no .env)" in said.err
-    assert "-C DIRECTORY" in said.err
+    answer = labctl(*command.split())
+    assert answer.code == 2
+    assert f"{tmp_path}/other is not a lab directory (no .env)" in answer.err
+    assert "-C DIRECTORY" in answer.err
 
 
 def test_the_lab_is_named_after_the_command(labctl: Labctl, tmp_path: Path) -> None:
-    said = labctl("-C", str(tmp_path), "status")
-    assert (said.code, "options follow the command: labctl status -C DIRECTORY" in said.err) == (2, True)
+    answer = labctl("-C", str(tmp_path), "status")
+    assert (answer.code, "options follow the command: labctl status -C DIRECTORY" in answer.err) == (2, True)
 
 
 @pytest.mark.parametrize("command", ["attach", "stop"])
@@ -78,6 +78,6 @@ def test_the_page_has_what_is_tested(request: pytest.FixtureRequest) -> None:
 
 
 def files_in(directory: Path) -> dict[str, bytes]:
-    """What the person has there: not labctl's own, which is an empty lock."""
-    found = (path for path in directory.rglob("*") if path.is_file() and ".lab" not in path.parts)
-    return {str(path): path.read_bytes() for path in found}
+    """Read the user's files, without labctl's own empty lock."""
+    files = (path for path in directory.rglob("*") if path.is_file() and ".lab" not in path.parts)
+    return {str(path): path.read_bytes() for path in files}

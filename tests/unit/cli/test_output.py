@@ -41,9 +41,9 @@ def test_the_answer_is_on_stdout_and_words_are_on_stderr(capsys: pytest.CaptureF
     output.event(Event(kind="line", text="step 1 loss 2"))
     output.event(Event(kind="warning", text="old image"))
     output.answer({"lab": "demo"}, "lab demo: up")
-    said = capsys.readouterr()
-    assert said.out == "lab demo: up\n"
-    assert said.err == "[1/2] write\nstep 1 loss 2\nwarning: old image\n"
+    captured = capsys.readouterr()
+    assert captured.out == "lab demo: up\n"
+    assert captured.err == "[1/2] write\nstep 1 loss 2\nwarning: old image\n"
 
 
 def test_as_json_the_answer_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,12 +53,12 @@ def test_as_json_the_answer_is_one_document(capsys: pytest.CaptureFixture[str]) 
 
 def test_as_json_an_error_is_the_document(capsys: pytest.CaptureFixture[str]) -> None:
     Output(as_json=True).error(ERROR)
-    said = capsys.readouterr()
-    assert json.loads(said.out) == {
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == {
         "schema": 1,
         "error": {"kind": "environment", "message": "no engine", "hint": "labctl setup", "node": "worker-1"},
     }
-    assert said.err == ""
+    assert captured.err == ""
 
 
 def test_an_error_for_people_has_its_hint_and_leaves_stdout_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,9 +188,9 @@ def test_a_failure_that_every_newcomer_meets_has_its_way_out(message: str, step:
 def test_data_that_is_nowhere_on_this_machine_is_said_to_be_so(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/train.csv").touch()
-    there, gone = str(tmp_path / "data/train.csv"), str(tmp_path / "data/gone.csv")
+    existing, gone = str(tmp_path / "data/train.csv"), str(tmp_path / "data/gone.csv")
     lines = []
-    for path in (there, gone):
+    for path in (existing, gone):
         message = f"rank 0 on worker-0 exited with code 1: FileNotFoundError: No such file or directory: '{path}'"
         text = run_text(replace(RESULT, verdict="ERROR", cause="rank-crashed", message=message), Path("/srv/lab"))
         lines += [line for line in text.splitlines() if line.startswith("next")]

@@ -1,4 +1,4 @@
-"""compare, report, export, freeze, verify, replay and `run --repeat`: on records made up, and runs that are none."""
+"""compare, report, export, freeze, verify, replay and `run --repeat`, on fictitious records and runs."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def two(labctl: Labctl) -> Labctl:
 
 
 def test_compare_says_what_differs_and_what_it_did(two: Labctl) -> None:
-    said = two("compare", FAST, SLOW)
-    assert said.code == 0
-    assert f"A      {FAST}  PASS" in said.out
-    assert "--micro-batch  4  1" in said.out
-    assert "throughput: 24.8 samples/s against 11.2 samples/s, 121 % faster: more than noise" in said.out
-    assert "loss at the end: 6.04 against 6.04, the same" in said.out
+    answer = two("compare", FAST, SLOW)
+    assert answer.code == 0
+    assert f"A      {FAST}  PASS" in answer.out
+    assert "--micro-batch  4  1" in answer.out
+    assert "throughput: 24.8 samples/s against 11.2 samples/s, 121 % faster: more than noise" in answer.out
+    assert "loss at the end: 6.04 against 6.04, the same" in answer.out
 
 
 def test_compare_says_of_repeats_that_their_differences_are_noise(labctl: Labctl) -> None:
@@ -52,49 +52,49 @@ def test_compare_as_json_has_groups_differences_and_effects(two: Labctl) -> None
     document = two("compare", FAST, SLOW, "--json").document
     assert [group["runs"] for group in document["groups"]] == [[FAST], [SLOW]]
     assert document["differences"] == [{"what": "--micro-batch", "values": {"A": "4", "B": "1"}}]
-    throughput = next(one for one in document["effects"] if one["metric"] == "throughput")
+    throughput = next(effect for effect in document["effects"] if effect["metric"] == "throughput")
     assert (throughput["group"], throughput["against"], throughput["verdict"]) == ("A", "B", "more than noise")
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "message"),
     [
         ((FAST,), "name two runs or more"),
         ((FAST, FAST), "name two runs or more"),
         ((FAST, "nope"), "no run `nope`"),
     ],
 )
-def test_compare_refuses_what_it_cannot_compare(two: Labctl, given: tuple[str, ...], words: str) -> None:
-    said = two("compare", *given)
-    assert (said.code, words in said.err) == (2, True)
+def test_compare_refuses_what_it_cannot_compare(two: Labctl, given: tuple[str, ...], message: str) -> None:
+    answer = two("compare", *given)
+    assert (answer.code, message in answer.err) == (2, True)
 
 
 def test_report_writes_the_page_and_says_where(two: Labctl) -> None:
-    said = two("report", FAST, "--json")
+    answer = two("report", FAST, "--json")
     page = two.directory / f"reports/{FAST}/report.html"
-    assert said.document["page"] == str(page)
+    assert answer.document["page"] == str(page)
     assert "the log" in page.read_text(encoding="utf-8")
     assert two("report", FAST, SLOW, "--out", "both").code == 0
     assert "2 runs compared" in (two.directory / "both/report.html").read_text(encoding="utf-8")
 
 
 def test_report_refuses_a_csv_that_there_is_not(two: Labctl) -> None:
-    said = two("report", "metrics.csv")
-    assert (said.code, "metrics.csv: no such file" in said.err) == (2, True)
+    answer = two("report", "metrics.csv")
+    assert (answer.code, "metrics.csv: no such file" in answer.err) == (2, True)
 
 
 def test_export_writes_what_is_asked_for(two: Labctl) -> None:
-    said = two("export", FAST, "--tensorboard", "tb", "--junit", "run.xml")
-    events, junit = said.out.splitlines()
-    assert said.code == 0
+    answer = two("export", FAST, "--tensorboard", "tb", "--junit", "run.xml")
+    events, junit = answer.out.splitlines()
+    assert answer.code == 0
     assert events.startswith(f"{two.directory}/tb/{FAST}/events.out.tfevents.")
     assert junit == f"{two.directory}/run.xml"
     assert FAST in (two.directory / "run.xml").read_text(encoding="utf-8")
 
 
 def test_export_of_nothing_is_refused(two: Labctl) -> None:
-    said = two("export", FAST)
-    assert (said.code, "neither --tensorboard nor --junit" in said.err) == (2, True)
+    answer = two("export", FAST)
+    assert (answer.code, "neither --tensorboard nor --junit" in answer.err) == (2, True)
 
 
 def result(number: int, **changes: Any) -> Result:
@@ -107,7 +107,7 @@ def result(number: int, **changes: Any) -> Result:
 
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> list[Result]:
-    """How each run ends, in order; what is left was not started."""
+    """Results of runs, in order; the remaining ones belong to runs that were not started."""
     waiting: list[Result] = []
     monkeypatch.setattr(flows, "run", lambda *_: waiting.pop(0))
     return waiting
@@ -115,9 +115,9 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> list[Result]:
 
 def test_repeat_prints_the_median_and_the_spread(labctl: Labctl, ends: list[Result]) -> None:
     ends += map(result, range(3))
-    said = labctl("run", "hello", "--repeat", "3")
-    assert (said.code, ends) == (0, [])
-    assert "throughput (samples/s)  11      10 to 12  9.1 %" in said.out
+    answer = labctl("run", "hello", "--repeat", "3")
+    assert (answer.code, ends) == (0, [])
+    assert "throughput (samples/s)  11      10 to 12  9.1 %" in answer.out
 
 
 def test_repeat_as_json_is_one_document_with_the_runs_and_the_spread(labctl: Labctl, ends: list[Result]) -> None:
@@ -145,8 +145,8 @@ def test_repeat_ends_with_a_run_that_was_stopped(labctl: Labctl, ends: list[Resu
 
 @pytest.mark.parametrize("flag", [("--detach",), ("--resume", "latest")], ids=lambda flag: flag[0])
 def test_repeat_is_refused_of_what_cannot_be_repeated(labctl: Labctl, ends: list[Result], flag: tuple[str]) -> None:
-    said = labctl("run", "hello", "--repeat", "2", *flag)
-    assert (said.code, "each from its beginning" in said.err) == (2, True)
+    answer = labctl("run", "hello", "--repeat", "2", *flag)
+    assert (answer.code, "each from its beginning" in answer.err) == (2, True)
 
 
 # --- freeze, verify, replay ----------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_repeat_is_refused_of_what_cannot_be_repeated(labctl: Labctl, ends: list
 
 @pytest.fixture
 def frozen(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the lab is now, as far as freeze finds it; the test may change it."""
+    """Current state of the lab as freeze returns it; a test may change it."""
     now: dict[str, Any] = {
         "schema": 1,
         "files": {"workloads/opt/train.py": "3333"},
@@ -167,17 +167,17 @@ def frozen(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_verify_of_what_was_frozen_says_in_one_line_that_all_is_as_it_was(labctl: Labctl, frozen: Any) -> None:
     assert labctl("freeze").out == f"{labctl.directory}/lab.lock: 3 facts\n"
     assert labctl("freeze").out.endswith("3 facts, as it was\n")
-    said = labctl("verify")
-    assert (said.code, said.out) == (0, f"as frozen in {labctl.directory}/lab.lock: 3 facts\n")
+    answer = labctl("verify")
+    assert (answer.code, answer.out) == (0, f"as frozen in {labctl.directory}/lab.lock: 3 facts\n")
 
 
 def test_verify_names_each_drift_and_where_it_is_and_exits_5(labctl: Labctl, frozen: dict[str, Any]) -> None:
     labctl("freeze", "--out", str(labctl.directory / "before"))
     frozen["nodes"]["worker-1"]["image"] = "b"
     del frozen["files"]["workloads/opt/train.py"]
-    said = labctl("verify", str(labctl.directory / "before"))
-    assert said.code == 5
-    assert [line.split() for line in said.out.splitlines()] == [
+    answer = labctl("verify", str(labctl.directory / "before"))
+    assert answer.code == 5
+    assert [line.split() for line in answer.out.splitlines()] == [
         ["WHAT", "WHERE", "WAS", "IS"],
         ["files", "workloads/opt/train.py", "lab", "3333", "-"],
         ["image", "worker-1", "a", "b"],
@@ -187,13 +187,13 @@ def test_verify_names_each_drift_and_where_it_is_and_exits_5(labctl: Labctl, fro
 
 
 def test_verify_without_a_file_says_what_writes_it(labctl: Labctl, frozen: Any) -> None:
-    said = labctl("verify")
-    assert (said.code, "labctl freeze writes it" in said.err) == (2, True)
+    answer = labctl("verify")
+    assert (answer.code, "labctl freeze writes it" in answer.err) == (2, True)
 
 
 def test_replay_exits_as_its_run_and_says_how_to_compare(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flows, "replay", lambda *_, **__: result(1, **FAIL, replays="r0"))
-    said = labctl("replay", "r0")
-    assert said.code == 5
-    assert "replays    r0" in said.out
-    assert "next: labctl compare r0 r1" in said.out
+    answer = labctl("replay", "r0")
+    assert answer.code == 5
+    assert "replays    r0" in answer.out
+    assert "next: labctl compare r0 r1" in answer.out

@@ -95,17 +95,17 @@ def test_of_many_nodes_a_screen_shows_those_that_have_room_and_says_how_many_lin
 
 
 def test_a_run_that_has_said_nothing_yet_is_shown() -> None:
-    found = RunView(
+    expected = RunView(
         run_id="r1", workload="x", state="waiting", seconds=1, timeout=60, progress=Progress(),
         nodes=(NodeSamples(node="worker-0"),),
     )  # fmt: skip
-    assert view_text(found) == "x  waiting  0:01 of 1:00  run r1\n\nNODE\nworker-0"
+    assert view_text(expected) == "x  waiting  0:01 of 1:00  run r1\n\nNODE\nworker-0"
 
 
 def test_a_document_has_all_of_it() -> None:
-    found = to_json(view())
-    assert found["progress"]["step"] == 30
-    assert found["nodes"][1]["devices"]["0"]["power"] == {"value": 612.5, "unit": "W"}
+    document = to_json(view())
+    assert document["progress"]["step"] == 30
+    assert document["nodes"][1]["devices"]["0"]["power"] == {"value": 612.5, "unit": "W"}
 
 
 @contextmanager
@@ -127,10 +127,10 @@ def test_q_leaves_the_screen_and_the_terminal_as_they_were(monkeypatch: pytest.M
             assert not screen.show(view())
             assert termios.tcgetattr(slave)[tty.LFLAG] != before[tty.LFLAG]
         assert termios.tcgetattr(slave) == before
-        seen = b""
-        while b"\x1b[?1049l" not in seen:
-            seen += os.read(master, 1 << 16)
-        assert seen.index(b"\x1b[?1049h") < seen.index(b"worker-1") < seen.index(b"\x1b[?1049l")
+        output = b""
+        while b"\x1b[?1049l" not in output:
+            output += os.read(master, 1 << 16)
+        assert output.index(b"\x1b[?1049h") < output.index(b"worker-1") < output.index(b"\x1b[?1049l")
 
 
 def test_other_keys_do_not_leave_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,6 +140,6 @@ def test_other_keys_do_not_leave_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_an_engine_it_says_so(labctl: Labctl) -> None:
-    said = labctl("top")
-    assert said.code == 3
-    assert re.search("^hint:", said.err, re.MULTILINE)
+    answer = labctl("top")
+    assert answer.code == 3
+    assert re.search("^hint:", answer.err, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Which directory a command takes for the lab's, whose it may be, and the image that a workload gave the lab."""
+"""Lab directory of a command, its allowed owners, and the image that a workload gave the lab."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_without_one_it_is_the_directory_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("here", ["", "a/b"])
 def test_settings_of_somebody_else_are_not_taken(inner: Path, tmp_path: Path, here: str) -> None:
-    """Who may write above me, as in /tmp, would say in which containers and on which hosts my command runs."""
+    """Ignore the settings: a user who can write above my directory, as in /tmp, would choose containers and hosts."""
     give_away(tmp_path / ".env")
     with pytest.raises(ConfigError, match=rf"{tmp_path}/\.env belongs to .*12345, and you are ") as caught:
         find_lab(tmp_path / here, {})
@@ -88,11 +88,11 @@ def test_what_a_workload_made_of_the_image_holds_until_it_is_forgotten_or_the_se
     env.write_text("LAB_NAME=demo\nLAB_PACKAGES=nltk\n")
     used = at(tmp_path).settings().with_value("LAB_IMAGE", "labctl/horovod", "workload mnist")
     at(tmp_path).keep_image(used.with_value("LAB_PACKAGES", "nltk einops", "workload mnist"))
-    found = at(tmp_path).settings()
-    assert (found.text("LAB_IMAGE"), found.origin("LAB_IMAGE")) == ("labctl/horovod", "workload mnist")
-    assert found.text("LAB_PACKAGES") == "nltk einops"
+    loaded = at(tmp_path).settings()
+    assert (loaded.text("LAB_IMAGE"), loaded.origin("LAB_IMAGE")) == ("labctl/horovod", "workload mnist")
+    assert loaded.text("LAB_PACKAGES") == "nltk einops"
     assert at(tmp_path, LAB_IMAGE="mine:1").settings().text("LAB_IMAGE") == "mine:1"
-    at(tmp_path).keep_image(found)
+    at(tmp_path).keep_image(loaded)
     assert at(tmp_path).settings().text("LAB_IMAGE") == "labctl/horovod", "`up` again"
     env.write_text("LAB_NAME=demo\nLAB_PACKAGES=sacrebleu\n")
     assert at(tmp_path).settings().text("LAB_PACKAGES") == "sacrebleu"

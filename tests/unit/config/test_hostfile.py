@@ -91,13 +91,13 @@ def test_format_is_one_line_per_node() -> None:
 
 
 def test_a_hundred_thousand_lines_take_as_few_calls_each_as_a_thousand() -> None:
-    """Ten calls take a microsecond or two, and lines whose cost grows with their number take minutes."""
+    """Limit the calls per line: costs that grow with the number of lines would take minutes."""
     few, many = _calls(1000) / 1000, _calls(100_000) / 100_000
     assert many <= few < 30
 
 
 def _calls(lines: int) -> int:
-    """Calls of functions that reading so many lines takes."""
+    """Count the function calls that reading these lines takes."""
     text, costs = "".join(f"node-{number:06d} slots=8\n" for number in range(lines)), cProfile.Profile()
     assert len(costs.runcall(parse, text, "hostfile")) == lines
     return sum(entry.callcount for entry in costs.getstats())

@@ -55,11 +55,11 @@ def test_a_line_says_how_its_host_is_reached() -> None:
 
 
 def test_hostfiles_and_plain_lists_are_inventories() -> None:
-    assert [(one.name, one.slots) for one in hosts("100.83.155.75 slots=8\n100.83.155.86 slots=8\n")] == [
+    assert [(host.name, host.slots) for host in hosts("100.83.155.75 slots=8\n100.83.155.86 slots=8\n")] == [
         ("100.83.155.75", 8),
         ("100.83.155.86", 8),
     ]
-    assert [one.name for one in hosts("a\nB.lab.example\n10.0.0.7")] == ["a", "B.lab.example", "10.0.0.7"]
+    assert [host.name for host in hosts("a\nB.lab.example\n10.0.0.7")] == ["a", "B.lab.example", "10.0.0.7"]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_hostfiles_and_plain_lists_are_inventories() -> None:
     ],
 )
 def test_the_master_is_the_first_of_master_and_members(text: str) -> None:
-    assert [(one.name, one.address) for one in hosts(text)] == [
+    assert [(host.name, host.address) for host in hosts(text)] == [
         ("node-0", "10.0.0.5"),
         ("node-1", "10.0.0.6"),
         ("node-2", "10.0.0.7"),
@@ -90,8 +90,8 @@ def test_the_master_is_the_first_of_master_and_members(text: str) -> None:
     ],
 )
 def test_user_and_port_may_stand_with_the_host_as_ssh_has_it(text: str, host: tuple[str, str, str, int]) -> None:
-    (one,) = hosts(text)
-    assert (one.name, one.address, one.user, one.port) == host
+    (only,) = hosts(text)
+    assert (only.name, only.address, only.user, only.port) == host
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_what_was_mistyped_is_told_as_it_should_be_written(text: str, hint: str)
 
 @pytest.mark.parametrize("members", ["", "MEMBER_IPS=\n"])
 def test_a_master_may_be_alone(members: str) -> None:
-    assert [one.name for one in hosts(f"MASTER_IP=10.0.0.5\n{members}")] == ["node-0"]
+    assert [host.name for host in hosts(f"MASTER_IP=10.0.0.5\n{members}")] == ["node-0"]
 
 
 SEED = """hosts:
@@ -177,12 +177,12 @@ def test_the_form_is_told_by_what_the_file_says(tmp_path: Path) -> None:
 
 def test_a_key_lies_beside_the_inventory_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "hosts.txt").write_text("a key=keys/a#1\nb key=/etc/b\nc key=~/.ssh/c\nd\n")
-    keys = [one.key for one in read(tmp_path / "hosts.txt")]
+    keys = [host.key for host in read(tmp_path / "hosts.txt")]
     assert keys == [str(tmp_path / "keys/a#1"), "/etc/b", str(Path.home() / ".ssh/c"), ""]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("-oProxyCommand=x", "1: bad host name"),
         ("a\n-oProxyCommand=x", "2: bad host name"),
@@ -233,12 +233,12 @@ def test_a_key_lies_beside_the_inventory_that_names_it(tmp_path: Path) -> None:
         ("MASTER_IP=10.0.0.5\nMEMBER_IPS=10.0.0.5", "2: `node-1` is the same machine as `node-0` on line 1"),
     ],
 )
-def test_what_cannot_be_a_host_is_refused_with_its_line(text: str, said: str) -> None:
-    assert reason(text).startswith(f"hosts.txt:{said}")
+def test_what_cannot_be_a_host_is_refused_with_its_line(text: str, message: str) -> None:
+    assert reason(text).startswith(f"hosts.txt:{message}")
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("all: {hosts: {-x: }}", "1: bad host name `-x`"),
         ("all:\n  hosts:\n    a:\n      ansible_port: high", "4: port must be between"),
@@ -257,9 +257,9 @@ def test_what_cannot_be_a_host_is_refused_with_its_line(text: str, said: str) ->
         ("all: {hosts: {a: ", "1: is not YAML"),
     ],
 )
-def test_what_cannot_be_an_ansible_host_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+def test_what_cannot_be_an_ansible_host_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "hosts.yaml").write_text(text)
-    assert reason("", tmp_path / "hosts.yaml").startswith(f"hosts.yaml:{said}")
+    assert reason("", tmp_path / "hosts.yaml").startswith(f"hosts.yaml:{message}")
 
 
 def test_a_bomb_of_aliases_is_refused_before_it_is_read(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ LISTED = {
 
 
 def program(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An `ansible-inventory` that is this shell script, or none at all, on PATH."""
+    """Put an `ansible-inventory` with this shell script on PATH, or none."""
     folder.mkdir()
     if script:
         (folder / "ansible-inventory").write_text(f"#!/bin/sh\n{script}\n")
@@ -325,9 +325,13 @@ def test_ansible_inventory_resolves_it_where_it_is_installed(
     script = f"""[ "$*" = "--list -i {path}" ] && [ "$PWD $ANSIBLE_INVENTORY_ENABLED" = "/ yaml,ini" ] || exit 9
 echo '[WARNING]: something' >&2; cat <<'E'\n{json.dumps(LISTED)}\nE"""
     program(tmp_path / "bin", script, monkeypatch)
-    found = read(path, path.name)
-    assert [(one.name, one.address, one.port) for one in found] == [("b", "", 0), ("a", "10.0.0.5", 2222), ("c", "", 0)]
-    assert found[2].where == f"{path.name}:1"
+    parsed = read(path, path.name)
+    assert [(host.name, host.address, host.port) for host in parsed] == [
+        ("b", "", 0),
+        ("a", "10.0.0.5", 2222),
+        ("c", "", 0),
+    ]
+    assert parsed[2].where == f"{path.name}:1"
 
 
 @pytest.mark.parametrize(
@@ -337,7 +341,10 @@ echo '[WARNING]: something' >&2; cat <<'E'\n{json.dumps(LISTED)}\nE"""
         ({**LISTED, "_meta": {"hostvars": {"b": {"ansible_user": "-l"}}}}, "user must be a user's name"),
         ({**LISTED, "_meta": {"hostvars": {"b": {"ansible_host": "{{ x }}"}}}}, "`ansible_host` is a template"),
         ({**LISTED, "rack": {"hosts": ["-oProxyCommand=x"]}}, "bad host name"),
-        ({**LISTED, "_meta": {"hostvars": {one: {"ansible_host": "10.0.0.5"} for one in "ab"}}}, "is the same machine"),
+        (
+            {**LISTED, "_meta": {"hostvars": {name: {"ansible_host": "10.0.0.5"} for name in "ab"}}},
+            "is the same machine",
+        ),
         (None, "ansible-inventory cannot read it: [ERROR]: no"),
     ],
 )
@@ -371,11 +378,11 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert reason("", tmp_path / "hosts.txt") == "hosts.txt:2: is not UTF-8"
 
 
-@given(st.lists(st.tuples(NAMES, ADDRESSES, PORTS), min_size=1, max_size=8, unique_by=lambda one: one[0]))
+@given(st.lists(st.tuples(NAMES, ADDRESSES, PORTS), min_size=1, max_size=8, unique_by=lambda entry: entry[0]))
 def test_what_is_written_is_what_is_read(entries: list[tuple[str, str, str]]) -> None:
     entries = [(name, address, str(number + 1)) for number, (name, address, _) in enumerate(entries)]
     text = "".join(f"{name} address={address} port={port}\n" for name, address, port in entries)
-    assert [(one.name, one.address, str(one.port)) for one in hosts(text)] == entries
+    assert [(host.name, host.address, str(host.port)) for host in hosts(text)] == entries
 
 
 @given(
@@ -384,12 +391,12 @@ def test_what_is_written_is_what_is_read(entries: list[tuple[str, str, str]]) ->
 )
 def test_nothing_is_taken_that_ssh_could_take_for_an_option(text: str) -> None:
     try:
-        found = hosts(text)
+        parsed = hosts(text)
     except ConfigError as error:
         assert re.match(r"hosts\.txt:\d+: ", error.message)  # noqa: PT017 - either outcome is right
         return
-    for one in found:
-        for word in (one.name, one.address, one.user, one.key):
+    for host in parsed:
+        for word in (host.name, host.address, host.user, host.key):
             assert not word.startswith("-")
             assert word.isprintable()
             assert " " not in word
@@ -408,10 +415,10 @@ def test_a_hundred_thousand_lines_are_read_in_a_moment() -> None:
 
 
 def test_a_line_costs_few_calls() -> None:
-    """As many as a hundred thousand lines may cost to be read in well under a second, whatever else runs here."""
+    """Allow as many calls as let a hundred thousand lines be read in well under a second."""
     text, costs = lines(1000), cProfile.Profile()
     costs.runcall(hosts, text)
-    assert sum(one.callcount for one in costs.getstats()) / 1000 < 40
+    assert sum(entry.callcount for entry in costs.getstats()) / 1000 < 40
 
 
 def test_machines_that_are_drained_are_left_out_by_name_or_address(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a person adds to the compose files of a lab."""
+"""The user's additions to the compose files of a lab."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_what_is_no_relative_path_of_the_host_is_taken(tmp_path: Path, text: str
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("services:\n  worker-7: {}\n", "compose.override.yml:2: no service `worker-7` in this lab"),
         (
@@ -118,7 +118,7 @@ def test_what_is_no_relative_path_of_the_host_is_taken(tmp_path: Path, text: str
         ("", "compose.override.yml:1: is empty"),
     ],
 )
-def test_what_cannot_be_added_is_named_by_its_line(tmp_path: Path, text: str, said: str) -> None:
+def test_what_cannot_be_added_is_named_by_its_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         override.read(write(tmp_path, text), SERVICES)
-    assert caught.value.message.startswith(said)
+    assert caught.value.message.startswith(message)

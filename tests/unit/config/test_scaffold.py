@@ -22,21 +22,21 @@ def test_a_lab_directory_has_settings_hostfiles_and_workloads(tmp_path: Path) ->
     assert (lab / ".env").stat().st_mode & 0o777 == 0o600
     listed, errors = loader.list_all(lab / "workloads", launchers.names())
     assert errors == ()
-    assert "opt-tiny" in {one.name for one in listed}
+    assert "opt-tiny" in {workload.name for workload in listed}
     assert (lab / "workloads/common/script_exit.py").is_file()
-    assert "common" not in {name for one in listed for name in (one.name, one.directory.name)}
-    found = [path for path in (lab / "hostfiles").rglob("*") if path.is_file()]
-    assert found
-    for path in found:
+    assert "common" not in {name for workload in listed for name in (workload.name, workload.directory.name)}
+    paths = [path for path in (lab / "hostfiles").rglob("*") if path.is_file()]
+    assert paths
+    for path in paths:
         assert hostfile.parse(path.read_text(), str(path))
     assert not list(lab.rglob("__pycache__"))
 
 
 def test_its_settings_are_read_without_a_warning(tmp_path: Path) -> None:
     scaffold.initialise(tmp_path)
-    found = settings.load(tmp_path, {"HOME": "/home/someone"}, {})
-    assert found.warnings == ()
-    assert found.text("LAB_NAME") == scaffold.lab_name(tmp_path)
+    loaded = settings.load(tmp_path, {"HOME": "/home/someone"}, {})
+    assert loaded.warnings == ()
+    assert loaded.text("LAB_NAME") == scaffold.lab_name(tmp_path)
 
 
 def test_the_list_of_hosts_is_one_once_its_examples_are_no_comments(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_the_list_of_hosts_is_one_once_its_examples_are_no_comments(tmp_path: Pa
     text = (tmp_path / "hosts.txt").read_text()
     with pytest.raises(ConfigError, match="names no host"):
         inventory.parse(text, "hosts.txt")
-    assert [one.name for one in inventory.parse(re.sub(r"^#(?=\w)", "", text, flags=re.MULTILINE), "hosts.txt")] == [
+    assert [host.name for host in inventory.parse(re.sub(r"^#(?=\w)", "", text, flags=re.MULTILINE), "hosts.txt")] == [
         "red",
         "blue",
     ]
@@ -87,9 +87,9 @@ def test_a_directory_that_cannot_be_made_is_an_error_for_people(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["lab", "My Lab!", "ü", "-", "a" * 80, "x" * 29 + "-y", "9", "a_b.c"])
 def test_any_directory_gives_a_name_that_the_settings_take(tmp_path: Path, name: str) -> None:
-    found = scaffold.lab_name(tmp_path / name)
-    settings.label(found)
-    assert re.fullmatch(r"[a-z0-9-]+-[0-9a-f]{4}", found)
+    chosen = scaffold.lab_name(tmp_path / name)
+    settings.label(chosen)
+    assert re.fullmatch(r"[a-z0-9-]+-[0-9a-f]{4}", chosen)
 
 
 def test_two_directories_of_one_name_are_two_labs(tmp_path: Path) -> None:

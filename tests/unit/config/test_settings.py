@@ -178,7 +178,7 @@ MAY_BE_MOUNTED = """
 @pytest.mark.parametrize("key", MOUNTED)
 @pytest.mark.parametrize("value", NEVER_MOUNTED.split())
 def test_what_is_the_hosts_own_is_not_mounted(lab: Lab, key: str, value: str) -> None:
-    """Containers write what is mounted: keys, the system and the engine would be theirs."""
+    """Refuse the mount: containers could write keys, the system or the engine's data."""
     error = lab.error(f"{key}={value}")
     assert error.startswith(f".env:1: {key}: "), error
     assert " | name a directory" in error
@@ -326,8 +326,8 @@ SECRET_NAMES = ["WANDB_API_KEY", "MY_TOKEN", "my_secret", "DB_PASSWORD", "DB_PAS
 def test_secret_extra_environment_is_kept_apart(lab: Lab, name: str) -> None:
     loaded = lab.load(f"LAB_ENV_{name}=CANARY\nLAB_ENV_KEYBOARD=us")
     assert loaded.environment == (("KEYBOARD", "us"),)
-    ((found, secret),) = loaded.secret_environment
-    assert (found, type(secret), secret.reveal()) == (name, Secret, "CANARY")
+    ((key, secret),) = loaded.secret_environment
+    assert (key, type(secret), secret.reveal()) == (name, Secret, "CANARY")
     assert (f"LAB_ENV_{name}", "set", ".env:1") in loaded.rows()
 
 
@@ -386,8 +386,8 @@ def test_errors_never_show_a_secret(lab: Lab, text: str) -> None:
 
 
 def test_mounts_are_read_with_their_place_and_mode(tmp_path: Path) -> None:
-    found = settings.load(tmp_path, HOME, {"LAB_MOUNTS": "/data/imagenet:/data:ro  ~/models:/workspace/models"})
-    assert [tuple(mount) for mount in found.mounts] == [
+    loaded = settings.load(tmp_path, HOME, {"LAB_MOUNTS": "/data/imagenet:/data:ro  ~/models:/workspace/models"})
+    assert [tuple(mount) for mount in loaded.mounts] == [
         ("/data/imagenet", "/data", True),
         ("/home/someone/models", "/workspace/models", False),
     ]
@@ -429,7 +429,7 @@ def test_a_mount_that_holds_the_project_is_refused(tmp_path: Path) -> None:
 
 
 def example_entries() -> list[tuple[str, str]]:
-    """Each setting of env.example with the comment above it."""
+    """Return the settings of env.example, each with the comment above it."""
     lines = EXAMPLE.read_text(encoding="utf-8").splitlines()
     return [(above, line) for above, line in pairwise(lines) if re.match(r"#?[A-Z0-9_]+=", line)]
 
@@ -447,8 +447,8 @@ def test_example_and_table_agree() -> None:
 
 def test_every_accelerator_and_every_alias_is_documented() -> None:
     meanings = {line.lstrip("#").partition("=")[0]: above for above, line in example_entries()}
-    known = ", ".join(settings.accelerators_known())
-    assert meanings["LAB_ACCELERATOR"] == f"# One of {known}; auto takes what it finds."
+    names = ", ".join(settings.accelerators_known())
+    assert meanings["LAB_ACCELERATOR"] == f"# One of {names}; auto takes what it finds."
     for setting in settings.SETTINGS:
         for alias in setting.aliases:
             assert f"(also {alias})" in meanings[setting.key]

@@ -19,7 +19,7 @@ from labctl.system import filelock
 def examining(directory: Path, monkeypatch: pytest.MonkeyPatch, findings: list[Finding]) -> Backend:
     """A backend whose checks have these findings."""
     context = Context(directory=directory, environ={}, emit=lambda _: None, flags={})
-    backend = builders.backend(context, builders.site(context))
+    backend = builders.backend(context, builders.cluster_of(context))
     monkeypatch.setattr(backend, "findings", lambda _: tuple(findings))
     return backend
 
@@ -35,32 +35,32 @@ def test_fix_asks_before_each_command_runs_it_once_and_looks_again(
     def finding(level: Level, fix: str, *, auto_fixable: bool = True) -> Finding:
         return problem(level, "LAB-X-001", "so", impact="so", fix=fix, auto_fixable=auto_fixable)
 
-    there = [
+    findings = [
         finding("warn", "labctl render"),
         finding("error", "sed -i x .env", auto_fixable=False),
         finding("error", "labctl up"),
         finding("error", "labctl down"),
         finding("error", "docker unpause one"),
     ]
-    asked: list[str] = []
+    questions: list[str] = []
     typed: list[str] = []
 
     def type_in(context: Context, command: str) -> int:
         typed.append(command)
         if command != "labctl up":
-            there[:] = [one for one in there if one.fix != command]
+            findings[:] = [finding for finding in findings if finding.fix != command]
         return int(command == "labctl up")
 
     def ask(question: str) -> bool:
-        asked.append(question)
+        questions.append(question)
         return "down" not in question
 
     monkeypatch.setattr(fix, "run", type_in)
-    report = fix.apply(examining(tmp_path, monkeypatch, there), ask)
+    report = fix.apply(examining(tmp_path, monkeypatch, findings), ask)
     assert typed == ["labctl up", "docker unpause one", "labctl render"]
-    assert [(one.command, one.code) for one in report.fixed] == [(typed[0], 1), (typed[1], 0), (typed[2], 0)]
-    assert {one.fix for one in report.findings} == {"sed -i x .env", "labctl up", "labctl down"}
-    assert len(asked) == 4
+    assert [(fix.command, fix.code) for fix in report.fixed] == [(typed[0], 1), (typed[1], 0), (typed[2], 0)]
+    assert {finding.fix for finding in report.findings} == {"sed -i x .env", "labctl up", "labctl down"}
+    assert len(questions) == 4
 
 
 def test_fix_runs_nothing_once_a_run_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What a training takes in memory: the papers' figures, DeepSpeed's own buffers, and the nearest setting that fits."""
+"""Memory of training: the papers' figures, DeepSpeed's own buffers, and the nearest setting that fits."""
 
 from __future__ import annotations
 
@@ -170,19 +170,19 @@ def test_a_reward_model_sees_pairs_and_has_no_logits() -> None:
 # --- from a workload -----------------------------------------------------------------------------------------
 
 
-def workload(*words: str, **deepspeed: Any) -> Workload:
+def workload(*arguments: str, **deepspeed: Any) -> Workload:
     return builders.workload(
         directory=CONFIGS.parent,
-        arguments=("--model", "opt-13b", "--sequence-length", "256", *words),
+        arguments=("--model", "opt-13b", "--sequence-length", "256", *arguments),
         memory=Memory(model="configs/{model}.json"),
         deepspeed={"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": True}, **deepspeed},
     )
 
 
 def test_the_last_of_an_argument_counts() -> None:
-    words = ("--lora-dim", "4", "--on", "--modules", "a", "b", "--lora_dim=8")
-    assert arguments(words) == {"lora_dim": ["8"], "on": [], "modules": ["a", "b"]}
-    assert arguments((*words, "--actor-lora-dim", "2"))["lora_dim"] == ["2"]
+    argv = ("--lora-dim", "4", "--on", "--modules", "a", "b", "--lora_dim=8")
+    assert arguments(argv) == {"lora_dim": ["8"], "on": [], "modules": ["a", "b"]}
+    assert arguments((*argv, "--actor-lora-dim", "2"))["lora_dim"] == ["2"]
 
 
 def test_arguments_and_deepspeeds_keys_decide() -> None:
@@ -214,8 +214,8 @@ def test_arguments_may_say_which_task_it_is_and_which_critic() -> None:
     planned = fit.of(given, "cpu", 1, 2)
     assert (planned.task, planned.critic, planned.sequence_length) == ("rlhf", OPT_13B, 96)
     assert (planned.answer_length, planned.critic_stage) == (32, None)
-    words = ("--critic-model", "opt-350m", "--critic-zero-stage", "0")
-    with_critic = fit.of(replace(given, arguments=(*given.arguments, *words)), "cpu", 1, 2)
+    argv = ("--critic-model", "opt-350m", "--critic-zero-stage", "0")
+    with_critic = fit.of(replace(given, arguments=(*given.arguments, *argv)), "cpu", 1, 2)
     assert (with_critic.critic, with_critic.critic_stage) == (OPT_350M, 0)
     plain = fit.of(replace(workload(), memory=both), "cpu", 1, 2)
     assert (plain.task, plain.critic, plain.sequence_length) == ("sft", None, 256)
@@ -228,10 +228,10 @@ def test_of_a_model_that_is_only_counted_the_states_are_known() -> None:
     assert "activations" not in parts(planned)
     plenty = fit.Capacity(device=GIB, host=GIB)
     assert fit.fits(planned, plenty) is None
-    said = text(fit.report("counted", 2, planned, plenty))
-    assert "activations: not counted" in said
-    assert "unknown whether it fits (activations not counted)" in said
-    assert "tokens" not in said.splitlines()[1]
+    report = text(fit.report("counted", 2, planned, plenty))
+    assert "activations: not counted" in report
+    assert "unknown whether it fits (activations not counted)" in report
+    assert "tokens" not in report.splitlines()[1]
 
 
 @pytest.mark.parametrize("missing", ["memory", "deepspeed"])
@@ -274,9 +274,9 @@ def test_unknown_memory_is_no_verdict() -> None:
     ],
 )  # fmt: skip
 def test_the_cheapest_change_that_fits_is_advised(planned: Training, gib: int, settings: list[str]) -> None:
-    found = fit.advise(planned, fit.Capacity(device=gib * GIB, host=None))
-    assert found is not None
-    assert [change.set for change in found.changes] == settings
+    advice = fit.advise(planned, fit.Capacity(device=gib * GIB, host=None))
+    assert advice is not None
+    assert [change.set for change in advice.changes] == settings
 
 
 def test_what_nothing_helps_is_said() -> None:
@@ -285,8 +285,8 @@ def test_what_nothing_helps_is_said() -> None:
 
 def test_the_document_is_plain_data() -> None:
     report = fit.report("opt", 2, training(stage=3, ranks=2), fit.Capacity(device=80 * GIB, host=None))
-    said = json.loads(json.dumps(to_json(report)))
-    assert said["fits"] is False
-    assert said["needs"]["device"] > said["available"]["device"]
-    assert all(line["formula"] and line["source"] for line in said["lines"])
-    assert said["advice"]["needs"]["device"] <= 80 * GIB
+    document = json.loads(json.dumps(to_json(report)))
+    assert document["fits"] is False
+    assert document["needs"]["device"] > document["available"]["device"]
+    assert all(line["formula"] and line["source"] for line in document["lines"])
+    assert document["advice"]["needs"]["device"] <= 80 * GIB

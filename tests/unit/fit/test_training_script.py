@@ -1,4 +1,4 @@
-"""What `fit` reads off the scripts of a person's clone of DeepSpeed-Chat."""
+"""Parameters that `fit` reads from scripts of the user's clone of DeepSpeed-Chat."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ def training(script: Path, text: str) -> Training:
 
 
 def test_a_script_that_sources_its_models_is_read_with_what_it_sources(tmp_path: Path) -> None:
-    found = training(tmp_path / "run_opt-13b.sh", THIRD)
-    assert (found.task, found.model.name, found.critic and found.critic.name) == ("rlhf", "opt-13b", "opt-350m")
-    assert (found.stage, found.critic_stage, found.micro_batch) == (3, 2, 8)
-    assert (found.sequence_length, found.answer_length) == (256 + 128, 128)
-    assert (found.lora_dim, found.gradient_checkpointing, found.offload_optimizer) == (128, True, False)
+    parsed = training(tmp_path / "run_opt-13b.sh", THIRD)
+    assert (parsed.task, parsed.model.name, parsed.critic and parsed.critic.name) == ("rlhf", "opt-13b", "opt-350m")
+    assert (parsed.stage, parsed.critic_stage, parsed.micro_batch) == (3, 2, 8)
+    assert (parsed.sequence_length, parsed.answer_length) == (256 + 128, 128)
+    assert (parsed.lora_dim, parsed.gradient_checkpointing, parsed.offload_optimizer) == (128, True, False)
 
 
 def test_a_script_of_a_step_is_read_with_its_defaults(tmp_path: Path) -> None:
-    found = training(tmp_path / "step1_supervised_finetuning/training_scripts/opt/run_1.3b.sh", OF_STEP)
-    assert (found.task, found.model.name, found.stage, found.micro_batch) == ("sft", "opt-1.3b", 2, 16)
-    assert (found.sequence_length, found.gradient_accumulation_steps, found.lora_dim) == (512, 4, 0)
-    assert found.offload_optimizer
-    assert found.fused_optimizer
+    parsed = training(tmp_path / "step1_supervised_finetuning/training_scripts/opt/run_1.3b.sh", OF_STEP)
+    assert (parsed.task, parsed.model.name, parsed.stage, parsed.micro_batch) == ("sft", "opt-1.3b", 2, 16)
+    assert (parsed.sequence_length, parsed.gradient_accumulation_steps, parsed.lora_dim) == (512, 4, 0)
+    assert parsed.offload_optimizer
+    assert parsed.fused_optimizer
     reward = training(tmp_path / "step2_reward_model_finetuning/run_1.3b.sh", OF_STEP)
     assert reward.task == "reward"
 

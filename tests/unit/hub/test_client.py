@@ -1,4 +1,4 @@
-"""What a hub may answer: its words become paths in the cache."""
+"""Validation of a hub's answers, whose words become paths in the cache."""
 
 from __future__ import annotations
 

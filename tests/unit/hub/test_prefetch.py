@@ -1,4 +1,4 @@
-"""What `labctl cache` wants of a repository, takes for whole, and says; the hub itself is in contract/."""
+"""Files that `labctl cache` selects, considers complete, and reports; the hub itself is in contract/."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def chosen(*paths: str) -> set[str]:
 
 
 def snapshot(cache: Path, revision: str, *paths: str, parts: dict[str, tuple[str, ...]] | None = None) -> Path:
-    """A snapshot in the cache with these files; ``parts`` gives what its index files name."""
+    """Write a snapshot with these files to the cache; ``parts`` are the names in its index files."""
     made = hub(cache).folder("model", NAME) / "snapshots" / revision
     made.mkdir(parents=True)
     for path in paths:
@@ -49,9 +49,9 @@ def snapshot(cache: Path, revision: str, *paths: str, parts: dict[str, tuple[str
 
 def test_of_a_model_one_set_of_weights_its_configuration_and_its_tokeniser_are_wanted() -> None:
     texts = {"config.json", "tokenizer.model", "merges.txt", "chat_template.jinja", "pytorch_model.bin.index.json"}
-    others = {"flax_model.msgpack", "tf_model.h5", "training_args.bin", "README.md", ".gitattributes"}
+    unused = {"flax_model.msgpack", "tf_model.h5", "training_args.bin", "README.md", ".gitattributes"}
     weights = {"pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"}
-    assert chosen(*texts, *others, *weights) == texts | weights
+    assert chosen(*texts, *unused, *weights) == texts | weights
     assert chosen(*texts, *weights, "model.safetensors") == texts | {"model.safetensors"}
 
 
@@ -71,26 +71,26 @@ def test_a_model_without_weights_is_an_error_that_says_what_it_holds() -> None:
 
 
 def test_what_is_declared_twice_is_wanted_once() -> None:
-    wanted = Cache(models=("a/b", "c/d", "a/b"), datasets=("a/b",))
-    assert names(wanted) == (("model", "a/b"), ("model", "c/d"), ("dataset", "a/b"))
+    expected = Cache(models=("a/b", "c/d", "a/b"), datasets=("a/b",))
+    assert names(expected) == (("model", "a/b"), ("model", "c/d"), ("dataset", "a/b"))
 
 
 # --- what is here --------------------------------------------------------------------------------------------
 
 
 def test_bytes_to_come_count_what_an_interrupted_call_left(tmp_path: Path) -> None:
-    one = repository("model.safetensors", "config.json", folder=tmp_path)
-    large, small = one.files
-    assert to_come(one) == 20
-    one.partial(large).parent.mkdir()
-    one.partial(large).write_bytes(b"0123")
-    assert to_come(one) == 16
-    one.blob(small).write_bytes(b"0123456789")
-    assert (to_come(one), missing(one)) == (6, (large, small))
-    for file in one.files:
-        one.link(file).parent.mkdir(parents=True, exist_ok=True)
-        one.link(file).write_bytes(b"0123456789")
-    assert missing(one) == ()
+    snapshot = repository("model.safetensors", "config.json", folder=tmp_path)
+    large, small = snapshot.files
+    assert to_come(snapshot) == 20
+    snapshot.partial(large).parent.mkdir()
+    snapshot.partial(large).write_bytes(b"0123")
+    assert to_come(snapshot) == 16
+    snapshot.blob(small).write_bytes(b"0123456789")
+    assert (to_come(snapshot), missing(snapshot)) == (6, (large, small))
+    for file in snapshot.files:
+        snapshot.link(file).parent.mkdir(parents=True, exist_ok=True)
+        snapshot.link(file).write_bytes(b"0123456789")
+    assert missing(snapshot) == ()
 
 
 @pytest.mark.parametrize(
@@ -108,19 +108,19 @@ def test_a_model_is_whole_when_every_part_of_one_format_is_here(
     tmp_path: Path, paths: tuple[str, ...], parts: dict[str, tuple[str, ...]], whole: bool
 ) -> None:
     snapshot(tmp_path, "0a1b", *paths, parts=parts)
-    found = whole_here(hub(tmp_path), "model", NAME)
-    assert bool(found) == whole
-    if found:
-        assert (found[1].state, found[1].revision, missing(found[0])) == ("unchecked", "0a1b", ())
+    lacking = whole_here(hub(tmp_path), "model", NAME)
+    assert bool(lacking) == whole
+    if lacking:
+        assert (lacking[1].state, lacking[1].revision, missing(lacking[0])) == ("unchecked", "0a1b", ())
 
 
 def test_of_several_whole_snapshots_the_newest_counts(tmp_path: Path) -> None:
     for age, revision in enumerate(("new", "old", "older")):
         made = snapshot(tmp_path, revision, "model.safetensors" if revision != "new" else "config.json")
         os.utime(made, (1e9 - age, 1e9 - age))
-    found = whole_here(hub(tmp_path), "model", NAME)
-    assert found is not None
-    assert found[1].revision == "old"
+    missing = whole_here(hub(tmp_path), "model", NAME)
+    assert missing is not None
+    assert missing[1].revision == "old"
 
 
 def test_nothing_is_whole_in_an_empty_cache(tmp_path: Path) -> None:
@@ -152,9 +152,9 @@ def test_a_snapshot_that_a_container_spoilt_is_not_whole_and_stops_nothing(
     older = snapshot(tmp_path, "older", "model.safetensors")
     os.utime(older, (1e9, 1e9))
     spoil(snapshot(tmp_path, "spoilt", "a.txt"))
-    found = whole_here(hub(tmp_path), "model", NAME)
-    assert found is not None
-    assert found[1].revision == "older"
+    missing = whole_here(hub(tmp_path), "model", NAME)
+    assert missing is not None
+    assert missing[1].revision == "older"
 
 
 # --- links that a container planted ---------------------------------------------------------------------------
@@ -169,17 +169,17 @@ def test_a_link_that_comes_while_files_are_fetched_is_not_followed(
     digest = "b" * (64 if large else 40)
     for name in ("config.json", digest):
         (theirs / name).write_text("years of work")
-    there = hub(tmp_path / "cache/huggingface/hub")
+    local = hub(tmp_path / "cache/huggingface/hub")
     file = RemoteFile("config.json", 3, digest, large)
-    one = Repository(kind="model", name=NAME, revision="0" * 40, files=(file,), folder=there.folder("model", NAME))
+    snapshot = Repository(kind="model", name=NAME, revision="0" * 40, files=(file,), folder=local.folder("model", NAME))
 
-    for path in (one.blob(file).parent, one.link(file).parent):
+    for path in (snapshot.blob(file).parent, snapshot.link(file).parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.symlink_to(theirs)
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: None)
     context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={})
     with pytest.raises(HostError, match="cannot fetch model"):
-        download(context, there, one, describe(one, 3, "to fetch"))
+        download(context, local, snapshot, describe(snapshot, 3, "to fetch"))
     assert {path.name: path.read_text() for path in theirs.iterdir()} == dict.fromkeys(
         ("config.json", digest), "years of work"
     )
@@ -190,15 +190,15 @@ def test_a_link_that_comes_while_files_are_fetched_is_not_followed(
 
 def test_the_hub_and_its_cache_come_from_settings_and_environment(tmp_path: Path) -> None:
     environ = {"HF_ENDPOINT": "https://mirror.example/hub/", "HF_TOKEN": "hf_x", "HOME": "/home/ann"}
-    found = connect(settings.load(tmp_path, environ, {}), environ)
-    assert (found.endpoint, found.credential) == ("https://mirror.example/hub", "hf_x")
-    assert found.cache == Path("/home/ann/.cache/labctl/huggingface/hub")
-    assert "hf_x" not in repr(found)
+    connected = connect(settings.load(tmp_path, environ, {}), environ)
+    assert (connected.endpoint, connected.credential) == ("https://mirror.example/hub", "hf_x")
+    assert connected.cache == Path("/home/ann/.cache/labctl/huggingface/hub")
+    assert "hf_x" not in repr(connected)
 
 
 def test_without_a_token_the_library_may_not_look_for_one(tmp_path: Path) -> None:
-    found = connect(settings.load(tmp_path, {}, {}), {})
-    assert (found.endpoint, found.credential) == (ENDPOINT, False)
+    connected = connect(settings.load(tmp_path, {}, {}), {})
+    assert (connected.endpoint, connected.credential) == (ENDPOINT, False)
 
 
 @pytest.mark.parametrize("endpoint", ["huggingface.co", "ftp://x", "https://", "https:// x"])
@@ -211,20 +211,20 @@ def test_an_endpoint_that_is_no_url_is_a_setting_to_mend(tmp_path: Path, endpoin
 
 
 def test_progress_says_share_and_rate_now_and_then() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     now = 0.0
-    progress = Progress("model m", 1_000_000_000, 200_000_000, said.append, clock=lambda: now)
+    progress = Progress("model m", 1_000_000_000, 200_000_000, messages.append, clock=lambda: now)
     now = 1.0
     progress.advance(100_000_000)
-    assert said == []
+    assert messages == []
     now = 5.0
     progress.advance(200_000_000)
-    assert said == ["model m: 50 % of 1 GB, 60 MB/s"]
+    assert messages == ["model m: 50 % of 1 GB, 60 MB/s"]
     now = 8.0
     progress.advance(500_000_000)
     now = 10.0
     progress.finish()
-    assert said[1:] == ["model m: 100 %, 800 MB in 10 s, 80 MB/s"]
+    assert messages[1:] == ["model m: 100 %, 800 MB in 10 s, 80 MB/s"]
 
 
 # --- what workloads do to the cache --------------------------------------------------------------------------
@@ -261,10 +261,10 @@ def test_nothing_is_downloaded_or_removed_through_a_link_in_the_cache(
     link.parent.mkdir(parents=True)
     link.symlink_to(mine)
     where = hub(tmp_path / "cache/hub")
-    wanted = repository("config.json", "deep/config.json", folder=where.folder("model", NAME))
-    said = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={})
+    expected = repository("config.json", "deep/config.json", folder=where.folder("model", NAME))
+    context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={})
     with pytest.raises(HostError):
-        download(said, where, wanted, describe(wanted, 20, "to fetch"))
+        download(context, where, expected, describe(expected, 20, "to fetch"))
     assert sorted(path.name for path in mine.rglob("*")) == ["config.json", "config.json", "deep"]
 
 

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and why it does not."""
+"""Choice of the checkpoint from which a run resumes, and the reasons if there is none."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def of(tmp_path: Path) -> Lab:
 
 
 def saved(of: Lab, run_id: str, step: int, *, ranks: int = 2) -> Path:
-    """A whole checkpoint of a run."""
+    """Write a complete checkpoint of a run."""
     place = of.directory / f"runs/{run_id}/checkpoints/step-{step}"
     (place / "model").mkdir(parents=True)
     files = {}
@@ -43,7 +43,7 @@ def went_on(of: Lab, run_id: str, checkpoint: str) -> None:
     (path / "job.json").write_text(json.dumps({"workload": "hello", "resumed": checkpoint}))
 
 
-def found(of: Lab, run_id: str, declared: Resume = OWN) -> str:
+def checkpoint_of(of: Lab, run_id: str, declared: Resume = OWN) -> str:
     return str(checkpoints.last(of.directory, run_id, declared)[0])
 
 
@@ -56,7 +56,7 @@ def reason(of: Lab, run_id: str, declared: Resume = OWN) -> str:
 def test_the_last_one_is_that_of_the_highest_number(of: Lab) -> None:
     for step in (9, 10, 8):
         saved(of, "r1", step)
-    assert found(of, "r1") == "r1/checkpoints/step-10"
+    assert checkpoint_of(of, "r1") == "r1/checkpoints/step-10"
 
 
 def test_a_file_may_be_a_checkpoint_and_needs_no_marker(of: Lab) -> None:
@@ -64,7 +64,7 @@ def test_a_file_may_be_a_checkpoint_and_needs_no_marker(of: Lab) -> None:
     folder.mkdir(parents=True)
     for name in ("epoch-2.pt", "epoch-10.pt"):
         (folder / name).touch()
-    assert found(of, "r1", FILES) == "r1/work/ckpt/epoch-10.pt"
+    assert checkpoint_of(of, "r1", FILES) == "r1/work/ckpt/epoch-10.pt"
 
 
 @pytest.mark.parametrize("name", ["whole.json", "model/shard-0.pt", "model/shard-1.pt"])
@@ -74,7 +74,7 @@ def test_one_that_was_cut_in_the_middle_is_passed_over(of: Lab, name: str, how: 
     file = saved(of, "r1", 90) / name
     content = file.read_bytes()
     file.unlink() if how == "missing" else file.write_bytes(content[: len(content) // 2])
-    assert found(of, "r1") == "r1/checkpoints/step-60"
+    assert checkpoint_of(of, "r1") == "r1/checkpoints/step-60"
 
 
 def test_what_is_wrong_with_the_last_one_is_said(of: Lab) -> None:
@@ -93,14 +93,14 @@ def test_a_marker_of_another_program_says_that_it_is_whole(of: Lab, content: str
     place = of.directory / "runs/r1/out/checkpoint-500"
     place.mkdir(parents=True)
     (place / "trainer_state.json").write_text(content)
-    assert found(of, "r1", Resume("--go", "out/checkpoint-*", "trainer_state.json")) == "r1/out/checkpoint-500"
+    assert checkpoint_of(of, "r1", Resume("--go", "out/checkpoint-*", "trainer_state.json")) == "r1/out/checkpoint-500"
 
 
 def test_a_run_that_had_no_time_to_save_goes_on_from_where_it_did(of: Lab) -> None:
     saved(of, "r1", 60)
     went_on(of, "r2", "r1/checkpoints/step-60")
     went_on(of, "r3", "r2/checkpoints/step-70")
-    assert found(of, "r3") == "r1/checkpoints/step-60"
+    assert checkpoint_of(of, "r3") == "r1/checkpoints/step-60"
 
 
 def test_records_that_name_each_other_are_no_endless_search(of: Lab) -> None:

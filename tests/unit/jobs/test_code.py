@@ -28,7 +28,7 @@ def of(tmp_path: Path) -> Lab:
 
 
 def write(folder: Path, *names: str) -> Path:
-    """Files that hold their own names; returns the first."""
+    """Write files that contain their own names; return the first path."""
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(name)
@@ -45,17 +45,17 @@ def names(of: Code) -> set[str]:
 
 def test_a_workloads_folder_is_copied_whole_but_for_compiled_python(of: Lab, tmp_path: Path) -> None:
     write(tmp_path / "hello", "hello.py", "lib/util.py", ".deepspeed_env", "__pycache__/hello.pyc", ".git/config")
-    placed, found = code.choose(of, workload(directory=tmp_path / "hello", script="hello.py"))
+    placed, chosen = code.choose(of, workload(directory=tmp_path / "hello", script="hello.py"))
     assert placed.script == "hello.py"
-    assert names(found) == {"hello.py", "lib/util.py", ".deepspeed_env"}
-    assert {copy.path for copy in found.copies} == {f"work/{name}" for name in names(found)}
-    assert code.remark(found) == ""
+    assert names(chosen) == {"hello.py", "lib/util.py", ".deepspeed_env"}
+    assert {copy.path for copy in chosen.copies} == {f"work/{name}" for name in names(chosen)}
+    assert code.remark(chosen) == ""
 
 
 def test_a_script_brings_what_lies_beside_and_below_it(of: Lab, tmp_path: Path) -> None:
     path = write(tmp_path / "mine", "train.py", "util.py", "conf/small.json", ".env", ".venv/lib/x.py")
-    placed, found = code.choose(of, workload(script=str(path)))
-    assert (placed.script, names(found)) == ("train.py", {"train.py", "util.py", "conf/small.json"})
+    placed, chosen = code.choose(of, workload(script=str(path)))
+    assert (placed.script, names(chosen)) == ("train.py", {"train.py", "util.py", "conf/small.json"})
 
 
 def test_of_a_repository_come_the_files_that_it_does_not_ignore(of: Lab, tmp_path: Path) -> None:
@@ -69,9 +69,9 @@ def test_of_a_repository_come_the_files_that_it_does_not_ignore(of: Lab, tmp_pat
     (mine / "__pycache__/util.pyc").write_text("")
     (mine / ".gitignore").write_text("data/\n*.npz\n__pycache__/\n.cache\n")
     write(mine, "digits.npz", ".cache")
-    found = script(of, path)
-    assert names(found) == {"train.py", "util.py", "new.py", ".gitignore"}
-    assert code.remark(found) == "not copied into the run: data/ (ignored by git), digits.npz (ignored by git)"
+    chosen = script(of, path)
+    assert names(chosen) == {"train.py", "util.py", "new.py", ".gitignore"}
+    assert code.remark(chosen) == "not copied into the run: data/ (ignored by git), digits.npz (ignored by git)"
 
 
 @pytest.mark.parametrize("now", ["file", "outside", "inside", "gone"])
@@ -86,10 +86,10 @@ def test_what_git_lists_of_a_folder_that_is_none_any_more_does_not_come(of: Lab,
         write(mine, "data")
     elif now != "gone":
         (mine / "data").symlink_to(tmp_path / "big" if now == "outside" else "other")
-    found = script(of, path)
-    assert names(found) == {"train.py", "other/x"} | ({"data"} if now in ("file", "inside") else set())
-    assert code.remark(found).endswith("data (a link that leads out)") == (now == "outside")
-    files.create_all(tmp_path / "run", (), copies=found.copies)
+    chosen = script(of, path)
+    assert names(chosen) == {"train.py", "other/x"} | ({"data"} if now in ("file", "inside") else set())
+    assert code.remark(chosen).endswith("data (a link that leads out)") == (now == "outside")
+    files.create_all(tmp_path / "run", (), copies=chosen.copies)
 
 
 def test_names_that_are_not_utf_8_come_too(of: Lab, tmp_path: Path) -> None:
@@ -97,9 +97,9 @@ def test_names_that_are_not_utf_8_come_too(of: Lab, tmp_path: Path) -> None:
     path = write(mine, "train.py")
     (mine / name).touch()
     subprocess.run(["git", "init", "-q", mine], check=True)
-    found = script(of, path)
-    assert names(found) == {"train.py", name}
-    files.create_all(tmp_path / "run", (), copies=found.copies)
+    chosen = script(of, path)
+    assert names(chosen) == {"train.py", name}
+    files.create_all(tmp_path / "run", (), copies=chosen.copies)
     assert (tmp_path / "run/work" / name).exists()
 
 
@@ -120,8 +120,8 @@ def test_a_script_of_any_size_comes(of: Lab, tmp_path: Path, monkeypatch: pytest
     path.write_text("x" * 300)
     path.chmod(0o755)
     (tmp_path / "mine/big").write_text("x" * 101)
-    found = script(of, path)
-    assert (names(found), found.left_out) == ({"train", "small"}, ("big (101 B)",))
+    chosen = script(of, path)
+    assert (names(chosen), chosen.left_out) == ({"train", "small"}, ("big (101 B)",))
     declared = code.choose(of, workload(directory=tmp_path / "mine", script="train"))[1]
     assert names(declared) == {"train", "small"}
 
@@ -166,13 +166,13 @@ def test_what_other_labs_keep_stays_there_and_so_do_passwords(of: Lab, tmp_path:
     path = write(mine, "train.py", "other/hostfiles/two", "runs/plan.py", ".netrc", *kept)
     (mine / "other/.env").write_text("LAB_NAME=other\nHF_TOKEN=hf_canary\n")
     subprocess.run(["git", "init", "-q", mine], check=True)
-    found = script(of, path)
-    assert names(found) == {"train.py", "other/hostfiles/two", "runs/plan.py"}
-    assert code.remark(found) == "not copied into the run: .netrc (may contain passwords)"
+    chosen = script(of, path)
+    assert names(chosen) == {"train.py", "other/hostfiles/two", "runs/plan.py"}
+    assert code.remark(chosen) == "not copied into the run: .netrc (may contain passwords)"
 
 
 @pytest.mark.parametrize(
-    ("words", "hint"),
+    ("message", "hint"),
     [
         (
             "fatal: detected dubious ownership in repository at '/m'\n"
@@ -183,10 +183,10 @@ def test_what_other_labs_keep_stays_there_and_so_do_passwords(of: Lab, tmp_path:
     ],
 )
 def test_where_git_fails_what_it_ignores_is_not_copied(
-    of: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, hint: str
+    of: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str, hint: str
 ) -> None:
     path = write(tmp_path / "mine", "train.py", ".git/HEAD", "secret.key")
-    failed = CompletedProcess(("git",), 128, "", words)
+    failed = CompletedProcess(("git",), 128, "", message)
     monkeypatch.setattr(process, "run", lambda *_, **__: failed)
     with pytest.raises(ConfigError, match="git cannot list the files of") as caught:
         script(of, path)
@@ -197,16 +197,16 @@ def test_a_folder_that_its_repository_ignores_as_a_whole_is_copied(of: Lab, tmp_
     path = write(tmp_path / "mine", "scratch/train.py", "scratch/util.py", ".gitignore")
     (tmp_path / "mine/.gitignore").write_text("scratch/\n")
     subprocess.run(["git", "init", "-q", tmp_path / "mine"], check=True)
-    found = script(of, tmp_path / "mine/scratch/train.py")
+    chosen = script(of, tmp_path / "mine/scratch/train.py")
     assert path.exists()
-    assert (names(found), code.remark(found)) == ({"train.py", "util.py"}, "")
+    assert (names(chosen), code.remark(chosen)) == ({"train.py", "util.py"}, "")
 
 
 def test_a_folder_of_many_folders_is_copied_with_few_descriptors(of: Lab, tmp_path: Path) -> None:
     path = write(tmp_path / "mine", "train.py", *(f"part-{number}/x/data.json" for number in range(200)))
     copies = script(of, path).copies
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    few = max(int(one.name) for one in Path("/proc/self/fd").iterdir()) + 50
+    few = max(int(path.name) for path in Path("/proc/self/fd").iterdir()) + 50
     resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
     try:
         files.create_all(tmp_path / "run", (), copies=copies)
@@ -225,9 +225,9 @@ def test_big_files_and_links_that_lead_out_are_left_out_by_name(of: Lab, tmp_pat
     with (mine / "weights.bin").open("wb") as stream:
         stream.truncate(code.LARGEST + 1)
     os.mkfifo(mine / "pipe")
-    found = script(of, path)
-    assert names(found) == {"train.py", "a/b.py", "inside", "folder"}
-    assert code.remark(found) == (
+    chosen = script(of, path)
+    assert names(chosen) == {"train.py", "a/b.py", "inside", "folder"}
+    assert code.remark(chosen) == (
         "not copied into the run: data (a link that leads out), key (a link that leads out), pipe (no file), "
         "weights.bin (50 MB)"
     )
@@ -238,9 +238,9 @@ def test_from_a_folder_with_far_too_much_in_it_only_the_script_comes(
 ) -> None:
     monkeypatch.setattr(code, "MOST_FILES", 3)
     path = write(tmp_path / "home", "train.py", "a", "b", "c")
-    found = script(of, path)
-    assert names(found) == {"train.py"}
-    assert "(give the script a folder of its own)" in code.remark(found)
+    chosen = script(of, path)
+    assert names(chosen) == {"train.py"}
+    assert "(give the script a folder of its own)" in code.remark(chosen)
     with pytest.raises(ConfigError, match="holds more than a run copies: 3 files"):
         code.choose(of, workload(directory=tmp_path / "home", script="train.py"))
 
@@ -258,12 +258,12 @@ def test_a_link_that_a_container_planted_copies_nothing_of_the_host(of: Lab, tmp
 
 def test_a_folder_that_becomes_a_link_meanwhile_is_not_followed(of: Lab, tmp_path: Path) -> None:
     write(tmp_path / "keys", "id_ed25519")
-    found = script(of, write(tmp_path / "mine", "train.py", "ssh/id_ed25519"))
+    chosen = script(of, write(tmp_path / "mine", "train.py", "ssh/id_ed25519"))
     (tmp_path / "mine/ssh/id_ed25519").unlink()
     (tmp_path / "mine/ssh").rmdir()
     (tmp_path / "mine/ssh").symlink_to(tmp_path / "keys")
     with pytest.raises(HostError):
-        files.create_all(tmp_path / "run", (), copies=found.copies)
+        files.create_all(tmp_path / "run", (), copies=chosen.copies)
     assert not (tmp_path / "run/work/ssh/id_ed25519").exists()
 
 
@@ -298,12 +298,12 @@ def test_a_declared_script_may_be_a_clones(of: Lab, tmp_path: Path) -> None:
     path = write(tmp_path / "clone", "cifar/train.py", "cifar/model.py")
     declared = loader.load(declare(tmp_path, path), "mine", ("torchrun",))
     inputs.require_mounted(of, declared)
-    placed, found = code.choose(of, declared)
-    assert (placed.script, names(found)) == ("train.py", {"train.py", "model.py"})
+    placed, chosen = code.choose(of, declared)
+    assert (placed.script, names(chosen)) == ("train.py", {"train.py", "model.py"})
 
 
 def test_a_declared_script_that_containers_do_not_see_is_refused(of: Lab, tmp_path: Path) -> None:
-    """A declaration may be anyone's, and what it names would be copied to where its ranks are."""
+    """Refuse the path: declarations may be other people's, and the named files would be copied to the ranks."""
     path = write(tmp_path, "private/keys.py")
     with pytest.raises(ConfigError, match="is not in a folder that the lab mounts") as caught:
         inputs.require_mounted(of, loader.load(declare(tmp_path, path), "mine", ("torchrun",)))
@@ -311,7 +311,7 @@ def test_a_declared_script_that_containers_do_not_see_is_refused(of: Lab, tmp_pa
 
 
 def declare(folder: Path, script: Path) -> Path:
-    """A folder of workloads with one, `mine`, of a script elsewhere."""
+    """Write a folder of workloads with one, `mine`, whose script is elsewhere."""
     text = f"description: a clone's\nlauncher: torchrun\nscript: {script}\ntimeout: 30s\n"
     (folder / "workloads/mine").mkdir(parents=True)
     (folder / "workloads/mine/workload.yml").write_text(text)

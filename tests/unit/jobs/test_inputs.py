@@ -16,7 +16,7 @@ RUN = "/workspace/runs/r1"
 
 @pytest.fixture
 def of(tmp_path: Path) -> Lab:
-    """A lab with a cache and a clone, whose names a prefix of each other would confuse."""
+    """A lab with a cache and a clone with similar names, one a prefix of the other."""
     for name in ("cache/mnist", "cache-of-others", "clone"):
         (tmp_path / name).mkdir(parents=True)
     mounts = (

@@ -35,7 +35,11 @@ def files(of: Job) -> dict[str, str]:
 
 
 def test_without_a_hostfile_the_run_has_all_nodes() -> None:
-    assert [(one.name, one.slots) for one in job(lab(3)).nodes] == [("worker-0", 1), ("worker-1", 1), ("worker-2", 1)]
+    assert [(node.name, node.slots) for node in job(lab(3)).nodes] == [
+        ("worker-0", 1),
+        ("worker-1", 1),
+        ("worker-2", 1),
+    ]
 
 
 def test_a_hostfile_chooses_nodes_slots_and_order() -> None:
@@ -57,8 +61,8 @@ def test_a_hostfile_with_too_many_slots_says_how_many_there_are() -> None:
 
 
 def called(of: Lab, *names: str) -> list[str]:
-    """The nodes that machines of a list are."""
-    return [one.name for one in jobs.nodes_of(of, names, "nodes.txt")]
+    """Return the nodes of the listed machines."""
+    return [node.name for node in jobs.nodes_of(of, names, "nodes.txt")]
 
 
 def over_hosts(*names: str, address: str = "10.0.0.{}") -> Lab:
@@ -110,7 +114,7 @@ def test_a_hostfile_with_too_many_slots_says_which_node_its_machine_is() -> None
 
 def test_nodes_can_be_left_out() -> None:
     of = lab((node(0, slots=2), node(1, slots=2), node(2, slots=1)))
-    assert [(one.name, slots) for one, slots in choose(of, exclude="worker-1@worker-0:1")] == [
+    assert [(chosen.name, slots) for chosen, slots in choose(of, exclude="worker-1@worker-0:1")] == [
         ("worker-0", (0,)),
         ("worker-2", (0,)),
     ]
@@ -128,7 +132,7 @@ def test_slots_by_number_go_to_deepspeed_in_its_own_words() -> None:
     built = jobs.build(of, workload(), "r1", chosen, 60)
     assert built.argv[built.argv.index("--include") + 1] == "worker-1:1,3"
     assert files(built)["hostfile"] == "worker-1 slots=4\n"
-    assert sum(one.slots for one in built.nodes) == 2
+    assert sum(node.slots for node in built.nodes) == 2
 
 
 def test_deepspeeds_configuration_is_completed_for_the_ranks_and_handed_to_the_script() -> None:
@@ -204,7 +208,7 @@ PROGRAM = Path(__file__).parents[3] / "docker/rank_output.py"
 
 
 class Ranks:
-    """Executes rank.sh with a ``python`` that writes down what it was given."""
+    """Runs of rank.sh with a ``python`` that records its arguments and environment."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -231,7 +235,7 @@ class Ranks:
         }
 
     def make(self, run_id: str) -> None:
-        """What labctl makes of a run's directory before it."""
+        """Make a run's directory as labctl does before the run."""
         for path in (self.project / "outputs" / run_id / name for name in ("ranks", "work")):
             if not path.exists():
                 path.mkdir(parents=True)
@@ -270,14 +274,14 @@ class Ranks:
         return done.returncode, "".join(f"{line.text}\n" for line in lines)
 
     def script(self, program: str) -> str:
-        """The script of a rank that runs this."""
+        """Write the script of a rank that runs this code."""
         (self.root / "bin/python").write_text(f"#!/bin/sh\n{program}\n")
         self.make(self.run_id)
         path = self.root / "rank.sh"
         path.write_text(files(job(lab(project_path=str(self.project)), run_id=self.run_id))["rank.sh"])
         return str(path)
 
-    def seen(self, name: str) -> list[str]:
+    def recorded(self, name: str) -> list[str]:
         return (self.root / name).read_text(encoding="utf-8").split("\0")[:-1]
 
 
@@ -295,8 +299,8 @@ def test_open_mpi_reads_whole_lines_with_room_for_its_marks(ranks: Ranks) -> Non
         assert child.stderr
         pieces = [*iter(functools.partial(os.read, child.stderr.fileno(), 4096), b"")]
     assert all(piece.endswith(b"\n") and piece.count(b"\n") <= 128 for piece in pieces)
-    said = b"".join(pieces).replace(b"\x013\x02", b"").decode()
-    assert said.split("\n", 1)[1] == f"{printed}\n"
+    text = b"".join(pieces).replace(b"\x013\x02", b"").decode()
+    assert text.split("\n", 1)[1] == f"{printed}\n"
 
 
 def test_a_bar_that_is_drawn_over_and_over_is_seen_before_its_end(ranks: Ranks) -> None:
@@ -313,37 +317,37 @@ def test_a_bar_that_is_drawn_over_and_over_is_seen_before_its_end(ranks: Ranks) 
 
 def test_arguments_reach_the_script_unchanged(ranks: Ranks) -> None:
     assert ranks.run(*ARGUMENTS)[0] == 0
-    assert ranks.seen("argv") == ["-u", "hello.py", *ARGUMENTS]
+    assert ranks.recorded("argv") == ["-u", "hello.py", *ARGUMENTS]
     assert (ranks.root / "cwd").read_text() == f"{ranks.project}/outputs/r1/work\n"
     assert not list(ranks.root.rglob("x"))
 
 
 def test_environment_reaches_the_script_unchanged(ranks: Ranks) -> None:
     ranks.run(environment=tuple((f"V{index}", value) for index, value in enumerate(ODD)))
-    seen = dict(line.split("=", 1) for line in ranks.seen("env"))
-    assert [seen[f"V{index}"] for index in range(len(ODD))] == ODD
+    environment = dict(line.split("=", 1) for line in ranks.recorded("env"))
+    assert [environment[f"V{index}"] for index in range(len(ODD))] == ODD
 
 
 @pytest.mark.parametrize(("given", "before"), [("", ""), ("/mine:/image", "/mine:/image:")])
 def test_the_workloads_common_modules_are_last_on_pythons_path(ranks: Ranks, given: str, before: str) -> None:
     ranks.run(environment=(("PYTHONPATH", given),))
-    assert f"PYTHONPATH={before}{ranks.project}/workloads/common" in ranks.seen("env")
+    assert f"PYTHONPATH={before}{ranks.project}/workloads/common" in ranks.recorded("env")
     ranks.run(given={"PYTHONPATH": given})
-    assert f"PYTHONPATH={before}{ranks.project}/workloads/common" in ranks.seen("env")
+    assert f"PYTHONPATH={before}{ranks.project}/workloads/common" in ranks.recorded("env")
 
 
 def test_a_rank_reports_in_and_keeps_what_it_says(ranks: Ranks) -> None:
-    _, said = ranks.run()
+    _, output = ranks.run()
     lines = ["labctl: rank 3 of 4 on worker-1", "said by the workload", "complaint"]
-    assert said.splitlines() == lines
+    assert output.splitlines() == lines
     assert (ranks.project / "outputs/r1/ranks/rank-3.log").read_text().splitlines() == lines
 
 
 def test_what_a_rank_says_arrives_where_it_can_write_no_log(ranks: Ranks) -> None:
     (ranks.project / "outputs/r1/ranks").rmdir()
     (ranks.project / "outputs/r1/ranks").symlink_to(ranks.root / "bin/uname")
-    code, said = ranks.run(given={"FAKE_CODE": "7"})
-    (why, *rest) = said.splitlines()
+    code, output = ranks.run(given={"FAKE_CODE": "7"})
+    (why, *rest) = output.splitlines()
     assert why.startswith("labctl: a rank has no log: [Errno 20]")
     assert code == 7
     assert rest[0] == "labctl: rank 3 of 4 on worker-1"
@@ -351,9 +355,9 @@ def test_what_a_rank_says_arrives_where_it_can_write_no_log(ranks: Ranks) -> Non
 
 
 def test_a_rank_that_fails_says_so_last_and_keeps_its_code(ranks: Ranks) -> None:
-    code, said = ranks.run(given={"FAKE_CODE": "7"})
+    code, output = ranks.run(given={"FAKE_CODE": "7"})
     assert code == 7
-    assert said.splitlines()[-1] == "labctl: rank 3 on worker-1 exited with code 7"
+    assert output.splitlines()[-1] == "labctl: rank 3 on worker-1 exited with code 7"
 
 
 SUBREAPER = 36
@@ -399,8 +403,8 @@ def test_a_rank_reports_where_there_is_no_python(ranks: Ranks) -> None:
 )
 def test_a_rank_knows_itself_under_every_launcher(ranks: Ranks, rank: str, world: str) -> None:
     del ranks.environment["RANK"], ranks.environment["WORLD_SIZE"]
-    _, said = ranks.run(given={rank: "5", world: "9"})
-    assert said.splitlines()[0] == "labctl: rank 5 of 9 on worker-1"
+    _, output = ranks.run(given={rank: "5", world: "9"})
+    assert output.splitlines()[0] == "labctl: rank 5 of 9 on worker-1"
 
 
 @pytest.mark.parametrize(
@@ -417,10 +421,10 @@ def test_a_script_finds_torchs_variables_under_every_launcher(
 ) -> None:
     del ranks.environment["RANK"], ranks.environment["WORLD_SIZE"]
     ranks.run(given={rank: "5", local: "1", local_world: "2", "WORLD_SIZE": "9"})
-    seen = dict(line.split("=", 1) for line in ranks.seen("env"))
-    wanted = {"RANK": "5", "WORLD_SIZE": "9", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    environment = dict(line.split("=", 1) for line in ranks.recorded("env"))
+    expected = {"RANK": "5", "WORLD_SIZE": "9", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     meeting = {"MASTER_ADDR": "worker-0", "MASTER_PORT": "29500"}
-    assert {key: seen[key] for key in (*wanted, *meeting)} == wanted | meeting
+    assert {key: environment[key] for key in (*expected, *meeting)} == expected | meeting
 
 
 def test_deepspeeds_local_rank_goes_to_the_script_before_its_arguments(ranks: Ranks) -> None:
@@ -429,12 +433,12 @@ def test_deepspeeds_local_rank_goes_to_the_script_before_its_arguments(ranks: Ra
     script.write_text(files(of)["rank.sh"], encoding="utf-8")
     environment = {**ranks.environment, "LOCAL_RANK": "5"}
     subprocess.run(["bash", str(script)], env=environment, check=True, timeout=60, capture_output=True)
-    assert ranks.seen("argv") == ["-u", "hello.py", "--local_rank=5", "--lr", "3"]
+    assert ranks.recorded("argv") == ["-u", "hello.py", "--local_rank=5", "--lr", "3"]
 
 
 @contextmanager
 def hub(*, answers: bool) -> Iterator[dict[str, str]]:
-    """The variables that name a hub, which takes connections or refuses them."""
+    """Yield the variables of a hub that accepts or refuses connections."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         if answers:
@@ -464,10 +468,10 @@ def test_a_rank_does_not_try_for_a_hub_that_is_not_reached(
 ) -> None:
     (ranks.project / "outputs/r1/work/hello.py").write_text(code)
     with hub(answers=answers) as named:
-        said = ranks.run(given=named | given)[1]
-    seen = dict(line.split("=", 1) for line in ranks.seen("env"))
-    assert seen.get("HF_HUB_OFFLINE") == offline
-    assert (NOT_REACHED in said) == (offline == "1")
+        output = ranks.run(given=named | given)[1]
+    environment = dict(line.split("=", 1) for line in ranks.recorded("env"))
+    assert environment.get("HF_HUB_OFFLINE") == offline
+    assert (NOT_REACHED in output) == (offline == "1")
 
 
 def test_whether_the_hub_is_reached_is_decided_once_for_a_node(ranks: Ranks) -> None:
@@ -476,11 +480,11 @@ def test_whether_the_hub_is_reached_is_decided_once_for_a_node(ranks: Ranks) -> 
         assert NOT_REACHED in ranks.run(given=named)[1]
     with hub(answers=True) as named:
         assert NOT_REACHED not in ranks.run(given=named)[1]
-        assert "HF_HUB_OFFLINE=1" in ranks.seen("env")
+        assert "HF_HUB_OFFLINE=1" in ranks.recorded("env")
         ranks.make("r2")
         (ranks.project / "outputs/r2/work/hello.py").write_text(LOADS)
         ranks.run(given=named, run_id="r2")
-    assert "HF_HUB_OFFLINE=1" not in ranks.seen("env")
+    assert "HF_HUB_OFFLINE=1" not in ranks.recorded("env")
 
 
 @pytest.mark.parametrize(("name", "missed"), [("train.py", True), ("workloads/opt/model.py", False)])
@@ -576,7 +580,7 @@ def test_a_rank_says_if_it_left_processes_that_have_its_output_no_more(
 
 
 class TestPreparing:
-    """What one rank of each node does before the others start."""
+    """Preparation by one rank of each node before the others start."""
 
     @pytest.fixture
     def prepared(self, ranks: Ranks) -> Ranks:
@@ -615,8 +619,8 @@ class TestPreparing:
         shutil.copy(prepared.project / "workloads/hello/prepare.sh", prepared.project / "outputs/r1/work")
         (prepared.project / "outputs/r1/work/prepare.sh").write_text("#!/bin/bash\necho prepares the copy\n")
         given = workload(prepare="prepare.sh")
-        own = Copy(path="work/prepare.sh", root=given.directory, name="prepare.sh")
-        of = jobs.build(lab(project_path=str(prepared.project)), given, "r1", choose(lab()), 60, code=(own,))
+        copied = Copy(path="work/prepare.sh", root=given.directory, name="prepare.sh")
+        of = jobs.build(lab(project_path=str(prepared.project)), given, "r1", choose(lab()), 60, code=(copied,))
         script = prepared.root / "rank.sh"
         script.write_text(files(of)["rank.sh"], encoding="utf-8")
         done = subprocess.run(
@@ -625,25 +629,25 @@ class TestPreparing:
         assert "prepares the copy" in done.stdout
 
     def test_where_it_fails_the_rank_fails_and_the_next_tries_again(self, prepared: Ranks) -> None:
-        code, said = prepared.run(prepare="prepare.sh", given={"PREPARE_CODE": "6"})
+        code, output = prepared.run(prepare="prepare.sh", given={"PREPARE_CODE": "6"})
         assert code == 6
-        assert "said by the workload" not in said
+        assert "said by the workload" not in output
         assert "preparing" in prepared.run(prepare="prepare.sh")[1]
 
     def test_the_lock_of_a_compilation_that_was_killed_is_removed(self, ranks: Ranks) -> None:
-        left = ranks.root / ".cache/torch_extensions/py311_cpu/cpu_adam/lock"
-        left.parent.mkdir(parents=True)
-        left.touch()
+        lock = ranks.root / ".cache/torch_extensions/py311_cpu/cpu_adam/lock"
+        lock.parent.mkdir(parents=True)
+        lock.touch()
         assert ranks.run()[0] == 0
-        assert not left.exists()
+        assert not lock.exists()
 
     def test_ranks_that_start_together_wait_for_it(self, prepared: Ranks) -> None:
         slow = prepared.project / "workloads/hello/prepare.sh"
         slow.write_text('#!/bin/bash\nmkdir "$SEEN/busy" || echo "two at once"; sleep 0.3; rmdir "$SEEN/busy"\n')
         with ThreadPoolExecutor(3) as pool:
-            said = list(pool.map(lambda _: prepared.run(prepare="prepare.sh"), range(3)))
-        assert [code for code, _ in said] == [0, 0, 0]
-        assert not [text for _, text in said if "two at once" in text]
+            outputs = list(pool.map(lambda _: prepared.run(prepare="prepare.sh"), range(3)))
+        assert [code for code, _ in outputs] == [0, 0, 0]
+        assert not [text for _, text in outputs if "two at once" in text]
 
 
 def test_a_script_that_starts_its_ranks_itself_gets_the_hostfile_and_the_runs_directory(ranks: Ranks) -> None:
@@ -652,19 +656,19 @@ def test_a_script_that_starts_its_ranks_itself_gets_the_hostfile_and_the_runs_di
     script = ranks.root / "start.sh"
     script.write_text(files(of)["rank.sh"], encoding="utf-8")
     subprocess.run(["bash", str(script)], env=ranks.environment, check=True, timeout=60, capture_output=True)
-    seen = dict(line.split("=", 1) for line in ranks.seen("env"))
-    assert ranks.seen("argv") == ["-u", "hello.py", *ARGUMENTS]
-    assert seen["LABCTL_HOSTFILE"] == f"{ranks.project}/outputs/r1/hostfile"
-    assert seen["PYTHONPATH"] == f"{ranks.project}/workloads/common"
-    assert (seen["LABCTL_RUN_DIR"], seen["LABCTL_RUN_ID"]) == (f"{ranks.project}/outputs/r1", "r1")
+    environment = dict(line.split("=", 1) for line in ranks.recorded("env"))
+    assert ranks.recorded("argv") == ["-u", "hello.py", *ARGUMENTS]
+    assert environment["LABCTL_HOSTFILE"] == f"{ranks.project}/outputs/r1/hostfile"
+    assert environment["PYTHONPATH"] == f"{ranks.project}/workloads/common"
+    assert (environment["LABCTL_RUN_DIR"], environment["LABCTL_RUN_ID"]) == (f"{ranks.project}/outputs/r1", "r1")
 
 
 def test_a_rank_without_its_folder_fails(ranks: Ranks) -> None:
     (ranks.project / "outputs/r1/work").rmdir()
     (ranks.project / "outputs/r1/work").write_text("in its place")
-    code, said = ranks.run()
+    code, output = ranks.run()
     assert code != 0
-    assert "said by the workload" not in said
+    assert "said by the workload" not in output
 
 
 @pytest.mark.parametrize("leaves", [":", "sleep 600 &", "setsid sleep 600 &"])

@@ -20,7 +20,7 @@ from labctl.system import filelock
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of a workload whose script has two options."""
+    """Folder of a workload whose script has two options."""
     (tmp_path / "hello.py").write_text('add("--learning-rate", type=float)\nadd("--steps", type=int)\n')
     return tmp_path
 
@@ -68,12 +68,12 @@ def test_what_a_script_elsewhere_takes_is_not_known(folder: Path, tmp_path: Path
 
 
 def ran(lab: Path, run_id: str, options: request.RunOptions, **changes: object) -> None:
-    """The record of a run of `hello` that has ended."""
+    """Write the record of a run of `hello` that has ended."""
     path = lab / "runs" / run_id
     path.mkdir(parents=True)
     (path / "result.json").write_text("{}")
-    asked = request.recorded(workload(), options)
-    (path / "job.json").write_text(json.dumps({"workload": "hello", "request": asked, **changes}))
+    recorded = request.recorded(workload(), options)
+    (path / "job.json").write_text(json.dumps({"workload": "hello", "request": recorded, **changes}))
 
 
 def test_a_run_is_started_again_with_the_options_of_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_a_record_of_an_earlier_labctl_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "left"),
+    ("given", "remaining"),
     [
         ({}, {"exclude": "worker-1"}),
         ({"exclude": "worker-2,worker-3"}, {"exclude": "worker-2@worker-3@worker-1"}),
@@ -144,8 +144,8 @@ def test_a_record_of_an_earlier_labctl_is_refused(tmp_path: Path) -> None:
         ({"include": "worker-0,worker-1,worker-2"}, {"include": "worker-0@worker-2"}),
     ],
 )
-def test_a_node_that_is_lost_is_left_out(given: dict[str, Any], left: dict[str, Any]) -> None:
-    assert request.without(request.RunOptions(**given), ("worker-1",)) == request.RunOptions(**left)
+def test_a_node_that_is_lost_is_left_out(given: dict[str, Any], remaining: dict[str, Any]) -> None:
+    assert request.without(request.RunOptions(**given), ("worker-1",)) == request.RunOptions(**remaining)
 
 
 # --- relative criteria ---------------------------------------------------------------------------------------
@@ -154,11 +154,11 @@ def test_a_node_that_is_lost_is_left_out(given: dict[str, Any], left: dict[str, 
 def judged(
     lab: Path, run_id: str, verdict: str = "PASS", name: str = "hello", **metrics: dict[str, float | None]
 ) -> None:
-    """The record of a run that was judged."""
+    """Write the record of a run that was judged."""
     path = lab / "runs" / run_id
     path.mkdir(parents=True)
-    known = {"run_id": run_id, "workload": name, "launcher": "mpirun", "lab": "demo", "cause": None, "message": "."}
-    (path / "result.json").write_text(json.dumps({**known, "verdict": verdict, "exit_code": 0, "metrics": metrics}))
+    fields = {"run_id": run_id, "workload": name, "launcher": "mpirun", "lab": "demo", "cause": None, "message": "."}
+    (path / "result.json").write_text(json.dumps({**fields, "verdict": verdict, "exit_code": 0, "metrics": metrics}))
 
 
 def expecting(run: str, share: float = -0.05, metric: str = "speed") -> Workload:

@@ -1,4 +1,4 @@
-"""What a failed run's output says of its ranks."""
+"""Crashed ranks, read from a failed run's output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def crashes() -> CrashWatch:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "line",
     [
         "RuntimeError: [pair.cc:553] Connection closed by peer [192.168.80.3]:3994",
         "RuntimeError: [pair.cc:534] Read error: Connection reset by peer",
@@ -34,8 +34,8 @@ def crashes() -> CrashWatch:
         "BrokenPipeError: [Errno 32] Broken pipe",
     ],
 )
-def test_a_lost_peer_is_told_by_every_backend_in_its_own_words(crashes: CrashWatch, words: str) -> None:
-    crashes.look_at((printed(f"worker-0: {words}"),))
+def test_a_lost_peer_is_told_by_every_backend_in_its_own_words(crashes: CrashWatch, line: str) -> None:
+    crashes.look_at((printed(f"worker-0: {line}"),))
     crashes.look_at((printed("worker-0: \x010!\x02labctl: rank 0 on worker-0 exited with code 1"),))
     assert crashes.reason is not None
     assert crashes.reason.follows
@@ -91,7 +91,7 @@ def test_a_last_line_that_tells_of_no_error_is_not_told_as_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "message"),
     [
         ((), "no rank wrote a line"),
         (("worker-0: step 1", "worker-1: \x011!\x02labctl: rank 1 of 2 on worker-1"), "worker-1 wrote nothing"),
@@ -99,11 +99,11 @@ def test_a_last_line_that_tells_of_no_error_is_not_told_as_one() -> None:
         (("worker-1: step 1", "worker-0: step 1", "worker-0: step 2"), "worker-1 wrote nothing for 0 s"),
     ],
 )
-def test_who_was_silent_is_known_at_the_end(lines: tuple[str, ...], said: str) -> None:
+def test_who_was_silent_is_known_at_the_end(lines: tuple[str, ...], message: str) -> None:
     watch = watching()
     for line in lines:
         watch.look_at((printed(line),))
-    assert watch.silence() == said
+    assert watch.silence() == message
 
 
 def test_that_a_rank_reported_in_is_not_its_last_word() -> None:
@@ -162,16 +162,16 @@ def test_a_rank_that_lost_its_peer_is_the_reason_where_no_other_says_one() -> No
 
 
 @pytest.mark.parametrize(
-    ("code", "said"), [("1", "a rank on worker-1 exited with code 1"), ("-9", "exited with code 137 (SIGKILL)")]
+    ("code", "message"), [("1", "a rank on worker-1 exited with code 1"), ("-9", "exited with code 137 (SIGKILL)")]
 )
-def test_deepspeed_reports_for_ranks_that_a_script_started(code: str, said: str) -> None:
+def test_deepspeed_reports_for_ranks_that_a_script_started(code: str, message: str) -> None:
     watch = watching("script")
     watch.look_at((printed("worker-1: ValueError: no such data"),))
     killing = "[2026-01-02 15:04:05,000] [INFO] [launch.py:335:sigkill_handler] Killing subprocess 7"
     watch.look_at((printed(f"worker-1: {killing}"),))
     watch.look_at((printed(f"{FAILED}{code}"),))
     assert watch.cause == "rank-crashed"
-    assert said in watch.message
+    assert message in watch.message
     assert watch.message.endswith(": ValueError: no such data")
 
 

@@ -1,4 +1,4 @@
-"""Which of a rank's lines the message of its failure quotes."""
+"""Lines of a rank that its failure's message quotes."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ data
 
 
 def test_a_long_message_is_quoted_from_its_beginning() -> None:
-    words = last_words.quoted(TRACEBACK.format(PYDANTIC).splitlines())
-    assert words.startswith(
+    quoted = last_words.quoted(TRACEBACK.format(PYDANTIC).splitlines())
+    assert quoted.startswith(
         "pydantic_core._pydantic_core.ValidationError: 3 validation errors for Config lr Input should"
     )
-    assert words.endswith(" data")
+    assert quoted.endswith(" data")
 
 
 def test_a_traceback_of_which_only_the_end_is_kept_is_one() -> None:
@@ -85,11 +85,11 @@ def test_a_traceback_of_which_only_the_end_is_kept_is_one() -> None:
 
 
 def test_a_traceback_within_a_message_counts() -> None:
-    words = (
+    lines = (
         "RuntimeError: Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
     )
     worker = "  File \"worker.py\", line 9, in _loop\n    data = fetch()\nKeyError: 'label'"
-    assert last_words.quoted(TRACEBACK.format(words + worker).splitlines()) == "KeyError: 'label'"
+    assert last_words.quoted(TRACEBACK.format(lines + worker).splitlines()) == "KeyError: 'label'"
 
 
 def test_ranks_whose_lines_alternate_are_quoted_apart() -> None:
@@ -135,7 +135,7 @@ def test_a_long_message_is_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "found"),
+    ("message", "quoted"),
     [
         ("rank 1 exited with code 7: ValueError: x is 1.", ["b", "ValueError: x is 1", "c", "d"]),
         (
@@ -147,6 +147,6 @@ def test_a_long_message_is_cut() -> None:
     ],
 )
 def test_lines_with_the_cause_are_those_around_the_quoted_words_or_those_of_errors(
-    message: str, found: list[str]
+    message: str, quoted: list[str]
 ) -> None:
-    assert last_words.cause_lines(message, ["b", "ValueError: x is 1", "c", "d"]) == found
+    assert last_words.cause_lines(message, ["b", "ValueError: x is 1", "c", "d"]) == quoted

@@ -146,8 +146,8 @@ def test_a_sample_without_a_step_has_the_last_that_its_rank_named() -> None:
     sampler = Sampler([LOSS])
     for line, rank in (("step 7", 0), ("step 8", 1), ("nothing", 0)):
         assert sampler.read(line, rank) == []
-    found = [sampler.read("loss 3", rank, seconds=1.5)[0] for rank in (0, 1, 2)]
-    assert [(sample.step, sample.seconds) for sample in found] == [(7, 1.5), (8, 1.5), (None, 1.5)]
+    samples = [sampler.read("loss 3", rank, seconds=1.5)[0] for rank in (0, 1, 2)]
+    assert [(sample.step, sample.seconds) for sample in samples] == [(7, 1.5), (8, 1.5), (None, 1.5)]
 
 
 def test_nan_is_a_sample_with_a_note() -> None:

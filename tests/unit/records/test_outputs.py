@@ -1,4 +1,4 @@
-"""What a run wrote comes into its record, whatever else runs where it wrote."""
+"""Outputs of a run, moved into its record despite other processes in the same directory."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def record(written: Path) -> Path:
 
 
 def tree(path: Path) -> dict[str, str]:
-    """Every file below a directory with what it holds, every link with where it leads, every folder."""
+    """Map each path below a directory to the content of a file, the target of a link, or "" for a folder."""
 
-    def holds(one: Path) -> str:
-        return f"-> {one.readlink()}" if one.is_symlink() else "" if one.is_dir() else one.read_text()
+    def holds(entry: Path) -> str:
+        return f"-> {entry.readlink()}" if entry.is_symlink() else "" if entry.is_dir() else entry.read_text()
 
-    return {str(one.relative_to(path)): holds(one) for one in sorted(path.rglob("*"))}
+    return {str(entry.relative_to(path)): holds(entry) for entry in sorted(path.rglob("*"))}
 
 
 def test_files_folders_and_inner_links_are_moved(written: Path) -> None:
@@ -151,7 +151,7 @@ def test_folders_within_each_other_without_end_stay(written: Path) -> None:
 
 @pytest.mark.parametrize("attempt", range(50))
 def test_what_is_changed_for_a_link_meanwhile_reaches_nothing_else(written: Path, tmp_path: Path, attempt: int) -> None:
-    """A process that outlived the run changes folders and files for links all the time."""
+    """Replace folders and files by links all the time, as a process that outlives the run could."""
     home = tmp_path / "home"
     (home / "inner").mkdir(parents=True)
     (home / "keys").write_text("mine")
@@ -182,8 +182,8 @@ def test_what_is_changed_for_a_link_meanwhile_reaches_nothing_else(written: Path
         end.set()
         thread.join()
     assert tree(home) == before
-    assert not [one for one in record(written).rglob("*") if one.is_symlink()]
-    assert {one.read_text() for one in record(written).rglob("*") if one.is_file()} <= {"theirs"}
+    assert not [path for path in record(written).rglob("*") if path.is_symlink()]
+    assert {path.read_text() for path in record(written).rglob("*") if path.is_file()} <= {"theirs"}
 
 
 @pytest.mark.parametrize("name", ["result.json", "output.log", "started", "run.lock"])
@@ -225,12 +225,12 @@ def test_a_file_that_becomes_a_link_at_the_last_moment_does_not_come(
     fits = outputs._fits
 
     def late(name: str, folder: int, path: str) -> bool:
-        found = fits(name, folder, path)
+        fitting = fits(name, folder, path)
         if path == f"d/{long}" and not looked:
             (written / "d" / long).unlink()
             (written / "d" / long).symlink_to("/etc")
         looked.append(name)
-        return found
+        return fitting
 
     monkeypatch.setattr(outputs, "_fits", late)
     assert outputs.move(written, record(written)).stayed == [f"d/{long}"]

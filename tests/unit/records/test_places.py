@@ -21,8 +21,8 @@ from unit.scripts.test_labnode import labnode
 )
 def test_labctl_and_nodes_read_the_same_place_off_lines(lines: list[str], place: str) -> None:
     assert places.last(lines) == place
-    found = labnode.STEP.findall("\n".join(lines).encode())
-    assert (labnode.render_step(*found[-1]) if found else "") == place
+    parsed = labnode.STEP.findall("\n".join(lines).encode())
+    assert (labnode.render_step(*parsed[-1]) if parsed else "") == place
 
 
 @pytest.mark.parametrize(

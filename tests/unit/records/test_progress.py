@@ -15,7 +15,7 @@ THROUGHPUT = Metric(name="throughput", pattern=r"Throughput: (\S+)", unit="sampl
 
 
 def progress(*lines: str | tuple[float, str] | tuple[float, str, int]) -> Progress:
-    """What these lines tell, each after its seconds and of its rank; without seconds each a second after the other."""
+    """Read these lines, with time and rank, or a second apart; return the progress."""
     tracker = Tracker((LOSS, THROUGHPUT))
     for number, line in enumerate(lines):
         when, text, *rank = (1000.0 + number, line) if isinstance(line, str) else (1000 + line[0], *line[1:])
@@ -23,8 +23,8 @@ def progress(*lines: str | tuple[float, str] | tuple[float, str, int]) -> Progre
     return tracker.progress()
 
 
-def at(found: Progress) -> tuple[str, int | None, int | None]:
-    return found.counts, found.step, found.steps
+def at(tracked: Progress) -> tuple[str, int | None, int | None]:
+    return tracked.counts, tracked.step, tracked.steps
 
 
 def bar(step: int, name: str = "") -> str:
@@ -60,30 +60,30 @@ def test_lines_tell_the_step_of_how_many(lines: tuple[str, ...], expected: tuple
 
 def test_a_step_that_several_ranks_name_counts_once() -> None:
     lines = [(step + 0.1 * rank, f"step {step}/100", rank) for step in range(1, 11) for rank in range(4)]
-    found = progress(*lines)
-    assert (found.step, found.seconds_per_step, found.seconds_left) == (10, 1.0, 90.0)
+    tracked = progress(*lines)
+    assert (tracked.step, tracked.seconds_per_step, tracked.seconds_left) == (10, 1.0, 90.0)
 
 
 def test_a_rank_that_is_behind_takes_no_step_back() -> None:
-    found = progress(
+    tracked = progress(
         (1, "step 1/9", 0), (2, "step 2/9", 0), (3, "step 3/9", 0), (3.1, "step 2/9", 1), (4, "step 4/9", 0)
     )
-    assert (found.step, found.seconds_per_step) == (4, 1.0)
+    assert (tracked.step, tracked.seconds_per_step) == (4, 1.0)
 
 
 def test_steps_that_begin_again_are_counted_again() -> None:
-    found = progress("step 1/3", "step 2/3", "step 3/3", (60, "step 1/3"), (61, "step 2/3"))
-    assert (found.step, found.seconds_per_step, found.seconds_left) == (2, 1.0, 1.0)
+    tracked = progress("step 1/3", "step 2/3", "step 3/3", (60, "step 1/3"), (61, "step 2/3"))
+    assert (tracked.step, tracked.seconds_per_step, tracked.seconds_left) == (2, 1.0, 1.0)
 
 
 def test_the_time_of_a_step_is_known_where_only_every_tenth_is_named() -> None:
-    found = progress((0, "step 10/100"), (20, "step 20/100"), (40, "step 30/100"))
-    assert (found.seconds_per_step, found.seconds_left) == (2.0, 140.0)
+    tracked = progress((0, "step 10/100"), (20, "step 20/100"), (40, "step 30/100"))
+    assert (tracked.seconds_per_step, tracked.seconds_left) == (2.0, 140.0)
 
 
 def test_one_slow_step_does_not_change_the_time_left() -> None:
-    found = progress((0, "step 1/10"), (1, "step 2/10"), (2, "step 3/10"), (900, "step 4/10"))
-    assert found.seconds_left == 6.0
+    tracked = progress((0, "step 1/10"), (1, "step 2/10"), (2, "step 3/10"), (900, "step 4/10"))
+    assert tracked.seconds_left == 6.0
 
 
 def test_the_time_left_is_of_the_last_few_hundred_steps() -> None:
@@ -93,7 +93,7 @@ def test_the_time_left_is_of_the_last_few_hundred_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "left"),
+    ("lines", "remaining"),
     [
         (("step 1/10",), None),
         (("step 1", "step 2"), None),
@@ -101,17 +101,17 @@ def test_the_time_left_is_of_the_last_few_hundred_steps() -> None:
         (("step 1/10", (1, "step 2/10")), 8.0),
     ],
 )
-def test_the_time_left_is_unknown_or_at_least_nothing(lines: tuple[Any, ...], left: float | None) -> None:
-    assert progress(*lines).seconds_left == left
+def test_the_time_left_is_unknown_or_at_least_nothing(lines: tuple[Any, ...], remaining: float | None) -> None:
+    assert progress(*lines).seconds_left == remaining
 
 
 def test_the_last_value_of_each_metric_is_told_with_its_unit() -> None:
-    found = progress("step 1 loss 3.5", "Throughput: 7", "step 2 loss nan")
-    assert found.metrics == {
+    tracked = progress("step 1 loss 3.5", "Throughput: 7", "step 2 loss nan")
+    assert tracked.metrics == {
         "loss": {"value": None, "unit": "", "note": "nan"},
         "throughput": {"value": 7.0, "unit": "samples/s"},
     }
-    assert found.last_line == 1002.0
+    assert tracked.last_line == 1002.0
 
 
 def test_a_bar_beside_one_that_is_not_at_its_end_does_not_count() -> None:
@@ -122,13 +122,13 @@ def test_a_bar_beside_one_that_is_not_at_its_end_does_not_count() -> None:
 
 
 def test_what_follows_many_bars_in_one_line_is_read() -> None:
-    found = progress("".join(map(bar, range(1, 99))) * 9 + "\rloss 3.5")
-    assert (at(found), found.metrics["loss"]["value"]) == (("step", 98, 100), 3.5)
+    tracked = progress("".join(map(bar, range(1, 99))) * 9 + "\rloss 3.5")
+    assert (at(tracked), tracked.metrics["loss"]["value"]) == (("step", 98, 100), 3.5)
 
 
 def test_of_a_line_that_is_too_long_the_end_is_not_searched() -> None:
-    found = progress("step 1/9", "x" * LONGEST_LINE + " step 2/9")
-    assert (found.step, found.last_line) == (1, 1001.0)
+    tracked = progress("step 1/9", "x" * LONGEST_LINE + " step 2/9")
+    assert (tracked.step, tracked.last_line) == (1, 1001.0)
 
 
 def test_a_run_without_lines_tells_nothing() -> None:

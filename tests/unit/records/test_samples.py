@@ -9,8 +9,8 @@ HEAD = "seconds (s),cpu (%),memory (MiB),device 0 utilisation (%),device 10 util
 
 
 def test_the_last_row_is_read_by_its_head() -> None:
-    found = samples.parse("worker-0", f"{HEAD}\n12.5,95.0,1024,97,98\n")
-    assert found == NodeSamples(
+    parsed = samples.parse("worker-0", f"{HEAD}\n12.5,95.0,1024,97,98\n")
+    assert parsed == NodeSamples(
         node="worker-0",
         seconds=12.5,
         values={"cpu": Reading(95.0, "%"), "memory": Reading(1024.0, "MiB")},
@@ -19,8 +19,8 @@ def test_the_last_row_is_read_by_its_head() -> None:
 
 
 def test_a_sample_that_was_lost_is_left_out() -> None:
-    found = samples.parse("worker-0", f"{HEAD}\n12.5,,nan,n/a,98\n")
-    assert (dict(found.values), [*found.devices]) == ({}, ["10"])
+    parsed = samples.parse("worker-0", f"{HEAD}\n12.5,,nan,n/a,98\n")
+    assert (dict(parsed.values), [*parsed.devices]) == ({}, ["10"])
 
 
 @pytest.mark.parametrize(
@@ -29,5 +29,5 @@ def test_a_sample_that_was_lost_is_left_out() -> None:
     ids=["nothing", "no row", "a head as row", "half a row", "another table", "no file"],
 )
 def test_what_is_no_whole_row_is_nothing(text: str) -> None:
-    found = samples.parse("worker-0", text)
-    assert (found.values, found.devices) == ({}, {})
+    parsed = samples.parse("worker-0", text)
+    assert (parsed.values, parsed.devices) == ({}, {})

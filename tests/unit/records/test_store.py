@@ -49,17 +49,17 @@ def result(run_id: str) -> Result:
 
 
 def with_secrets(directory: Path, token: str = "", **variables: str) -> Lab:
-    """A lab whose settings hold these secrets."""
+    """Build a lab whose settings have these secrets."""
     lines = [f"LAB_ENV_{name}={dotenv.quote(value)}\n" for name, value in variables.items()]
     (directory / ".env").write_text("".join([f"HF_TOKEN={token}\n", *lines]), encoding="utf-8")
-    found = settings.load(directory, {}, {})
-    return lab(directory=directory, secrets=labs.secrets(found), hidden=labs.hidden(found))
+    loaded = settings.load(directory, {}, {})
+    return lab(directory=directory, secrets=labs.secrets(loaded), hidden=labs.hidden(loaded))
 
 
-def said_by_a_rank(path: Path, said: bytes) -> Path:
+def said_by_a_rank(path: Path, output: bytes) -> Path:
     log = path / "ranks/rank-0.log"
     log.parent.mkdir()
-    log.write_bytes(said)
+    log.write_bytes(output)
     return log
 
 
@@ -104,10 +104,10 @@ def test_a_run_whose_process_ended_without_a_result_is_orphaned(tmp_path: Path) 
 def test_create_makes_room_for_the_ranks_and_writes_what_is_known(tmp_path: Path) -> None:
     path = started(lab(directory=tmp_path), "r1")
     assert path == tmp_path / "runs/r1"
-    assert {one.name for one in path.iterdir()} == {"hostfile", "settings.json", store.MARK}
+    assert {entry.name for entry in path.iterdir()} == {"hostfile", "settings.json", store.MARK}
     written = tmp_path / "runs/.outputs/r1"
-    assert {one.name for one in written.iterdir()} == {"hostfile", "ranks", "work"}
-    assert [(one / "hostfile").read_text() for one in (path, written)] == ["worker-0 slots=1\n"] * 2
+    assert {entry.name for entry in written.iterdir()} == {"hostfile", "ranks", "work"}
+    assert [(folder / "hostfile").read_text() for folder in (path, written)] == ["worker-0 slots=1\n"] * 2
 
 
 # --- results -------------------------------------------------------------------------------------------------
@@ -203,14 +203,14 @@ def test_ranks_that_report_are_counted_by_that_alone() -> None:
 
 
 def test_a_line_of_a_program_counts_as_the_report_of_a_rank_only_under_a_script(tmp_path: Path) -> None:
-    def heard(launcher: str) -> list[str]:
+    def printed_lines(launcher: str) -> list[str]:
         of, path = lab(directory=tmp_path), store.create(lab(directory=tmp_path), launcher, ())
         with closing(store.RunLog(path, of, workload(launcher=launcher))) as log:
             log.keep((printed("labctl: rank 1 of 2 on worker-1"), printed("\x010!\x02labctl: rank 0 of 2 on worker-0")))
             return log.lines
 
-    assert heard("mpirun") == ["labctl: rank 0 of 2 on worker-0"]
-    assert heard("script") == ["labctl: rank 1 of 2 on worker-1", "labctl: rank 0 of 2 on worker-0"]
+    assert printed_lines("mpirun") == ["labctl: rank 0 of 2 on worker-0"]
+    assert printed_lines("script") == ["labctl: rank 1 of 2 on worker-1", "labctl: rank 0 of 2 on worker-0"]
 
 
 # --- secrets -------------------------------------------------------------------------------------------------
@@ -233,12 +233,12 @@ def test_a_pattern_with_flags_of_its_own_is_kept_apart(tmp_path: Path) -> None:
 
 def test_behind_a_progress_bar_that_was_drawn_many_times_numbers_are_read(tmp_path: Path) -> None:
     bar = "".join(f"\r{step:3}% ####       {step}/1000 [00:01<00:09]" for step in range(1000))
-    said = f"worker-0: {bar}\r{{'loss': 2.25, 'epoch': 0.5}}"
+    text = f"worker-0: {bar}\r{{'loss': 2.25, 'epoch': 0.5}}"
     metrics = (Metric(name="loss", pattern=r"'loss': ([\d.]+)"),)
     with closing(store.RunLog(tmp_path, lab(), workload(metrics=metrics))) as recorder:
-        recorder.keep((printed(said),))
+        recorder.keep((printed(text),))
     assert [*recorder.values["loss"]] == [2.25]
-    assert (tmp_path / store.OUTPUT).read_bytes() == f"{said}\n".encode()
+    assert (tmp_path / store.OUTPUT).read_bytes() == f"{text}\n".encode()
 
 
 def test_of_many_lines_only_numbers_stay_in_memory(tmp_path: Path) -> None:
@@ -267,9 +267,9 @@ def test_secrets_are_taken_out_of_lines_and_of_what_ranks_wrote(tmp_path: Path) 
     of = with_secrets(tmp_path, "CANARY-token", WANDB_API_KEY="CAN ARY's $key")
     path = started(of, "r1")
     recorder = store.RunLog(path, of, workload(metrics=(Metric(name="speed", pattern="speed (.*)"),)))
-    said = "got CANARY-token and CAN ARY's $key"
-    log = said_by_a_rank(path, said.encode() + b" \xff\n")
-    assert [line.text for line in recorder.keep((printed(said),))] == ["got [REDACTED] and [REDACTED]"]
+    text = "got CANARY-token and CAN ARY's $key"
+    log = said_by_a_rank(path, text.encode() + b" \xff\n")
+    assert [line.text for line in recorder.keep((printed(text),))] == ["got [REDACTED] and [REDACTED]"]
     recorder.close()
     assert not recorder.lines
     assert (path / "output.log").read_text() == "got [REDACTED] and [REDACTED]\n"
@@ -329,14 +329,14 @@ def test_no_text_of_a_result_has_a_secret(tmp_path: Path) -> None:
     of = with_secrets(tmp_path, "CANARY-token", QUOTED_KEY='CANARY "quoted" ü')
     started(of, "r1")
     check = CriterionResult(criterion="throughput >= 5 CANARY-token", value=7.5, passed=True)
-    said = replace(
+    finished = replace(
         result("r1"),
         message='CANARY-token in CANARY "quoted" ü',
         checks=(check,),
         ranks=(Rank(rank=0, node="CANARY-token"),),
         metrics={"loss": {"value": None, "unit": "CANARY-token", "note": "CANARY-token"}},
     )
-    written = store.finish(of, said)
+    written = store.finish(of, finished)
     assert written.message == "[REDACTED] in [REDACTED]"
     assert "CANARY" not in (tmp_path / "runs/r1/result.json").read_text() + str(written)
     assert store.read(tmp_path, "r1").result == written
@@ -347,7 +347,7 @@ def test_no_text_of_a_result_has_a_secret(tmp_path: Path) -> None:
 
 @pytest.fixture
 def limited() -> Iterator[None]:
-    """A test that waits for what never comes fails instead."""
+    """Fail the test instead of letting it wait forever."""
 
     def expire(*_: object) -> None:
         pytest.fail("it hangs")
@@ -427,7 +427,7 @@ def test_a_directory_that_is_there_before_its_run_is_not_taken(tmp_path: Path) -
 
 
 def record(of: Lab, run_id: str) -> None:
-    """All that labctl writes to a run's directory."""
+    """Write all files of a run's directory that labctl writes."""
     names = ("job.json", "rendered/nodes/worker-0/compose.yml")
     with ExitStack() as held:
         path = store.create(of, run_id, (), [File(path=name, content="{}") for name in names])

@@ -158,7 +158,7 @@ def _judge(
     silent: bool = False,
 ) -> Verdict:
     criteria = [THROUGHPUT, LOSS] if criteria is None else criteria
-    declared = tuple(Metric(name=one.metric, pattern=rf"{one.metric}: (\S+)") for one in criteria)
+    declared = tuple(Metric(name=metric.metric, pattern=rf"{metric.metric}: (\S+)") for metric in criteria)
     ran = job(lab(expected_world_size), criteria=tuple(criteria), metrics=declared)
     ended = RunOutcome(exit_code=exit_code, cause=cause, message=message, silent=silent)
     return judge(ran, GOOD if metrics is None else metrics, ended, world_size)

@@ -1,4 +1,4 @@
-"""The report of runs and of a metrics.csv, from records that are made up."""
+"""The report of runs and of a metrics.csv, from fictitious records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def report(lab: Path, *run_ids: str) -> Report:
 
 
 def sampled(path: Path, devices: int, seconds: int = 30, *, lost: int | None = None) -> None:
-    """Samples of a node with so many devices, of which the one at ``lost`` seconds was lost."""
+    """Write samples of a node with this many devices, the one at ``lost`` seconds being lost."""
     devices_read = (f"device {number} utilisation (%)" for number in range(devices))
     head = ["seconds (s)", "lost samples (count)", "cpu (%)", *devices_read]
     rows = [[f"{at}", "0", *([""] if at == lost else [f"{50 + at}"]) * (1 + devices)] for at in range(seconds)]
@@ -92,7 +92,7 @@ def test_ranks_whose_steps_came_at_once_have_no_times(tmp_path: Path) -> None:
 
 def test_rates_are_drawn_over_time_and_losses_over_steps(tmp_path: Path) -> None:
     records.write(tmp_path, FIRST, losses=LOSSES, tokens=[100.0, 110.0, 105.0])
-    loss, tokens = (one.partition("</svg>")[0] for one in report(tmp_path, FIRST).html.split("<svg")[1:3])
+    loss, tokens = (part.partition("</svg>")[0] for part in report(tmp_path, FIRST).html.split("<svg")[1:3])
     assert (">step<" in loss, ">seconds<" in loss) == (True, False)
     assert (">step<" in tokens, ">seconds<" in tokens) == (False, True)
 
@@ -218,6 +218,6 @@ def test_a_csv_of_something_else_is_refused(tmp_path: Path) -> None:
 def test_pictures_lie_beside_the_page(tmp_path: Path) -> None:
     records.write(tmp_path, FIRST, losses=LOSSES)
     written = runs.write(tmp_path / "out", report(tmp_path, FIRST))
-    assert {Path(one).name for one in (written.page, *written.pictures)} == {
-        one.name for one in (tmp_path / "out").iterdir()
+    assert {Path(name).name for name in (written.page, *written.pictures)} == {
+        path.name for path in (tmp_path / "out").iterdir()
     }

@@ -25,7 +25,7 @@ def figure(name: str, value: float | None, what: str = "bus bandwidth") -> Figur
 
 
 def validation(size: int = 2, **more: object) -> Validation:
-    """A passed one, of this many good nodes."""
+    """A passed validation of this many good nodes."""
     passed = Validation(
         lab="red",
         profile="quick",
@@ -40,7 +40,7 @@ def validation(size: int = 2, **more: object) -> Validation:
 
 
 def failed() -> Validation:
-    """One of every kind."""
+    """A validation with a node, link and step of each kind."""
     advice = "Check its cables, then re-run `labctl validate`."
     broken = "RuntimeError: <script>alert('worker-2')</script> & more"
     return validation(
@@ -68,12 +68,12 @@ def failed() -> Validation:
 
 
 def without_charts(page: str) -> str:
-    """How they are drawn is matplotlib's, and differs with its version."""
+    """Remove the charts, whose drawing depends on matplotlib's version."""
     return re.sub(r"<svg .*?</svg>", "<svg></svg>", page, flags=re.DOTALL)
 
 
 def rows(page: str, heading: str) -> list[str]:
-    """The head of each row of the first table below a heading."""
+    """List the row heads of the first table below a heading."""
     table = page.partition(f"<h2>{heading}</h2>")[2].partition("</table>")[0]
     return re.findall(r'<th scope="row">([^<]*)', table)
 
@@ -120,7 +120,7 @@ def test_the_page_needs_no_network() -> None:
 
 
 def test_every_id_is_used_once() -> None:
-    figures = [figure(f"worker-{number}", 99, what) for number in range(40) for what in ("in a node", "of all")]
+    figures = [figure(f"worker-{number}", 99, place) for number in range(40) for place in ("in a node", "of all")]
     ids = re.findall(r' id="([^"]*)"', html(validation(figures=tuple(figures))))
     assert len(ids) == len(set(ids)) > 0
 
@@ -185,7 +185,7 @@ def test_of_times_the_longest_is_the_worst() -> None:
 @pytest.mark.parametrize(("size", "rows"), [(1, 1), (4, 4), (64, 13), (1000, 13)])
 def test_a_chart_names_the_worst_and_draws_the_others_in_one_row(size: int, rows: int) -> None:
     figures = [
-        replace(one, value=90 + number, passed=number > 30) for number, one in enumerate(validation(size).figures)
+        replace(figure, value=90 + number, passed=number > 30) for number, figure in enumerate(validation(size).figures)
     ]
     labels = re.findall(r"<text [^>]*>([^<]*)", html(validation(size, figures=tuple(figures[::-1]))))
     named = [label for label in labels if "worker" in label or "others" in label]
@@ -204,7 +204,7 @@ def test_a_page_stays_small(size: int, kib: int) -> None:
         "latency",
         "bandwidth of links",
     )
-    figures = tuple(replace(one, what=kind) for kind in kinds for one in validation(size).figures)
+    figures = tuple(replace(figure, what=kind) for kind in kinds for figure in validation(size).figures)
     versions = {f"kernel of red{number}": "6.8.0-60-generic" for number in range(size)}
     links = tuple(LinkVerdict(a="worker-0", b=f"worker-{number}", verdict="good") for number in range(size))
     page = html(validation(size, figures=figures, versions=versions, links=links))

@@ -1,4 +1,4 @@
-"""Comparisons of records that are made up: what differs, what it did, and what is only noise."""
+"""Comparisons of fictitious records: differences, their effects, and noise."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def lab(tmp_path: Path) -> Lab:
 
 
 def effect(compared: Comparison, metric: str = "throughput") -> Effect:
-    (found,) = (one for one in compared.effects if one.metric == metric)
-    return found
+    (single,) = (candidate for candidate in compared.effects if candidate.metric == metric)
+    return single
 
 
 MICRO_4 = ("--micro-batch", "4")
@@ -67,8 +67,8 @@ def test_a_difference_beyond_that_of_repeated_runs_is_more_than_noise(lab: Lab) 
 def test_a_difference_that_repeated_runs_have_too_is_within_noise(lab: Lab) -> None:
     a = [lab.run(figure, arguments=MICRO_4) for figure in (24.0, 26.0, 25.0)]
     b = [lab.run(figure, arguments=MICRO_1) for figure in (25.0, 24.5, 26.2)]
-    found = effect(compare([*a, *b]))
-    assert (found.verdict, found.basis) == ("within noise", "runs")
+    change = effect(compare([*a, *b]))
+    assert (change.verdict, change.basis) == ("within noise", "runs")
 
 
 def test_repeats_on_one_side_tell_the_noise_of_the_other(lab: Lab) -> None:
@@ -83,8 +83,8 @@ UNSTEADY = tuple(CHANCE.gauss(100, 20) for _ in range(100))
 
 def test_of_one_run_each_the_spread_from_step_to_step_is_the_noise(lab: Lab) -> None:
     a = lab.run(tokens=UNSTEADY, arguments=MICRO_4)
-    b = lab.run(tokens=tuple(one + 1 for one in UNSTEADY), arguments=MICRO_1)
-    c = lab.run(tokens=tuple(one + 30 for one in UNSTEADY), arguments=("--micro-batch", "8"))
+    b = lab.run(tokens=tuple(value + 1 for value in UNSTEADY), arguments=MICRO_1)
+    c = lab.run(tokens=tuple(value + 30 for value in UNSTEADY), arguments=("--micro-batch", "8"))
     near, far = (effect(compare([a, other]), "tokens") for other in (b, c))
     assert (near.verdict, near.basis) == ("within noise", "steps")
     assert far.verdict == "more than noise"
@@ -92,9 +92,9 @@ def test_of_one_run_each_the_spread_from_step_to_step_is_the_noise(lab: Lab) -> 
 
 
 def test_a_rate_that_is_printed_once_is_as_noisy_as_the_time_of_a_step(lab: Lab) -> None:
-    found = effect(compare([lab.run(20.0, losses=UNSTEADY), lab.run(10.0, losses=UNSTEADY, code="print(1)")]))
+    change = effect(compare([lab.run(20.0, losses=UNSTEADY), lab.run(10.0, losses=UNSTEADY, code="print(1)")]))
     # Every step took one second.
-    assert (found.verdict, found.noise) == ("more than noise", 0)
+    assert (change.verdict, change.noise) == ("more than noise", 0)
 
 
 def test_the_noise_of_single_figures_is_unknown_and_that_is_said(lab: Lab) -> None:
@@ -105,10 +105,10 @@ def test_the_noise_of_single_figures_is_unknown_and_that_is_said(lab: Lab) -> No
 
 def test_a_loss_is_compared_by_its_end_and_its_fall_is_no_noise(lab: Lab) -> None:
     falling = [8 - step / 25 for step in range(100)]
-    a, b = (lab.run(losses=[one + shift for one in falling], code=str(shift)) for shift in (0, 0.5))
-    found = effect(compare([a, b]), "loss")
-    assert found.verdict == "more than noise"
-    assert in_words(found).startswith("loss at the end: 4.04 against 4.54, 11 % lower: more than noise")
+    a, b = (lab.run(losses=[value + shift for value in falling], code=str(shift)) for shift in (0, 0.5))
+    change = effect(compare([a, b]), "loss")
+    assert change.verdict == "more than noise"
+    assert in_words(change).startswith("loss at the end: 4.04 against 4.54, 11 % lower: more than noise")
 
 
 def test_a_run_without_the_figure_is_compared_as_having_none(lab: Lab) -> None:
@@ -132,7 +132,9 @@ def test_every_kind_of_difference_is_named(lab: Lab) -> None:
         code="print(2)",
         notes={"data": "14 files"},
     )
-    differences = {one.what: (one.values["A"], one.values["B"]) for one in compare([a, b]).differences}
+    differences = {
+        difference.what: (difference.values["A"], difference.values["B"]) for difference in compare([a, b]).differences
+    }
     first, second = differences.pop("file train.py")
     assert first != second
     assert differences == {
@@ -152,8 +154,8 @@ def test_the_value_of_an_option_that_sounds_secret_is_not_told(lab: Lab) -> None
 
 
 def test_what_falls_below_zero_is_lower(lab: Lab) -> None:
-    found = effect(compare([lab.run(-3.0), lab.run(-2.0, arguments=MICRO_1)]))
-    assert found.change == pytest.approx(-0.5)
+    change = effect(compare([lab.run(-3.0), lab.run(-2.0, arguments=MICRO_1)]))
+    assert change.change == pytest.approx(-0.5)
 
 
 CARD = {"id": "0", "name": "H100", "uuid": "GPU-1", "firmware": "96.0", "driver": "550.54"}
@@ -173,7 +175,9 @@ def test_packages_driver_clones_and_images_are_what_differs_and_which_device_is_
 
     a = lab.run(versions=origin("550.54", "GPU-1", "2.13.0", "sha256:1111", dirty=False))
     b = lab.run(versions=origin("570.86", "GPU-2", "2.14.0", "sha256:2222", dirty=True))
-    assert {one.what: (one.values["A"], one.values["B"]) for one in compare([a, b]).differences} == {
+    assert {
+        difference.what: (difference.values["A"], difference.values["B"]) for difference in compare([a, b]).differences
+    } == {
         "device driver": ("550.54", "570.86"),
         "package torch": ("2.13.0", "2.14.0"),
         "image on gpu-b": ("", "sha256:2222"),
@@ -192,12 +196,12 @@ def test_an_earlier_record_without_series_or_settings_is_compared_by_what_it_has
         (path / name).unlink()
     result = store.read_result(tmp_path, path.name)
     assert result
-    found = compare([a, read(tmp_path, result)])
-    assert effect(found).change == 1.0
+    compared = compare([a, read(tmp_path, result)])
+    assert effect(compared).change == 1.0
 
 
 def test_the_spread_of_repeats_leaves_out_runs_without_the_figure(lab: Lab) -> None:
-    found = spreads([lab.run(one).result for one in (10.0, None, 12.0, 11.0)])
-    assert found["throughput"].values == (10.0, 12.0, 11.0)
-    assert found["throughput"].median == 11.0
-    assert found["throughput"].cv == pytest.approx(1 / 11)
+    spread = spreads([lab.run(value).result for value in (10.0, None, 12.0, 11.0)])
+    assert spread["throughput"].values == (10.0, 12.0, 11.0)
+    assert spread["throughput"].median == 11.0
+    assert spread["throughput"].cv == pytest.approx(1 / 11)

@@ -1,4 +1,4 @@
-"""What is packed of a run that failed."""
+"""Content of the archive of a failed run."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ def of(tmp_path: Path) -> Lab:
         "".join(f"line {at}\n" for at in range(300)) + "token hf_canary, key w-canary\noption o-canary\n"
     )
     environment = [["GREETING", "hello"], ["WANDB_API_KEY", "w-canary"]]
-    words = ["train.py", "--epochs", "3", "--hf_token", "o-canary", "--api-key=q-canary", "--verbose"]
-    content = {"environment": {"MY_PASSWORD": "p-canary"}, "pairs": environment, "argv": words}
+    argv = ["train.py", "--epochs", "3", "--hf_token", "o-canary", "--api-key=q-canary", "--verbose"]
+    content = {"environment": {"MY_PASSWORD": "p-canary"}, "pairs": environment, "argv": argv}
     (path / "job.json").write_text(json.dumps(content))
     (path / "settings.json").write_text(json.dumps([{"key": "HF_TOKEN", "value": "s-canary", "origin": ".env"}]))
     return made
 
 
 def unpacked(of: Lab, result: Result = FAILED, engine: FakeBackend | None = None) -> dict[str, str]:
-    """The texts of the archive by name; nothing may go wrong."""
+    """Read the files of the archive by name; check for errors."""
     warnings: list[str] = []
     evidence.write(of, result, warnings.append, partial(of_hosts, of, engine) if engine else None)
     assert warnings == []
@@ -70,7 +70,7 @@ def unpacked(of: Lab, result: Result = FAILED, engine: FakeBackend | None = None
     if not path.exists():
         return {}
     with tarfile.open(path) as tar:
-        members = {one.name.removeprefix(f"evidence-{RUN}/"): tar.extractfile(one) for one in tar.getmembers()}
+        members = {member.name.removeprefix(f"evidence-{RUN}/"): tar.extractfile(member) for member in tar.getmembers()}
         return {name: stream.read().decode() for name, stream in members.items() if stream}
 
 
@@ -89,9 +89,9 @@ def test_of_each_rank_there_are_its_last_lines(of: Lab) -> None:
 
 
 def test_no_secret_is_in_it_by_value_or_by_name(of: Lab) -> None:
-    found = unpacked(of)
-    assert "canary" not in "".join(found.values())
-    job = json.loads(found["job.json"])
+    texts = unpacked(of)
+    assert "canary" not in "".join(texts.values())
+    job = json.loads(texts["job.json"])
     assert job["pairs"] == [["GREETING", "hello"], ["WANDB_API_KEY", "[REDACTED]"]]
     options = ["--epochs", "3", "--hf_token", "[REDACTED]", "--api-key=[REDACTED]", "--verbose"]
     assert job["argv"] == ["train.py", *options]
@@ -107,7 +107,7 @@ def test_of_missed_criteria_the_last_lines_are_shown(of: Lab) -> None:
 
 
 def test_events_of_its_whole_time_are_asked_for(of: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run may fail within the second in which it began, and the archive is written in that second."""
+    """Start and fail a run, and write its archive, within one second."""
     docker = tmp_path / "bin/docker"
     docker.parent.mkdir()
     docker.write_text('#!/bin/sh\n[ "$1" != events ] || echo from "$3" to "$5"\n')
@@ -122,7 +122,7 @@ def test_the_same_files_are_the_same_archive() -> None:
     texts = {"a.txt": "one", "b/c.txt": "two"}
     assert evidence.archive(RUN, texts) == evidence.archive(RUN, texts)
     with tarfile.open(fileobj=io.BytesIO(evidence.archive(RUN, texts))) as tar:
-        assert [(one.name, one.uid, one.mtime) for one in tar.getmembers()] == [
+        assert [(member.name, member.uid, member.mtime) for member in tar.getmembers()] == [
             (f"evidence-{RUN}/a.txt", 0, 0),
             (f"evidence-{RUN}/b/c.txt", 0, 0),
         ]

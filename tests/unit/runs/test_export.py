@@ -1,4 +1,4 @@
-"""A run for TensorBoard and for CI servers, read back by a reader of our own."""
+"""A run for TensorBoard and for CI servers, parsed by an independent reader."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def sample(step: int | None, seconds: float | None, value: float | None, metric:
 
 
 def crc32c(data: bytes) -> int:
-    """Bit by bit, as RFC 3720 defines it."""
+    """Compute CRC-32C bit by bit, as RFC 3720 defines it."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
@@ -51,7 +51,7 @@ def masked(data: bytes) -> int:
 
 
 def records(content: bytes) -> Iterator[bytes]:
-    """The records of a TFRecord file, whose checksums hold."""
+    """Read the records of a TFRecord file; check their checksums."""
     while content:
         length, of_length = struct.unpack("<QI", content[:12])
         data, (of_data,) = content[12 : 12 + length], struct.unpack("<I", content[12 + length : 16 + length])
@@ -71,20 +71,20 @@ def varint(data: bytes) -> tuple[int, bytes]:
 
 
 def fields(data: bytes) -> dict[int, int | float | bytes]:
-    """The fields of a message of protocol buffers, each once."""
-    found: dict[int, int | float | bytes] = {}
+    """Parse the fields of a protocol buffers message, each at most once."""
+    by_number: dict[int, int | float | bytes] = {}
     while data:
         key, data = varint(data)
         kind = key & 7
         if kind == 0:
-            found[key >> 3], data = varint(data)
+            by_number[key >> 3], data = varint(data)
         elif kind == 2:
             length, data = varint(data)
-            found[key >> 3], data = data[:length], data[length:]
+            by_number[key >> 3], data = data[:length], data[length:]
         else:
             size, code = {1: (8, "<d"), 5: (4, "<f")}[kind]
-            (found[key >> 3],), data = struct.unpack(code, data[:size]), data[size:]
-    return found
+            (by_number[key >> 3],), data = struct.unpack(code, data[:size]), data[size:]
+    return by_number
 
 
 def message(value: int | float | bytes) -> dict[int, int | float | bytes]:
@@ -122,19 +122,19 @@ def test_a_second_export_takes_the_place_of_the_first(tmp_path: Path) -> None:
     for _ in range(2):
         path = export.event_file(tmp_path, RESULT, [sample(1, 2.5, 8.0)])
     assert len(list(records(path.read_bytes()))) == 2
-    assert [one for one in tmp_path.rglob("*") if one.is_file()] == [path]
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [path]
 
 
 def cases(result: Result) -> dict[str, tuple[str, str] | None]:
-    """Each case with what it failed by."""
+    """Parse the JUnit report; return each case with its failure or error."""
     suite = ElementTree.fromstring(export.junit_xml(result))[0]  # noqa: S314
-    found = {case.get("name", ""): next(iter(case), None) for case in suite.iter("testcase")}
-    assert suite.get("tests") == str(len(found))
-    tags = [element.tag for element in found.values() if element is not None]
+    element_by_name = {case.get("name", ""): next(iter(case), None) for case in suite.iter("testcase")}
+    assert suite.get("tests") == str(len(element_by_name))
+    tags = [element.tag for element in element_by_name.values() if element is not None]
     assert (suite.get("failures"), suite.get("errors")) == (str(tags.count("failure")), str(tags.count("error")))
     return {
         name: None if element is None else (element.get("type", ""), element.get("message", ""))
-        for name, element in found.items()
+        for name, element in element_by_name.items()
     }
 
 

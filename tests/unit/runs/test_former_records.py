@@ -36,7 +36,7 @@ def test_it_is_listed_and_shown_with_all_that_it_has(lab: Path, result: Result) 
     assert (listed.run_id, listed.state, listed.verdict, listed.workload) == (RUN, "done", "PASS", "opt-tiny")
     content = json.loads((store.directory(lab, RUN) / "result.json").read_text())
     assert result.metrics == content["metrics"]
-    assert [(one.rank, one.node) for one in result.ranks] == [(0, "worker-0"), (1, "worker-1")]
+    assert [(rank.rank, rank.node) for rank in result.ranks] == [(0, "worker-0"), (1, "worker-1")]
 
 
 def test_its_output_has_no_times_and_its_metrics_no_seconds(lab: Path) -> None:
@@ -49,9 +49,9 @@ def test_its_output_has_no_times_and_its_metrics_no_seconds(lab: Path) -> None:
 
 
 def test_it_is_compared_reported_and_exported(lab: Path, result: Result, tmp_path: Path) -> None:
-    one = compare.read(lab, result)
-    assert not compare.compare([one, one]).differences
-    assert "PASS" in reports.of_runs(lab, [one]).html
+    recorded = compare.read(lab, result)
+    assert not compare.compare([recorded, recorded]).differences
+    assert "PASS" in reports.of_runs(lab, [recorded]).html
     losses = [sample for sample in series.read(lab, RUN) if sample.metric == "loss"]
     written = export.event_file(tmp_path / "board", result, series.read(lab, RUN))
     assert written.read_bytes().count(b"loss") == len(losses)

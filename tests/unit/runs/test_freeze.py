@@ -1,4 +1,4 @@
-"""What a lab was against what it is, as documents that are made up: each drift by name, and where it is."""
+"""Drift between two fictitious states of a lab: each difference by kind and place."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def drift(change: Callable[[dict[str, Any]], None]) -> tuple[Drift, ...]:
 
 
 def test_a_lab_that_is_as_it_was_has_no_drift() -> None:
-    found = freeze.differences("lab.lock", LOCK, copy.deepcopy(LOCK))
-    assert (found.drift, found.facts) == ((), freeze.count(LOCK))
+    changes = freeze.differences("lab.lock", LOCK, copy.deepcopy(LOCK))
+    assert (changes.drift, changes.facts) == ((), freeze.count(LOCK))
 
 
 @pytest.mark.parametrize(
-    ("part", "what", "where"),
+    ("part", "subject", "where"),
     [
         (("files", "workloads/opt/train.py"), "files workloads/opt/train.py", "lab"),
         (("packages", "torch"), "packages torch", "lab"),
@@ -66,7 +66,7 @@ def test_a_lab_that_is_as_it_was_has_no_drift() -> None:
         (("nodes", "worker-1", "image"), "image", "worker-1"),
     ],
 )
-def test_each_change_is_named_and_where_it_is(part: tuple[str, ...], what: str, where: str) -> None:
+def test_each_change_is_named_and_where_it_is(part: tuple[str, ...], subject: str, where: str) -> None:
     was = LOCK
     for key in part:
         was = was[key]
@@ -76,7 +76,7 @@ def test_each_change_is_named_and_where_it_is(part: tuple[str, ...], what: str, 
             now = now[key]
         now[part[-1]] = "another"
 
-    assert drift(change) == (Drift(what=what, where=where, was=str(was), now="another"),)
+    assert drift(change) == (Drift(what=subject, where=where, was=str(was), now="another"),)
 
 
 def test_what_is_gone_and_what_is_new_is_drift_too() -> None:
@@ -102,7 +102,7 @@ def test_the_file_is_sorted_and_stays_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (None, "no such file"),
         ("", "not written by `labctl freeze`"),
@@ -111,9 +111,9 @@ def test_the_file_is_sorted_and_stays_as_it_is(tmp_path: Path) -> None:
         ('{"schema": 9}', "of schema 9"),
     ],
 )
-def test_another_file_is_refused(tmp_path: Path, text: str | None, said: str) -> None:
+def test_another_file_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
     path = tmp_path / "lab.lock"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         freeze.read(path)

@@ -74,12 +74,12 @@ def test_a_rank_without_a_log_is_an_error_that_says_where_its_lines_are(of: Lab)
 
 def test_each_line_of_a_run_and_of_a_rank_has_its_time(of: Lab) -> None:
     path = store.create(of, "r1", ())
-    said = ((1000.0, None, "launcher"), (1000.25, 1, "one\rtwo"), (1000.5, 0, "zero"), (1001.0, 1, "three"))
+    lines = ((1000.0, None, "launcher"), (1000.25, 1, "one\rtwo"), (1000.5, 0, "zero"), (1001.0, 1, "three"))
     with closing(store.RunLog(path, of, workload())) as log:
-        for when, rank, text in said:
+        for when, rank, text in lines:
             log.keep((Line(text, when, rank),))
     wrote(of, "r1/ranks/rank-1.log", "one\rtwo\nthree\nnever arrived\n")
-    at = [datetime.fromtimestamp(when).astimezone().isoformat(timespec="milliseconds") for when, *_ in said]
+    at = [datetime.fromtimestamp(when).astimezone().isoformat(timespec="milliseconds") for when, *_ in lines]
     assert logs(of, None, timestamps=True) == [
         f"{at[0]} launcher", f"{at[1]} one", f"{at[1]} two", f"{at[2]} zero", f"{at[3]} three",
     ]  # fmt: skip

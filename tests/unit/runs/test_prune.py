@@ -55,7 +55,7 @@ def test_all_that_a_run_left_is_removed_and_nothing_that_it_links_to(tmp_path: P
     (path / "data").symlink_to(tmp_path / "data")
     store.outputs(tmp_path, "r1").mkdir(parents=True)
     prune.remove(tmp_path, "r1")
-    assert {one.name for one in (tmp_path / "runs").iterdir()} == {"r2", ".outputs"}
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"r2", ".outputs"}
     assert not store.outputs(tmp_path, "r1").exists()
     assert (tmp_path / "data/set").exists()
 

@@ -26,7 +26,7 @@ SAID = [
 
 @pytest.fixture
 def record(tmp_path: Path) -> Path:
-    """The record of a run that printed this."""
+    """Record of a run with this output."""
     of, ran = lab(directory=tmp_path), job(lab(), metrics=(LOSS,))
     content = {"job": msgspec.to_builtins(ran, enc_hook=str)}
     path = store.create(of, "r1", (), (File(path="job.json", content=json.dumps(content)),))
@@ -51,8 +51,8 @@ def test_a_run_has_its_metrics_over_time(record: Path, tmp_path: Path) -> None:
 
 def test_an_old_record_is_read_off_its_output(record: Path, tmp_path: Path) -> None:
     (record / "metrics.jsonl").unlink()
-    found = [(sample.step, sample.seconds, sample.value) for sample in series.read(tmp_path, "r1")]
-    assert found == [(1, None, 4.5), (1, None, 4.25), (2, None, None)]
+    points = [(sample.step, sample.seconds, sample.value) for sample in series.read(tmp_path, "r1")]
+    assert points == [(1, None, 4.5), (1, None, 4.25), (2, None, None)]
 
 
 def test_a_line_that_is_not_whole_yet_is_left_out(record: Path, tmp_path: Path) -> None:
@@ -84,6 +84,6 @@ def test_of_many_samples_so_many_are_kept_evenly_to_the_end(monkeypatch: pytest.
         for at in range(10)
         for name in ("loss", "rare")[: 1 + (at < 2)]
     )
-    found = series.by_metric(samples)
-    assert [sample.step for sample in found["loss"]] == [0, 4, 8]
-    assert [sample.step for sample in found["rare"]] == [0, 1]
+    by_metric = series.by_metric(samples)
+    assert [sample.step for sample in by_metric["loss"]] == [0, 4, 8]
+    assert [sample.step for sample in by_metric["rare"]] == [0, 1]

@@ -21,7 +21,7 @@ EARLIER = "20260101-150405-hello-3fa2"
 
 @pytest.fixture
 def of(tmp_path: Path) -> Lab:
-    """A lab with the record of an earlier run, which nothing supervises any more."""
+    """A lab with the record of an earlier run that is no longer supervised."""
     of = builders.lab(directory=tmp_path)
     store.create(of, EARLIER, (), (File(path="job.json", content=json.dumps({"workload": "hello"})),))
     return of

@@ -31,14 +31,14 @@ END = 'end {"code": 0, "seconds": 3}'
 def of(tmp_path: Path) -> Lab:
     """A lab with the record of a run that has begun."""
     of = lab(directory=tmp_path)
-    wanted = replace(job(of, metrics=(Metric(name="loss", pattern=r"loss (\S+)"),)), files=())
-    content = json.dumps({"job": msgspec.to_builtins(wanted, enc_hook=str)})
+    requested = replace(job(of, metrics=(Metric(name="loss", pattern=r"loss (\S+)"),)), files=())
+    content = json.dumps({"job": msgspec.to_builtins(requested, enc_hook=str)})
     store.create(of, RUN, (), (File(path="job.json", content=content),))
     return of
 
 
 def observer(of: Lab, *printed: str, run: ActiveRun = ACTIVE) -> Observer:
-    """Of a run whose agent tells these lines; each node has a sample."""
+    """Build the observer of a run whose agent prints these lines; each node has a sample."""
 
     def answer(_: str, argv: tuple[str, ...]) -> Iterator[str]:
         if argv[:1] == ("sh",):
@@ -58,7 +58,7 @@ def test_one_look_knows_what_was_printed_before_and_records_nothing(of: Lab) -> 
     view = observer(of, "9 1000.0 step 1/5 loss 3", "18 1002.0 step 2/5 loss 2", END).look()
     assert (view.state, view.workload, view.progress.step, view.progress.seconds_left) == ("ended", "hello", 2, 6.0)
     assert view.progress.metrics["loss"]["value"] == 2.0
-    assert [one.values["cpu"].value for one in view.nodes] == [50.0] * len(view.nodes)
+    assert [node.values["cpu"].value for node in view.nodes] == [50.0] * len(view.nodes)
     assert records(of) == before
 
 
@@ -121,13 +121,13 @@ def test_the_latest_run_that_is_under_way_here_is_watched(of: Lab) -> None:
     store.create(of, earlier.id, ())
     ended = replace(ACTIVE, id="20260103-000000-hello-0000", order=3.0, state="ended")
     elsewhere = replace(ACTIVE, id="20260104-000000-hello-0000", order=4.0)
-    known = (ACTIVE, earlier, ended, elsewhere)
-    assert chosen(of, "", *known) == ACTIVE
-    assert chosen(of, earlier.id, *known) == earlier
+    runs = (ACTIVE, earlier, ended, elsewhere)
+    assert chosen(of, "", *runs) == ACTIVE
+    assert chosen(of, earlier.id, *runs) == earlier
 
 
 @pytest.mark.parametrize(
-    ("run", "known", "message", "hint"),
+    ("run", "runs", "message", "hint"),
     [
         ("", (), "no run is under way", "labctl run opt-tiny"),
         (RUN, (replace(ACTIVE, state="ended"),), f"run {RUN} is not under way", f"labctl show {RUN}"),
@@ -136,10 +136,10 @@ def test_the_latest_run_that_is_under_way_here_is_watched(of: Lab) -> None:
     ],
 )
 def test_where_no_run_is_under_way_that_is_said(
-    of: Lab, run: str, known: tuple[ActiveRun, ...], message: str, hint: str
+    of: Lab, run: str, runs: tuple[ActiveRun, ...], message: str, hint: str
 ) -> None:
     with pytest.raises(HostError, match=message) as raised:
-        chosen(of, run, *known)
+        chosen(of, run, *runs)
     assert hint in raised.value.hint
 
 

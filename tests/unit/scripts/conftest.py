@@ -1,4 +1,4 @@
-"""Imports scripts of workloads/ as a rank does: from the workload's own folder first, then workloads/common."""
+"""Fixtures that import scripts of workloads/ as a rank does: first the workload's folder, then workloads/common."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ImportScripts = Callable[..., SimpleNamespace]
 
 @pytest.fixture(scope="module")
 def import_scripts() -> Iterator[ImportScripts]:
-    """``import_scripts(folder, *names)`` gives modules of a workload by name; all are forgotten after the test file."""
+    """``import_scripts(folder, *names)`` returns a workload's modules by name, unloaded after the test file."""
     with pytest.MonkeyPatch.context() as patch:
 
         def imported(folder: str, *names: str) -> SimpleNamespace:

@@ -1,4 +1,4 @@
-"""Checkpoints without torch: what counts as whole, and what a rank refuses to go on from."""
+"""Checkpoints without torch: completeness, and checkpoints that a rank refuses to resume from."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_all_ranks_save_when_one_of_them_is_to_end_and_then_exit(
 
 def test_steps_between_checkpoints_save_nothing(scripts: Modules, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[int] = []
-    monkeypatch.setattr(scripts.checkpoints, "largest", lambda own: own)
+    monkeypatch.setattr(scripts.checkpoints, "largest", lambda value: value)
     monkeypatch.setattr(scripts.checkpoints.Checkpoints, "_save", lambda _, step, __: done.append(step))
     monkeypatch.setattr(scripts.checkpoints.signal, "signal", lambda *_: None)
     saved = scripts.checkpoints.Checkpoints({}, arguments(save_every=3), {})

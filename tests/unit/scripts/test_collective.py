@@ -1,4 +1,4 @@
-"""The collectives workload without torch: sizes, bandwidths and memory are what nccl-tests and arithmetic say."""
+"""The collectives workload without torch: sizes, bandwidths and memory, compared with nccl-tests and arithmetic."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def test_the_largest_size_is_always_the_last(sizes: ModuleType) -> None:
 
 @pytest.mark.parametrize("operation", ["all_gather", "reduce_scatter", "all_to_all"])
 def test_every_rank_has_a_whole_part_and_no_size_comes_twice(sizes: ModuleType, operation: str) -> None:
-    found = sizes.series(8, 1000, 2, operation, 3)
-    assert found == [12, 24, 60, 120, 252, 504, 996]
-    assert all(size % (3 * sizes.ITEM) == 0 for size in found)
+    series = sizes.series(8, 1000, 2, operation, 3)
+    assert series == [12, 24, 60, 120, 252, 504, 996]
+    assert all(size % (3 * sizes.ITEM) == 0 for size in series)
 
 
 def test_large_sizes_are_called_less_often_but_never_less_than_three_times(sizes: ModuleType) -> None:

@@ -1,4 +1,4 @@
-"""workloads/common without torch: exit codes, this rank, DeepSpeed's file, text; and names that clash with nothing."""
+"""workloads/common without torch: exit codes, rank, DeepSpeed's file, text, and unique module names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def common(import_scripts: ImportScripts) -> SimpleNamespace:
 
 
 def run(tmp_path: Path, code: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """A script of its own folder, started as rank.sh starts one."""
+    """Start a script in its own folder, as rank.sh does."""
     script = tmp_path / "train.py"
     script.write_text(code)
     argv = [sys.executable, "-B", "-u", str(script)]

@@ -1,4 +1,4 @@
-"""What counts a node's devices, with stand-ins for the frameworks."""
+"""Count of a node's devices, with stand-ins for the frameworks."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ def test_an_image_without_a_framework_says_which_it_misses(tmp_path: Path) -> No
 
 def count(folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the program as text, as in a node, with the modules of a folder."""
-    words = [sys.executable, "-S", "-c", SOURCE.read_text(), "torch.zeta", "ZETA"]
-    return subprocess.run(words, env={"PYTHONPATH": str(folder)}, capture_output=True, text=True, check=False)
+    argv = [sys.executable, "-S", "-c", SOURCE.read_text(), "torch.zeta", "ZETA"]
+    return subprocess.run(argv, env={"PYTHONPATH": str(folder)}, capture_output=True, text=True, check=False)

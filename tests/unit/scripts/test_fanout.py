@@ -1,4 +1,4 @@
-"""What runs in the launcher for `labctl exec --all`: marked lines, whom it asks, and how many it can."""
+"""Program in the launcher for `labctl exec --all`: prefixed lines, workers, and the number of sessions."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ fanout = load()
 
 @pytest.fixture(scope="module")
 def path_with_ssh(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where an `ssh` is that ends at once."""
+    """PATH with an `ssh` that ends at once."""
     folder = tmp_path_factory.mktemp("bin")
     (folder / "ssh").symlink_to("/bin/true")
     return str(folder)
 
 
 def handed_on(path: str, pieces: list[bytes]) -> tuple[bytes, bool]:
-    """What is printed of these pieces of a worker's output, and whether the command was seen to begin."""
+    """Feed these pieces of a worker's output; return the printed text, and True if the command has begun."""
     with pytest.MonkeyPatch.context() as changed:
         changed.setenv("PATH", path)
         session = fanout.Session("worker-7", "", MARK)
-    said = b"".join(session.add(fanout.STDOUT, piece) for piece in [*filter(None, pieces), b""])
+    printed = b"".join(session.add(fanout.STDOUT, piece) for piece in [*filter(None, pieces), b""])
     session.exit_code()
     for stream in session.streams.values():
         stream.close()
-    return said, session.begun
+    return printed, session.begun
 
 
 @settings(max_examples=50)
@@ -69,32 +69,32 @@ def test_the_mark_that_says_that_the_command_began_is_not_shown(path_with_ssh: s
 
 def test_a_line_without_end_is_not_kept_back_until_its_end(path_with_ssh: str) -> None:
     piece = b"x" * (fanout.LONGEST // 2 + 1)
-    said, _ = handed_on(path_with_ssh, [piece, piece, b"y"])
-    assert said == b"worker-7: " + 2 * piece + b"\nworker-7: y\n"
+    printed, _ = handed_on(path_with_ssh, [piece, piece, b"y"])
+    assert printed == b"worker-7: " + 2 * piece + b"\nworker-7: y\n"
 
 
 @pytest.fixture
-def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def known_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "config"
     names = "".join(f"Host worker-{number}\n  Port 12345\n" for number in range(12))
     config.write_text(f"# How\n{names}\nHost *\n  User lab\n")
     monkeypatch.setattr(fanout, "CONFIG", config)
 
 
-@pytest.mark.usefixtures("known")
+@pytest.mark.usefixtures("known_workers")
 def test_all_workers_are_asked_where_none_is_named_and_one_named_twice_once() -> None:
     assert fanout.choose_nodes("") == [f"worker-{number}" for number in range(12)]
     assert fanout.choose_nodes("worker-3,worker-11,worker-3") == ["worker-3", "worker-11"]
 
 
-@pytest.mark.usefixtures("known")
+@pytest.mark.usefixtures("known_workers")
 def test_a_worker_that_is_not_there_is_said_with_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         fanout.choose_nodes("worker-1,worker-12")
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert "no worker `worker-12`" in said
-    assert "worker-0 to worker-11" in said
+    err = capsys.readouterr().err
+    assert "no worker `worker-12`" in err
+    assert "worker-0 to worker-11" in err
 
 
 def test_more_nodes_than_open_files_allow_are_refused_with_the_numbers(

@@ -1,4 +1,4 @@
-"""The program that downloads to a claim, with a hub in memory."""
+"""The program that downloads to a claim, with an in-memory hub."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def program() -> ModuleType:
 
 
 class Hub:
-    """Repositories with their files; those that fail do so with an error."""
+    """Repositories with their files, and the errors of those that fail."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -58,13 +58,13 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     return Hub(tmp_path / "storage", monkeypatch)
 
 
-def run(program: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
-    """What it says as it fails; empty where it does not."""
-    monkeypatch.setattr(sys, "argv", ["fetch_models.py", *words])
+def run(program: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
+    """Run the script; return its error, empty if it succeeds."""
+    monkeypatch.setattr(sys, "argv", ["fetch_models.py", *arguments])
     try:
         program.main()
-    except SystemExit as left:
-        return str(left.code)
+    except SystemExit as stop:
+        return str(stop.code)
     return ""
 
 
@@ -108,7 +108,7 @@ def refused(kind: Any, message: str = "403 Client Error") -> Exception:
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("error", "message"),
     [
         (refused(errors.GatedRepoError), "model acme/tiny is gated: accept its terms on its page at the hub"),
         (refused(errors.RepositoryNotFoundError), "model acme/tiny not found, or it is private: HF_TOKEN in .env"),
@@ -119,10 +119,10 @@ def refused(kind: Any, message: str = "403 Client Error") -> Exception:
     ],
 )  # fmt: skip
 def test_what_the_hub_refuses_is_said_in_words_and_ends_it(
-    program: ModuleType, hub: Hub, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
+    program: ModuleType, hub: Hub, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
 ) -> None:
     hub.fails, hub.files = {"acme/tiny": error}, {"model:later": ("a",)}
-    assert run(program, monkeypatch, "model:acme/tiny", "model:later").startswith(words)
+    assert run(program, monkeypatch, "model:acme/tiny", "model:later").startswith(message)
     assert hub.ignored == {}
 
 

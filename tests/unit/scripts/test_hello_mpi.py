@@ -1,4 +1,4 @@
-"""prepare.sh of hello-mpi: compiles once for every source and compiler, with a compiler that only notes its calls."""
+"""prepare.sh of hello-mpi: one compilation per source and compiler, with a compiler that only records its calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ cp "$1" "$to" && chmod +x "$to"
 
 
 class Node:
-    """A node's home and its MPI."""
+    """A node's home directory and its MPI."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.folder = path, path / "hello-mpi"

@@ -1,4 +1,4 @@
-"""The agent that lives in every container, on real processes of this machine."""
+"""The agent of containers, on real processes of this machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from labctl.records import manifest
 
 SOURCE = Path(__file__).resolve().parents[3] / "docker/labnode.py"
 LIMIT = 30.0
-"""Seconds that a test waits for what must happen."""
+"""Time limit of a test in seconds."""
 
 # Each prints its pid when it is ready, and would live for a minute.
 PLAIN = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
@@ -65,7 +65,7 @@ labnode = load()
 
 
 class Run:
-    """Processes that carry a run's id, as launchers start them."""
+    """Processes with a run's id in their environment, as launchers start them."""
 
     def __init__(self) -> None:
         self.id = f"test-{uuid.uuid4().hex}"
@@ -73,7 +73,7 @@ class Run:
         self.pids: list[int] = []
 
     def start(self, program: str, *arguments: str, run_id: str | None = None) -> int:
-        """Start a program; the pid of it that reports first, which may be its child's."""
+        """Start a program; return the pid that it reports first, which may be a child's."""
         command = [sys.executable, "-c", program, *arguments]
         environment = {"PATH": os.environ["PATH"], "LABCTL_RUN_ID": run_id or self.id}
         child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
@@ -149,7 +149,7 @@ def test_reap_ends_a_grandchild_in_its_own_session_without_the_id(run: Run) -> N
 
 
 def test_reap_ends_a_grandchild_that_outlives_its_parent_by_ignoring_term(run: Run) -> None:
-    """Its parent ends at once; from then on neither its environment nor its ancestors tell whose it is."""
+    """Let the parent end at once, after which neither environment nor ancestors identify the grandchild."""
     grandchild = run.start(PARENT.format(before=""), STUBBORN)
     labnode.reap(run.id, "0.2")
     assert not alive(grandchild)
@@ -172,12 +172,12 @@ def test_reap_ends_what_left_the_run_since_it_began_and_no_earlier_or_marked_orp
     began = time.clock_gettime(time.CLOCK_BOOTTIME)
     # Start times are in ticks.
     assert wait_for(lambda: time.clock_gettime(time.CLOCK_BOOTTIME) > began + 0.05)
-    left, marked, program = (
+    folder, marked, program = (
         run.start(INIT, STUBBORN, run_id="elsewhere"),
         run.start(INIT, PLAIN, "LABCTL_RUN_ID=person-1", run_id="elsewhere"),
         run.start(INIT, PLAIN, run_id="elsewhere"),
     )
-    pids = (earlier, left, marked, program)
+    pids = (earlier, folder, marked, program)
     parents = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in pids}
     (tmp_path / "ready").write_text(str(program))
     monkeypatch.setattr(labnode, "STATE", tmp_path)
@@ -214,8 +214,8 @@ def test_reap_of_a_run_that_is_over_waits_for_nothing_and_is_silent(
 
     def counted(run_id: str, *rest: Any) -> dict[int, str]:
         looks.append(run_id)
-        found: dict[int, str] = processes(run_id, *rest)
-        return found
+        commands: dict[int, str] = processes(run_id, *rest)
+        return commands
 
     monkeypatch.setattr(labnode, "processes", counted)
     labnode.reap(run.id, "5")
@@ -278,7 +278,7 @@ def test_an_sshd_that_listens_at_the_second_look_is_well(devices: Devices, monke
 
 
 class Devices:
-    """A node's device folder and its maker's tool, as its health check meets them."""
+    """A node's device folder and vendor's tool, for its health check."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.dev, self._tools, self._patch = folder / "dev", folder / "bin", patch
@@ -292,7 +292,7 @@ class Devices:
         patch.setattr(labnode, "become_user", lambda *_: None)
 
     def given(self, expected: str, *files: str) -> None:
-        """The node starts with these device files, and knows how many devices there should be."""
+        """Set the device files at the node's start, and its expected number of devices."""
         for name in files:
             path = self.dev / name
             path.parent.mkdir(exist_ok=True)
@@ -309,7 +309,7 @@ class Devices:
         path.chmod(0o755)
 
     def reason(self) -> str:
-        """Why the node is unhealthy; nothing where it is healthy."""
+        """Return the reason why the node is unhealthy; empty if it is healthy."""
         try:
             labnode.health()
         except SystemExit as leaving:
@@ -337,7 +337,7 @@ def test_a_tool_that_the_image_lacks_says_nothing_about_the_device(devices: Devi
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [
         ("echo 'Failed to initialize NVML: Unknown Error'; exit 255", "`Failed to initialize NVML: Unknown Error`"),
         (f"echo 'Unable to determine the device handle for gpu 0000:18:00.0: Unknown Error'; {GPU}", "0000:18:00.0"),
@@ -346,13 +346,13 @@ def test_a_tool_that_the_image_lacks_says_nothing_about_the_device(devices: Devi
     ],
 )
 def test_a_tool_that_does_not_list_every_device_is_quoted_with_the_remedy(
-    devices: Devices, script: str, said: str
+    devices: Devices, script: str, message: str
 ) -> None:
     devices.given("nvidia:2", "nvidia0", "nvidia1")
     devices.tool("nvidia-smi", script)
     reason = devices.reason()
     assert reason.startswith("device lost: ")
-    assert said in reason
+    assert message in reason
     assert "`labctl up`" in reason
     assert "\n" not in reason
 
@@ -372,7 +372,7 @@ def test_a_tool_that_hangs_is_given_up_and_is_no_lost_device(devices: Devices, m
 def test_a_tool_is_not_started_while_one_that_could_not_be_ended_lives(
     devices: Devices, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
-    """In a session of its own, where SIGKILL does not find it."""
+    """Start the tool in its own session, which SIGKILL does not reach."""
     monkeypatch.setattr(labnode, "TOOL_LIMIT", 2)
     monkeypatch.setattr(labnode, "QUICK_CHECK", 2)
     devices.given("nvidia:1", "nvidia0")
@@ -476,7 +476,7 @@ PRINTED = [f"V{index}" for index in range(8)]
 
 
 class Session:
-    """A node's home, and bash as sshd starts it there."""
+    """A node's home directory, and bash as sshd starts it there."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -492,7 +492,7 @@ class Session:
             labnode.write_session_environment()
 
     def values(self, *names: str, **sent: str) -> list[bytes | None]:
-        """What a session has in these variables; None where it has none."""
+        """Return the values of these variables in a session; None if unset."""
         script = "".join(f'printf "%s:%s\\0" "${{{name}+x}}" "${name}"\n' for name in names)
         environment = {"PATH": "/session/bin", "BASH_ENV": str(self.home / ".lab-env"), **sent}
         done = subprocess.run(["/bin/bash", "-c", script], env=environment, capture_output=True, check=True)
@@ -536,10 +536,10 @@ def test_secret_variables_come_along(session: Session) -> None:
     assert session.values("PLAIN", "API_KEY") == [b"1", b"a'b $(id)"]
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_keras_finds_what_is_kept_below_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+@pytest.mark.parametrize("exists", [True, False])
+def test_keras_finds_what_is_kept_below_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool) -> None:
     kept = tmp_path / "cache/keras"
-    if there:
+    if exists:
         kept.mkdir(parents=True)
     (tmp_path / "home").mkdir()
     monkeypatch.setattr(labnode, "HOME", tmp_path / "home")
@@ -581,7 +581,7 @@ def test_a_restarted_container_registers_its_user_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "out", "err"),
+    ("command", "code", "out", "err"),
     [
         (("echo", "a  b"), 0, "a  b\n", ""),
         (("sh", "-c", "exit 7"), 7, "", ""),
@@ -589,8 +589,8 @@ def test_a_restarted_container_registers_its_user_once(tmp_path: Path) -> None:
         ((), 1, "", "usage: docker run IMAGE COMMAND [ARGS...]; `labctl up` starts nodes\n"),
     ],
 )
-def test_an_image_runs_a_command_in_place_of_a_node(words: tuple[str, ...], code: int, out: str, err: str) -> None:
+def test_an_image_runs_a_command_in_place_of_a_node(command: tuple[str, ...], code: int, out: str, err: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-I", SOURCE, "start", *words], capture_output=True, text=True, check=False, timeout=LIMIT
+        [sys.executable, "-I", SOURCE, "start", *command], capture_output=True, text=True, check=False, timeout=LIMIT
     )
     assert (done.returncode, done.stdout, done.stderr) == (code, out, err)

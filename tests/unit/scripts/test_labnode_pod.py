@@ -37,7 +37,7 @@ STUBBORN = "trap '' TERM; while :; do sleep 0.02; done"
 
 
 class Pod:
-    """A launcher's pod, whose workers a stand-in for ssh reaches."""
+    """A launcher's pod with workers behind a stand-in for ssh."""
 
     def __init__(self, root: Path) -> None:
         self.id, self.root = f"pod-{uuid.uuid4().hex}", root
@@ -61,7 +61,7 @@ class Pod:
         return self.process
 
     def end(self) -> tuple[int, bytes, str]:
-        """Its exit code and output, and how the run ended without the time that it took."""
+        """Return exit code and output, and how the run ended, without its duration."""
         output, _ = self.process.communicate(timeout=LIMIT)
         ended = (self.root / ".ended").read_text()
         return self.process.returncode, output, re.sub(r"^after [\d.]+ s(; )?", "", ended)
@@ -122,12 +122,12 @@ def test_term_ends_the_command_and_what_is_left_of_the_run_on_the_workers(pod: P
     assert process.stdout.readline() == b"begun\n"
     process.send_signal(signal.SIGTERM)
     assert pod.end() == (5, b"ends\n", "")
-    asked = (pod.root / "asked").read_text().splitlines()
-    nodes = {line.partition(" -- ")[2].split()[0] for line in asked}
+    requests = (pod.root / "asked").read_text().splitlines()
+    nodes = {line.partition(" -- ")[2].split()[0] for line in requests}
     assert nodes == {"w0", "w1"}
-    assert all(f"-I {SOURCE} reap {pod.id} " in line for line in asked)
+    assert all(f"-I {SOURCE} reap {pod.id} " in line for line in requests)
     # The first process of a worker's pod is its sshd, whose sessions are nobody's orphans.
-    assert not any("LABCTL_RUN_SECONDS" in line for line in asked)
+    assert not any("LABCTL_RUN_SECONDS" in line for line in requests)
 
 
 def test_a_command_that_ignores_term_is_killed_after_the_grace(pod: Pod) -> None:

@@ -1,4 +1,4 @@
-"""The agent's part of a run, on processes and directories of this machine."""
+"""The agent's runs, on processes and directories of this machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RUN, OTHER, THIRD = (f"{name}-{uuid.uuid4().hex}" for name in ("first", "second"
 
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The agent with its runs here, which becomes nobody else, and ends what has a run's id in its environment."""
+    """The agent with local runs; it keeps its user, and ends processes with a run's id in their environment."""
     made = load()
     monkeypatch.setattr(made, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(made, "be_user", lambda _: None)
@@ -36,7 +36,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def folder(agent: ModuleType, run_id: str, **changes: Any) -> tuple[Path, dict[str, Any]]:
-    """A run that is about to be supervised."""
+    """Make the folder of a run that is about to be supervised."""
     job: dict[str, Any] = {
         "id": run_id,
         "nodes": ["worker-0"],
@@ -67,7 +67,7 @@ def shell(text: str) -> list[str]:
 
 
 def supervised(agent: ModuleType, run_id: str, **changes: Any) -> tuple[dict[str, Any], list[str]]:
-    """How a run ended, and what it printed."""
+    """Supervise a run; return how it ended, and its output."""
     path, job = folder(agent, run_id, **changes)
     agent.supervise(path, job)
     lines = [line.split(" ", 1)[1] for line in (path / "output").read_text().splitlines()]
@@ -183,10 +183,10 @@ LEAVES = r"\0011!\002labctl: rank 1 on worker-1 left processes behind\n"
 def test_nodes_are_looked_at_only_if_something_may_be_left(
     agent: ModuleType, monkeypatch: pytest.MonkeyPatch, script: str, changes: dict[str, Any], cleaned: bool
 ) -> None:
-    asked: list[object] = []
-    monkeypatch.setattr(agent, "clean", lambda *_, **given: asked.append(given))
+    requests: list[object] = []
+    monkeypatch.setattr(agent, "clean", lambda *_, **given: requests.append(given))
     supervised(agent, RUN, argv=shell(script), **changes)
-    assert asked == ([{"last": True}] if cleaned else [])
+    assert requests == ([{"last": True}] if cleaned else [])
 
 
 def test_nodes_on_which_something_stays_are_named(
@@ -210,14 +210,14 @@ def test_a_run_that_is_silent_for_longer_than_its_steps_take_is_stalled_and_look
     agent: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[list[str]] = []
-    monkeypatch.setattr(agent, "run_on_nodes", lambda *words: looked.append(words[-1]))
+    monkeypatch.setattr(agent, "run_on_nodes", lambda *arguments: looked.append(arguments[-1]))
     # Of a busy machine the agent reads steps of less time together.
     argv = shell(STEPS.replace("0.02", "0.07").format(of=9, then="sleep 60"))
     ended, lines = supervised(agent, RUN, argv=argv, stall=0.5)
     assert (ended["code"], ended["cause"]) == (137, "stalled")
     assert re.fullmatch(r"no step and no line for \d+ s; steps took 0.0\d+ s; the last was step 5/9", ended["message"])
     assert lines[-1] == f"labctl: stalled: {ended['message']}"
-    assert [words[-3:-1] for words in looked] == [["stacks", RUN]]
+    assert [arguments[-3:-1] for arguments in looked] == [["stacks", RUN]]
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_a_run_is_not_stalled_that(agent: ModuleType, argv: str, stall: float) -
 
 @pytest.fixture
 def now(agent: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What the agent's clock says, in a list that a test changes."""
+    """Time of the agent's clock, in a list that a test changes."""
     time = [100.0]
     monkeypatch.setattr(agent.time, "monotonic", lambda: time[0])
     return time
@@ -297,21 +297,21 @@ def test_the_stacks_of_a_run_are_those_of_its_processes_and_of_no_other(
         assert rank.stdout.readline() == "here\n"
         with subprocess.Popen(["true"]) as gone:
             pass
-        found = agent.processes
-        monkeypatch.setattr(agent, "processes", lambda run_id: {gone.pid: "0", **found(run_id)})
+        original = agent.processes
+        monkeypatch.setattr(agent, "processes", lambda run_id: {gone.pid: "0", **original(run_id)})
         agent.stacks(RUN, str(tmp_path))
-        said = rank.communicate(timeout=20)[1]
+        output = rank.communicate(timeout=20)[1]
     (written,) = (tmp_path / "stacks").iterdir()
     text = written.read_text()
     assert written.name == f"{os.uname().nodename}.txt"
     assert re.search(rf"^process {rank.pid}: .*\n  S \(sleeping\), 0 % of a core, 1 threads", text)
     assert text.count("process ") == 1
     assert rank.returncode == -signal.SIGABRT
-    assert "in wait_for_peer" in said
+    assert "in wait_for_peer" in output
 
 
 def in_place_of_ssh(agent: ModuleType, monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
-    """Have samplers started at once, by such an ssh."""
+    """Let samplers start at once, by this ssh."""
     (folder / "bin").mkdir()
     (folder / "bin/ssh").write_text(f"#!/bin/sh\n{script}\n")
     (folder / "bin/ssh").chmod(0o755)

@@ -1,4 +1,4 @@
-"""The look that a node takes at itself, by its own Python."""
+"""The survey that a node makes of itself, with its own Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The matmul workload without torch: rates, who is slow, how much of a device was used."""
+"""The matmul workload without torch: rates, slow ranks, and the used share of a device."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def test_a_product_takes_two_n_cubed_operations(rates: ModuleType) -> None:
 
 
 def test_a_rank_below_the_share_of_the_median_is_slow(rates: ModuleType) -> None:
-    found = reports(rates, 10, 10, 6.2, 8.1, 11)
-    assert rates.verdict(found, 0.8) == "slow ranks: 2 on worker-2 (0.62 of the median)"
-    assert rates.verdict(found, 0.6) == "slow ranks: none"
+    made = reports(rates, 10, 10, 6.2, 8.1, 11)
+    assert rates.verdict(made, 0.8) == "slow ranks: 2 on worker-2 (0.62 of the median)"
+    assert rates.verdict(made, 0.6) == "slow ranks: none"
 
 
 def test_of_two_ranks_the_slower_one_is_compared_with_the_faster(rates: ModuleType) -> None:
@@ -63,9 +63,9 @@ def test_any_other_devices_utilisation_is_over_its_makers_peak(
 
 @pytest.mark.parametrize(("device", "dtype"), [("Some GPU", "bf16"), ("Tesla V100-SXM2-16GB", "bf16")])
 def test_an_unknown_peak_is_said_and_not_guessed(rates: ModuleType, device: str, dtype: str) -> None:
-    found = reports(rates, 1, device=device)
-    assert rates.utilisation(found[0], dtype) is None
-    assert f"unknown: no peak of {device} in {dtype}" in rates.table(found, dtype)[1]
+    made = reports(rates, 1, device=device)
+    assert rates.utilisation(made[0], dtype) is None
+    assert f"unknown: no peak of {device} in {dtype}" in rates.table(made, dtype)[1]
 
 
 def test_the_table_has_a_line_for_every_rank(rates: ModuleType) -> None:

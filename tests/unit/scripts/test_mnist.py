@@ -1,4 +1,4 @@
-"""The MNIST workload without a framework: which images are taken, how files are read, whose words the patterns know."""
+"""The MNIST workload without a framework: choice of images, file formats, and the patterns of metrics."""
 
 from __future__ import annotations
 
@@ -84,17 +84,17 @@ def test_images_are_those_asked_for_then_the_caches_then_the_packages_then_gener
     mnist: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PROJECT_PATH", str(tmp_path))
-    cache, packaged, asked = tmp_path / ".cache/mnist", tmp_path / "packaged", tmp_path / "asked"
-    folder, said = mnist.find(None, packaged)
+    cache, packaged, requested = tmp_path / ".cache/mnist", tmp_path / "packaged", tmp_path / "asked"
+    folder, source = mnist.find(None, packaged)
     assert folder is None
-    assert said.startswith("generated")
-    assert str(cache) in said
+    assert source.startswith("generated")
+    assert str(cache) in source
     packaged.mkdir()
     assert mnist.find(None, packaged)[0] == packaged
     assert "Fashion-MNIST" in mnist.find(None, packaged)[1]
     cache.mkdir(parents=True)
     assert mnist.find(None, packaged)[0] == cache
-    assert mnist.find(asked, packaged)[0] == asked
+    assert mnist.find(requested, packaged)[0] == requested
 
 
 def test_a_folder_that_was_asked_for_and_is_empty_is_refused_not_replaced(mnist: ModuleType, tmp_path: Path) -> None:
@@ -137,6 +137,6 @@ def test_arguments_that_cannot_work_are_refused(start: ModuleType, argument: str
     ],
 )
 def test_the_patterns_read_any_keras_scripts_lines(line: str) -> None:
-    found = {name: re.findall(metric["pattern"], line) for name, metric in DECLARED["metrics"].items()}
-    assert found["loss"] == ["0.7316"]
-    assert found["accuracy"] == ["0.7378"]
+    matches = {name: re.findall(metric["pattern"], line) for name, metric in DECLARED["metrics"].items()}
+    assert matches["loss"] == ["0.7316"]
+    assert matches["accuracy"] == ["0.7378"]

@@ -1,4 +1,4 @@
-"""The node-bandwidth workloads without torch: sizes, repetitions, what counts, the lines, and a file that is read."""
+"""The node-bandwidth workloads without torch: sizes, repetitions, judged figures, output lines, and file reads."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def figure(figures: ModuleType, node: str, best: float, metric: str = "memory", 
 
 
 def test_each_node_has_a_line_and_the_slowest_is_the_metric(figures: ModuleType) -> None:
-    found = [figure(figures, "worker-0", 14.5), figure(figures, "worker-1", 12.34)]
-    assert figures.lines(found) == [
+    measured = [figure(figures, "worker-0", 14.5), figure(figures, "worker-1", 12.34)]
+    assert figures.lines(measured) == [
         "memory triad of worker-0: 14.500 GB/s, median 13.500, 2 threads",
         "memory triad of worker-1: 12.340 GB/s, median 11.340, 2 threads",
         "memory: 12.340 GB/s on worker-1, the slowest of 2",
@@ -66,8 +66,10 @@ def test_each_node_has_a_line_and_the_slowest_is_the_metric(figures: ModuleType)
 
 
 def test_a_node_is_as_slow_as_its_slowest_device(figures: ModuleType) -> None:
-    found = [figure(figures, "worker-0", best, "host-to-device", "host-to-device copy") for best in (25.0, 12.0, 26.0)]
-    assert figures.lines(found) == [
+    measured = [
+        figure(figures, "worker-0", best, "host-to-device", "host-to-device copy") for best in (25.0, 12.0, 26.0)
+    ]
+    assert figures.lines(measured) == [
         "host-to-device copy of worker-0: 12.000 GB/s, median 11.000, 2 threads, the slowest of 3 ranks",
         "host-to-device: 12.000 GB/s on worker-0, the slowest of 1",
     ]
@@ -77,8 +79,8 @@ def test_a_node_is_as_slow_as_its_slowest_device(figures: ModuleType) -> None:
 def test_each_metric_is_read_from_its_own_line(figures: ModuleType, name: str) -> None:
     metrics = load(WORKLOADS, name, known()).metrics
     values = {metric.name: 3.0 + number for number, metric in enumerate(metrics)}
-    found = [figure(figures, "worker-0", best, metric, f"{metric} kernel") for metric, best in values.items()]
-    lines = [f"worker-0: {line}" for line in figures.lines(found)]
+    measured = [figure(figures, "worker-0", best, metric, f"{metric} kernel") for metric, best in values.items()]
+    lines = [f"worker-0: {line}" for line in figures.lines(measured)]
     assert read_values(metrics, lines) == {metric: [best] for metric, best in values.items()}
 
 
@@ -194,7 +196,7 @@ def test_a_directory_in_memory_is_no_disk(
 
 @pytest.fixture
 def on_disk(disk: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests' directories may be in memory."""
+    """Treat the test's directory as on disk: it may be in memory."""
     monkeypatch.setattr(disk, "file_system", lambda *_: "ext4")
     monkeypatch.setattr(disk, "BLOCK", 1 << 16)
 
@@ -247,7 +249,7 @@ def test_where_o_direct_is_refused_pages_are_dropped_instead(
         return plain(file, command, flags)
 
     monkeypatch.setattr(disk.fcntl, "fcntl", refuse)
-    monkeypatch.setattr(disk.os, "posix_fadvise", lambda *words: dropped.append(words[1:]))
+    monkeypatch.setattr(disk.os, "posix_fadvise", lambda *arguments: dropped.append(arguments[1:]))
     read = disk.SequentialRead(tmp_path, 1 << 16)
     read.round()
     assert read.detail.startswith("POSIX_FADV_DONTNEED on ext4")

@@ -1,4 +1,4 @@
-"""The sampler of nodes, on files and tools that are made up."""
+"""The sampler of nodes, with fictitious files and tools."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def load(name: str) -> ModuleType:
 
 @pytest.fixture
 def sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The sampler, on a machine of which nothing can be read yet."""
+    """The sampler, on a machine without readable files."""
     module = load("sampler")
     for name in ("PROC", "SYS", "DEV"):
         monkeypatch.setattr(module, name, tmp_path / name.lower())
@@ -147,7 +147,7 @@ def test_a_device_of_nvidia_has_what_its_library_knows(sampler: ModuleType, monk
     )
     monkeypatch.setitem(sys.modules, "pynvml", library)
     module = load("nvidia_sampler")
-    (_, values), (_, others) = module.devices()()
+    (_, values), (_, second) = module.devices()()
     assert values == {
         "utilisation (%)": 90,
         "memory (MiB)": 512,
@@ -157,7 +157,7 @@ def test_a_device_of_nvidia_has_what_its_library_knows(sampler: ModuleType, monk
         "uncorrected ECC errors (count)": None,
         "throttle reasons (bit mask)": 4,
     }
-    assert (others.keys(), others["utilisation (%)"]) == (values.keys(), 91)
+    assert (second.keys(), second["utilisation (%)"]) == (values.keys(), 91)
     library.nvmlInit = not_supported
     assert module.devices() is None
 
@@ -169,12 +169,12 @@ def gaudi(sampler: ModuleType) -> ModuleType:
 
 @pytest.fixture
 def tools(gaudi: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where programs are put that the sampler finds; those that it has started last no longer than the test."""
+    """Folder on PATH for stand-in programs; programs that the sampler has started are killed after the test."""
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     started: list[subprocess.Popen[str]] = []
 
-    def start(*words: Any, **options: Any) -> subprocess.Popen[str]:
-        started.append(subprocess.Popen(*words, **options))
+    def start(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
+        started.append(subprocess.Popen(*arguments, **options))
         return started[-1]
 
     monkeypatch.setattr(gaudi, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start}))
@@ -193,8 +193,8 @@ def tool(folder: Path, script: str) -> None:
 
 def test_a_gaudi_has_what_its_tool_says(gaudi: ModuleType, tools: Path) -> None:
     devices = ("0, 71, 5000, 45, 210, 1650, 0, N/A, 0", "7, 0, 768, 30, 90, 200, 1, 0, 0")
-    asked = "index,utilization.aip,memory.used,temperature.aip,power.draw,clocks.current.soc"
-    tool(tools, f'case "$2" in {asked},*) printf "{devices[0]}\\n{devices[1]}\\n";; esac')
+    query = "index,utilization.aip,memory.used,temperature.aip,power.draw,clocks.current.soc"
+    tool(tools, f'case "$2" in {query},*) printf "{devices[0]}\\n{devices[1]}\\n";; esac')
     values = dict(gaudi.devices()())
     assert values.keys() == {"0", "7"}
     assert (values["0"]["utilisation (%)"], values["0"]["power violations (as hl-smi has them)"]) == (71, None)
@@ -266,7 +266,7 @@ def test_an_accelerator_without_devices_has_no_columns(
 
 
 class Clock:
-    """Time that passes only while the sampler waits or reads."""
+    """A clock that advances only while the sampler waits or reads."""
 
     def __init__(self, sampler: ModuleType, monkeypatch: pytest.MonkeyPatch, *, last: float) -> None:
         self.now = self.cpu = 0.0
@@ -334,8 +334,8 @@ def sampled(source: Path, run: Path, began: float) -> list[str]:
     table = run / "samples/worker-0.csv"
     table.parent.mkdir(parents=True)
     os.mkfifo(table)
-    pipe, words = subprocess.PIPE, [sys.executable, "-I", str(source), str(run), str(began), "worker-0"]
-    with subprocess.Popen(words, stdin=pipe, stderr=pipe) as process:
+    pipe, argv = subprocess.PIPE, [sys.executable, "-I", str(source), str(run), str(began), "worker-0"]
+    with subprocess.Popen(argv, stdin=pipe, stderr=pipe) as process:
         with table.open() as stream:
             lines = [stream.readline(), stream.readline()]
             assert process.stdin
@@ -364,6 +364,6 @@ def test_an_accelerators_devices_are_sampled_by_its_file_beside_the_sampler(tmp_
 
 
 def test_of_a_run_that_is_over_nothing_is_written(tmp_path: Path) -> None:
-    words = [sys.executable, "-I", str(SOURCE), str(tmp_path), "0", "worker-0"]
-    subprocess.run(words, stdin=subprocess.DEVNULL, check=True)
+    argv = [sys.executable, "-I", str(SOURCE), str(tmp_path), "0", "worker-0"]
+    subprocess.run(argv, stdin=subprocess.DEVNULL, check=True)
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""What runs before and after the script of a rank."""
+"""Code that runs before and after the script of a rank."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def printed(script: str, *path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("begun", "backend", "said"),
+    ("begun", "backend", "lines"),
     [
         (True, "gloo", ["done", "closed"]),
         (False, "gloo", ["done"]),
@@ -37,8 +37,8 @@ def printed(script: str, *path: Path) -> list[str]:
         (True, "nccl", ["done"]),
     ],
 )
-def test_a_process_group_of_gloo_is_closed_when_the_script_ends(begun: bool, backend: str, said: list[str]) -> None:
-    assert printed(SCRIPT.format(begun=begun, backend=backend), COMMON) == said
+def test_a_process_group_of_gloo_is_closed_when_the_script_ends(begun: bool, backend: str, lines: list[str]) -> None:
+    assert printed(SCRIPT.format(begun=begun, backend=backend), COMMON) == lines
 
 
 def test_a_script_without_torch_ends_as_it_does() -> None:

@@ -1,4 +1,4 @@
-"""The ssh check on this machine alone: what the agent finds over loopback, and what is said of it."""
+"""The ssh check on this machine: the agent's results over loopback, and the report."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def test_the_agent_tries_its_peers_and_ends_with_its_input(listening: subprocess
     with socket.create_server(("127.0.0.1", 0)) as closed:
         nobody = closed.getsockname()[1]
     peers = [(HERE, "127.0.0.1", port), ("worker-1", "127.0.0.1", nobody)]
-    said, _ = listening.communicate(json.dumps(peers) + "\n", timeout=20)
-    well, refused = json.loads(said)
+    output, _ = listening.communicate(json.dumps(peers) + "\n", timeout=20)
+    well, refused = json.loads(output)
     assert well["milliseconds"] > 0
     assert "Connection refused" in refused["error"]
     assert listening.returncode == 0
@@ -84,8 +84,8 @@ def test_a_hostfile_is_read_past_comments_and_blank_lines(check: ModuleType) -> 
 def test_every_worker_begins_with_the_one_after_it(check: ModuleType) -> None:
     targets = [check.Target(f"worker-{number}", "", 1) for number in range(4)]
     for number in range(4):
-        found = [target.name for target in check.others(f"worker-{number}", targets)]
-        assert found == [f"worker-{(number + step) % 4}" for step in (1, 2, 3)]
+        names = [target.name for target in check.others(f"worker-{number}", targets)]
+        assert names == [f"worker-{(number + step) % 4}" for step in (1, 2, 3)]
 
 
 def test_ranks_are_said_of_the_workers_that_answered(check: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,10 +129,10 @@ def test_a_login_that_fails_says_what_ssh_said(
     worker = check.Worker("worker-0", "launcher")
     try:
         assert worker.log_in().error == "Permission denied (publickey)."
-        (found,) = worker.try_all([check.Target("launcher", "127.0.0.1", 1)])
+        (pair,) = worker.try_all([check.Target("launcher", "127.0.0.1", 1)])
     finally:
         worker.end()
-    assert found.error == "not tried: no answer from worker-0"
+    assert pair.error == "not tried: no answer from worker-0"
 
 
 def test_a_worker_is_asked_over_ssh_and_must_be_the_one_that_was_meant(
@@ -148,9 +148,9 @@ def test_a_worker_is_asked_over_ssh_and_must_be_the_one_that_was_meant(
     try:
         assert meant.log_in().error == ""
         assert other.log_in().error == f"the host there calls itself `{HERE}`"
-        (found,) = meant.try_all([launcher])
+        (pair,) = meant.try_all([launcher])
     finally:
         meant.end()
         other.end()
-    assert found.error == ""
-    assert found.milliseconds > 0
+    assert pair.error == ""
+    assert pair.milliseconds > 0

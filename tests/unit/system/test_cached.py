@@ -6,7 +6,7 @@ from labctl.system.cached import once
 
 
 class Asked:
-    """Something that has its answer once it is let go."""
+    """A computation that waits until it is released."""
 
     def __init__(self) -> None:
         self.let_go = threading.Event()

@@ -28,7 +28,7 @@ print("given up", flush=True)
 
 @contextmanager
 def other(path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that holds the lock until it is told to give it up."""
+    """Start another process that holds the lock until it is told to release it."""
     command = [sys.executable, "-c", HOLDER, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -144,7 +144,7 @@ def test_a_lock_that_cannot_be_made_is_an_error_for_people(tmp_path: Path) -> No
 
 
 def test_a_file_that_is_there_is_not_opened_as_one_to_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With fs.protected_regular the kernel refuses that for another's file in a folder that everyone may write."""
+    """Fail as the kernel with fs.protected_regular, for another user's file in a world-writable folder."""
     path = tmp_path / "lock"
     with filelock.held(path, "labctl up", mode=0o666):
         pass

@@ -87,7 +87,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
 
 
 def test_a_file_is_made_beside_the_one_that_it_replaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only within one file system is a replacement one step."""
+    """Create the file in the same folder: a replacement is atomic only within one file system."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     assert files.write(tmp_path / "a", "x") is True
 
@@ -101,17 +101,17 @@ def test_a_path_that_cannot_be_is_an_error_for_people(tmp_path: Path) -> None:
 
 
 def test_write_all_names_what_changed(tmp_path: Path) -> None:
-    wanted = (File(path="a", content="1"), File(path="d/b", content="2"))
-    assert files.write_all(tmp_path, wanted) == ("a", "d/b")
-    assert files.write_all(tmp_path, (wanted[0], File(path="d/b", content="3"))) == ("d/b",)
+    expected = (File(path="a", content="1"), File(path="d/b", content="2"))
+    assert files.write_all(tmp_path, expected) == ("a", "d/b")
+    assert files.write_all(tmp_path, (expected[0], File(path="d/b", content="3"))) == ("d/b",)
 
 
 def test_outdated_are_missing_and_different_files_and_nothing_is_written(tmp_path: Path) -> None:
-    wanted = tuple(File(path=name, content="x") for name in ("same", "other", "missing", "folder"))
+    expected = tuple(File(path=name, content="x") for name in ("same", "other", "missing", "folder"))
     (tmp_path / "same").write_text("x")
     (tmp_path / "other").write_text("y")
     (tmp_path / "folder").mkdir()
-    assert [file.path for file in files.outdated(tmp_path, wanted)] == ["other", "missing", "folder"]
+    assert [file.path for file in files.outdated(tmp_path, expected)] == ["other", "missing", "folder"]
     assert not (tmp_path / "missing").exists()
 
 

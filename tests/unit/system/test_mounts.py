@@ -10,7 +10,7 @@ from labctl.system.mounts import mounted_at
 
 
 @pytest.mark.parametrize(
-    ("stands", "there"),
+    ("stands", "path_inside"),
     [
         ("lab/workloads", "/workspace/workloads"),
         ("lab/workloads/opt/deep", "/workspace/workloads/opt/deep"),
@@ -20,13 +20,13 @@ from labctl.system.mounts import mounted_at
     ],
     ids=["a mount itself", "below a mount", "the mount nearest to it", "above the mounts", "a name that begins alike"],
 )
-def test_a_directory_is_found_by_the_mount_that_holds_it(tmp_path: Path, stands: str, there: str | None) -> None:
+def test_a_directory_is_found_by_the_mount_that_holds_it(tmp_path: Path, stands: str, path_inside: str | None) -> None:
     mounts = [
         (str(tmp_path / "lab/workloads"), "/workspace/workloads"),
         (str(tmp_path / "lab/workloads/opt/cache"), "/workspace/.cache"),
         (str(tmp_path / "lab/runs"), "/workspace/runs"),
     ]
-    assert mounted_at(tmp_path / stands, mounts) == there
+    assert mounted_at(tmp_path / stands, mounts) == path_inside
 
 
 def test_a_mount_named_through_a_link_holds_what_it_leads_to(tmp_path: Path) -> None:
@@ -36,8 +36,8 @@ def test_a_mount_named_through_a_link_holds_what_it_leads_to(tmp_path: Path) -> 
 
 
 def test_links_of_this_machine_are_not_those_of_another(tmp_path: Path) -> None:
-    """Where /home is a link here, it is a directory there."""
+    """Map paths of another machine, on which /home is a directory rather than a link."""
     (tmp_path / "real").mkdir()
     (tmp_path / "home").symlink_to("real")
-    there = tmp_path / "home/.labctl/demo/workloads"
-    assert mounted_at(there / "opt", [(str(there), "/workspace")], apart=True) == "/workspace/opt"
+    remote = tmp_path / "home/.labctl/demo/workloads"
+    assert mounted_at(remote / "opt", [(str(remote), "/workspace")], apart=True) == "/workspace/opt"

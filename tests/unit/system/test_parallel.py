@@ -1,4 +1,4 @@
-"""What is done on hosts at once, when it does not go well on all of them."""
+"""Concurrent work on hosts, of which some fail."""
 
 from __future__ import annotations
 

@@ -30,13 +30,13 @@ def test_a_program_that_reads_no_further_says_why_by_its_code() -> None:
 
 
 def test_bytes_are_handed_on_while_the_program_still_runs(tmp_path: Path) -> None:
-    seen = tmp_path / "seen"
-    wait = f"printf first; until [ -e {seen} ]; do sleep 0.05; done; printf second"
+    received = tmp_path / "seen"
+    wait = f"printf first; until [ -e {received} ]; do sleep 0.05; done; printf second"
     got: list[bytes] = []
 
     def take(chunk: bytes) -> None:
         got.append(chunk)
-        seen.touch()
+        received.touch()
 
     assert process.drain(["sh", "-c", wait], take, timeout=20).code == 0
     assert b"".join(got) == b"firstsecond"

@@ -97,7 +97,7 @@ with shell.guarded(["sh", "-c", f"echo outer >> {sys.argv[1]}"]):
 
 
 def _python(program: str, *arguments: Path, before: Sequence[str] = ()) -> subprocess.Popen[str]:
-    """A Python of its own that is to be signalled."""
+    """Start a separate Python process to send signals to."""
     pipe = subprocess.PIPE
     command = [*before, sys.executable, "-c", program, *map(str, arguments)]
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
@@ -188,7 +188,7 @@ def _until(condition: Callable[[], object], within: float) -> bool:
 
 
 def _alive(pid: int) -> bool:
-    """Whether a process still runs; one that only waits to be reaped does not."""
+    """Return True if a process is running; zombies are not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

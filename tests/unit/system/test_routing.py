@@ -1,4 +1,4 @@
-"""Which interface joins the hosts, worked out from tables as hosts of a rack have them."""
+"""Choice of the interface between hosts, from routing tables as hosts of a rack have them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ IP = """\
 
 
 def table(*lines: str) -> tuple[routing.Route, ...]:
-    """Routes as /proc/net/route writes them: ``eth0 10.0.0.0/24`` or ``eth0 default 100``, a gateway and a metric."""
+    """Build routes by way of /proc/net/route's format: ``eth0 10.0.0.0/24``, or ``eth0 default 100`` with a metric."""
     text = HEAD
     for line in lines:
         name, where, *metric = line.split()
@@ -71,7 +71,7 @@ def table(*lines: str) -> tuple[routing.Route, ...]:
 
 
 def peer(name: str, *addresses: str, ssh: str = "", iface: str = "", more: tuple[str, ...] = ()) -> ClusterMember:
-    """A host with ``eth0 10.0.0.5/24`` and the like, the routes to these, and more; ssh reached its first address."""
+    """Build a host with addresses such as ``eth0 10.0.0.5/24``, their routes and more; ssh reached the first one."""
     pairs = tuple((word[0], word[1].partition("/")[0]) for word in map(str.split, addresses))
     direct = (f"{word[0]} {IPv4Network(word[1], strict=False)}" for word in map(str.split, addresses))
     ssh = ssh or pairs[0][1]
@@ -86,9 +86,9 @@ def peer(name: str, *addresses: str, ssh: str = "", iface: str = "", more: tuple
 
 
 def rack(count: int, *patterns: str, **changes: object) -> list[ClusterMember]:
-    """Hosts ``gpu-0`` and so on, in whose addresses ``{}`` is the host's number."""
+    """Build hosts ``gpu-0`` and so on; ``{}`` in their addresses is the host's number."""
     made = [peer(f"gpu-{i}", *(pattern.format(i + 10) for pattern in patterns)) for i in range(count)]
-    return [replace(one, **changes) for one in made]
+    return [replace(member, **changes) for member in made]
 
 
 def failure(peers: list[ClusterMember]) -> LabError:
@@ -136,7 +136,7 @@ def test_without_ip_the_kernels_own_tables_tell_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("connection", "found"),
+    ("connection", "address"),
     [
         ("192.0.2.7 51000 10.0.0.5 22", ("10.0.0.5", "bond0")),
         ("::ffff:192.0.2.7 51000 ::ffff:10.0.0.5 22", ("10.0.0.5", "bond0")),
@@ -146,9 +146,9 @@ def test_without_ip_the_kernels_own_tables_tell_them() -> None:
     ],
     ids=["IPv4", "mapped", "IPv6", "translated", "untold"],
 )
-def test_the_address_that_ssh_reached_is_found_among_the_hosts_own(connection: str, found: tuple[str, str]) -> None:
+def test_the_address_that_ssh_reached_is_found_among_the_hosts_own(connection: str, address: tuple[str, str]) -> None:
     inet6 = "00000000000000000000000000000001 01 80 10 80 lo\nfe80000000000000d25099fffe0a0001 02 40 20 80 bond0\n"
-    assert routing.reached(connection, routing.addresses(IP), inet6) == found
+    assert routing.reached(connection, routing.addresses(IP), inet6) == address
 
 
 # --- choosing ------------------------------------------------------------------------------------------------
@@ -278,10 +278,10 @@ def test_networks_that_contradict_each_other_are_refused() -> None:
 @given(
     prefixes=st.lists(st.tuples(st.integers(0, 255), st.integers(24, 32), st.integers(0, 2)), max_size=12),
     lasts=st.sets(st.integers(0, 255), max_size=20),
-    own=st.integers(0, 255),
+    chosen=st.integers(0, 255),
 )
 def test_every_address_leaves_by_the_route_that_fits_it_best(
-    prefixes: list[tuple[int, int, int]], lasts: set[int], own: int
+    prefixes: list[tuple[int, int, int]], lasts: set[int], chosen: int
 ) -> None:
     networks = [(IPv4Network((f"10.0.0.{n}", length), strict=False), metric) for n, length, metric in prefixes]
     lines = [f"eth{i} {network} {metric}" for i, (network, metric) in enumerate(networks)]
@@ -296,11 +296,11 @@ def test_every_address_leaves_by_the_route_that_fits_it_best(
             ),
             "",
         )
-        for last in lasts - {own}
+        for last in lasts - {chosen}
     }
-    numbers = sorted(int(IPv4Address(f"10.0.0.{last}")) for last in lasts - {own})
-    found = routing.interfaces(table(*lines), numbers)
-    assert {name for name, _ in found} == expected
+    numbers = sorted(int(IPv4Address(f"10.0.0.{last}")) for last in lasts - {chosen})
+    interfaces = routing.interfaces(table(*lines), numbers)
+    assert {name for name, _ in interfaces} == expected
 
 
 def test_a_thousand_hosts_with_full_tables_take_less_than_a_second() -> None:

@@ -17,7 +17,7 @@ TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])
 
 @pytest.fixture
 def none_loaded() -> Iterator[None]:
-    """No template was used before, and none is kept afterwards."""
+    """Clear the cache of templates before and after the test."""
     templates._environment.cache_clear()
     yield
     templates._environment.cache_clear()

@@ -28,8 +28,8 @@ def complete(config: dict[str, Any], ranks: int = 4, accelerator: str = "cpu") -
 def test_batch_is_micro_batch_times_accumulation_times_ranks(
     given: dict[str, int], micro: int, steps: int, batch: int
 ) -> None:
-    found = complete(given)
-    assert (found[MICRO], found[STEPS], found[BATCH]) == (micro, steps, batch)
+    completed = complete(given)
+    assert (completed[MICRO], completed[STEPS], completed[BATCH]) == (micro, steps, batch)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_two_precisions_at_once_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('{\n  "train_batch_size": 80,\n}', "ds.json:2: not JSON: a comma before the closing bracket"),
         ('{"a": 1', "ds.json:1: not JSON"),
@@ -107,10 +107,10 @@ def test_two_precisions_at_once_are_refused() -> None:
         ("", "ds.json:1: not JSON"),
     ],
 )
-def test_a_file_that_is_not_json_says_where(text: str, said: str) -> None:
+def test_a_file_that_is_not_json_says_where(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         deepspeed_config.parse(text, "ds.json")
-    assert caught.value.message.startswith(said)
+    assert caught.value.message.startswith(message)
 
 
 def test_a_key_that_is_given_twice_is_refused() -> None:
@@ -128,6 +128,6 @@ def test_sections_are_merged_and_the_later_wins() -> None:
 @pytest.mark.parametrize(("text", "value"), [("3", 3), ("true", True), ("cpu", "cpu"), ("1e-5", 1e-5)])
 def test_one_key_is_set_by_its_path(text: str, value: object) -> None:
     before = {"zero_optimization": {"stage": 2}}
-    found = deepspeed_config.assign(before, "zero_optimization.offload_optimizer.device", text)
-    assert found == {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": value}}}
+    assigned = deepspeed_config.assign(before, "zero_optimization.offload_optimizer.device", text)
+    assert assigned == {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": value}}}
     assert before == {"zero_optimization": {"stage": 2}}

@@ -1,4 +1,4 @@
-"""Scripts of a person's clones: which there are, how they become workloads, and what is around them when they run."""
+"""Scripts in the user's clones: discovery, conversion into workloads, and their environment at run time."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def load(name: str, *, rehearse: bool = False, roots: dict[str, Path] = BOTH) ->
 
 
 def names(roots: dict[str, Path]) -> list[str]:
-    found = external.list_all(WORKLOADS, launchers.known(), roots)
-    assert found.errors == ()
-    return [one.name for one in found.workloads if "/" in one.name]
+    listed = external.list_all(WORKLOADS, launchers.known(), roots)
+    assert listed.errors == ()
+    return [workload.name for workload in listed.workloads if "/" in workload.name]
 
 
 # --- names ---------------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ deepspeed --num_gpus 1 main.py --actor_model_name_or_path ${ACTOR:-facebook/opt-
 
 @pytest.fixture
 def upstream(tmp_path: Path) -> Path:
-    """A clone with a script of Microsoft's own for a step, and one beside it that writes where it is."""
+    """A clone with Microsoft's script of a step, and one beside it that writes to its own folder."""
     root = tmp_path / "clone"
     path = root / external.DSCHAT.scripts / STEP
     path.parent.mkdir(parents=True)
@@ -80,9 +80,9 @@ def test_a_script_of_a_step_is_listed_with_its_step(upstream: Path) -> None:
 
 
 def test_a_script_of_a_step_takes_a_persons_arguments_beside_its_output(upstream: Path) -> None:
-    found = settings.load(upstream, {"HOST_REPO_PATH": str(upstream)}, {})
+    loaded = settings.load(upstream, {"HOST_REPO_PATH": str(upstream)}, {})
     name = "dschat/step3_rlhf_finetuning/opt/single_node/run_1.3b"
-    task = request.choose_workload(ROOT, name, request.RunOptions(words=("actor", "critic")), found)
+    task = request.choose_workload(ROOT, name, request.RunOptions(words=("actor", "critic")), loaded)
     started = external.at(task, "2xN", "/runs/7")
     assert started.arguments == (STEP, "2xN", "/runs/7/hostfile", "/runs/7", "actor", "critic")
     assert (task.criteria, task.cache.datasets) == ((), ("Dahoas/rm-static",))
@@ -90,11 +90,11 @@ def test_a_script_of_a_step_takes_a_persons_arguments_beside_its_output(upstream
     with pytest.raises(HostError, match="trains in fp16"):
         external.require_device(task, "cpu", {"dschat": upstream})
     with pytest.raises(ConfigError, match="takes no --set"):
-        request.choose_workload(ROOT, name, request.RunOptions(arguments=(("a", "1"),)), found)
+        request.choose_workload(ROOT, name, request.RunOptions(arguments=(("a", "1"),)), loaded)
 
 
 def test_a_script_that_is_a_link_out_of_the_clone_is_none_of_its_own(tmp_path: Path) -> None:
-    """Containers write the clones: what such a link leads to would be copied into a run."""
+    """Refuse the link: containers write the clones, and its target would be copied into a run."""
     (tmp_path / "private.py").write_text("password = 1  # __main__ $2 main.py\n")
     for clone, script in ((external.GAUDI, "x/run_leak.py"), (external.DSCHAT, "x/run_leak.sh")):
         root = tmp_path / clone.family
@@ -143,7 +143,7 @@ def test_a_deepspeed_chat_script_is_judged_by_its_throughput() -> None:
 def test_its_throughput_is_read_whole_or_not(line: str) -> None:
 
     values = read_values(load("dschat/run_opt-13b").metrics, [line])
-    assert [(name, int(value)) for name, found in values.items() for value in found] == [("throughput", 290)]
+    assert [(name, int(value)) for name, figures in values.items() for value in figures] == [("throughput", 290)]
 
 
 def test_what_a_script_names_on_the_hub_can_be_fetched_before_it_runs(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_it_is_told_a_jobs_name_the_hostfile_and_where_its_log_goes() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "options",
     [
         request.RunOptions(rehearse=True),
         request.RunOptions(arguments=(("max_steps", "5"),)),
@@ -180,10 +180,10 @@ def test_it_is_told_a_jobs_name_the_hostfile_and_where_its_log_goes() -> None:
     ],
     ids=["rehearse", "set", "deepspeed", "launcher"],
 )
-def test_a_script_with_everything_written_in_it_takes_no_changes(asked: request.RunOptions, tmp_path: Path) -> None:
-    found = settings.load(tmp_path, {"HOST_REPO_PATH": str(DSCHAT)}, {})
+def test_a_script_with_everything_written_in_it_takes_no_changes(options: request.RunOptions, tmp_path: Path) -> None:
+    loaded = settings.load(tmp_path, {"HOST_REPO_PATH": str(DSCHAT)}, {})
     with pytest.raises(ConfigError, match=r"^dschat/run_opt-13b "):
-        request.choose_workload(ROOT, "dschat/run_opt-13b", asked, found)
+        request.choose_workload(ROOT, "dschat/run_opt-13b", options, loaded)
 
 
 def test_a_gaudi_example_is_started_itself_and_rehearsed_by_a_check() -> None:
@@ -251,7 +251,7 @@ def test_a_clone_of_another_version_and_an_environment_that_is_not_read_are_rema
 
 @dataclass(frozen=True)
 class Stage:
-    """What start.sh finds in the launcher, in a scratch folder, with a `deepspeed` that says how it was called."""
+    """Scratch folder with start.sh's files in the launcher, and a `deepspeed` that prints its arguments."""
 
     root: Path
 
@@ -269,7 +269,7 @@ class Stage:
     def script(self, text: str) -> None:
         (self.root / "DeepSpeedExamples" / external.DSCHAT.scripts / "mine.sh").write_text(f"#!/bin/bash\n{text}\n")
 
-    def start(self, name: str, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    def start(self, name: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         run = self.root / "run"
         environ = {
             "PATH": f"{self.root / 'programs'}:{os.environ['PATH']}",
@@ -284,7 +284,7 @@ class Stage:
             "SSH_PORT": "12345",
             **more,
         }
-        command = ["./start.sh", f"{name}.sh", "1xN", str(run / "hostfile"), str(run), *words]
+        command = ["./start.sh", f"{name}.sh", "1xN", str(run / "hostfile"), str(run), *arguments]
         folder = WORKLOADS / "dschat"
         return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
 
@@ -298,23 +298,24 @@ def test_a_script_finds_the_labs_deepspeed_and_its_own_words_come_last(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("words", "critic"), [((), "--critic  --"), (("mine", "yours"), "--critic yours --"), (("mine",), "--critic  --")]
+    ("arguments", "critic"),
+    [((), "--critic  --"), (("mine", "yours"), "--critic yours --"), (("mine",), "--critic  --")],
 )
 def test_a_script_of_a_step_begins_in_its_folder_and_what_it_keeps_in_a_file_is_said(
-    tmp_path: Path, words: tuple[str, ...], critic: str
+    tmp_path: Path, arguments: tuple[str, ...], critic: str
 ) -> None:
     stage = Stage.make(tmp_path, deepspeed='echo "called: $*"; echo "in $PWD with $PYTHONPATH"; exit 3')
     path = tmp_path / "DeepSpeedExamples" / external.DSCHAT.scripts / STEP
     path.parent.mkdir(parents=True)
     path.write_text(OF_STEP)
-    done = stage.start(STEP.removesuffix(".sh"), *words)
+    done = stage.start(STEP.removesuffix(".sh"), *arguments)
     assert done.returncode == 3, done.stderr
     called, where = done.stdout.splitlines()
     chat = path.parents[5]
     assert where == f"in {chat}/training/step3_rlhf_finetuning with {chat}"
     assert called.startswith(f"called: --num_nodes 1 --hostfile {tmp_path}/run/hostfile --force_multi ")
     assert f"{critic}output_dir {tmp_path}/run/output" in called
-    assert f"--actor_model_name_or_path {words[0] if words else 'facebook/opt-1.3b'} " in called
+    assert f"--actor_model_name_or_path {arguments[0] if arguments else 'facebook/opt-1.3b'} " in called
 
 
 def test_its_log_begins_with_the_hostfile(tmp_path: Path) -> None:
@@ -348,10 +349,10 @@ def test_ranks_get_the_run_and_the_caches_and_nothing_of_the_clones_environment(
 
 def test_a_persons_own_file_of_variables_is_added_to_the_labs_and_takes_none_away(tmp_path: Path) -> None:
     stage = Stage.make(tmp_path)
-    own = tmp_path / "mine.env"
-    own.write_text("# of ours\n\nexport NCCL_DEBUG=WARN\nLABCTL_RUN_ID=8\nA=b=c")
+    env = tmp_path / "mine.env"
+    env.write_text("# of ours\n\nexport NCCL_DEBUG=WARN\nLABCTL_RUN_ID=8\nA=b=c")
     stage.script('cat "$DS_ENV_FILE"')
-    lines = stage.start("mine", DS_ENV_FILE=str(own)).stdout.splitlines()
+    lines = stage.start("mine", DS_ENV_FILE=str(env)).stdout.splitlines()
     # DeepSpeed wants a `=` in each line, and the last line of a name wins.
     assert all("=" in line for line in lines)
     given = dict(line.split("=", 1) for line in lines)
@@ -365,12 +366,12 @@ def test_a_file_of_variables_that_is_not_there_is_an_error_that_names_it(tmp_pat
     assert "start.sh: DS_ENV_FILE: cannot read /nowhere/mine.env" in done.stdout
 
 
-@pytest.mark.parametrize(("there", "where"), [(True, "transformers"), (False, "hub")], ids=["there", "new"])
+@pytest.mark.parametrize(("exists", "where"), [(True, "transformers"), (False, "hub")], ids=["there", "new"])
 def test_models_are_in_the_clones_cache_where_there_is_one_and_else_in_the_hubs(
-    tmp_path: Path, there: bool, where: str
+    tmp_path: Path, exists: bool, where: str
 ) -> None:
     stage = Stage.make(tmp_path)
-    if there:
+    if exists:
         (tmp_path / "huggingface/transformers").mkdir(parents=True)
     stage.script('touch "$HF_HUB_CACHE/model"')
     assert stage.start("mine").returncode == 0
@@ -380,8 +381,8 @@ def test_models_are_in_the_clones_cache_where_there_is_one_and_else_in_the_hubs(
 # --- the check of a Gaudi example ----------------------------------------------------------------------------
 
 
-def check(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(WORKLOADS / "gaudi/check.py"), *words]
+def check(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(WORKLOADS / "gaudi/check.py"), *arguments]
     environ = {**os.environ, "PROJECT_PATH": str(FIXTURES)}
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
 

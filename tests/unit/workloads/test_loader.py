@@ -319,9 +319,9 @@ def test_a_variant_may_resume_in_a_way_of_its_own(tmp_path: Path) -> None:
     more = "resume: {argument: --resume, checkpoint: 'ckpt/*.pt'}\nvariants: {hello: {}, hello-hf: {elastic: true, "
     more += "resume: {argument: --resume_from, checkpoint: out/checkpoint-*, marker: trainer_state.json}}}\n"
     directory = _write(tmp_path, hello=MINIMAL + more)
-    common, own = (load(directory, name, LAUNCHERS) for name in ("hello", "hello-hf"))
+    common, second = (load(directory, name, LAUNCHERS) for name in ("hello", "hello-hf"))
     assert (common.resume, common.elastic) == (Resume("--resume", "ckpt/*.pt"), False)
-    assert (own.resume, own.elastic) == (Resume("--resume_from", "out/checkpoint-*", "trainer_state.json"), True)
+    assert (second.resume, second.elastic) == (Resume("--resume_from", "out/checkpoint-*", "trainer_state.json"), True)
 
 
 def test_a_name_declared_twice_is_refused_with_both_places(tmp_path: Path) -> None:
@@ -463,8 +463,8 @@ def test_packages_are_those_that_are_listed_and_those_of_the_file(tmp_path: Path
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/requirements.txt").write_text("nltk==3.9\n")
     text = "packages: ['transformers >= 4, < 5']\nrequirements: requirements.txt\napt: [git]\n"
-    found = declare(tmp_path, text)
-    assert (found.packages, found.apt) == (("transformers>=4,<5", "nltk==3.9"), ("git",))
+    loaded = declare(tmp_path, text)
+    assert (loaded.packages, loaded.apt) == (("transformers>=4,<5", "nltk==3.9"), ("git",))
 
 
 @pytest.mark.parametrize("text", ["packages: ['--pre']\n", "apt: ['-o=x']\n", "requirements: ../x\n"])
@@ -474,7 +474,7 @@ def test_packages_that_are_none_are_refused_by_their_line(tmp_path: Path, text: 
 
 
 def test_a_script_may_be_declared_to_take_what_deepspeed_and_hugging_face_give(tmp_path: Path) -> None:
-    found = declare(tmp_path, "local_rank: true\ndeepspeed_option: deepspeed\n")
-    assert (found.local_rank, found.deepspeed_option) == (True, "deepspeed")
+    loaded = declare(tmp_path, "local_rank: true\ndeepspeed_option: deepspeed\n")
+    assert (loaded.local_rank, loaded.deepspeed_option) == (True, "deepspeed")
     with pytest.raises(ConfigError, match="`local_rank` must be true or false"):
         declare(tmp_path, "local_rank: 'yes'\n")

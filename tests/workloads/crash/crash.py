@@ -1,4 +1,4 @@
-"""Rank 1 ends with code 7; the others would sleep on."""
+"""Exit with code 7 on rank 1; the other ranks sleep."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Leaves a digest of every variable and of the hub's token; `--tell A,B` prints some, as careless scripts do.
+"""Write a digest of each variable and of the hub's token; `--tell A,B` prints some, as careless scripts do.
 
 `--end crash` ends with a traceback that holds them, `--end hang` not at all.
 """

@@ -1,4 +1,4 @@
-"""Takes three steps; then rank 1 fails in the way that is asked for, or the numbers do."""
+"""Take three steps; then fail on rank 1 in the requested way, or print bad numbers."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Rank 1 loops without end after its fifth step; the others wait for it."""
+"""Loop forever on rank 1 after the fifth step; the other ranks wait."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Says who it is and which arguments and environment it got; `--answer` sets the number."""
+"""Print rank, arguments and environment; `--answer` sets the number."""
 
 import os
 import sys

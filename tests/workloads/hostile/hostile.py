@@ -1,4 +1,4 @@
-"""Plants links at every name that labctl writes, leaves processes behind, prints a line without end and a token."""
+"""Plant links at all names that labctl writes, leave processes behind, print a line without end and a token."""
 
 import argparse
 import json
@@ -39,7 +39,7 @@ victims = [f"{args.home}/.ssh/authorized_keys", f"{args.home}/.bashrc", args.hom
 
 
 def forge(path: Path) -> None:
-    """A result that was never given, the other way round."""
+    """Write a fake result with the opposite verdict."""
     with suppress(OSError):
         path.write_text(json.dumps({"schema": 1, "verdict": "FAIL" if not args.crash else "PASS", "exit_code": 0}))
 
@@ -51,8 +51,8 @@ def link(path: Path, number: int) -> None:
         path.symlink_to(victims[number % len(victims)])
 
 
-def leave(*words: str, **how: Any) -> None:
-    subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **how)
+def leave(*arguments: str, **how: Any) -> None:
+    subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **how)
 
 
 names = (

@@ -1,4 +1,4 @@
-"""Trains an OPT model of a given shape for two steps and prints how much memory each phase took at its peak.
+"""Train an OPT model of a given shape for two steps and print the peak memory of each phase.
 
 Peak and present resident memory of the process (VmHWM and VmRSS of proc(5)) above what it held before the model was
 built. A model too small to matter is trained first, so that what libraries load and keep on first use is held by then.
@@ -28,21 +28,21 @@ SMALLEST = {
 
 
 class Meter:
-    """Peaks by phase, in bytes above what the process holds now."""
+    """Peaks by phase, in bytes above the current memory."""
 
     def __init__(self) -> None:
         self.base, self.peak = resident("VmRSS"), 0
         self.reset()
 
     def reset(self) -> None:
-        """Make the peak what is resident now: 5 in clear_refs, proc(5)."""
+        """Reset the peak to the current memory: 5 in clear_refs, proc(5)."""
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
     def phase(self, name: str) -> None:
-        """Say what was reached since the phase before, and what is left of it."""
-        peak, left = resident("VmHWM") - self.base, resident("VmRSS") - self.base
+        """Print the peak since the last phase, and the current memory."""
+        peak, remaining = resident("VmHWM") - self.base, resident("VmRSS") - self.base
         self.peak = max(self.peak, peak)
-        print(f"rank {RANK} {name}: peak {peak / 2**20:.0f} MiB, left {left / 2**20:.0f} MiB", flush=True)
+        print(f"rank {RANK} {name}: peak {peak / 2**20:.0f} MiB, left {remaining / 2**20:.0f} MiB", flush=True)
         self.reset()
 
 
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def train(config: dict, args: argparse.Namespace, meter: Meter, label: str = "") -> None:
-    """Two steps: the optimiser makes its states in the first."""
+    """Train two steps; the first one creates the optimiser's states."""
     settings = json.loads(args.deepspeed_config.read_text(encoding="utf-8"))
     model = build(config, settings)
     if args.gradient_checkpointing:
@@ -87,7 +87,7 @@ def train(config: dict, args: argparse.Namespace, meter: Meter, label: str = "")
 
 
 def build(config: dict, settings: dict) -> OPTForCausalLM:
-    """The model with random weights; under ZeRO-3 this rank's share of them."""
+    """Build the model with random weights; under ZeRO-3 this rank's share."""
     partitioned = settings["zero_optimization"]["stage"] == 3
     with deepspeed.zero.Init(config_dict_or_path=settings, enabled=partitioned), no_init_weights():
         model = OPTForCausalLM(OPTConfig(**config, use_cache=False))
@@ -100,7 +100,7 @@ def build(config: dict, settings: dict) -> OPTForCausalLM:
 
 
 def resident(name: str) -> int:
-    """Bytes of a field of /proc/self/status."""
+    """Return a field of /proc/self/status in bytes."""
     lines = (line.split() for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines())
     return next(int(fields[1]) * 1024 for fields in lines if fields[0] == f"{name}:")
 

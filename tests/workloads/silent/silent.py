@@ -1,1 +1,1 @@
-"""Prints nothing that anybody looks for."""
+"""Print nothing that matches a metric."""

@@ -1,4 +1,4 @@
-"""Never ends by itself, does not heed TERM or INT, and has a child of the same kind in a session of its own."""
+"""Run forever, ignore TERM and INT, and start an equal child in its own session."""
 
 import os
 import signal

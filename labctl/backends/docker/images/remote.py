@@ -49,7 +49,7 @@ class HostImageState(Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """A few characters for file names that are unique per engine, as hosts may share a home."""
+        """Suffix for file names that is unique per engine, as hosts may share a home."""
         return "".join(filter(str.isalnum, self.identity.split()[-1]))[:12]
 
 

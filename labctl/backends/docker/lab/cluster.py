@@ -67,7 +67,7 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
     """Docker daemons of the hosts that answer, for images and doctor; empty for another backend."""
     connections: Mapping[str, Connection] = field(default_factory=lambda: {HERE: LocalConnection()})
     dumps: Mapping[str, facts.HostDump] = field(default_factory=dict)
-    """Each host's report; for an unreachable host the last report."""
+    """Report per host; for an unreachable host the last report."""
     failed: Mapping[str, HostError] = field(default_factory=dict)
     """Errors of hosts that do not answer or are unusable."""
 

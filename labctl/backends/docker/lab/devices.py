@@ -46,7 +46,7 @@ class ResolvedSetting(Struct, frozen=True):
 
 
 class EffectiveSettings(Struct, frozen=True):
-    """Every setting, and the detected values."""
+    """All settings, and the detected values."""
 
     settings: tuple[EffectiveSetting, ...]
     resolved: tuple[ResolvedSetting, ...]

@@ -1,4 +1,4 @@
-"""Samples of two Zeta cards."""
+"""A sampler of two Zeta cards."""
 
 from __future__ import annotations
 

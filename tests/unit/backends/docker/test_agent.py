@@ -27,7 +27,7 @@ LAUNCH = supervise.launch_of(LAB, JOB)
 
 
 class Breaking(FakeBackend):
-    """Each connection to the agent brings some of the lines, from the place that is asked for."""
+    """An agent whose connections break after ``each`` lines; each connection starts at the requested line."""
 
     def __init__(self, *lines: str, each: int) -> None:
         super().__init__(seen=observed(LAB))
@@ -50,11 +50,11 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_line_comes_once_however_often_the_connection_breaks() -> None:
-    heard: list[Line] = []
+    received: list[Line] = []
     engine = Breaking("one", "worker-1: \x0112\x02two", "\x010\x02three\x01", each=2)
-    ended = agent.follow(LAB, engine, "r1", Follower(heard.extend), LAUNCH)
+    ended = agent.follow(LAB, engine, "r1", Follower(received.extend), LAUNCH)
     assert ended.code == 0
-    assert heard == [
+    assert received == [
         Line("one", 1.5),
         Line("worker-1: two", 2.5, 12, "two"),
         Line("three\x01", 3.5, 0, "three\x01"),
@@ -104,7 +104,7 @@ def test_nodes_that_are_in_use_are_named_with_their_run() -> None:
 
 
 class Waiting(FakeBackend):
-    """An agent that waits for its run, prints these lines meanwhile, and notes what it is told after the run."""
+    """An agent that waits for its run, prints these lines meanwhile, and records its input after the run."""
 
     def __init__(self, *lines: str, answers: bool = True) -> None:
         super().__init__(seen=observed(LAB))
@@ -131,30 +131,30 @@ class Waiting(FakeBackend):
 
 
 def test_an_agent_that_waits_asks_the_nodes_then_launches_its_run_and_forgets_it() -> None:
-    engine, heard = Waiting("reached worker-0", "reached worker-1", "reached"), list[Line]()
+    engine, received = Waiting("reached worker-0", "reached worker-1", "reached"), list[Line]()
     standby = agent.Standby(LAB, engine, "r1", ("worker-0", "worker-1"))
     assert standby.passed(("worker-1", "worker-0"))
-    assert agent.follow(LAB, engine, "r1", Follower(heard.extend), LAUNCH, standby).code == 0
+    assert agent.follow(LAB, engine, "r1", Follower(received.extend), LAUNCH, standby).code == 0
     assert standby.forget()
-    launched, told = engine.told
-    assert (launched, told) == (msgspec.json.encode(LAUNCH), b"forget")
-    assert heard == [Line("one", 0.5)]
+    launched, messages = engine.told
+    assert (launched, messages) == (msgspec.json.encode(LAUNCH), b"forget")
+    assert received == [Line("one", 0.5)]
     assert standby.ended
     assert not standby.forget()
 
 
 def test_a_run_is_over_only_when_its_last_lines_have_been_passed_on() -> None:
-    heard: list[str] = []
+    received: list[str] = []
     ends: list[bool] = []
 
     def keep(lines: Sequence[Line]) -> None:
         ends.append(follower.ended is not None)
-        heard.extend(line.text for line in lines)
+        received.extend(line.text for line in lines)
 
     follower = Follower(keep)
     follower.read(["1 0.5 one"])
     follower.read(["2 0.5 two", 'end {"code": 0}'])
-    assert (heard, ends, follower.ended is not None) == (["one", "two"], [False, False], True)
+    assert (received, ends, follower.ended is not None) == (["one", "two"], [False, False], True)
 
 
 def test_an_agent_that_fails_without_a_word_has_launched_nothing() -> None:
@@ -192,10 +192,10 @@ def test_a_launcher_that_could_not_be_entered_is_entered_again() -> None:
     assert early.told == []
 
 
-@pytest.mark.parametrize(("followed", "said"), [(1.0, False), (30.0, True)])
-def test_a_run_whose_labctl_is_gone_says_when_it_ends(followed: float, said: bool) -> None:
+@pytest.mark.parametrize(("followed", "reported"), [(1.0, False), (30.0, True)])
+def test_a_run_whose_labctl_is_gone_says_when_it_ends(followed: float, reported: bool) -> None:
     run = ActiveRun(id="r0", nodes=("worker-0",), state="running", order=1.0, patience=120, followed=followed)
-    assert ("its labctl is gone and it ends in 90 s" in since(run)) == said
+    assert ("its labctl is gone and it ends in 90 s" in since(run)) == reported
 
 
 def test_an_error_of_who_is_handed_the_lines_is_not_taken_for_a_broken_connection() -> None:

@@ -32,7 +32,7 @@ def events() -> list[Event]:
 @pytest.fixture
 def backend(tmp_path: Path, events: list[Event]) -> DockerBackend:
     context = Context(directory=tmp_path, environ={"LAB_NAME": "demo"}, emit=events.append, flags={})
-    return builders.backend(context, builders.site(context))
+    return builders.backend(context, builders.cluster_of(context))
 
 
 def lab_of(backend: DockerBackend) -> Lab:
@@ -40,7 +40,7 @@ def lab_of(backend: DockerBackend) -> Lab:
 
 
 def plan(backend: DockerBackend, lab: Lab, job: Job, *, detach: bool = False) -> Plan:
-    """The plan of a run that nothing was observed for."""
+    """Plan a run without an observed state."""
     return start.plan(backend, NewRun(lab=lab, job=job), RunOptions(detach=detach), preview=True)
 
 
@@ -93,7 +93,7 @@ def test_the_record_of_a_run_has_the_text_of_its_own_plan(backend: DockerBackend
 def test_a_preview_of_down_names_the_hosts_that_it_skips(
     backend: DockerBackend, events: list[Event], *, preview: bool, warnings: list[str]
 ) -> None:
-    """Without a preview they are errors of the command."""
+    """Raise the errors of hosts that are skipped, unless it is a preview."""
     backend.cluster = replace(backend.cluster, failed={"red": HostError("red: no answer", node="red")})
     backend.plan_down(preview=preview)
     assert [event.text for event in events if event.kind == "warning"] == warnings

@@ -1,4 +1,4 @@
-"""What a daemon is given time for, and what its docker command is told: that is a program of these tests."""
+"""Time limits of a daemon, and arguments of the docker command, with a stand-in program for both."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DEAF = "#!/bin/sh\ntrap '' TERM\nexec sleep 60\n"
 
 @pytest.fixture
 def hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], DockerEngine]:
-    """The engine of a host, whose docker command is this one; it has 0.1 s."""
+    """The engine of a host with this docker command and a limit of 0.1 s."""
 
     def make(program: str) -> DockerEngine:
         path = tmp_path / "docker"
@@ -45,7 +45,7 @@ def hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Doc
 
 
 @pytest.mark.parametrize(
-    ("act", "what"),
+    ("act", "description"),
     [
         (
             lambda engine: engine.apply("blue", "labctl-demo", (Path("compose.yml"),)),
@@ -57,9 +57,9 @@ def hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Doc
     ],
 )
 def test_what_a_daemon_never_gets_done_ends_with_the_hosts_name(
-    hang: Callable[[str], DockerEngine], act: Callable[[Any], None], what: str
+    hang: Callable[[str], DockerEngine], act: Callable[[Any], None], description: str
 ) -> None:
-    with pytest.raises(HostError, match=f"blue: `{what}` timed out after") as caught:
+    with pytest.raises(HostError, match=f"blue: `{description}` timed out after") as caught:
         act(hang(ENDLESS))
     assert (caught.value.node, "restart docker" in caught.value.hint) == ("blue", True)
 
@@ -77,13 +77,13 @@ def test_what_the_environment_says_of_another_daemon_is_kept_from_a_hosts(
     engine = hang("#!/bin/sh\n! env | grep ^DOCKER_ >&2\n")
     monkeypatch.setattr(docker, "CHANGING", 30)
     engine.remove("blue", "container", ("one",))
-    said: list[str] = []
-    engine.stream("one", ("true",), said.extend, user="0", limit=30)
-    assert said == []
+    messages: list[str] = []
+    engine.stream("one", ("true",), messages.extend, user="0", limit=30)
+    assert messages == []
 
 
 class Answers(BaseHTTPRequestHandler):
-    """A daemon that knows its version, refuses to say what it is, and has neither an image nor addresses."""
+    """A daemon that reports its version, refuses its information, and has no images and no addresses."""
 
     version = "1.45"
 
@@ -111,7 +111,7 @@ class Answers(BaseHTTPRequestHandler):
         self.wfile.write(text)
 
     def log_message(self, *_: object) -> None:
-        """Nothing is logged."""
+        """Log nothing."""
 
 
 VERSION = {"Version": "26.1", "ApiVersion": "1.45"}
@@ -122,7 +122,7 @@ def frame(stream: int, text: bytes) -> bytes:
 
 
 class Execs(Answers):
-    """A daemon with a running container, `one`, in which a program prints on both streams and ends with 7."""
+    """A daemon with a running container, `one`, whose program prints on both streams and exits with 7."""
 
     ended: int | None = 7
 
@@ -143,17 +143,17 @@ class Execs(Answers):
             self.rest()
 
     def rest(self) -> None:
-        """It has ended."""
+        """End at once."""
 
 
 class Cut(Execs):
-    """The same, but what it prints ends before the program does."""
+    """A program whose output ends before it does."""
 
     ended = None
 
 
 class Endless(Execs):
-    """The same, but the program goes on for longer than anyone waits."""
+    """A program that runs longer than any time limit."""
 
     def rest(self) -> None:
         self.rfile.read(1)
@@ -161,7 +161,7 @@ class Endless(Execs):
 
 @contextmanager
 def daemon(answers: type[Answers], monkeypatch: pytest.MonkeyPatch, seconds: int = 30) -> Iterator[DockerEngine]:
-    """This machine's engine, where DOCKER_HOST leads to a port."""
+    """This machine's engine, with DOCKER_HOST set to a local port."""
     with ThreadingHTTPServer(("127.0.0.1", 0), answers) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -243,7 +243,7 @@ def test_all_questions_of_a_block_take_one_connection_which_ends_with_it(
 
 
 class Cluttered(Execs):
-    """The same, but what it prints ends within a frame's header."""
+    """A program whose output ends within a frame's header."""
 
     ended = None
 
@@ -257,13 +257,13 @@ def test_a_program_whose_output_is_cut_off_is_told_as_lost(monkeypatch: pytest.M
 
 
 class Other(Answers):
-    """A web server that is no daemon."""
+    """A web server other than a daemon."""
 
     version = ""
 
 
 class Busy(Answers):
-    """A daemon, or what stands before it, that answers nothing now."""
+    """A daemon, or a proxy before it, that does not answer now."""
 
     def do_GET(self) -> None:
         self.answer(503, {"message": "try later"})
@@ -285,7 +285,7 @@ def test_events_that_are_refused_are_an_error(over_tcp: DockerEngine) -> None:
 
 
 class Slow(Answers):
-    """A daemon whose answer goes on and on, each byte in time."""
+    """A daemon whose answer never ends, with each byte in time."""
 
     def answer(self, code: int, body: Mapping[str, object] | list[Any]) -> None:  # noqa: ARG002
         self.send_response(code)
@@ -320,7 +320,7 @@ def test_a_daemon_that_has_no_addresses_left_says_so_with_404(over_tcp: DockerEn
 
 
 @pytest.mark.parametrize(
-    ("address", "said"),
+    ("address", "message"),
     [
         ("unix:///nowhere/docker.sock", "No such file or directory (DOCKER_HOST=unix:///nowhere/docker.sock)"),
         ("tcp://127.0.0.1:1", "Connection refused (DOCKER_HOST=tcp://127.0.0.1:1)"),
@@ -329,10 +329,10 @@ def test_a_daemon_that_has_no_addresses_left_says_so_with_404(over_tcp: DockerEn
     ],
 )
 def test_an_engine_that_is_not_there_is_said_with_the_reason(
-    address: str, said: str, monkeypatch: pytest.MonkeyPatch
+    address: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", address)
-    with pytest.raises(HostError, match=f"^Docker Engine does not answer: {re.escape(said)}$") as caught:
+    with pytest.raises(HostError, match=f"^Docker Engine does not answer: {re.escape(message)}$") as caught:
         DockerEngine().versions()
     assert caught.value.hint == "unset DOCKER_HOST"
 
@@ -350,8 +350,8 @@ def test_certificates_that_are_missing_are_named_by_their_folder(monkeypatch: py
 )
 def test_labels_that_a_stranger_wrote_are_read_as_far_as_they_make_sense(slots: str) -> None:
     labels = {"labctl.slots": slots, "labctl.node": "worker-0", "labctl.owner": "bob\x1b]0;title\x07@desk"}
-    found = {"Id": "1" * 64, "Names": ["/x"], "Labels": labels, "State": "running", "ImageID": "2"}
-    container = docker.container_of(found, "local")
+    listed = {"Id": "1" * 64, "Names": ["/x"], "Labels": labels, "State": "running", "ImageID": "2"}
+    container = docker.container_of(listed, "local")
     assert (container.slots, container.node, container.owner) == (0, "worker-0", "bob]0;title@desk")
 
 
@@ -381,7 +381,7 @@ class Labelled(Answers):
 
 
 def observed_container(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> Container:
-    """The container as the engine reads it, in no more requests than it has to."""
+    """Read the container with a minimal number of requests."""
     monkeypatch.setattr(Labelled, "asked", [])
     for name, value in answers.items():
         monkeypatch.setattr(Labelled, name, value)
@@ -454,7 +454,7 @@ def test_errors_of_several_services_are_all_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "Error starting userland proxy: listen tcp4 127.0.0.1:6006: bind: address already in use",
         "Bind for 127.0.0.1:6006 failed: port is already allocated",
@@ -462,7 +462,7 @@ def test_errors_of_several_services_are_all_shown() -> None:
         "failed to bind host port 127.0.0.1:6006/tcp: address already in use",
     ],
 )
-def test_a_port_in_use_is_said_with_what_to_change(said: str) -> None:
-    error = DockerEngine()._failed("docker compose up", 1, said, 60)
+def test_a_port_in_use_is_said_with_what_to_change(message: str) -> None:
+    error = DockerEngine()._failed("docker compose up", 1, message, 60)
     assert error.message == "port 6006 of 127.0.0.1 is in use"
     assert "LAB_PORTS" in error.hint

@@ -1,4 +1,4 @@
-"""What a run hears of its containers, from planted events of a daemon."""
+"""Container events of a run, from planted events of a daemon."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from labctl.errors import HostError
 SLOW = "Health check exceeded timeout (15s)"
 LOST = "device lost: /dev/nvidia0 is gone; `labctl up` recreates this node"
 LIMIT = 60.0
-"""Seconds that a test waits for what must happen."""
+"""Time limit of a test in seconds."""
 
 
 class Daemon:
-    """As the SDK's client shows it: its events, and what the checks of worker-0 say, one after the other."""
+    """Stand-in for the SDK's client: planted events, and the health checks of worker-0, one after the other."""
 
     def __init__(
         self, *events: tuple[str, str] | bytes, checks: tuple[str | Exception, ...] = (), status: str = "healthy"
@@ -46,7 +46,7 @@ class Daemon:
         yield api.lines(self.stream())
 
     def stream(self) -> Iterator[bytes]:
-        """They end when the last check has been read."""
+        """Yield the events; end once the last check has been read."""
         for event in self._events:
             if isinstance(event, bytes):
                 yield event + b"\n"
@@ -71,15 +71,15 @@ class Daemon:
 
     def inspect_container(self, _: str) -> dict[str, Any]:
         self.asked += 1
-        said = self._checks.popleft()
+        answer = self._checks.popleft()
         if not self._checks:
-            self._checks.append(said)
+            self._checks.append(answer)
             self._all_read.set()
-        if isinstance(said, Exception):
-            raise said
+        if isinstance(answer, Exception):
+            raise answer
         limits = dict.fromkeys(("Memory", "NanoCpus", "CpuQuota", "CpuShares"), 0)
         return {
-            "State": {"Health": {"Log": [{"Output": f"{said}\n"}]}},
+            "State": {"Health": {"Log": [{"Output": f"{answer}\n"}]}},
             "HostConfig": {**limits, "PidsLimit": None, "CpusetCpus": ""},
             "NetworkSettings": {"Networks": {}},
         }
@@ -90,10 +90,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "INTERVAL", 0.01)
 
 
-def heard(daemon: Daemon) -> list[tuple[str, str, str]]:
+def losses_of(daemon: Daemon) -> list[tuple[str, str, str]]:
     engine: Any = DockerEngine()
     engine._api = daemon.api
-    return [(node, str(cause), what) for node, cause, what in engine.events("demo")]
+    return [(node, str(cause), message) for node, cause, message in engine.events("demo")]
 
 
 UNHEALTHY = ("worker-0", "health_status: unhealthy")
@@ -104,16 +104,16 @@ BUSY = HostError("Docker Engine does not answer: timed out")
 
 
 def test_deaths_and_lack_of_memory_are_told_in_order() -> None:
-    told = heard(Daemon(("worker-0", "oom"), ("worker-1", "die")))
-    assert told == [("worker-0", "out-of-memory", "container ran out of memory"), DIED]
+    losses = losses_of(Daemon(("worker-0", "oom"), ("worker-1", "die")))
+    assert losses == [("worker-0", "out-of-memory", "container ran out of memory"), DIED]
 
 
 def test_what_befalls_containers_of_others_is_not_told() -> None:
-    assert heard(Daemon(("theirs", "die"), ("theirs", "disconnect"), ("worker-1", "die"))) == [DIED]
+    assert losses_of(Daemon(("theirs", "die"), ("theirs", "disconnect"), ("worker-1", "die"))) == [DIED]
 
 
 def test_a_container_that_ends_is_not_told_as_disconnected() -> None:
-    assert heard(Daemon(("worker-0", "disconnect"), ("worker-0", "die"))) == [("worker-0", *DIED[1:])]
+    assert losses_of(Daemon(("worker-0", "disconnect"), ("worker-0", "die"))) == [("worker-0", *DIED[1:])]
 
 
 def test_a_container_that_was_disconnected_and_lives_is_lost_to_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,13 +125,13 @@ def test_a_container_that_was_disconnected_and_lives_is_lost_to_runs(monkeypatch
         yield {"Action": "disconnect", "Actor": {"ID": "id-network", "Attributes": attributes}}
         assert over.wait(LIMIT)
 
-    told = events.watch(endless(), lambda: observed(lab()), lambda _: "")
-    assert next(told) == ("worker-0", "node-lost", "container was disconnected from network labctl-demo")
+    losses = events.watch(endless(), lambda: observed(lab()), lambda _: "")
+    assert next(losses) == ("worker-0", "node-lost", "container was disconnected from network labctl-demo")
     over.set()
 
 
 def paused(*actions: str) -> list[tuple[str, str, str]]:
-    """What is told of a node of which these events come, and then no more."""
+    """Return the events reported for a node that sends these actions and then no more."""
 
     def all_of_them() -> Iterator[dict[str, Any]]:
         attributes = {"labctl.node": "worker-0", "name": "labctl-demo-worker-0-1"}
@@ -141,19 +141,19 @@ def paused(*actions: str) -> list[tuple[str, str, str]]:
                 attributes = {"labctl.node": "worker-1", "exitCode": "137"}
             yield {"Action": action, "Actor": {"ID": attributes["labctl.node"], "Attributes": attributes}}
 
-    heard_out, told = threading.Event(), []
+    heard_out, losses = threading.Event(), []
     if "unpause" in actions:
         heard_out.set()
-    for node, cause, what in events.watch(all_of_them(), ObservedState, lambda _: ""):
-        told.append((node, str(cause), what))
+    for node, cause, message in events.watch(all_of_them(), ObservedState, lambda _: ""):
+        losses.append((node, str(cause), message))
         heard_out.set()
-    return told
+    return losses
 
 
 def test_a_container_that_stays_paused_is_lost_to_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "PAUSED", 0.01)
-    what = "container is paused; to resume it: docker unpause labctl-demo-worker-0-1"
-    assert paused("pause") == [("worker-0", "stalled", what), DIED]
+    message = "container is paused; to resume it: docker unpause labctl-demo-worker-0-1"
+    assert paused("pause") == [("worker-0", "stalled", message), DIED]
 
 
 def test_a_container_that_is_paused_for_a_moment_is_not_lost() -> None:
@@ -170,34 +170,34 @@ def test_events_end_where_the_connection_is_lost(lost: Exception) -> None:
 
 
 def test_a_check_that_names_a_loss_is_told_once() -> None:
-    assert heard(Daemon(UNHEALTHY, checks=(LOST,))) == [GONE]
+    assert losses_of(Daemon(UNHEALTHY, checks=(LOST,))) == [GONE]
 
 
 def test_a_check_that_was_only_too_slow_is_no_loss() -> None:
-    assert heard(Daemon(UNHEALTHY, checks=(SLOW, SLOW, SLOW))) == []
+    assert losses_of(Daemon(UNHEALTHY, checks=(SLOW, SLOW, SLOW))) == []
 
 
 def test_a_loss_after_a_check_that_was_too_slow_is_told() -> None:
-    assert heard(Daemon(UNHEALTHY, checks=(SLOW, SLOW, LOST))) == [GONE]
+    assert losses_of(Daemon(UNHEALTHY, checks=(SLOW, SLOW, LOST))) == [GONE]
 
 
 def test_a_node_that_was_unhealthy_before_and_is_lost_later_is_told() -> None:
-    assert heard(Daemon(checks=(SLOW, SLOW, SLOW, LOST), status="unhealthy")) == [GONE]
+    assert losses_of(Daemon(checks=(SLOW, SLOW, SLOW, LOST), status="unhealthy")) == [GONE]
 
 
 def test_a_daemon_that_does_not_answer_ends_no_watch() -> None:
-    told = heard(Daemon(UNHEALTHY, ("worker-1", "die"), checks=(BUSY, BUSY, LOST)))
-    assert sorted(told) == [GONE, DIED]
+    losses = losses_of(Daemon(UNHEALTHY, ("worker-1", "die"), checks=(BUSY, BUSY, LOST)))
+    assert sorted(losses) == [GONE, DIED]
 
 
 def test_a_daemon_that_does_not_answer_at_first_ends_no_watch() -> None:
-    assert heard(Daemon(("worker-1", "die"), checks=(BUSY,), status="unhealthy")) == [DIED]
+    assert losses_of(Daemon(("worker-1", "die"), checks=(BUSY,), status="unhealthy")) == [DIED]
 
 
 def test_a_node_that_is_healthy_again_is_not_asked_about_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "INTERVAL", LIMIT)
     daemon = Daemon(UNHEALTHY, HEALTHY, ("worker-1", "die"), checks=(SLOW,))
-    assert heard(daemon) == [DIED]
+    assert losses_of(daemon) == [DIED]
     assert daemon.asked == 1
 
 
@@ -206,12 +206,12 @@ def test_a_node_that_is_healthy_again_is_not_asked_about_any_more(monkeypatch: p
     [b"[]", b"{}", b"7", b"[" * 100_000, b'{"Actor": {"Attributes": 7}}', b"x" * 3_000_000, b'{"Actor": null}'],
 )
 def test_what_is_no_event_ends_the_watch_without_a_word(odd: bytes, capsys: pytest.CaptureFixture[str]) -> None:
-    assert heard(Daemon(("worker-1", "die"), odd, ("worker-1", "die"))) == [DIED]
+    assert losses_of(Daemon(("worker-1", "die"), odd, ("worker-1", "die"))) == [DIED]
     assert capsys.readouterr().err == ""
 
 
 class Stream:
-    """An engine whose losses are what a test puts in; an error in their place ends them."""
+    """An engine with planted losses; an error in their place ends them."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -240,14 +240,14 @@ def test_all_who_follow_runs_hear_of_a_loss_by_one_connection() -> None:
 
 
 def test_losses_are_listened_to_again_once_their_connection_has_ended() -> None:
-    stream, heard = Stream(), queue.SimpleQueue[events.Loss]()
+    stream, received = Stream(), queue.SimpleQueue[events.Loss]()
     losses, before = events.Losses(stream, "demo"), threading.enumerate()
-    with losses.subscribed(lambda *loss: heard.put(loss)):
-        (listener,) = (one for one in threading.enumerate() if one not in before)
+    with losses.subscribed(lambda *loss: received.put(loss)):
+        (listener,) = (thread for thread in threading.enumerate() if thread not in before)
         stream.losses.put(None)
         listener.join(LIMIT)
     stream.losses.put(DIED)
-    with losses.subscribed(lambda *loss: heard.put(loss)):
-        assert heard.get(timeout=LIMIT) == DIED
+    with losses.subscribed(lambda *loss: received.put(loss)):
+        assert received.get(timeout=LIMIT) == DIED
     assert stream.asked == 2
     stream.losses.put(None)

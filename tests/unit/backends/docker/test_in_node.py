@@ -16,11 +16,11 @@ from labctl.backends.docker.agent import IN_NODE
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """A port on which 127.0.0.1 greets as sshd does, 127.0.0.2 as something else, and 127.0.0.3 with nothing."""
+    """A port on which 127.0.0.1 greets as sshd, 127.0.0.2 as another server, and 127.0.0.3 not at all."""
     with closing(socket.create_server(("127.0.0.1", 0))) as greets:
         number = greets.getsockname()[1]
-        others = [closing(socket.create_server((f"127.0.0.{last}", number))) for last in (2, 3)]
-        with others[0] as other, others[1]:
+        servers = [closing(socket.create_server((f"127.0.0.{last}", number))) for last in (2, 3)]
+        with servers[0] as other, servers[1]:
 
             def serve(server: socket.socket, greeting: bytes) -> None:
                 taken, _ = server.accept()

@@ -1,4 +1,4 @@
-"""Several daemons as one: whose events end, and what that says of their host."""
+"""Several daemons as one: broken streams of events, and the loss of a host."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from labctl.model import Cause
 
 
 class Way(Connection):
-    """A connection that has broken, and is made again where it may be."""
+    """A broken connection that can be reopened, if allowed."""
 
-    def __init__(self, said: str, *, comes_back: bool = True) -> None:
-        self.said, self.comes_back = said, comes_back
+    def __init__(self, message: str, *, comes_back: bool = True) -> None:
+        self.said, self.comes_back = message, comes_back
 
     def why_lost(self) -> str:
         return self.said
@@ -35,7 +35,7 @@ class Way(Connection):
 
 
 class Listened(FakeBackend):
-    """A daemon whose events end once, without one; the second time something may have happened."""
+    """A daemon whose events end once, without an event; the second stream may have some."""
 
     def __init__(self, host: str, way: Connection, *after: tuple[str, Cause, str]) -> None:
         node = container("worker-0" if host == "h1" else "worker-1", host=host)
@@ -47,7 +47,7 @@ class Listened(FakeBackend):
 
 
 class Quiet(FakeBackend):
-    """A daemon of which nothing is to be told."""
+    """A daemon without events."""
 
     def events(self, lab: str) -> Iterator[tuple[str, Cause, str]]:  # noqa: ARG002
         threading.Event().wait()
@@ -55,12 +55,12 @@ class Quiet(FakeBackend):
 
 
 def other(*said: str, host: str = "h2", state: str = "running") -> FakeBackend:
-    """The daemon of another host, whose containers say this of the first, one time after the other, then that it is."""
-    words = iter(said)
+    """A host's daemon whose containers report these results of reaching the first host, and then success."""
+    remaining = iter(said)
 
     def answer(name: str, argv: tuple[str, ...]) -> Iterator[str]:
         assert argv[-2:] == ("hears", "worker-0")
-        if word := next(words, "heard"):
+        if word := next(remaining, "heard"):
             yield f"worker-0 {word}"
 
     node = container("worker-1", host=host, state=state)
@@ -73,7 +73,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def first_told(*daemons: FakeBackend) -> tuple[str, Cause, str]:
-    engine = MultiHostEngine({one.seen.host: one for one in daemons}, {})
+    engine = MultiHostEngine({daemon.seen.host: daemon for daemon in daemons}, {})
     return next(engine.events("demo"))
 
 
@@ -81,17 +81,17 @@ LOST = "h1 (10.0.0.5): the connection was lost: Timeout"
 
 
 def test_an_engine_that_ends_takes_its_nodes_with_it() -> None:
-    what = "host h1 does not answer any more (the connection to it ended)"
-    assert first_told(Listened("h1", Way(""))) == ("worker-0", "node-lost", what)
+    message = "host h1 does not answer any more (the connection to it ended)"
+    assert first_told(Listened("h1", Way(""))) == ("worker-0", "node-lost", message)
 
 
 def test_a_host_that_the_others_do_not_hear_either_is_lost() -> None:
-    told = first_told(Listened("h1", Way(LOST)), other("silent"), other("", host="h3"))
-    assert told == ("worker-0", "node-lost", f"host {LOST}")
+    losses = first_told(Listened("h1", Way(LOST)), other("silent"), other("", host="h3"))
+    assert losses == ("worker-0", "node-lost", f"host {LOST}")
 
 
 @pytest.mark.parametrize(
-    "others",
+    "daemons",
     [
         (other("silent"), other("heard", host="h3")),
         (other(state="exited"),),
@@ -100,7 +100,7 @@ def test_a_host_that_the_others_do_not_hear_either_is_lost() -> None:
     ],
     ids=["one of them hears it", "they cannot be asked", "they miss it for a moment", "there are none"],
 )
-def test_a_host_that_another_hears_or_none_can_be_asked_about_is_not_lost(others: tuple[FakeBackend, ...]) -> None:
+def test_a_host_that_another_hears_or_none_can_be_asked_about_is_not_lost(daemons: tuple[FakeBackend, ...]) -> None:
     died: tuple[str, Cause, str] = ("worker-0", "node-lost", "container died with exit code 1")
     way = Way(LOST, comes_back=False)
     tries = itertools.count()
@@ -110,15 +110,15 @@ def test_a_host_that_another_hears_or_none_can_be_asked_about_is_not_lost(others
         Way.reconnect(way, seconds)
 
     way.reconnect = reconnect  # type: ignore[method-assign]
-    assert first_told(Listened("h1", way, died), *others) == died
+    assert first_told(Listened("h1", way, died), *daemons) == died
 
 
 def test_a_node_that_refuses_twice_is_told_of_and_a_host_that_dies_meanwhile_is_lost() -> None:
-    node, cause, what = first_told(Listened("h1", Way(LOST, comes_back=False)), other("refused", "refused"))
+    node, cause, message = first_told(Listened("h1", Way(LOST, comes_back=False)), other("refused", "refused"))
     assert (node, cause) == ("worker-0", "node-lost")
-    assert what.startswith("its sshd is gone")
-    told = first_told(Listened("h1", Way(LOST, comes_back=False)), other("refused", "silent"))
-    assert told == ("worker-0", "node-lost", f"host {LOST}")
+    assert message.startswith("its sshd is gone")
+    losses = first_told(Listened("h1", Way(LOST, comes_back=False)), other("refused", "silent"))
+    assert losses == ("worker-0", "node-lost", f"host {LOST}")
 
 
 def test_a_connection_that_another_part_of_labctl_has_made_again_loses_nothing() -> None:
@@ -170,6 +170,6 @@ def test_a_container_that_died_unheard_is_told_of_once_its_host_is_back() -> Non
         Way.reconnect(way, seconds)
 
     way.reconnect = reconnect  # type: ignore[method-assign]
-    node, cause, what = first_told(engine, other())
+    node, cause, message = first_told(engine, other())
     assert (node, cause) == ("worker-0", "node-lost")
-    assert what == "container died while the connection to its host was broken"
+    assert message == "container died while the connection to its host was broken"

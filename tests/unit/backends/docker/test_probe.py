@@ -20,7 +20,7 @@ case $1 in create) echo c0ffee; exit;; rm) exit;; esac
 
 @pytest.fixture
 def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The program; what it does at `start` is the test's to write."""
+    """Stand-in for docker; its action at `start` is set by the test."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(probe, "PATIENCE", 1)
     program = tmp_path / "docker"
@@ -33,14 +33,14 @@ def at_start(docker: Path, text: str) -> None:
     docker.write_text(f"{DOCKER}{text}\n")
 
 
-def asked(docker: Path) -> list[str]:
+def calls(docker: Path) -> list[str]:
     return Path(f"{docker}.log").read_text().splitlines()
 
 
 def test_a_container_that_never_starts_is_given_up_and_removed(docker: Path) -> None:
     at_start(docker, "exec sleep 60")
     assert "not done within 1 s" in probe.refusal(("docker",), "demo", "image", ())
-    assert asked(docker)[-1] == "rm --force c0ffee"
+    assert calls(docker)[-1] == "rm --force c0ffee"
 
 
 def test_a_refusal_is_told_by_its_words_and_any_other_is_an_error(docker: Path) -> None:
@@ -49,12 +49,12 @@ def test_a_refusal_is_told_by_its_words_and_any_other_is_an_error(docker: Path) 
     assert probe.refused(("docker",), "demo", "image", (), because="such driver")
     with pytest.raises(HostError, match="cannot start a container: Error: no such driver"):
         probe.refused(("docker",), "demo", "image", (), because="rlimit")
-    assert [line for line in asked(docker) if line.startswith("rm")] == ["rm --force c0ffee"] * 3
+    assert [line for line in calls(docker) if line.startswith("rm")] == ["rm --force c0ffee"] * 3
 
 
-@pytest.mark.parametrize(("said", "files"), [("20000", 20_000), ("unlimited", sys.maxsize)])
-def test_a_container_says_how_many_files_it_may_open(docker: Path, said: str, files: int) -> None:
-    at_start(docker, f"echo {said}")
+@pytest.mark.parametrize(("output", "files"), [("20000", 20_000), ("unlimited", sys.maxsize)])
+def test_a_container_says_how_many_files_it_may_open(docker: Path, output: str, files: int) -> None:
+    at_start(docker, f"echo {output}")
     assert probe.most_files(("docker",), "demo", "image") == files
     at_start(docker, "echo 'no such image' >&2; exit 125")
     with pytest.raises(HostError, match="no such image"):

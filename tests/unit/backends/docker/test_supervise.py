@@ -29,11 +29,11 @@ EVERYWHERE = ["labctl-demo-launcher-1", "labctl-demo-worker-0-1", "labctl-demo-w
 CRASH = "worker-1: \x011!\x02labctl: rank 1 on worker-1 exited with code 9"
 FAILED = "worker-1: [2026-01-02 15:04:05] [ERROR] [launch.py:341:sigkill_handler] [] exits with return code = "
 LIMIT = 60.0
-"""Seconds that a test waits for what must happen."""
+"""Time limit of a test in seconds."""
 
 
 def printing(*lines: str, code: int = 0, until: threading.Event | None = None) -> FakeBackend:
-    """An engine whose launch prints these lines, waits, and ends with that code; whose agents find nothing."""
+    """An engine whose launch prints these lines, waits, and exits with that code; its agents find no processes."""
 
     def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
         if "reap" in argv or "stop" in argv:
@@ -116,13 +116,13 @@ def test_a_run_whose_agent_is_lost_is_ended_by_docker() -> None:
 
 def test_an_agent_that_does_not_know_a_run_yet_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "ASK_AGAIN", 0.01)
-    asked = threading.Event()
+    requested = threading.Event()
     again = threading.Event()
 
     def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
         yield from ()
-        if "stop" in argv and not asked.is_set():
-            asked.set()
+        if "stop" in argv and not requested.is_set():
+            requested.set()
             raise Failed(1, "run r1 is not running")
         if "stop" in argv:
             again.set()
@@ -171,7 +171,7 @@ def test_a_device_that_is_lost_stops_the_run_with_its_own_cause() -> None:
 
 
 def with_devices(reason: str, launch: str = "") -> tuple[RunOutcome, list[str]]:
-    """How a run ends that fails by itself on nodes with a GPU each; worker-1 says this of its health."""
+    """Supervise a failing run on nodes with a GPU each, of which worker-1 reports this health; return its end."""
     mapping = DeviceMapping(devices=devices("0"))
     of = lab((node(0, devices=mapping), node(1, devices=mapping)))
 
@@ -188,10 +188,10 @@ def with_devices(reason: str, launch: str = "") -> tuple[RunOutcome, list[str]]:
 
 
 def test_a_crash_of_a_rank_whose_device_is_lost_has_that_cause() -> None:
-    ended, asked = with_devices(REASON, CRASH)
+    ended, checked = with_devices(REASON, CRASH)
     assert ended.cause == "device-lost"
     assert ended.message.startswith(f"worker-1 (rank 1): {REASON} (rank ")
-    assert sorted(asked) == EVERYWHERE[1:]
+    assert sorted(checked) == EVERYWHERE[1:]
 
 
 @pytest.mark.parametrize("reason", ["", "Traceback: no such thing"])
@@ -278,7 +278,7 @@ def test_a_second_ctrl_c_leaves_processes_no_grace(presses: int, graces: list[st
 
 
 def fill_disk(path: Path) -> None:
-    """From now on the disk is full for what this process writes to the file that it has open."""
+    """Redirect this process's open file at the path to a full disk."""
     links = ((link, link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
     (number,) = (int(link.name) for link, target in links if target == path)
     full = os.open("/dev/full", os.O_WRONLY)
@@ -331,8 +331,8 @@ def test_a_secret_among_a_crashed_ranks_last_words_is_not_in_the_verdict(tmp_pat
 
 
 def test_a_secret_that_is_cut_in_a_ranks_last_words_is_not_in_the_verdict() -> None:
-    words = f"ValueError: {'x' * 980} {TOKEN}"
-    engine = printing(f"worker-1: \x011\x02{words}", CRASH, code=1)
+    text = f"ValueError: {'x' * 980} {TOKEN}"
+    engine = printing(f"worker-1: \x011\x02{text}", CRASH, code=1)
     ended = supervise.supervise(HIDING, JOB, engine, lambda lines: store.redact_lines(lines, HIDING.hidden), LAUNCH)
     assert "ValueError: xxx" in ended.message
     assert TOKEN[:6] not in ended.message
@@ -359,9 +359,9 @@ def test_what_left_the_run_is_ended_where_the_workload_runs(launcher: str, where
     engine, task = printing(), job(LAB, launcher=launcher)
     engine.end = {"lost": True}
     supervise.supervise(LAB, task, engine, as_printed, supervise.launch_of(LAB, task))
-    asked = {container: argv for container, argv in engine.started if argv[0] == "env" and "reap" in argv}
-    assert sorted(asked) == where
-    assert all(re.fullmatch(r"LABCTL_RUN_SECONDS=\d\.\d+", argv[1]) for argv in asked.values())
+    argv_by_container = {container: argv for container, argv in engine.started if argv[0] == "env" and "reap" in argv}
+    assert sorted(argv_by_container) == where
+    assert all(re.fullmatch(r"LABCTL_RUN_SECONDS=\d\.\d+", argv[1]) for argv in argv_by_container.values())
     assert engine.reaped() == EVERYWHERE
 
 
@@ -378,20 +378,20 @@ def test_a_container_that_is_gone_holds_nothing() -> None:
 
 @pytest.mark.parametrize(("node", "needed"), [("worker-1", False), ("worker-0", True)])
 def test_an_elastic_launcher_goes_on_without_a_node_that_it_can_do_without(node: str, needed: bool) -> None:
-    heard: list[str] = []
-    told = threading.Event()
+    received: list[str] = []
+    reported = threading.Event()
 
     def notice(text: str) -> None:
-        heard.append(text)
-        told.set()
+        received.append(text)
+        reported.set()
 
     def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
         if "stop" in argv:
-            told.set()
+            reported.set()
         if {"stop", "reap"} & {*argv}:
             return
         yield "worker-1: \x011!\x02labctl: rank 1 on worker-1 exited with code 1"
-        assert told.wait(LIMIT)
+        assert reported.wait(LIMIT)
 
     elastic = job(LAB, launcher="torchrun:elastic")
     engine = FakeBackend(answer=answer, seen=observed(LAB), fallen=((node, "node-lost", "container died"),))
@@ -400,10 +400,10 @@ def test_an_elastic_launcher_goes_on_without_a_node_that_it_can_do_without(node:
     ended = supervise.supervise(LAB, elastic, engine, as_printed, launch, notice=notice)
     assert (launch.elastic, launch.needed) == (True, ("worker-0",))
     if needed:
-        assert (ended.cause, heard) == ("node-lost", [])
+        assert (ended.cause, received) == ("node-lost", [])
     else:
         assert (ended.cause, ended.gone) == (None, ("worker-1: container died",))
-        assert heard == ["worker-1: container died; torchrun goes on without it"]
+        assert received == ["worker-1: container died; torchrun goes on without it"]
         assert "labctl-demo-worker-1-1" in [container for container, argv in engine.started if "reap" in argv]
 
 
@@ -414,8 +414,8 @@ def test_a_container_that_stays_and_cannot_be_entered_is_not_taken_for_empty(mon
         yield from ()
         raise Failed(126)
 
-    left = agent.reap(LAB, FakeBackend(answer=answer, seen=observed(LAB)), "r1", 0)
-    assert [text.split(":")[0] for text in left] == ["launcher", "worker-0", "worker-1"]
+    remaining = agent.reap(LAB, FakeBackend(answer=answer, seen=observed(LAB)), "r1", 0)
+    assert [text.split(":")[0] for text in remaining] == ["launcher", "worker-0", "worker-1"]
 
 
 def test_a_host_that_does_not_answer_is_not_taken_for_one_without_containers() -> None:
@@ -424,8 +424,8 @@ def test_a_host_that_does_not_answer_is_not_taken_for_one_without_containers() -
         raise Failed(126)
 
     unreached = ObservedState(silent=((LAB.hosts[0].name, HostError("timed out")),))
-    left = agent.reap(LAB, FakeBackend(answer=answer, seen=unreached), "r1", 0)
-    assert [text.split(":")[0] for text in left] == ["launcher", "worker-0", "worker-1"]
+    remaining = agent.reap(LAB, FakeBackend(answer=answer, seen=unreached), "r1", 0)
+    assert [text.split(":")[0] for text in remaining] == ["launcher", "worker-0", "worker-1"]
 
 
 def test_what_a_script_started_over_ssh_is_ended_after_the_script() -> None:
@@ -458,8 +458,8 @@ def test_a_node_that_lets_nobody_in_explains_a_run_of_which_no_rank_began(silent
         yield '{"node": "worker-1", "ok": false, "seconds": 5, "error": "lab@worker-1: Permission denied (publickey)."}'
 
     engine = FakeBackend(answer=answer, seen=observed(LAB))
-    seen, message = supervise.explain(Ended(code=255, seconds=1), LAB, JOB, engine, silent=silent)
-    assert seen == cause
+    explained, message = supervise.explain(Ended(code=255, seconds=1), LAB, JOB, engine, silent=silent)
+    assert explained == cause
     assert message.startswith("the launcher does not reach every worker over ssh: worker-1: " if silent else "")
 
 

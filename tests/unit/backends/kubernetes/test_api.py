@@ -1,4 +1,4 @@
-"""An API server that answers over HTTP, refuses, and breaks off; pods as a lab's containers, and programs in them."""
+"""An API server over HTTP that answers, refuses and breaks off; pods as containers, and programs in them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Client = Callable[[Callable[[str, str], Answer]], Api]
 
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    """Makes clients of servers that answer so."""
+    """Function that makes a client of a server with these answers."""
     blocks = []
 
     def make(asked: Callable[[str, str], Answer]) -> Api:
@@ -536,7 +536,7 @@ def test_secrets_are_not_given_to_a_program_in_a_pod() -> None:
 
 
 def beginning(api: FakeApi, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> Any:
-    """A program begun by the client itself, whose connection is made so."""
+    """Start a program through the client itself, over a planted connection."""
     from kubernetes import client
     from kubernetes.stream import ws_client
 

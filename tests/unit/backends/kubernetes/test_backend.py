@@ -1,4 +1,4 @@
-"""Runs of a lab in a cluster in memory: submitted, listed, judged by whoever looks, ended, and what `down` leaves."""
+"""Runs of a lab in an in-memory cluster: submitted, listed, judged, stopped, and removed by `down`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ NAMESPACE: Manifest = {"kind": "Namespace", "metadata": {"name": "demo", "labels
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks follow on each other at once; what a cluster lacks is not looked for."""
+    """Remove the pauses between requests, and skip the checks of the cluster."""
     for module in (cluster_runs, steps, judge):
         monkeypatch.setattr(module, "LOOK", 0.002)
     monkeypatch.setattr(checks, "preflight", lambda *_: None)
@@ -93,7 +93,7 @@ def texts(events: list[Event], kind: str) -> list[str]:
 
 
 def stoppable(cluster: ClusterLab, run: ClusterRun) -> Programs:
-    """Programs of a launcher whose command ends when it is told to, with the message."""
+    """Programs of a launcher whose command ends on request, with the message."""
 
     def program(pod: str, argv: tuple[str, ...]) -> tuple[tuple[int, bytes], ...]:
         if "~/.stopped" in " ".join(argv):
@@ -147,7 +147,7 @@ def test_a_run_is_followed_judged_and_removed_by_the_labctl_that_submits_it(
 
 
 def ending_on_ctrl_c(cluster: ClusterLab, api: RunningApi) -> Callable[[], None]:
-    """Have the launcher's command end when it gets TERM; send this process INT."""
+    """Let the launcher's command end on TERM, and send SIGINT to this process."""
 
     def program(pod: str, argv: tuple[str, ...]) -> tuple[tuple[int, bytes], ...]:
         if "kill -TERM" in argv[-1]:
@@ -246,7 +246,7 @@ def test_a_dry_run_names_what_is_applied_and_where(cluster: ClusterLab, backend:
 def test_a_run_ends_nothing_of_an_earlier_one_that_lost_a_node(
     cluster: ClusterLab, api: RunningApi, backend: KubernetesBackend, cause: Cause
 ) -> None:
-    """The cluster removes its pods, and its launcher may still have the results."""
+    """Let the cluster remove the pods, while the launcher may still have the results."""
     earlier = launched(cluster)
     store.abandon(earlier.lab, earlier.run_id, cause, "lost")
     assert not [line for line in start.preview_run(backend, asked(cluster)).plan if earlier.run_id in line]
@@ -333,7 +333,7 @@ def _in_cluster(cluster: ClusterLab) -> Any:
 
 @pytest.fixture
 def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The runs that are judged or closed, which neither is done to."""
+    """Ids of the runs that were judged or closed; both are replaced."""
     run_ids: list[str] = []
     monkeypatch.setattr(judge, "judge", lambda _, run_id, *__: run_ids.append(run_id))
     monkeypatch.setattr(judge, "close", lambda _, run_id: run_ids.append(run_id))
@@ -361,7 +361,7 @@ def test_a_run_that_begins_while_runs_are_listed_is_not_taken_for_a_lost_one(
 def test_a_run_that_is_being_submitted_while_runs_are_listed_is_not_taken_for_a_lost_one(
     cluster: ClusterLab, backend: KubernetesBackend, closed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its labctl holds its lock until the job is there, and gives it up before this one has looked."""
+    """Hold the lock until the job exists, and release it before this process looks."""
     run = launched(cluster)
     (job,) = labs.jobs(cluster)
     cluster.api.delete("MPIJob", run.name)
@@ -550,7 +550,7 @@ def claim(name: str = "demo-storage", lab: str = "demo") -> Manifest:
 
 
 def launched_in_own_namespace(cluster: ClusterLab) -> ClusterRun:
-    """A run, in a namespace that was made for the lab."""
+    """Submit a run in a namespace that was made for the lab."""
     put(cluster, NAMESPACE)
     return launched(cluster)
 
@@ -563,7 +563,7 @@ NAMESPACE_KEPT = "keep namespace demo  [removed by: kubectl delete namespace dem
 
 
 def down_plan(backend: KubernetesBackend) -> list[str]:
-    """The steps of `down` without their numbers."""
+    """List the steps of `down` without their numbers."""
     return [line.partition(" ")[2] for line in str(backend.plan_down()).splitlines()]
 
 

@@ -23,12 +23,12 @@ REGISTRY = {"LAB_K8S_PULL_SECRET": "registry"}
 
 
 def cluster(*objects: Manifest, **options: Any) -> FakeApi:
-    """Two nodes with room for a worker each."""
+    """A cluster of two nodes with room for a worker each."""
     return FakeApi(NAMESPACE, node("n0"), node("n1"), *objects, **options)
 
 
 def examine(api: FakeApi, **given: Any) -> dict[str, list[Finding]]:
-    """Findings by code."""
+    """Return the findings by code."""
     found: dict[str, list[Finding]] = {}
     for one in checks.examine(lab(api, **given)):
         found.setdefault(one.code.removeprefix("LAB-K8S-"), []).append(one)

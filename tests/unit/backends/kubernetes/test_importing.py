@@ -72,7 +72,7 @@ def test_what_is_left_out_is_said_and_a_token_is_copied_nowhere() -> None:
 
 
 def read_changed(directory: Path, change: Callable[[dict[str, Any]], None]) -> importing.ImportedJob:
-    """The manifest's job, after ``change`` of it."""
+    """Return the manifest's job, after ``change`` is applied."""
     _, job = yaml.safe_load_all(MANIFEST.read_text())
     change(job)
     (directory / "job.yaml").write_text(yaml.safe_dump(job))
@@ -275,7 +275,7 @@ Steps = tuple[str | int, ...]
 
 
 def steps(place: str) -> Steps:
-    """The keys and numbers of a place such as ``a.b[0]``."""
+    """Parse a path such as ``a.b[0]`` into keys and numbers."""
     return tuple(int(part) if part.isdigit() else part for part in re.split(r"\.|\[|\]\.?", place) if part)
 
 
@@ -291,7 +291,7 @@ def put(at: Any, place: Steps, value: Any) -> None:
 
 
 def paths(value: Any, place: Steps = ()) -> Iterator[Steps]:
-    """All places of a value."""
+    """Yield the paths of all items in a value."""
     if place:
         yield place
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()

@@ -1,4 +1,4 @@
-"""A lab in a cluster in memory: its runs and pods, and jobs that were submitted by hand."""
+"""A lab in an in-memory cluster: its runs and pods, and jobs submitted without labctl."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from labctl.jobs.request import RunOptions, choose_workload
 
 @pytest.fixture(autouse=True)
 def ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a cluster lacks for a run is not looked for."""
+    """Skip the checks of the cluster."""
     monkeypatch.setattr(checks, "preflight", lambda *_: None)
 
 

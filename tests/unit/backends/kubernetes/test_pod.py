@@ -1,4 +1,4 @@
-"""The launcher's end of a pod's script, run by bash: workers are directories that a stand-in for ssh reads."""
+"""The launcher's side of a pod's script, run by bash: workers are directories that a stand-in for ssh reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCRIPT = CHECKOUT / "labctl/backends/kubernetes/pod.sh"
 SSHD_CONFIG = CHECKOUT / "docker/sshd_config"
 AGENT = CHECKOUT / "docker/labnode.py"
 MARK = "\x01!\x02"
-"""Before the last line of a launcher."""
+"""Prefix of a launcher's last line."""
 NO_AGENT = "labctl: the image has no python3: a crashed rank or a stall ends the run only when its launcher does"
 LIMIT = 30.0
 PROGRAMS = {
@@ -35,7 +35,7 @@ PROGRAMS = {
 
 
 class Launcher:
-    """A launcher with a command, from its start to its end; in an image with a Python for the agent, or without one."""
+    """A launcher with a command, from start to end; its image has a Python for the agent, or none."""
 
     def __init__(self, root: Path, *, has_python: bool) -> None:
         self.id = f"r-{uuid.uuid4().hex}"
@@ -93,7 +93,7 @@ class Launcher:
         path.chmod(0o755)
 
     def job(self, **changes: object) -> None:
-        """Write the run as the agent is given it."""
+        """Write the run's description for the agent."""
         nodes = {"nodes": ["w0", "w1"], "needed": ["w0", "w1"], "elastic": False, "ssh_port": 2222}
         limits = {"limit": 60.0, "stall": 0.0, "launcher": "mpirun", "directory": str(self.run)}
         (self.root / "job.json").write_text(json.dumps({"id": self.id, **nodes, **limits, **changes}))
@@ -112,14 +112,14 @@ class Launcher:
         self._limit.start()
 
     def line(self) -> str:
-        """The next that it prints but for what its image has not; empty at its end. Its last without mark and time."""
+        """Return the next line of output, without warnings of missing programs; empty at the end."""
         line = self.printed()
         if line == NO_AGENT:
             line = self.printed()
         return re.sub(r" after [\d.]+ s", "", line.removeprefix(MARK))
 
     def printed(self) -> str:
-        """The next that it prints, as it is."""
+        """Return the next line of output, unchanged."""
         assert self.process.stdout
         return self.process.stdout.readline().rstrip("\n")
 
@@ -127,7 +127,7 @@ class Launcher:
         (self.home / ".fetched").touch()
 
     def end(self) -> int:
-        """Its exit code, once it has ended by itself."""
+        """Wait for the process to end by itself; return its exit code."""
         return self.process.wait(LIMIT)
 
     def close(self) -> None:

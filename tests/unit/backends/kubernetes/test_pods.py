@@ -19,7 +19,7 @@ EVICTED = "The node was low on resource: memory. Threshold quantity: 100Mi, avai
 
 
 def pod(phase: str = "Running", *states: dict[str, Any], deleted: bool = False, **status: Any) -> Manifest:
-    """A worker; ``states`` are those of its own container, and of others that the cluster has added."""
+    """Build a worker's pod; ``states`` are those of its container, and of containers that the cluster has added."""
     names = ("worker", "added")
     found = [{"name": name, "state": state} for name, state in zip(names, states, strict=False)]
     metadata = {"name": "demo-m-worker-0", **({"deletionTimestamp": "2026-01-02T03:04:05Z"} if deleted else {})}

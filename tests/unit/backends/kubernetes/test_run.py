@@ -1,4 +1,4 @@
-"""A run in a cluster in memory: submitted, followed while pods and the server come and go, judged and recorded."""
+"""A run in an in-memory cluster: submitted, followed through failures of pods and server, judged and recorded."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ TOKEN = "hf_canary"  # noqa: S105 - to be found nowhere
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks follow on each other at once."""
+    """Remove the pauses between requests."""
     monkeypatch.setattr(cluster_runs, "LOOK", 0.002)
 
 
@@ -92,7 +92,7 @@ def test_who_may_not_ask_what_the_cluster_has_is_told_so() -> None:
 
 
 class Strict(FakeApi):
-    """Refuses to take an object of one kind: at its rehearsal, or only when it is made."""
+    """A server that refuses objects of one kind: at a dry run, or only when they are created."""
 
     refuses, when = "", "rehearsal"
 
@@ -212,7 +212,7 @@ def test_who_may_work_in_a_namespace_alone_needs_no_rights_to_it(tmp_path: Path)
 
 
 class World:
-    """A run that was submitted, and who follows it."""
+    """A submitted run, and its follower."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, **given: Any) -> None:
         knows = [TRAINJOBS] if given.get("LAB_K8S_JOB") == "trainjob" else [MPIJOBS]
@@ -243,7 +243,7 @@ class World:
         self.api.prints(self.launcher, *lines, second=second)
 
     def then(self, *steps: Callable[[], object] | None) -> None:
-        """One for each look; None where nothing happens."""
+        """Add a step for each request; None for a step in which nothing happens."""
         self.api.steps += [step or (lambda: None) for step in steps]
 
     def patience(self, **seconds: float) -> None:
@@ -750,7 +750,7 @@ def test_a_job_that_somebody_deletes_is_said_to_be_deleted(world: World) -> None
 def test_why_the_cluster_ended_a_launcher_is_waited_for(
     world: World, happens: Callable[[World], None], cause: str, words: str
 ) -> None:
-    """What the launcher has printed on its way out comes before the cluster tells why."""
+    """Print the launcher's last output before the cluster reports the reason."""
     world.patience(explaining=0.2)
     # All of its pods are told to go.
     world.pods(deleted=True, **runs())
@@ -1026,7 +1026,7 @@ def test_a_rank_that_fails_is_named_by_its_short_node(world: World) -> None:
 
 
 def elastic(world: World) -> None:
-    """Its launcher starts ranks again that fail."""
+    """Make the run's launcher elastic, so that it restarts failed ranks."""
     workload = replace(world.run.job.workload, launcher="torchrun:elastic")
     world.run = replace(world.run, job=replace(world.run.job, workload=workload))
     assert launchers.is_elastic("torchrun:elastic")
@@ -1133,7 +1133,7 @@ def test_names_of_pods_are_said_as_a_lab_calls_its_nodes(world: World, text: str
 
 
 def judged(world: World) -> tuple[Result, Path]:
-    """The result of a recorded run, and its directory."""
+    """Return the result of a recorded run, and its directory."""
     running.recorded(world.lab, world.new)
     result = judge.judge(clusters.backend(world.lab), world.run.run_id, world.lines.extend)
     return result, store.directory(world.directory, world.run.run_id)
@@ -1209,7 +1209,7 @@ def _warnings(events: list[Event]) -> list[str]:
 
 @pytest.fixture
 def fetched(world: World) -> Callable[..., tuple[Path, list[str]]]:
-    """Fetches what tar prints; where it comes to, and the warnings."""
+    """Fetch the results that tar prints; return their folder and the warnings."""
 
     def fetch(*members: tuple[tarfile.TarInfo, bytes], end: tuple[int, bytes] = SUCCESS) -> tuple[Path, list[str]]:
         said: list[str] = []

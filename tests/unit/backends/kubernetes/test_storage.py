@@ -26,7 +26,7 @@ RUNS = {"running": {"startedAt": "2026-01-02T03:04:05Z"}}
 
 
 class Storing(RunningApi):
-    """Its pods are, look by look, in these states, and the last of them for good."""
+    """An API server whose pod takes these states, one per request; the last one stays."""
 
     def __init__(self, *states: dict[str, Any]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A run that has not begun, look by look on a clock of the test's own."""
+"""A run that has not begun, request by request on a simulated clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `labctl setup` would do on hosts that are not this one: facts in, text out, no Docker."""
+"""Plan of `labctl setup` for other hosts: facts in, text out, without Docker."""
 
 from __future__ import annotations
 
@@ -186,15 +186,15 @@ def test_a_session_older_than_its_membership_is_told_so(on: Callable[..., list[s
 
 
 def test_who_was_put_into_the_group_is_told_how_to_go_on(on: Callable[..., list[str]]) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     on(OUTSIDER, replace(OUTSIDER, outsider=""))
-    assert install.setup(yes=True, ask=None, emit=said.append)
-    assert "newgrp docker" in said[-1]
+    assert install.setup(yes=True, ask=None, emit=messages.append)
+    assert "newgrp docker" in messages[-1]
 
 
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Pretend that this host has such facts, one after the other; returns the list of what would be carried out."""
+    """Replace this host's facts, in sequence; return the list of steps carried out."""
 
     def pretend(*facts: Facts) -> list[str]:
         queue, done = list(facts), list[str]()
@@ -230,18 +230,18 @@ def test_no_means_no(on: Callable[..., list[str]]) -> None:
 
 
 def test_after_empty_lists_it_goes_on_without_asking_again(on: Callable[..., list[str]]) -> None:
-    done, said, asked = on(replace(BARE, candidates={}), BARE, READY), list[str](), list[str]()
-    assert install.setup(yes=False, ask=lambda text: not asked.append(text), emit=said.append)  # type: ignore[func-returns-value]
+    done, messages, requests = on(replace(BARE, candidates={}), BARE, READY), list[str](), list[str]()
+    assert install.setup(yes=False, ask=lambda text: not requests.append(text), emit=messages.append)  # type: ignore[func-returns-value]
     assert done == ["apt-get update", *install.plan(BARE).typed()]
-    assert len(asked) == 1
-    assert said[-1].startswith("ready: Docker Engine 26.1.5")
+    assert len(requests) == 1
+    assert messages[-1].startswith("ready: Docker Engine 26.1.5")
 
 
 def test_already_able(on: Callable[..., list[str]]) -> None:
     on(READY)
-    said: list[str] = []
-    assert not install.setup(yes=False, ask=None, emit=said.append)
-    assert said[0].startswith("nothing to do")
+    messages: list[str] = []
+    assert not install.setup(yes=False, ask=None, emit=messages.append)
+    assert messages[0].startswith("nothing to do")
 
 
 def test_a_simulation_that_touches_anything_else_is_refused() -> None:
@@ -265,9 +265,9 @@ def test_sources_are_read_from_both_kinds_of_files(tmp_path: Path) -> None:
     )
     (folder / "debian.sources").write_text(DEB822)
     (folder / "vendor.list.disabled").write_text(THIRD_PARTIES)
-    one, *others = apt.read(tmp_path)
-    assert (one.uris, one.components) == (("http://one.example/debian",), ("main", "contrib"))
-    assert [source.suites for source in others] == [("bookworm", "bookworm-updates"), ("bookworm-security",)]
+    first, *remaining = apt.read(tmp_path)
+    assert (first.uris, first.components) == (("http://one.example/debian",), ("main", "contrib"))
+    assert [source.suites for source in remaining] == [("bookworm", "bookworm-updates"), ("bookworm-security",)]
 
 
 def test_candidates() -> None:

@@ -1,4 +1,4 @@
-"""What a person reads of a notebook server: where to go, and its log only when there is something in it for them."""
+"""Output of a notebook server: its URL, and its log only if it contains something for the user."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Serve = Callable[[int, list[str]], tuple[list[str], list[str]]]
 
 @pytest.fixture
 def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
-    """Serves by a server that says some lines and ends with a code; returns what was noted and what was told."""
+    """Function that serves with a server that prints lines and exits with a code; returns notes and messages."""
     (tmp_path / ".lab/home").mkdir(parents=True)
 
     def run(code: int, lines: list[str]) -> tuple[list[str], list[str]]:
         events: list[Event] = []
-        told: list[str] = []
+        messages: list[str] = []
 
         def answer(_: str, argv: tuple[str, ...]) -> Iterator[str]:
             if argv[0] == "sh":
@@ -42,16 +42,16 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
             engine=backend, container="labctl-demo-worker-0-1", directory=None, user="1000:1000"
         )
         here = Context(directory=tmp_path, environ={"LAB_NAME": "demo"}, emit=events.append, flags={})
-        jupyter.serve(here, inside, "worker-0", None, told.append)
-        return [event.text for event in events], told
+        jupyter.serve(here, inside, "worker-0", None, messages.append)
+        return [event.text for event in events], messages
 
     return run
 
 
 def test_the_url_is_told_alone_and_last(serve: Serve) -> None:
-    noted, told = serve(0, ["[I 1 ServerApp] http://{token}", "[I 1 ServerApp] more"])
-    assert len(told) == 1
-    assert told[0].startswith("http://127.0.0.1:")
+    noted, messages = serve(0, ["[I 1 ServerApp] http://{token}", "[I 1 ServerApp] more"])
+    assert len(messages) == 1
+    assert messages[0].startswith("http://127.0.0.1:")
     assert noted[-1].endswith("open this:")
     assert not [text for text in noted if "ServerApp" in text]
 

@@ -21,7 +21,7 @@ LIMIT = 60.0
 
 @contextmanager
 def echo(path: Path) -> Iterator[None]:
-    """A server that answers with all it was sent, once its peer has sent the last of it."""
+    """An echo server that answers once its peer has finished sending."""
     with socket.socket(socket.AF_UNIX) as server:
         folder = os.open(path.parent, os.O_PATH)
         server.bind(f"/proc/self/fd/{folder}/{path.name}")
@@ -47,12 +47,12 @@ def echo(path: Path) -> Iterator[None]:
 
 
 def ask(port: int, data: bytes) -> bytes:
-    """What comes back over the relay before it closes."""
-    with socket.create_connection((jupyter.LOOPBACK, port), LIMIT) as there, there.makefile("rb") as stream:
+    """Send data over the relay; return the answer up to its end."""
+    with socket.create_connection((jupyter.LOOPBACK, port), LIMIT) as connection, connection.makefile("rb") as stream:
 
         def send() -> None:
-            there.sendall(data)
-            there.shutdown(socket.SHUT_WR)
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
 
         sender = threading.Thread(target=send)
         sender.start()
@@ -62,7 +62,7 @@ def ask(port: int, data: bytes) -> bytes:
 
 
 def free_port() -> int:
-    """A port that is free, outside the range that connections take theirs from."""
+    """Return a free port, outside the range of ephemeral ports."""
     while True:
         with suppress(OSError), socket.create_server((jupyter.LOOPBACK, random.randrange(20_000, 30_000))) as server:  # noqa: S311
             return int(server.getsockname()[1])
@@ -118,7 +118,7 @@ def test_nothing_listens_afterwards(tmp_path: Path) -> None:
 
 
 def test_a_link_that_a_container_planted_leads_the_relay_nowhere(tmp_path: Path) -> None:
-    """The folder is writable in containers; the engine's socket is not for whoever reaches the relay's port."""
+    """Refuse a link: containers can write the folder, and the relay must not expose the engine's socket."""
     kept = tmp_path / "kept"
     kept.mkdir()
     (kept / "s").symlink_to(tmp_path / "docker.sock")
@@ -126,10 +126,10 @@ def test_a_link_that_a_container_planted_leads_the_relay_nowhere(tmp_path: Path)
     with echo(tmp_path / "docker.sock"), jupyter.relaying(range(port, port + 1), kept / "s"):
         assert not jupyter.answers(kept / "s")
         answer = b""
-        with socket.create_connection((jupyter.LOOPBACK, port), LIMIT) as there, suppress(OSError):
-            there.sendall(b"GET /containers/json")
-            there.shutdown(socket.SHUT_WR)
-            answer = there.recv(jupyter.CHUNK)
+        with socket.create_connection((jupyter.LOOPBACK, port), LIMIT) as connection, suppress(OSError):
+            connection.sendall(b"GET /containers/json")
+            connection.shutdown(socket.SHUT_WR)
+            answer = connection.recv(jupyter.CHUNK)
         assert answer == b""
 
 

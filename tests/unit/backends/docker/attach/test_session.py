@@ -1,4 +1,4 @@
-"""Where in a container a person stands."""
+"""Working directory of a session in a container."""
 
 from __future__ import annotations
 

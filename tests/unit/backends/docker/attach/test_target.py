@@ -1,4 +1,4 @@
-"""The way into a node."""
+"""Lookup of the node that a session enters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labctl.errors import ConfigError
 
 @pytest.mark.parametrize("hosts", ["red", "red\nblue"])
 def test_a_node_that_no_listed_host_is_to_have_is_unknown(tmp_path: Path, hosts: str) -> None:
-    """Also where its container is left on the only host: nothing leads to it."""
+    """Refuse the node even if its container still exists on the only host: no listed host leads to it."""
     (tmp_path / ".env").write_text("LAB_NAME=demo\nLAB_NODES=1\nLAB_HOSTS=hosts.txt\n")
     (tmp_path / "hosts.txt").write_text(f"{hosts}\n")
     context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={})

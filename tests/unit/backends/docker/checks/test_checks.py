@@ -1,4 +1,4 @@
-"""Doctor's checks on labs and hosts that are not this one; what it prints to type, typed; its list of codes."""
+"""Doctor's checks on fictitious labs and hosts, the commands that it suggests, and its list of codes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[5]
 
 
 class Engine:
-    """An engine that says what it is told to."""
+    """An engine with planted answers."""
 
     def __init__(
         self, *, observed: ObservedState | None = None, out: str = "", err: str = "", code: int = 0, **information: Any
@@ -52,13 +52,13 @@ class Engine:
         self.unused: tuple[tuple[str, str], ...] = ()
         self.no_network = ""
         now = time.strftime("%Y-%m-%dT%H:%M:%S.123456789Z", time.gmtime())
-        known = {
+        defaults = {
             "ServerVersion": "26.1.5",
             "SystemTime": now,
             "DockerRootDir": "/nonexistent",
             "Runtimes": {"runc": {}},
         }
-        self.told = {**known, "CgroupDriver": "cgroupfs", **information}
+        self.told = {**defaults, "CgroupDriver": "cgroupfs", **information}
 
     def information(self) -> dict[str, Any]:
         return self.told
@@ -87,21 +87,21 @@ class Engine:
 
 @pytest.fixture
 def examined(tmp_path: Path) -> Callable[..., CheckContext]:
-    """A lab under examination, changed so, with these lines in its .env and this engine."""
+    """Build the examination of a lab with these changes, lines in .env, and engine."""
 
     def make(of: Lab | None = None, *, env: str = "", told: Engine | None = None, **flags: str) -> CheckContext:
         (tmp_path / ".env").write_text(env)
-        found = settings.load(tmp_path, {"HOME": str(tmp_path)}, flags)
+        loaded = settings.load(tmp_path, {"HOME": str(tmp_path)}, flags)
         lab = replace(of or builders.lab(), directory=tmp_path)
         speaks = cast(DockerEngine, told or Engine())
-        return CheckContext(lab=lab, settings=found, environ={}, engine=speaks, root=tmp_path / "root")
+        return CheckContext(lab=lab, settings=loaded, environ={}, engine=speaks, root=tmp_path / "root")
 
     return make
 
 
 def wrong(findings: Iterator[Finding]) -> list[str]:
-    """The codes of what is not well."""
-    return [one.code for one in findings if one.level != "ok"]
+    """List the codes of the findings that are not ok."""
+    return [finding.code for finding in findings if finding.level != "ok"]
 
 
 # --- side by side --------------------------------------------------------------------------------------------
@@ -179,11 +179,11 @@ def test_a_check_that_hangs_or_cannot_go_on_is_a_finding_of_its_own(
 def test_the_engine_is_asked_once_for_all_checks(
     examined: Callable[..., CheckContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    requests: list[str] = []
 
     class Counting(Engine):
         def information(self) -> dict[str, Any]:
-            asked.append("info")
+            requests.append("info")
             return super().information()
 
     def version(ctx: CheckContext) -> Iterator[Finding]:
@@ -192,7 +192,7 @@ def test_the_engine_is_asked_once_for_all_checks(
     monkeypatch.setattr(host, "version", version, raising=False)
     monkeypatch.setattr(run, "CHECKS", (Check("host.version"), Check("host.version")))
     assert len(run.examine(examined(told=Counting()))) == 2
-    assert asked == ["info"]
+    assert requests == ["info"]
 
 
 def test_a_node_that_the_lab_has_not_is_a_mistake_of_the_person(examined: Callable[..., CheckContext]) -> None:
@@ -237,22 +237,24 @@ def test_workers_of_a_lab_without_its_launcher_are_not_looked_at_from_there(
 ) -> None:
     of = builders.lab()
     whole = builders.observed(of)
-    workers = tuple(one for one in whole.containers if one.role == "worker")
+    workers = tuple(container for container in whole.containers if container.role == "worker")
     assert workers
     ended = builders.observed(of, launcher={"state": "exited"})
-    for seen in (replace(whole, containers=workers), ended):
-        assert list(nodes.ssh(examined(of, told=Engine(observed=seen)))) == []
+    for state in (replace(whole, containers=workers), ended):
+        assert list(nodes.ssh(examined(of, told=Engine(observed=state)))) == []
 
 
 def test_a_warning_is_no_reason_to_make_the_nodes_anew(examined: Callable[..., CheckContext]) -> None:
     slow = {"name": "worker-0", "seconds": 0.1, "rate": 1e5}
-    (found,) = (one for one in nodes.link(examined(), builders.container("worker-0"), slow) if one.level == "warn")
-    assert not found.auto_fixable
+    (finding,) = (
+        finding for finding in nodes.link(examined(), builders.container("worker-0"), slow) if finding.level == "warn"
+    )
+    assert not finding.auto_fixable
 
 
 def test_what_mends_a_hanging_engine_is_not_to_ask_again(examined: Callable[..., CheckContext]) -> None:
-    found = engine.silent(examined(), HostError("Docker Engine: timed out", hint="labctl doctor"))
-    assert "journalctl" in found.fix
+    finding = engine.silent(examined(), HostError("Docker Engine: timed out", hint="labctl doctor"))
+    assert "journalctl" in finding.fix
 
 
 def test_the_makers_tool_is_called_once_for_all_nodes(
@@ -262,14 +264,16 @@ def test_the_makers_tool_is_called_once_for_all_nodes(
 
     def describe(_: str, given: tuple[Device, ...], run: object) -> tuple[Device, ...]:
         calls.append(len(given))
-        return tuple(replace(one, health="lost" if one.id == "1" else "") for one in given)
+        return tuple(replace(device, health="lost" if device.id == "1" else "") for device in given)
 
     monkeypatch.setattr(devices, "describe", describe)
     first, second = (Device(id=name, path=f"/dev/{name}") for name in ("0", "1"))
-    workers = tuple(builders.node(i, devices=DeviceMapping(devices=(one,))) for i, one in enumerate((first, second)))
-    found = list(devices.health(examined(builders.lab(workers, accelerator="nvidia"))))
+    workers = tuple(
+        builders.node(i, devices=DeviceMapping(devices=(device,))) for i, device in enumerate((first, second))
+    )
+    findings = list(devices.health(examined(builders.lab(workers, accelerator="nvidia"))))
     assert calls == [2]
-    assert [(one.node, one.level) for one in found] == [("worker-0", "ok"), ("worker-1", "error")]
+    assert [(finding.node, finding.level) for finding in findings] == [("worker-0", "ok"), ("worker-1", "error")]
 
 
 # --- the host ------------------------------------------------------------------------------------------------
@@ -293,9 +297,9 @@ def test_the_makers_tool_is_called_once_for_all_nodes(
 )
 def test_proxies_that_name_no_host_are_told_of(examined: Callable[..., CheckContext], proxy: str, good: bool) -> None:
     examination = examined(env=f"HTTP_PROXY={proxy}\nNO_PROXY=*\n")
-    found = list(host.proxies(examination))
-    assert wrong(iter(found)) == ([] if good else ["LAB-PROXY-001"])
-    assert not any("p@ss" in one.summary + one.fix for one in found)
+    findings = list(host.proxies(examination))
+    assert wrong(iter(findings)) == ([] if good else ["LAB-PROXY-001"])
+    assert not any("p@ss" in finding.summary + finding.fix for finding in findings)
 
 
 @pytest.mark.parametrize(
@@ -314,18 +318,18 @@ def test_shared_memory_is_judged_by_the_ranks_that_share_it(
     examined: Callable[..., CheckContext], accelerator: str, slots: int, size: str, level: str
 ) -> None:
     of = builders.lab((builders.node(slots=slots),), accelerator=accelerator, shm_size=size)
-    (found,) = host.shared_memory(examined(of))
-    assert found.level == level
+    (finding,) = host.shared_memory(examined(of))
+    assert finding.level == level
 
 
 def test_a_mount_that_up_would_make_is_no_fault_and_another_stops_it(
     examined: Callable[..., CheckContext], tmp_path: Path
 ) -> None:
-    own = Mount(source=str(tmp_path / "runs"), target="/workspace/runs")
-    assert wrong(host.mounts(examined(builders.lab(mounts=(own,))))) == []
+    mount = Mount(source=str(tmp_path / "runs"), target="/workspace/runs")
+    assert wrong(host.mounts(examined(builders.lab(mounts=(mount,))))) == []
     other = Mount(source="/nonexistent/clone", target="/workspace/DeepSpeedExamples")
     with pytest.raises(HostError, match=r"/nonexistent/clone.*LAB-MOUNT-001") as refused:
-        run.failing_hosts(examined(builders.lab(mounts=(own, other))), "up")
+        run.failing_hosts(examined(builders.lab(mounts=(mount, other))), "up")
     assert refused.value.hint == "mkdir -p /nonexistent/clone"
 
 
@@ -349,28 +353,30 @@ def test_what_may_not_be_looked_at_is_not_said_to_be_missing(
 
 
 @pytest.mark.parametrize("image", ["labctl/cpu", "labctl/packages:0123456789ab"])
-@pytest.mark.parametrize(("there", "level"), [("sha256:1111", "warn"), (None, "error")])
+@pytest.mark.parametrize(("image_id", "level"), [("sha256:1111", "warn"), (None, "error")])
 def test_what_only_a_build_needs_stops_only_a_lab_without_its_image(
-    examined: Callable[..., CheckContext], there: str | None, level: str, image: str
+    examined: Callable[..., CheckContext], image_id: str | None, level: str, image: str
 ) -> None:
-    told = Engine(observed=ObservedState(image=there))
+    planted = Engine(observed=ObservedState(image=image_id))
     lab = replace(builders.lab(), image=image)
-    examination = examined(lab, env="LAB_CA_CERTIFICATES=/nonexistent/ca.crt\n", told=told)
-    (found,) = host.certificates(examination)
-    assert (found.code, found.level) == ("LAB-CA-001", level)
+    examination = examined(lab, env="LAB_CA_CERTIFICATES=/nonexistent/ca.crt\n", told=planted)
+    (finding,) = host.certificates(examination)
+    assert (finding.code, finding.level) == ("LAB-CA-001", level)
 
 
 # --- the engine ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("seconds", "seen"), [(0, None), (3, None), (-3, None), (90, "90 s ahead"), (-90, "90 s behind")]
+    ("seconds", "summary"), [(0, None), (3, None), (-3, None), (90, "90 s ahead"), (-90, "90 s behind")]
 )
-def test_a_clock_that_is_off_is_told_of(examined: Callable[..., CheckContext], seconds: int, seen: str | None) -> None:
+def test_a_clock_that_is_off_is_told_of(
+    examined: Callable[..., CheckContext], seconds: int, summary: str | None
+) -> None:
     theirs = time.strftime("%Y-%m-%dT%H:%M:%S.5Z", time.gmtime(time.time() + seconds))
-    (found,) = engine.clock(examined(told=Engine(SystemTime=theirs)))
-    assert (found.level == "ok") == (seen is None)
-    assert (seen or "") in found.summary
+    (finding,) = engine.clock(examined(told=Engine(SystemTime=theirs)))
+    assert (finding.level == "ok") == (summary is None)
+    assert (summary or "") in finding.summary
 
 
 @pytest.mark.parametrize(
@@ -407,7 +413,7 @@ def test_the_disk_that_is_judged_has_the_images(type_of_store: str, socket: str,
 
 @pytest.fixture
 def speaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Have the docker command's plugins print this, and end with this code."""
+    """Set the output and exit code of the docker command's plugins."""
 
     def make(printed: str, code: int = 0) -> None:
         program = tmp_path / "bin/docker"
@@ -446,12 +452,12 @@ def test_compose_that_is_too_old_is_named_and_stops_up_before_it_is_used(
 def test_an_old_plugin_of_the_users_own_is_what_is_moved_away(
     examined: Callable[..., CheckContext], speaks: Callable[..., None], tmp_path: Path
 ) -> None:
-    own = tmp_path / ".docker/cli-plugins/docker-compose"
-    own.parent.mkdir(parents=True)
-    own.touch()
+    plugin = tmp_path / ".docker/cli-plugins/docker-compose"
+    plugin.parent.mkdir(parents=True)
+    plugin.touch()
     speaks("Docker Compose version v2.17.3")
-    (found,) = engine.compose(examined())
-    assert found.fix == f"mv {own} {own}.broken"
+    (finding,) = engine.compose(examined())
+    assert finding.fix == f"mv {plugin} {plugin}.broken"
 
 
 @pytest.mark.parametrize(
@@ -466,8 +472,8 @@ def test_buildx_is_judged_by_its_version(
     examined: Callable[..., CheckContext], speaks: Callable[..., None], printed: str, code: int, level: str
 ) -> None:
     speaks(printed, code)
-    (found,) = engine.buildx(examined())
-    assert (found.code, found.level) == ("LAB-ENGINE-003", level)
+    (finding,) = engine.buildx(examined())
+    assert (finding.code, finding.level) == ("LAB-ENGINE-003", level)
 
 
 def with_devices(accelerator: str, request: str = "reservation", **mapping: Any) -> Lab:
@@ -514,7 +520,10 @@ def test_a_limit_that_the_host_refuses_matters_where_it_is_needed(
 def test_a_limit_that_does_for_this_lab_though_less_than_asked_is_well(examined: Callable[..., CheckContext]) -> None:
     base = builders.lab(tuple(builders.node(number, slots=8) for number in range(32)))
     levels = {
-        files: [one.level for one in engine.limits(examined(replace(base, limits=replace(base.limits, nofile=files))))]
+        files: [
+            finding.level
+            for finding in engine.limits(examined(replace(base, limits=replace(base.limits, nofile=files))))
+        ]
         for files in (1024, 20_000)
     }
     assert levels == {1024: ["ok", "error"], 20_000: ["ok", "ok"]}
@@ -547,17 +556,17 @@ FULL = "all predefined address pools have been fully subnetted"
 def test_only_networks_of_labs_are_removed_when_addresses_run_out(
     examined: Callable[..., CheckContext], unused: tuple[tuple[str, str], ...], fix: str
 ) -> None:
-    told = Engine()
-    told.unused, told.no_network = unused, FULL
-    (found,) = network.address_pools(examined(told=told))
-    assert (found.code, found.level, found.fix) == ("LAB-NET-003", "error", fix)
-    assert "other's" in found.summary
+    planted = Engine()
+    planted.unused, planted.no_network = unused, FULL
+    (finding,) = network.address_pools(examined(told=planted))
+    assert (finding.code, finding.level, finding.fix) == ("LAB-NET-003", "error", fix)
+    assert "other's" in finding.summary
 
 
 def test_wider_pools_are_put_beside_what_the_engine_is_told_already(examined: Callable[..., CheckContext]) -> None:
-    told = Engine()
-    told.no_network = FULL
-    examination = examined(told=told)
+    planted = Engine()
+    planted.no_network = FULL
+    examination = examined(told=planted)
     (fresh,) = network.address_pools(examination)
     assert "default-address-pools" in fresh.fix
     assert "jq" not in fresh.fix
@@ -571,10 +580,10 @@ def test_wider_pools_are_put_beside_what_the_engine_is_told_already(examined: Ca
 def test_a_network_that_cannot_be_made_for_another_reason_is_no_lack_of_addresses(
     examined: Callable[..., CheckContext],
 ) -> None:
-    told = Engine()
-    told.no_network = "plugin bridge not found"
+    planted = Engine()
+    planted.no_network = "plugin bridge not found"
     with pytest.raises(HostError, match="plugin bridge not found"):
-        list(network.address_pools(examined(told=told)))
+        list(network.address_pools(examined(told=planted)))
 
 
 # --- devices -------------------------------------------------------------------------------------------------
@@ -601,9 +610,9 @@ def test_device_files_are_judged_as_the_containers_user_would_find_them(
     path = tmp_path / "renderD128"
     path.touch()
     path.chmod(mode)
-    found = path.stat()
-    here = builders.host(uid=found.st_uid if uid == "its" else found.st_uid + 1, gid=found.st_gid + 1)
-    given = tuple(found.st_gid for _ in groups)
+    status = path.stat()
+    here = builders.host(uid=status.st_uid if uid == "its" else status.st_uid + 1, gid=status.st_gid + 1)
+    given = tuple(status.st_gid for _ in groups)
     assert bool(devices.why_closed(examined().files([str(path)])[str(path)], here, given)) == closed
 
 
@@ -625,25 +634,25 @@ def test_what_gaudi_asks_of_a_host_is_read_off_the_kernel(
         path = Path(str(examination.root)) / "proc/sys" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{text}\n")
-    found = list(devices.vendor_host(examination))
-    assert wrong(iter(found)) == expected
+    findings = list(devices.vendor_host(examination))
+    assert wrong(iter(findings)) == expected
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("text", "expected"),
     [("quiet", []), ("intel_iommu=on iommu=pt", []), ("quiet intel_iommu=on", ["LAB-GAUDI-003"])],
 )
 def test_an_iommu_that_translates_is_told_of_on_a_host_with_gaudis(
-    examined: Callable[..., CheckContext], words: str, expected: list[str]
+    examined: Callable[..., CheckContext], text: str, expected: list[str]
 ) -> None:
     examination = examined(with_devices("habana"))
     (Path(str(examination.root)) / "proc").mkdir(parents=True)
-    (Path(str(examination.root)) / "proc/cmdline").write_text(words)
-    assert wrong(one for one in devices.vendor_host(examination) if one.code == "LAB-GAUDI-003") == expected
+    (Path(str(examination.root)) / "proc/cmdline").write_text(text)
+    assert wrong(finding for finding in devices.vendor_host(examination) if finding.code == "LAB-GAUDI-003") == expected
 
 
 @pytest.mark.parametrize(
-    ("out", "err", "code", "seen", "level"),
+    ("out", "err", "code", "summary", "level"),
     [
         ("a banner\ntorch 2\n", "", 0, "torch counts 2 devices", "ok"),
         ("tensorflow 2\n", "", 0, "tensorflow counts 2 devices", "ok"),
@@ -654,12 +663,12 @@ def test_an_iommu_that_translates_is_told_of_on_a_host_with_gaudis(
     ],
 )
 def test_a_node_s_framework_must_count_the_devices_it_was_given(
-    examined: Callable[..., CheckContext], out: str, err: str, code: int, seen: str, level: str
+    examined: Callable[..., CheckContext], out: str, err: str, code: int, summary: str, level: str
 ) -> None:
-    told = Engine(out=out, err=err, code=code)
-    (found,) = devices.framework_count(examined(with_devices("intel"), told=told), builders.container("worker-0"))
-    assert seen in found.summary
-    assert found.level == level
+    planted = Engine(out=out, err=err, code=code)
+    (finding,) = devices.framework_count(examined(with_devices("intel"), told=planted), builders.container("worker-0"))
+    assert summary in finding.summary
+    assert finding.level == level
 
 
 def test_devices_are_not_counted_while_a_run_has_them_nor_beyond_their_time(
@@ -673,7 +682,7 @@ def test_devices_are_not_counted_while_a_run_has_them_nor_beyond_their_time(
 
 
 @pytest.mark.parametrize(
-    ("image", "asked", "level", "fix"),
+    ("image", "setting", "level", "fix"),
     [
         ("labctl/cpu", "", "warn", "labctl build"),
         ("labctl/packages:0123456789ab", "", "warn", "labctl build"),
@@ -683,11 +692,11 @@ def test_devices_are_not_counted_while_a_run_has_them_nor_beyond_their_time(
     ],
 )
 def test_an_image_that_is_not_found_is_built_made_or_pulled(
-    examined: Callable[..., CheckContext], image: str, asked: str, level: str, fix: str
+    examined: Callable[..., CheckContext], image: str, setting: str, level: str, fix: str
 ) -> None:
     lab = replace(builders.lab(), image=image)
-    (found,) = engine.image(examined(lab, env=f"LAB_IMAGE={asked}\n" if asked else ""))
-    assert (found.code, found.level, found.fix.startswith(fix)) == ("LAB-IMAGE-001", level, True)
+    (finding,) = engine.image(examined(lab, env=f"LAB_IMAGE={setting}\n" if setting else ""))
+    assert (finding.code, finding.level, finding.fix.startswith(fix)) == ("LAB-IMAGE-001", level, True)
 
 
 @pytest.mark.parametrize(
@@ -722,17 +731,17 @@ def test_an_nvidia_image_is_judged_by_the_cuda_of_the_base_that_it_was_built_on(
 ) -> None:
     lab = with_devices("nvidia")
     lab = replace(lab, image="labctl/nvidia", hosts=(replace(lab.hosts[0], driver="550.54.14"),))
-    told = Engine(observed=ObservedState(image="sha256:1111"))
-    told.labels, told.variables = {catalog.BASE_LABEL: base}, variables
-    assert wrong(engine.driver(examined(lab, told=told))) == expected
+    planted = Engine(observed=ObservedState(image="sha256:1111"))
+    planted.labels, planted.variables = {catalog.BASE_LABEL: base}, variables
+    assert wrong(engine.driver(examined(lab, told=planted))) == expected
 
 
 def test_packages_on_top_leave_an_nvidia_image_with_its_cuda(examined: Callable[..., CheckContext]) -> None:
     lab = with_devices("nvidia")
     lab = replace(lab, image="labctl/packages:01", hosts=(replace(lab.hosts[0], driver="550.54.14"),))
-    told = Engine(observed=ObservedState(image="sha256:1111"))
-    told.labels = {catalog.BASE_LABEL: "debian:bookworm-slim"}
-    assert wrong(engine.driver(examined(lab, told=told))) == ["LAB-IMAGE-003"]
+    planted = Engine(observed=ObservedState(image="sha256:1111"))
+    planted.labels = {catalog.BASE_LABEL: "debian:bookworm-slim"}
+    assert wrong(engine.driver(examined(lab, told=planted))) == ["LAB-IMAGE-003"]
 
 
 @pytest.mark.parametrize("image", ["labctl/habana", "labctl/packages:0123456789ab"])
@@ -742,11 +751,11 @@ def test_a_gaudi_image_of_another_release_than_the_driver_is_told_of(
 ) -> None:
     lab = replace(with_devices("habana"), image=image)
     lab = replace(lab, hosts=(replace(lab.hosts[0], driver=version),))
-    told = Engine(observed=ObservedState(image="sha256:1111"))
-    told.labels = {catalog.BASE_LABEL: "vault.habana.ai/gaudi-docker/1.22.0/ubuntu22.04/habanalabs/pytorch:latest"}
-    found = list(engine.driver(examined(lab, told=told)))
-    assert wrong(iter(found)) == expected
-    assert all(one.fix == "labctl build && labctl up" for one in found if one.level != "ok")
+    planted = Engine(observed=ObservedState(image="sha256:1111"))
+    planted.labels = {catalog.BASE_LABEL: "vault.habana.ai/gaudi-docker/1.22.0/ubuntu22.04/habanalabs/pytorch:latest"}
+    findings = list(engine.driver(examined(lab, told=planted)))
+    assert wrong(iter(findings)) == expected
+    assert all(finding.fix == "labctl build && labctl up" for finding in findings if finding.level != "ok")
 
 
 # --- nodes ---------------------------------------------------------------------------------------------------
@@ -790,11 +799,11 @@ def test_an_interface_is_read_as_its_library_reads_it(key: str, value: str, good
 def test_a_node_is_judged_by_what_the_engine_says_of_it(
     examined: Callable[..., CheckContext], change: dict[str, str], code: str | None
 ) -> None:
-    asked = examined()
-    told = Engine(observed=builders.observed(asked.lab, worker_0=change))
-    found = list(nodes.states(replace(asked, engine=cast(DockerEngine, told))))
-    assert wrong(iter(found)) == ([code] if code else [])
-    assert [one.node for one in found] == ["launcher", "worker-0", "worker-1"]
+    examination = examined()
+    planted = Engine(observed=builders.observed(examination.lab, worker_0=change))
+    findings = list(nodes.states(replace(examination, engine=cast(DockerEngine, planted))))
+    assert wrong(iter(findings)) == ([code] if code else [])
+    assert [finding.node for finding in findings] == ["launcher", "worker-0", "worker-1"]
 
 
 def listener(**changes: Any) -> dict[str, Any]:
@@ -802,15 +811,15 @@ def listener(**changes: Any) -> dict[str, Any]:
 
 
 def test_who_took_the_master_port_is_named(examined: Callable[..., CheckContext]) -> None:
-    found = nodes.master_port(examined(), builders.container("worker-0"), listener())
-    assert "pid 17: python serve.py" in found.summary
-    assert found.fix == "labctl exec --node worker-0 -- kill 17"
+    finding = nodes.master_port(examined(), builders.container("worker-0"), listener())
+    assert "pid 17: python serve.py" in finding.summary
+    assert finding.fix == "labctl exec --node worker-0 -- kill 17"
 
 
 def test_what_a_run_left_on_the_master_port_is_no_fault(examined: Callable[..., CheckContext]) -> None:
-    found = nodes.master_port(examined(), builders.container("worker-0"), listener(run="20260102-150405-hello-3fa2"))
-    assert found.level == "ok"
-    assert "20260102-150405-hello-3fa2" in found.summary
+    finding = nodes.master_port(examined(), builders.container("worker-0"), listener(run="20260102-150405-hello-3fa2"))
+    assert finding.level == "ok"
+    assert "20260102-150405-hello-3fa2" in finding.summary
 
 
 @pytest.mark.parametrize(

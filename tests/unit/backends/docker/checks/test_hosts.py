@@ -1,4 +1,4 @@
-"""Doctor's checks of several hosts, on hosts that are not there: ports, room, what is odd, where bytes went."""
+"""Doctor's checks of several fictitious hosts: ports, disk space, differences, network paths."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from labctl.system.process import CompletedProcess
 
 @dataclass
 class Daemon:
-    """What the engine of one host says."""
+    """Stand-in for the engine of a host."""
 
     seen: ObservedState
     listening: tuple[HostPortUser, ...] = ()
@@ -53,15 +53,15 @@ class Shell:
     def __init__(self, name: str) -> None:
         self.target = InventoryHost(name=name, user="ann")
 
-    def run(self, script: str, *words: str, timeout: float, check: bool = True) -> CompletedProcess:
-        argv = ("sh", "-c", script, "sh", *words)
+    def run(self, script: str, *arguments: str, timeout: float, check: bool = True) -> CompletedProcess:
+        argv = ("sh", "-c", script, "sh", *arguments)
         done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout, check=check)
         return CompletedProcess(argv, done.returncode, done.stdout, done.stderr)
 
 
 @pytest.fixture
 def second(tmp_path: Path) -> Callable[..., CheckContext]:
-    """The second host of a lab of two under examination: what it told, and which workers listen there."""
+    """Build the examination of the second of two hosts, from its facts and the workers that listen on it."""
 
     def make(*listening: HostPortUser, up: bool = False, first: bool = False, **told: Any) -> CheckContext:
         names = ("h1", "h2")
@@ -74,13 +74,13 @@ def second(tmp_path: Path) -> Callable[..., CheckContext]:
         nodes = tuple(replace(builders.node(number), host=name) for number, name in enumerate(names))
         of = replace(builders.lab(nodes), hosts=here, network="host", directory=tmp_path, owner="ann@here")
         (tmp_path / ".env").write_text("LAB_HOSTS=hosts.txt\n")
-        found = settings.load(tmp_path, {"HOME": str(tmp_path)}, {})
+        loaded = settings.load(tmp_path, {"HOME": str(tmp_path)}, {})
         name = names[0] if first else names[1]
-        seen = ObservedState(host=name, containers=(builders.container("worker-0", host=name),) if up else ())
-        engine = cast(DockerEngine, Daemon(seen, listening))
+        current = ObservedState(host=name, containers=(builders.container("worker-0", host=name),) if up else ())
+        engine = cast(DockerEngine, Daemon(current, listening))
         return CheckContext(
             lab=of,
-            settings=found,
+            settings=loaded,
             environ={},
             engine=engine,
             connection=cast(Connection, Shell(name)),
@@ -96,26 +96,30 @@ def listener(lab: str, **changes: str) -> HostPortUser:
 
 
 def levels(findings: Any) -> list[tuple[str, str]]:
-    return [(one.code, one.level) for one in findings]
+    return [(finding.code, finding.level) for finding in findings]
 
 
 def test_a_port_that_nobody_has_is_free_and_this_labs_own_is_its_own(second: Callable[..., CheckContext]) -> None:
     port, name = builders.lab().ssh_port, builders.lab().name
     assert levels(hosts.ssh_port(second())) == [("LAB-PORT-002", "ok")]
-    own = listener(name, owner="ann@here", directory="")
-    assert levels(hosts.ssh_port(second(own, ports={port: "root"}))) == [("LAB-PORT-002", "ok")]
+    listening = listener(name, owner="ann@here", directory="")
+    assert levels(hosts.ssh_port(second(listening, ports={port: "root"}))) == [("LAB-PORT-002", "ok")]
 
 
 def test_a_port_is_told_by_its_owner_and_another_free_one_is_offered(second: Callable[..., CheckContext]) -> None:
     port = builders.lab().ssh_port
-    (found,) = hosts.ssh_port(second(ports={port: "bob"}))
-    assert (found.level, "user bob" in found.summary, f"LAB_SSH_PORT={port + 1}" in found.fix) == ("error", True, True)
-    (found,) = hosts.ssh_port(second(listener("other", owner="cy@desk", directory="/lab"), ports={port: "root"}))
-    assert found.level == "error"
-    assert "worker-1 of lab `other` (cy@desk (/lab)" in found.summary
+    (finding,) = hosts.ssh_port(second(ports={port: "bob"}))
+    assert (finding.level, "user bob" in finding.summary, f"LAB_SSH_PORT={port + 1}" in finding.fix) == (
+        "error",
+        True,
+        True,
+    )
+    (finding,) = hosts.ssh_port(second(listener("other", owner="cy@desk", directory="/lab"), ports={port: "root"}))
+    assert finding.level == "error"
+    assert "worker-1 of lab `other` (cy@desk (/lab)" in finding.summary
     # The own node is there, and somebody else had the port before it.
-    own = listener(builders.lab().name, owner="ann@here", directory="")
-    assert levels(hosts.ssh_port(second(own, ports={port: "bob"}))) == [("LAB-PORT-002", "error")]
+    listening = listener(builders.lab().name, owner="ann@here", directory="")
+    assert levels(hosts.ssh_port(second(listening, ports={port: "bob"}))) == [("LAB-PORT-002", "error")]
 
 
 @pytest.mark.parametrize(
@@ -133,40 +137,42 @@ def test_the_master_port_is_that_of_the_first_host(
     second: Callable[..., CheckContext], first: bool, up: bool, user: str, expected: list[str]
 ) -> None:
     ports = {builders.lab().master_port: user} if user else {}
-    found = list(hosts.master_port(second(first=first, up=up, ports=ports)))
-    assert [one.level for one in found] == expected
+    findings = list(hosts.master_port(second(first=first, up=up, ports=ports)))
+    assert [finding.level for finding in findings] == expected
 
 
 class Elsewhere(Shell):
-    """A host that has other files than this machine."""
+    """A host with other files than this machine's."""
 
-    def run(self, script: str, *words: str, timeout: float, check: bool = True) -> CompletedProcess:
-        there = (f"/elsewhere{word}" if word.startswith("/") else word for word in words)
-        return super().run(script, *there, timeout=timeout, check=check)
+    def run(self, script: str, *arguments: str, timeout: float, check: bool = True) -> CompletedProcess:
+        elsewhere = (f"/elsewhere{word}" if word.startswith("/") else word for word in arguments)
+        return super().run(script, *elsewhere, timeout=timeout, check=check)
 
 
-@pytest.mark.parametrize(("there", "level"), [(Shell("h2"), "ok"), (Elsewhere("h2"), "error")])
+@pytest.mark.parametrize(("connection", "level"), [(Shell("h2"), "ok"), (Elsewhere("h2"), "error")])
 def test_a_directory_that_hosts_are_said_to_share_is_looked_for_there(
-    second: Callable[..., CheckContext], tmp_path: Path, there: Shell, level: str
+    second: Callable[..., CheckContext], tmp_path: Path, connection: Shell, level: str
 ) -> None:
     plain = second()
     shared = plain.settings.with_value("LAB_SHARED_DIR", str(tmp_path), origin=".env:2")
     assert list(hosts.shared_directory(plain)) == []
     (tmp_path / ".env").write_text(f"LAB_HOSTS=hosts.txt\nLAB_SHARED_DIR={tmp_path}\n")
     before = sorted(tmp_path.iterdir())
-    (found,) = hosts.shared_directory(replace(plain, connection=cast(Connection, there), settings=shared))
-    assert (found.level, str(tmp_path) in found.summary, sorted(tmp_path.iterdir())) == (level, True, before)
+    (finding,) = hosts.shared_directory(replace(plain, connection=cast(Connection, connection), settings=shared))
+    assert (finding.level, str(tmp_path) in finding.summary, sorted(tmp_path.iterdir())) == (level, True, before)
 
 
 def test_room_for_the_files_is_that_of_the_home_directory(second: Callable[..., CheckContext]) -> None:
     assert levels(hosts.home_space(second())) == [("LAB-DISK-004", "ok")]
-    (found,) = hosts.home_space(second(home_free=1 << 20))
-    assert (found.level, found.fix.startswith("ssh -l ann h2 ")) == ("error", True)
+    (finding,) = hosts.home_space(second(home_free=1 << 20))
+    assert (finding.level, finding.fix.startswith("ssh -l ann h2 ")) == ("error", True)
 
 
 def test_the_odd_host_out_is_the_one_that_is_named() -> None:
-    found = list(hosts.differing("LAB-HOST-005", "engine", {"a": "1", "b": "2", "c": "2", "d": None}, "so", str.upper))
-    assert [(one.node, one.level, one.fix) for one in found] == [("a", "warn", "A")]
+    findings = list(
+        hosts.differing("LAB-HOST-005", "engine", {"a": "1", "b": "2", "c": "2", "d": None}, "so", str.upper)
+    )
+    assert [(finding.node, finding.level, finding.fix) for finding in findings] == [("a", "warn", "A")]
     assert levels(hosts.differing("LAB-HOST-005", "engine", {"a": "1", "b": "1"}, "so", str)) == [
         ("LAB-HOST-005", "ok")
     ]
@@ -223,8 +229,8 @@ def test_findings_of_a_host_bear_its_name_and_its_commands_are_run_there(
     monkeypatch.setattr(host, "look", look, raising=False)
     monkeypatch.setattr(run, "CHECKS", (Check("host.look"),))
     whole = replace(second(), connection=LocalConnection(), hosts=(second(first=True), second()))
-    found = run.examine(whole)
-    assert [(one.node, one.fix) for one in found] == [
+    findings = run.examine(whole)
+    assert [(finding.node, finding.fix) for finding in findings] == [
         ("h1", "ssh -l ann -t h1 'sudo sysctl -w a=1'"),
         ("h2", "ssh -l ann -t h2 'sudo sysctl -w a=1'"),
     ]
@@ -232,16 +238,16 @@ def test_findings_of_a_host_bear_its_name_and_its_commands_are_run_there(
 
 @pytest.fixture
 def leasing(second: Callable[..., CheckContext], tmp_path: Path) -> CheckContext:
-    """The second host, whose node wants both of its devices; it tells of its locks as it does over ssh."""
-    found = second()
+    """The second host, whose node wants both of its devices; its locks are reported as over ssh."""
+    examination = second()
     cards = (Device(id="0", path="/dev/nvidia0"), Device(id="1", path="/dev/nvidia1"))
-    first, here = found.lab.hosts
+    first, here = examination.lab.hosts
     here = replace(here, devices=cards, locks=str(tmp_path), uid=1000)
-    worker = replace(found.lab.nodes[1], devices=DeviceMapping(devices=cards))
-    of = replace(found.lab, hosts=(first, here), nodes=(found.lab.nodes[0], worker))
+    worker = replace(examination.lab.nodes[1], devices=DeviceMapping(devices=cards))
+    of = replace(examination.lab, hosts=(first, here), nodes=(examination.lab.nodes[0], worker))
     (tmp_path / "root/etc").mkdir(parents=True)
     (tmp_path / "root/etc/passwd").write_text("root:x:0:0::/:/bin/sh\nbob:x:4000:4000::/:/bin/sh\n")
-    return replace(found, lab=of)
+    return replace(examination, lab=of)
 
 
 def test_a_device_of_a_host_that_another_lab_has_is_told_with_its_holder(leasing: CheckContext, tmp_path: Path) -> None:
@@ -252,12 +258,12 @@ def test_a_device_of_a_host_that_another_lab_has_is_told_with_its_holder(leasing
         stream.flush()
         assert list(devices.leases(leasing)) == []
         fcntl.flock(stream, fcntl.LOCK_EX)
-        (found,) = devices.leases(leasing)
+        (finding,) = devices.leases(leasing)
         mine = replace(leasing, lab=replace(leasing.lab, name="other", directory=Path("/srv/\x1b[2J")))
         assert list(devices.leases(mine)) == []
-    assert (found.code, found.level, found.node) == ("LAB-DEVICE-005", "error", "worker-1")
-    assert found.summary == "1 is held by lab `other` of bob (worker-3, /srv/?[2J, since noon)"
-    assert found.fix == "ssh -l ann h2 'docker ps --filter label=labctl.lab=other'  # and ask its holder"
+    assert (finding.code, finding.level, finding.node) == ("LAB-DEVICE-005", "error", "worker-1")
+    assert finding.summary == "1 is held by lab `other` of bob (worker-3, /srv/?[2J, since noon)"
+    assert finding.fix == "ssh -l ann h2 'docker ps --filter label=labctl.lab=other'  # and ask its holder"
     assert list(devices.leases(leasing)) == []
 
 
@@ -266,8 +272,8 @@ def test_ones_own_other_lab_is_ended_where_it_is(leasing: CheckContext, tmp_path
         json.dump({"lab": "other", "node": "worker-0", "directory": str(tmp_path), "uid": 1000, "since": ""}, stream)
         stream.flush()
         fcntl.flock(stream, fcntl.LOCK_EX)
-        (found,) = devices.leases(leasing)
-    assert found.fix == f"labctl down -C {tmp_path}"
+        (finding,) = devices.leases(leasing)
+    assert finding.fix == f"labctl down -C {tmp_path}"
 
 
 def test_a_pipe_in_the_place_of_a_hosts_lock_keeps_nobody_waiting(leasing: CheckContext, tmp_path: Path) -> None:
@@ -289,7 +295,10 @@ def test_nothing_is_claimed_of_hosts_where_none_answers(
     monkeypatch.setattr(run, "CHECKS", checks)
     whole = replace(second(), connection=LocalConnection(), hosts=())
     away = error("LAB-HOST-004", "h1: does not answer", impact="so", fix="ssh h1", node="h1")
-    found = (away, *run.examine(whole))
-    assert [(one.node, one.summary) for one in found] == [("h1", "h1: does not answer"), ("local", "local looked at")]
+    findings = (away, *run.examine(whole))
+    assert [(finding.node, finding.summary) for finding in findings] == [
+        ("h1", "h1: does not answer"),
+        ("local", "local looked at"),
+    ]
     lacking = dict.fromkeys(("local", "h1", "h2"), HostError("h2 has no device", node="h2"))
     assert (away, *run.examine(whole, lacking)) == (away,)

@@ -1,4 +1,4 @@
-"""The file that attaches VS Code: fit for those who read it, and never written over a person's own."""
+"""The devcontainer.json that attaches VS Code: valid by the schema, and the user's own file is never overwritten."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ COMMON: dict[str, Any] = {
 
 
 def complaints(document: dict[str, Any]) -> list[str]:
-    """What the schema has against a document."""
-    known = COMPOSE | COMMON
+    """List the violations of the schema in a document."""
+    properties = COMPOSE | COMMON
     wrong = [f"lacks {key}" for key in sorted(REQUIRED - document.keys())]
     for key, value in document.items():
-        if key not in known:
+        if key not in properties:
             wrong.append(f"knows no {key}")
-        elif isinstance(known[key], set):
-            wrong += [] if value in known[key] else [f"{key} may not be {value}"]
-        elif not isinstance(value, known[key]):
+        elif isinstance(properties[key], set):
+            wrong += [] if value in properties[key] else [f"{key} may not be {value}"]
+        elif not isinstance(value, properties[key]):
             wrong.append(f"{key} may not be a {type(value).__name__}")
     return wrong
 
@@ -68,9 +68,9 @@ def test_the_check_by_the_schema_can_fail(change: dict[str, Any]) -> None:
 
 
 def test_it_names_the_rendered_file_and_service_of_the_launcher(context: Context) -> None:
-    said = flows.devcontainer(context, "/opt/labctl")
-    document = json.loads(Path(said.file).read_text())
-    compose = Path(said.file).parent / document["dockerComposeFile"]
+    answer = flows.devcontainer(context, "/opt/labctl")
+    document = json.loads(Path(answer.file).read_text())
+    compose = Path(answer.file).parent / document["dockerComposeFile"]
     assert compose.resolve() == context.directory / ".lab/nodes/worker-0/compose.yml"
     assert (document["service"], document["workspaceFolder"]) == ("launcher", "/home/me/project")
 
@@ -92,9 +92,9 @@ def test_what_labctl_wrote_is_written_anew_when_the_settings_change(context: Con
     flows.devcontainer(context, "/opt/labctl")
     assert not flows.devcontainer(context, "/opt/labctl").changed
     (context.directory / ".env").write_text("LAB_NAME=other\n")
-    said = flows.devcontainer(context, "/opt/labctl")
-    assert said.changed
-    assert json.loads(Path(said.file).read_text())["name"] == "labctl other"
+    answer = flows.devcontainer(context, "/opt/labctl")
+    assert answer.changed
+    assert json.loads(Path(answer.file).read_text())["name"] == "labctl other"
 
 
 @pytest.mark.parametrize("own", ['{"image": "debian"}', "// mine\n{}", "[]", "with a line of mine"])

@@ -45,7 +45,7 @@ INJECTIONS = [
 
 
 def read(of: Lab) -> dict[str, Any]:
-    """The first node's compose file as YAML says it."""
+    """Parse the first node's compose file."""
     document: dict[str, Any] = yaml.safe_load(render.render_node(of, of.nodes[0], {}).content)
     return document
 
@@ -174,7 +174,7 @@ def test_secrets_are_files_of_the_node_and_never_text() -> None:
 
 
 def test_a_nodes_devices_are_written_on_its_container() -> None:
-    """``status`` reads them back from the label, as everything that it says."""
+    """Keep the values in a label, from which ``status`` reads them."""
     gpus = node(0, devices=DeviceMapping(devices=devices("2", "3")), slots=2)
     assert read(lab((gpus,), accelerator="nvidia"))["services"]["worker-0"]["labels"]["labctl.devices"] == "2,3"
 

@@ -1,4 +1,4 @@
-"""What grows with a lab, and what is said where a host does not allow it."""
+"""Resources that grow with a lab, and the warnings for hosts that do not allow them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from labctl.model import HERE, Lab
 
 
 class Allowing:
-    """A daemon whose containers may open so many files; it counts how often it was asked."""
+    """A daemon with a limit of open files; it counts the requests."""
 
     def __init__(self, files: int) -> None:
         self.files, self.asked = files, 0
@@ -33,15 +33,15 @@ class Allowing:
 
 
 def refused(ranks: int, directory: Path, *names: str) -> Lab:
-    """A lab of two nodes whose host, or hosts, did not raise the open files."""
+    """A lab of two nodes on hosts that did not raise the limit of open files."""
     hosts = tuple(builders.host(name=name) for name in names or (HERE,))
     nodes = tuple(builders.node(number, slots=ranks // 2) for number in range(2))
     base = builders.lab(nodes, hosts=hosts, directory=directory)
     return replace(base, limits=replace(base.limits, nofile=None))
 
 
-def asked(lab: Lab, *daemons: Allowing) -> Lab:
-    """The lab once the daemons of its hosts were asked."""
+def with_limits(lab: Lab, *daemons: Allowing) -> Lab:
+    """Return the lab with the limits of its hosts' daemons."""
     for host, daemon in zip(lab.hosts, daemons, strict=True):
         capabilities.ask_files(lab, host.name, cast(Capabilities, daemon))
     return capabilities.with_files(lab)
@@ -73,21 +73,21 @@ def test_thirty_two_nodes_of_eight_are_the_most_for_which_nobody_is_asked(tmp_pa
     assert capabilities.lacks_files(many)
     # Nothing is known of a daemon that was never asked.
     assert capabilities.with_files(many).limits.nofile is None
-    assert [asked(many, daemon).limits.nofile, asked(many, daemon).limits.nofile] == [4096, 4096]
+    assert [with_limits(many, daemon).limits.nofile, with_limits(many, daemon).limits.nofile] == [4096, 4096]
     assert daemon.asked == 1
 
 
 def test_the_host_that_allows_least_decides(tmp_path: Path) -> None:
     lab = refused(512, tmp_path, "a", "b")
-    assert asked(lab, Allowing(4096), Allowing(2048)).limits.nofile == 2048
+    assert with_limits(lab, Allowing(4096), Allowing(2048)).limits.nofile == 2048
 
 
 def test_ranks_that_run_out_of_files_are_refused_with_the_numbers(tmp_path: Path) -> None:
     lab = refused(512, tmp_path)
-    capabilities.require_files(asked(lab, Allowing(2112)))
-    with pytest.raises(HostError, match=r"512 ranks take 2112 open files .* may have 1024") as said:
-        capabilities.require_files(asked(replace(lab, directory=tmp_path / "b"), Allowing(1024)))
-    assert "LAB_NOFILE" in said.value.hint
+    capabilities.require_files(with_limits(lab, Allowing(2112)))
+    with pytest.raises(HostError, match=r"512 ranks take 2112 open files .* may have 1024") as caught:
+        capabilities.require_files(with_limits(replace(lab, directory=tmp_path / "b"), Allowing(1024)))
+    assert "LAB_NOFILE" in caught.value.hint
 
 
 @pytest.mark.parametrize(("table", "expected"), [("1024\n", (1024, 4160)), ("4160\n", None), ("", None)])

@@ -55,9 +55,9 @@ def content(of: Lab) -> dict[str, bytes]:
 
 
 def public(path: Path) -> str:
-    found = ssh_keys.public_of(path)
-    assert found is not None
-    return found
+    key = ssh_keys.public_of(path)
+    assert key is not None
+    return key
 
 
 def test_keys_are_made_once(of: Lab) -> None:
@@ -67,9 +67,9 @@ def test_keys_are_made_once(of: Lab) -> None:
 
 
 def test_each_node_has_its_own_key(of: Lab) -> None:
-    found = {public(path) for path in nodes(of).rglob("*") if path.name in {ssh_keys.HOST_KEY, ssh_keys.IDENTITY}}
-    assert len(found) == 3 + 1
-    assert all(key.startswith("ssh-ed25519 ") for key in found)
+    keys = {public(path) for path in nodes(of).rglob("*") if path.name in {ssh_keys.HOST_KEY, ssh_keys.IDENTITY}}
+    assert len(keys) == 3 + 1
+    assert all(key.startswith("ssh-ed25519 ") for key in keys)
 
 
 @pytest.mark.parametrize("broken", [b"", b"rubbish", b"-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n"])
@@ -127,7 +127,7 @@ def test_known_hosts_pins_each_nodes_key_at_the_labs_port(of: Lab) -> None:
 def test_keys_whose_maker_was_killed_are_made_whole_by_the_next(tmp_path: Path) -> None:
     path = os.pathsep.join(sys.path)
     subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env={**os.environ, "PYTHONPATH": path}, check=True)
-    moments = [one for one in tmp_path.iterdir() if one.name.isdigit()]
+    moments = [path for path in tmp_path.iterdir() if path.name.isdigit()]
     assert len(moments) > 20, len(moments)
     for moment in moments:
         after = lab(3, directory=moment)

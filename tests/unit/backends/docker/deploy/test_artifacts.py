@@ -1,4 +1,4 @@
-"""A run's directory on its way to hosts and back: hosts that are directories of this machine."""
+"""Transfer of a run's directory to hosts and back; the hosts are local directories."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RUN = "20260102-150405-hello-3fa2"
 
 
 def over(**connections: Nearby) -> FakeBackend:
-    """A backend as far as it leads to hosts."""
+    """Build a backend with connections to these hosts."""
     return FakeBackend(ways=cast(dict[str, Connection], connections))
 
 
@@ -42,12 +42,12 @@ def lab(tmp_path: Path) -> Lab:
     return lab
 
 
-def there(lab: Lab, run: str = RUN) -> Path:
+def remote_run(lab: Lab, run: str = RUN) -> Path:
     return Path(lab.hosts[0].directory) / OUTPUTS / run
 
 
 def fetched(lab: Lab, red: Nearby) -> list[str]:
-    """What is warned of."""
+    """Collect the outputs of a run; return the warnings."""
     warned: list[str] = []
     artifacts.collect(lab, RUN, over(red=red), warned.append)
     return warned
@@ -67,24 +67,24 @@ def test_clones_are_sent_along_as_they_are_now(lab: Lab, tmp_path: Path) -> None
 
 def test_a_host_keeps_nothing_of_a_run_that_came_back(lab: Lab) -> None:
     sent(lab)
-    (there(lab) / "loss").write_text("1")
+    (remote_run(lab) / "loss").write_text("1")
     assert fetched(lab, Nearby()) == []
     assert (lab.directory / "runs" / RUN / "loss").read_text() == "1"
-    assert list(there(lab).parent.iterdir()) == []
+    assert list(remote_run(lab).parent.iterdir()) == []
     assert fetched(lab, Nearby()) == []
 
 
 class Ordered(Nearby):
-    """Its files come once those of another have, and then ``came`` is set."""
+    """A host whose files arrive after those of another; sets ``came`` afterwards."""
 
     def __init__(self, name: str, after: Event, came: Event) -> None:
         super().__init__(name=name)
         self.after, self.came = after, came
 
-    def receive(self, script: str, *words: str, **options: Any) -> Any:
+    def receive(self, script: str, *arguments: str, **options: Any) -> Any:
         assert self.after.wait(20)
         try:
-            return super().receive(script, *words, **options)
+            return super().receive(script, *arguments, **options)
         finally:
             self.came.set()
 
@@ -94,10 +94,10 @@ def test_of_a_file_that_several_hosts_wrote_the_first_ones_stands_whoever_comes_
     hosts = tuple(builders.host(name=name, directory=str(tmp_path / name)) for name in names)
     lab = replace(lab, hosts=hosts)
     for name in names:
-        there = tmp_path / name / OUTPUTS / RUN
-        (there / "model").mkdir(parents=True)
-        (there / "model/same.txt").write_text(name)
-        (there / "link").symlink_to(f"only-{name}")
+        remote = tmp_path / name / OUTPUTS / RUN
+        (remote / "model").mkdir(parents=True)
+        (remote / "model/same.txt").write_text(name)
+        (remote / "link").symlink_to(f"only-{name}")
     begun, second, third, end = Event(), Event(), Event(), Event()
     begun.set()
     way = over(
@@ -111,7 +111,7 @@ def test_of_a_file_that_several_hosts_wrote_the_first_ones_stands_whoever_comes_
 
 def test_the_samples_of_all_nodes_come_into_one_directory(lab: Lab) -> None:
     sent(lab)
-    for node, path in (("worker-0", there(lab)), ("worker-1", lab.directory / OUTPUTS / RUN)):
+    for node, path in (("worker-0", remote_run(lab)), ("worker-1", lab.directory / OUTPUTS / RUN)):
         (path / "samples").mkdir()
         (path / f"samples/{node}.csv").write_text(f"seconds (s),CPU (cores)\n1,{node[-1]}\n")
     assert fetched(lab, Nearby()) == []
@@ -121,12 +121,12 @@ def test_the_samples_of_all_nodes_come_into_one_directory(lab: Lab) -> None:
 
 def test_what_did_not_come_back_stays_and_is_told_of(lab: Lab) -> None:
     sent(lab)
-    (there(lab) / "loss").write_text("1")
-    (there(lab) / "secret").symlink_to("/etc/passwd")
+    (remote_run(lab) / "loss").write_text("1")
+    (remote_run(lab) / "secret").symlink_to("/etc/passwd")
     (warning,) = fetched(lab, Nearby(name="red"))
     assert "not fetched, because it is no file of the run: secret; what red has of the run stays" in warning
-    assert str(there(lab)) in warning
-    assert (there(lab) / "loss").exists()
+    assert str(remote_run(lab)) in warning
+    assert (remote_run(lab) / "loss").exists()
 
 
 def test_a_host_that_does_not_say_whether_it_has_the_run_is_told_of(lab: Lab) -> None:
@@ -135,22 +135,22 @@ def test_a_host_that_does_not_say_whether_it_has_the_run_is_told_of(lab: Lab) ->
     host.shell = ("sh", "-c", "echo 'fork: out of memory' >&2; exit 254")
     (warning,) = fetched(lab, host)
     assert warning.startswith("red: fork: out of memory")
-    assert f"what red has of the run stays there in {there(lab)}" in warning
-    assert (there(lab) / "hostfile").exists()
+    assert f"what red has of the run stays there in {remote_run(lab)}" in warning
+    assert (remote_run(lab) / "hostfile").exists()
 
 
 class TarSays(Nearby):
-    """Its tar ends with this code and these words, after a whole archive."""
+    """A host whose tar exits with this code and message after a complete archive."""
 
     code, words = 0, ""
 
-    def receive(self, script: str, *words: str, **options: Any) -> Any:
+    def receive(self, script: str, *arguments: str, **options: Any) -> Any:
         says = f"\nprintf '%s\\n' \"tar: {self.words}\" >&2; exit {self.code}"
-        return super().receive(script.replace("exec tar", "tar") + says, *words, **options)
+        return super().receive(script.replace("exec tar", "tar") + says, *arguments, **options)
 
 
 @pytest.mark.parametrize(
-    ("code", "words", "warned"),
+    ("code", "complaint", "warned"),
     [
         (1, "./sock: socket ignored\ntar: ./a.log: file changed as we read it", "files changed while"),
         (1, "./a: File removed before we read it", "files changed while"),
@@ -161,14 +161,14 @@ class TarSays(Nearby):
         (2, "./a: Cannot open: Permission denied", "cannot fetch {there}: tar: ./a: Cannot open: Permission denied"),
     ],
 )
-def test_a_directory_of_which_tar_complains_stays(lab: Lab, code: int, words: str, warned: str) -> None:
+def test_a_directory_of_which_tar_complains_stays(lab: Lab, code: int, complaint: str, warned: str) -> None:
     sent(lab)
     host = TarSays(name="red")
-    host.code, host.words = code, words
+    host.code, host.words = code, complaint
     (warning,) = fetched(lab, host)
-    assert warned.format(there=there(lab)) in warning
-    assert f"stays there in {there(lab)}" in warning
-    assert (there(lab) / "hostfile").exists()
+    assert warned.format(there=remote_run(lab)) in warning
+    assert f"stays there in {remote_run(lab)}" in warning
+    assert (remote_run(lab) / "hostfile").exists()
 
 
 def test_a_run_that_reads_an_earlier_one_has_it_on_its_host(lab: Lab) -> None:
@@ -179,14 +179,14 @@ def test_a_run_that_reads_an_earlier_one_has_it_on_its_host(lab: Lab) -> None:
     copy = Path(lab.hosts[0].directory) / "runs" / model.parent.name
     assert (copy / "reward/config.json").read_text() == "{}"
     fetched(lab, Nearby())
-    assert (list(there(lab).parent.iterdir()), copy.exists()) == ([], True)
+    assert (list(remote_run(lab).parent.iterdir()), copy.exists()) == ([], True)
 
 
-def left(lab: Lab, red: Nearby) -> list[str]:
-    """What is said as a host's directory is about to be removed."""
-    said: list[str] = []
-    artifacts.fetch_left(red, lab.hosts[0].directory, lab.directory, (Secret("hf_secret"),), said.append)
-    return said
+def fetch_left(lab: Lab, red: Nearby) -> list[str]:
+    """Fetch the outputs before a host's directory is removed; return the messages."""
+    messages: list[str] = []
+    artifacts.fetch_left(red, lab.hosts[0].directory, lab.directory, (Secret("hf_secret"),), messages.append)
+    return messages
 
 
 def test_what_runs_left_on_a_host_comes_here_without_secrets_and_copies_of_earlier_runs_do_not(lab: Lab) -> None:
@@ -195,48 +195,48 @@ def test_what_runs_left_on_a_host_comes_here_without_secrets_and_copies_of_earli
     (model / "config.json").write_text("{}")
     sent(lab, model.name)
     (model / "config.json").unlink()
-    (there(lab) / "ranks").mkdir()
-    (there(lab) / "ranks/rank-1.log").write_text("token hf_secret\n")
-    (there(lab).parent / "elsewhere").symlink_to(lab.directory)
-    assert left(lab, Nearby(name="red")) == [f"red: fetched what it still had of run {RUN}"]
+    (remote_run(lab) / "ranks").mkdir()
+    (remote_run(lab) / "ranks/rank-1.log").write_text("token hf_secret\n")
+    (remote_run(lab).parent / "elsewhere").symlink_to(lab.directory)
+    assert fetch_left(lab, Nearby(name="red")) == [f"red: fetched what it still had of run {RUN}"]
     assert (lab.directory / "runs" / RUN / "ranks/rank-1.log").read_text() == "token [REDACTED]\n"
-    assert (list(model.iterdir()), there(lab).exists()) == ([], False)
-    assert left(lab, Nearby()) == []
+    assert (list(model.iterdir()), remote_run(lab).exists()) == ([], False)
+    assert fetch_left(lab, Nearby()) == []
 
 
 def test_what_runs_left_stays_there_where_not_all_of_it_comes(lab: Lab) -> None:
     sent(lab)
-    (there(lab) / "loss").write_text("1")
-    (there(lab) / "secret").symlink_to("/etc/passwd")
-    kept = f"what red has of run {RUN} stays there in {there(lab)}"
+    (remote_run(lab) / "loss").write_text("1")
+    (remote_run(lab) / "secret").symlink_to("/etc/passwd")
+    kept = f"what red has of run {RUN} stays there in {remote_run(lab)}"
     lacks = f"not fetched, because it is no file of the run: secret; {kept}$"
     with pytest.raises(HostError, match=lacks) as caught:
-        left(lab, Nearby(name="red"))
-    assert caught.value.hint == f"ssh red rm -r {there(lab)}  # if nobody needs it"
-    assert ((lab.directory / "runs" / RUN / "loss").read_text(), there(lab).exists()) == ("1", True)
+        fetch_left(lab, Nearby(name="red"))
+    assert caught.value.hint == f"ssh red rm -r {remote_run(lab)}  # if nobody needs it"
+    assert ((lab.directory / "runs" / RUN / "loss").read_text(), remote_run(lab).exists()) == ("1", True)
     broken = TarSays(name="red")
     broken.code = 2
     with pytest.raises(HostError, match=rf"cannot fetch \S+: .*; what red has of run {RUN} stays there"):
-        left(lab, broken)
-    assert there(lab).exists()
+        fetch_left(lab, broken)
+    assert remote_run(lab).exists()
 
 
 def test_a_name_that_would_lead_out_of_the_runs_is_not_fetched(lab: Lab) -> None:
     sent(lab)
-    (there(lab).parent / "\n..").mkdir()
+    (remote_run(lab).parent / "\n..").mkdir()
     with pytest.raises(HostError, match=r"red: \S+/runs/\.outputs has what is no run of this lab: ''"):
-        left(lab, Nearby(name="red"))
+        fetch_left(lab, Nearby(name="red"))
 
 
 class Names(Nearby):
-    """A host that says which runs it has, as it likes."""
+    """A host that answers the list of runs with arbitrary text."""
 
     run_name = ""
 
-    def run(self, script: str, *words: str, **options: Any) -> CompletedProcess:
-        if words[:1] == ("folders",):
+    def run(self, script: str, *arguments: str, **options: Any) -> CompletedProcess:
+        if arguments[:1] == ("folders",):
             return CompletedProcess((), 0, f"{self.run_name}\n", "")
-        return super().run(script, *words, **options)
+        return super().run(script, *arguments, **options)
 
 
 @pytest.mark.parametrize(
@@ -250,12 +250,12 @@ def test_a_host_brings_no_run_that_this_lab_did_not_send_there(lab: Lab, name: s
     red.run_name = name.replace("{victim}", str(victim))
     # What lies where the name leads on the host, and is meant to lie where it leads here.
     source = Path(f"{lab.hosts[0].directory}/{OUTPUTS}/{red.run_name}")
-    (there(lab).parent / "x").mkdir()
+    (remote_run(lab).parent / "x").mkdir()
     (source / ".ssh").mkdir(parents=True, exist_ok=True)
     (source / ".ssh/authorized_keys").write_text("ssh-ed25519 AAAA mallory")
     (source / "result.json").write_text('{"verdict": "PASS"}')
     with pytest.raises(HostError, match=r"^red: \S+/runs/\.outputs has what is no run of this lab: '[ -~]+'$"):
-        left(lab, red)
+        fetch_left(lab, red)
     assert list(victim.iterdir()) == []
     assert {path.name for path in (lab.directory / "runs").iterdir()} == {RUN, Path(OUTPUTS).name}
 
@@ -264,10 +264,10 @@ def test_a_host_writes_no_result_and_no_output_of_a_run_and_keeps_nothing(lab: L
     sent(lab)
     record = lab.directory / "runs" / RUN
     (record / "output.log").write_text("")
-    (there(lab) / "result.json").write_text("forged")
-    (there(lab) / "output.log").symlink_to("hostfile")
-    (there(lab) / "run.lock").mkdir()
-    (there(lab) / "run.lock/x").write_text("forged")
+    (remote_run(lab) / "result.json").write_text("forged")
+    (remote_run(lab) / "output.log").symlink_to("hostfile")
+    (remote_run(lab) / "run.lock").mkdir()
+    (remote_run(lab) / "run.lock/x").write_text("forged")
     warned = fetched(lab, Nearby(name="red"))
     see = "see hosts/red/result.json, hosts/red/run.lock/x in"
     assert [text.partition(see)[0] for text in warned] == [
@@ -281,7 +281,7 @@ def test_a_host_writes_no_result_and_no_output_of_a_run_and_keeps_nothing(lab: L
         "hosts/red/run.lock/x": "forged",
     }
     assert (record / "hosts/red/output.log").is_symlink()
-    assert list(there(lab).parent.iterdir()) == []
+    assert list(remote_run(lab).parent.iterdir()) == []
 
 
 def test_a_log_that_cannot_be_redacted_is_a_warning(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,11 +22,11 @@ LINK = "huggingface/hub/models--facebook--opt-350m/snapshots/7/model.safetensors
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
-    """A cache with a model, data, and what is no host's business."""
+    """A cache with a model, data, and files that are not sent to hosts."""
     root = tmp_path / "cache"
     texts = {BLOB: "weights", "mnist/train images": "rows", "mnist/empty": ""}
-    others = ("huggingface/token", f"{BLOB}.incomplete", "huggingface/hub/.locks/x.lock", ".labctl.lock")
-    for name, text in {**texts, **dict.fromkeys(others, "x")}.items():
+    excluded = ("huggingface/token", f"{BLOB}.incomplete", "huggingface/hub/.locks/x.lock", ".labctl.lock")
+    for name, text in {**texts, **dict.fromkeys(excluded, "x")}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     (root / LINK).parent.mkdir(parents=True)
@@ -47,7 +47,7 @@ def fill(
         cache, hosts.read_here(cache, only), rack, "my cache", lambda _: None, dry_run=dry_run
     )
     assert failures == {}
-    return {one.host: one for one in filled}
+    return {host.host: host for host in filled}
 
 
 def tree(root: Path) -> dict[str, str]:
@@ -74,8 +74,8 @@ def test_only_what_differs_is_sent_again(cache: Path, rack: dict[str, FakeHost])
     (rack["blue"].home / "my cache/mnist/empty").unlink()
     # What a host downloaded itself is the same by its name.
     os.utime(rack["red"].home / "my cache" / BLOB, (1, 1))
-    found = fill(cache, rack)
-    assert {name: one.files for name, one in found.items()} == {"red": 1, "blue": 2}
+    filled = fill(cache, rack)
+    assert {name: host.files for name, host in filled.items()} == {"red": 1, "blue": 2}
     assert (rack["red"].home / "my cache/mnist/train images").read_text() == "ROWS"
 
 
@@ -99,8 +99,8 @@ def test_a_large_file_goes_on_where_it_was_cut_off(
     (cache / BLOB).write_bytes(content)
     red, whole = rack["red"], FakeHost.send
 
-    def cut(host: FakeHost, script: str, *words: str, chunks: Iterable[bytes], timeout: float) -> CompletedProcess:
-        return whole(host, script, *words, chunks=[b"".join(chunks)[: (2 << 20) + 500]], timeout=timeout)
+    def cut(host: FakeHost, script: str, *arguments: str, chunks: Iterable[bytes], timeout: float) -> CompletedProcess:
+        return whole(host, script, *arguments, chunks=[b"".join(chunks)[: (2 << 20) + 500]], timeout=timeout)
 
     with monkeypatch.context() as broken:
         broken.setattr(FakeHost, "send", cut)
@@ -138,7 +138,7 @@ def test_a_host_without_room_or_cache_is_named_and_the_other_is_filled(
 ) -> None:
     (rack["red"].home / "my cache").write_text("a file")
     filled, failures = hosts.fill(cache, hosts.read_here(cache), rack, "my cache", lambda _: None)
-    assert [one.host for one in filled] == ["blue"]
+    assert [host.host for host in filled] == ["blue"]
     assert "red: cannot use its cache my cache: " in failures["red"].message
     (cache / "mnist/more").write_text("more")
     monkeypatch.setattr(hosts, "room", lambda _: files.Room("/dev/sda", 3))
@@ -151,15 +151,15 @@ def test_a_part_that_a_container_made_a_link_leads_nowhere(
 ) -> None:
     monkeypatch.setattr(hosts, "LARGE", 3)
     (tmp_path / "private").write_text("mine")
-    there = rack["red"].home / "my cache"
-    there.mkdir()
+    remote = rack["red"].home / "my cache"
+    remote.mkdir()
     part = hosts.part_of("red", BLOB, hosts.read_here(cache)[BLOB])
-    (there / f"{hosts.COMING}{part}").symlink_to(tmp_path / "private")
+    (remote / f"{hosts.COMING}{part}").symlink_to(tmp_path / "private")
     fill(cache, {"red": rack["red"]})
-    assert ((tmp_path / "private").read_text(), tree(there)) == ("mine", DATA)
+    assert ((tmp_path / "private").read_text(), tree(remote)) == ("mine", DATA)
 
 
 def test_the_cache_of_hosts_is_below_their_own_home(tmp_path: Path) -> None:
-    found = settings.load(tmp_path, {"HOME": "/home/me", "HOST_CACHE_PATH": "~/models"}, {})
-    assert hosts.folder_on_hosts(found) == "models"
+    loaded = settings.load(tmp_path, {"HOME": "/home/me", "HOST_CACHE_PATH": "~/models"}, {})
+    assert hosts.folder_on_hosts(loaded) == "models"
     assert hosts.folder_on_hosts(settings.load(tmp_path, {"HOST_CACHE_PATH": "/data/models"}, {})) == "/data/models"

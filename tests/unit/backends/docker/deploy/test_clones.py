@@ -1,4 +1,4 @@
-"""What hosts are sent of a clone."""
+"""Files of a clone that are sent to hosts."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def clone(tmp_path: Path) -> Path:
     return root
 
 
-def git(root: Path, *words: str) -> None:
-    subprocess.run(["git", "-C", root, *words], check=True)
+def git(root: Path, *arguments: str) -> None:
+    subprocess.run(["git", "-C", root, *arguments], check=True)
 
 
 def names(root: Path) -> set[str]:

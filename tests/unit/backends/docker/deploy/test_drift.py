@@ -1,4 +1,4 @@
-"""What hosts lack of a lab's files: hosts that are directories of this machine, asked by the real script."""
+"""Detection of hosts' missing files: hosts are local directories, queried by the real script."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Rack:
 
     def find(self) -> Drift:
         changed = outdated(self.lab.directory, render.render(self.lab))
-        found, mute = drift.find(self.lab, self.connections, changed, ())
+        stale, mute = drift.find(self.lab, self.connections, changed, ())
         assert mute == {}
-        return found
+        return stale
 
     def up(self) -> None:
         write_all(self.lab.directory, render.render(self.lab))
@@ -124,8 +124,8 @@ def test_what_was_removed_on_a_host_is_missed_and_by_whom(
 
 def test_a_host_that_failed_or_sees_the_lab_itself_is_not_asked(rack: Rack) -> None:
     connections = {"blue": rack.connections["blue"]}
-    found, mute = drift.find(rack.lab, connections, (), ("red",))
-    assert found.hosts == {"blue"}
+    outdated, mute = drift.find(rack.lab, connections, (), ("red",))
+    assert outdated.hosts == {"blue"}
     assert mute == {}
     here, mute = drift.find(builders.lab(), {}, (), ())
     assert here.hosts == set()
@@ -135,6 +135,6 @@ def test_a_host_that_failed_or_sees_the_lab_itself_is_not_asked(rack: Rack) -> N
 def test_a_host_that_does_not_say_is_named(rack: Rack) -> None:
     rack.up()
     rack.connections["blue"].shell = ("false",)
-    found, mute = drift.find(rack.lab, rack.connections, (), ())
-    assert found == NOTHING
+    outdated, mute = drift.find(rack.lab, rack.connections, (), ())
+    assert outdated == NOTHING
     assert [error.node for error in mute.values()] == ["blue"]

@@ -1,4 +1,4 @@
-"""How a lab comes by its image, without an engine that has any."""
+"""Sources of a lab's image, with an engine that has none."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
-from support.builders import site
+from support.builders import cluster_of
 from support.fake_backend import FakeBackend
 
 from labctl.accelerators import habana
@@ -32,7 +32,7 @@ def at(directory: Path, **flags: str) -> Context:
 
 
 def on_hosts(context: Context) -> Cluster:
-    """The lab on two hosts whose engines answer."""
+    """The lab on two reachable hosts."""
     engines = {name: FakeBackend() for name in ("h1", "h2")}
     return Cluster(
         settings=context.settings(),
@@ -46,7 +46,7 @@ def on_hosts(context: Context) -> Cluster:
 
 @pytest.fixture
 def nothing_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither this machine's engine nor a host's has the image."""
+    """Remove the image from this machine's engine and the hosts' engines."""
     monkeypatch.setattr(local, "described", lambda _: None)
     monkeypatch.setattr(distribute, "preview", lambda image, how, _: f"{how} image {image} on h1, h2")
     monkeypatch.setattr(images, "image_targets", lambda *_: None)
@@ -63,7 +63,7 @@ def test_labctl_build_does_not_write_over_an_image_whose_name_says_what_it_is_of
 ) -> None:
     context = at(tmp_path, LAB_IMAGE=image)
     with pytest.raises(HostError, match=f"LAB_IMAGE is {image}, which `labctl build` does not make") as caught:
-        images.build_image(context, site(context))
+        images.build_image(context, cluster_of(context))
     assert caught.value.hint.startswith(hint)
 
 
@@ -76,7 +76,7 @@ def test_no_registry_is_asked_for_an_image_that_was_made_here(
 ) -> None:
     context = at(tmp_path, LAB_IMAGE=image, **added)
     for refused in (
-        lambda: images.require_buildable(site(context)),
+        lambda: images.require_buildable(cluster_of(context)),
         lambda: images.plan_images(context, on_hosts(context), ObservedState()),
         lambda: build.ensure_base(image, build.request(context.settings(), "cpu", image, tmp_path, {}), print),
     ):
@@ -121,7 +121,7 @@ def test_what_hosts_can_build_or_pull_is_planned(
 
 
 class EngineHere(FakeBackend):
-    """This machine's engine: its images, with their labels and ids."""
+    """This machine's engine: images with labels and ids."""
 
     def __init__(self, images: dict[str, dict[str, str]]) -> None:
         super().__init__()
@@ -138,9 +138,9 @@ class EngineHere(FakeBackend):
         return self.images.get(image, {})
 
 
-def here(context: Context, found: dict[str, dict[str, str]]) -> Cluster:
-    engine = EngineHere(found)
-    return replace(site(context, engine), daemons=cast(dict[str, DockerEngine], {HERE: engine}))
+def here(context: Context, images_here: dict[str, dict[str, str]]) -> Cluster:
+    engine = EngineHere(images_here)
+    return replace(cluster_of(context, engine), daemons=cast(dict[str, DockerEngine], {HERE: engine}))
 
 
 def current() -> dict[str, str]:
@@ -148,7 +148,7 @@ def current() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("found", "first"),
+    ("images_here", "first"),
     [
         ({}, ", and first labctl/cpu, which is not found"),
         ({"labctl/cpu": {catalog.INPUTS_LABEL: "of other files"}}, ", and first labctl/cpu, which is out of date"),
@@ -156,10 +156,10 @@ def current() -> dict[str, str]:
     ],
 )
 def test_the_plan_says_the_image_below_the_packages_where_that_is_built_too(
-    tmp_path: Path, found: dict[str, dict[str, str]], first: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, images_here: dict[str, dict[str, str]], first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = at(tmp_path, LAB_PACKAGES="nltk")
-    cluster = here(context, found)
+    cluster = here(context, images_here)
     ((step,), _) = images.plan_images(context, cluster, ObservedState())
     assert step.words == f"build image {cluster.image}{first}"
     # With hosts it is this machine's engine that builds.
@@ -167,7 +167,7 @@ def test_the_plan_says_the_image_below_the_packages_where_that_is_built_too(
     monkeypatch.setattr(distribute, "preview", lambda image, *_: f"build image {image} here and send it to h1, h2")
     monkeypatch.setattr(images, "image_targets", lambda *_: None)
     monkeypatch.setattr(images, "require_buildable", lambda _: None)
-    monkeypatch.setattr(images, "DockerEngine", lambda: EngineHere(found))
+    monkeypatch.setattr(images, "DockerEngine", lambda: EngineHere(images_here))
     ((step,), _) = images.plan_images(context, on_hosts(context), ObservedState())
     assert step.words == f"build image {cluster.image} here and send it to h1, h2{first}"
 
@@ -183,14 +183,14 @@ def test_the_plan_says_the_image_below_the_packages_where_that_is_built_too(
 def test_a_build_follows_the_settings_of_the_image_below_the_packages(
     tmp_path: Path, labels: dict[str, str], refresh: bool, built: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     context = at(tmp_path, LAB_PACKAGES="nltk", LAB_TORCH_INDEX="https://torch.example/whl")
     monkeypatch.setattr(DockerEngine, "image_labels", lambda *_: labels)
-    monkeypatch.setattr(build, "build", lambda request, _: said.extend((request.tag, request.torch_index)))
-    monkeypatch.setattr(packages, "make", lambda request, *_: said.extend((request.tag,)))
-    images.build_image(context, site(context), refresh=refresh)
+    monkeypatch.setattr(build, "build", lambda request, _: messages.extend((request.tag, request.torch_index)))
+    monkeypatch.setattr(packages, "make", lambda request, *_: messages.extend((request.tag,)))
+    images.build_image(context, cluster_of(context), refresh=refresh)
     below = ["labctl/cpu", "https://torch.example/whl"] if built else []
-    assert said == [*below, site(context).image]
+    assert messages == [*below, cluster_of(context).image]
 
 
 @pytest.mark.parametrize(
@@ -203,13 +203,13 @@ def test_a_build_follows_the_settings_of_the_image_below_the_packages(
 def test_an_image_of_what_a_name_meant_earlier_is_said(
     tmp_path: Path, labels: dict[str, str], warned: list[str]
 ) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     flags = {"LAB_ACCELERATOR": "cpu", "LAB_IMAGE": "mine:1", "LAB_PACKAGES": "nltk"}
-    context = Context(directory=tmp_path, environ={}, emit=lambda event: said.append(event.text), flags=flags)
+    context = Context(directory=tmp_path, environ={}, emit=lambda event: messages.append(event.text), flags=flags)
     cluster = here(context, {})
     cast(EngineHere, cluster.engine).images |= {"mine:1": {}, cluster.image: labels}
     images.check_image(context, cluster)
-    assert [line.partition(" is ")[2] for line in said] == warned
+    assert [line.partition(" is ")[2] for line in messages] == warned
 
 
 def test_an_image_with_packages_is_judged_by_what_labctls_own_was_built_on(
@@ -228,7 +228,7 @@ def test_an_image_with_packages_is_judged_by_what_labctls_own_was_built_on(
 def test_the_command_that_builds_an_image_names_the_workload_that_it_is_of(tmp_path: Path) -> None:
     settings = at(tmp_path).settings()
     by_workload = settings.with_value("LAB_PACKAGES", "nltk", "workload hello")
-    assert [images.build_command(one) for one in (settings, by_workload)] == [
+    assert [images.build_command(loaded) for loaded in (settings, by_workload)] == [
         "labctl build",
         "labctl build --workload hello",
     ]
@@ -242,6 +242,6 @@ def test_the_folder_of_a_dockerfile_is_read_once_a_command(tmp_path: Path, monke
         return f"{base}-made"
 
     monkeypatch.setattr(packages, "tag", tag)
-    cluster = site(at(tmp_path))
+    cluster = cluster_of(at(tmp_path))
     assert [cluster.image, cluster.image] == ["labctl/cpu-made"] * 2
     assert read == ["labctl/cpu"]

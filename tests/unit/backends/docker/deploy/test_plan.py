@@ -33,10 +33,10 @@ def test_nothing_changed_only_reaches() -> None:
 
 
 def test_surplus_nodes_go_and_only_they() -> None:
-    seen = observed(lab(4))
+    current = observed(lab(4))
     now = observed(lab(2))
-    seen = replace(seen, containers=(*now.containers, *seen.containers[3:]))
-    assert up(lab(2), seen) == f"#1 remove worker-2, worker-3  [removed from .env]\n#2 {REACH}"
+    current = replace(current, containers=(*now.containers, *current.containers[3:]))
+    assert up(lab(2), current) == f"#1 remove worker-2, worker-3  [removed from .env]\n#2 {REACH}"
 
 
 @pytest.mark.parametrize("state", ["paused", "dead", "removing"])
@@ -80,14 +80,16 @@ ALTERED = {
 def test_a_container_that_was_changed_behind_the_back_of_compose_is_recreated(
     reason: str, change: dict[str, Any], state: str
 ) -> None:
-    seen = observed(lab(), worker_1={"state": state, **change})
-    assert up(lab(), seen) == (
+    current = observed(lab(), worker_1={"state": state, **change})
+    assert up(lab(), current) == (
         f"#1 remove worker-1  [worker-1: {reason}]\n"
         f"#2 compose up worker-0, worker-1 (project labctl-demo)  [worker-1 missing]\n"
         f"#3 {REACH}"
     )
     if state == "running":
-        assert plan.not_current(lab(), render.render(lab()), seen, ("worker-0", "worker-1")) == [("worker-1", reason)]
+        assert plan.not_current(lab(), render.render(lab()), current, ("worker-0", "worker-1")) == [
+            ("worker-1", reason)
+        ]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +156,7 @@ def test_nodes_whose_keys_are_gone_are_made_anew() -> None:
 
 
 def on_a_host() -> tuple[Lab, ObservedState]:
-    """A lab on one host that is reached by ssh, and what is there once it is up."""
+    """A lab on one host over ssh, and its state once it is up."""
     of = lab((node(0, host="red"), node(1, host="red")), hosts=(host(name="red", directory="/home/ann/.labctl/demo"),))
     return of, replace(observed(of), host="red")
 
@@ -164,10 +166,10 @@ def test_a_host_that_has_all_files_gets_none() -> None:
 
 
 def test_files_go_to_a_host_that_lacks_them_and_only_folders_are_made_for_its_containers_otherwise() -> None:
-    of, seen = on_a_host()
+    of, current = on_a_host()
     send = "#1 push files of worker-0, worker-1 to red  [files missing on host]"
-    assert str(plan.up(of, render.render(of), seen, stale=("red",))) == f"{send}\n#2 {REACH}"
-    fewer = replace(seen, containers=seen.containers[:2])
+    assert str(plan.up(of, render.render(of), current, stale=("red",))) == f"{send}\n#2 {REACH}"
+    fewer = replace(current, containers=current.containers[:2])
     assert up(of, fewer) == (
         "#1 make folders of worker-0, worker-1 on red  [files missing on host]\n"
         "#2 compose up worker-0, worker-1 (project labctl-demo) on red  [worker-1 missing]\n"
@@ -176,9 +178,9 @@ def test_files_go_to_a_host_that_lacks_them_and_only_folders_are_made_for_its_co
 
 
 def test_containers_whose_files_are_gone_are_removed_before_others_are_sent() -> None:
-    of, seen = on_a_host()
+    of, current = on_a_host()
     lost = {"worker-1": "its files are gone"}
-    assert str(plan.up(of, render.render(of), seen, stale=("red",), unusable=lost)) == (
+    assert str(plan.up(of, render.render(of), current, stale=("red",), unusable=lost)) == (
         "#1 remove worker-1 on red  [cannot be used: its files are gone]\n"
         "#2 push files of worker-0, worker-1 to red  [files missing on host]\n"
         "#3 compose up worker-0, worker-1 (project labctl-demo) on red  [worker-1 missing]\n"
@@ -194,10 +196,10 @@ def test_down_removes_what_carries_the_label() -> None:
 
 def test_probes_are_left_to_the_labctl_that_is_at_work_and_removed_by_down() -> None:
     probes = (container("probe", role="probe"),)
-    seen = replace(observed(lab()), probes=probes, probe_networks=(("id", "labctl-demo-probe-1"),))
-    assert up(lab(), seen) == f"#1 {REACH}"
-    assert "remove launcher, worker-0, worker-1, probe" in str(plan.down(seen))
-    assert "labctl-demo-probe-1" in str(plan.down(seen))
+    current = replace(observed(lab()), probes=probes, probe_networks=(("id", "labctl-demo-probe-1"),))
+    assert up(lab(), current) == f"#1 {REACH}"
+    assert "remove launcher, worker-0, worker-1, probe" in str(plan.down(current))
+    assert "labctl-demo-probe-1" in str(plan.down(current))
 
 
 def test_down_of_a_lab_that_never_was_does_nothing() -> None:
@@ -211,8 +213,8 @@ def test_down_removes_a_network_that_was_left_alone() -> None:
 
 
 def test_down_removes_what_was_sent_to_a_host_by_whatever_name() -> None:
-    seen = ObservedState(parts=(ObservedState(host="h1"), ObservedState(host="h2")))
-    assert str(plan.down(seen, {"h2": ("/home/ann/.labctl/demo.h2", "/home/ann/.labctl/demo.old")})) == (
+    current = ObservedState(parts=(ObservedState(host="h1"), ObservedState(host="h2")))
+    assert str(plan.down(current, {"h2": ("/home/ann/.labctl/demo.h2", "/home/ann/.labctl/demo.old")})) == (
         "#1 fetch results left in /home/ann/.labctl/demo.h2/runs on h2  [labctl down]\n"
         "#2 remove /home/ann/.labctl/demo.h2 on h2  [labctl down]\n"
         "#3 fetch results left in /home/ann/.labctl/demo.old/runs on h2  [labctl down]\n"
@@ -221,8 +223,8 @@ def test_down_removes_what_was_sent_to_a_host_by_whatever_name() -> None:
 
 
 def test_down_does_not_ask_whose_the_containers_are() -> None:
-    seen = ObservedState(containers=(container("worker-9", directory="/elsewhere"),))
-    assert str(plan.down(seen)) == "#1 remove worker-9  [labctl down]"
+    current = ObservedState(containers=(container("worker-9", directory="/elsewhere"),))
+    assert str(plan.down(current)) == "#1 remove worker-9  [labctl down]"
 
 
 def test_down_leaves_images_unless_asked_and_takes_none_that_is_not_there() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from support.builders import backend, deployment, lab, observed, site, workload
+from support.builders import backend, cluster_of, deployment, lab, observed, workload
 from support.fake_backend import FakeBackend, active
 
 from labctl import naming
@@ -27,7 +27,7 @@ from labctl.system import filelock
 
 
 def prepare(of: Lab, image_id: str = "sha256:1") -> tuple[Step, ...]:
-    """Carry out what is planned for the lab directory; returns it."""
+    """Carry out the local plan of a lab; return its steps."""
     steps, _ = provision.plan_local(of, render.render(of), image_id)
     assert carry_out(steps, deployment(of, FakeBackend())) == {}
     assert provision.plan_local(of, render.render(of), image_id) == ((), ())
@@ -52,8 +52,8 @@ def test_a_secret_that_is_not_set_any_more_is_removed(tmp_path: Path) -> None:
 
 def test_a_changed_secret_renews_the_containers_and_is_not_in_the_text() -> None:
     before, after = (
-        render.render_node(one, one.nodes[0], {}).content
-        for one in (lab(secrets=(("hf_token", Secret(value)),)) for value in ("CANARY-1", "CANARY-2"))
+        render.render_node(of, of.nodes[0], {}).content
+        for of in (lab(secrets=(("hf_token", Secret(value)),)) for value in ("CANARY-1", "CANARY-2"))
     )
     assert naming.fingerprint(before) != naming.fingerprint(after)
     assert "CANARY" not in before + after
@@ -64,9 +64,9 @@ def at(directory: Path) -> Context:
 
 
 def test_a_lab_of_the_same_name_in_another_directory_is_left_alone(tmp_path: Path) -> None:
-    seen = observed(lab(), worker_0={"directory": str(tmp_path)})
+    current = observed(lab(), worker_0={"directory": str(tmp_path)})
     with pytest.raises(HostError) as caught:
-        preflight.require_lab_owner(at(Path("/srv/lab")), "demo", seen)
+        preflight.require_lab_owner(at(Path("/srv/lab")), "demo", current)
     assert str(tmp_path) in caught.value.message
     assert "LAB_NAME" in caught.value.hint
 
@@ -83,7 +83,7 @@ def test_up_names_who_has_the_lab_before_what_only_follows_from_that(
     engine = FakeBackend(seen=observed(lab(), worker_0={"directory": str(theirs)}))
     monkeypatch.setattr(doctor_run, "preflight", port_is_taken)
     with pytest.raises(HostError, match="lab `demo` belongs to"):
-        labs.bring_up(backend(context, site(context, engine)))
+        labs.bring_up(backend(context, cluster_of(context, engine)))
 
 
 def test_a_lab_whose_directory_was_moved_can_still_be_taken_over(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_directory_behind_a_home_that_is_closed_is_somebodys(tmp_path: Path, m
 def test_a_host_may_have_the_lab_of_somebody_whose_directory_is_not_on_this_machine(
     tmp_path: Path, host: str, made_by: str, theirs: bool
 ) -> None:
-    """Another control machine may have this one's name."""
+    """Compare the directory too: another control machine may have the same name."""
     lost = {"directory": str(tmp_path / "gone"), "owner": made_by, "host": host}
     owner = observed(lab(), worker_0=lost).owner_elsewhere(tmp_path, "ann@here")
     assert (owner is not None) == theirs
@@ -124,13 +124,13 @@ def test_a_host_may_have_the_lab_of_somebody_whose_directory_is_not_on_this_mach
 
 def test_who_works_in_its_directory_has_a_lab_on_hosts_under_whatever_name(tmp_path: Path) -> None:
     here = {"directory": str(tmp_path), "owner": "root@here", "host": "red"}
-    there = here | {"owner": "root@there"}
+    elsewhere = here | {"owner": "root@there"}
     assert observed(lab(), worker_0=here).owner_elsewhere(tmp_path, "ann@here") is None
-    assert observed(lab(), worker_0=there).owner_elsewhere(tmp_path, "ann@here") is not None
+    assert observed(lab(), worker_0=elsewhere).owner_elsewhere(tmp_path, "ann@here") is not None
 
 
 @pytest.mark.parametrize(
-    ("listed", "left", "former"),
+    ("listed", "remaining", "former"),
     [
         ({"h1": "X"}, [], ()),
         ({"h1": ""}, [], ()),
@@ -143,25 +143,25 @@ def test_who_works_in_its_directory_has_a_lab_on_hosts_under_whatever_name(tmp_p
     ],
 )
 def test_a_machine_that_has_nodes_is_known_whatever_it_is_called_now(
-    tmp_path: Path, listed: dict[str, str], left: list[str], former: tuple[str, ...]
+    tmp_path: Path, listed: dict[str, str], remaining: list[str], former: tuple[str, ...]
 ) -> None:
     ledger.note(tmp_path, "h1", "X")
-    assert [one.host for one in ledger.left_over(tmp_path, listed)] == left
+    assert [host.host for host in ledger.left_over(tmp_path, listed)] == remaining
     assert ledger.former(tmp_path, listed).get("h2", ()) == former
     assert ledger.records(tmp_path, {"h2": "Y"}) == {"h2": ()}
     assert ledger.records(tmp_path, {"h2": "X"}) == {"h2": (ledger.DeployedHost("h1", "X").path,)}
 
 
 def test_what_this_machine_got_as_a_listed_host_stays_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was pushed to it, and results left there, are removed as that host's, not as this machine's."""
+    """Keep the record: files pushed to the host, and results on it, are removed as that host's."""
     engine = FakeBackend()
     monkeypatch.setattr(FakeBackend, "identity", lambda _: "X", raising=False)
     ledger.note(tmp_path, "red", "X")
     cluster = clusters.Cluster(settings=settings.load(tmp_path, {}, {}), directory=tmp_path, engine=engine)
-    said: list[str] = []
-    context = Context(directory=tmp_path, environ={}, emit=lambda event: said.append(event.text), flags={})
+    messages: list[str] = []
+    context = Context(directory=tmp_path, environ={}, emit=lambda event: messages.append(event.text), flags={})
     ledger.warn_orphaned_hosts(context, cluster)
-    assert "red was removed from LAB_HOSTS" in said[0]
+    assert "red was removed from LAB_HOSTS" in messages[0]
     assert ledger.records(tmp_path, ledger.machines(cluster)) == {}
 
 
@@ -235,26 +235,26 @@ def test_an_up_that_changes_nothing_does_not_mind_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("there", "reason", "hint"),
+    ("local_images", "reason", "hint"),
     [
         ((), "which is not found", "labctl build --workload hello && labctl up --workload hello"),
         (("labctl/horovod",), "which the lab does not run", "labctl up --workload hello"),
     ],
 )
-def test_the_image_that_a_workload_needs_is_offered(there: tuple[str, ...], reason: str, hint: str) -> None:
-    asked: list[str] = []
+def test_the_image_that_a_workload_needs_is_offered(local_images: tuple[str, ...], reason: str, hint: str) -> None:
+    questions: list[str] = []
 
     def agree(question: str) -> bool:
-        asked.append(question)
+        questions.append(question)
         return True
 
-    found = "labctl/horovod" in there
+    exists = "labctl/horovod" in local_images
     task = workload(image="horovod")
-    images.confirm_image(task, "labctl/horovod", found, agree)
-    assert reason in asked[0]
+    images.confirm_image(task, "labctl/horovod", exists, agree)
+    assert reason in questions[0]
     for ask in (None, lambda _: False):
         with pytest.raises(HostError, match=f"hello needs image labctl/horovod, {reason}") as caught:
-            images.confirm_image(task, "labctl/horovod", found, ask)
+            images.confirm_image(task, "labctl/horovod", exists, ask)
         assert caught.value.hint == hint
 
 
@@ -278,8 +278,8 @@ def test_a_hosts_cache_of_another_image_is_emptied_and_no_link_followed_that_is_
     (tools / "find").chmod(0o755)
 
     def make(path: str) -> int:
-        words = ["sh", "-c", provision.MAKE, "sh", "sha256:1", "1", "", str(cache)]
-        return subprocess.run(words, env={"PATH": path}, capture_output=True, check=False).returncode
+        argv = ["sh", "-c", provision.MAKE, "sh", "sha256:1", "1", "", str(cache)]
+        return subprocess.run(argv, env={"PATH": path}, capture_output=True, check=False).returncode
 
     assert make(f"{tools}:/usr/bin:/bin") != 0
     assert (keys.read_text(), list(cache.iterdir())) == ("mine", [cache / "image"])

@@ -1,4 +1,4 @@
-"""What a run's record says of where it ran, and of what hosts are asked for it."""
+"""Provenance in a run's record, and the questions to hosts that it takes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ CLONE = Mount(source="/data/clone", target="/clone", read_only=True)
 
 def test_devices_are_told_with_the_driver_of_their_host() -> None:
     of = lab((node(devices=DeviceMapping(devices=(CARD,))), node(1)), hosts=(host(driver="550.54.15"),))
-    told = {"id": "0", "name": "H100", "uuid": "GPU-1", "firmware": "96.00.61", "driver": "550.54.15"}
-    assert [provenance.devices(of, one) for one in of.nodes] == [[told], []]
+    device = {"id": "0", "name": "H100", "uuid": "GPU-1", "firmware": "96.00.61", "driver": "550.54.15"}
+    assert [provenance.devices(of, node) for node in of.nodes] == [[device], []]
 
 
 def test_clones_are_asked_for_where_they_are() -> None:
-    """Those that are sent are here, whatever else is mounted is on the host, below its own home."""
+    """Ask this machine for clones that are sent, and the host for other mounts, below its own home."""
     far = host(name="far", directory="/home/ann/.labctl/demo", home="/home/ann")
     sent = Mount(source="/home/me/sent", target="/workspace/sent", read_only=True)
     mine = Mount(source="/home/me/mine", target="/mine")
@@ -49,7 +49,7 @@ def test_a_run_is_told_by_host_and_node_and_what_is_cached_by_its_newest_revisio
     run = job(of, cache=Cache(models=("facebook/opt-125m",), datasets=("glue",)))
     context = Context(directory=tmp_path, environ={"LAB_NAME": "demo"}, emit=lambda _: None, flags={})
     observed = replace(builders.observed(of), image="sha256:1111")
-    assert provenance.of_run(of, run, builders.site(context, FakeBackend()), observed) == {
+    assert provenance.of_run(of, run, builders.cluster_of(context, FakeBackend()), observed) == {
         "images": {"local": "sha256:1111"},
         "packages": None,
         "devices": {"worker-0": [], "worker-1": []},
@@ -61,5 +61,5 @@ def test_a_run_is_told_by_host_and_node_and_what_is_cached_by_its_newest_revisio
 def test_a_host_that_does_not_say_is_left_out_of_the_record_not_of_the_run(tmp_path: Path) -> None:
     of = lab((node(), node(1, host="far")), directory=tmp_path, hosts=(host(), host(name="far")), mounts=(CACHE, CLONE))
     context = Context(directory=tmp_path, environ={"LAB_NAME": "demo"}, emit=lambda _: None, flags={})
-    found = provenance.of_run(of, job(of), builders.site(context, FakeBackend()), ObservedState())
-    assert (found["images"], found["code"]) == ({"local": None, "far": None}, [])
+    recorded = provenance.of_run(of, job(of), builders.cluster_of(context, FakeBackend()), ObservedState())
+    assert (recorded["images"], recorded["code"]) == ({"local": None, "far": None}, [])

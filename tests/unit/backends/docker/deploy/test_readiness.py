@@ -24,15 +24,15 @@ PORT = builders.lab().master_port
 
 
 class Busy(FakeBackend):
-    """The engine of a host whose survey tells that root listens to these ports now."""
+    """The engine of a host whose survey reports that root listens to these ports."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *ports: int, lab: str = "") -> None:
         super().__init__(ways={"h1": cast(Connection, Nearby(name="h1"))})
         self.others = lab
         lines = "".join(f"\t{n}: 00000000:{port:04X} 00000000:0000 0A 0 0 0 0\n" for n, port in enumerate(ports))
         plain = "labctl survey\nfact id\n\tuid=1000(ann) gid=1000(ann)\nfact home\n\t/\nfact docker\n\t/\n"
-        told = f"printf '%s' '{plain}file proc/net/tcp\n{lines}end\n'"
-        monkeypatch.setattr(facts, "script", lambda: told)
+        survey = f"printf '%s' '{plain}file proc/net/tcp\n{lines}end\n'"
+        monkeypatch.setattr(facts, "script", lambda: survey)
 
     def port_users(self) -> tuple[HostPortUser, ...]:
         return tuple(
@@ -42,7 +42,7 @@ class Busy(FakeBackend):
 
 @pytest.fixture
 def lab() -> Lab:
-    """Over two hosts."""
+    """Build a cluster over two hosts."""
     names = ("h1", "h2")
     nodes = tuple(builders.node(number, host=name) for number, name in enumerate(names))
     hosts = tuple(builders.host(name=name, number=number) for number, name in enumerate(names))
@@ -56,8 +56,11 @@ def context(tmp_path: Path) -> Context:
 
 
 def ask(lab: Lab, engine: Busy, *before: int) -> None:
-    told = {"h1": builders.facts(ports=dict.fromkeys(before, "root")), "h2": builders.facts(ports={PORT + 1: "cy"})}
-    readiness.require_port(lab, builders.job(lab), engine, told)
+    facts_by_host = {
+        "h1": builders.facts(ports=dict.fromkeys(before, "root")),
+        "h2": builders.facts(ports={PORT + 1: "cy"}),
+    }
+    readiness.require_port(lab, builders.job(lab), engine, facts_by_host)
 
 
 def test_a_port_that_is_taken_where_ranks_meet_is_refused_with_all_that_is_known_and_a_free_one(
@@ -80,18 +83,18 @@ def test_a_port_that_is_free_or_none_of_the_hosts_own_is_no_reason(lab: Lab, mon
 def test_a_batch_needs_the_launcher_and_not_every_node(context: Context) -> None:
     lab = builders.lab(2, directory=context.directory)
     engine = FakeBackend(seen=builders.observed(lab, worker_1={"state": "exited"}))
-    readiness.require_launcher(context, builders.site(context, engine), lab, builders.workload())
+    readiness.require_launcher(context, builders.cluster_of(context, engine), lab, builders.workload())
     engine.seen = builders.observed(lab, launcher={"image": "sha256:2222"})
     with pytest.raises(HostError, match=r"lab demo is out of date: launcher: image changed") as caught:
-        readiness.require_launcher(context, builders.site(context, engine), lab, builders.workload())
+        readiness.require_launcher(context, builders.cluster_of(context, engine), lab, builders.workload())
     assert caught.value.hint == "labctl up"
     updated = {"limits": (("memory", "1"),), "rendered_limits": "pids=8192"}
     engine.seen = builders.observed(lab, launcher=updated)
     with pytest.raises(HostError, match=r"is out of date: launcher: memory limit changed \(docker update\)$"):
-        readiness.require_launcher(context, builders.site(context, engine), lab, builders.workload())
+        readiness.require_launcher(context, builders.cluster_of(context, engine), lab, builders.workload())
     engine.seen = ObservedState()
     with pytest.raises(HostError, match=r"lab demo is not up: launcher: missing"):
-        readiness.require_launcher(context, builders.site(context, engine), lab, builders.workload())
+        readiness.require_launcher(context, builders.cluster_of(context, engine), lab, builders.workload())
 
 
 def test_a_script_that_starts_its_own_ranks_needs_no_program_in_the_image() -> None:
@@ -111,8 +114,8 @@ def test_a_run_that_was_judged_is_ended_unless_nothing_is_to_be_done(
     monkeypatch.setattr(agent, "stop", lambda _lab, _engine, run_id, *_: ended.append(run_id))
     monkeypatch.setattr(readiness, "ENDING", 0)
     engine = cast(Engine, FakeBackend(active(record.name, "worker-0")))
-    seen = builders.observed(judged)
-    assert readiness.under_way(judged, engine, seen, preview=True) == ()
+    current = builders.observed(judged)
+    assert readiness.under_way(judged, engine, current, preview=True) == ()
     assert ended == []
-    assert readiness.under_way(judged, engine, seen, preview=False) == ()
+    assert readiness.under_way(judged, engine, current, preview=False) == ()
     assert ended == [record.name]

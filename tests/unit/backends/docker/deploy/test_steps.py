@@ -33,7 +33,7 @@ Host key verification failed."""
 
 
 def answers(*documents: dict[str, object], code: int = 0, said: str = "what it complained of") -> FakeBackend:
-    """An engine whose containers print these documents and end with that code, in such words where it is not 0."""
+    """An engine whose containers print these documents and exit with a code and a message."""
 
     def answer(name: str, argv: tuple[str, ...]) -> Iterator[str]:
         for document in documents:
@@ -89,9 +89,9 @@ def test_an_agent_that_ends_without_a_word_is_told_by_its_code() -> None:
     assert caught.value.hint == "labctl status; labctl logs launcher"
 
 
-@pytest.mark.parametrize("said", ["", "\n \n"])
-def test_silence_is_a_reason_too(said: str) -> None:
-    assert ssh_errors.ssh_reason(said) == "no answer"
+@pytest.mark.parametrize("message", ["", "\n \n"])
+def test_silence_is_a_reason_too(message: str) -> None:
+    assert ssh_errors.ssh_reason(message) == "no answer"
 
 
 NODES = ("worker-0", "worker-1")
@@ -139,11 +139,11 @@ def test_up_is_carried_out_in_order_and_said_aloud(tmp_path: Path) -> None:
     of = lab(directory=tmp_path)
     engine = answers({"node": "worker-0", "ok": True, "seconds": 0}, {"node": "worker-1", "ok": True, "seconds": 0})
     surplus = container("worker-7", directory=str(tmp_path))
-    seen = ObservedState(containers=(surplus,), image="sha256:1111")
+    current = ObservedState(containers=(surplus,), image="sha256:1111")
     files = render.render(of)
     events: list[Event] = []
     local = (WriteKeys(paths=("keys",), cause="new"), WriteFiles(files=files, cause="new"))
-    steps = plan.up(of, files, seen, local=local).steps
+    steps = plan.up(of, files, current, local=local).steps
     assert carry_out(steps, deployment(of, engine, events.append)) == {}
     assert [path.relative_to(tmp_path).as_posix() for path in sorted((tmp_path / ".lab").rglob("*.yml"))] == [
         naming.compose_path("worker-0"),
@@ -191,7 +191,7 @@ def test_down_needs_no_lab_on_disk() -> None:
 
 
 class Removing(FakeBackend):
-    """An engine that refuses to remove images, in these words."""
+    """An engine that refuses to remove images, with this message."""
 
     words = ""
 
@@ -217,7 +217,7 @@ def test_an_image_that_a_container_uses_stays_and_is_no_failure() -> None:
 
 
 def test_programs_start_where_a_container_belongs_whoever_else_has_one_of_its_name() -> None:
-    """As a host has that is the second one now and was the first, until its launcher is removed."""
+    """Prefer the planned host over a former one that still has the launcher's container."""
     stale = ObservedState(host="h2", containers=(container("launcher", host="h2"),))
     first, second = FakeBackend(seen=observed(lab())), FakeBackend(seen=stale)
     engines = MultiHostEngine({"h1": first, "h2": second}, {"labctl-demo-launcher-1": "h1"})
@@ -230,20 +230,20 @@ def test_a_hosts_files_are_removed_once_what_is_only_there_is_here(tmp_path: Pat
     directory = tmp_path / ".labctl/demo"
     directory.mkdir(parents=True)
     engine = FakeBackend(ways={"red": cast(Any, Nearby(name="red"))})
-    seen = ObservedState(parts=(ObservedState(host="red"),))
-    steps = plan.down(seen, {"red": (str(directory),)}, state="kept").steps
+    current = ObservedState(parts=(ObservedState(host="red"),))
+    steps = plan.down(current, {"red": (str(directory),)}, state="kept").steps
     (tmp_path / "kept").mkdir()
     made = deployment(lab(directory=tmp_path), engine)
-    site = Deployment(context=made.context, cluster=made.cluster)
+    target = Deployment(context=made.context, cluster=made.cluster)
     (directory / naming.OUTPUTS / "\n..").mkdir(parents=True)
-    assert set(carry_out(steps, site)) == {"red"}
+    assert set(carry_out(steps, target)) == {"red"}
     assert (directory.exists(), (tmp_path / "kept").exists()) == (True, True)
     shutil.rmtree(directory / "runs")
     (directory / naming.OUTPUTS / "r1").mkdir(parents=True)
     (directory / naming.OUTPUTS / "r1/loss").write_text("1")
     # The run is this lab's.
     (tmp_path / "runs/r1").mkdir(parents=True)
-    assert carry_out(steps, site) == {}
+    assert carry_out(steps, target) == {}
     assert ((tmp_path / "runs/r1/loss").read_text(), directory.exists()) == ("1", False)
     assert not (tmp_path / "kept").exists()
 

@@ -1,4 +1,4 @@
-"""A host told by the opening script is the host that this machine's own functions would see there."""
+"""Facts of a host from the survey script, compared with those of this machine's own functions."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def run(*argv: str, **environment: str) -> str:
 
 
 def ask(root: Path | str = "/", by: str = "sh", **environment: str) -> survey.HostDump:
-    """What the script tells of the machine whose files are below root."""
+    """Run the survey script on the machine whose files are below root; return its facts."""
     return survey.read(run(*shell(by), "-c", survey.script(), "sh", str(root), **environment), "gpu-1")
 
 
@@ -111,10 +111,10 @@ def ask(root: Path | str = "/", by: str = "sh", **environment: str) -> survey.Ho
 
 @pytest.mark.parametrize("by", SHELLS)
 def test_this_machine_is_told_as_it_is_seen_from_within(tmp_path: Path, by: str) -> None:
-    told = ask(by=by)
-    accelerator, found = cluster.observe("auto", told)
-    assert (accelerator, replace(found, name="local", home="")) == observe("auto")
-    assert (found.name, found.home) == ("gpu-1", os.environ["HOME"])
+    dump = ask(by=by)
+    accelerator, observed = cluster.observe("auto", dump)
+    assert (accelerator, replace(observed, name="local", home="")) == observe("auto")
+    assert (observed.name, observed.home) == ("gpu-1", os.environ["HOME"])
 
 
 def nvidia(root: Path) -> None:
@@ -134,8 +134,12 @@ def nvidia(root: Path) -> None:
 def gaudis(root: Path) -> None:
     sysfs.gaudi(root, 0, "0000:00:0b.0", driver="intel_vpu", vendor="0x8086")
     for index in (1, 2, 10):
-        told = {"module_id": str(index), "device_type": "GAUDI2", "status": "Operational" if index < 10 else "Lost"}
-        sysfs.gaudi(root, index, f"0000:{index + 16}:00.0", numa=0, told=told)
+        attributes = {
+            "module_id": str(index),
+            "device_type": "GAUDI2",
+            "status": "Operational" if index < 10 else "Lost",
+        }
+        sysfs.gaudi(root, index, f"0000:{index + 16}:00.0", numa=0, told=attributes)
     sysfs.put(root / "sys/module/habanalabs/version", "1.18.0-ee698fb\n")
     sysfs.put(root / "etc/gaudinet.json", "{}")
 
@@ -166,25 +170,25 @@ def broken(root: Path) -> None:
 @pytest.mark.parametrize("by", SHELLS)
 @pytest.mark.parametrize("plant", [nvidia, gaudis, intel, broken])
 def test_devices_are_detected_from_what_was_told(tmp_path: Path, plant: Callable[[Path], None], by: str) -> None:
-    there = tmp_path / "there"
-    plant(there)
-    told = ask(there, by)
+    remote = tmp_path / "there"
+    plant(remote)
+    dump = ask(remote, by)
     # Names of groups are asked of this machine, wherever its files are.
-    told.files.pop("etc/group", None)
-    accelerator, found = cluster.observe("auto", told)
-    assert (accelerator, replace(found, name="local", home="")) == observe("auto", there)
-    assert accelerators.find_all(told.root) == accelerators.find_all(there) != {}
-    assert accelerators.remarks(told.root) == accelerators.remarks(there)
-    assert procfs.fabrics(told.root) == procfs.fabrics(there)
+    dump.files.pop("etc/group", None)
+    accelerator, observed = cluster.observe("auto", dump)
+    assert (accelerator, replace(observed, name="local", home="")) == observe("auto", remote)
+    assert accelerators.find_all(dump.root) == accelerators.find_all(remote) != {}
+    assert accelerators.remarks(dump.root) == accelerators.remarks(remote)
+    assert procfs.fabrics(dump.root) == procfs.fabrics(remote)
 
 
 def test_the_groups_of_device_files_are_the_hosts_own(tmp_path: Path) -> None:
     intel(tmp_path / "there")
-    told = ask(tmp_path / "there")
-    told.nodes["dev/dri/renderD129"] = 4242
-    told.files["etc/group"] = "video:x:44:\nrender:x:109:\n"
-    _, found = cluster.observe("intel", told)
-    assert {44, 109, 4242} <= set(found.groups)
+    dump = ask(tmp_path / "there")
+    dump.nodes["dev/dri/renderD129"] = 4242
+    dump.files["etc/group"] = "video:x:44:\nrender:x:109:\n"
+    _, observed = cluster.observe("intel", dump)
+    assert {44, 109, 4242} <= set(observed.groups)
 
 
 def test_who_listens_where_is_told(tmp_path: Path) -> None:
@@ -225,15 +229,21 @@ def test_a_large_host_tells_all_in_a_second(tmp_path: Path) -> None:
 
 
 def test_facts_are_read_off_what_was_told(tmp_path: Path) -> None:
-    told = survey.read(TOLD, "gpu-1")
-    facts = told.facts_at(1_700_000_000)
+    dump = survey.read(TOLD, "gpu-1")
+    facts = dump.facts_at(1_700_000_000)
     assert (facts.user, facts.uid, facts.home) == ("ada", 1000, "/home/ada")
     assert (facts.skew, facts.home_free) == (300.5, None)
     assert facts.ports == {12345: "ada", 22: "root", 3000: "user 4242"}
-    assert told.network.addresses == (("eth0", "10.0.0.5"),)
-    assert (told.network.interfaces, told.network.reached_by) == (("eth0",), "eth0")
-    _, found = cluster.observe("auto", told)
-    assert (found.uid, found.gid, found.memory, found.mtu, found.locks) == (1000, 1001, 2 << 20, 9000, "/run/lock")
+    assert dump.network.addresses == (("eth0", "10.0.0.5"),)
+    assert (dump.network.interfaces, dump.network.reached_by) == (("eth0",), "eth0")
+    _, observed = cluster.observe("auto", dump)
+    assert (observed.uid, observed.gid, observed.memory, observed.mtu, observed.locks) == (
+        1000,
+        1001,
+        2 << 20,
+        9000,
+        "/run/lock",
+    )
 
 
 @pytest.mark.parametrize("folder", ["/etc/cdi", "/var/run/cdi"])
@@ -242,12 +252,12 @@ def test_an_engines_folders_of_cdi_devices_are_the_hosts(tmp_path: Path, folder:
     sysfs.link(tmp_path / "var/run", tmp_path / "run")
     text = 'kind: nvidia.com/gpu\ndevices:\n- name: "0"\n  containerEdits: {}\n'
     sysfs.put(tmp_path / folder.strip("/") / "nvidia.yaml", text)
-    told = ask(tmp_path)
-    (path,) = (told.root / folder).glob("*")
+    dump = ask(tmp_path)
+    (path,) = (dump.root / folder).glob("*")
     assert (path.name, path.read_text()) == ("nvidia.yaml", text)
     gpus = (Device(id="0", path="/dev/nvidia0"),)
-    assert has_cdi({"CDISpecDirs": ["/nowhere", folder]}, "nvidia.com/gpu", gpus, told.root)
-    assert not has_cdi({"CDISpecDirs": ["/nowhere"]}, "nvidia.com/gpu", gpus, told.root)
+    assert has_cdi({"CDISpecDirs": ["/nowhere", folder]}, "nvidia.com/gpu", gpus, dump.root)
+    assert not has_cdi({"CDISpecDirs": ["/nowhere"]}, "nvidia.com/gpu", gpus, dump.root)
 
 
 @pytest.mark.parametrize(
@@ -263,11 +273,11 @@ def test_half_a_text_is_refused_with_its_end(text: str, last: str) -> None:
 
 def test_no_path_leads_out_of_what_was_told(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("x")
-    told = survey.read("labctl survey\nlink sys/x\n\t../../etc\nend\n", "gpu-1")
+    dump = survey.read("labctl survey\nlink sys/x\n\t../../etc\nend\n", "gpu-1")
     for path in (f"{tmp_path}/secret", f"../../{tmp_path}/secret", "sys/x/passwd"):
-        assert not (told.root / path).exists()
+        assert not (dump.root / path).exists()
         with pytest.raises(FileNotFoundError):
-            (told.root / path).read_text()
+            (dump.root / path).read_text()
 
 
 @pytest.mark.parametrize(
@@ -277,8 +287,8 @@ def test_no_path_leads_out_of_what_was_told(tmp_path: Path) -> None:
 )
 def test_a_host_that_tells_what_cannot_be_is_named(tmp_path: Path, entry: str) -> None:
     def use() -> None:
-        told = survey.read(f"labctl survey\n{entry}\nend\n", "gpu-1")
-        told.facts_at(0)
+        dump = survey.read(f"labctl survey\n{entry}\nend\n", "gpu-1")
+        dump.facts_at(0)
 
     with pytest.raises(HostError, match="facts from gpu-1 are invalid") as caught:
         use()
@@ -286,14 +296,14 @@ def test_a_host_that_tells_what_cannot_be_is_named(tmp_path: Path, entry: str) -
 
 
 def test_a_host_without_the_wanted_devices_is_named(tmp_path: Path) -> None:
-    told = survey.read(TOLD, "gpu-1")
+    dump = survey.read(TOLD, "gpu-1")
     with pytest.raises(HostError, match="no nvidia device") as caught:
-        cluster.observe("nvidia", told)
+        cluster.observe("nvidia", dump)
     assert caught.value.node == "gpu-1"
 
 
 def test_two_names_of_one_machine_are_refused_with_both(tmp_path: Path) -> None:
-    """A copy of a machine has its engine's identity, a host that is a container its neighbour's kernel."""
+    """Tell hosts apart: a copied machine has the same engine id, and a container its neighbour's kernel."""
 
     def booted(name: str, boot: str) -> survey.HostDump:
         root = tmp_path / name
@@ -301,7 +311,7 @@ def test_two_names_of_one_machine_are_refused_with_both(tmp_path: Path) -> None:
         return ask(root)
 
     hosts = parse("a\nb\nc\nd address=10.0.0.5\n", "hosts.txt")
-    heard = {"a": booted("a", "1"), "b": booted("b", "2"), "c": booted("c", "1"), "d": booted("d", "2")}
-    survey.require_distinct(hosts, heard, {"a": "X", "b": "X", "c": "Y"})
+    dumps = {"a": booted("a", "1"), "b": booted("b", "2"), "c": booted("c", "1"), "d": booted("d", "2")}
+    survey.require_distinct(hosts, dumps, {"a": "X", "b": "X", "c": "Y"})
     with pytest.raises(ConfigError, match=r"^hosts\.txt:4: `d` is the same machine as `b` on line 2$"):
-        survey.require_distinct(hosts, heard, {"a": "X", "b": "X", "c": "Y", "d": "X"})
+        survey.require_distinct(hosts, dumps, {"a": "X", "b": "X", "c": "Y", "d": "X"})

@@ -1,4 +1,4 @@
-"""A host that answers each question as it likes: an error of that host alone, or nothing; the others are served."""
+"""Hosts with malformed answers: at most an error of that host; the others are served."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from labctl.system.progress import Progress
 
 
 class Liar(Nearby):
-    """Answers every question with the same bytes."""
+    """A host that gives the same answer to all questions."""
 
     def __init__(self, answer: bytes) -> None:
         super().__init__(name="red")
@@ -85,7 +85,7 @@ QUESTIONS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("question", QUESTIONS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda function: function.__name__)
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=list(ANSWERS))
 def test_a_malformed_answer_is_an_error_of_that_host_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, question: Callable[[Connection, Path], object], answer: bytes

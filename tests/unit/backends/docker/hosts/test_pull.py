@@ -1,4 +1,4 @@
-"""Results on their way back: real directories and streams of tar, those of a hostile host among them."""
+"""Transfer of results from hosts: real directories and tar streams, those of a hostile host among them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from labctl.system.process import CompletedProcess
 
 
 def write(root: Path, **files: str) -> Path:
-    """Files by name, in which ``__`` stands for a slash and a last ``_log`` for the suffix."""
+    """Write files by name; ``__`` stands for a slash, and a final ``_log`` for the suffix."""
     for name, text in files.items():
         path = root / name.replace("__", "/").replace("_log", ".log")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,33 +39,33 @@ def mode(path: Path) -> int:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """The run's directory here."""
+    """The run's directory on this machine."""
     return write(tmp_path / "runs/1", rank="#!/bin/bash", job="{}", ranks__own_log="here")
 
 
 def test_what_ranks_wrote_comes_back_for_its_owner_alone(run: Path, tmp_path: Path) -> None:
-    there = write(tmp_path / "there", ranks__0_log="loss 1", model__config="{}", model__run="x", empty="")
-    (there / "model/run").chmod(0o4775)
-    (there / "model").chmod(0o777)
-    (there / "nothing/in/it").mkdir(parents=True)
-    (there / "latest").symlink_to("model")
-    (there / "new\nline").write_text("x")
-    (there / "model/again").hardlink_to(there / "model/config")
-    found = pull.pull(Nearby(), str(there), run)
-    assert {**texts(run)} == {**texts(there), "rank": "#!/bin/bash", "job": "{}", "ranks/own.log": "here"}
+    remote = write(tmp_path / "there", ranks__0_log="loss 1", model__config="{}", model__run="x", empty="")
+    (remote / "model/run").chmod(0o4775)
+    (remote / "model").chmod(0o777)
+    (remote / "nothing/in/it").mkdir(parents=True)
+    (remote / "latest").symlink_to("model")
+    (remote / "new\nline").write_text("x")
+    (remote / "model/again").hardlink_to(remote / "model/config")
+    pulled = pull.pull(Nearby(), str(remote), run)
+    assert {**texts(run)} == {**texts(remote), "rank": "#!/bin/bash", "job": "{}", "ranks/own.log": "here"}
     assert (mode(run / "model"), mode(run / "model/config"), mode(run / "model/run")) == (0o700, 0o600, 0o700)
     assert (run / "nothing/in/it").is_dir()
     assert os.readlink(run / "latest") == "model"  # noqa: PTH115
-    assert (found.files, found.aside, found.refused) == (6, [], [])
+    assert (pulled.files, pulled.aside, pulled.refused) == (6, [], [])
 
 
 def test_what_was_sent_is_left_out_unless_it_was_changed_there(run: Path, tmp_path: Path) -> None:
     sent = manifest.scan(run)
-    there = write(tmp_path / "there", rank="#!/bin/bash", job="changed by a rank", ranks__own_log="here")
+    remote = write(tmp_path / "there", rank="#!/bin/bash", job="changed by a rank", ranks__own_log="here")
     # Written here since.
     write(run, rank="here only")
-    found = pull.pull(Nearby(name="h1"), str(there), run, pushed=sent)
-    assert found.aside == ["hosts/h1/job"]
+    pulled = pull.pull(Nearby(name="h1"), str(remote), run, pushed=sent)
+    assert pulled.aside == ["hosts/h1/job"]
     assert texts(run) == {
         "rank": "here only",
         "job": "{}",
@@ -95,45 +95,45 @@ def test_hosts_at_once_lose_nothing_of_each_other(run: Path, tmp_path: Path) -> 
         (tmp_path / name / "link").symlink_to(f"only_{name}")
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: pull.pull(Nearby(name=name), str(tmp_path / name), run), names))
-    found = texts(run)
-    first = found["other/file"]
-    assert found["same"] == "same"
+    kept = texts(run)
+    first = kept["other/file"]
+    assert kept["same"] == "same"
     for name in names:
-        assert found[f"only_{name}"] == found[f"ranks/{name}.log"] == name
-        assert found.get(f"hosts/{name}/other/file", first) == name
-    assert len([path for path in found if path.endswith("other/file")]) == len(names)
+        assert kept[f"only_{name}"] == kept[f"ranks/{name}.log"] == name
+        assert kept.get(f"hosts/{name}/other/file", first) == name
+    assert len([path for path in kept if path.endswith("other/file")]) == len(names)
 
 
 def test_what_a_killed_labctl_left_half_fetched_goes(run: Path, tmp_path: Path) -> None:
     before = texts(run)
     write(run / ".incoming-abcd1234.h1", file="half")
-    others = write(run / ".incoming-abcd1234.x.h1", file="on its way")
+    incoming = write(run / ".incoming-abcd1234.x.h1", file="on its way")
     pull.pull(Nearby(name="h1"), str(write(tmp_path / "there", job="{}")), run)
-    assert texts(run) == {**before, f"{others.name}/file": "on its way"}
+    assert texts(run) == {**before, f"{incoming.name}/file": "on its way"}
 
 
 def test_a_log_that_has_grown_replaces_its_beginning(run: Path, tmp_path: Path) -> None:
-    there = write(tmp_path / "there", ranks__0_log="step 1\n", numbers="1")
-    pull.pull(Nearby(name="h1"), str(there), run)
-    write(there, ranks__0_log="step 1\nstep 2\n", numbers="12")
-    pull.pull(Nearby(name="h1"), str(there), run)
-    write(there, ranks__0_log="step")
-    assert pull.pull(Nearby(name="h1"), str(there), run).aside == ["hosts/h1/numbers"]
+    remote = write(tmp_path / "there", ranks__0_log="step 1\n", numbers="1")
+    pull.pull(Nearby(name="h1"), str(remote), run)
+    write(remote, ranks__0_log="step 1\nstep 2\n", numbers="12")
+    pull.pull(Nearby(name="h1"), str(remote), run)
+    write(remote, ranks__0_log="step")
+    assert pull.pull(Nearby(name="h1"), str(remote), run).aside == ["hosts/h1/numbers"]
     assert (run / "ranks/0.log").read_text() == "step 1\nstep 2\n"
     assert ((run / "numbers").read_text(), (run / "hosts/h1/numbers").read_text()) == ("1", "12")
 
 
 class Broken(Nearby):
-    """The connection breaks after so many bytes, with a word of that or without one."""
+    """A connection that breaks after this many bytes, with or without an error message."""
 
     after = 0
     word = True
 
     def receive(
-        self, script: str, *words: str, on_chunk: Callable[[bytes], object], timeout: float
+        self, script: str, *arguments: str, on_chunk: Callable[[bytes], object], timeout: float
     ) -> CompletedProcess:
         came: list[bytes] = []
-        done = super().receive(script, *words, on_chunk=came.append, timeout=timeout)
+        done = super().receive(script, *arguments, on_chunk=came.append, timeout=timeout)
         on_chunk(b"".join(came)[: self.after])
         if self.word:
             raise HostError("gpu-1: the connection was lost: reset by peer")
@@ -142,26 +142,26 @@ class Broken(Nearby):
 
 @pytest.mark.parametrize("word", [True, False])
 def test_of_a_broken_stream_whole_files_and_beginnings_of_logs_are_kept(run: Path, tmp_path: Path, word: bool) -> None:
-    there = tmp_path / "there"
+    remote = tmp_path / "there"
     text = {"a": "a" * 3000, "b.log": "b" * 3000, "c": "c" * 3000}
-    there.mkdir()
+    remote.mkdir()
     for name, content in text.items():
-        (there / name).write_text(content)
+        (remote / name).write_text(content)
     before = texts(run)
     host = Broken()
     host.word = word
-    seen = set()
+    contents = set()
     for after in range(0, 12_000, 900):
         host.after = after
         with pytest.raises(HostError, match=r"gpu-1: cannot fetch \S+: (the connection was lost: )?reset by peer; "):
-            pull.pull(host, str(there), run)
+            pull.pull(host, str(remote), run)
         for name, came in texts(run).items():
             if name not in before:
                 assert came == text[name] or (name == "b.log" and text[name].startswith(came))
-                seen.add((name, came == text[name]))
-    assert {("a", True), ("b.log", False), ("b.log", True), ("c", True)} == seen
+                contents.add((name, came == text[name]))
+    assert {("a", True), ("b.log", False), ("b.log", True), ("c", True)} == contents
     assert texts(run) == {**before, **text}
-    pull.pull(Nearby(), str(there), run)
+    pull.pull(Nearby(), str(remote), run)
     assert texts(run) == {**before, **text}
 
 
@@ -171,7 +171,7 @@ def test_a_directory_that_is_not_there_is_named(run: Path) -> None:
 
 
 def test_what_cannot_be_written_here_is_named(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    there = write(tmp_path / "there", large="x" * 300_000)
+    remote = write(tmp_path / "there", large="x" * 300_000)
 
     def full(descriptor: int, mode: int) -> None:
         raise OSError(28, "No space left on device", "large")
@@ -179,12 +179,12 @@ def test_what_cannot_be_written_here_is_named(run: Path, tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "fchmod", full)
     before = texts(run)
     with pytest.raises(HostError, match="cannot write large: No space left on device"):
-        pull.pull(Nearby(), str(there), run)
+        pull.pull(Nearby(), str(remote), run)
     assert texts(run) == before
 
 
 def packed(*members: tuple[str, bytes, str]) -> io.BytesIO:
-    """A stream of tar with whatever somebody may put into one: name, kind, and a link's target or a file's text."""
+    """Build a tar stream of arbitrary members: name, kind, and a link's target or a file's text."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as archive:
         for name, kind, text in members:
@@ -264,24 +264,24 @@ def test_links_of_two_hosts_do_not_lead_out_together(tmp_path: Path) -> None:
     into = tmp_path / "outside/into"
     into.mkdir(parents=True)
     (into.parent / "secret").write_text("theirs")
-    one, two = Merge(into, "h1"), Merge(into, "h2")
-    one.unpack(packed(("a", LINK, "d/../secret")))
-    two.unpack(packed(("d", LINK, ".")))
-    assert one.found.refused == ["a"]
+    first, second = Merge(into, "h1"), Merge(into, "h2")
+    first.unpack(packed(("a", LINK, "d/../secret")))
+    second.unpack(packed(("d", LINK, ".")))
+    assert first.found.refused == ["a"]
     assert [path.name for path in into.iterdir()] == ["d"]
 
 
 def test_every_content_that_a_file_aside_had_is_kept(run: Path, tmp_path: Path) -> None:
-    there = tmp_path / "there"
+    remote = tmp_path / "there"
     for text in ("one", "two", "two", "three"):
-        pull.pull(Nearby(name="h1"), str(write(there, job=text)), run)
-    found = texts(run)
-    assert [found[f"hosts/h1/job{end}"] for end in ("", ".2", ".3")] == ["one", "two", "three"]
+        pull.pull(Nearby(name="h1"), str(write(remote, job=text)), run)
+    kept = texts(run)
+    assert [kept[f"hosts/h1/job{end}"] for end in ("", ".2", ".3")] == ["one", "two", "three"]
     assert len(list((run / "hosts/h1").iterdir())) == 3
 
 
 def odd(kind: bytes = FILE, **headers: str) -> bytes:
-    """A stream with a file, and with an entry that has these headers; ``__`` stands for a dot."""
+    """Build a tar stream with a file, and with an entry of these headers; ``__`` stands for a dot."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
         archive.addfile(tarfile.TarInfo("first"))

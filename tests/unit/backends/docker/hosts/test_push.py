@@ -1,4 +1,4 @@
-"""Trees on their way to a host: real scripts on this machine, with nothing on their PATH but what a host has."""
+"""Transfer of trees to a host: real scripts on this machine, with a minimal PATH."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Content = dict[str, object]
 
 @pytest.fixture(scope="session")
 def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory of all that a host need have."""
+    """A PATH directory with the minimal tools of a host."""
     folder = tmp_path_factory.mktemp("tools")
     for tool in TOOLS:
         (folder / tool).symlink_to(shutil.which(tool) or tool)
@@ -63,7 +63,7 @@ def host(tools: Path) -> Nearby:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A tree with every kind of name, mode and entry that can be sent."""
+    """A tree with all kinds of names, modes and entries that can be sent."""
     root = tmp_path / "source"
     for name in NAMES:
         folder = root / "names" / name
@@ -84,17 +84,17 @@ def source(tmp_path: Path) -> Path:
 
 
 def content(root: Path, path: str) -> Iterator[tuple[str, object]]:
-    """What lies at a path and below it: mode and bytes of a file, mode of a directory, target of a link."""
-    there = root / path
-    status = there.lstat()
+    """Yield the content at a path and below: mode and bytes of a file, mode of a directory, target of a link."""
+    place = root / path
+    status = place.lstat()
     if stat.S_ISLNK(status.st_mode):
-        yield path, os.readlink(there)  # noqa: PTH115 - a Path would tidy what it says
+        yield path, os.readlink(place)  # noqa: PTH115 - a Path would tidy what it says
     elif stat.S_ISDIR(status.st_mode):
         yield path, stat.S_IMODE(status.st_mode)
-        for name in names(there):
+        for name in names(place):
             yield from content(root, f"{path}/{name}")
     else:
-        yield path, (stat.S_IMODE(status.st_mode), there.read_bytes())
+        yield path, (stat.S_IMODE(status.st_mode), place.read_bytes())
 
 
 def names(place: Path) -> set[str]:
@@ -106,19 +106,19 @@ def all_of(root: Path) -> Content:
 
 
 def shown(place: Path) -> Content:
-    """What the names in a directory of the host show; each is a link through ``.current``."""
+    """Return the content of the names in a host's directory; each name is a link through ``.current``."""
     if not place.exists():
         return {}
-    found: Content = {}
+    by_name: Content = {}
     for name in names(place) - {".versions", ".current"}:
         assert os.readlink(place / name) == f".current/{name}"  # noqa: PTH115
         if os.path.lexists(place / ".current" / name):
-            found.update(content(place / ".current", name))
-    return found
+            by_name.update(content(place / ".current", name))
+    return by_name
 
 
 def files_of(root: Path) -> dict[str, int]:
-    return {path: os.lstat(root / path).st_ino for path, what in all_of(root).items() if isinstance(what, tuple)}
+    return {path: os.lstat(root / path).st_ino for path, value in all_of(root).items() if isinstance(value, tuple)}
 
 
 def versions(place: Path) -> list[str]:
@@ -126,7 +126,7 @@ def versions(place: Path) -> list[str]:
 
 
 def age(place: Path, days: float) -> None:
-    """Let all that was sent until now be so old."""
+    """Set the age of everything sent so far, in days."""
     then = time.time() - days * 86400
     for version in (place / ".versions").iterdir():
         os.utime(version, (then, then), follow_symlinks=False)
@@ -235,46 +235,46 @@ def test_several_trees_go_in_one_command_and_one_may_lie_in_anothers_directory(h
         (lab / ".lab/nodes" / name).parent.mkdir(parents=True, exist_ok=True)
         (lab / ".lab/nodes" / name).write_text(name)
     (lab / "workloads").mkdir()
-    there = tmp_path / "there"
+    remote = tmp_path / "there"
 
-    push.push(host, str(there), manifest.scan_nodes(lab, ("a",), launcher=True), prune=".lab/nodes")
+    push.push(host, str(remote), manifest.scan_nodes(lab, ("a",), launcher=True), prune=".lab/nodes")
     assert host.commands == 2
-    nodes = there / ".lab/nodes"
+    nodes = remote / ".lab/nodes"
     assert (nodes / "a/launcher/id").read_text() == "a/launcher/id"
     assert not (nodes / "a/launcher").is_symlink()
-    assert shown(there / "workloads") == {}
+    assert shown(remote / "workloads") == {}
     assert not (nodes / "b").exists()
 
-    push.push(host, str(there), manifest.scan_nodes(lab, ("a", "b"), launcher=False), prune=".lab/nodes")
+    push.push(host, str(remote), manifest.scan_nodes(lab, ("a", "b"), launcher=False), prune=".lab/nodes")
     assert (nodes / "b/ssh/key").read_text() == "b/ssh/key"
     assert not (nodes / "a/launcher").exists(), "a private key stays only on the launcher's host"
 
-    push.push(host, str(there), manifest.scan_nodes(lab, ("b",), launcher=False), prune=".lab/nodes")
+    push.push(host, str(remote), manifest.scan_nodes(lab, ("b",), launcher=False), prune=".lab/nodes")
     assert names(nodes) == {"b"}
 
 
 def test_of_a_node_no_key_or_secret_of_before_stays(host: Nearby, tmp_path: Path) -> None:
-    node, there = tmp_path / "node", tmp_path / "lab/.lab/nodes/worker-0"
+    node, remote = tmp_path / "node", tmp_path / "lab/.lab/nodes/worker-0"
     (node / "secrets").mkdir(parents=True)
     (node / "compose.yml").write_text("x")
     for value in ("first", "second", ""):
         (node / "secrets/hf_token").write_text(value) if value else (node / "secrets/hf_token").unlink()
         send(host, node, tmp_path / "lab", ".lab/nodes/worker-0")
-        assert shown(there) == all_of(node)
-        found = [path.read_text() for path in there.rglob("*") if path.is_file() and path.name == "hf_token"]
-        assert set(found) == ({value} if value else set())
-        assert len(versions(there)) == 1
+        assert shown(remote) == all_of(node)
+        contents = [path.read_text() for path in remote.rglob("*") if path.is_file() and path.name == "hf_token"]
+        assert set(contents) == ({value} if value else set())
+        assert len(versions(remote)) == 1
 
 
 class CutOff(Nearby):
-    """A connection that breaks after so many bytes; with ``kill`` the host's side dies with it."""
+    """A connection that breaks after this many bytes; with ``kill`` the host's side dies too."""
 
     def __init__(self, tools: Path, after: int, *, kill: bool) -> None:
         super().__init__(environment={"PATH": str(tools)})
         self.after, self.kill = after, kill
 
-    def send(self, script: str, *words: str, chunks: Iterable[bytes], timeout: float) -> CompletedProcess:
-        return super().send(script, *words, chunks=self.first(chunks), timeout=timeout)
+    def send(self, script: str, *arguments: str, chunks: Iterable[bytes], timeout: float) -> CompletedProcess:
+        return super().send(script, *arguments, chunks=self.first(chunks), timeout=timeout)
 
     def first(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         left = self.after
@@ -292,12 +292,12 @@ class CutOff(Nearby):
 def test_a_copy_that_is_cut_off_never_shows(
     host: Nearby, source: Path, tmp_path: Path, tools: Path, kill: bool
 ) -> None:
-    place, old, there = tmp_path / "lab/workloads", all_of(source), frozenset(manifest.scan(source).entries)
+    place, old, entries = tmp_path / "lab/workloads", all_of(source), frozenset(manifest.scan(source).entries)
     send(host, source, tmp_path / "lab")
     (source / "large").write_bytes(os.urandom(50_000))
     (source / "key").write_text("key two")
     shutil.rmtree(source / "names")
-    length = sum(map(len, push.stream([push.Update("", manifest.scan(source), "stale", there)]))) - len(END)
+    length = sum(map(len, push.stream([push.Update("", manifest.scan(source), "stale", entries)]))) - len(END)
     for after in range(0, length, length // 12):
         with pytest.raises(HostError):
             send(CutOff(tools, after, kill=kill), source, tmp_path / "lab")
@@ -308,7 +308,7 @@ def test_a_copy_that_is_cut_off_never_shows(
 
 
 def deadly(folder: Path, tools: Path) -> Path:
-    """The same tools, but from the DEADLY-th change on each kills its whole session instead of acting."""
+    """Copy the tools, with those for changes killing their whole session from the DEADLY-th change on."""
     folder.mkdir()
     for tool in TOOLS:
         (folder / tool).symlink_to(tools / tool)
@@ -324,7 +324,7 @@ def deadly(folder: Path, tools: Path) -> Path:
 
 def test_a_sender_killed_before_any_step_leaves_the_old_or_the_new(host: Nearby, tmp_path: Path, tools: Path) -> None:
     path, steps = deadly(tmp_path / "deadly", tools), tmp_path / "steps"
-    lab, seen = tmp_path / "lab", set()
+    lab, states = tmp_path / "lab", set()
     trees = []
     for number in range(2):
         root = tmp_path / f"source-{number}"
@@ -342,7 +342,7 @@ def test_a_sender_killed_before_any_step_leaves_the_old_or_the_new(host: Nearby,
         except HostError:
             now = shown(lab / "workloads")
             assert now in (all_of(old), all_of(new))
-            seen.add(now == all_of(new))
+            states.add(now == all_of(new))
             send(host, new, lab)
             assert shown(lab / "workloads") == all_of(new)
             assert names(lab) == {"workloads"}
@@ -350,7 +350,7 @@ def test_a_sender_killed_before_any_step_leaves_the_old_or_the_new(host: Nearby,
         else:
             break
     assert number > 10
-    assert seen == {False, True}
+    assert states == {False, True}
     age(lab / "workloads", 32)
     send(host, trees[number % 2], lab)
     assert len(list((lab / "workloads/.versions").iterdir())) == 1

@@ -1,4 +1,4 @@
-"""What a host has of clones, data and cached models, read by the script itself from directories that are made up."""
+"""Clones, data and cached models of a host, read by the real script from fictitious directories."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from labctl.backends.docker.hosts.sources import Kind
 from labctl.backends.docker.hosts.ssh import LocalConnection
 
 
-def git(clone: Path, *words: str) -> str:
+def git(clone: Path, *arguments: str) -> str:
     identity = ("-c", "user.name=ann", "-c", "user.email=ann@example.org")
-    done = subprocess.run(["git", "-C", str(clone), *identity, *words], check=True, capture_output=True, text=True)
+    done = subprocess.run(["git", "-C", str(clone), *identity, *arguments], check=True, capture_output=True, text=True)
     return done.stdout.strip()
 
 

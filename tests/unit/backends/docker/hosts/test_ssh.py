@@ -1,4 +1,4 @@
-"""What labctl makes of what ssh does, by a stand-in for ssh that runs the commands of a host here."""
+"""Handling of ssh's outcomes, with a stand-in for ssh that runs the host's commands here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Program = Callable[[str, str], None]
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
-    """Puts a program on the PATH."""
+    """Function that puts a program on PATH."""
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=os.pathsep)
 
@@ -46,7 +46,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
 
 @pytest.fixture
 def login(program: Program, tmp_path: Path) -> Login:
-    """Says what a login does, as a script; its ``$last`` is the command."""
+    """Function that sets the script of a login; the script's ``$last`` is the command."""
     return lambda text: program("ssh", SSH.format(folder=tmp_path, login=text))
 
 
@@ -59,7 +59,7 @@ def target(tmp_path: Path) -> Iterator[InventoryHost]:
 
 @contextmanager
 def opened(target: InventoryHost, stem: Path, seconds: float = 10) -> Iterator[str]:
-    """What the opening script told."""
+    """Open a connection; yield the output of its opening script."""
     link = SshConnection(target, str(stem), seconds)
     try:
         link.open("printf told", seconds)
@@ -71,8 +71,8 @@ def opened(target: InventoryHost, stem: Path, seconds: float = 10) -> Iterator[s
 def test_a_users_name_may_have_blanks(login: Login, program: Program, target: InventoryHost, tmp_path: Path) -> None:
     login('exec sh -c "$last"')
     program("id", "#!/bin/sh\necho 'CORP\\john doe'\n")
-    with opened(target, tmp_path / "0") as told:
-        assert told == "told"
+    with opened(target, tmp_path / "0") as output:
+        assert output == "told"
 
 
 @pytest.mark.parametrize(
@@ -122,12 +122,12 @@ exit 255
         assert connection.why_lost()
         made = begin(lambda: connection.reconnect(10))
         (tmp_path / "tried").read_text()
-        asked = begin(lambda: (connection.why_lost(), connection.made))
+        outcome = begin(lambda: (connection.why_lost(), connection.made))
         # Longer than the time that a connection which stands is asked for.
-        assert wait([asked], 1.2).not_done
+        assert wait([outcome], 1.2).not_done
         assert connection.made == 1
         (tmp_path / "go").write_text("now\n")
-        assert asked.result(10) == ("", 2)
+        assert outcome.result(10) == ("", 2)
         made.result(10)
     finally:
         connection.close()

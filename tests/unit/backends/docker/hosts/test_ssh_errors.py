@@ -30,7 +30,7 @@ lab@10.0.0.5: Permission denied (publickey).
 
 
 @pytest.mark.parametrize(
-    ("said", "message", "hint"),
+    ("output", "message", "hint"),
     [
         (CHANGED, "key has changed", "ssh-keygen -f /home/me/.ssh/known_hosts -R '[10.0.0.5]:2222'; ssh -l lab -p"),
         (CARELESS, "host key has changed", "ssh-keygen -f /etc/ssh/ssh_known_hosts -R '[10.0.0.5]:2222'"),
@@ -75,8 +75,8 @@ lab@10.0.0.5: Permission denied (publickey).
         ("", "closed the connection", " -v "),
     ],
 )
-def test_what_ssh_says_is_made_plain_with_the_command_to_type(said: str, message: str, hint: str) -> None:
-    error = ssh_errors.why(HOST, said)
+def test_what_ssh_says_is_made_plain_with_the_command_to_type(output: str, message: str, hint: str) -> None:
+    error = ssh_errors.why(HOST, output)
     assert error.message.startswith("gpu-1 (10.0.0.5): ")
     assert message in error.message
     assert hint in error.hint
@@ -84,11 +84,11 @@ def test_what_ssh_says_is_made_plain_with_the_command_to_type(said: str, message
 
 
 @pytest.mark.parametrize(
-    "said", ["\0" * 1_000_000, "a" * 1_000_000, "banner exchange: " * 100_000, "No a host key\n" * 100_000]
+    "output", ["\0" * 1_000_000, "a" * 1_000_000, "banner exchange: " * 100_000, "No a host key\n" * 100_000]
 )
-def test_a_host_that_says_far_too_much_takes_no_time(said: str) -> None:
+def test_a_host_that_says_far_too_much_takes_no_time(output: str) -> None:
     began = time.process_time()
-    error = ssh_errors.why(HOST, f"{said}\nlab@10.0.0.5: Permission denied (publickey).\n")
+    error = ssh_errors.why(HOST, f"{output}\nlab@10.0.0.5: Permission denied (publickey).\n")
     assert (error.node, "permission denied for lab" in error.message) == ("gpu-1", True)
     assert time.process_time() - began < 1
 
@@ -101,11 +101,11 @@ def test_only_a_host_that_hung_up_before_the_login_is_worth_another_try() -> Non
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])
-@given(words=st.lists(st.text(st.characters(min_codepoint=1, max_codepoint=255)), max_size=4))
-def test_words_reach_the_script_unchanged_through_a_login_shell(shell: str, words: list[str]) -> None:
-    line = remote('printf "%s\\0" "$@"', words)
+@given(arguments=st.lists(st.text(st.characters(min_codepoint=1, max_codepoint=255)), max_size=4))
+def test_words_reach_the_script_unchanged_through_a_login_shell(shell: str, arguments: list[str]) -> None:
+    line = remote('printf "%s\\0" "$@"', arguments)
     done = subprocess.run([shell, "-c", line], capture_output=True, check=True)
-    assert done.stdout.decode().split("\0")[:-1] == (words or [""])
+    assert done.stdout.decode().split("\0")[:-1] == (arguments or [""])
 
 
 def test_a_login_shell_that_cannot_read_a_script_is_named() -> None:

@@ -1,4 +1,4 @@
-"""What an image build is handed, without building one."""
+"""Arguments of image builds, without a build."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from support.builders import site
+from support.builders import cluster_of
 
 from labctl.accelerators import cpu
 from labctl.backends.docker.daemon import DockerEngine
@@ -87,9 +87,9 @@ def test_pip_settings_as_pip_shows_them() -> None:
 
 
 def test_only_locked_versions_are_staged(wheels: Path, index: str, tmp_path: Path) -> None:
-    wanted = package_sources.pins("# lock\nnumpy==2.4.6\npy-cpuinfo==9.0.0\ntorch==2.13.0+cpu\nabsent==1\n")
+    expected = package_sources.pins("# lock\nnumpy==2.4.6\npy-cpuinfo==9.0.0\ntorch==2.13.0+cpu\nabsent==1\n")
     pip = PipSources(find_links=(str(wheels), "https://far.example/wheels"), extra_indexes=(index,))
-    assert package_sources.stage_wheels(pip, wanted, tmp_path / "staged") == {"numpy", "py-cpuinfo", "torch"}
+    assert package_sources.stage_wheels(pip, expected, tmp_path / "staged") == {"numpy", "py-cpuinfo", "torch"}
     assert sorted(path.name for path in (tmp_path / "staged").iterdir()) == [
         "Py_Cpuinfo-9.0.0.tar.gz",
         "numpy-2.4.6-cp311-cp311-linux_x86_64.whl",
@@ -99,11 +99,11 @@ def test_only_locked_versions_are_staged(wheels: Path, index: str, tmp_path: Pat
 
 def test_of_a_locked_version_only_files_with_its_hashes_are_staged(wheels: Path, tmp_path: Path) -> None:
     digest = hashlib.sha256((wheels / "Py_Cpuinfo-9.0.0.tar.gz").read_bytes()).hexdigest()
-    wanted: dict[str, str | None] = {"py-cpuinfo": "9.0.0", "torch": "2.13.0+cpu"}
-    for number, (lock, staged) in enumerate(((digest, {*wanted}), ("0" * 64, {"torch"}))):
+    expected: dict[str, str | None] = {"py-cpuinfo": "9.0.0", "torch": "2.13.0+cpu"}
+    for number, (lock, staged) in enumerate(((digest, {*expected}), ("0" * 64, {"torch"}))):
         hashes = package_sources.hashes(f"py-cpuinfo==9.0.0 --hash=sha256:{lock}\n")
         pip = PipSources(find_links=(str(wheels),))
-        assert package_sources.stage_wheels(pip, wanted, tmp_path / f"staged{number}", hashes) == staged
+        assert package_sources.stage_wheels(pip, expected, tmp_path / f"staged{number}", hashes) == staged
 
 
 def test_any_version_is_staged_to_update_the_lock(wheels: Path, tmp_path: Path) -> None:
@@ -143,10 +143,12 @@ def test_secrets_are_in_files_and_never_in_arguments(tmp_path: Path, wheels: Pat
     bundle = tmp_path / "ca.crt"
     bundle.write_text("certificates")
     pip = PipSources(index=f"https://me:{CANARY}@i.example", find_links=(str(wheels),), cert=str(bundle))
-    asked = request(tmp_path, proxies=(("HTTPS_PROXY", f"http://me:{CANARY}@proxy.example:3128"),))
+    proxied = request(tmp_path, proxies=(("HTTPS_PROXY", f"http://me:{CANARY}@proxy.example:3128"),))
     folder = tmp_path / "handed"
     folder.mkdir()
-    arguments = build.hand_in(asked, pip, {"torch": "2.13.0+cpu"}, f"deb http://me:{CANARY}@m.example x main\n", folder)
+    arguments = build.hand_in(
+        proxied, pip, {"torch": "2.13.0+cpu"}, f"deb http://me:{CANARY}@m.example x main\n", folder
+    )
     assert arguments == [
         "--build-context", f"wheels={folder}/wheels",
         "--secret", f'id=ca.crt,"src={bundle}"',
@@ -157,7 +159,7 @@ def test_secrets_are_in_files_and_never_in_arguments(tmp_path: Path, wheels: Pat
         "--build-arg", "https_proxy",
     ]  # fmt: skip
     assert CANARY in (folder / "pip.conf").read_text()
-    assert CANARY not in repr((asked, pip))
+    assert CANARY not in repr((proxied, pip))
 
 
 def test_the_torch_index_is_asked_only_where_no_wheel_is_here(tmp_path: Path, wheels: Path) -> None:
@@ -231,14 +233,14 @@ def test_a_misspelt_name_is_not_an_index_that_does_not_answer(
 
 
 def test_apt_sources_for_another_release_leave_third_parties_out() -> None:
-    found = tuple(apt.parse_list(APT_SOURCES))
+    parsed = tuple(apt.parse_list(APT_SOURCES))
     signed = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]"
-    assert apt.for_release(found, "debian", "bookworm", "trixie").splitlines() == [
+    assert apt.for_release(parsed, "debian", "bookworm", "trixie").splitlines() == [
         f"{signed} http://mirror.example/debian trixie main",
         f"{signed} http://mirror.example/debian trixie-updates main",
         f"{signed} http://mirror.example/secure trixie-security main",
     ]
-    assert apt.for_release(found, "ubuntu", "bookworm", "noble") == ""
+    assert apt.for_release(parsed, "ubuntu", "bookworm", "noble") == ""
 
 
 def test_an_ubuntu_image_gets_the_component_that_has_pdsh_and_open_mpi() -> None:
@@ -260,20 +262,20 @@ def test_a_named_mirror_serves_debian_images_only() -> None:
 
 
 def test_progress_is_one_line_when_a_step_works_and_one_when_it_is_done() -> None:
-    said: list[str] = []
-    progress = build.Progress(said.append)
+    messages: list[str] = []
+    progress = build.Progress(messages.append)
     for line in (
         "#1 [internal] load build definition", "#1 DONE 0.0s", "#7 [context wheels] load from client", "#7 DONE 1s",
         "#8 [system 2/2] RUN apt-get", "#8 0.5 Get:1", "#8 0.6 Get:2", "#8 DONE 23.4s", "",
         "#9 [python 1/1] RUN pip", "#9 CACHED", "#10 exporting to image", "#10 DONE 4.7s",
     ):  # fmt: skip
         progress.read(line)
-    assert said == ["  system 2/2 ...", "  system 2/2: 23.4 s", "  python 1/1: cached", "  exporting: 4.7 s"]
+    assert messages == ["  system 2/2 ...", "  system 2/2: 23.4 s", "  python 1/1: cached", "  exporting: 4.7 s"]
 
 
 @pytest.fixture
 def docker_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of Dockerfiles in place of labctl's own: `under`, and `over` built on it."""
+    """A folder of two Dockerfiles in place of labctl's: `under`, and `over` built on it."""
     folder = tmp_path / "docker"
     folder.mkdir()
     for name, base in (("under", "debian:bookworm-slim"), ("over", "labctl/under")):
@@ -335,7 +337,7 @@ def test_an_image_without_a_dockerfile_is_an_error_that_names_the_file(docker_fi
 
 @pytest.fixture
 def engine(docker_files: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
-    """Images that are here, with their labels; what is built joins them."""
+    """Local images with their labels; built images are added."""
     here: dict[str, dict[str, str]] = {}
 
     def image(_: DockerEngine, name: str) -> dict[str, object] | None:
@@ -358,11 +360,11 @@ def test_the_base_is_built_first_where_it_is_missing_or_old(engine: dict[str, di
         engine.clear()
         if labels:
             engine["labctl/under"] = labels
-        said: list[str] = []
-        build.build(request(tmp_path, image="over", tag="labctl/over"), said.append)
+        messages: list[str] = []
+        build.build(request(tmp_path, image="over", tag="labctl/over"), messages.append)
         assert list(engine) == ["labctl/under", "labctl/over"]
         assert not catalog.is_stale(engine["labctl/under"], "under")
-        assert "labctl/under" in said[0]
+        assert "labctl/under" in messages[0]
 
 
 def test_a_base_that_is_here_is_left_alone(engine: dict[str, dict[str, str]], tmp_path: Path) -> None:
@@ -413,7 +415,7 @@ def test_what_labctl_built_under_a_persons_tag_it_builds_again(
 
 
 @pytest.mark.parametrize(
-    ("asked", "image", "tag"),
+    ("setting", "image", "tag"),
     [
         ("", "cpu", "labctl/cpu"),
         ("mine:1", "cpu", "mine:1"),
@@ -421,11 +423,11 @@ def test_what_labctl_built_under_a_persons_tag_it_builds_again(
     ],
 )
 def test_which_image_is_built_under_which_name(
-    asked: str, image: str, tag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setting: str, image: str, tag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[BuildRequest] = []
     monkeypatch.setattr(build, "build", lambda request, _: built.append(request))
-    flags = {"LAB_ACCELERATOR": "cpu", "LAB_IMAGE": asked}
+    flags = {"LAB_ACCELERATOR": "cpu", "LAB_IMAGE": setting}
     context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags=flags)
-    prepare.build_image(context, site(context))
-    assert [(one.image, one.tag) for one in built] == [(image, tag)]
+    prepare.build_image(context, cluster_of(context))
+    assert [(request.image, request.tag) for request in built] == [(image, tag)]

@@ -1,4 +1,4 @@
-"""Images to hosts: what is sent, what is not, and what is made of it when something breaks."""
+"""Distribution of images to hosts: layers sent and skipped, and broken connections."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NAME = "lab/node:latest"
 
 
 class Rack:
-    """Hosts, and the images that this machine has for them."""
+    """Hosts, and this machine's images for them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -65,7 +65,7 @@ def rack(tmp_path: Path) -> Rack:
 
 @pytest.fixture
 def chained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However little there is to send, hosts are asked whether they reach each other."""
+    """Let hosts send even a small image to each other."""
     monkeypatch.setattr(distribute, "WORTH", 0)
 
 
@@ -191,9 +191,9 @@ def test_a_name_without_a_tag_means_latest(name: str, full: str) -> None:
 def test_every_host_gets_the_image_and_keeps_nothing_else(rack: Rack) -> None:
     hosts = rack.hosts("h1", "h2")
     assert rack.hand_out(rack.archive(BASE, TOP), hosts) == {}
-    for one in hosts.values():
-        assert one.images == [NAME]
-        assert not (one.home / ".labctl").exists()
+    for host in hosts.values():
+        assert host.images == [NAME]
+        assert not (host.home / ".labctl").exists()
 
 
 def test_what_is_there_is_not_touched(rack: Rack) -> None:
@@ -209,10 +209,10 @@ def test_of_a_change_only_the_changed_layer_is_sent(rack: Rack) -> None:
     hosts = rack.hosts("h1", "h2")
     rack.hand_out(rack.archive(BASE, TOP), hosts)
     whole = hosts["h1"].sent
-    for one in hosts.values():
-        one.sent = 0
+    for host in hosts.values():
+        host.sent = 0
     assert rack.hand_out(rack.archive(BASE, OTHER), hosts) == {}
-    assert {one.sent for one in hosts.values()} == {whole - 5120 - 512}
+    assert {host.sent for host in hosts.values()} == {whole - 5120 - 512}
     assert "with 1 of 2 layers to h1, h2" in rack.said[-5]
 
 
@@ -220,8 +220,8 @@ def test_what_was_cut_off_goes_on_where_it_stopped(rack: Rack, monkeypatch: pyte
     hosts = rack.hosts("h1")
     archive = rack.archive(BASE, TOP)
 
-    def cut(one: Connection, name: str, at: int, chunks: Iterator[bytes]) -> bool:
-        return append(one, name, at, iter([b"".join(chunks)[:7000]]))
+    def cut(connection: Connection, name: str, at: int, chunks: Iterator[bytes]) -> bool:
+        return append(connection, name, at, iter([b"".join(chunks)[:7000]]))
 
     append = remote.append
     with monkeypatch.context() as patch:
@@ -249,10 +249,10 @@ def test_what_came_damaged_is_not_loaded_and_is_sent_anew_the_next_time(rack: Ra
 
 
 def test_who_still_loads_is_told_now_and_then(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(*words: Any) -> str:
+    def load(*arguments: Any) -> str:
         both = re.compile(r"h[12], h[12]: loading, \d+ s")
         wait_until(lambda: any(map(both.fullmatch, rack.said)), 120, "a line of both hosts")
-        return str(loaded(*words))
+        return str(loaded(*arguments))
 
     loaded = remote.load
     monkeypatch.setattr(progress, "PACE", 0.01)
@@ -261,7 +261,7 @@ def test_who_still_loads_is_told_now_and_then(rack: Rack, monkeypatch: pytest.Mo
 
 
 def test_reading_an_image_says_how_far_it_is(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docker writes under a name of its own."""
+    """Measure the file under docker's own temporary name."""
     half = re.compile(r"reading lab/node: 4 kB of about 8 kB, [\d.]+ s")
 
     def run(argv: list[str], **_: object) -> None:
@@ -280,7 +280,7 @@ def test_an_engine_that_wants_all_layers_gets_them(rack: Rack) -> None:
     (hosts["h2"].engine / "wants-all").touch()
     archive = rack.archive(BASE, TOP)
     assert rack.hand_out(archive, hosts) == {}
-    assert [one.images for one in hosts.values()] == [[NAME]] * 2
+    assert [host.images for host in hosts.values()] == [[NAME]] * 2
     assert any("no such file or directory; sending all layers" in line for line in rack.said)
 
 
@@ -296,9 +296,9 @@ def test_an_engine_that_refuses_the_whole_image_is_not_sent_it_again(rack: Rack)
 def test_an_engine_that_never_stores_the_image_is_given_up_and_what_came_is_kept(
     rack: Rack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(self: FakeHost, script: str, *words: str, timeout: float = 60, **options: Any) -> CompletedProcess:
-        if words[0] != "load":
-            return usual(self, script, *words, **options)
+    def run(self: FakeHost, script: str, *arguments: str, timeout: float = 60, **options: Any) -> CompletedProcess:
+        if arguments[0] != "load":
+            return usual(self, script, *arguments, **options)
         limits.append(timeout)
         raise process.ProcessTimeout("h1: `docker load` is not done in time")
 
@@ -368,10 +368,10 @@ def test_hosts_that_reach_each_other_hand_the_image_on(rack: Rack) -> None:
     hosts = rack.hosts("h1", "h2", "h3")
     archive = rack.archive(BASE, TOP)
     assert rack.hand_out(archive, hosts) == {}
-    assert [one.images for one in hosts.values()] == [[NAME]] * 3
-    assert [one.sent for one in hosts.values()] == [archive.stream(archive.image("lab/node")).size, 0, 0]
+    assert [host.images for host in hosts.values()] == [[NAME]] * 3
+    assert [host.sent for host in hosts.values()] == [archive.stream(archive.image("lab/node")).size, 0, 0]
     assert rack.said[0].endswith("to h1 -> h2 -> h3 (each relays to the next)")
-    assert not any((one.home / ".labctl").exists() for one in hosts.values())
+    assert not any((host.home / ".labctl").exists() for host in hosts.values())
 
 
 @pytest.mark.usefixtures("chained")
@@ -379,13 +379,13 @@ def test_a_host_that_is_not_reached_by_another_is_sent_the_image_from_here(rack:
     hosts = rack.hosts("h1", "h2", "h3")
     (hosts["h2"].home / "unreachable").touch()
     assert rack.hand_out(rack.archive(BASE, TOP), hosts) == {}
-    assert [bool(one.sent) for one in hosts.values()] == [True, True, False]
+    assert [bool(host.sent) for host in hosts.values()] == [True, True, False]
     assert "to h1, h2 -> h3 (" in rack.said[0]
 
 
 @pytest.mark.usefixtures("chained")
 def test_a_way_that_leads_to_another_machine_is_not_taken(rack: Rack) -> None:
-    """A name may mean one machine here and another one there."""
+    """Resolve names on the sending host: a name may mean different machines."""
     hosts = rack.hosts("h1", "h2", "other")
     targets = ImageTargets(
         hosts={name: hosts[name] for name in ("h1", "h2")}, notice=lambda _: None, addresses={"h2": "other"}
@@ -398,7 +398,7 @@ def test_a_way_that_leads_to_another_machine_is_not_taken(rack: Rack) -> None:
 def test_where_a_link_breaks_the_rest_comes_from_here(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = rack.hosts("h1", "h2")
 
-    def break_after(*words: object, **_: object) -> bool:
+    def break_after(*arguments: object, **_: object) -> bool:
         (hosts["h2"].home / "unreachable").touch()
         return True
 
@@ -427,29 +427,29 @@ def test_hosts_pull_what_is_of_a_registry_and_not_here(rack: Rack, monkeypatch: 
 
 def test_hosts_that_pulled_different_images_are_told_apart(rack: Rack) -> None:
     hosts = rack.hosts("h1", "h2", "h3")
-    for one, layer in zip(hosts.values(), (BASE, BASE, OTHER), strict=True):
-        image_archive(one.engine / "registry", "far.example/node:1", [layer])
+    for host, layer in zip(hosts.values(), (BASE, BASE, OTHER), strict=True):
+        image_archive(host.engine / "registry", "far.example/node:1", [layer])
     (failure,) = distribute.pull("far.example/node:1", fleet_of(hosts)).values()
     assert failure.message == "h3: image far.example/node:1 differs from the one on h1"
 
 
 def test_a_dry_run_tells_what_would_be_brought_to_hosts(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
-    def said(image: str, how: str) -> str:
+    def summary(image: str, how: str) -> str:
         return distribute.preview(image, how, fleet_of(hosts))
 
     hosts = rack.hosts("h1", "h2", "h3")
     rack.hand_out(rack.archive(BASE), {"h1": hosts["h1"]})
-    (own,) = (json.loads(path.read_text()) for path in hosts["h1"].engine.glob("*.json"))
-    monkeypatch.setattr(local, "described", lambda _: {**own, "Size": 2_284_984_296})
-    assert said(NAME, "send") == f"send image {NAME} (2.28 GB or less) to h2, h3"
-    assert said(NAME, "pull") == f"pull image {NAME} on h2, h3"
-    assert said(NAME, "build") == f"build image {NAME} on h2, h3"
+    (record,) = (json.loads(path.read_text()) for path in hosts["h1"].engine.glob("*.json"))
+    monkeypatch.setattr(local, "described", lambda _: {**record, "Size": 2_284_984_296})
+    assert summary(NAME, "send") == f"send image {NAME} (2.28 GB or less) to h2, h3"
+    assert summary(NAME, "pull") == f"pull image {NAME} on h2, h3"
+    assert summary(NAME, "build") == f"build image {NAME} on h2, h3"
     monkeypatch.setattr(local, "described", lambda _: None)
-    assert said("labctl/cpu", "send") == "build image labctl/cpu here and send it to h1, h2, h3"
-    assert said("far.example/node:1", "send") == "pull image far.example/node:1 on h1, h2, h3"
+    assert summary("labctl/cpu", "send") == "build image labctl/cpu here and send it to h1, h2, h3"
+    assert summary("far.example/node:1", "send") == "pull image far.example/node:1 on h1, h2, h3"
     rack.hand_out(rack.archive(BASE), hosts)
-    assert said(NAME, "send") == ""
-    assert sum(len(one.staged) for one in hosts.values()) == 0
+    assert summary(NAME, "send") == ""
+    assert sum(len(host.staged) for host in hosts.values()) == 0
 
 
 def test_another_persons_image_under_labctls_tag_stays_on_its_host(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -487,41 +487,46 @@ def test_only_hosts_that_lack_it_build(rack: Rack) -> None:
 
 
 def test_engines_that_count_images_differently_are_seen_to_have_the_same() -> None:
-    one = {"Id": "sha256:a", "RootFS": {"Layers": ["l"]}, "Created": "now", "Config": {"Env": ["A=1"], "User": ""}}
-    assert alike(one, {**one, "Id": "sha256:b", "Config": {"Env": ["A=1"]}})
-    assert not alike(one, {**one, "Id": "sha256:b", "Config": {"Env": ["A=2"]}})
-    assert not alike(None, one)
+    described = {
+        "Id": "sha256:a",
+        "RootFS": {"Layers": ["l"]},
+        "Created": "now",
+        "Config": {"Env": ["A=1"], "User": ""},
+    }
+    assert alike(described, {**described, "Id": "sha256:b", "Config": {"Env": ["A=1"]}})
+    assert not alike(described, {**described, "Id": "sha256:b", "Config": {"Env": ["A=2"]}})
+    assert not alike(None, described)
 
 
 # --- two attempts at once ------------------------------------------------------------------------------------
 
 
-def writer(one: FakeHost, name: str) -> subprocess.Popen[bytes]:
-    """Another attempt, that writes to the file of this name what it is given."""
-    environ = {**os.environ, "HOME": str(one.home)}
+def writer(host: FakeHost, name: str) -> subprocess.Popen[bytes]:
+    """Start another upload, which appends its input to the file of this name."""
+    environ = {**os.environ, "HOME": str(host.home)}
     return subprocess.Popen(["sh", "-c", remote.SCRIPT, "sh", "append", name, "0"], stdin=subprocess.PIPE, env=environ)
 
 
 def test_an_attempt_that_was_cut_off_unseen_is_ended(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "STALLED", 1)
-    (one,) = rack.hosts("h1").values()
-    with writer(one, "file") as other:
+    (host,) = rack.hosts("h1").values()
+    with writer(host, "file") as other:
         assert other.stdin
         other.stdin.write(b"half")
         other.stdin.flush()
-        wait_until(lambda: one.staged and one.staged[0].read_bytes() == b"half", 120, "half of it is there")
-        assert remote.size(one, "file") == 4
+        wait_until(lambda: host.staged and host.staged[0].read_bytes() == b"half", 120, "half of it is there")
+        assert remote.size(host, "file") == 4
         assert other.wait(60) == -signal.SIGTERM
 
 
 def test_an_attempt_that_goes_on_is_let_finish(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
     # It writes for longer than that, but never pauses for so long.
     monkeypatch.setattr(remote, "STALLED", 3)
-    (one,) = rack.hosts("h1").values()
-    with writer(one, "file") as other, ThreadPoolExecutor(1) as pool:
+    (host,) = rack.hosts("h1").values()
+    with writer(host, "file") as other, ThreadPoolExecutor(1) as pool:
         assert other.stdin
-        wait_until((one.home / ".labctl/images/file.writer.0").is_symlink, 120, "it has begun")
-        size = pool.submit(remote.size, one, "file")
+        wait_until((host.home / ".labctl/images/file.writer.0").is_symlink, 120, "it has begun")
+        size = pool.submit(remote.size, host, "file")
         for _ in range(25):
             other.stdin.write(b"x")
             other.stdin.flush()
@@ -533,38 +538,38 @@ def test_an_attempt_that_goes_on_is_let_finish(rack: Rack, monkeypatch: pytest.M
 
 
 def test_one_of_two_attempts_writes(rack: Rack) -> None:
-    (one,) = rack.hosts("h1").values()
-    with writer(one, "file") as other:
-        wait_until((one.home / ".labctl/images/file.writer.0").is_symlink, 120, "it has begun")
-        assert not remote.append(one, "file", 0, [b"of the second"])
+    (host,) = rack.hosts("h1").values()
+    with writer(host, "file") as other:
+        wait_until((host.home / ".labctl/images/file.writer.0").is_symlink, 120, "it has begun")
+        assert not remote.append(host, "file", 0, [b"of the second"])
         other.communicate(b"of the first")
-    assert one.staged[0].read_bytes() == b"of the first"
-    assert not remote.append(one, "file", 0, [b"of the second"])
-    assert remote.append(one, "file", 12, [b", and the rest"])
-    assert one.staged[0].read_bytes() == b"of the first, and the rest"
+    assert host.staged[0].read_bytes() == b"of the first"
+    assert not remote.append(host, "file", 0, [b"of the second"])
+    assert remote.append(host, "file", 12, [b", and the rest"])
+    assert host.staged[0].read_bytes() == b"of the first, and the rest"
 
 
 def test_an_attempt_that_comes_second_goes_on_with_what_the_first_has_brought(
     rack: Rack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (one,) = rack.hosts("h1").values()
+    (host,) = rack.hosts("h1").values()
     archive = rack.archive(BASE, TOP)
 
-    def second(there: FakeHost, name: str, at: int, chunks: Iterator[bytes]) -> bool:
+    def second(host: FakeHost, name: str, at: int, chunks: Iterator[bytes]) -> bool:
         if not firsts:
-            with writer(there, name) as first:
+            with writer(host, name) as first:
                 first.communicate(b"".join(archive.stream(archive.image("lab/node")).chunks()))
             firsts.append(first)
-        return append(there, name, at, chunks)
+        return append(host, name, at, chunks)
 
     append, firsts = remote.append, list[object]()
     monkeypatch.setattr(remote, "append", second)
-    assert rack.hand_out(archive, {"h1": one}) == {}
-    assert (one.images, one.staged) == ([NAME], [])
+    assert rack.hand_out(archive, {"h1": host}) == {}
+    assert (host.images, host.staged) == ([NAME], [])
 
 
 def test_what_another_attempt_has_loaded_and_removed_meanwhile_is_there(rack: Rack) -> None:
-    (one,) = rack.hosts("h1").values()
+    (host,) = rack.hosts("h1").values()
     archive = rack.archive(BASE)
-    assert rack.hand_out(archive, {"h1": one}) == {}
-    assert remote.load(one, "gone", NAME) in archive.image("lab/node").ids
+    assert rack.hand_out(archive, {"h1": host}) == {}
+    assert remote.load(host, "gone", NAME) in archive.image("lab/node").ids

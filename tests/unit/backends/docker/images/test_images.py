@@ -1,4 +1,4 @@
-"""What the Dockerfiles have in common, which files an image comes from, and which base an accelerator gets."""
+"""Common steps of the Dockerfiles, the input files of an image, and the base image of an accelerator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.builders import site
+from support.builders import cluster_of
 
 from labctl import accelerators
 from labctl.accelerators import habana
@@ -41,9 +41,9 @@ def text(name: str) -> str:
 
 
 def steps(name: str) -> list[str]:
-    """Each RUN with its mounts and script, on one line."""
-    found = re.split(r"^(?=[A-Z]+ )", text(name).replace("\\\n", " "), flags=re.MULTILINE)
-    return [step for step in found if step.startswith("RUN ")]
+    """List the RUN steps with their mounts and scripts, one line each."""
+    parts = re.split(r"^(?=[A-Z]+ )", text(name).replace("\\\n", " "), flags=re.MULTILINE)
+    return [step for step in parts if step.startswith("RUN ")]
 
 
 def test_every_accelerator_has_an_image() -> None:
@@ -95,10 +95,10 @@ def test_the_common_scripts_are_shell_that_debian_and_ubuntu_know() -> None:
 @pytest.mark.parametrize("name", [path.stem for path in DOCKER.glob("*.lock")])
 def test_a_lock_holds_what_was_asked_for(name: str) -> None:
     locked = package_sources.pins(catalog.file(name, "lock").read_text(encoding="utf-8"))
-    asked = package_sources.pins(catalog.file(name, "in").read_text(encoding="utf-8"))
-    assert asked.keys() <= locked.keys()
-    assert {project: locked[project] for project, version in asked.items() if version} == {
-        project: version for project, version in asked.items() if version
+    requested = package_sources.pins(catalog.file(name, "in").read_text(encoding="utf-8"))
+    assert requested.keys() <= locked.keys()
+    assert {project: locked[project] for project, version in requested.items() if version} == {
+        project: version for project, version in requested.items() if version
     }
     assert all(locked.values())
     lines = catalog.file(name, "lock").read_text(encoding="utf-8").splitlines()[1:]
@@ -106,7 +106,7 @@ def test_a_lock_holds_what_was_asked_for(name: str) -> None:
 
 
 def test_every_accelerator_trains_with_the_same_versions() -> None:
-    """The NVIDIA image has all that the CPU image has, and only its torch is another build."""
+    """Compare the NVIDIA image with the CPU image: only the build of torch differs."""
     cpu, nvidia = (
         package_sources.pins(catalog.file(name, "lock").read_text(encoding="utf-8")) for name in ("cpu", "nvidia")
     )
@@ -123,7 +123,7 @@ for word; do case $word in */*) sed 's/^/  /' "$word" >> "$LOG";; esac; done
 
 
 def installed(tmp_path: Path, requirements: str, name: str) -> list[str]:
-    """What install.sh asks of pip where there is no /opt/venv; below each call, the files that it names."""
+    """Run install.sh without /opt/venv; return its calls of pip, each followed by the files that it names."""
     (tmp_path / "pip").write_text(PIP)
     (tmp_path / "pip").chmod(0o755)
     (tmp_path / name).write_text(requirements)
@@ -157,13 +157,13 @@ def test_what_a_vendor_installed_from_a_file_keeps_its_version(tmp_path: Path) -
 
 @pytest.mark.skipif(Path("/opt/venv").exists(), reason="this machine has what a plain base gets")
 def test_around_a_vendors_torch_nothing_that_is_there_is_replaced(tmp_path: Path) -> None:
-    there = ["  torch==2.7.1+vendor", "  numpy==1.26.4"]
+    frozen = ["  torch==2.7.1+vendor", "  numpy==1.26.4"]
     assert installed(tmp_path, "deepspeed==1\nnumpy\ntorch==2.13.0\n", "some.in") == [
         "pip install --constraint constraints --requirement requirements",
-        *there,
+        *frozen,
         "  numpy",
         "pip install --constraint constraints --no-build-isolation --no-cache-dir --requirement deepspeed",
-        *there,
+        *frozen,
         "  deepspeed==1",
     ]
 
@@ -235,9 +235,9 @@ def test_fused_operators_are_compiled_for_a_torch_of_the_compilers_cuda(
         'echo "$(tail -n 1 "$1") ${DS_BUILD_FUSED_ADAM:-0} ${DS_BUILD_FUSED_LAMB:-0}"\n'
     )
     done = process.run(["sh", "-c", script], env={"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHONPATH": str(tmp_path)})
-    before, *said, after = done.out.splitlines()
+    before, *printed, after = done.out.splitlines()
     assert (before, after) == ("torch==2.13.0 0 0", "deepspeed==1 1 1" if compiled else "deepspeed==1 0 0")
-    assert [line.partition(":")[0] for line in said] == (
+    assert [line.partition(":")[0] for line in printed] == (
         [] if compiled else ["FusedAdam and FusedLamb are not compiled"]
     )
 
@@ -266,11 +266,11 @@ def test_an_image_of_another_release_than_the_driver(driver: str, image: str, di
         assert driver in why
 
 
-@pytest.mark.parametrize("said", ["1.22.0-740\n", "1.22.0", "v1.22.0-97a5f6b"])
-def test_the_driver_is_known_without_habanas_tools(tmp_path: Path, said: str) -> None:
+@pytest.mark.parametrize("output", ["1.22.0-740\n", "1.22.0", "v1.22.0-97a5f6b"])
+def test_the_driver_is_known_without_habanas_tools(tmp_path: Path, output: str) -> None:
     path = tmp_path / "sys/module/habanalabs/version"
     path.parent.mkdir(parents=True)
-    path.write_text(said)
+    path.write_text(output)
     assert habana.installed_release(tmp_path) == "1.22.0"
 
 
@@ -283,7 +283,7 @@ def test_where_the_kernel_does_not_say_the_tool_is_asked(
 
 
 class Builder:
-    """In the place of Docker: notes which base is asked for, and what the build is told."""
+    """Stand-in for Docker that records the requested bases and the build arguments."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
         self._directory = directory
@@ -300,7 +300,7 @@ class Builder:
         return name
 
     def prepare(self, image: str, base: str = "") -> str:
-        """The base that the image would be built on."""
+        """Return the base that the image would be built on."""
         request = BuildRequest(image=image, tag=catalog.tag(image), directory=self._directory, base_image=base)
         with build.prepared(request, build._base(request, print), {}) as arguments:
             self.arguments = arguments
@@ -367,7 +367,7 @@ def test_torch_comes_from_the_index_of_the_accelerator(tmp_path: Path, image: st
 def test_a_lock_is_made_anew_without_torch_for_another_device(
     builder: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``2.13.0+cpu`` passes for the ``2.13.0`` that was asked for, so a wheel of it must not be at hand."""
+    """Skip the wheel of ``2.13.0+cpu``, which satisfies a requirement of ``2.13.0``."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     for version in ("2.13.0+cpu", "2.13.0"):
@@ -401,5 +401,5 @@ def test_an_image_is_built_where_its_devices_are_not(
     monkeypatch.setattr(build, "build", lambda request, _: built.append(request))
     monkeypatch.setattr(accelerators, "ROOT", tmp_path)
     context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={"LAB_ACCELERATOR": accelerator})
-    prepare.build_image(context, site(context))
-    assert [(one.image, one.tag) for one in built] == [(accelerator, f"labctl/{accelerator}")]
+    prepare.build_image(context, cluster_of(context))
+    assert [(request.image, request.tag) for request in built] == [(accelerator, f"labctl/{accelerator}")]

@@ -1,4 +1,4 @@
-"""Which image a lab with packages of a person's own gets."""
+"""Image of a lab with the user's own packages."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def test_the_name_says_what_is_in_it_whatever_the_order(monkeypatch: pytest.Monk
     tag = packages.tag("labctl/cpu", Additions(("nltk", "einops"), ("git",)))
     assert re.fullmatch(r"labctl/packages:[0-9a-f]{12}", tag)
     assert tag == packages.tag("labctl/cpu", Additions(("einops", "nltk"), ("git",)))
-    others = (
+    variants = (
         packages.tag("mine:1", Additions(("nltk", "einops"), ("git",))),
         packages.tag("labctl/cpu", Additions(("nltk", "einops", "git"))),
         packages.tag("labctl/cpu", Additions(("nltk",), ("git",))),
     )
-    assert len({tag, *others}) == 4
+    assert len({tag, *variants}) == 4
     monkeypatch.setattr(catalog, "inputs_hash", lambda _: "of a newer labctl")
     assert packages.tag("labctl/cpu", Additions(("nltk", "einops"), ("git",))) != tag
 
@@ -65,10 +65,10 @@ def test_an_image_of_a_persons_dockerfile_is_known_by_what_its_build_reads(tmp_p
 
 
 def test_two_dockerfiles_of_one_folder_are_two_images(tmp_path: Path) -> None:
-    one = dockerfile(tmp_path / "image")
-    other = one.with_name("other.Dockerfile")
+    file = dockerfile(tmp_path / "image")
+    other = file.with_name("other.Dockerfile")
     other.write_text("ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\n")
-    assert len({packages.tag("labctl/cpu", Additions(dockerfile=str(path))) for path in (one, other)}) == 2
+    assert len({packages.tag("labctl/cpu", Additions(dockerfile=str(path))) for path in (file, other)}) == 2
 
 
 def test_a_file_beside_a_dockerfile_that_cannot_be_read_is_named(
@@ -139,7 +139,7 @@ def described(identity: str, **config: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Images:
-    """Images that are here, with their labels; what is built joins them, with a line of its lock under ``lock``."""
+    """Local images with their labels; built images are added, with a line of their lock under ``lock``."""
     here = {"labctl/cpu": described("sha256:cpu", Labels={catalog.BASE_LABEL: "debian:12"})}
     here["mine:1"] = described("sha256:mine")
 
@@ -148,12 +148,12 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Images:
         labels = dict(
             word.split("=", 1) for option, word in pairwise(arguments) if option in ("--label", "--build-context")
         )
-        wanted = Path(labels.pop("wanted", "/nonexistent"), "lock.txt")
+        lock = Path(labels.pop("wanted", "/nonexistent"), "lock.txt")
         start = ["other"] if file.parent.name != "docker" and "ENTRYPOINT" in file.read_text() else START
         user = "me" if file.parent.name != "docker" and "USER" in file.read_text() else ""
         here[given["--tag"]] = {
             **described(f"sha256:{len(here)}", Labels=labels, Entrypoint=start, User=user),
-            "lock": wanted.read_text() if wanted.is_file() else "",
+            "lock": lock.read_text() if lock.is_file() else "",
         }
 
     monkeypatch.setattr(DockerEngine, "image", lambda _, name: here.get(name))
@@ -185,8 +185,8 @@ def test_an_image_with_additions_carries_what_labctls_own_was_built_on(engine: I
         labels = [
             engine[name]["Config"]["Labels"] for name in (packages.tag(base, Additions(dockerfile=str(path))), tag)
         ]
-        assert [one[catalog.BASE_LABEL] for one in labels] == [root, root]
-        assert [one[catalog.BASE_ID_LABEL] for one in labels] == [engine[base]["Id"]] * 2
+        assert [image[catalog.BASE_LABEL] for image in labels] == [root, root]
+        assert [image[catalog.BASE_ID_LABEL] for image in labels] == [engine[base]["Id"]] * 2
 
 
 @pytest.mark.parametrize("base", ["labctl/cpu", "mine:1"])
@@ -279,9 +279,9 @@ def test_an_image_that_labctl_does_not_have_is_refused_with_those_that_it_has(tm
 
 def test_a_run_says_where_the_labs_image_is_not_the_workloads(tmp_path: Path) -> None:
     asking = workload(name="mnist-horovod", image="horovod")
-    said = [
+    notices = [
         images.remark(images.for_workload(here, here.settings(), asking), asking)
         for image in ({}, {"LAB_IMAGE": "labctl/horovod"}, {"LAB_IMAGE": "mine:1"})
         for here in [at(tmp_path, **image)]
     ]
-    assert said == ["", "", "LAB_IMAGE is mine:1, and mnist-horovod asks for labctl/horovod; LAB_IMAGE is taken"]
+    assert notices == ["", "", "LAB_IMAGE is mine:1, and mnist-horovod asks for labctl/horovod; LAB_IMAGE is taken"]

@@ -24,7 +24,7 @@ rpm\trhel\tbash\t5.1.8-9.el9
 
 def test_packages_are_named_as_vulnerability_databases_know_them() -> None:
     document = sbom.bill("labctl/cpu", "sha256:1111", INSTALLED)
-    assert [one["purl"] for one in document["components"]] == [
+    assert [component["purl"] for component in document["components"]] == [
         "pkg:deb/debian/libstdc%2B%2B6@12.2.0-14%2Bdeb12u1",
         "pkg:pypi/pyyaml@6.0.3",
         "pkg:pypi/torch@2.13.0%2Bcpu",
@@ -64,8 +64,8 @@ def test_the_versions_of_an_image_are_asked_for_once(tmp_path: Path, monkeypatch
         return CompletedProcess(argv, 0, INSTALLED, "")
 
     monkeypatch.setattr(process, "run", run)
-    found = [sbom.versions(DockerEngine(), "sha256:1111", tmp_path / "packages") for _ in range(2)]
-    assert found[0] == found[1] == {
+    versions = [sbom.versions(DockerEngine(), "sha256:1111", tmp_path / "packages") for _ in range(2)]
+    assert versions[0] == versions[1] == {
         "PyYAML": "6.0.3", "deb/libstdc++6": "12.2.0-14+deb12u1", "rpm/bash": "5.1.8-9.el9", "torch": "2.13.0+cpu",
     }  # fmt: skip
     assert len(calls) == 1

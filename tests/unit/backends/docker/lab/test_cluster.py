@@ -1,4 +1,4 @@
-"""A lab over several hosts, some of which cannot be part of it: the others have it all the same."""
+"""A lab over several hosts, some of which fail: the lab uses the others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Open = Callable[..., Cluster]
 
 
 class Engine(FakeBackend):
-    """It grants limits, and knows NVIDIA's device driver, when ``meet`` lets it."""
+    """An engine that grants limits, and knows NVIDIA's device driver, once ``meet`` returns."""
 
     def __init__(self, meet: Callable[[], object] = lambda: None) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def refuse() -> None:
     raise HostError("cannot start a container: not done within 120 s", hint="labctl doctor")
 
 
-def told(number: int, gpus: tuple[int, ...]) -> facts.HostDump:
+def dump(number: int, gpus: tuple[int, ...]) -> facts.HostDump:
     return facts.HostDump(
         f"h{number}",
         facts={
@@ -73,17 +73,17 @@ def opened(context: Context) -> Open:
     """Three hosts with these GPUs and engines."""
 
     def make(*gpus: tuple[int, ...], engines: tuple[Engine, ...] = (), **settings: str) -> Cluster:
-        found = context.settings()
+        loaded = context.settings()
         for key, value in settings.items():
-            found = found.with_value(key, value, origin="test")
+            loaded = loaded.with_value(key, value, origin="test")
         daemons = dict(zip(NAMES, engines or tuple(Engine() for _ in NAMES), strict=True))
         return Cluster(
-            settings=found,
+            settings=loaded,
             directory=context.directory,
             engine=MultiHostEngine(cast(dict[str, FakeBackend], daemons), {}),
             daemons=cast(dict[str, DockerEngine], daemons),
             inventory=tuple(InventoryHost(name=name) for name in NAMES),
-            dumps={name: told(number, gpus[number] if gpus else ()) for number, name in enumerate(NAMES)},
+            dumps={name: dump(number, gpus[number] if gpus else ()) for number, name in enumerate(NAMES)},
         )
 
     return make
@@ -102,8 +102,8 @@ def opened(context: Context) -> Open:
 def test_an_accelerator_may_have_its_own_of_the_image_that_a_workload_needs(
     context: Context, accelerator: str, image: str, origin: str, expected: str
 ) -> None:
-    found = context.settings().with_value("LAB_IMAGE", image, origin)
-    assert cluster.base_image(found, lambda: accelerator) == expected
+    loaded = context.settings().with_value("LAB_IMAGE", image, origin)
+    assert cluster.base_image(loaded, lambda: accelerator) == expected
 
 
 def files(lab: Lab, *but: str) -> dict[str, str]:
@@ -112,23 +112,23 @@ def files(lab: Lab, *but: str) -> dict[str, str]:
 
 def test_engines_are_asked_all_at_once(context: Context, opened: Open) -> None:
     together = threading.Barrier(len(NAMES))
-    lab, able = cluster.load_lab(context, opened(engines=tuple(Engine(lambda: together.wait(60)) for _ in NAMES)))
-    assert (able.engine.hosts, able.failed) == (NAMES, {})
+    lab, usable = cluster.load_lab(context, opened(engines=tuple(Engine(lambda: together.wait(60)) for _ in NAMES)))
+    assert (usable.engine.hosts, usable.failed) == (NAMES, {})
     assert lab.limits.memlock == -1
 
 
 def test_a_host_whose_engine_fails_is_named_and_its_node_stays_in_the_lab(context: Context, opened: Open) -> None:
-    lab, able = cluster.load_lab(context, opened(engines=(Engine(), Engine(refuse), Engine())))
-    assert able.engine.hosts == ("h0", "h2")
-    assert able.failed["h1"].message == "h1: cannot start a container: not done within 120 s"
+    lab, usable = cluster.load_lab(context, opened(engines=(Engine(), Engine(refuse), Engine())))
+    assert usable.engine.hosts == ("h0", "h2")
+    assert usable.failed["h1"].message == "h1: cannot start a container: not done within 120 s"
     cured, _ = cluster.load_lab(context, opened())
     assert files(lab) == files(cured)
 
 
 def test_what_is_known_is_not_asked_again(context: Context, opened: Open) -> None:
     cluster.load_lab(context, opened())
-    _, able = cluster.load_lab(context, opened(engines=tuple(Engine(refuse) for _ in NAMES)))
-    assert able.failed == {}
+    _, usable = cluster.load_lab(context, opened(engines=tuple(Engine(refuse) for _ in NAMES)))
+    assert usable.failed == {}
 
 
 def test_where_all_engines_fail_all_are_named(context: Context, opened: Open) -> None:
@@ -148,10 +148,10 @@ def test_what_one_host_lacks_is_told_of_it_and_changes_nothing_for_the_others(
     context: Context, opened: Open, gpus: tuple[tuple[int, ...], ...], settings: dict[str, str], reason: str
 ) -> None:
     nvidia = {"LAB_ACCELERATOR": "nvidia", **settings}
-    lab, able = cluster.load_lab(context, opened(*gpus, **nvidia))
-    assert able.engine.hosts == ("h0", "h2")
-    assert reason in able.failed["h1"].message
-    assert able.failed["h1"].node == "h1"
+    lab, usable = cluster.load_lab(context, opened(*gpus, **nvidia))
+    assert usable.engine.hosts == ("h0", "h2")
+    assert reason in usable.failed["h1"].message
+    assert usable.failed["h1"].node == "h1"
     assert list(cluster.preview_lab(opened(*gpus, **nvidia))[1].failed) == ["h1"]
     cured, all_of_them = cluster.load_lab(context, opened(gpus[0], gpus[0], gpus[0], **nvidia))
     assert all_of_them.failed == {}
@@ -184,13 +184,13 @@ def test_down_forgets_the_hosts_that_have_nothing_any_more(
     monkeypatch.setattr(engines[1], "remove", lambda *_: refuse())
     with pytest.raises(HostError, match="cannot start a container"):
         labs.take_down(builders.backend(context, opened(engines=engines, LAB_SHARED_DIR="/")), "labctl down")
-    assert [one.host for one in ledger.left_over(context.directory, {})] == ["h1"]
+    assert [host.host for host in ledger.left_over(context.directory, {})] == ["h1"]
 
 
-@pytest.mark.parametrize(("gone", "asked"), [("", True), ("launcher", False), ("worker_1", False)])
-def test_only_a_lab_that_is_running_is_asked_over_ssh_meanwhile(opened: Open, gone: str, *, asked: bool) -> None:
+@pytest.mark.parametrize(("gone", "over_ssh"), [("", True), ("launcher", False), ("worker_1", False)])
+def test_only_a_lab_that_is_running_is_asked_over_ssh_meanwhile(opened: Open, gone: str, *, over_ssh: bool) -> None:
     connected = opened()
     changes = {gone: {"state": "exited"}} if gone else {}
     nodes = tuple(builders.node(number, host=name) for number, name in enumerate(NAMES))
     of = builders.lab(nodes, hosts=tuple(builders.host(name=name) for name in NAMES))
-    assert bool(connected.begin_reach(builders.observed(of, **changes))) == asked
+    assert bool(connected.begin_reach(builders.observed(of, **changes))) == over_ssh

@@ -1,4 +1,4 @@
-"""How an engine is asked for NVIDIA GPUs, by what it says, what lies in its folders, and what was tried before."""
+"""Requests of NVIDIA GPUs, by the engine's information, the files in its folders, and earlier trials."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ JSON = '{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [{"name": "
 
 
 def gpus(*ids: str) -> tuple[Device, ...]:
-    return tuple(Device(id=one, path=f"/dev/nvidia{one}") for one in ids)
+    return tuple(Device(id=device_id, path=f"/dev/nvidia{device_id}") for device_id in ids)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two specifications, and files that the engine passes over too."""
+    """A folder with two CDI specifications, and files that the engine ignores."""
     (tmp_path / "nvidia.yaml").write_text(YAML)
     (tmp_path / "more.json").write_text(JSON)
     (tmp_path / "broken.yaml").write_text("devices: [")
@@ -58,8 +58,8 @@ def test_an_engine_with_cdi_off_has_none(folder: Path) -> None:
 
 
 def test_what_the_engine_says_itself_counts_before_the_folders(folder: Path) -> None:
-    said = [{"Source": "cdi", "ID": "nvidia.com/gpu=5"}, {"Source": "other", "ID": "nvidia.com/gpu=6"}]
-    information = {"CDISpecDirs": [str(folder)], "DiscoveredDevices": said}
+    discovered = [{"Source": "cdi", "ID": "nvidia.com/gpu=5"}, {"Source": "other", "ID": "nvidia.com/gpu=6"}]
+    information = {"CDISpecDirs": [str(folder)], "DiscoveredDevices": discovered}
     assert has_cdi(information, KIND, gpus("5"))
     assert not has_cdi(information, KIND, gpus("6"))
     assert not has_cdi(information, KIND, gpus("0"))
@@ -67,7 +67,7 @@ def test_what_the_engine_says_itself_counts_before_the_folders(folder: Path) -> 
 
 @dataclass
 class Daemon:
-    """An engine that has these runtimes and CDI devices, and knows NVIDIA's device driver or not."""
+    """An engine with these runtimes and CDI devices, with or without NVIDIA's device driver."""
 
     runtimes: tuple[str, ...] = ("runc",)
     devices: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ class Daemon:
         return "one"
 
     def information(self) -> dict[str, Any]:
-        discovered = [{"Source": "cdi", "ID": f"nvidia.com/gpu={one}"} for one in self.devices]
+        discovered = [{"Source": "cdi", "ID": f"nvidia.com/gpu={device_id}"} for device_id in self.devices]
         return {"Runtimes": dict.fromkeys(self.runtimes), "DiscoveredDevices": discovered}
 
     def reserves(self, lab: str, image: str, driver: str, ids: tuple[str, ...]) -> bool:  # noqa: ARG002
@@ -90,10 +90,10 @@ class Daemon:
 
 
 def settle(directory: Path, daemon: Daemon | None, *, refresh: bool = False, **environ: str) -> str:
-    found = settings.load(directory, environ, {})
+    loaded = settings.load(directory, environ, {})
     machine = host(devices=gpus("0", "1"))
     engine = cast(DockerEngine, daemon) if daemon else None
-    return resolve_device_request(found, "nvidia", machine, directory, "image", engine, refresh=refresh).request
+    return resolve_device_request(loaded, "nvidia", machine, directory, "image", engine, refresh=refresh).request
 
 
 def test_the_first_of_cdi_reservation_and_runtime_that_is_there_is_taken(tmp_path: Path) -> None:
@@ -145,8 +145,8 @@ def test_what_was_kept_and_cannot_be_read_counts_as_nothing(tmp_path: Path, text
 
 
 def foresee(directory: Path, daemon: Daemon) -> str:
-    found = settings.load(directory, {}, {})
-    return foreseen(found, "nvidia", host(devices=gpus("0", "1")), directory, cast(DockerEngine, daemon))[0]
+    loaded = settings.load(directory, {}, {})
+    return foreseen(loaded, "nvidia", host(devices=gpus("0", "1")), directory, cast(DockerEngine, daemon))[0]
 
 
 def test_what_is_foreseen_is_what_is_settled_as_far_as_the_engine_tells_it(tmp_path: Path) -> None:

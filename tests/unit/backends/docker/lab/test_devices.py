@@ -1,4 +1,4 @@
-"""`labctl devices` on trees like a host's, as scripts and as people read it."""
+"""`labctl devices` on trees like a host's, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from labctl.system import procfs
 
 @pytest.fixture(autouse=True)
 def plain_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight cores on two NUMA nodes, no named groups and no maker's tools, whatever this machine has."""
+    """Tree with eight cores on two NUMA nodes, no named groups and no vendors' tools."""
     sysfs.cores(tmp_path / "root", "0-7")
     monkeypatch.setattr(procfs, "group_of", lambda path, root: 44 if path == "/dev/nvidia0" else 109)  # noqa: ARG005
     monkeypatch.setenv("PATH", str(tmp_path / "no-tools"))
@@ -30,17 +30,17 @@ def plain_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def host(tmp_path: Path, text: str | None = None) -> HostDevices:
-    """This host; in a lab with that .env, or in no lab."""
+    """Return the devices of this host, in a lab with that .env or outside of a lab."""
     directory = tmp_path / "lab"
     directory.mkdir()
     if text is not None:
         (directory / ".env").write_text(text, encoding="utf-8")
-    found = settings.load(directory, {"HOME": "/home/someone"}, {})
-    return devices.of_host(found, directory, tmp_path / "root")
+    loaded = settings.load(directory, {"HOME": "/home/someone"}, {})
+    return devices.of_host(loaded, directory, tmp_path / "root")
 
 
 def take(tmp_path: Path, text: str | None = None) -> dict[str, Any]:
-    """``host`` as its JSON document."""
+    """Return ``host`` as its JSON document."""
     document: dict[str, Any] = json.loads(json.dumps(to_json(host(tmp_path, text))))
     return document
 
@@ -54,10 +54,10 @@ def two_gpus(tmp_path: Path) -> Path:
 
 
 def test_a_bare_host_outside_a_lab(tmp_path: Path) -> None:
-    found = take(tmp_path)
-    assert (found["accelerator"], found["devices"], found["nodes"]) == ("cpu", [], [])
-    assert found["why"].startswith("auto: no /dev/nvidia<N>, ")
-    assert found["numa"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    document = take(tmp_path)
+    assert (document["accelerator"], document["devices"], document["nodes"]) == ("cpu", [], [])
+    assert document["why"].startswith("auto: no /dev/nvidia<N>, ")
+    assert document["numa"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_auto_says_what_it_would_have_taken(tmp_path: Path) -> None:
@@ -73,22 +73,22 @@ def test_auto_says_what_it_would_have_taken(tmp_path: Path) -> None:
 
 def test_each_device_names_the_node_that_gets_it(tmp_path: Path) -> None:
     two_gpus(tmp_path)
-    found = take(tmp_path, "LAB_NODES=2\n")
-    assert [(one["id"], one["path"], one["node"]) for one in found["devices"]] == [
+    document = take(tmp_path, "LAB_NODES=2\n")
+    assert [(device["id"], device["path"], device["node"]) for device in document["devices"]] == [
         ("0", "/dev/nvidia1", "worker-0"),
         ("1", "/dev/nvidia0", "worker-1"),
     ]
-    assert [(node["name"], node["cpus"], node["devices"]) for node in found["nodes"]] == [
+    assert [(node["name"], node["cpus"], node["devices"]) for node in document["nodes"]] == [
         ("worker-0", [0, 1, 2, 3], ["0"]),
         ("worker-1", [4, 5, 6, 7], ["1"]),
     ]
-    assert found["drivers"] == {"nvidia": "550.54.15"}
+    assert document["drivers"] == {"nvidia": "550.54.15"}
 
 
 def test_devices_that_the_lab_leaves_have_no_node(tmp_path: Path) -> None:
     two_gpus(tmp_path)
-    found = take(tmp_path, "LAB_NODES=1\nLAB_DEVICES=0000:af:00.0\n")
-    assert [(one["id"], one["node"]) for one in found["devices"]] == [("0", None), ("1", "worker-0")]
+    document = take(tmp_path, "LAB_NODES=1\nLAB_DEVICES=0000:af:00.0\n")
+    assert [(device["id"], device["node"]) for device in document["devices"]] == [("0", None), ("1", "worker-0")]
 
 
 def test_a_device_that_a_lab_has_now_names_it(tmp_path: Path) -> None:
@@ -96,13 +96,13 @@ def test_a_device_that_a_lab_has_now_names_it(tmp_path: Path) -> None:
     sysfs.put(lease, '{"lab": "other", "node": "worker-0", "directory": "/srv/lab", "uid": 4000000, "since": "noon"}')
     with lease.open() as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
-        held = [one["holder"] for one in take(tmp_path)["devices"]]
+        held = [device["holder"] for device in take(tmp_path)["devices"]]
     assert held == ["", "lab `other` of user 4000000 (worker-0, /srv/lab, since noon)"]
 
 
 def test_a_device_whose_lab_is_gone_is_free(tmp_path: Path) -> None:
     sysfs.put(Path(procfs.lock_directory(two_gpus(tmp_path))) / "labctl-0000:af:00.0.lock", '{"lab": "other"}')
-    assert [one["holder"] for one in take(tmp_path)["devices"]] == ["", ""]
+    assert [device["holder"] for device in take(tmp_path)["devices"]] == ["", ""]
 
 
 def test_what_other_makers_have_is_shown_too(tmp_path: Path) -> None:
@@ -110,18 +110,18 @@ def test_what_other_makers_have_is_shown_too(tmp_path: Path) -> None:
     sysfs.gaudi(root, 0, "0000:19:00.0", told={"module_id": "3"})
     sysfs.render_node(root, 128, "0000:00:02.0", driver="i915")
     sysfs.card(root, "0000:d8:00.0", "0x1002", driver="amdgpu")
-    found = take(tmp_path, "LAB_NODES=2\n")
-    assert [one["accelerator"] for one in found["devices"]] == ["nvidia", "nvidia", "habana", "intel"]
-    assert [one["node"] for one in found["devices"]] == ["worker-0", "worker-1", None, None]
-    assert ["AMD" in note for note in found["notes"]] == [True]
+    document = take(tmp_path, "LAB_NODES=2\n")
+    assert [device["accelerator"] for device in document["devices"]] == ["nvidia", "nvidia", "habana", "intel"]
+    assert [device["node"] for device in document["devices"]] == ["worker-0", "worker-1", None, None]
+    assert ["AMD" in note for note in document["notes"]] == [True]
 
 
 def test_a_lab_that_asks_for_what_is_not_there_is_shown_what_is(tmp_path: Path) -> None:
     two_gpus(tmp_path)
-    found = take(tmp_path, "LAB_ACCELERATOR=habana\n")
-    assert found["accelerator"] is None
-    assert found["why"] == "this host has no habana device: no /dev/accel/accel<N> served by habanalabs"
-    assert len(found["devices"]) == 2
+    document = take(tmp_path, "LAB_ACCELERATOR=habana\n")
+    assert document["accelerator"] is None
+    assert document["why"] == "this host has no habana device: no /dev/accel/accel<N> served by habanalabs"
+    assert len(document["devices"]) == 2
 
 
 def test_a_lab_that_asks_for_too_much_is_told_so(tmp_path: Path) -> None:

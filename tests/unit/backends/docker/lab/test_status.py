@@ -20,7 +20,7 @@ from labctl.model import Event
 
 def test_nodes_are_in_their_order_also_where_a_host_does_not_answer(tmp_path: Path) -> None:
     def daemon(host: str, *nodes: str) -> FakeBackend:
-        return FakeBackend(seen=ObservedState(host=host, containers=tuple(container(one) for one in nodes)))
+        return FakeBackend(seen=ObservedState(host=host, containers=tuple(container(name) for name in nodes)))
 
     context = Context(directory=tmp_path, environ={"LAB_NAME": "demo"}, emit=lambda _: None, flags={})
     where = Cluster(
@@ -43,13 +43,15 @@ def test_nodes_are_in_their_order_also_where_a_host_does_not_answer(tmp_path: Pa
 
 
 def test_a_lab_of_this_name_in_another_directory_is_shown_with_a_warning(tmp_path: Path) -> None:
-    there, said = tmp_path / "there", list[Event]()
-    there.mkdir()
-    context = Context(directory=tmp_path, environ={"LAB_NAME": "demo"}, emit=said.append, flags={})
-    seen = ObservedState(containers=tuple(container(one, directory=str(there)) for one in ("launcher", "worker-0")))
-    where = Cluster(settings=context.settings(), directory=tmp_path, engine=FakeBackend(seen=seen))
+    remote, events = tmp_path / "there", list[Event]()
+    remote.mkdir()
+    context = Context(directory=tmp_path, environ={"LAB_NAME": "demo"}, emit=events.append, flags={})
+    current = ObservedState(
+        containers=tuple(container(name, directory=str(remote)) for name in ("launcher", "worker-0"))
+    )
+    where = Cluster(settings=context.settings(), directory=tmp_path, engine=FakeBackend(seen=current))
     assert [node.name for node in status_of(context, where).nodes] == ["launcher", "worker-0"]
-    assert [event.text for event in said] == [f"this machine has a lab of this name that is not yours: {there}"]
+    assert [event.text for event in events] == [f"this machine has a lab of this name that is not yours: {remote}"]
 
 
 def test_a_node_that_up_would_recreate_is_named_with_the_reason(tmp_path: Path) -> None:
