@@ -27,6 +27,13 @@ pytestmark = [pytest.mark.docker, pytest.mark.kubernetes, pytest.mark.xdist_grou
 CANARY = "hf_canary_of_this_test"
 
 
+STOPS = """
+import time
+for step in range(1, 6):
+    print(f"step {step}/9", flush=True)
+    time.sleep(0.1)
+time.sleep(600)
+"""
 KINDS = ("MPIJob", "Pod", "ConfigMap", "Secret", "Service")
 
 
@@ -78,6 +85,51 @@ def test_training_on_two_pods_passes(cluster_lab: ClusterLabs) -> None:
     answer = cluster_lab().call("run", "opt-tiny", "--rehearse", "--json").expect(0)
     assert answer.json["world_size"] == 2
     assert answer.json["metrics"]["throughput"]["value"] > 0
+
+
+def test_a_batch_runs_on_the_clusters_nodes_and_a_run_of_it_is_replayed(
+    cluster_lab: ClusterLabs, operator: Operator
+) -> None:
+    lab = cluster_lab()
+    made = lab.call("hostfiles", "--size", "1", "--out", "nodes", "--json").expect(0).json
+    (node,) = operator.objects("Node")
+    assert (lab.path / made["directory"] / made["hostfiles"][0]).read_text() == f"{node} slots=1\n"
+    report = lab.call("batch", "hello-mpi", made["directory"], "--json").expect(0).json
+    (job,) = report["batch"]["jobs"]
+    assert (job["nodes"], job["verdict"]) == ([node], "PASS")
+    kept = json.loads((lab.path / "runs" / job["run_id"] / "pods.json").read_text())
+    assert {(pod["node"], pod["on"]) for pod in kept} == {("launcher", node), ("worker-0", node)}
+    replayed = lab.call("replay", job["run_id"], "--json").expect(0).json
+    assert (replayed["verdict"], replayed["replays"], replayed["world_size"]) == ("PASS", job["run_id"], 1)
+
+
+def test_the_steps_of_a_run_and_what_its_pods_use_are_shown(cluster_lab: ClusterLabs) -> None:
+    lab = cluster_lab()
+    with lab.start("run", "stubborn", "--json") as running:
+        wait_until(lambda: running.err.count("does not listen") == 2, 120, "both ranks are up")
+        view = wait_until(lambda: sampled(lab), 60, "both pods are sampled")
+        assert view["state"] == "running"
+        assert [node["node"] for node in view["nodes"]] == ["worker-0", "worker-1"]
+        running.press(signal.SIGINT)
+        assert verdict(running.answer(120).expect(130)) == ("ERROR", "interrupted")
+    record = lab.path / "runs" / view["run_id"]
+    assert {path.name for path in (record / "samples").iterdir()} == {"worker-0.csv", "worker-1.csv"}
+
+
+def sampled(lab: Lab) -> Any:
+    """Return what `top` shows if it has samples of every node; else None."""
+    view = lab.call("top", "--json").expect(0).json
+    return view if all("memory" in node["values"] for node in view["nodes"]) else None
+
+
+def test_a_run_whose_steps_stop_is_ended_with_the_stacks_of_its_ranks(cluster_lab: ClusterLabs) -> None:
+    lab = cluster_lab(LAB_STALL_SECONDS="5")
+    (lab.path / "stops.py").write_text(STOPS)
+    answer = lab.call("run", "--script", "stops.py", "--launcher", "mpirun", "--json")
+    assert (answer.code, *verdict(answer)) == (124, "ERROR", "stalled")
+    assert "left processes behind" not in answer.err, "samplers are labctl's own"
+    stacks = lab.path / "runs" / answer.json["run_id"] / "stacks"
+    assert len([path for path in stacks.iterdir() if "worker" in path.name]) == 2
 
 
 def test_a_token_is_in_the_secret_alone(cluster_lab: ClusterLabs, operator: Operator) -> None:

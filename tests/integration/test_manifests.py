@@ -76,6 +76,34 @@ def test_the_server_takes_every_declared_workload(
 
 
 @pytest.mark.parametrize("kind", ["mpijob", "trainjob"])
+@pytest.mark.parametrize(
+    "placement",
+    [
+        job.Placement(nodes=("a", "b"), hostnames=("a.example", "b.example"), slots=2),
+        job.Placement(without=("c.example",)),
+    ],
+)
+def test_the_server_takes_workers_on_nodes_by_name(
+    api: Api, tmp_path: Path, kind: target.Kind, placement: job.Placement
+) -> None:
+    if not definitions(api)[kind]:
+        pytest.skip(f"the cluster knows no {kind}")
+    given = {**ASKED, "LAB_K8S_NAMESPACE": api.namespace, "LAB_ACCELERATOR": "cpu", "LAB_K8S_JOB": kind}
+    loaded = settings.load(tmp_path, given, {})
+    where, options = target.read(loaded, "cpu"), RunOptions()
+    workload = choose_workload(ROOT, "matmul", options, loaded)
+    built = job.build(loaded, ROOT, where, workload, options, placement=placement)
+    for manifest in render.manifests(where, built):
+        api.apply(manifest, dry_run=True)
+    # The operator's pods, too: an MPIJob's definition does not look into the templates of its pods.
+    templates = render.pod_templates(render.manifests(where, built))
+    (template,) = [template for template in templates if "affinity" in template["spec"]]
+    metadata = {"name": "one", "namespace": api.namespace, **template["metadata"]}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+    api.apply(pod, dry_run=True)
+
+
+@pytest.mark.parametrize("kind", ["mpijob", "trainjob"])
 def test_a_misspelt_field_is_refused(api: Api, tmp_path: Path, kind: target.Kind) -> None:
     if not definitions(api)[kind]:
         pytest.skip(f"the cluster knows no {kind}")
