@@ -36,6 +36,10 @@ LASTING = ["made-up", "Docker in memory", DOCKER, SSH]
 """Sites of labs that `up` brings up; on others a run brings its nodes."""
 DETACHED = ["made-up", DOCKER, SSH, CLUSTER]
 """Sites on which a run goes on without labctl; in memory a run is over once launched."""
+FOLLOWED = [*DETACHED, "cluster in memory"]
+"""Sites where a run can be followed after it was launched."""
+REPLAYED = [DOCKER, SSH, "cluster in memory", CLUSTER]
+"""Sites whose backends can repeat a run from its record."""
 LOSING = ["made-up", DOCKER, "cluster in memory", CLUSTER]
 """Sites whose nodes can be lost with their processes; over ssh each engine behaves as a local one."""
 LIMITED = ["made-up", "cluster in memory"]
@@ -84,7 +88,7 @@ def docker_in_memory(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 
 def cluster_in_memory(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    api = ClusterInMemory(programs)
+    api = ClusterInMemory(programs, ("n0", "n1"))
     monkeypatch.setattr("labctl.backends.kubernetes.lab.Api", lambda *_: api)
     return ClusterSite(context_of(directory, "LAB_ENGINE=kubernetes"))
 
@@ -325,6 +329,53 @@ def runs_of(context: Context) -> dict[str, str]:
 def result_of(context: Context, run_id: str) -> Result | None:
     """Return a run's result, once the list of runs has closed its record."""
     return flows.show(context, run_id).result if runs_of(context)[run_id] == "done" else None
+
+
+def every_node(context: Context) -> Path:
+    """Write the hostfile of all nodes that the lab has; return its directory."""
+    with backends.connect(context) as backend:
+        size = len(backend.lab().nodes)
+    out = context.directory / "every"
+    flows.hostfiles(context, None, size=size, pattern="sequential", slots=0, out=out, seed=0)
+    return out
+
+
+@on("site", FOLLOWED, indirect=True)
+def test_a_batch_runs_on_hostfiles_of_the_labs_nodes(ready: Context) -> None:
+    report = flows.batch(ready, "hello", (every_node(ready),), RunOptions(), lambda _: None)
+    (job,) = report.batch.jobs
+    assert (job.verdict, job.value) == ("PASS", 42)
+    assert job.nodes == job.names
+    again = flows.batch(ready, "hello", (ready.directory / "every",), RunOptions(), lambda _: None, resume=True)
+    assert again.batch.jobs == report.batch.jobs
+
+
+@on("site", FOLLOWED, indirect=True)
+def test_a_run_that_is_under_way_is_looked_at(ready: Context) -> None:
+    run_id = flows.launch(ready, "stubborn", RunOptions()).run_id
+    view = flows.top(ready)
+    assert (view.run_id, view.workload, len(view.nodes)) == (run_id, "stubborn", 2)
+    assert view.state in ("running", "waiting")
+    flows.stop(ready, run_id, 1)
+    with pytest.raises(HostError, match="no run is under way"):
+        flows.top(ready)
+
+
+@on("site", REPLAYED, indirect=True)
+def test_a_run_is_repeated_from_its_record(ready: Context) -> None:
+    result = flows.run(ready, "hello", RunOptions())
+    again = flows.replay(ready, result.run_id)
+    assert (again.verdict, again.replays, again.metrics) == ("PASS", result.run_id, result.metrics)
+    assert again.run_id != result.run_id
+
+
+@on("site", REPLAYED, indirect=True)
+def test_a_lab_that_is_frozen_is_verified(ready: Context) -> None:
+    lock = ready.directory / "lab.lock"
+    assert flows.freeze(ready, lock).facts > 3
+    assert flows.verify(ready, lock).drift == ()
+    (ready.directory / "workloads/hello/hello.py").write_text("other")
+    assert [fact.what for fact in flows.verify(ready, lock).drift] == ["files workloads/hello/hello.py"]
 
 
 # --- what a backend does not have ----------------------------------------------------------------------------

@@ -270,7 +270,8 @@ class KubernetesBackend:
         target = cluster.target
         if replayed:
             return self._again(replayed(now), target)
-        if options.wait:
+        # A batch waits for its own jobs itself.
+        if options.wait and not options.batch:
             target = replace(target, patience=WAITING)
         placement = self._placement(options) if nodes.is_placed(options) else ANYWHERE
         run_id = store.new_id(workload.name, now)

@@ -92,7 +92,8 @@ def _users(lab: ClusterLab, placed: Placement) -> list[ActiveRun]:
     runs: dict[str, ActiveRun] = {}
     for pod in lab.engine.pods(lab.name):
         node, metadata = pod["spec"].get("nodeName", ""), pod["metadata"]
-        if node not in placed.nodes or node_of(pod) == LAUNCHER or pods.has_ended(pod):
+        ends = pods.has_ended(pod) or "deletionTimestamp" in metadata
+        if node not in placed.nodes or node_of(pod) == LAUNCHER or ends:
             continue
         began, run_id = seconds_of(metadata["creationTimestamp"]), metadata["labels"]["labctl.run"]
         first = runs.setdefault(run_id, ActiveRun(id=run_id, nodes=(), state="running", order=began, owner=owner()))

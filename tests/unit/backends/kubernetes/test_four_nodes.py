@@ -85,7 +85,7 @@ class FourNodes(ClusterInMemory):
             self.objects["Pod", pod]["status"] = ended(137)
 
     def _programs(self, pod: str, argv: tuple[str, ...]) -> tuple[tuple[int, bytes], ...]:
-        if "kill -TERM" in argv[2]:
+        if "kill -TERM" in argv[2] and self.loses_workers:
             self.loses_workers -= 1
             self.prints(pod, f"{MARK}143")
         if "tar -C" in argv[2]:
@@ -277,6 +277,11 @@ def test_a_named_node_that_is_not_free_is_refused_but_waited_for_if_asked(contex
         flows.launch(context, "hello", RunOptions(include="n1"))
     flows.launch(context, "hello", RunOptions(include="n1", wait=True))
     flows.stop(context, first, 1)
+    for kind, name in [*api.objects]:
+        if kind == "Pod":
+            api.objects[kind, name]["metadata"]["deletionTimestamp"] = "2026-01-02T03:05:00Z"
+    result = flows.run(context, "hello", RunOptions(include="n1"))
+    assert result.verdict == "PASS", result.message
     cordon(api, "n2")
     with pytest.raises(HostError, match="n2 is out of use: cordoned"):
         flows.run(context, "hello", RunOptions(include="n2"))
