@@ -604,7 +604,8 @@ def keep_pods(api: Api, run: ClusterRun) -> None:
 def pinned_images(record: Path) -> dict[str, str]:
     """Return the images of a recorded run, each by its digest in a registry."""
     kept = store.decode(record / PODS, list[PodRecord]) or []
-    return {pod.image: pod.image_id for pod in kept if "@sha256:" in pod.image_id}
+    # Docker's shim names its scheme: docker-pullable://NAME@sha256:DIGEST.
+    return {pod.image: pod.image_id.rpartition("://")[2] for pod in kept if "@sha256:" in pod.image_id}
 
 
 def fetch(api: Api, run: ClusterRun, launcher: str, warn: Callable[[str], None]) -> bool:

@@ -1320,3 +1320,27 @@ def test_times_of_logs_are_read_to_the_microsecond() -> None:
     assert cluster_runs.seconds_of("1970-01-01T00:00:01.500000999Z") == 1.5
     assert cluster_runs.seconds_of("1970-01-01T00:00:02Z") == 2
     assert cluster_runs.seconds_of("None") == 0
+
+
+# --- the pods in its record ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("image_id", "pinned"),
+    [
+        ("registry.example/lab@sha256:abc", "registry.example/lab@sha256:abc"),
+        ("docker-pullable://registry.example/lab@sha256:abc", "registry.example/lab@sha256:abc"),
+        ("docker://sha256:abc", None),
+        ("", None),
+    ],
+)
+def test_the_images_of_a_run_are_recorded_by_their_digests(world: World, image_id: str, pinned: str | None) -> None:
+    world.pods(**runs())
+    for (kind, _), pod in world.api.objects.items():
+        if kind == "Pod":
+            for status in pod["status"]["containerStatuses"]:
+                status["imageID"] = image_id
+    world.run.directory.mkdir(parents=True, exist_ok=True)
+    cluster_runs.keep_pods(world.api, world.run)
+    expected = {world.run.lab.image: pinned} if pinned else {}
+    assert cluster_runs.pinned_images(world.run.directory) == expected
