@@ -39,9 +39,16 @@ def watch(
     container by its id, may be of any lab.
     """
     heard = _heard(events)
-    watched = _Watched()
+    containers: tuple[Container, ...] = ()
     with contextlib.suppress(HostError):
-        watched = _Watched(observe().containers)
+        containers = observe().containers
+    # They died before the subscription, as those of a run that is followed again.
+    yield from (
+        (container.node, "node-lost", f"container {container.state}")
+        for container in containers
+        if container.state in ("exited", "dead")
+    )
+    watched = _Watched(containers)
     while True:
         yield from watched.lost_by_check(last_check)
         try:

@@ -185,6 +185,11 @@ def test_a_node_that_was_unhealthy_before_and_is_lost_later_is_told() -> None:
     assert losses_of(Daemon(checks=(SLOW, SLOW, SLOW, LOST), status="unhealthy")) == [GONE]
 
 
+def test_a_container_that_died_before_the_subscription_is_lost() -> None:
+    state = observed(lab(), worker_1={"state": "exited"})
+    assert list(events.watch([], lambda: state, lambda _: "")) == [("worker-1", "node-lost", "container exited")]
+
+
 def test_a_daemon_that_does_not_answer_ends_no_watch() -> None:
     losses = losses_of(Daemon(UNHEALTHY, ("worker-1", "die"), checks=(BUSY, BUSY, LOST)))
     assert sorted(losses) == [GONE, DIED]
