@@ -344,16 +344,17 @@ class _Course:
         self.placement = {node.name: node.host for node in workers}
         self.launched = any(node.name == LAUNCHER and node.state == "running" for node in status.nodes)
         # In a cluster runs bring their launcher.
-        usable = self.launched or all(node.role != LAUNCHER for node in status.nodes)
+        in_cluster = all(node.role != LAUNCHER for node in status.nodes)
         for node in workers:
             if node.state == "running":
-                if usable:
+                if self.launched or in_cluster:
                     self.slots[node.name] = node.slots
                 self.has_devices |= bool(node.devices)
             else:
                 failure = failures.get(node.host)
                 text = failure.message if failure else f"{node.state} {node.reason}".rstrip()
-                self.accuse(node.name, "not reached", text, failure.hint if failure else "labctl up")
+                mend = self.subject.look_at(node.name) if in_cluster else "labctl up"
+                self.accuse(node.name, "not reached", text, failure.hint if failure else mend)
 
     def doctor_of_nodes(self) -> Outcome:
         """Run doctor again on the nodes that are up; mark the first doctor step as passed if `up` fixed its errors."""
