@@ -344,16 +344,16 @@ class _Course:
         self.placement = {node.name: node.host for node in workers}
         self.launched = any(node.name == LAUNCHER and node.state == "running" for node in status.nodes)
         # In a cluster runs bring their launcher.
-        in_cluster = all(node.role != LAUNCHER for node in status.nodes)
+        without_launcher = all(node.role != LAUNCHER for node in status.nodes)
         for node in workers:
             if node.state == "running":
-                if self.launched or in_cluster:
+                if self.launched or without_launcher:
                     self.slots[node.name] = node.slots
                 self.has_devices |= bool(node.devices)
             else:
                 failure = failures.get(node.host)
                 text = failure.message if failure else f"{node.state} {node.reason}".rstrip()
-                mend = self.subject.look_at(node.name) if in_cluster else "labctl up"
+                mend = self.subject.look_at(node.name) if without_launcher else "labctl up"
                 self.accuse(node.name, "not reached", text, failure.hint if failure else mend)
 
     def doctor_of_nodes(self) -> Outcome:
