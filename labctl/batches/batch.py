@@ -75,14 +75,14 @@ def run(
     if text := renamed(batch):
         context.notice(f"the hostfiles' machines: {text}")
     nodes = {node for job in batch.jobs for node in job.nodes}
-    unusable = backend.unusable()
-    if drained := (inventory.drained(context.directory).keys() & nodes) - unusable.keys():
+    if drained := inventory.drained(context.directory).keys() & nodes:
         context.warn(f"{', '.join(sorted(drained))} is used, though drained.txt lists it")
     backend.require_launcher(workload)
+    unusable = backend.unusable()
     for node in sorted(unusable.keys() & nodes):
         context.warn(f"{node} is left out: {unusable[node]}; `--resume` runs its jobs once it is back")
     with filelock.held(directory / ".lock", f"labctl batch {name}"):
-        batch = leave_out(begin(directory, batch, lab, resume=resume), unusable)
+        batch = leave_out(directory, begin(directory, batch, lab, resume=resume), unusable)
         done = run_jobs(backend, workload, options, directory, batch, show, parallel=parallel)
     return report(directory, done)
 
@@ -235,8 +235,8 @@ def again(job: BatchJob, launched: Mapping[str, str], unjudged: Collection[str])
     return job
 
 
-def leave_out(batch: Batch, unusable: Mapping[str, str]) -> Batch:
-    """Return the batch with the waiting jobs on unusable nodes as interrupted ones, which `--resume` runs."""
+def leave_out(directory: Path, batch: Batch, unusable: Mapping[str, str]) -> Batch:
+    """Record the waiting jobs on unusable nodes as interrupted ones, which `--resume` runs; return the batch."""
 
     def of(job: BatchJob) -> BatchJob:
         """Return the job as interrupted if one of its nodes is unusable."""
@@ -247,7 +247,11 @@ def leave_out(batch: Batch, unusable: Mapping[str, str]) -> Batch:
         left = {"state": "done", "verdict": "ERROR", "cause": "interrupted", "message": reasons, "exit_code": 3}
         return replace(job, **left, began=now, ended=now)
 
-    return replace(batch, jobs=tuple(map(of, batch.jobs)))
+    jobs_now = tuple(map(of, batch.jobs))
+    for before, job in zip(batch.jobs, jobs_now, strict=True):
+        if job is not before:
+            record.change(directory, job)
+    return replace(batch, jobs=jobs_now)
 
 
 def unknown_runs(lab: Path, batch: Batch) -> dict[str, str]:

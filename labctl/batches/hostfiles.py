@@ -134,13 +134,14 @@ def nodes_of_lab(context: Context) -> tuple[dict[str, int], tuple[str, ...]]:
     require_initialised(context)
     with backends.connect(context) as backend:
         nodes, unusable = backend.lab().nodes, backend.unusable()
-    for name, reason in unusable.items():
-        context.notice(f"{name} is left out: {reason}")
-    left_out = unusable.keys() | inventory.drained(context.directory).keys()
+    reasons = {**dict.fromkeys(inventory.drained(context.directory), f"{inventory.DRAINED} lists it"), **unusable}
+    left_out = [node.name for node in nodes if node.name in reasons]
+    for name in left_out:
+        context.notice(f"{name} is left out: {reasons[name]}")
     used = {node.name: node.slots for node in nodes if node.name not in left_out}
     if not used:
         raise HostError("no node of the lab is in use", hint="labctl devices")
-    return used, tuple(node.name for node in nodes if node.name in left_out)
+    return used, tuple(left_out)
 
 
 def slots_in_lab(context: Context, names: tuple[str, ...]) -> dict[str, int]:

@@ -21,6 +21,7 @@ from labctl.batches.bisect import Diagnosis, Group
 from labctl.batches.figures import JobOutcome
 from labctl.batches.profile import Check, Profile
 from labctl.batches.validate import Suspicion, validate
+from labctl.config import inventory
 from labctl.config.context import Context, require_initialised
 from labctl.config.settings import Settings
 from labctl.doctor.report import DoctorReport
@@ -78,7 +79,7 @@ def brings_nodes(settings: Settings) -> bool:
 
 def nodes_of(backend: Backend) -> LabStatus:
     """Return the state of the nodes that runs would get from a cluster."""
-    lab, unusable = backend.lab(), backend.unusable()
+    lab, unusable, drained = backend.lab(), backend.unusable(), inventory.drained(backend.context.directory)
     devices = () if lab.accelerator == CPU else (lab.accelerator,)
     nodes = tuple(
         NodeStatus(
@@ -90,6 +91,7 @@ def nodes_of(backend: Backend) -> LabStatus:
             devices=devices,
         )
         for node in lab.nodes
+        if node.name not in drained
     )
     return LabStatus(lab=lab.name, state="up", nodes=nodes, unreachable=())
 

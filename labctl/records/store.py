@@ -133,7 +133,9 @@ REACHED = "reached"
 EVIDENCE = "evidence.tar.gz"
 PLACE = "cluster.json"
 """File with the server, namespace and job of a run in a cluster."""
-KEPT = (RESULT, OUTPUT, TIMES, METRICS, EVIDENCE, MARK, FORMER_MARK)
+PODS = "pods.json"
+"""Pods of a run in a cluster, in its record."""
+KEPT = (RESULT, OUTPUT, TIMES, METRICS, EVIDENCE, PODS, MARK, FORMER_MARK)
 """Files of a record that only labctl writes: files with these names from a run or a host go aside."""
 # Logs that ranks and scripts write themselves; those in hosts/ had a name that another host took.
 LOGS = ("*.log", "ranks/*.log", "hosts/*/*.log", "hosts/*/ranks/*.log")

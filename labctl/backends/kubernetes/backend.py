@@ -21,6 +21,7 @@ from labctl.backends.kubernetes.api import Manifest
 from labctl.backends.kubernetes.capacity import ClusterNode, request_of
 from labctl.backends.kubernetes.job import ANYWHERE, ClusterPods, Placement, build, job_name, lab_of_pods
 from labctl.backends.kubernetes.lab import ClusterLab, Place, open_lab
+from labctl.backends.kubernetes.render import OWNER
 from labctl.backends.kubernetes.run import KINDS, ClusterRun
 from labctl.backends.kubernetes.target import Target, read
 from labctl.backends.owner import owner
@@ -28,7 +29,7 @@ from labctl.backends.plan import Plan, carry_out
 from labctl.config import inventory
 from labctl.config.context import Context, require_named
 from labctl.config.settings import Settings
-from labctl.errors import HostError, raise_all
+from labctl.errors import ConfigError, HostError, raise_all
 from labctl.jobs.replay import renamed
 from labctl.jobs.request import bounded
 from labctl.model import File, Job, Lab, Result, Workload
@@ -69,8 +70,6 @@ UNSUPPORTED: Mapping[str, str] = {
 
 REPLAYED: Mapping[str, Any] = {"images": {}, "devices": {}, "code": [], "cache": {}}
 """Versions in a replayable run's record; here its manifests have image and code, and devices are the cluster's."""
-WAITING = 7 * 24 * 3600
-"""Seconds that the pods of a run with --wait may take to start."""
 
 
 class NewClusterRun(ClusterRun, frozen=True, kw_only=True):
@@ -134,10 +133,12 @@ class KubernetesBackend:
         return read(self.settings, self.settings.text("LAB_ACCELERATOR"))
 
     def unusable(self) -> Mapping[str, str]:
-        """Return the nodes that are drained, cordoned, not ready, or have too little free for a worker."""
-        now = capacity.nodes_with_free(self._cluster.api, self._target)
-        drained = dict.fromkeys(inventory.drained(self.context.directory), f"{inventory.DRAINED} lists it")
-        return drained | nodes.unusable(now, request_of(self._target, self.lab().nodes[0].slots))
+        """Return the nodes that are cordoned, not ready, or have too little free beside the pods of others."""
+        return nodes.unusable(self._nodes_now(), request_of(self._target, self.lab().nodes[0].slots))
+
+    def _nodes_now(self) -> tuple[ClusterNode, ...]:
+        """Return the nodes as they are now, with what is free beside the pods of others. Refused."""
+        return capacity.nodes_with_free(self._cluster.api, self._target, beside=self._cluster.name)
 
     def status(self) -> LabStatus:
         """Return the lab's pods, with what keeps them from running."""
@@ -270,13 +271,12 @@ class KubernetesBackend:
         target = cluster.target
         if replayed:
             return self._again(replayed(now), target)
-        # A batch waits for its own jobs itself.
-        if options.wait and not options.batch:
-            target = replace(target, patience=WAITING)
-        placement = self._placement(options) if nodes.is_placed(options) else ANYWHERE
+        placement = self._placement(options)
         run_id = store.new_id(workload.name, now)
         workload = bounded(cluster.directory, workload)
         built = build(self.settings, cluster.directory, target, workload, options, run_id, owner(), placement)
+        if built.job.resumed:
+            self._require_on_claim(built.job.resumed)
         # Its code is in the objects that are sent.
         job = replace(built.job, code=())
         return NewClusterRun(
@@ -285,19 +285,38 @@ class KubernetesBackend:
             name=built.name,
             kind=KINDS[target.kind],
             patience=target.patience,
+            waits=built.waits,
             target=target,
             placement=placement,
             objects=tuple(render.manifests(target, built)),
         )
 
+    def _require_on_claim(self, checkpoint: str) -> None:
+        """Raise ConfigError unless the run that saved a checkpoint had its directory on the lab's claim."""
+        run_id, cluster = checkpoint.partition("/")[0], self._cluster
+        claim = {"claimName": f"{cluster.name}-storage"}
+        if cluster.is_here(run_id):
+            objects = render.recorded(store.directory(cluster.directory, run_id), {}, {})
+            if claim in render.volumes(objects, "persistentVolumeClaim"):
+                return
+        raise ConfigError(
+            f"checkpoint {checkpoint} is not on the claim: its run was elsewhere, or had none",
+            hint="runs with LAB_K8S_STORAGE_SIZE in this namespace save theirs there",
+        )
+
     def _again(self, job: Job, target: Target) -> NewClusterRun:
         """Build the run that repeats a recorded one, from the objects of its record and the lab's secrets of today."""
         cluster, before = self._cluster, self._cluster.place_of(job.replays)
+        target = replace(target, kind=next(kind for kind, name in KINDS.items() if name == before.kind))
         name = job_name(cluster.name, job.workload.name, job.run_id)
-        names = {job.replays: job.run_id, before.name: name}
+        labels = {render.label(job.replays): render.label(job.run_id)}
+        names = {job.replays: job.run_id, **labels, before.name: name}
         job = replace(renamed(replace(job, replays=""), {before.name: name}), replays=job.replays)
         record = store.directory(cluster.directory, job.replays)
         objects = render.recorded(record, names, jobs.pinned_images(record))
+        for manifest in objects:
+            if OWNER in manifest["metadata"].get("annotations", {}):
+                manifest["metadata"]["annotations"][OWNER] = owner()
         lab = lab_of_pods(self.settings, cluster.directory, self.settings.text("LAB_ACCELERATOR"), target, name)
         if lab.secrets:
             pods = ClusterPods(name=name, run_id=job.run_id, owner=owner(), lab=lab, files=(), environment=())
@@ -314,9 +333,13 @@ class KubernetesBackend:
         )
 
     def _placement(self, options: RunOptions) -> Placement:
-        """Choose the nodes that a run's options name. ConfigError."""
+        """Choose the nodes that a run's options name; without such options all that are not drained. ConfigError."""
+        drained = tuple(inventory.drained(self.context.directory))
+        if not nodes.is_placed(options):
+            return Placement(without=drained)
         hostnames = {node.name: node.hostname for node in self._nodes}
-        return nodes.placement(self.lab(), hostnames, options)
+        placed = nodes.placement(self.lab(), hostnames, options)
+        return placed if placed.nodes else replace(placed, without=(*placed.without, *drained))
 
     def observe(self, run: Run, *, preview: bool = False) -> Run:  # noqa: ARG002
         """Return the run: its pods are yet to be made."""
@@ -341,7 +364,7 @@ class KubernetesBackend:
         placement = new.placement
         if placement.nodes and not options.wait:
             request = request_of(new.target, placement.slots)
-            nodes.require_free(self._cluster, placement, self._nodes, request)
+            nodes.require_free(self._cluster, placement, self._nodes_now(), request)
 
     def plan_run(self, run: Run, *, ended: Collection[str] = (), preview: bool = False) -> RunPlan:  # noqa: ARG002
         """Plan a run that is ready: its objects are applied, and its results fetched from the launcher's pod."""
@@ -354,6 +377,7 @@ class KubernetesBackend:
             name=new.name,
             kind=new.kind,
             patience=new.target.patience,
+            waits=new.waits,
         )
         place_file = File(path=store.PLACE, content=msgspec.json.encode(place).decode())
         objects = ", ".join(render.names_of(new.objects))

@@ -112,10 +112,13 @@ def nodes(api: Api, target: Target) -> tuple[ClusterNode, ...]:
     return tuple(sorted(listed, key=lambda node: node.name))
 
 
-def nodes_with_free(api: Api, target: Target) -> tuple[ClusterNode, ...]:
-    """Return the nodes, with free resources if pods of all namespaces may be listed. Refused."""
+def nodes_with_free(api: Api, target: Target, beside: str = "") -> tuple[ClusterNode, ...]:
+    """Return the nodes, with free resources if pods of all namespaces may be listed. Refused.
+
+    ``beside``: a lab whose own pods do not count.
+    """
     with pool(2) as threads:
-        listing, used = threads.submit(nodes, api, target), threads.submit(_used, api)
+        listing, used = threads.submit(nodes, api, target), threads.submit(_used, api, beside)
     taken = used.result()
     if taken is None:
         return listing.result()
@@ -175,8 +178,11 @@ def _taint(taint: Manifest) -> str:
     return f"{taint['key']}{f'={value}' if value else ''}:{taint['effect']}"
 
 
-def _used(api: Api) -> dict[str, dict[str, float]] | None:
-    """Sum the requests of the pods on each node; None if pods of all namespaces may not be listed."""
+def _used(api: Api, beside: str) -> dict[str, dict[str, float]] | None:
+    """Sum the requests of the pods on each node; None if pods of all namespaces may not be listed.
+
+    Pods that are being deleted and those of the lab ``beside`` do not count.
+    """
     try:
         listed = api.request("GET", "/api/v1/pods", fieldSelector="status.phase!=Succeeded,status.phase!=Failed")
     except Refused as error:
@@ -185,6 +191,10 @@ def _used(api: Api) -> dict[str, dict[str, float]] | None:
         raise
     used: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for pod in listed["items"]:
+        metadata = pod["metadata"]
+        own = metadata.get("namespace", api.namespace) == api.namespace and metadata.get("labels", {}).get("labctl.lab")
+        if "deletionTimestamp" in metadata or (beside and own == beside):
+            continue
         for name, many in _asked_by(pod["spec"]).items():
             used[pod["spec"].get("nodeName", "")][name] += many
     return used

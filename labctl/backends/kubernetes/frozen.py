@@ -60,8 +60,7 @@ def missing(lab: ClusterLab, recorded: ReplayedRun) -> Iterator[str]:
     if not kinds[next(kind for kind, name in KINDS.items() if name == place.kind)]:
         yield f"the cluster knows no {place.kind} now"
     objects = render.recorded(recorded.path, {}, {})
-    text = render.text(objects)
-    if "secretName: " in text and not spec.secrets(lab.settings):
+    if render.volumes(objects, "secret") and not spec.secrets(lab.settings):
         yield "its secrets are not in .env"
     if named := render.named_hosts(objects):
         present = set(map(hostname_of, lab.api.list("Node")))

@@ -82,6 +82,8 @@ class ClusterJob(ClusterPods, frozen=True, kw_only=True):
     """A job of a lab of pods."""
 
     job: Job
+    waits: bool = False
+    """It waits for room on its nodes for as long as that takes."""
 
 
 class Launch(Struct, frozen=True, kw_only=True):
@@ -189,6 +191,8 @@ def build(
         environment=environment(lab, target, built.directory, variables, kept=KEPT if owner else 0),
         launch=launch,
         placement=placement,
+        # A batch waits for its own jobs itself.
+        waits=options.wait and not options.batch,
     )
 
 

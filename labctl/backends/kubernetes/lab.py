@@ -101,7 +101,9 @@ class ClusterLab(Struct, frozen=True, kw_only=True):
         accelerator = self.settings.text("LAB_ACCELERATOR")
         lab = lab_of_pods(self.settings, self.directory, accelerator, read(self.settings, accelerator), recorded.name)
         patience = recorded.patience or self.settings.number("LAB_K8S_PATIENCE")
-        return ClusterRun(name=recorded.name, kind=recorded.kind, lab=lab, job=job, patience=patience)
+        return ClusterRun(
+            name=recorded.name, kind=recorded.kind, lab=lab, job=job, patience=patience, waits=recorded.waits
+        )
 
     def kind_of(self, name: str) -> str:
         """Return the kind of the job with this name in the cluster; MPIJob if not found."""
@@ -122,6 +124,7 @@ class Place(Struct, frozen=True, kw_only=True):
     kind: str = ""
     patience: int = 0
     """Seconds that its pods may take to start; 0 in the record of an earlier labctl."""
+    waits: bool = False
 
 
 def open_lab(context: Context, settings: Settings) -> ClusterLab:

@@ -12,8 +12,9 @@ if [[ -v LABCTL_STORAGE && -v LABCTL_KEPT ]]; then
     on_claim=$LABCTL_STORAGE/runs/${LABCTL_RUN_DIR##*/}
     mkdir -p "$on_claim/ranks" "${LABCTL_RUN_DIR%/*}"
     ln -sfn "$on_claim" "$LABCTL_RUN_DIR"
+else
+    mkdir -p "$LABCTL_RUN_DIR/ranks"
 fi
-mkdir -p "$LABCTL_RUN_DIR/ranks"
 # The run's own files and the workload's: ranks may change them, so they get a copy. On the claim one pod writes them.
 for file in /etc/labctl/files/*; do
     [[ $on_claim && $file == */outputs ]] || cp -r --dereference "$file" "$PROJECT_PATH/"

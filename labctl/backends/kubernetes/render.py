@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ class Manifests(Struct, frozen=True, kw_only=True):
 
 OWNER = "labctl.owner"
 """Annotation with the user who submitted a run: ``person@machine``."""
+WAITING = 7 * 24 * 3600
+"""Seconds that a run with --wait may wait for room on its nodes."""
 RESULTS_WAIT = 600
 """Seconds after a run's command for its results to be gathered and fetched."""
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -85,6 +88,12 @@ def named_hosts(objects: Iterable[Manifest]) -> tuple[str, ...]:
             (match,) = term["matchExpressions"]
             names += tuple(match["values"] if match["operator"] == "In" else ())
     return tuple(dict.fromkeys(names))
+
+
+def volumes(objects: Iterable[Manifest], kind: str) -> list[Manifest]:
+    """Return the volumes of a kind, such as ``secret``, that the pods of a job mount."""
+    every = chain.from_iterable(template["spec"]["volumes"] for template in pod_templates(objects))
+    return [volume[kind] for volume in every if kind in volume]
 
 
 def pod_templates(objects: Iterable[Manifest]) -> Iterator[Manifest]:
@@ -198,8 +207,8 @@ def _object(
 
 
 def label(run_id: str) -> str:
-    """Return a run's id as a label value, of at most 63 characters."""
-    return run_id[:63].rstrip("-_.")
+    """Return a run's id as a label value, of at most 63 characters: the end of an id is its random part."""
+    return run_id if len(run_id) <= 63 else run_id[:56] + run_id[-7:]
 
 
 def _claim(target: Target, built: ClusterPods) -> Manifest:
@@ -372,7 +381,7 @@ _START = ["bash", "/etc/labctl/start/pod.sh"]
 
 def _deadline(target: Target, built: ClusterJob) -> int:
     """Seconds for pods to start, the run, and its results; the run's own timeout ends the launch command."""
-    return target.patience + int(built.job.timeout) + RESULTS_WAIT
+    return target.patience + int(built.job.timeout) + RESULTS_WAIT + (WAITING if built.waits else 0)
 
 
 def _queue(target: Target) -> dict[str, str]:

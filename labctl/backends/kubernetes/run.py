@@ -71,8 +71,6 @@ DECIDED: tuple[Cause, ...] = ("timeout", "stalled")
 FETCH_LIMIT = 3600
 # Exit code of tar if files changed while they were read.
 CHANGED = 1
-PODS = "pods.json"
-"""Pods of a run, in its record."""
 # Number of files that a warning names.
 SHOWN = 4
 
@@ -84,6 +82,8 @@ class ClusterRun(Run, frozen=True, kw_only=True):
     kind: str
     patience: float
     """Seconds that its pods may take to start, once it is admitted."""
+    waits: bool = False
+    """It waits for room on its nodes for as long as that takes."""
 
     def short(self, text: str) -> str:
         """Replace names of pods in a text by the names of the lab's nodes."""
@@ -243,7 +243,7 @@ class Follower:
     def __init__(self, api: Api, run: ClusterRun, stop: JobStopper, notice: Callable[[str], object]) -> None:
         """Follow nothing yet; ``notice`` gets why pods wait, and what happens to the connection."""
         self._api, self._run, self._stop, self._notice = api, run, stop, notice
-        self._waiting = Waiting(run.kind, run.lab.image, run.patience, time.monotonic())
+        self._waiting = Waiting(run.kind, run.lab.image, run.patience, time.monotonic(), waits=run.waits)
         self._told: dict[str, str] = {}
         self._seen: dict[str, Manifest] = {}
         self._silent = self._deleted = 0.0
@@ -421,6 +421,7 @@ class Follower:
         if self._reader:
             return
         self.launcher = launcher["metadata"]["name"]
+        keep_pods(self._api, self._run)
         self.first = seconds_of(str((pods.own(launcher).get("running") or {}).get("startedAt")))
         self._reader = threading.Thread(target=self._read, args=(launcher,), daemon=True)
         self._reader.start()
@@ -586,10 +587,12 @@ class PodRecord(Struct, frozen=True, kw_only=True):
 
 
 def keep_pods(api: Api, run: ClusterRun) -> None:
-    """Write the pods of a run into its record; nothing if the cluster does not answer."""
+    """Write the pods of a run into its record, beside those that are there; nothing if the cluster does not answer."""
+    path = run.directory / store.PODS
     with suppress(HostError):
-        records = [
-            PodRecord(
+        records = {pod.pod: pod for pod in store.decode(path, list[PodRecord]) or []}
+        records |= {
+            _name(pod): PodRecord(
                 node=node_of(pod),
                 pod=_name(pod),
                 on=pod["spec"].get("nodeName", ""),
@@ -597,13 +600,13 @@ def keep_pods(api: Api, run: ClusterRun) -> None:
                 image_id=pods.image_id(pod),
             )
             for pod in run_pods(api, run)
-        ]
-        files.write(run.directory / PODS, msgspec.json.format(msgspec.json.encode(records)).decode() + "\n")
+        }
+        files.write(path, msgspec.json.format(msgspec.json.encode(list(records.values()))).decode() + "\n")
 
 
 def pinned_images(record: Path) -> dict[str, str]:
     """Return the images of a recorded run, each by its digest in a registry."""
-    kept = store.decode(record / PODS, list[PodRecord]) or []
+    kept = store.decode(record / store.PODS, list[PodRecord]) or []
     # Docker's shim names its scheme: docker-pullable://NAME@sha256:DIGEST.
     return {pod.image: pod.image_id.rpartition("://")[2] for pod in kept if "@sha256:" in pod.image_id}
 

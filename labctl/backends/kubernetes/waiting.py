@@ -15,8 +15,12 @@ IMAGE_PATIENCE = 60
 class Waiting:
     """The wait of a run for its pods: duration and reasons. Times are seconds of the caller's clock."""
 
-    def __init__(self, kind: str, image: str, patience: float, began: float) -> None:
-        """``kind`` is its job's. ``patience``: seconds for its pods to start, once the job is admitted."""
+    def __init__(self, kind: str, image: str, patience: float, began: float, *, waits: bool = False) -> None:
+        """``kind`` is its job's. ``patience``: seconds for its pods to start, once the job is admitted.
+
+        ``waits``: seconds in which nodes have no room for a pod do not count.
+        """
+        self._waits = waits
         self._kind, self._image, self._patience = kind, image, patience
         self._began, self._refused = began, 0.0
         self.reasons: Mapping[str, str] = {}
@@ -39,6 +43,8 @@ class Waiting:
             self.reasons = {self._kind: reason}
             return None
         run_pods = list(run_pods)
+        if self._waits and any(map(pods.unscheduled, run_pods)):
+            self._began = now
         of_nodes = {node_of(pod): why for pod in run_pods if (why := pods.trouble(pod))}
         self.reasons = of_nodes | ({self._kind: against} if against else {})
         bad = {node_of(pod): why for pod in run_pods if (why := pods.image_error(pod))}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -179,6 +180,7 @@ def test_jobs_on_nodes_that_are_out_of_use_are_left_out_until_they_are_back(
     left = "n3 is left out: cordoned"
     assert [(job.verdict, job.cause) for job in first.batch.jobs] == [("PASS", None), ("ERROR", "interrupted")]
     assert first.batch.jobs[1].message == left
+    assert left in (context.directory / "out/batch.jsonl").read_text()
     assert f"{left}; `--resume` runs its jobs once it is back" in texts(events, "warning")
     assert api.launched == [("n0", "n1")]
     cordon(api, "n3", cordoned=False)
@@ -194,6 +196,30 @@ def test_a_node_without_room_for_a_worker_is_left_out(context: Context, api: Fou
         settings.write("\nLAB_K8S_CPU=4\n")
     assert batch(context, directory).failed == 1
     assert [text for text in texts(events, "warning") if "n2 is left out: 2 of cpu free, not 4" in text]
+
+
+def test_pods_that_end_and_those_of_the_lab_itself_are_not_in_the_way(context: Context, api: FourNodes) -> None:
+    ending, own = pod("ending", on="n0", cpu="16"), pod("own", on="n1", namespace="demo", cpu="16")
+    ending["metadata"]["deletionTimestamp"] = "2026-01-02T03:05:00Z"
+    own["metadata"]["labels"] = {"labctl.lab": "demo", "labctl.role": "worker", "labctl.run": "earlier"}
+    own["metadata"]["creationTimestamp"] = "2026-01-02T03:04:00Z"
+    api.put(ending)
+    api.put(own)
+    with (context.directory / ".env").open("a") as settings:
+        settings.write("\nLAB_K8S_CPU=4\n")
+    assert batch(context, pairs(context)).passed == 2
+
+
+def test_a_drained_node_gets_no_worker_unless_it_is_named(context: Context, api: FourNodes) -> None:
+    (context.directory / "drained.txt").write_text("n2  # slow\n")
+    run_id = flows.launch(context, "stubborn", RunOptions(exclude="n0")).run_id
+    manifests = (context.directory / "runs" / run_id / "rendered/manifests.yaml").read_text()
+    assert re.search(r"operator: NotIn\n\s+values:\n\s+- n0\n\s+- n2\n", manifests)
+    flows.stop(context, run_id, 1)
+    report = flows.bisect(context, "hello", RunOptions(), lambda _: None)
+    assert "n2" not in [node for nodes in api.launched for node in nodes]
+    assert report.exit_code == 0
+    assert flows.run(context, "hello", RunOptions(include="n2")).verdict == "PASS"
 
 
 def test_a_slow_node_is_found_by_bisection(context: Context, api: FourNodes) -> None:
@@ -341,6 +367,20 @@ def test_without_a_claim_no_checkpoint_is_read(context: Context) -> None:
     first = flows.run(context, "saves", RunOptions())
     with pytest.raises(ConfigError, match="pods have no claim to read it from"):
         flows.run(context, "", RunOptions(resume=first.run_id))
+
+
+def test_a_checkpoint_of_a_run_without_a_claim_is_refused(context: Context) -> None:
+    folder = context.directory / "workloads/saves"
+    folder.mkdir()
+    (folder / "workload.yml").write_text(RESUMES)
+    (folder / "train.py").write_text("")
+    first = flows.run(context, "saves", RunOptions())
+    with (context.directory / ".env").open("a") as settings:
+        settings.write("\nLAB_K8S_STORAGE_SIZE=1g\n")
+    with pytest.raises(ConfigError, match=f"{first.run_id}/checkpoints/step-3 is not on the claim"):
+        flows.run(context, "", RunOptions(resume=first.run_id))
+    second = flows.run(context, "saves", RunOptions())
+    assert flows.run(context, "", RunOptions(resume=second.run_id)).resumed == f"{second.run_id}/checkpoints/step-3"
 
 
 # --- freeze --------------------------------------------------------------------------------------------------

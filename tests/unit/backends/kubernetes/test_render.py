@@ -82,3 +82,10 @@ def test_a_job_has_these_objects(accelerator: str, kind: str, tmp_path: Path, re
     where = target.read(found, accelerator)
     objects = render.manifests(where, job.build(found, tmp_path, where, workload, options))
     compare(objects, f"{accelerator}-{kind}", request)
+
+
+@pytest.mark.parametrize(("length", "cut"), [(12, False), (40, False), (41, True), (60, True)])
+def test_the_label_of_a_run_keeps_the_end_of_its_id(length: int, cut: bool) -> None:
+    run_id = f"20260102-150405-{'w' * length}-3fa2c1"
+    label = render.label(run_id)
+    assert (len(label) <= 63, label.endswith("-3fa2c1"), label != run_id) == (True, True, cut)

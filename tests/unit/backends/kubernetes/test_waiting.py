@@ -79,3 +79,12 @@ def test_an_image_is_waited_for_as_long_as_it_is_refused_without_a_break(waiting
     assert waiting.look({}, bad, "", BEGAN + 2 * IMAGE_PATIENCE + 2) == (
         "no-image", "worker-0: the cluster does not get image labctl/cpu: ErrImagePull: 503",
     )  # fmt: skip
+
+
+def test_a_run_that_waits_has_no_limit_for_room_but_one_for_starting() -> None:
+    waiting = Waiting("MPIJob", "labctl/cpu", PATIENCE, BEGAN, waits=True)
+    full = [pod("worker-0", **runs()), pod("worker-1", **unplaced(NO_ROOM))]
+    assert waiting.look({}, full, "", BEGAN + 100 * PATIENCE) is None
+    started = [pod("worker-0", **runs()), pod("worker-1", **runs())]
+    assert waiting.look({}, started, "", BEGAN + 101 * PATIENCE) is None
+    assert waiting.look({}, started, "", BEGAN + 101 * PATIENCE + 1) is not None
