@@ -65,8 +65,8 @@ class Backend(Protocol):
     def status(self) -> LabStatus:
         """Return the state of the nodes, without runs; hosts that do not answer are named in it."""
 
-    def unusable(self) -> Mapping[str, str]:
-        """Return the nodes of the lab on which no run can begin now, each with the reason."""
+    def unusable(self, slots: int = 0) -> Mapping[str, str]:
+        """Return the nodes on which no run with as many ``slots``, or those of the node, can begin now, and why."""
 
     def devices(self) -> DeviceReport:
         """Return the devices of each host or node; needs no lab that is up."""

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 from msgspec import Struct
@@ -78,7 +79,7 @@ def run(
     if drained := inventory.drained(context.directory).keys() & nodes:
         context.warn(f"{', '.join(sorted(drained))} is used, though drained.txt lists it")
     backend.require_launcher(workload)
-    unusable = backend.unusable()
+    unusable = backend.unusable(most_slots(batch))
     for node in sorted(unusable.keys() & nodes):
         context.warn(f"{node} is left out: {unusable[node]}; `--resume` runs its jobs once it is back")
     with filelock.held(directory / ".lock", f"labctl batch {name}"):
@@ -233,6 +234,13 @@ def again(job: BatchJob, launched: Mapping[str, str], unjudged: Collection[str])
     if job.state == "waiting" and (run_id := job.run_id or launched.get(job.log, "")):
         return replace(job, state="running", run_id=run_id)
     return job
+
+
+def most_slots(batch: Batch) -> int:
+    """Return the most slots that a hostfile of the batch asks of a node."""
+    paths = {job.hostfile for job in batch.jobs}
+    listed = chain.from_iterable(hostfile.parse(read_text(Path(path)), path) for path in paths)
+    return max(slots for _, slots in listed)
 
 
 def leave_out(directory: Path, batch: Batch, unusable: Mapping[str, str]) -> Batch:

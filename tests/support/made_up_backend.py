@@ -382,7 +382,7 @@ class MadeUpBackend:
         state = "up" if made == lab.containers else "partial" if made else "down"
         return LabStatus(lab=lab.name, state=state, nodes=nodes, unreachable=())
 
-    def unusable(self) -> Mapping[str, str]:
+    def unusable(self, slots: int = 0) -> Mapping[str, str]:
         """Return none: nodes are processes of this machine."""
         return {}
 

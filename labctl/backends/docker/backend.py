@@ -140,7 +140,7 @@ class DockerBackend:
 
         return status_of(self.context, self.cluster, self._observed)
 
-    def unusable(self) -> Mapping[str, str]:
+    def unusable(self, slots: int = 0) -> Mapping[str, str]:  # noqa: ARG002
         """Return none: the lab has no node whose host does not answer, and a run finds out if one is lost since."""
         return {}
 

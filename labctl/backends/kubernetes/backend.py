@@ -102,6 +102,8 @@ class KubernetesBackend:
         self.context, self.settings = context, settings
         if cluster:
             self._cluster = cluster
+        self._pods: dict[tuple[str, str], str] = {}
+        """Pods in which programs were run, by run and node."""
         self._fetched: dict[str, bool] = {}
         """Runs that were followed to their end; False if their launcher still has the results."""
 
@@ -132,9 +134,11 @@ class KubernetesBackend:
         """Target of the settings, whatever kind of jobs the cluster has."""
         return read(self.settings, self.settings.text("LAB_ACCELERATOR"))
 
-    def unusable(self) -> Mapping[str, str]:
+    def unusable(self, slots: int = 0) -> Mapping[str, str]:
         """Return the nodes that are cordoned, not ready, or have too little free beside the pods of others."""
-        return nodes.unusable(self._nodes_now(), request_of(self._target, self.lab().nodes[0].slots))
+        of_lab = {node.name: node.slots for node in self.lab().nodes}
+        now = tuple(node for node in self._nodes_now() if node.name in of_lab)
+        return nodes.unusable(now, request_of(self._target, slots or max(of_lab.values())))
 
     def _nodes_now(self) -> tuple[ClusterNode, ...]:
         """Return the nodes as they are now, with what is free beside the pods of others. Refused."""
@@ -243,7 +247,10 @@ class KubernetesBackend:
 
     def exec(self, run: Run, node: str, argv: tuple[str, ...], *, limit: float) -> CompletedProcess:
         """Run a short program in the pod of a run's node, whatever its exit code."""
-        return self._cluster.engine.exec(labs.pod_of_run(self._cluster, run, node), argv, user="", limit=limit)
+        pod = self._pods.get((run.run_id, node)) or labs.pod_of_run(self._cluster, run, node)
+        done = self._cluster.engine.exec(pod, argv, user="", limit=limit)
+        self._pods[run.run_id, node] = pod
+        return done
 
     def attach(
         self,

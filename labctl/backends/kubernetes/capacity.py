@@ -55,6 +55,8 @@ class ClusterNode(Struct, frozen=True, kw_only=True):
     address: str = ""
     """Its internal address; empty if not reported."""
     allocatable: Amounts
+    capacity: Amounts = NOTHING
+    """Resources that it has, allocatable or not: a device that is unhealthy is not."""
     obstacles: tuple[str, ...] = ()
     passing: tuple[str, ...] = ()
     """Temporary obstacles: the node is cordoned or not ready."""
@@ -66,6 +68,11 @@ class ClusterNode(Struct, frozen=True, kw_only=True):
     def lacks(self, request: Amounts) -> tuple[str, ...]:
         """Return the resources of which the node has less than requested in all."""
         return tuple(name for name, many in request.items() if self.allocatable.get(name, 0.0) < many)
+
+    def is_made_for(self, request: Amounts) -> bool:
+        """Tell if a pod with this request could be placed on the node once all of its resources are allocatable."""
+        has = {**self.allocatable, **self.capacity}
+        return not self.obstacles and all(has.get(name, 0.0) >= many for name, many in request.items())
 
     def could_hold(self, request: Amounts) -> bool:
         """Tell if a pod with this request could ever be placed on the node."""
@@ -142,6 +149,7 @@ def _node(node: Manifest, target: Target) -> ClusterNode:
         hostname=hostname_of(node),
         address=next((each["address"] for each in addresses if each["type"] == "InternalIP"), ""),
         allocatable=numbers(node["status"].get("allocatable", {})),
+        capacity=numbers(node["status"].get("capacity", {})),
         obstacles=(*unlabelled, *lasting),
         passing=tuple(plain or passing),
         open=not plain and not _kept_off(taints, target.tolerations),

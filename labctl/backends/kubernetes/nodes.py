@@ -22,11 +22,11 @@ from labctl.records.active import ActiveRun, in_use
 
 
 def lab_of_nodes(lab: ClusterLab, target: Target, cluster_nodes: tuple[ClusterNode, ...]) -> Lab:
-    """Build the lab of the nodes that can hold a worker. HostError with the reasons if none can."""
+    """Build the lab of the nodes that are made for a worker, in use or not. HostError with reasons if none is."""
     shape = lab_of_pods(lab.settings, lab.directory, lab.settings.text("LAB_ACCELERATOR"), target, lab.name)
     slots = shape.nodes[0].slots
     request = request_of(target, slots)
-    fitting = [node for node in cluster_nodes if node.could_hold(request)]
+    fitting = [node for node in cluster_nodes if node.is_made_for(request)]
     if not fitting:
         reasons = capacity.hindrances(cluster_nodes, request) or "the cluster has no nodes"
         raise HostError(f"no node can hold a worker: {reasons}", hint="labctl devices")

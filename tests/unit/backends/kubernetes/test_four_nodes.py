@@ -198,6 +198,18 @@ def test_a_node_without_room_for_a_worker_is_left_out(context: Context, api: Fou
     assert [text for text in texts(events, "warning") if "n2 is left out: 2 of cpu free, not 4" in text]
 
 
+def test_a_node_that_lost_a_device_is_named(context: Context, api: FourNodes) -> None:
+    with (context.directory / ".env").open("a") as settings:
+        settings.write("\nLAB_K8S_CPU=16\n")
+    directory = pairs(context)
+    status = api.objects["Node", "n3"]["status"]
+    status["capacity"], status["allocatable"] = status["allocatable"], {**status["allocatable"], "cpu": "15"}
+    report = batch(context, directory)
+    assert [job.message for job in report.batch.jobs if job.verdict != "PASS"] == [
+        "n3 is left out: 15 of cpu free, not 16"
+    ]
+
+
 def test_pods_that_end_and_those_of_the_lab_itself_are_not_in_the_way(context: Context, api: FourNodes) -> None:
     ending, own = pod("ending", on="n0", cpu="16"), pod("own", on="n1", namespace="demo", cpu="16")
     ending["metadata"]["deletionTimestamp"] = "2026-01-02T03:05:00Z"
