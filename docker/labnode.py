@@ -783,7 +783,8 @@ def state_of(folder: Path) -> str:
         os.close(lock(folder / "alive"))
     except BlockingIOError:
         return "running"
-    return "lost"
+    # It may have ended between the two looks.
+    return "ended" if (folder / "ended.json").exists() else "lost"
 
 
 def read_runs() -> Iterator[dict[str, object]]:

@@ -103,5 +103,5 @@ def test_a_host_without_room_is_named_and_the_other_has_the_image(rack: Rack, sm
     first.small_engine_disk("8m")
     failures = send(small, first, second)
     assert list(failures) == ["h1"]
-    assert "h1: no room for the image: 16." in failures["h1"].message
+    assert "h1: no room for the image: 16 MB needed" in failures["h1"].message
     assert has(second, small)

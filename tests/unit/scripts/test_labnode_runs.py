@@ -337,6 +337,18 @@ def test_each_node_of_a_run_is_sampled_while_its_command_runs_and_no_longer(
     assert list(tmp_path.glob("worker-*")) == []
 
 
+def test_a_run_that_ends_between_two_looks_is_not_lost(agent: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_run, _ = folder(agent, RUN)
+    lock = agent.lock
+
+    def lock_after_the_end(path: Path) -> int:
+        agent.finish(of_run, {"code": 0})
+        return int(lock(path))
+
+    monkeypatch.setattr(agent, "lock", lock_after_the_end)
+    assert agent.state_of(of_run) == "ended"
+
+
 def test_a_pod_is_sampled_under_its_name_in_the_lab(agent: ModuleType) -> None:
     pods = ["demo-worker-0.demo.ns.svc", "demo-worker-1.demo.ns.svc"]
     commands = agent.sampler_commands({"id": RUN, "nodes": pods, "directory": "/run of it", "in_pod": True})
