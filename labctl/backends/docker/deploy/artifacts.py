@@ -36,10 +36,10 @@ def hosts_apart(lab: Lab, job: Job) -> tuple[Host, ...]:
 
 
 def send(lab: Lab, job: Job, engine: Engine, earlier: tuple[str, ...] = ()) -> Manifest:
-    """Push the run's directory to each of its hosts that need it; return its manifest. HostError if a host fails.
+    """Push a run's directory, workloads, clones and ``earlier`` runs to its hosts; return the directory's manifest.
 
-    Workloads and clones are pushed too, so that edits since `up` are used. So are ``earlier`` runs whose results it
-    reads.
+    Hosts that share the lab directory are left out. Workloads and clones are pushed so that edits since `up` are used,
+    ``earlier`` runs because the run reads their results. HostError if a host fails.
     """
     manifest = scan(store.outputs(lab.directory, job.run_id))
     hosts = hosts_apart(lab, job)
@@ -48,7 +48,7 @@ def send(lab: Lab, job: Job, engine: Engine, earlier: tuple[str, ...] = ()) -> M
         shared |= {f"runs/{run}": scan(lab.directory / "runs" / run) for run in earlier}
 
     def give(host: Host) -> None:
-        """Push to one host."""
+        """Push the shared files and the run's directory to one host."""
         connection = connection_to(engine, host.name)
         push.push(connection, host.directory, shared, seconds=SECONDS)
         push.push_new(connection, manifest, outputs_on(lab, host, job.run_id), seconds=SECONDS)
@@ -82,7 +82,7 @@ def collect(lab: Lab, run_id: str, engine: Engine, warn: Callable[[str], None], 
     turns = dict(zip(done, (lambda: True, *(event.wait for event in done.values())), strict=False))
 
     def in_turn(host: Host) -> None:
-        """Fetch from a host; its files are placed after those of the hosts before it."""
+        """Fetch the run's results from one host and place them in the hosts' order; warn if that fails."""
         folder = outputs_on(lab, host, run_id)
         try:
             connection = connection_to(engine, host.name)
@@ -108,7 +108,7 @@ def warned(warn: Callable[[str], None]) -> Iterator[None]:
 
 
 def bring(connection: Connection, folder: str, path: Path, warn: Callable[[str], None], **options: Any) -> None:
-    """Pull a run's directory from a host and remove it there. HostError if it is incomplete: then it stays."""
+    """Pull a run's directory from a host, then remove it there. HostError if incomplete: the directory stays there."""
     name = connection.target.name
     result = pull.pull(connection, folder, path, reserved=store.KEPT, seconds=SECONDS, **options)
     if result.aside:
@@ -122,26 +122,27 @@ def bring(connection: Connection, folder: str, path: Path, warn: Callable[[str],
 
 
 def first(names: list[str]) -> str:
-    """Render the first of these names."""
+    """Render the first ``SHOWN`` of these names as a list."""
     return human.listed(map(shown, names), SHOWN)
 
 
 def shown(name: str) -> str:
-    """Render a name chosen by a host or workload, without control characters."""
+    """Render a name chosen by a host or workload: escaped if not printable, at most 100 characters."""
     return name if name.isprintable() and len(name) <= 100 else ascii(name)[:100]
 
 
 def remedy(connection: Connection, folder: str) -> str:
-    """Return the command that removes a directory on a host."""
+    """Return the ssh command that removes a directory on a host, for a hint."""
     return f"{ssh_errors.command(connection.target)} rm -r {shlex.quote(folder)}  # if nobody needs it"
 
 
 def fetch_left(
     connection: Connection, directory: str, lab: Path, hidden: tuple[Secret, ...], notice: Callable[[str], None]
 ) -> None:
-    """Fetch results that earlier runs left on a host, because it did not answer when they ended.
+    """Move results that earlier runs left on a host into their records, once the runs that are followed have ended.
 
-    HostError if a run's results are incomplete: its directory stays on the host.
+    A host has such results if it did not answer when a run ended. HostError if a run's results are incomplete: its
+    directory stays on the host.
     """
     name = connection.target.name
     # Runs that are followed pull their own results: wait for them to end.
@@ -165,5 +166,5 @@ def fetch_left(
 
 
 def runs_on(connection: Connection, directory: str) -> list[str]:
-    """List the runs that have results in the lab directory on a host."""
+    """List the ids of the runs that have results in the lab directory on a host."""
     return connection.run(push.SCRIPT, "folders", f"{directory}/{naming.OUTPUTS}").out.splitlines()

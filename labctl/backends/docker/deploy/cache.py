@@ -56,7 +56,7 @@ def is_data(name: str) -> bool:
 
 
 def read_here(root: Path, only: Iterable[str] = ("",)) -> dict[str, CachedFile]:
-    """Return the files and links of this machine's cache, or of these folders of it, by name.
+    """Return the data files and links of this machine's cache, or of some of its folders, by name.
 
     Links that lead out of the cache are left out.
     """
@@ -75,7 +75,7 @@ def read_here(root: Path, only: Iterable[str] = ("",)) -> dict[str, CachedFile]:
 
 
 def folder_on_hosts(settings: Settings) -> str:
-    """Return HOST_CACHE_PATH on hosts: relative to the user's home there if it is below it here."""
+    """Return HOST_CACHE_PATH for hosts: relative to the user's home if it is below the home here, else unchanged."""
     folder = Path(settings.text("HOST_CACHE_PATH"))
     return str(folder.relative_to(settings.home) if folder.is_relative_to(settings.home) else folder)
 
@@ -99,12 +99,12 @@ def read(connection: Connection, folder: str) -> tuple[Room | None, dict[str, Ca
 
 
 def unpack(connection: Connection, folder: str, chunks: Iterable[bytes]) -> None:
-    """Unpack a tar archive in a host's cache, all of it or nothing. HostError if it is incomplete."""
+    """Send a tar archive to a host and unpack it in the cache, all or nothing. HostError if the script fails."""
     _send(connection, folder, "unpack", chunks=chunks)
 
 
 def _send(connection: Connection, folder: str, *arguments: str, chunks: Iterable[bytes]) -> None:
-    """Run a command of SCRIPT with a stream as input. HostError if it fails."""
+    """Run a command of SCRIPT on a host with ``chunks`` as input. HostError if it exits non-zero."""
     done = connection.send(SCRIPT, folder, *arguments, chunks=chunks, timeout=MOVING)
     if done.code != 0:
         raise failed(connection, "the cache did not come whole", done.err, "df -h")
@@ -126,7 +126,7 @@ def fill(
     """
 
     def give(connection: Connection) -> HostCache:
-        """Send one host its missing files."""
+        """Send one host its missing files; return their number and size."""
         host = connection.target.name
         space, present = read(connection, folder)
         missing = {name: file for name, file in files.items() if not is_same(name, file, present.get(name))}
@@ -158,7 +158,7 @@ def send(
     starts: Mapping[str, int],
     progress: Progress,
 ) -> None:
-    """Send these files, large ones by themselves, each from the byte where it ``starts``. HostError."""
+    """Send files to a host's cache: large ones from ``starts``, others in archives. HostError if that fails."""
     for name, start in starts.items():
         size, time = files[name].size, files[name].time
         part = part_of(connection.target.name, name, files[name])
@@ -173,19 +173,19 @@ def send(
 
 
 def start_of(host: str, name: str, file: CachedFile, present: Mapping[str, CachedFile]) -> int:
-    """Return the byte from which to send a large file: the end of the part that an earlier call sent."""
+    """Return the byte from which to send a large file: the end of its part on the host, in whole blocks; else 0."""
     part = present.get(f"{COMING}{part_of(host, name, file)}")
     return min(part.size, file.size) // BLOCK * BLOCK if part else 0
 
 
 def part_of(host: str, name: str, file: CachedFile) -> str:
-    """Return the name of an incomplete large file on a host, with the host, as hosts may share a cache."""
+    """Return the name of a large file's incomplete part: a hash that includes the host, as hosts may share a cache."""
     identity = f"{host}\0{name}\0{file.size}\0{file.time}"
     return hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
 def batches(files: Mapping[str, CachedFile]) -> Iterator[dict[str, CachedFile]]:
-    """Yield files in order of name, links last, in batches for an archive each."""
+    """Yield files in batches of up to ``LARGE`` bytes, each for one archive: by name, links last."""
     batch: dict[str, CachedFile] = {}
     for name, file in sorted(files.items(), key=lambda item: (bool(item[1].target), item[0])):
         if batch and sum(each.size for each in batch.values()) + file.size > LARGE:
@@ -197,7 +197,7 @@ def batches(files: Mapping[str, CachedFile]) -> Iterator[dict[str, CachedFile]]:
 
 
 def pack(root: Path, files: Mapping[str, CachedFile]) -> ArchiveStream:
-    """Return a tar archive of these files."""
+    """Return a tar archive of these files and links, as a stream."""
     parts: list[bytes | Range] = []
     for name, file in files.items():
         kind = tarfile.SYMTYPE if file.target else tarfile.REGTYPE
@@ -209,7 +209,7 @@ def pack(root: Path, files: Mapping[str, CachedFile]) -> ArchiveStream:
 def fill_lab(
     context: Context, settings: Settings, hosts_of: Callable[[], Cluster], workload: str, contents: Cache, **how: bool
 ) -> CacheReport:
-    """Download ``contents`` into the cache of this machine, and with ``hosts`` send it to those of ``hosts_of``.
+    """Download models and datasets into this machine's cache; with ``hosts``, also send them to the lab's hosts.
 
     If nothing is named, all of the cache is sent. A ``preview`` changes nothing.
     """

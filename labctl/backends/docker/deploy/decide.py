@@ -15,7 +15,7 @@ from labctl.model import HERE, Lab
 
 
 def up(context: Context, cluster: Cluster, lab: Lab, observed: ObservedState) -> tuple[Plan, Failures]:
-    """Plan the lab directory and the containers, once every host has the image; also return the hosts to skip.
+    """Plan the steps of `up` in the lab directory and on hosts that have the image; also return the hosts to skip.
 
     HostError if another lab holds devices, or if a run would lose its containers.
     """
@@ -35,9 +35,9 @@ def up(context: Context, cluster: Cluster, lab: Lab, observed: ObservedState) ->
 def down(
     context: Context, cluster: Cluster, *, images_too: bool, state: str = ""
 ) -> tuple[ObservedState, Plan, Failures]:
-    """Plan to remove objects with the lab's label, pushed files, and image and ``state`` if asked for.
+    """Plan to remove the lab's objects and pushed files; return the observed state, the plan and the hosts it skips.
 
-    Return the observed containers, the plan, and the hosts that it skips.
+    The image and ``state`` are removed only if asked for.
     """
     name, image = cluster.settings.text("LAB_NAME"), images.image_of_hosts(cluster) if images_too else ""
     observed = cluster.engine.observe(name, image)

@@ -10,7 +10,10 @@ from labctl.system.files import write_all
 
 
 def render_all(context: Context, cluster: Cluster) -> render.RenderedFiles:
-    """Write the compose files, ssh configuration and secrets of every node, as far as known without a probe."""
+    """Write the compose files, ssh configuration and secrets of every node, without a probe; return what changed.
+
+    Files of secrets that are no longer set are removed.
+    """
     lab, usable = preview_lab(cluster)
     preflight.warn_excluded_hosts(context, usable.failed)
     for path in provision.stale_secrets(lab):

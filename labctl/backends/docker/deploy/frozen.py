@@ -35,7 +35,10 @@ SEED = re.compile(r"""["']--seed["'].*\bdefault\s*=\s*(\d+)""")
 
 
 def of(context: Context, cluster: Cluster, lab: Lab) -> dict[str, Any]:
-    """Return the facts of the lab. HostError if a host does not answer or does not have its image."""
+    """Return the lab's image, packages, settings, workload files, seeds, hosts and nodes, as `labctl freeze` records.
+
+    HostError if a host does not answer or does not have the image.
+    """
     observed = cluster.engine.observe(lab.name, cluster.image)
     raise_all(dict(observed.silent))
     for host in lab.hosts:
@@ -62,7 +65,7 @@ def of(context: Context, cluster: Cluster, lab: Lab) -> dict[str, Any]:
 
 
 def _workloads(context: Context, lab: Lab) -> Iterator[Workload]:
-    """Yield the valid workloads of the lab; warn of invalid ones, whose files are frozen all the same."""
+    """Yield the lab's valid workloads, without external families; warn of invalid ones."""
     declared, errors = loader.list_all(lab.directory / "workloads", launchers.known())
     for error in errors:
         context.warn(error.message)
@@ -77,7 +80,7 @@ def _cache(workloads: tuple[Workload, ...]) -> Cache:
 
 
 def _image(engine: DockerEngine, lab: Lab) -> dict[str, str | None]:
-    """Return the image and its base, with the digest of the base in a registry, else its id."""
+    """Return the names of the image and its base, and the base's registry digest, or its id if it has none."""
     base = engine.image_labels(lab.image).get(catalog.BASE_LABEL, "")
     inspected = (engine.image(base) if base else None) or {}
     digests = inspected.get("RepoDigests") or ()
@@ -96,7 +99,7 @@ def _pinned(image: str, base: str) -> dict[str, dict[str, str | None]]:
 
 
 def seed(workload: Workload) -> str:
-    """Return the seed of a run, also of its weights: the workload's, else its script's default; empty without one."""
+    """Return the seed that a workload passes, else the default in its script or other Python files; empty if none."""
     arguments = workload.arguments
     given = [value for option, value in pairwise(arguments) if option == "--seed"]
     given += [argument.partition("=")[2] for argument in arguments if argument.startswith("--seed=")]
@@ -137,7 +140,7 @@ def _hosts(
     raise_all(failed)
 
     def of_host(host: Host) -> dict[str, Any]:
-        """Return the facts of a host."""
+        """Return one host's image, driver, cores, versions, devices, cached revisions, clones and data."""
         values = values_by_host[host.name]
         devices = {f"device {each.id}": _device(each.name, each.uuid, each.firmware) for each in host.devices}
         revisions = provenance.revisions(lab, host, cached, values)

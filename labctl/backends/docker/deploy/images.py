@@ -84,7 +84,10 @@ def plan_images(
 
 
 def base_first(cluster: Cluster, engine: DockerEngine | None) -> str:
-    """Render the build of the base image that comes first, for the plan; with ``engine`` None it may be needed."""
+    """Render, for the plan, the build of labctl's base image that is needed first; empty if none is.
+
+    With ``engine`` None, the text says that it may be needed.
+    """
     base, name = cluster.base_image, catalog.name_of(cluster.base_image)
     if name is None or base == cluster.image:
         return ""
@@ -112,7 +115,7 @@ def require_obtainable(cluster: Cluster, how: str) -> None:
 
 
 def require_buildable(cluster: Cluster) -> None:
-    """Raise HostError if the image is not labctl's, or the engine has no runtime for it, before it is built."""
+    """Raise HostError if the image cannot be built: no usable base image, or an engine without the devices' runtime."""
     base = cluster.base_image
     if cluster.settings.text("LAB_IMAGE") and not catalog.name_of(base):
         from labctl.backends.docker.images import local
@@ -180,7 +183,7 @@ def build_command(settings: Settings) -> str:
 
 
 def confirm_image(workload: Workload, image: str, exists: bool, ask: Ask | None, *, dry_run: bool = False) -> None:
-    """Ask if the lab may be brought up with the image that a workload needs. HostError if not.
+    """Ask if the lab may be brought up with a workload's image. HostError if the user declines or cannot be asked.
 
     A dry run assumes that the user agrees, if ``ask`` is given.
     """
@@ -195,11 +198,11 @@ def confirm_image(workload: Workload, image: str, exists: bool, ask: Ask | None,
 def build_image(
     context: Context, cluster: Cluster, *, update_lock: bool = False, on: str = "", refresh: bool = False
 ) -> dict[str, Any]:
-    """Build the image of the lab's nodes: from the Dockerfile of its name, else from that of the accelerator.
+    """Build the lab's image, with the settings' packages on top, or update its lock; return a report.
 
-    If the settings add packages, also the image with these on top. With this machine's engine, or ``on`` a host with
-    its own. ``refresh`` also builds labctl's own image below the packages if it is up to date, as settings of its base
-    and package sources may have changed: it takes seconds if not.
+    The Dockerfile is that of the image's name, else of the accelerator. With this machine's engine, or ``on`` a host
+    with its own. ``refresh`` also builds labctl's own image below the packages if it is up to date, as settings of its
+    base and package sources may have changed: it takes seconds if not.
     """
     from labctl.backends.docker.images import build
 
@@ -223,7 +226,7 @@ def build_image(
 
 
 def build_from(context: Context, cluster: Cluster, base: str) -> dict[str, Any]:
-    """Add the programs of a node to any image, with this machine's engine."""
+    """Build an image for nodes on top of any image, with this machine's engine; return a report."""
     from labctl.backends.docker.images import build
 
     request = build.request(cluster.settings, cluster.accelerator, base, context.directory, context.environ)
@@ -246,7 +249,7 @@ def with_sbom(built: dict[str, Any], file: Path | None) -> dict[str, Any]:
 
 
 def remark(settings: Settings, workload: Workload) -> str:
-    """Return a warning if the lab's image is not the one that a workload asks for; else an empty text."""
+    """Return a warning if LAB_IMAGE overrides the image that a workload asks for; else an empty text."""
     chosen, asked = settings.text("LAB_IMAGE"), catalog.tag(workload.image)
     if not workload.image or chosen in ("", asked):
         return ""
@@ -254,7 +257,7 @@ def remark(settings: Settings, workload: Workload) -> str:
 
 
 def image_of_hosts(cluster: Cluster) -> str:
-    """Return the image on the hosts of the lab. ConfigError on this machine, where the user built it."""
+    """Return the image that `down --images` removes from hosts. ConfigError if the lab has no remote hosts."""
     if not cluster.remote_hosts:
         hint = f"docker image rm {cluster.image}"
         raise ConfigError("--images removes the image from the hosts of a lab, and LAB_HOSTS lists none", hint=hint)
@@ -262,7 +265,7 @@ def image_of_hosts(cluster: Cluster) -> str:
 
 
 def image_targets(context: Context, cluster: Cluster) -> ImageTargets:
-    """Return the hosts that answer, as targets of an image."""
+    """Return the remote hosts that answer, with their addresses, as targets of an image."""
     from labctl.backends.docker.images.distribute import ImageTargets
 
     addresses = {host.name: host.address for host in cluster.hosts}

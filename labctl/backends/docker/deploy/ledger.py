@@ -41,7 +41,7 @@ def note(directory: Path, host: str, machine: str) -> None:
 
 
 def noted(directory: Path) -> tuple[DeployedHost, ...]:
-    """Return the recorded machines, by name."""
+    """Return the machines recorded to have nodes of the lab, sorted by host name."""
     names = (path.name.partition("@") for path in (directory / FILES).glob("*@*"))
     return tuple(sorted(DeployedHost(host, unquote(machine)) for host, _, machine in names))
 
@@ -57,7 +57,7 @@ def left_over(directory: Path, listed: Listed) -> tuple[DeployedHost, ...]:
 
 
 def former(directory: Path, listed: Listed) -> dict[str, tuple[str, ...]]:
-    """Return the recorded names of listed hosts that differ from their names now."""
+    """Return the other names under which each listed host's machine is recorded; unreachable hosts are left out."""
     names_by_machine: dict[str, list[str]] = {}
     for deployed in moved(directory, listed):
         names_by_machine.setdefault(deployed.machine, []).append(deployed.host)
@@ -94,7 +94,7 @@ def records(directory: Path, machines: Listed) -> dict[str, tuple[str, ...]]:
 
 
 def warn_orphaned_hosts(context: Context, cluster: Cluster) -> None:
-    """Warn of machines that still have nodes and are no longer listed, and of this one if others are listed now."""
+    """Warn of machines, also this one, that still have nodes and are no longer listed; report drained hosts."""
     listed = machines(cluster)
     left = left_over(context.directory, listed)
     drained = _drained(context, cluster)

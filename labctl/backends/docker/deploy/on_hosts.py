@@ -21,7 +21,7 @@ PROCESSES = Path(__file__).with_name("processes.sh").read_text(encoding="utf-8")
 def run(
     cluster: Cluster, script: str, arguments: tuple[str, ...], seconds: float
 ) -> tuple[Mapping[str, CompletedProcess], Failures]:
-    """Run a script on each host of the lab; return its result by host, and the hosts on which it did not end."""
+    """Run a script on each host for at most ``seconds``; return results, of any exit code, and unreachable hosts."""
 
     # Limited on the host, as it would go on after the connection is closed. Errors name it by its first line.
     name, limited = script.partition("\n")[0], f'timeout -k 10 {seconds:g} sh -c {shlex.quote(script)} sh "$@"'

@@ -35,7 +35,7 @@ def up(
     unusable: Mapping[str, str] = MappingProxyType({}),
     failed: Collection[str] = (),
 ) -> Plan:
-    """Bring the hosts to the state of the files: remove surplus and stuck containers, create missing and changed ones.
+    """Plan to bring hosts to the state of the files: remove surplus and stuck containers, create missing and changed.
 
     ``local``: steps in the lab directory. ``stale``: hosts whose files are out of date. ``unusable``: containers whose
     mounts are broken, with the reason. Hosts that have ``failed`` are skipped.
@@ -141,7 +141,7 @@ def down(
     records: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     state: str = "",
 ) -> Plan:
-    """Remove all objects with the lab's label, whatever is in the files, and ``sent`` folders by host.
+    """Plan to remove all objects with the lab's label, whatever is in the files, and ``sent`` folders by host.
 
     If ``image`` is given, also remove the observed image; also the ``records`` that hosts have nodes, and last the
     lab's ``state`` directory. Hosts that have ``failed`` are skipped.

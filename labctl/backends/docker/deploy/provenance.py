@@ -30,7 +30,7 @@ LOOKING = 10
 
 
 def rendered(lab: Lab, job: Job, *, preview: bool) -> Iterator[File]:
-    """Yield the compose files that containers of a run were made from; a ``preview`` has missing ones, too."""
+    """Yield the compose files of a run's containers, as files of its record; a ``preview`` has missing ones, too."""
     # The launcher is in the first node's file.
     for name in dict.fromkeys((lab.nodes[0].name, *(node.name for node in job.nodes))):
         compose = lab.directory / naming.compose_path(name)
@@ -45,7 +45,10 @@ def begin(lab: Lab, job: Job, cluster: Cluster, observed: ObservedState) -> Futu
 
 
 def of_run(lab: Lab, job: Job, cluster: Cluster, observed: ObservedState) -> dict[str, Any]:
-    """Return the provenance of a run. Hosts that do not answer are left out: the run itself reports their errors."""
+    """Return a run's image ids, packages, devices, code commits and cached revisions.
+
+    Hosts that do not answer are left out: the run itself reports their errors.
+    """
     hosts = {host.name: host for host in map(lab.host_of, job.containers)}
     cached = repositories(job.workload.cache)
     asked = {name: [*code(lab, host), *snapshots(lab, host, cached)] for name, host in hosts.items()}
@@ -71,7 +74,7 @@ def of_run(lab: Lab, job: Job, cluster: Cluster, observed: ObservedState) -> dic
 
 
 def commits_of(host: str, values: Sources) -> Iterator[dict[str, Any]]:
-    """Yield the commit of each folder of code on a host."""
+    """Yield the commit of each code folder on a host, and if it has uncommitted changes."""
     for (kind, path), value in sorted(values.items()):
         if kind == "code":
             commit = commit_of(value)
@@ -83,7 +86,7 @@ def commit_of(value: str) -> str:
 
 
 def packages_of(lab: Lab, cluster: Cluster, image: str) -> dict[str, str] | None:
-    """Return the packages of an image, by id, on the launcher's host. HostError if it does not list them."""
+    """Return the package versions of an image id on the launcher's host, None without Docker. HostError if unlisted."""
     engine = cluster.daemons.get(lab.hosts[0].name)
     return sbom.versions(engine, image, lab.directory / PACKAGES) if engine else None
 
@@ -116,7 +119,7 @@ def read(
 
 
 def code_here(lab: Lab, roots: Iterable[Path] = ()) -> list[tuple[Kind, str]]:
-    """Return the folders of code on this machine: workloads, other folders that a run copies, and clones to push."""
+    """Return requests for the code on this machine: workloads, other folders that a run copies, and clones to push."""
     workloads = lab.directory / "workloads"
     others = (root for root in roots if not root.is_relative_to(workloads.resolve()))
     sent = dict(lab.clones) if any(map(naming.sent, lab.hosts)) else {}
@@ -124,7 +127,7 @@ def code_here(lab: Lab, roots: Iterable[Path] = ()) -> list[tuple[Kind, str]]:
 
 
 def code(lab: Lab, host: Host) -> list[tuple[Kind, str]]:
-    """Return the folders that a host's nodes mount and that may be clones; not the lab's own mounts."""
+    """Return requests for the folders that a host's nodes mount and that may be clones; not the lab's own mounts."""
     sent = dict(lab.clones) if naming.sent(host) else {}
     excluded = {*own_mounts(lab), inputs.cache_of(lab), *sent}
     places = (mount.source for mount in lab.mounts if mount.source not in excluded)
@@ -139,12 +142,12 @@ def repositories(cache: Cache) -> dict[str, Path]:
 
 
 def snapshots(lab: Lab, host: Host, folders: Mapping[str, Path]) -> list[tuple[Kind, str]]:
-    """Return the snapshots of repositories in a host's cache to read."""
+    """Return requests for the snapshots of these repositories in a host's cache."""
     return [("snapshot", str(_cached(lab, host, path))) for path in folders.values()]
 
 
 def revisions(lab: Lab, host: Host, folders: Mapping[str, Path], values: Sources) -> dict[str, str | None]:
-    """Return the newest revision in the host's cache, which runs use, by name; None if it is not cached."""
+    """Return each repository's newest revision in the host's cache, which runs use, by name; None if not cached."""
     return {name: values.get(("snapshot", str(_cached(lab, host, path)))) for name, path in folders.items()}
 
 

@@ -73,7 +73,7 @@ def secrets(lab: Lab) -> tuple[File, ...]:
 
 
 def cache_markers(lab: Lab, image_id: str | None) -> tuple[File, ...]:
-    """Return a file per cache of compiled operators with the id of its image: they fit only that image's torch."""
+    """Return a file with the image id per local node's cache of compiled operators, which only that image can use."""
     nodes = (node.name for node in lab.nodes if node.host == HERE)
     return tuple(File(path=f"{naming.cache_directory(name)}/image", content=image_id or "") for name in nodes)
 
@@ -91,7 +91,7 @@ def surplus(lab: Lab) -> Iterator[Path]:
 
 
 def stale_caches(lab: Lab, image_id: str | None) -> tuple[str, ...]:
-    """Return the nodes' caches of compiled operators that another image filled."""
+    """Return this machine's node caches of compiled operators that another image filled."""
     paths = (naming.cache_directory(node.name) for node in lab.nodes if node.host == HERE)
     marker = (File(path="image", content=image_id or ""),)
     return tuple(path for path in paths if (lab.directory / path).is_dir() and outdated(lab.directory / path, marker))

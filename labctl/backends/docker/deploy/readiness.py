@@ -93,14 +93,14 @@ def require_ready(
 
 
 def _state(lacking: list[tuple[str, str]]) -> str:
-    """Render the state of a lab that cannot be used, by the first of its ``lacking`` containers."""
+    """Return ``is out of date`` or ``is not up`` for a lab, by the first of its ``lacking`` containers."""
     return "is out of date" if " changed" in lacking[0][1] else "is not up"
 
 
 def require_up(
     lab: Lab, job: Job, observed: ObservedState, lacking: list[tuple[str, str]], flags: Mapping[str, str]
 ) -> None:
-    """Raise HostError unless the launcher and every node of the run are up with the settings and ``flags``."""
+    """Raise HostError unless the run's containers are up to date and its nodes have not lost what a run needs."""
     require_current(lab, lacking, flags)
     for node in job.nodes:
         container = observed.container(node.name)
@@ -143,7 +143,7 @@ def require_program(lab: Lab, job: Job, engine: Engine) -> None:
 
 
 def require_port(lab: Lab, job: Job, engine: Engine, facts: Mapping[str, survey.HostFacts]) -> None:
-    """Raise HostError if the port of the ranks' rendezvous is in use, if it is a port of the host itself.
+    """Raise HostError if LAB_MASTER_PORT is in use on the first node's host; not checked on a bridge network.
 
     ``facts``: the hosts' earlier reports. The port is checked again, as a run of this lab may have been ended since.
     """
@@ -166,7 +166,7 @@ def require_port(lab: Lab, job: Job, engine: Engine, facts: Mapping[str, survey.
 
 
 def require_inputs(lab: Lab, job: Job, engine: Engine) -> None:
-    """Raise ConfigError if an input path of the run is not on the launcher's host."""
+    """Raise ConfigError if a remote launcher's container does not have an input path of the run."""
     host = lab.host_of(model.LAUNCHER)
     runs = lab.directory / inputs.RUNS
     named = inputs.given(job.workload) if naming.sent(host) else ()
@@ -234,7 +234,7 @@ def _on_nodes(run: ActiveRun, nodes: set[str]) -> ActiveRun:
 def without_lost(
     context: Context, cluster: Cluster, options: RunOptions, ended: Result, error: HostError
 ) -> RunOptions:
-    """Return the options without the nodes that did not come up again; raise ``error`` if none are left."""
+    """Return the options without nodes that are not up again; raise ``error`` if all or none are, or no launcher."""
     observed, answering = preflight.observe(context, cluster)
     running = (container for container in observed.containers if container.state == "running")
     healthy = {container.node for container in running if not lost(container.reason)}

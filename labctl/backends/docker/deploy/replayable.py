@@ -23,7 +23,7 @@ SHORT = 19
 
 
 def uncommitted(lab: Lab, run: ReplayedRun) -> Iterator[str]:
-    """Yield the clones of a run that had uncommitted changes, which may differ now."""
+    """Yield a line per clone of a run that had uncommitted changes, which may differ now."""
     mounted = {place for host in lab.hosts for place in provenance.code(lab, host)}
     for clone in run.origin.code:
         if clone["dirty"] and ("code", clone["path"]) in mounted:
@@ -31,7 +31,7 @@ def uncommitted(lab: Lab, run: ReplayedRun) -> Iterator[str]:
 
 
 def missing(cluster: Cluster, lab: Lab, observed: ObservedState, run: ReplayedRun) -> Iterator[str]:
-    """Yield a line for each thing that is no longer available."""
+    """Yield a line per image, node, setting, file, source or input of a run that changed or is gone."""
     yield from _images(lab, observed, run)
     yield from _nodes(lab, run)
     yield from _settings(cluster.settings, lab, run)
@@ -82,12 +82,12 @@ def _devices(run: ReplayedRun, node: str) -> str:
 
 
 def _text(devices: list[dict[str, str]]) -> str:
-    """Render devices."""
+    """Render devices by their recorded values; ``none`` if there are no devices."""
     return "; ".join(" ".join(filter(None, device.values())) for device in devices) or "none"
 
 
 def _settings(settings: Settings, lab: Lab, run: ReplayedRun) -> Iterator[str]:
-    """Yield the settings that changed, if they make the nodes' compose files differ from the recorded ones."""
+    """Yield one line of changed settings, if they make a node's compose file differ from the recorded one."""
     if not any(_is_changed(lab, run.path, node.name) for node in run.job.nodes):
         return
     now = {key: value for key, value, _ in settings.rows()}
@@ -104,7 +104,7 @@ def _is_changed(lab: Lab, path: Path, node: str) -> bool:
 
 
 def _files(lab: Path, run: ReplayedRun) -> Iterator[str]:
-    """Yield the files of the record, and the shared code of the lab, that changed since the run began."""
+    """Yield a line per file of the record, or of the lab's shared code, that changed since the run began."""
     recorded = store.digests((name, run.path / name) for name in (*run.files, *run.code))
     for name, digest in {**run.files, **run.code}.items():
         if recorded.get(name) != digest:
@@ -117,7 +117,7 @@ def _files(lab: Path, run: ReplayedRun) -> Iterator[str]:
 
 
 def _sources(cluster: Cluster, lab: Lab, run: ReplayedRun) -> Iterator[str]:
-    """Yield the clones and cached models of each host that have another commit or revision than recorded."""
+    """Yield a line per clone or cached model of a host with another commit or revision than recorded."""
     hosts = {host.name: host for host in lab.hosts if host.name in run.origin.images}
     cached = provenance.repositories(run.job.workload.cache)
     asked = {name: provenance.code(lab, host) + provenance.snapshots(lab, host, cached) for name, host in hosts.items()}
@@ -133,7 +133,7 @@ def _sources(cluster: Cluster, lab: Lab, run: ReplayedRun) -> Iterator[str]:
 
 
 def _commits(host: str, run: ReplayedRun, asked: Collection[tuple[Kind, str]], values: Sources) -> Iterator[str]:
-    """Yield the clones of a host that are at another commit than recorded, of the folders that it was asked for."""
+    """Yield a line per clone of a host that is at another commit than recorded, among the folders ``asked`` for."""
     for clone in run.origin.code:
         path, commit = clone["path"], clone["commit"]
         if clone["host"] != host or ("code", path) not in asked:

@@ -32,7 +32,7 @@ class Deployment:
     cluster: Cluster
 
     def host_of(self, error: HostError) -> str:
-        """Return the host on which a step failed."""
+        """Return the host that an error names; this machine if it names none."""
         return error.node or HERE
 
 
@@ -47,7 +47,7 @@ class LabDeployment(Deployment):
     """Files that runs were sent, by run."""
 
     def host_of(self, error: HostError) -> str:
-        """Return the host on which a step failed, also if the error names a node of it."""
+        """Return the host that an error names, also by a node on it; this machine if it names none."""
         if error.node in self.lab.containers:
             return self.lab.host_of(error.node).name
         return super().host_of(error)
@@ -73,7 +73,7 @@ class ProbeEngines(PathStep, frozen=True):
     verb = "probe limits and devices, write"
 
     def do(self, deployment: Deployment) -> Failures:
-        """Probe the engines, and return the hosts that failed."""
+        """Probe the engines, exclude the hosts that fail from the deployment, and return these with their errors."""
         from labctl.backends.docker.lab.cluster import load_lab
 
         before = deployment.cluster.failed
@@ -87,7 +87,7 @@ class MakeDirectories(PathStep, frozen=True):
     verb = "make"
 
     def do(self, deployment: Deployment) -> None:
-        """Create the directories."""
+        """Create the directories with access for their owner only."""
         for path in self.paths:
             files.make_private(deployment.context.directory / path)
 
@@ -96,7 +96,7 @@ class WriteKeys(PathStep, frozen=True):
     """Generate missing ssh keys, and write the files that depend on them."""
 
     def do(self, deployment: LabDeployment) -> None:
-        """Generate and write the keys."""
+        """Generate the lab's missing ssh keys, and write the files that depend on them."""
         from labctl.backends.docker.compose import ssh_keys
 
         ssh_keys.ensure(deployment.lab)
@@ -108,12 +108,12 @@ class RemoveState(PathStep, frozen=True):
     verb = "remove"
 
     def do(self, deployment: Deployment) -> None:
-        """Remove the files."""
+        """Remove the files and directories from the lab directory."""
         for name in self.paths:
             files.remove(deployment.context.directory / name)
 
     def without(self, deployment: Deployment, lost: Failures) -> RemoveState | None:  # noqa: ARG002
-        """Return None if lost hosts may still have the lab of this state, as for `labctl clean`."""
+        """Return this step; None for `labctl clean`, as lost hosts may still have the lab of this state."""
         return self if isinstance(deployment, LabDeployment) else None
 
 
@@ -123,7 +123,7 @@ class EmptyDirectories(PathStep, frozen=True):
     verb = "empty"
 
     def do(self, deployment: Deployment) -> None:
-        """Remove the content of the directories."""
+        """Remove all that is in the directories, but not these."""
         for name in self.paths:
             for path in (deployment.context.directory / name).iterdir():
                 files.remove(path)
@@ -139,7 +139,7 @@ class EnsureImage(Step, frozen=True, kw_only=True):
         return self.words
 
     def do(self, deployment: Deployment) -> Failures:
-        """Bring the image to the hosts, and return those that failed."""
+        """Bring the image to the hosts, exclude the hosts that fail from the deployment, and return these."""
         from labctl.backends.docker.deploy import images
 
         failed = images.ensure(deployment.context, deployment.cluster, self.image)
@@ -172,7 +172,7 @@ class PushFiles(HostStep, frozen=True, kw_only=True):
         return f"make folders of {nodes} on {self.host}" if self.folders else f"push files of {nodes} to {self.host}"
 
     def do(self, deployment: LabDeployment) -> None:
-        """Record that the host has nodes, then push."""
+        """Record that the host has nodes, then make its folders and push files that changed."""
         from labctl.backends.docker.deploy import ledger, provision
 
         engine = deployment.cluster.engine
@@ -216,7 +216,7 @@ class ApplyProject(HostStep, frozen=True, kw_only=True):
 
 
 class WaitForSsh(Step, frozen=True, kw_only=True):
-    """Log in from the launcher to each of these workers over ssh. HostError names those that it does not reach."""
+    """Log in from the launcher to each of these workers over ssh; HostError names the workers not reached."""
 
     nodes: tuple[str, ...]
     seconds: int
@@ -259,7 +259,7 @@ class FetchLeftRuns(HostStep, frozen=True, kw_only=True):
         return f"fetch results left in {self.directory}/runs on {self.host}"
 
     def do(self, deployment: Deployment) -> None:
-        """Fetch the results."""
+        """Move the results from the host into the records of their runs."""
         from labctl.backends.docker.deploy import artifacts
 
         connection, context = connection_to(deployment.cluster.engine, self.host), deployment.context
@@ -268,7 +268,7 @@ class FetchLeftRuns(HostStep, frozen=True, kw_only=True):
 
 
 class RemoveFiles(HostStep, frozen=True, kw_only=True):
-    """Remove pushed files from a host."""
+    """Remove the directory of the lab's pushed files from a host."""
 
     directory: str
 
@@ -276,7 +276,7 @@ class RemoveFiles(HostStep, frozen=True, kw_only=True):
         return f"remove {self.directory} on {self.host}"
 
     def do(self, deployment: Deployment) -> None:
-        """Remove the files."""
+        """Remove the pushed directory from the host."""
         from labctl.backends.docker.hosts import push
 
         push.remove(connection_to(deployment.cluster.engine, self.host), self.directory)
@@ -291,7 +291,7 @@ class RemoveImage(HostStep, frozen=True, kw_only=True):
         return f"remove image {self.image} on {self.host}"
 
     def do(self, deployment: Deployment) -> None:
-        """Remove the image; warn if a container uses it."""
+        """Remove the image; if a container uses it, keep it and warn."""
         try:
             deployment.cluster.engine.remove(self.host, "image", (self.image,))
         except HostError as error:
@@ -311,7 +311,7 @@ class ForgetHost(HostStep, frozen=True, kw_only=True):
         return f"remove {', '.join(self.paths)}"
 
     def do(self, deployment: Deployment) -> None:
-        """Remove the records."""
+        """Remove the host's record files from the lab directory."""
         for path in self.paths:
             (deployment.context.directory / path).unlink(missing_ok=True)
 
@@ -328,7 +328,7 @@ class CheckNodes(WaitForSsh, frozen=True, kw_only=True):
         return f"ask sshd of {', '.join(self.nodes)} for an answer within {human.duration(self.seconds)}"
 
     def do(self, deployment: LabDeployment) -> None:
-        """Check the nodes, then the port."""
+        """Check that each node's sshd answers, then that the rendezvous port is free."""
         from labctl.backends.docker.deploy import readiness
 
         super().do(deployment)
@@ -348,7 +348,7 @@ class PushRun(Step, frozen=True, kw_only=True):
         return f"push workloads, {runs} to {', '.join(self.hosts)}"
 
     def do(self, deployment: LabDeployment) -> None:
-        """Push the run, and keep its manifest."""
+        """Push the run's files, and keep its directory's manifest in the deployment."""
         from labctl.backends.docker.deploy import artifacts
 
         engine, run = deployment.cluster.engine, self.run
