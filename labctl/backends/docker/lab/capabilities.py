@@ -93,7 +93,7 @@ def _granted_keys(limits: Mapping[str, bool]) -> set[str]:
 
 
 def with_files(lab: Lab) -> Lab:
-    """Return the lab, with its hosts' maximum of open files if those refused to raise the default and it is too low."""
+    """Return the lab, with its hosts' lowest maximum of open files if they refused to raise too low a default."""
     if not lacks_files(lab):
         return lab
     allowed = [kept(lab.directory, host.name, None).get("files") for host in lab.hosts]
@@ -124,7 +124,7 @@ def require_files(lab: Lab) -> None:
 
 
 def neighbours_lacking(lab: Lab, root: HostPath) -> tuple[int, int] | None:
-    """Return the size of the host's neighbour table and the entries that the lab needs; None if it suffices.
+    """Return the size of the host's neighbour table and the entries needed; None if it suffices or is unknown.
 
     The kernel has a single table for all containers: arp(7), gc_thresh3.
     """
@@ -137,7 +137,7 @@ def neighbours_lacking(lab: Lab, root: HostPath) -> tuple[int, int] | None:
 
 
 def try_again(settings: Settings, lab: Lab, host: str, engine: Capabilities, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Probe refused limits again and cache them; return those granted now, which apply from the next `up`."""
+    """Probe refused limits again; cache and return those granted now, which apply from the next `up`."""
     asked = {name: int(getattr(wanted(settings), name)) for name in names}
     granted = [name for name, value in asked.items() if engine.grants(lab.name, lab.image, ((name, value),))]
     if granted:

@@ -112,7 +112,7 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
         return placement(self.settings, self.inventory)
 
     def begin_reach(self, observed: ObservedState) -> EarlyReach | None:
-        """Start the check over ssh of the configured workers; return None if one is not running."""
+        """Start to check ssh from the launcher to the configured workers; None if one of these does not run."""
         workers = tuple(name for name, host in self.placement.items() if name != LAUNCHER and host in self.engine.hosts)
         launcher, containers = observed.container(LAUNCHER), map(observed.container, workers)
         running = all(container and container.state == "running" for container in (launcher, *containers))
@@ -250,7 +250,7 @@ def connect(
 
 
 def read_inventory(directory: Path, settings: Settings, *, drained: bool = False) -> tuple[InventoryHost, ...]:
-    """Return the hosts that the settings list, or this machine; drained hosts only if ``drained``."""
+    """Return the hosts in LAB_HOSTS, or this machine; drained ones only if ``drained``. ConfigError if none is left."""
     name = settings.text("LAB_HOSTS")
     if not name:
         return THIS_MACHINE
@@ -294,14 +294,14 @@ def placement(settings: Settings, hosts: tuple[InventoryHost, ...]) -> dict[str,
 
 
 def engine_of(settings: Settings, hosts: tuple[InventoryHost, ...], daemons: Mapping[str, Engine]) -> MultiHostEngine:
-    """Combine these daemons into an engine."""
+    """Combine the hosts' daemons into one engine, which knows the host of each container."""
     name = settings.text("LAB_NAME")
     places = {naming.container_of(name, node): host for node, host in placement(settings, hosts).items()}
     return MultiHostEngine(daemons, places)
 
 
 def last_dump(directory: Path, host: str) -> facts.HostDump | None:
-    """Return the host's last report; None if it was never reached."""
+    """Return the host's last report, from the lab directory; None if missing or invalid."""
     from labctl.backends.docker.hosts import facts
 
     try:
@@ -444,7 +444,7 @@ def load_lab(context: Context, cluster: Cluster, *, ask: bool = True, refresh: b
 
 
 def preview_lab(cluster: Cluster) -> tuple[Lab, Cluster]:
-    """Predict the lab as `up` would make it, without probes, and the cluster as ``load_lab``.
+    """Predict the lab as `up` would make it, without probes; also return the cluster without unusable hosts.
 
     No engine needs to answer.
     """

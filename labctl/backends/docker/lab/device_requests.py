@@ -73,7 +73,7 @@ def resolve_device_request(
 
 
 def remembered(host: Host, directory: Path) -> Host:
-    """Return the host with the cached way to request devices."""
+    """Return the host with the cached way to request devices; ``ASSUMED`` if none is cached."""
     return replace(host, request=capabilities.kept(directory, host.name, None).get(KEY) or ASSUMED)
 
 
@@ -115,7 +115,7 @@ def foreseen(
 
 
 def require_runtime(accelerator: str, host: Host, engine: Capabilities) -> None:
-    """Raise HostError if the engine cannot serve the devices, as far as that is known before an image is built."""
+    """Raise HostError if only the vendor's runtime can give devices to containers and the engine does not have it."""
     access = accelerators.get(accelerator).engine
     if access.ways == ("runtime",) and host.devices:
         information = engine.information()

@@ -53,7 +53,7 @@ class EffectiveSettings(Struct, frozen=True):
 
 
 def of_host(settings: Settings, directory: Path, root: HostPath = ROOT) -> HostDevices:
-    """Return the devices of this host, and the nodes of the lab in this directory if it is a lab."""
+    """Return the devices of this machine, with the nodes of the lab in ``directory`` if it is a lab."""
     accelerator, _ = spec.choice(settings, root)
     nodes: tuple[Node, ...] = ()
     problem = ""
@@ -153,12 +153,12 @@ def of_cluster(cluster: Cluster) -> tuple[HostDevices, ...]:
 
 
 def new_problems(usable: Cluster, cluster: Cluster) -> dict[str, str]:
-    """Return the message of each host that failed in the usable cluster only."""
+    """Return the error message of each host that failed in ``usable`` but not in ``cluster``."""
     return {name: error.message for name, error in usable.failed.items() if name not in cluster.failed}
 
 
 def run_on(connection: Connection, argv: Sequence[str], seconds: float) -> CompletedProcess:
-    """Run a vendor's tool on a host; return whatever its exit code is."""
+    """Run a vendor's tool on a host; return its output and exit code, also if that is not zero."""
     return connection.run('exec "$@"', *argv, timeout=seconds, check=False)
 
 
@@ -170,7 +170,7 @@ def effective_settings(context: Context) -> EffectiveSettings:
 
 
 def resolve(context: Context, settings: Settings) -> Iterator[ResolvedSetting]:
-    """Yield the detected values, and the services with the user's additions."""
+    """Yield the detected accelerator and way to request devices, and the services that the user's override changes."""
     if added := override.services(context.directory):
         yield ResolvedSetting("override", ", ".join(added), override.FILE)
     if settings.text("LAB_HOSTS"):
@@ -212,7 +212,7 @@ def on_hosts(context: Context, settings: Settings) -> tuple[str, str]:
 
 
 def _reached(names: Iterable[str], cluster: Cluster) -> Iterator[str]:
-    """Yield the hosts whose facts are current, and those whose facts are of an earlier connection."""
+    """Yield a text of the hosts whose facts are current, and one of those whose facts are of an earlier connection."""
     listed = list(names)
     current = [name for name in listed if name in cluster.connections]
     earlier = [name for name in listed if name not in cluster.connections]

@@ -58,7 +58,7 @@ def _node_status(container: Container) -> NodeStatus:
 
 
 def _lab_state(containers: tuple[Container, ...], expected: set[str], *, is_complete: bool) -> str:
-    """Return the state of a lab with these containers; ``is_complete`` if every host was observed."""
+    """Return ``up``, ``partial`` or ``down``; ``unknown`` without containers if the observation is not complete."""
     if not containers:
         return "down" if is_complete else "unknown"
     usable = [container for container in containers if container.state == "running" and not altered(container)]
