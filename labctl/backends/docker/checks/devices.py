@@ -178,7 +178,7 @@ def leases(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def user_name(ctx: CheckContext, uid: str) -> str:
-    """Return the name of a user on the host that is examined."""
+    """Return the name of a user id on the examined host; ``user UID`` if unknown."""
     if ctx.local:
         return device_leases.user_name(uid)
     for line in ctx.read("etc/passwd").splitlines():
@@ -189,7 +189,7 @@ def user_name(ctx: CheckContext, uid: str) -> str:
 
 
 def release(ctx: CheckContext, lease: Lease) -> str:
-    """Return the command that frees a device: stop the lab that holds it if it is the user's, or use others."""
+    """Return the command that frees a device: stop the user's own lab, ask another holder, or use other devices."""
     same_user = lease.get("uid") == str(ctx.host.uid) and "directory" in lease
     if same_user and (ctx.local or Path(lease["directory"]).is_dir()):
         return f"labctl down -C {shlex.quote(lease['directory'])}"

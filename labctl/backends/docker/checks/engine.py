@@ -94,14 +94,14 @@ def version(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def compose(ctx: CheckContext) -> Iterator[Finding]:
-    """Check docker compose on this machine: it creates the containers of all hosts."""
+    """Check that docker compose on this machine, which creates all hosts' containers, works and is new enough."""
     from labctl.system.setup.requirements import OLDEST_COMPOSE
 
     yield plugin(ctx, "LAB-ENGINE-002", "compose", OLDEST_COMPOSE, "error", "containers are created by it")
 
 
 def buildx(ctx: CheckContext) -> Iterator[Finding]:
-    """Check docker buildx on this machine; only a warning unless the lab's image must be built."""
+    """Check that docker buildx here works and is new enough; a warning unless the lab's image must be built."""
     from labctl.system.setup.requirements import OLDEST_BUILDX
 
     level: Level = "error" if ctx.builds else "warn"
@@ -148,7 +148,7 @@ def clock(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def skew(theirs: float, before: float) -> float:
-    """Return the seconds that a clock is ahead, which was read after ``before``; arguments are seconds since 1970."""
+    """Return the seconds that a clock is ahead, negative if behind, given its time read between ``before`` and now."""
     now = time.time()
     return theirs - now if theirs > now else min(0.0, theirs - before)
 
@@ -171,7 +171,7 @@ def seconds_of(text: str) -> float:
 
 
 def space(ctx: CheckContext) -> Iterator[Finding]:
-    """Check the disk of the images, if it is on this host."""
+    """Check the free disk where the engine keeps images; skipped if that is not on this host."""
     folder = image_folder(ctx.info)
     if ctx.name == HERE and not folder.is_dir():
         return

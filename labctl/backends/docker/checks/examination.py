@@ -97,13 +97,13 @@ class CheckContext(Struct, frozen=True, kw_only=True, dict=True):
         return tuple(node for node in self.lab.nodes if node.host == self.name)
 
     def at(self, node: str) -> CheckContext:
-        """Return the context of the host of a node; this one if it is not known."""
+        """Return the context of a node's host; this context if ssh did not reach that host."""
         host = self.lab.host_of(node).name
         return next((ctx for ctx in self.hosts if ctx.name == host), self)
 
     @property
     def daemon(self) -> DockerEngine:
-        """Return the engine of the host."""
+        """Return the context's engine as that of a single Docker daemon."""
         return cast(DockerEngine, self.engine)
 
     @once
@@ -160,7 +160,7 @@ class CheckContext(Struct, frozen=True, kw_only=True, dict=True):
         return procfs.read(self.root / path).strip()
 
     def script(self, script: str, *arguments: str, check: bool = True) -> str:
-        """Run a POSIX sh script on the host; return its output. HostError: too slow, or failed with ``check``."""
+        """Run a POSIX sh script on the host; return its output. HostError if late or, with ``check``, if it fails."""
         return self.connection.run(script, *arguments, timeout=SCRIPT_SECONDS, check=check).out
 
     def files(self, paths: Sequence[str]) -> dict[str, FileStatus]:

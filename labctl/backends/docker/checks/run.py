@@ -111,7 +111,7 @@ NODE_CHECKS = (
 
 
 def findings(context: Context, *, node: str = "") -> tuple[Finding, ...]:
-    """Examine the hosts and the lab, or one node and its host."""
+    """Run doctor's checks of the hosts and the lab, or of one node and its host; return the findings."""
     from labctl.backends.docker.checks.hosts import unreachable
 
     settings = context.settings()
@@ -134,7 +134,7 @@ def findings(context: Context, *, node: str = "") -> tuple[Finding, ...]:
 
 
 def not_examined(cluster: Cluster, failed: Iterable[Finding], failure: HostError) -> tuple[Finding, ...]:
-    """Return the findings if the lab cannot be loaded: of all hosts if one of them failed, else also the failure."""
+    """Return the findings if the lab cannot be loaded: on all hosts if one that failed is why, else of the failure."""
     if any(failure is reason for reason in cluster.failed.values()):
         first = cluster.inventory[0].name
         summary = f"is reachable; examined once {first} was reached"
@@ -147,7 +147,7 @@ def not_examined(cluster: Cluster, failed: Iterable[Finding], failure: HostError
 
 
 def lab_to_examine(context: Context, cluster: Cluster) -> tuple[Lab, Mapping[str, LabError]]:
-    """Load the lab, and the hosts that lack devices for it; if all of them do, the lab without devices."""
+    """Load the lab, without devices if all hosts lack them; also return the errors of hosts that lack devices."""
     try:
         lab, capabilities = load_lab(context, cluster, ask=can_probe(cluster), refresh=True)
         return lab, {name: why for name, why in capabilities.failed.items() if name not in cluster.failed}
@@ -212,7 +212,7 @@ def require_compose(context: Context, lab: Lab, cluster: Cluster) -> None:
 
 
 def failing_hosts(whole: CheckContext, command: str) -> dict[str, HostError]:
-    """Return the hosts that fail the preflight of a command, with the first reason. HostError for this machine."""
+    """Return the hosts that fail a command's preflight, with the first error; raise that of this machine."""
     checks = [check for check in CHECKS if check.stops == command]
     for reason in stopping([check for check in checks if whole.local or check.scope != "host"], whole):
         raise reason
@@ -237,7 +237,7 @@ def failing_hosts(whole: CheckContext, command: str) -> dict[str, HostError]:
 
 
 def stopping(checks: Iterable[Check], ctx: CheckContext) -> Iterator[HostError]:
-    """Yield the errors that the checks find, one by one."""
+    """Run checks in turn; yield a HostError for each finding that is an error."""
     for check in checks:
         for finding in check.run(ctx):
             if finding.level == "error":
@@ -361,7 +361,7 @@ class CheckTask(Struct, frozen=True):
         return replace(self.failed(text, impact, node=self.node), code="LAB-CHECK-002")
 
     def failed(self, text: str, impact: str, fix: str = "", node: str = HERE) -> Finding:
-        """Return the finding of a check that failed; without a fix it refers to the log of what is examined."""
+        """Return the warning about a check that could not finish; without ``fix`` it names the command for the log."""
         log = self.ctx.as_root("journalctl -u docker -n 50" if self.check.engine else "dmesg | tail -n 50")
         if self.container:
             log = f"labctl logs {self.container.node}"
