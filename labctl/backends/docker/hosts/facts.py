@@ -65,7 +65,7 @@ class HostDump(Struct, frozen=True, dict=True):
 
     @once
     def children(self) -> dict[str, set[str]]:
-        """The names in each directory."""
+        """Names in each directory of the dump, by the directory's path."""
         names: dict[str, set[str]] = {}
         for path in (*self.files, *self.links, *self.links.values(), *self.folders, *self.nodes):
             rest = path
@@ -88,7 +88,7 @@ class HostDump(Struct, frozen=True, dict=True):
         return routing.Network(interfaces=interfaces, addresses=addresses, routes=table, reached=reached, reached_by=by)
 
     def facts_at(self, now: float) -> HostFacts:
-        """Return the facts; ``now`` is this machine's clock when the text was complete. HostError if invalid."""
+        """Return user, clock skew, free space and ports; ``now``: when the text was complete. HostError if invalid."""
         with valid(self.host):
             uid, user, _ = self.user
             clock = re.match(r"\d+(\.\d+)?", self.facts.get("clock", ""))

@@ -44,7 +44,7 @@ class Update(Struct, frozen=True):
 def sync_states(
     connection: Connection, directory: str, manifests: Mapping[str, Manifest], *, seconds: float = 600
 ) -> dict[str, SyncState]:
-    """Compare ``directory/<name>`` on the host with the tree of that name; change nothing."""
+    """Return the state of each ``directory/<name>`` on the host compared with its tree here; change nothing."""
     return {update.name: update.state for update in _inspect(connection, directory, manifests, seconds=seconds)}
 
 
@@ -56,7 +56,7 @@ def push(
     prune: str = "",
     seconds: float = 600,
 ) -> tuple[str, ...]:
-    """Push each tree to ``directory/<name>`` on the host; each update is atomic.
+    """Push each tree to ``directory/<name>`` on the host, each atomically; return the paths that are new there.
 
     Returns the new paths; files that the host already has are not sent again. Other directories below
     ``directory/<prune>`` are removed.
@@ -105,7 +105,7 @@ def remove(connection: Connection, directory: str, *, seconds: float = 120) -> N
 def _inspect(
     connection: Connection, directory: str, manifests: Mapping[str, Manifest], *tidying: str, seconds: float
 ) -> list[Update]:
-    """Compare these directories on the host with the trees; the host may ``tidy`` up first."""
+    """Return each tree with the state and entries of its directory on the host, which may ``tidy`` up first."""
     for name in manifests:
         if not NAME.fullmatch(name) or not is_below(name):
             raise ValueError(name)
@@ -172,7 +172,7 @@ def _file(path: Path, entry: Entry, name: str) -> Iterator[bytes]:
 
 
 def _require(done: CompletedProcess, connection: Connection, directory: str) -> None:
-    """Raise HostError if the script failed."""
+    """Raise HostError, with a command to look at the directory, if the script exited non-zero."""
     if done.code != 0:
         why = reason(done)
         look = "df -h" if "No space left" in why or "quota" in why else "ls -ld"

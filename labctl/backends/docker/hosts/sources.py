@@ -17,7 +17,7 @@ CHANGED = " changed"
 
 
 def read(connection: Connection, asked: Iterable[tuple[Kind, str]], seconds: float) -> Sources:
-    """Return the commits, digests and revisions that the host has of these; others are left out. HostError."""
+    """Return the commit, digest or revision that the host has of each path, if any. HostError if the script fails."""
     keys = list(asked)
     if not keys:
         return {}

@@ -116,7 +116,7 @@ class Connection:
         timeout: float = 60,
         check: bool = True,
     ) -> CompletedProcess:
-        """Run a script to its end.
+        """Run a script to its end; return its output and exit code.
 
         HostError if it times out (it may still run), if the connection is lost and, with ``check``, if it fails. Over
         ssh at most six scripts run at a time, others wait.
@@ -161,10 +161,10 @@ class Connection:
         return False
 
     def reconnect(self, seconds: float) -> None:
-        """Reconnect within ``seconds`` if the connection has ended. HostError."""
+        """Reconnect within ``seconds`` if the connection has ended. HostError if that fails."""
 
     def error(self, text: str) -> HostError:
-        """Return an error of this host."""
+        """Return a HostError of this host with a text."""
         return HostError(text, hint="labctl doctor")
 
     def _done(
@@ -444,7 +444,7 @@ def connected(
     bound: int = WIDTH,
     waits: Callable[[str], object] = len,
 ) -> Iterator[tuple[dict[str, SshConnection], dict[str, HostError]]]:
-    """Connect to the hosts; provide the connections and the errors by name, in order.
+    """Connect to the hosts over ssh during the block; provide connections and errors by host name, in order.
 
     ``opening`` is a POSIX sh script that each host runs first. At most ``bound`` hosts are tried at a time; with more
     hosts each gets a share of ``seconds``, so that silent hosts leave time for the rest. ``waits`` is called once with

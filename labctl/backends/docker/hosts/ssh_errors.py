@@ -44,7 +44,7 @@ def is_transient(stderr: str) -> bool:
 
 
 def distrusted(stderr: str) -> bool:
-    """Tell if the host key has changed, even if ssh continued nevertheless."""
+    """Tell if ssh printed that the host key has changed, even if it connected nevertheless."""
     return _CHANGED in stderr
 
 
@@ -136,7 +136,7 @@ def _port(target: InventoryHost) -> tuple[str, ...]:
 
 
 def ssh_reason(stderr: str) -> str:
-    """Return the line of ssh's output with the reason."""
+    """Return ssh's reason for a failure: the last line of its output, or that the host key has changed."""
     if distrusted(stderr):
         return "host key is not the pinned one (REMOTE HOST IDENTIFICATION HAS CHANGED)"
     lines = [line for line in stderr.splitlines() if line.strip()]
