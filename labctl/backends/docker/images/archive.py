@@ -111,7 +111,7 @@ class Archive:
             return self._image(name)
 
     def _image(self, name: str) -> Image:
-        """Return an image by its name; errors of broken archives pass."""
+        """Return an image by its name; errors of reading a broken archive are raised as they are."""
         tag = tagged(name)
         entries = {tag: entry for entry in self._manifest for tag in entry["RepoTags"] or ()}
         if tag not in entries:
@@ -203,7 +203,7 @@ def report(chunks: Iterable[bytes], progress: Progress) -> Iterator[bytes]:
 
 
 def common(layers: Sequence[str], held: Iterable[Sequence[str]]) -> int:
-    """Return how many of the lowest layers the best matching image begins with too."""
+    """Return the number of the lowest layers that an image shares with the best match among the ``held`` ones."""
     most = 0
     for others in held:
         while most < min(len(layers), len(others)) and tuple(others[: most + 1]) == tuple(layers[: most + 1]):
@@ -212,7 +212,7 @@ def common(layers: Sequence[str], held: Iterable[Sequence[str]]) -> int:
 
 
 def _located(path: Path, tar: tarfile.TarFile) -> dict[str, Range]:
-    """Return the range of each file; engines before 25 write a symbolic link for a layer that occurs twice."""
+    """Return each member's byte range by name; links, as engines before 25 write for repeated layers, are resolved."""
     ranges: dict[str, Range] = {}
     for member in tar:
         if member.isfile():

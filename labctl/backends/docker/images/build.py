@@ -86,7 +86,7 @@ def request(settings: Settings, image: str, tag: str, directory: Path, environ: 
 
 
 def build(request: BuildRequest, emit: Emit) -> dict[str, Any]:
-    """Build the image; takes seconds if nothing changed. HostError with the log's last lines if a step fails."""
+    """Build labctl's own image, and its base if out of date; return a report. HostError if a step fails."""
     began = time.monotonic()
     engine, tag, lock = request.engine, request.tag, _text(request.image, "lock")
     require_own(request)
@@ -206,7 +206,7 @@ def ensure_base(name: str, request: BuildRequest, emit: Emit) -> str:
 
 
 def make_base(tag: str, request: BuildRequest, emit: Emit) -> None:
-    """Make a minimal Debian and import it. HostError if this host cannot, or a step fails.
+    """Make a minimal Debian image from this host's package sources and import it. HostError if that fails.
 
     Source: mmdebstrap(1).
     """
@@ -403,7 +403,7 @@ class Progress:
         self._working: set[str] = set()
 
     def read(self, line: str) -> None:
-        """Read a line of BuildKit's output."""
+        """Parse a line of BuildKit's output; report a step that starts or is done."""
         match = re.match(r"#(\d+) (.*)", line)
         if match is None:
             return

@@ -26,7 +26,7 @@ _OWN = "labctl/"
 
 
 def names() -> tuple[str, ...]:
-    """Return the images that labctl can build, by the files in ``docker/``."""
+    """Return the names of the images that labctl can build, by the files in ``docker/``."""
     return tuple(sorted(path.stem for path in files.path("docker").glob("*.Dockerfile")))
 
 
@@ -56,7 +56,7 @@ def how_to_get(image: str) -> str:
 
 
 def file(name: str, kind: str) -> Path:
-    """Return an image's ``Dockerfile``, ``lock`` (pinned Python packages), ``in`` (requirements) or ``releases``."""
+    """Return the path of an image's ``Dockerfile``, ``lock`` (pinned packages), ``in`` (requirements) or other kind."""
     return files.path("docker", f"{name}.{kind}")
 
 
@@ -69,18 +69,18 @@ def dockerfile(name: str) -> Path:
 
 
 def base(name: str) -> str:
-    """Return the default base image; empty if it depends on the host."""
+    """Return the default base in an image's Dockerfile; empty if it depends on the host."""
     match = re.search(r"^ARG BASE_IMAGE=(\S+)", dockerfile(name).read_text(encoding="utf-8"), re.MULTILINE)
     return match[1] if match else ""
 
 
 def base_of(name: str) -> str | None:
-    """Return the name of labctl's own image that it is based on; None for other images."""
+    """Return the name of labctl's own image that an image is based on; None for any other base."""
     return name_of(base(name))
 
 
 def inputs(name: str) -> tuple[Path, ...]:
-    """Return the files that the image is built from: see ``sources``."""
+    """Return the files that an image is built from: its Dockerfile, and files that this mounts or copies."""
     return sources(dockerfile(name))
 
 

@@ -122,7 +122,7 @@ def _transfer(transfers: Mapping[str, Transfer], notice: Callable[[str], None]) 
 
 
 def find_routes(direct: Iterable[Transfer]) -> dict[str, Transfer]:
-    """Return the transfers by host; the source of each is the host before it in its stream, if that reaches it."""
+    """Return the transfers by host, each relayed by the host before it in its stream, if that reaches it by ssh."""
     groups: dict[str, list[Transfer]] = {}
     for transfer in direct:
         groups.setdefault(transfer.stream.key, []).append(transfer)
@@ -279,7 +279,7 @@ def _not_labctls(image: str, host: str) -> HostError:
 
 
 def hand_out(archive: Archive, image: str, targets: ImageTargets) -> Failures:
-    """Send an archive's image to the hosts without it."""
+    """Send an archive's image to the hosts without it; return the hosts that failed, and why."""
     ids = archive.image(image).ids
     states, failures = targets.image_states(image)
     lacking = {name: state for name, state in states.items() if not state.image or state.image["Id"] not in ids}
@@ -302,7 +302,7 @@ def pull(image: str, targets: ImageTargets) -> Failures:
 
 
 def build(image: str, targets: ImageTargets, build_on: Callable[[str], object], doing: str = "building") -> Failures:
-    """Build the image on each host without it, by a function that takes the host's name."""
+    """Build the image on each host without it, by ``build_on`` with the host's name; return the hosts that failed."""
     states, failures = targets.image_states(image)
     lacking = {name: name for name, state in states.items() if state.image is None}
     for name in lacking:

@@ -18,7 +18,7 @@ from labctl.system.progress import Progress, waiting
 
 
 def described(image: str) -> dict[str, Any] | None:
-    """Return ``docker image inspect``; None if the image does not exist or the engine does not answer."""
+    """Return ``docker image inspect`` of this machine; None if the image is not found or the engine does not answer."""
     try:
         return DockerEngine(seconds=ASKING).image(image)
     except HostError:
@@ -45,7 +45,7 @@ def save(images: tuple[str, ...], path: Path, size: int, notice: Callable[[str],
     """
 
     def text(seconds: float) -> str:
-        """Report how much of the archive is written."""
+        """Return a progress line with the size of the archive written so far."""
         # docker writes to a temporary file and renames it.
         written = sum(file.lstat().st_size for file in path.parent.glob("*"))
         so_far = f"{human.size(written)} of about {human.size(size)}" if written else "Docker collects it"

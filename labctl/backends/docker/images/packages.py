@@ -56,7 +56,7 @@ def of(settings: Settings) -> Additions:
 
 
 def is_own(image: str) -> bool:
-    """Tell if labctl can build an image of that name."""
+    """Tell if labctl can build an image of that name: its own, or with the user's packages or Dockerfile."""
     return image.startswith(catalog.PACKAGES) or catalog.name_of(image) is not None
 
 
@@ -87,7 +87,7 @@ def is_stale(labels: Mapping[str, str], base_id: str | None) -> bool:
 
 
 def make(request: BuildRequest, base: str, additions: Additions, emit: Emit) -> dict[str, Any]:
-    """Build the image on a base that the engine has, unless it is up to date. HostError if a step fails."""
+    """Build the image with additions on a base, unless up to date; return a report. HostError if a step fails."""
     began = time.monotonic()
     engine = request.engine
     build.require_own(request)
@@ -125,7 +125,7 @@ def _make_from_dockerfile(request: BuildRequest, base: str, dockerfile: Path, la
 
 
 def _add_packages(request: BuildRequest, base: str, additions: Additions, labels: Pairs, of: str, emit: Emit) -> None:
-    """Install packages in the locked versions, if the lock is for the image ``of``, and update the lock."""
+    """Build the image with the packages, in locked versions if the lock is of the image ``of``; update the lock."""
     request = replace(request, base_image=base)
     heading = f"# {of}\n"
     lock = request.directory / LOCKS / f"{request.tag.removeprefix(catalog.PACKAGES)}.txt"

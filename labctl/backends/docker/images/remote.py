@@ -137,12 +137,12 @@ def is_whole(connection: Connection, file: str, stream: ArchiveStream) -> bool:
 
 
 def remove(connection: Connection, file: str) -> None:
-    """Remove a file, and the folder with its last file."""
+    """Remove an uploaded file on the host, and the folder with its last file; a failing script is ignored."""
     connection.run(_script("remove"), "remove", file, timeout=ASKING, check=False)
 
 
 def pull(connection: Connection, image: str) -> None:
-    """Pull an image on the host."""
+    """Pull an image on the host. HostError with docker's message."""
     arguments = ("pull", connection.target.docker, image)
     _run(connection, f"cannot pull {image}", *arguments, timeout=MOVING, fix=f"docker pull {image}")
 
@@ -157,7 +157,7 @@ def failed(connection: Connection, problem: str, stderr: str, command: str = "")
 
 
 def _run(connection: Connection, failure: str, *arguments: str, timeout: float = ASKING, fix: str) -> str:
-    """Run a command of the script on the host and return its output. HostError with the failure and a fix."""
+    """Run a command of the script on the host; return its output. HostError with a fix if it exits non-zero."""
     done = connection.run(_script(arguments[0]), *arguments, timeout=timeout, check=False)
     if done.code != 0:
         raise failed(connection, failure, done.err, fix)
@@ -170,6 +170,6 @@ def _script(command: str) -> str:
 
 
 def room(line: str) -> Room | None:
-    """Parse a line of ``df -Pk``; return None if it is malformed."""
+    """Parse a line of ``df -Pk`` into a disk and its free bytes; return None if it is malformed."""
     fields = line.split()
     return Room(fields[0], int(fields[3]) * 1024) if len(fields) >= 6 else None
