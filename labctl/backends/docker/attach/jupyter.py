@@ -85,7 +85,7 @@ def answers(path: Path) -> bool:
 
 @contextlib.contextmanager
 def relaying(ports: range, target: Path) -> Iterator[int]:
-    """Relay the first free port to the socket. HostError if none is free."""
+    """Relay the first free port to a Unix socket during the block; provide the port. HostError if none is free."""
     for port in ports:
         try:
             relay = Relay(port, target)
@@ -155,7 +155,7 @@ def serve(
 
 
 def find(inside: session.ExecTarget, node: str) -> str:
-    """Return the notebook server in the image. HostError if it has none."""
+    """Return the name of the first notebook server in a node's image. HostError if there is none."""
     look = ("sh", "-c", 'for name; do command -v "$name" && exit; done', "sh", *PAGES)
     output = inside.engine.exec(inside.container, look, user=inside.user).out
     if not output:

@@ -20,7 +20,7 @@ from labctl.errors import ConfigError, HostError, raise_all
 
 @contextmanager
 def opened(where: Context, name: str, node: str | None) -> Iterator[cluster.Cluster]:
-    """Connect to the host of a node, or to all hosts of the lab."""
+    """Connect to a node's host, or to all hosts, during the block. ConfigError if the inventory has no such node."""
     settings = where.settings()
     every = cluster.read_inventory(where.directory, settings)
     placement = cluster.placement(settings, every)
@@ -51,7 +51,7 @@ def entered(where: Context, name: str, node: str) -> Iterator[session.ExecTarget
 
 
 def meant(where: Context, word: str, *more: str) -> str:
-    """Return the command to type if a word is the name of a node; empty if it is not."""
+    """Return the `labctl exec` command to type if a word is a node's name; empty if it is not."""
     settings = where.settings()
     if word not in cluster.placement(settings, cluster.read_inventory(where.directory, settings)):
         return ""
@@ -60,7 +60,7 @@ def meant(where: Context, word: str, *more: str) -> str:
 
 @contextmanager
 def reached(where: Context, name: str, node: str | None) -> Iterator[Engine]:
-    """Yield the backend that has a node, or all of the lab.
+    """Yield the engine of a node's host, or of all hosts of the lab, connected during the block.
 
     Warn of unreachable hosts at once; after the block HostError names them.
     """

@@ -240,7 +240,7 @@ def launcher(lab: Lab, host: Host) -> dict[str, Any]:
 
 
 def limits(lab: Lab, service: str, cpuset: str) -> str:
-    """The limits of a service as its label has them; empty if compose.override.yml may set others."""
+    """Return the limits of a service as its label has them; empty if compose.override.yml may set others."""
     added = json.loads(dict(lab.override).get(service, "{}"))
     if not LIMITING.isdisjoint(added):
         return ""
