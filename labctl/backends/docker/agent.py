@@ -50,7 +50,7 @@ CHECKING = 20
 
 
 def reach(lab: Lab, engine: Engine, nodes: tuple[str, ...], seconds: int) -> None:
-    """Log in to each node over ssh. HostError names the nodes that do not answer in time, and why."""
+    """Log in from the launcher to each node over ssh. HostError names nodes that do not answer in time, and why."""
     if reasons := unreached(lab, engine, nodes, seconds):
         first = next(iter(reasons))
         raise HostError(
@@ -61,7 +61,7 @@ def reach(lab: Lab, engine: Engine, nodes: tuple[str, ...], seconds: int) -> Non
 
 
 def unreached(lab: Lab, engine: Engine, nodes: tuple[str, ...], seconds: int) -> dict[str, str]:
-    """Log in to each node over ssh; return the nodes that do not answer in time, and why. HostError."""
+    """Log in from the launcher to each node over ssh; return the nodes that do not answer in time, and why."""
     lines = agent(lab, engine, model.LAUNCHER, "reach", str(seconds), *nodes)
     with parsing(lab.host_of(model.LAUNCHER).name):
         answers = [json.loads(line) for line in lines]
@@ -221,7 +221,7 @@ class Standby:
         return self._stream.done()
 
     def passed(self, nodes: tuple[str, ...]) -> bool:
-        """Tell if the sshd of each of these nodes has greeted it within the last FRESH seconds."""
+        """Wait for the sshd of these nodes to answer; tell if all did within FRESH seconds of the beginning."""
         left = self._begun + FRESH - time.monotonic()
         with self._changed:
             self._changed.wait_for(lambda: self._reached.issuperset(nodes) or "" in self._reached, max(0, left))
@@ -292,7 +292,7 @@ def launch_run(lab: Lab, engine: Engine, follower: Follower, launch: Launch, sta
 
 
 def _of_agent(run_id: str) -> Pairs:
-    """Return an id of the agent's own, so that it is not taken for a process that the run left in the launcher."""
+    """Return the variable with the agent's own run id, so that it is not taken for a process that the run left."""
     return (("LABCTL_RUN_ID", f"supervises-{run_id}"),)
 
 
@@ -500,7 +500,7 @@ def agent(
     root: bool = False,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> list[str]:
-    """Run the node's agent and return its lines. HostError if it fails without output."""
+    """Run the node's agent and return its lines. HostError if it exits non-zero without output."""
     # By environment: the agent of an older image would reject another argument.
     prefix = ("env", *(f"{name}={value}" for name, value in environment.items())) if environment else ()
     who = "0" if root else user(lab, node)

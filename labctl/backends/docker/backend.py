@@ -151,7 +151,7 @@ class DockerBackend:
         return devices.devices(self.context)
 
     def findings(self, node: str = "") -> tuple[Finding, ...]:
-        """Run the checks of hosts, engines, lab and nodes."""
+        """Run doctor's checks of hosts, engines, lab and nodes, or of one node and its host; return the findings."""
         from labctl.backends.docker.checks import run
 
         return run.findings(self.context, node=node)
@@ -267,7 +267,7 @@ class DockerBackend:
     def on_hosts(
         self, script: str, arguments: tuple[str, ...], seconds: float
     ) -> tuple[Mapping[str, CompletedProcess], Failures]:
-        """Run a script on each host, with a time limit in seconds; also return the hosts on which it did not end."""
+        """Run a script on each host for at most ``seconds``; return results, of any exit code, and lost hosts."""
         from labctl.backends.docker.deploy import on_hosts
 
         return on_hosts.run(self.cluster, script, arguments, seconds)
@@ -293,7 +293,7 @@ class DockerBackend:
         return frozen.of(self.context, self.cluster, lab)
 
     def not_replayable(self, recorded: ReplayedRun) -> Iterator[str]:
-        """Yield what a recorded run used and is no longer available; warn of uncommitted changes."""
+        """Yield a line per thing that a run used and that changed or is gone; warn of uncommitted changes."""
         from labctl.backends.docker.deploy import readiness, replayable
 
         lab = self.lab()
@@ -317,7 +317,7 @@ class DockerBackend:
     # --- nodes ---
 
     def exec(self, run: Run, node: str, argv: tuple[str, ...], *, limit: float) -> CompletedProcess:
-        """Run a short program in a node as the lab's user, whatever its exit code."""
+        """Run a short program in a node as the lab's user; return its output and exit code."""
         from labctl.backends.docker import agent
 
         container, user = naming.container_name(run.lab, node), agent.user(run.lab, node)
@@ -342,7 +342,7 @@ class DockerBackend:
     # --- runs ---
 
     def begin(self, workload: Workload, options: RunOptions, now: datetime, replayed: Replay | None = None) -> Run:
-        """Build the job of a new run on the lab's nodes. ConfigError for inputs missing on this host."""
+        """Build a new run and its job on the lab's nodes; start nothing. ConfigError if inputs are missing here."""
         from labctl.jobs.request import build_job, renamed
 
         lab = self.lab()
@@ -418,7 +418,7 @@ class DockerBackend:
         readiness.require_free(new.job, new.active, options)
 
     def confirm_image(self, run: Run, ask: Callable[[str], bool] | None, *, preview: bool = False) -> None:
-        """Ask if the image of the run's workload may be built and the lab brought up with it. HostError if not."""
+        """Ask if a workload's image may be built and the lab brought up with it. HostError if refused."""
         from labctl.backends.docker.deploy import images
 
         new = cast("NewRun", run)
@@ -498,7 +498,7 @@ class DockerBackend:
         *,
         age: float = 0,
     ) -> RunOutcome:
-        """Launch a run, or follow one that was launched before, to its end."""
+        """Launch a run, or follow one that was launched before, to its end; return its outcome."""
         from labctl.backends.docker.supervise import supervise
 
         return supervise(
@@ -529,7 +529,7 @@ class DockerBackend:
         return Run(lab=self.lab(), job=store.load_job(self.context.directory, run_id))
 
     def active(self) -> Mapping[str, ActiveRun]:
-        """Ask the launcher's agent for runs; the state of runs without a result is unknown if it does not answer."""
+        """Return the runs that the launcher's agent reports; without an answer, runs without a result as unknown."""
         from labctl.backends.docker import agent
 
         with suppress(HostError):
@@ -540,7 +540,7 @@ class DockerBackend:
 
     @contextmanager
     def sharing_losses(self) -> Iterator[None]:
-        """Share one subscription among all runs within the block; on several hosts each run has its own.
+        """Share one subscription to lost nodes among all runs in the block; on several hosts each has its own.
 
         After a host was lost and is back, only the next run's subscription includes it.
         """
@@ -595,7 +595,7 @@ class DockerBackend:
             agent.forget(run.lab, self.cluster.engine, run.run_id)
 
     def without_lost(self, options: RunOptions, ended: Result, error: HostError) -> RunOptions:
-        """Return the options without the nodes that did not come up again; raise ``error`` if none are left."""
+        """Return the options without nodes that did not come up; raise ``error`` if all or none did, or no launcher."""
         from labctl.backends.docker.deploy import readiness
 
         return readiness.without_lost(self.context, self.cluster, options, ended, error)

@@ -65,7 +65,7 @@ def container_of(listed: dict[str, Any], host: str) -> Container:
 
 
 def completed(container: Container, inspected: dict[str, Any], *, user: bool) -> Container:
-    """Return a container with the facts that a list of containers does not include."""
+    """Return a container with networks, limits, why it is unhealthy and, with ``user``, its user, as inspected."""
     return replace(
         container,
         reason=last_check(inspected) if container.health == "unhealthy" else "",
@@ -159,7 +159,7 @@ ERASE = "\033[2K"
 
 
 def within(seconds: int) -> tuple[str, ...]:
-    """Return the command that limits the time of the one that follows it.
+    """Return the arguments of timeout(1) that limit the time of the command after them.
 
     It stays in the foreground so that the terminal's Ctrl-C reaches it.
     """
@@ -260,7 +260,7 @@ class DockerEngine:
 
     @contextlib.contextmanager
     def _acting(self, command: str, containers: int = 0) -> Iterator[Any]:
-        """Open the client that changes things. HostError if ``command`` fails, or times out for so many containers."""
+        """Open the client for changes. HostError if ``command`` fails, or times out for so many ``containers``."""
         from python_on_whales import DockerClient
         from python_on_whales.exceptions import DockerException
 
@@ -445,7 +445,7 @@ class DockerEngine:
         workdir: str | None = None,
         limit: float = EXECUTING,
     ) -> process.CompletedProcess:
-        """Run a short program in a container, as the protocol. By the API: the docker program starts slowly."""
+        """Run a short program in a container, as ``Engine.exec``, by the API: the docker program starts slowly."""
         from docker.errors import APIError
 
         with self._api() as api:
@@ -474,7 +474,7 @@ class DockerEngine:
         limit: float,
         typed: process.Input | None = None,
     ) -> int:
-        """Run a program in a container and pass its lines on, as the protocol."""
+        """Run a program in a container and pass its lines on, as ``Engine.stream``."""
         variables = [f"{name}={value}" for name, value in environment]
         command = self._exec(container, user, options=("-i",), variables=variables)
         return process.stream_blocks(
@@ -493,7 +493,7 @@ class DockerEngine:
         stdin: Literal["terminal", "pipe", "none"] = "none",
         on_line: OnLine | None = None,
     ) -> int:
-        """Run a program on this process's input and output, as the protocol. HostError if docker detaches from it."""
+        """Run a program on this process's input and output, as ``Engine.attach``. HostError if docker detaches."""
         import secrets
 
         mark = f"person-{secrets.token_hex(8)}"
@@ -522,13 +522,13 @@ class DockerEngine:
         options: tuple[str, ...] = (),
         variables: Iterable[str] = (),
     ) -> tuple[str, ...]:
-        """Return the command that runs the program that follows it in a container."""
+        """Return the `docker exec` command that runs the program after it in a container."""
         where = ("--workdir", workdir) if workdir else ()
         set_variables = chain.from_iterable(("--env", variable) for variable in variables)
         return (*self.docker, "exec", *options, "--user", user, *where, *set_variables, container)
 
     def logs(self, project: str, on_line: OnLine, *, node: str = "", follow: bool = False, color: bool = False) -> None:
-        """Pass on the output of containers, as the protocol."""
+        """Pass on the output of a project's containers, as ``Engine.logs``."""
         options = (*(("--follow",) if follow else ()), *((node,) if node else ()))
         command = ("compose", "--ansi", "always" if color else "never", "-p", project, "logs", *options)
         process.stream((*self.docker, *command), lambda line: on_line(line.removeprefix(ERASE)))
@@ -551,7 +551,7 @@ class DockerEngine:
         return probe.refusal(self.docker, lab, image, probe.device_options(mapping))
 
     def events(self, lab: str) -> Iterator[tuple[str, Cause, str]]:
-        """Yield losses of a lab's containers, as the protocol."""
+        """Yield losses of a lab's containers, as ``Engine.events``."""
         # A filter for labels would leave out the events of networks, which have none.
         labels = {"container": (lab,), "network": (None,)}
         actions = ["die", "oom", "health_status", "disconnect", "pause", "unpause"]

@@ -106,13 +106,13 @@ class Capabilities(Protocol):
         """Return the workers of any lab whose sshd listens on the host's network."""
 
     def grants(self, lab: str, image: str, limits: tuple[tuple[str, int], ...]) -> bool:
-        """Tell if it can start a container with these ulimits: some hosts refuse to raise them."""
+        """Tell if the engine can start a container with these ulimits: some hosts refuse to raise them."""
 
     def most_files(self, lab: str, image: str) -> int:
         """Return the number of files that a process in a container may open at most."""
 
     def reserves(self, lab: str, image: str, driver: str, ids: tuple[str, ...]) -> bool:
-        """Tell if it has this device driver, by reserving these devices: it does not list its drivers."""
+        """Tell if the engine has this device driver, by reserving these devices: it does not list its drivers."""
 
 
 def connection_to(engine: Engine, host: str) -> Connection:

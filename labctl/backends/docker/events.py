@@ -144,7 +144,7 @@ class _Watched:
             self._unhealthy.pop(identity, None)
 
     def lost_by_check(self, last_check: Callable[[str], str]) -> Iterator[Loss]:
-        """Yield the unhealthy containers whose last check names a loss."""
+        """Read the last health check of each unhealthy container; yield the losses that they name."""
         for identity, node in tuple(self._unhealthy.items()):
             reason = ""
             with contextlib.suppress(HostError):
@@ -154,11 +154,11 @@ class _Watched:
                 yield node, cause, reason
 
     def _doubt(self, identity: str, seconds: float, loss: Loss) -> None:
-        """Report a loss after so many seconds, unless the container ends or goes on before."""
+        """Note a loss to report after ``seconds``, unless the container ends or goes on before."""
         self._doubtful[identity] = (time.monotonic() + seconds, loss)
 
     def still_lost(self) -> Iterator[Loss]:
-        """Yield the containers that neither ended nor went on in their time."""
+        """Yield the noted losses that are due, as their containers neither ended nor went on in time."""
         for identity, (until, loss) in tuple(self._doubtful.items()):
             if until <= time.monotonic():
                 del self._doubtful[identity]

@@ -30,7 +30,7 @@ ANSWERS = ("heard", "refused", "silent")
 
 
 def all_lost(part: ObservedState, why: str) -> Iterator[Loss]:
-    """Yield a loss per node of a host."""
+    """Yield a ``node-lost`` per container of a host, with the reason why the host is lost."""
     for container in part.containers:
         yield container.node, "node-lost", f"host {why}"
 
@@ -178,7 +178,7 @@ class MultiHostEngine:
             time.sleep(1)
 
     def _answers(self, lab: str, parts: Mapping[str, ObservedState], host: str) -> dict[str, str]:
-        """Ask the other hosts for the nodes of a host; return ``heard`` for a node if any reaches it, as ANSWERS."""
+        """Return the best answer, in the order of ANSWERS, that other hosts got from each of a host's workers."""
         others = [name for name in parts if name != host]
         running_here = [container for container in parts[host].containers if container.state == "running"]
         workers = tuple(container.node for container in running_here if container.role == "worker")

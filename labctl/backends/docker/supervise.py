@@ -43,7 +43,7 @@ class AgentStopper(RunStopper):
         self._engine = engine
 
     def end(self, grace: float) -> None:
-        """End the run: TERM, and KILL after ``grace`` seconds."""
+        """Ask the agent to end the run, by TERM and after ``grace`` seconds KILL, until it does or the run is over."""
         cause = self.cause or "interrupted"
         while not self.over.is_set():
             with contextlib.suppress(HostError):
@@ -89,7 +89,7 @@ def supervise(
     age: float = 0,
     notice: Callable[[str], object] = len,
 ) -> RunOutcome:
-    """Launch a run, or follow one that was launched before, to its end.
+    """Launch a run, or follow one that was launched before, to its end; return its outcome.
 
     Ctrl-C ends a run that is launched here, by the agent of ``standby`` if one waits. ``keep`` gets lines as they come
     and returns them redacted; ``losses``: those of the lab's nodes, if other runs share them; ``notice`` gets a line
@@ -154,7 +154,7 @@ def end_left(
 
 
 def wait_for_hosts(stop: RunStopper, lab: Lab, engine: Engine, notice: Callable[[str], object]) -> bool:
-    """Connect again to the hosts of a run that has ended, for its files; return False if one stays unreachable.
+    """Connect again to the hosts of a run's nodes, for PATIENCE seconds; return False if one stays unreachable.
 
     Also False, without trying, if the run lost a node, and after Ctrl-C.
     """
@@ -215,7 +215,7 @@ def end_unrecorded(lab: Lab, job: Job, engine: Engine, place: int) -> None:
 
 
 def explain(ended: Ended, lab: Lab, job: Job, engine: Engine, *, silent: bool) -> tuple[Cause | None, str]:
-    """Return the cause of a failure without one: a stopped container, or that the agent was ended; else None.
+    """Return the cause and message of a failure without one: a stopped or unreached node, or an ended agent.
 
     ``silent``: no rank has begun, so the launcher may have found a node that does not let it in.
     """
