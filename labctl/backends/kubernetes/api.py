@@ -84,7 +84,7 @@ class Api:
     """The API server of a kubeconfig's context, and one namespace there."""
 
     def __init__(self, namespace: str, context: str = "") -> None:
-        """Read KUBECONFIG or ~/.kube/config as kubectl does, in a pod its service account. HostError if none exists.
+        """Load KUBECONFIG or ~/.kube/config, else a pod's service account. HostError if none, or no such ``context``.
 
         An empty ``context`` is the current one.
         """
@@ -116,13 +116,13 @@ class Api:
         return str(self._configuration.host)
 
     def path(self, kind: str, name: str = "") -> str:
-        """Return the path of an object, or of the whole collection if ``name`` is empty."""
+        """Return the API path of an object, or of all objects of the kind if ``name`` is empty."""
         group, plural = COLLECTIONS[kind]
         scope = "" if kind in CLUSTER_WIDE else f"/namespaces/{self.namespace}"
         return f"{group}{scope}/{plural}{f'/{name}' if name else ''}"
 
     def request(self, method: str, path: str, body: Manifest | None = None, **options: Any) -> Any:
-        """Send a request and return its JSON response. Unreachable, Refused."""
+        """Send a request and return its decoded JSON response. Unreachable; Refused for an error response."""
         return json.loads(self._respond(method, path, body, **options).data)
 
     def _respond(
@@ -156,7 +156,7 @@ class Api:
             raise self._silent(error) from error
 
     def _silent(self, error: Exception) -> Unreachable:
-        """Build the error of a request that got no response."""
+        """Build the Unreachable error of a request that got no response, with the reason."""
         why = re.sub(r"^.*?: ", "", str(error), count=1) if "Connection object" in str(error) else str(error)
         context = f"--context {shlex.quote(self.context)} " if self.context else ""
         return Unreachable(
@@ -165,7 +165,7 @@ class Api:
         )
 
     def _refused(self, method: str, path: str, status: int | None, body: Any, reason: str) -> Refused | Unreachable:
-        """Build the error of an error response; Unreachable if the status is a passing one."""
+        """Build the error of an error response: Refused, or Unreachable if its status is missing or temporary."""
         try:
             message = str(json.loads(body)["message"])
         except (ValueError, KeyError, TypeError):
@@ -238,7 +238,7 @@ class Api:
     def lines(
         self, pod: Manifest, since: str = "", *, follow: bool = False, last: int = 0
     ) -> Iterator[tuple[str, str]]:
-        """Yield time and text of each line that a pod printed after the time ``since``. HostError.
+        """Yield time and text of each line in a pod's log after the time ``since``. HostError if it cannot be read.
 
         ``follow``: until the pod ends, reconnecting if it prints nothing for a while. ``last``: only so many lines.
         """
@@ -272,7 +272,7 @@ class Api:
                 return
 
     def execute(self, pod: str, argv: tuple[str, ...], *, stdin: bool = False, tty: bool = False) -> Any:
-        """Start a program in a pod and return the client's web socket. HostError; Refused if the pod is not found."""
+        """Start a program in a pod and return its open web socket. Refused if the pod is not found; HostError."""
         from kubernetes import client, stream
         from kubernetes.client.exceptions import ApiException
         from websocket import WebSocketBadStatusException
@@ -341,7 +341,7 @@ def _whole_lines(answer: Any) -> Iterator[bytes]:
 
 
 def _timed(line: bytes) -> tuple[str, str]:
-    """Split a log line into its time and text. Nodes write local time; UTC compares and serves as ``sinceTime``."""
+    """Split a log line into its time, converted to UTC, and its text: UTC compares and serves as ``sinceTime``."""
     when, _, text = line.decode("utf-8", "replace").partition(" ")
     if shifted := re.fullmatch(r"([0-9T:-]{19})(\.[0-9]+)?([+-][0-9:]{5})", when):
         moment = datetime.fromisoformat(shifted[1] + shifted[3]).astimezone(timezone.utc)
@@ -422,7 +422,7 @@ STATES = {"Pending": "created", "Running": "running", "Succeeded": "exited", "Fa
 
 
 def container_of(pod: Manifest, lab: str) -> Container:
-    """Build the observed container of a pod; its fingerprint is the run's id, or ``lab`` if it has none."""
+    """Build the Container that stands for a pod; its fingerprint is the run's id, or ``lab`` without one."""
     metadata, status = pod["metadata"], pod.get("status", {})
     labels = metadata.get("labels", {})
     state = STATES.get(status.get("phase", ""), "created")
@@ -452,7 +452,7 @@ class KubernetesEngine:
         self.api, self.lab = api, lab
 
     def pods(self, lab: str) -> list[Manifest]:
-        """Return the pods of a lab's runs, the latest run first."""
+        """Return the pods of a lab's runs, the latest run first; pods that fill the cache are left out."""
         pods = self.api.list("Pod", f"labctl.lab={lab}")
         return by_run(pod for pod in pods if pod["metadata"]["labels"].get("labctl.role") != CACHE)
 
@@ -469,7 +469,7 @@ class KubernetesEngine:
         workdir: str | None = None,
         limit: float = EXECUTING,
     ) -> CompletedProcess:
-        """Run a short program in a pod and return its code and output. ProcessTimeout, HostError."""
+        """Run a program in a pod; return exit code and output. ProcessTimeout, HostError if the connection is lost."""
         printed = {OUT: bytearray(), ERR: bytearray()}
         with connected(self.api.execute(container, _within(argv, workdir))) as socket:
             for channel, piece in outputs_of(socket, limit, argv):
@@ -487,7 +487,7 @@ class KubernetesEngine:
         environment: Pairs = (),
         limit: float,
     ) -> int:
-        """Run a program in a pod, hand on each line as printed, and return its code. ProcessTimeout, HostError."""
+        """Run a program in a pod, pass on each line as printed, and return its exit code. ProcessTimeout, HostError."""
         with connected(self.api.execute(container, _within(argv, None, environment), stdin=True)) as socket:
             for line in _lines(outputs_of(socket, limit, argv, pulse=True)):
                 on_lines((line,))
@@ -505,7 +505,7 @@ class KubernetesEngine:
         stdin: Literal["terminal", "pipe", "none"] = "none",
         on_line: OnLine | None = None,
     ) -> int:
-        """Run a program on this process's input and output, or hand on its lines; return its code.
+        """Run a program in a pod on this process's terminal or pipe, or ``on_line``; return its exit code.
 
         If labctl is killed, the program goes on until the end of its input.
         """
@@ -534,7 +534,7 @@ class KubernetesEngine:
             return exit_code(socket, argv)
 
     def logs(self, project: str, on_line: OnLine, *, node: str = "", follow: bool = False, color: bool = False) -> None:  # noqa: ARG002
-        """Hand on the lines that the pods of the latest run have printed; with ``follow`` until each ends."""
+        """Pass the lines of the latest run's pods to ``on_line``, each after its node; with ``follow`` to their end."""
         from labctl.system.parallel import pool
 
         pods = self.pods(self.lab)
@@ -604,7 +604,7 @@ def outputs_of(
 
 @contextmanager
 def connected(socket: Any) -> Iterator[Any]:
-    """Close a program's web socket after the block: the client does not close what the server has closed."""
+    """Yield a program's web socket and close it after the block, also if the server has closed it."""
     try:
         yield socket
     finally:
@@ -624,7 +624,7 @@ def _connection(argv: tuple[str, ...]) -> Iterator[None]:
 
 
 def _lines(outputs: Iterator[tuple[int, bytes]]) -> Iterator[str]:
-    """Yield the lines of both channels; unfinished lines come last."""
+    """Yield the lines of stdout and stderr as text; an unfinished line of each comes last."""
     rest = {OUT: b"", ERR: b""}
     for channel, piece in outputs:
         *whole, rest[channel] = (rest[channel] + piece).split(b"\n")

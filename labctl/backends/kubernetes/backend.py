@@ -81,7 +81,7 @@ class NewClusterRun(ClusterRun, frozen=True, kw_only=True):
 
 
 def settings_for(context: Context, settings: Settings, workload: Workload) -> Settings:  # noqa: ARG001
-    """Return the settings: pods have the image that LAB_IMAGE names, whatever the workload."""
+    """Return the settings unchanged: pods have the image that LAB_IMAGE names, whatever the workload."""
     return settings
 
 
@@ -98,7 +98,7 @@ class KubernetesBackend:
     name = "kubernetes"
 
     def __init__(self, context: Context, settings: Settings, cluster: ClusterLab | None = None) -> None:
-        """``cluster``: a lab that is open already; else it is opened on first use."""
+        """Keep context and settings; ``cluster`` is a lab that is open, else the lab is opened on first use."""
         self.context, self.settings = context, settings
         if cluster:
             self._cluster = cluster
@@ -121,17 +121,17 @@ class KubernetesBackend:
     # --- the lab ---
 
     def lab(self) -> Lab:
-        """Return the lab of the cluster's nodes that can hold a worker. HostError if none can, or they are hidden."""
+        """Return the lab with the nodes that can hold a worker. HostError if none can, or nodes may not be listed."""
         return nodes.lab_of_nodes(self._cluster, self._target, self._nodes)
 
     @cached_property
     def _nodes(self) -> tuple[ClusterNode, ...]:
-        """Nodes of the cluster, as they were when they were first asked for. Refused."""
+        """Nodes of the cluster with free resources, fetched on first use. Refused if nodes may not be listed."""
         return capacity.nodes_with_free(self._cluster.api, self._target)
 
     @property
     def _target(self) -> Target:
-        """Target of the settings, whatever kind of jobs the cluster has."""
+        """Target that the settings describe, without asking the cluster which kinds of jobs it has."""
         return read(self.settings, self.settings.text("LAB_ACCELERATOR"))
 
     def unusable(self, slots: int = 0) -> Mapping[str, str]:
@@ -141,11 +141,11 @@ class KubernetesBackend:
         return nodes.unusable(now, request_of(self._target, slots or max(of_lab.values())))
 
     def _nodes_now(self) -> tuple[ClusterNode, ...]:
-        """Return the nodes as they are now, with what is free beside the pods of others. Refused."""
+        """Fetch the nodes with the resources that pods of other labs and users leave free. Refused."""
         return capacity.nodes_with_free(self._cluster.api, self._target, beside=self._cluster.name)
 
     def status(self) -> LabStatus:
-        """Return the lab's pods, with what keeps them from running."""
+        """Return the state of the lab's pods, each with the reason why it is not running."""
         return labs.status(self._cluster)
 
     def devices(self) -> DeviceReport:
@@ -161,15 +161,15 @@ class KubernetesBackend:
         return tuple(checks.examine(self._cluster))
 
     def plan_prepare(self, *, preview: bool = False) -> Plan:  # noqa: ARG002
-        """Plan nothing: a run makes the namespace and the claim."""
+        """Return an empty plan: a run creates the namespace and the claim."""
         return Plan()
 
     def plan_up(self, *, preview: bool = False) -> Plan:  # noqa: ARG002
-        """Plan nothing: pods are started by a run."""
+        """Return an empty plan: a run starts its own pods."""
         return Plan()
 
     def plan_down(self, *, images: bool = False, state: str = "", preview: bool = False) -> Plan:  # noqa: ARG002
-        """Plan the removal of all that the lab has in the cluster but its claim and namespace."""
+        """Plan the removal of the lab's objects except claim and namespace. HostError if a job is another user's."""
         from labctl.backends.kubernetes.steps import AwaitPodsGone, DeleteObject, KeepObject
 
         labs.require_own(self._cluster)
@@ -184,22 +184,22 @@ class KubernetesBackend:
         return Plan(tuple(steps))
 
     def carry_out(self, plan: Plan) -> None:
-        """Carry out a plan of this backend."""
+        """Carry out a plan of this backend. HostError for a step that fails."""
         from labctl.backends.kubernetes.steps import ClusterDeployment
 
         raise_all(carry_out(plan.steps, ClusterDeployment(self._cluster)))
 
     def under_way(self) -> tuple[str, ...]:
-        """Describe the runs that are under way."""
+        """Return ``run ID`` for each run of the lab that is running."""
         return tuple(f"run {run_id}" for run_id in labs.running(self._cluster))
 
     def require_idle(self) -> None:
-        """HostError if a run is under way."""
+        """Raise HostError if a run is under way."""
         if running := self.under_way():
             raise HostError(f"{'; '.join(running)} is active", hint="wait for it, or end it with `labctl stop`")
 
     def fill(self, workload: str, cache: Cache, *, hosts: bool, preview: bool) -> CacheReport:  # noqa: ARG002
-        """Download models and datasets onto the lab's claim by a pod."""
+        """Download models and datasets to the lab's claim by a pod, or with ``preview`` list them; return a report."""
         from labctl.backends.kubernetes import storage
         from labctl.hub import prefetch
         from labctl.hub.report import CacheReport
@@ -216,11 +216,11 @@ class KubernetesBackend:
         arguments: tuple[str, ...],  # noqa: ARG002
         seconds: float,  # noqa: ARG002
     ) -> tuple[Mapping[str, CompletedProcess], Failures]:
-        """Run nothing: the hosts of a cluster's nodes are not labctl's."""
+        """Run nothing and return empty mappings: labctl has no access to the hosts of a cluster's nodes."""
         return {}, {}
 
     def remains(self) -> tuple[tuple[str, ...], Failures]:
-        """Describe the objects of the lab in the cluster."""
+        """Return ``KIND NAME`` of each object of the lab except claim and namespace, and no failures."""
         return tuple(f"{item['kind']} {item['metadata']['name']}" for item in labs.owned(self._cluster)), {}
 
     def versions(self) -> dict[str, str]:
@@ -266,7 +266,7 @@ class KubernetesBackend:
         return labs.execute(self._cluster, nodes or labs.workers(self._cluster), command, stdin=stdin)
 
     def logs(self, node: str | None, on_line: Callable[[str], None], *, follow: bool, colors: bool) -> None:  # noqa: ARG002
-        """Pass on what the pods of the latest run have printed."""
+        """Pass on the lines of the latest run's pods, or of one ``node``; with ``follow`` until they end."""
         self._cluster.engine.logs(self._cluster.name, on_line, node=node or "", follow=follow)
 
     # --- runs ---
@@ -340,7 +340,7 @@ class KubernetesBackend:
         )
 
     def _placement(self, options: RunOptions) -> Placement:
-        """Choose the nodes that a run's options name; without such options all that are not drained. ConfigError."""
+        """Return the placement on the nodes that the options name, else on all that are not drained. ConfigError."""
         drained = tuple(inventory.drained(self.context.directory))
         if not nodes.is_placed(options):
             return Placement(without=drained)
@@ -349,7 +349,7 @@ class KubernetesBackend:
         return placed if placed.nodes else replace(placed, without=(*placed.without, *drained))
 
     def observe(self, run: Run, *, preview: bool = False) -> Run:  # noqa: ARG002
-        """Return the run: its pods are yet to be made."""
+        """Return the run unchanged: its pods do not exist yet."""
         return run
 
     def needs_up(self, run: Run) -> bool:  # noqa: ARG002
@@ -374,7 +374,7 @@ class KubernetesBackend:
             nodes.require_free(self._cluster, placement, self._nodes_now(), request)
 
     def plan_run(self, run: Run, *, ended: Collection[str] = (), preview: bool = False) -> RunPlan:  # noqa: ARG002
-        """Plan a run that is ready: its objects are applied, and its results fetched from the launcher's pod."""
+        """Return the record's files and the texts of the steps that launch a run and fetch its results."""
         new, cluster = cast("NewClusterRun", run), self._cluster
         versions = {} if preview else store.versions(new.lab, cluster.engine.versions(), None)
         kept = store.record(new.lab, self.settings, new.job, {**versions, **REPLAYED}, preview=preview)
@@ -419,7 +419,7 @@ class KubernetesBackend:
         *,
         age: float = 0,  # noqa: ARG002
     ) -> RunOutcome:
-        """Submit a run, or follow one that was submitted before, to its end."""
+        """Submit a run, or without ``options`` follow a submitted one, to its end; fetch its results."""
         recorded, api, fetched = cast("ClusterRun", run), self._cluster.api, True
 
         def gather(launcher: str) -> None:
@@ -445,7 +445,7 @@ class KubernetesBackend:
         labs.follow(self._cluster, cast("ClusterRun", run), on_lines, given_up)
 
     def log(self, run_id: str, on_lines: OnLines) -> bool:
-        """Pass on the lines that the launcher's pod has printed so far. HostError if it has not started."""
+        """Pass on the lines in the log of a run's launcher, and return True. HostError if it has not started."""
         launcher = labs.require_launcher_of(self._cluster, self._cluster.run(run_id))
         on_lines(tuple(labs.lines(self._cluster, launcher, follow=False)))
         return True
@@ -459,11 +459,11 @@ class KubernetesBackend:
         return labs.active(self._cluster)
 
     def sharing_losses(self) -> AbstractContextManager[None]:
-        """Share nothing: the pods of each run are observed by themselves."""
+        """Return a context that does nothing: the pods of each run are observed separately."""
         return nullcontext()
 
     def stop(self, run: Run, grace: float, message: str) -> None:  # noqa: ARG002
-        """Have a run's launcher end its command; a run that has not begun is removed."""
+        """End a run's launch command with TERM; if it has not started, delete the run's job."""
         labs.stop(self._cluster, cast("ClusterRun", run), message)
 
     def leaves_processes(self, run_id: str) -> bool:  # noqa: ARG002
@@ -471,7 +471,7 @@ class KubernetesBackend:
         return False
 
     def end(self, run_id: str) -> None:
-        """Remove the job of a run that no process follows."""
+        """Delete the job of an earlier run, with the objects that it owns."""
         recorded = self._cluster.run(run_id)
         jobs.remove(self._cluster.api, recorded.kind, recorded.name)
 
@@ -482,11 +482,11 @@ class KubernetesBackend:
             outputs.move(store.outputs(directory, run_id), store.directory(directory, run_id))
 
     def evidence(self, run: Run, since: float) -> dict[str, str]:  # noqa: ARG002
-        """Return nothing: nodes are the cluster's."""
+        """Return no files: nodes belong to the cluster."""
         return {}
 
     def forget(self, run: Run) -> None:
-        """Remove a run's job and its pods, unless they still have its results."""
+        """Delete a run's job and its pods, unless fetching its results failed."""
         if self._fetched.pop(run.run_id, True):
             jobs.clear(self._cluster.api, cast("ClusterRun", run), self.context.warn)
 

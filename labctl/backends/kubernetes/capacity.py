@@ -66,7 +66,7 @@ class ClusterNode(Struct, frozen=True, kw_only=True):
     """Resources not requested by its pods; None if pods of all namespaces may not be listed."""
 
     def lacks(self, request: Amounts) -> tuple[str, ...]:
-        """Return the resources of which the node has less than requested in all."""
+        """Return the names of the requested resources of which the node has too little in all."""
         return tuple(name for name, many in request.items() if self.allocatable.get(name, 0.0) < many)
 
     def is_made_for(self, request: Amounts) -> bool:
@@ -97,7 +97,7 @@ class ClusterNode(Struct, frozen=True, kw_only=True):
 
 
 def workers_held(candidates: Iterable[ClusterNode], request: Amounts, *, now: bool = False) -> int:
-    """Number of workers that fit together with their launcher, in all or ``now``; 0 if the launcher does not fit."""
+    """Number of workers that fit on the nodes beside one launcher, in all or ``now``; 0 if the launcher does not."""
     launcher = {**numbers(LAUNCHER_REQUESTS), "pods": 1.0}
     total, costs = 0, []
     for node in candidates:
@@ -120,7 +120,7 @@ def nodes(api: Api, target: Target) -> tuple[ClusterNode, ...]:
 
 
 def nodes_with_free(api: Api, target: Target, beside: str = "") -> tuple[ClusterNode, ...]:
-    """Return the nodes, with free resources if pods of all namespaces may be listed. Refused.
+    """Return the nodes, with free resources if all pods may be listed. Refused if nodes may not be listed.
 
     ``beside``: a lab whose own pods do not count.
     """
@@ -133,7 +133,7 @@ def nodes_with_free(api: Api, target: Target, beside: str = "") -> tuple[Cluster
 
 
 def _node(node: Manifest, target: Target) -> ClusterNode:
-    """Read a node, with labels and taints that keep the target's workers off as obstacles."""
+    """Build a ClusterNode from its manifest; labels and taints that keep the target's workers off are obstacles."""
     spec, labels = node["spec"], node["metadata"].get("labels", {})
     unlabelled = [f"no label {key}={value}" for key, value in target.node_selector if labels.get(key) != value]
     taints = [taint for taint in spec.get("taints") or () if taint["effect"] != "PreferNoSchedule"]
@@ -232,7 +232,7 @@ def _with_free(node: ClusterNode, taken: Amounts) -> ClusterNode:
 
 
 def hindrances(candidates: Iterable[ClusterNode], request: Amounts) -> str:
-    """Render the reasons why no node can hold a pod with this request, each after its nodes."""
+    """Render up to four reasons why nodes cannot hold a pod with this request, each after its nodes."""
     reasons: dict[str, list[str]] = defaultdict(list)
     for node in candidates:
         lacking = (
@@ -277,7 +277,7 @@ def devices(lab: ClusterLab) -> DeviceReport:
 
 
 def _kinds(manifests: Iterable[Manifest]) -> Iterator[str]:
-    """Yield the accelerators whose resources nodes have, once for each node."""
+    """Yield the name of each accelerator that a node has resources of, node by node, with repetitions."""
     for node in manifests:
         for name, module in accelerators.modules().items():
             if any(number(node["status"].get("allocatable", {}).get(resource, 0)) for resource in module.resources):
@@ -285,7 +285,7 @@ def _kinds(manifests: Iterable[Manifest]) -> Iterator[str]:
 
 
 def _host(node: ClusterNode, accelerator: str, resource: str) -> HostDevices:
-    """Build the device report of a node; without the resource it has no accelerator."""
+    """Build the device report of a node; its accelerator is None if the node has none of the resource."""
     has = not resource or node.allocatable.get(resource, 0.0) > 0
     counted = resource or "cpu"
     free = "" if node.free is None else f", {amount(counted, node.free.get(counted, 0.0))} free"

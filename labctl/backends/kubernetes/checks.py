@@ -64,7 +64,7 @@ def attempt(view: View, code: str, check: Check) -> Iterator[Finding]:
 
 
 def preflight(lab: ClusterLab, target: Target, job: Job) -> None:
-    """Run the cheap checks of a run at once. HostError for the first error."""
+    """Run the checks of PREFLIGHT concurrently. HostError for the first finding that is an error."""
     view = View(lab=lab, target=target, workers=len(job.nodes), slots=job.nodes[0].slots)
     with pool(len(PREFLIGHT)) as threads:
         for findings in threads.map(lambda check: list(attempt(view, *check)), PREFLIGHT.items()):

@@ -23,7 +23,7 @@ VERSIONS = ("architecture", "containerRuntimeVersion", "kernelVersion", "kubelet
 
 
 def of(lab: ClusterLab) -> dict[str, Any]:
-    """Return the facts of the lab. Refused if nodes may not be listed."""
+    """Return the facts of a lab: image, settings, files, cluster, nodes. Refused if nodes may not be listed."""
     target = read(lab.settings, lab.settings.text("LAB_ACCELERATOR"))
     return {
         "schema": SCHEMA,
@@ -45,13 +45,13 @@ def _node(node: Manifest) -> dict[str, str]:
 
 
 def _vendors() -> tuple[str, ...]:
-    """Return the domains of the accelerators' resources, with which names of their labels begin."""
+    """Return prefixes of the accelerators' node labels: the domains of their resources, as ``example.com/``."""
     resources = chain.from_iterable(module.resources for module in accelerators.modules().values())
     return tuple(f"{resource.partition('/')[0]}/" for resource in resources)
 
 
 def missing(lab: ClusterLab, recorded: ReplayedRun) -> Iterator[str]:
-    """Yield what a recorded run used and is not available."""
+    """Yield a text for each requirement of a recorded run that is missing: cluster, kind of job, secrets, nodes."""
     place = lab.place_of(recorded.job.run_id)
     if not lab.is_here(recorded.job.run_id):
         yield f"it was in namespace {place.namespace} of {place.server}" if place.server else "it was on Docker hosts"

@@ -62,7 +62,7 @@ class ImportedJob(Struct, frozen=True, kw_only=True):
 
 
 def write(directory: Path, job: ImportedJob) -> ImportedJob:
-    """Write the files of an imported job. ConfigError if a workload of its name exists."""
+    """Write the files of an imported job, and return the job. ConfigError if a workload of its name exists."""
     folder = directory / "workloads" / job.name
     if folder.exists():
         raise ConfigError(f"{folder} is there", hint="remove it, or rename the MPIJob")
@@ -110,13 +110,13 @@ class _Reading:
     """A job being read: fields are removed as they are read, so that the rest was left out."""
 
     def __init__(self, job: dict[str, Any], others: tuple[str, ...]) -> None:
-        """``others``: titles of the file's other objects."""
+        """Start with no field read; ``others``, titles of the file's other objects, are left out."""
         self.rest = job
         self.settings: dict[str, str] = {}
         self.left_out = [f"{other}: not part of the job" for other in others]
 
     def job(self) -> ImportedJob:
-        """Read the whole job. ConfigError if its launcher has no command."""
+        """Convert the whole job to an ImportedJob. ConfigError if its launcher has no command."""
         name = re.sub(r"[^A-Za-z0-9_.-]", "-", str(self.take("metadata", "name") or "imported"))
         for key in ("apiVersion", "kind", "status"):
             self.take(key)
@@ -167,7 +167,7 @@ class _Reading:
             self.settings[key] = str(value)
 
     def resources(self, *path: str | int) -> None:
-        """Read limits, and requests without a limit, as a lab has both equal; unsupported resources are left out."""
+        """Set the settings for limits, and for requests without a limit; list unsupported resources as left out."""
         asked = {**(self.take(*path, "requests") or {}), **(self.take(*path, "limits") or {})}
         self.settings["LAB_ACCELERATOR"] = accelerators.CPU
         for name, amount in asked.items():
@@ -185,7 +185,7 @@ class _Reading:
                 self.left_out.append(f"resource {name}: {amount}")
 
     def placement(self, *spec: str | int) -> None:
-        """Read host namespaces, node selector, tolerations and pull secret of a pod."""
+        """Set the settings for host namespaces, node selector, tolerations and pull secret of a pod."""
         for key, name in (("hostIPC", "LAB_K8S_HOST_IPC"), ("hostNetwork", "LAB_K8S_HOST_NETWORK")):
             if self.take(*spec, key):
                 self.settings[name] = "true"
@@ -197,7 +197,7 @@ class _Reading:
         self.put("LAB_K8S_PULL_SECRET", first.get("name"))
 
     def environment(self, *path: str | int) -> dict[str, str]:
-        """Return the variables of a workload; those of settings are set, secrets are left out."""
+        """Return the variables for the workload; variables of settings are set as such, secrets are left out."""
         variables = {}
         for variable in self.take(*path) or []:
             name, value = str(variable.get("name")), variable.get("value")
@@ -268,7 +268,7 @@ def _without_secrets(text: str) -> tuple[str, list[str]]:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield path and text of each value below, without secrets and empty values."""
+    """Yield path and text of each value in nested mappings and lists, secrets masked, empty values left out."""
     if isinstance(value, dict):
         hidden = "value" in value and sounds_secret(str(value.get("name")))
         for key, inner in value.items():

@@ -106,7 +106,7 @@ class Launch(Struct, frozen=True, kw_only=True):
 
 
 def launch_of(lab: Lab, built: Job, stall: float) -> Launch:
-    """Return the run of a job as the agent is given it."""
+    """Build the Launch of a job, which the agent in the launcher's pod reads as JSON."""
     launcher, nodes = built.workload.launcher, tuple(node.name for node in built.nodes)
     return Launch(
         id=built.run_id,
@@ -122,7 +122,7 @@ def launch_of(lab: Lab, built: Job, stall: float) -> Launch:
 
 
 def start_files(launch: str) -> dict[str, str]:
-    """Return the files that pods start with, by name; with the agent and its run if there is one to ``launch``."""
+    """Return the text of each file that pods start with, by name; with the agent and its job if ``launch`` is set."""
     texts = {
         "pod.sh": Path(__file__).with_name("pod.sh").read_text(encoding="utf-8"),
         # An image that was not made by labctl has none.

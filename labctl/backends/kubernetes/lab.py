@@ -73,7 +73,7 @@ class ClusterLab(Struct, frozen=True, kw_only=True):
 
     @property
     def target(self) -> Target:
-        """Target of jobs, of a kind that the cluster has. HostError, ConfigError."""
+        """Target of jobs, of a kind that the cluster has. HostError if it has none, ConfigError for a setting."""
         return read(self.settings, self.settings.text("LAB_ACCELERATOR"), kind_of(self.api, self.settings))
 
     @property
@@ -137,7 +137,7 @@ def open_lab(context: Context, settings: Settings) -> ClusterLab:
 
 
 def require_own(lab: ClusterLab) -> None:
-    """HostError if a job of this lab in the namespace belongs to another user."""
+    """Raise HostError if a job of this lab in the namespace belongs to another user."""
     for job in jobs(lab):
         who = job["metadata"].get("annotations", {}).get(OWNER, "")
         if who not in ("", owner()):
@@ -157,9 +157,9 @@ class Submitted(Struct, frozen=True, kw_only=True):
 
 
 def job_of(lab: ClusterLab, workload: Workload, options: RunOptions) -> tuple[Target, ClusterJob]:
-    """Build a job that labctl does not record. ConfigError, HostError; nothing is sent.
+    """Build a workload's job that labctl does not record; nothing is sent. ConfigError if it exists, HostError.
 
-    ConfigError also if it exists: applied again it would not run again.
+    Applied again, an existing job would not run again.
     """
     target = lab.target
     built = build(lab.settings, lab.directory, target, workload, options)
@@ -225,7 +225,7 @@ def follow(
 
 
 def _heard(lines_heard: queue.SimpleQueue[Line]) -> Iterator[Line]:
-    """Yield the lines of a queue, after LOOK seconds at most; none if there were none."""
+    """Wait up to LOOK seconds for a line, then yield all lines in the queue."""
     with suppress(queue.Empty):
         yield lines_heard.get(timeout=LOOK)
         while True:
@@ -233,7 +233,7 @@ def _heard(lines_heard: queue.SimpleQueue[Line]) -> Iterator[Line]:
 
 
 def lines(lab: ClusterLab, launcher: Manifest, *, follow: bool) -> Iterator[Line]:
-    """Yield the lines of a run that its launcher prints, with ``follow`` to its end."""
+    """Yield the lines in a launcher's log, without the one that reports its end; with ``follow`` up to the end."""
     for when, text in lab.api.lines(launcher, follow=follow):
         ended = ENDED.fullmatch(text)
         if not ended or ended["rest"]:
@@ -251,13 +251,13 @@ def require_launcher_of(lab: ClusterLab, run: ClusterRun) -> Manifest:
 
 
 def launcher_of(api: Api, run: ClusterRun) -> Manifest | None:
-    """Return the launcher's pod; None before it has started."""
+    """Return the pod of a run's launcher; None before its program has started."""
     pods_of_run = run_pods(api, run)
     return next((pod for pod in pods_of_run if pods.has_started(pod) and node_of(pod) == LAUNCHER), None)
 
 
 def stop(lab: ClusterLab, run: ClusterRun, message: str) -> None:
-    """Have a run's launcher end its command; a run that has not begun is removed."""
+    """End a run's launch command with TERM; if it has not started, delete the run's job."""
     launcher, code = launcher_of(lab.api, run), 0
     if launcher:
         code = lab.engine.exec(launcher["metadata"]["name"], ("sh", "-c", STOP, message), user="").code
@@ -304,7 +304,7 @@ def active(lab: ClusterLab) -> dict[str, ActiveRun]:
 
 
 def _active(lab: ClusterLab, run_id: str, jobs_by_name: Mapping[str, Manifest]) -> ActiveRun | None:
-    """Observe a run; None if the cluster does not have its job."""
+    """Observe a run: ended, running, or unknown if in another cluster; None if the cluster does not have its job."""
     if not lab.is_here(run_id):
         return ActiveRun(id=run_id, nodes=(), state="unknown")
     job = jobs_by_name.get(lab.place_of(run_id).name)
@@ -325,7 +325,7 @@ def _active(lab: ClusterLab, run_id: str, jobs_by_name: Mapping[str, Manifest]) 
 
 
 def status(lab: ClusterLab) -> LabStatus:
-    """Return the lab's pods, with what keeps them from running."""
+    """Return the state of the lab's pods, each with the reason why it is not running."""
     containers = [pod for pod in lab.engine.observe(lab.name).containers if pod.state != "removing"]
     several = len({pod.fingerprint for pod in containers}) > 1
     nodes = tuple(
@@ -349,13 +349,13 @@ def status(lab: ClusterLab) -> LabStatus:
 
 
 def pod_of(lab: ClusterLab, node: str) -> str:
-    """Return the pod of a node of the latest run. HostError if it is not running, ConfigError if not found."""
+    """Return the name of a node's pod in the latest run. HostError if it is not running, ConfigError if not found."""
     require_own(lab)
     return _running_pod(lab, lab.engine.observe(lab.name).containers, node)
 
 
 def pod_of_run(lab: ClusterLab, run: Run, node: str) -> str:
-    """Return the pod of a node of a run. HostError if it is not running, ConfigError if not found."""
+    """Return the name of a node's pod in a run. HostError if it is not running, ConfigError if not found."""
     containers = lab.engine.observe(lab.name).containers
     mine = tuple(container for container in containers if container.fingerprint == render.label(run.run_id))
     # A run that is yet to be submitted has the pods that the lab has.
@@ -379,7 +379,7 @@ def _running_pod(lab: ClusterLab, containers: Sequence[Container], node: str) ->
 
 
 def workers(lab: ClusterLab) -> tuple[str, ...]:
-    """Return the running workers of the lab. HostError if none is running."""
+    """Return the names of the lab's workers that are running. HostError if none is."""
     containers = lab.engine.observe(lab.name).containers
     active_workers = (pod.node for pod in containers if pod.role == "worker" and pod.state == "running")
     names = tuple(dict.fromkeys(active_workers))
@@ -406,7 +406,7 @@ def execute(lab: ClusterLab, nodes: tuple[str, ...], command: tuple[str, ...], *
 
 
 def running(lab: ClusterLab) -> list[str]:
-    """Return the ids of the running runs."""
+    """Return the ids of the lab's runs that are running."""
     return [run_id for run_id, run in active(lab).items() if run.state == "running"]
 
 

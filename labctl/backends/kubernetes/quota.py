@@ -95,7 +95,7 @@ def demand(view: View, ranges: list[Manifest]) -> list[tuple[int, Amounts]]:
 
 
 def names_of_quotas(requests: Mapping[str, str], limits: Mapping[str, str], ranges: list[Manifest]) -> Amounts:
-    """Return the requests and limits of a pod, named as in quotas."""
+    """Return requests and limits of a pod by their names in quotas, with defaults of the ``ranges``."""
     limit_items = chain.from_iterable(limit_range["spec"]["limits"] for limit_range in ranges)
     for default in (item for item in limit_items if item["type"] == "Container"):
         limits = {**default.get("default", {}), **limits}

@@ -62,9 +62,9 @@ def record(objects: Iterable[Manifest]) -> File:
 
 
 def recorded(record_of_run: Path, names: Mapping[str, str], images: Mapping[str, str]) -> list[Manifest]:
-    """Read the objects of a run's record with other ``names`` in all texts, and images by their digest.
+    """Load the objects in a run's record with texts and images replaced. HostError if the file cannot be read.
 
-    HostError if it has none.
+    ``names`` maps old texts to new ones, ``images`` the name of an image to its name with a digest.
     """
     import yaml
 
@@ -107,7 +107,7 @@ def pod_templates(objects: Iterable[Manifest]) -> Iterator[Manifest]:
 
 
 def job_in(objects: Iterable[Manifest]) -> Manifest:
-    """Return the job among a job's objects."""
+    """Return the MPIJob or TrainJob among a job's objects."""
     return next(manifest for manifest in objects if manifest["kind"] in ("MPIJob", "TrainJob"))
 
 
@@ -146,7 +146,7 @@ class Kustomized(Struct, frozen=True, kw_only=True):
 
 
 def rendered(target: Target, built: ClusterJob) -> Manifests:
-    """Render a job's objects for the output of a command."""
+    """Return the names of a job's objects and their YAML."""
     objects = manifests(target, built)
     return Manifests(name=built.name, namespace=target.namespace, objects=names_of(objects), yaml=text(objects))
 
@@ -172,7 +172,7 @@ def text(objects: list[Manifest]) -> str:
 
 
 def export(target: Target, built: ClusterJob, directory: Path) -> Kustomized:
-    """Write a job without its Secret to a directory for kustomize."""
+    """Write a job's objects except its Secret to a directory for kustomize; return the files' names."""
     made, left_out = kustomization(manifests(target, built))
     for file in made:
         files.write(directory / file.path, file.content, mode=file.mode)
@@ -296,7 +296,7 @@ def _placement(target: Target, built: ClusterPods) -> Manifest:
 
 
 def _affinity(built: ClusterPods) -> Manifest:
-    """Return the affinity to named nodes: one worker on each, beside no worker of the lab's other runs."""
+    """Return the affinity to named nodes, one worker on each, or away from excluded ones; empty without either."""
     placement = built.placement
     if not (placement.hostnames or placement.without):
         return {}
@@ -310,7 +310,7 @@ def _affinity(built: ClusterPods) -> Manifest:
 
 
 def _toleration(toleration: Toleration) -> Manifest:
-    """Return a toleration as of a pod's spec."""
+    """Render a toleration as a field of a pod's spec."""
     return {
         "key": toleration.key,
         "operator": "Equal" if toleration.value else "Exists",
@@ -389,7 +389,7 @@ def _queue(target: Target) -> dict[str, str]:
 
 
 def _mpijob(target: Target, built: ClusterJob) -> list[Manifest]:
-    """Return the MPIJob."""
+    """Return a list of the job's only object of its kind, the MPIJob."""
     made = _object("kubeflow.org/v2beta1", "MPIJob", built.name, target, built)
     made["metadata"]["labels"] |= _queue(target)
     workers = len(built.lab.nodes)

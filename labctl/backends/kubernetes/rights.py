@@ -36,7 +36,7 @@ def rights_of(target: Target) -> Rights:
 
 
 def rights(view: View) -> Iterator[Finding]:
-    """Check that the user has all rights that labctl needs."""
+    """Check that the user has all rights that labctl needs, also to create the namespace if it does not exist."""
     try:
         missing = view.lab.api.get("Namespace", view.namespace) is None
     except Refused as refused:
@@ -78,7 +78,7 @@ def missing_rights(view: View, needed: Rights) -> Iterator[Finding]:
 
 
 def denied(view: View, needed: Rights) -> dict[str, list[str]]:
-    """Return the verbs that the user may not use, by resource."""
+    """Return the needed verbs that the user may not use, by resource."""
     pairs: list[tuple[str, str]] = []
     for verbs, resource in needed:
         pairs += [(verb, resource) for verb in verbs.split()]

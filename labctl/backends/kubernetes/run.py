@@ -112,7 +112,7 @@ def serves(api: Api, group: str, plural: str) -> bool:
 
 
 def kind_of(api: Api, settings: Settings) -> Kind:
-    """Return the kind of jobs that the settings name, or the first that the cluster serves. HostError if none."""
+    """Return the kind of jobs to use: the first that the settings allow and the cluster serves. HostError if none."""
     setting, defined = settings.text("LAB_K8S_JOB"), definitions(api)
     kinds = [kind for kind in KINDS if setting in ("auto", kind)]
     if served := next((kind for kind in kinds if defined[kind]), None):
@@ -186,7 +186,7 @@ def prepare(api: Api, lab: str, objects: Sequence[Manifest]) -> list[Manifest]:
 
 
 def _marked(namespace: Manifest, lab: str) -> Manifest:
-    """Label a namespace that is created for a lab, so that `down` can name it."""
+    """Return a namespace's manifest with the label of the lab that it is created for."""
     return {**namespace, "metadata": {**namespace["metadata"], "labels": {"labctl.lab": lab}}}
 
 
@@ -208,7 +208,7 @@ class JobStopper(RunStopper):
     """Stops a run for the first cause given: ends its launch command, so that results can still be fetched."""
 
     def __init__(self, run: ClusterRun, api: Api) -> None:
-        """``run``: the run to stop, in the cluster of ``api``."""
+        """Keep the run to stop, and the API of its cluster."""
         self._run, self._api = run, api
         self.told = 0.0
         """Monotonic time when its command was told to end; 0 before."""
@@ -217,7 +217,7 @@ class JobStopper(RunStopper):
         super().__init__(run.lab, run.job)
 
     def end(self, grace: float) -> None:
-        """Tell the launch command to end; with a ``grace`` of 0, as by a second Ctrl-C, wait for nothing."""
+        """Send TERM to the launch command in the launcher's pod; with a ``grace`` of 0 only mark the run as killed."""
         if not grace:
             self.killed = True
             return
@@ -277,7 +277,7 @@ class Follower:
             self._over.set()
 
     def _explain(self, code: int) -> None:
-        """Wait for the cluster to report why the launcher's command ended, and note the cause."""
+        """If the launch command failed, wait up to EXPLAINING seconds for the cluster's reason, and note it."""
         deadline = time.monotonic() + EXPLAINING
         while self.launcher and code and not self._stop.cause and time.monotonic() < deadline:
             with suppress(Unreachable):
@@ -453,7 +453,7 @@ class Follower:
             self._stop.note(lost[0], f"{LAUNCHER}: {lost[1]}")
 
     def _losses(self, members: list[Manifest]) -> list[tuple[Cause, str]]:
-        """Return the workers that the run has lost; a launcher prints its own end."""
+        """Return cause and message of each worker whose pod was lost, or is gone since an earlier poll."""
         members = [pod for pod in members if node_of(pod) != LAUNCHER]
         now = {pod["metadata"]["uid"]: pod for pod in members}
         gone = [pod for uid, pod in self._seen.items() if uid not in now]
@@ -535,7 +535,7 @@ def supervise(
     ends: bool,
     gather: Callable[[str], object],
 ) -> RunOutcome:
-    """Follow a run to its end, and fetch its results.
+    """Follow a submitted run to its end, have its results gathered, and return its outcome.
 
     ``ends``: Ctrl-C stops the run. ``keep`` gets lines as they come and returns them redacted. ``gather`` is called
     with the launcher's pod if results can be fetched. HostError if the API server is unreachable for too long, or
@@ -567,7 +567,7 @@ def supervise(
 
 
 def judged_alone(ended: Ended, job: Job, watch: CrashWatch) -> Ended:
-    """Add the cause of an end that no agent has judged: timeout(1) alone keeps a limit, that of the launch command."""
+    """Return the end of a run without an agent, with its cause by crash reports or the exit code of timeout(1)."""
     if watch.ends_run:
         return replace(ended, cause="rank-crashed")
     if ended.code in TIMED_OUT and ended.seconds >= job.timeout:
@@ -605,7 +605,7 @@ def keep_pods(api: Api, run: ClusterRun) -> None:
 
 
 def pinned_images(record: Path) -> dict[str, str]:
-    """Return the images of a recorded run, each by its digest in a registry."""
+    """Return the name with digest of each image that a run used; images that report no digest are left out."""
     kept = store.decode(record / store.PODS, list[PodRecord]) or []
     # Docker's shim names its scheme: docker-pullable://NAME@sha256:DIGEST.
     return {pod.image: pod.image_id.rpartition("://")[2] for pod in kept if "@sha256:" in pod.image_id}
@@ -655,7 +655,7 @@ def _fetch(api: Api, run: ClusterRun, launcher: str) -> list[str]:
 
 
 def _receive(api: Api, pod: str, argv: tuple[str, ...], sink: IO[bytes]) -> None:
-    """Write the output of tar in a pod to a file. HostError; ReadError if tar fails."""
+    """Write the output of tar in a pod to ``sink``. ReadError if tar fails, HostError if the connection is lost."""
     with connected(api.execute(pod, argv)) as socket:
         for channel, piece in outputs_of(socket, FETCH_LIMIT, argv):
             if channel == OUT:

@@ -25,7 +25,7 @@ class ClusterDeployment:
         return self.lab.context
 
     def host_of(self, error: HostError) -> str:
-        """Return the node that an error names."""
+        """Return the node that an error names, else ``local``."""
         return error.node or HERE
 
 

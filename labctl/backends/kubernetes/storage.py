@@ -54,7 +54,7 @@ def fill(
 
 
 def _follow(lab: ClusterLab, name: str) -> Iterator[Item]:
-    """Yield each repository that the pod has downloaded. HostError with its last line if it fails.
+    """Yield an Item for each repository that the pod has downloaded. HostError with the pod's last line if it fails.
 
     An unreachable API server is asked again for SILENT_FOR seconds.
     """
@@ -84,7 +84,7 @@ def _follow(lab: ClusterLab, name: str) -> Iterator[Item]:
 
 
 def _get(lab: ClusterLab, name: str) -> Manifest:
-    """Return the pod. HostError if it was deleted."""
+    """Fetch the pod. HostError if it was deleted."""
     if pod := lab.api.get("Pod", name):
         return pod
     raise HostError(f"pod {name} was deleted while it downloaded", hint="re-run to resume")

@@ -64,7 +64,7 @@ class Target(Struct, frozen=True, kw_only=True):
 
 
 def read(settings: Settings, accelerator: str, kind: Kind = USUAL_KIND) -> Target:
-    """Read the target from the settings; ``kind`` applies if LAB_K8S_JOB is auto. ConfigError with the setting."""
+    """Read the target from the settings; ``kind`` applies if LAB_K8S_JOB is auto. ConfigError for a wrong setting."""
     if accelerator == "auto":
         reason = "must name what the cluster's nodes have"
         raise _error(settings, "LAB_ACCELERATOR", reason, "LAB_ACCELERATOR=cpu, or the accelerator's name")

@@ -31,7 +31,7 @@ class Waiting:
         return now - self._began
 
     def look(self, job: Manifest, run_pods: Iterable[Manifest], against: str, now: float) -> tuple[Cause, str] | None:
-        """Return cause and message if the run is to be given up, else None; update ``reasons``.
+        """Update ``reasons`` from job and pods; return cause and message if the run is to be given up, else None.
 
         ``against``: the reason why pods are not created, if any.
         """
