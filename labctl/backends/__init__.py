@@ -87,7 +87,7 @@ class Backend(Protocol):
         """Carry out a plan of this backend. HostError names the hosts that failed, and why."""
 
     def under_way(self) -> tuple[str, ...]:
-        """Describe the runs that are under way, as text, which `down` ends."""
+        """Return a text for each run that is under way."""
 
     def require_idle(self) -> None:
         """Raise HostError if a run is under way."""
@@ -98,10 +98,10 @@ class Backend(Protocol):
     def on_hosts(
         self, script: str, arguments: tuple[str, ...], seconds: float
     ) -> tuple[Mapping[str, CompletedProcess], Failures]:
-        """Run a script on each host of the lab; also return the hosts on which it did not end."""
+        """Run a script on each host; return results, whatever the exit code, and hosts unreachable or timed out."""
 
     def remains(self) -> tuple[tuple[str, ...], Failures]:
-        """Describe what hosts still have of the lab and its runs; also return the hosts that do not answer."""
+        """Return a text per object or process of the lab that hosts still have, and the hosts that do not answer."""
 
     def versions(self) -> dict[str, str]:
         """Return the versions of what the lab runs on, by name, such as the engine and the kernel of each host."""
@@ -115,7 +115,7 @@ class Backend(Protocol):
     # --- nodes ---
 
     def exec(self, run: Run, node: str, argv: tuple[str, ...], *, limit: float) -> CompletedProcess:
-        """Run a short program in a node of a run to its end, whatever its exit code."""
+        """Run a short program in a node of a run; return exit code and output, whatever the code."""
 
     def attach(
         self, nodes: tuple[str, ...], command: tuple[str, ...], *, stdin: Literal["terminal", "pipe"], prompt: bool
@@ -134,7 +134,7 @@ class Backend(Protocol):
         """Build the job of a new run, or of a replayed one, without asking the nodes."""
 
     def observe(self, run: Run, *, preview: bool = False) -> Run:
-        """Observe the nodes of a new run; return the run with the result."""
+        """Observe the nodes of a new run; return the run with their state."""
 
     def needs_up(self, run: Run) -> bool:
         """Tell if the lab must be brought up with the image of the run's workload."""
@@ -149,7 +149,7 @@ class Backend(Protocol):
         """Raise HostError or ConfigError if the run cannot begin."""
 
     def plan_run(self, run: Run, *, ended: Collection[str] = (), preview: bool = False) -> RunPlan:
-        """Plan a run that is ready, before which earlier runs are ``ended``."""
+        """Plan a run that is ready; ``ended`` are the ids of earlier runs that are ended before it."""
 
     def carry_out_steps(self, run: Run, steps: tuple[Step, ...], *, before: int, after: int) -> None:
         """Carry out a part of a run's steps; ``before`` and ``after`` count the other steps."""
@@ -177,10 +177,10 @@ class Backend(Protocol):
         """Pass on the lines of a run from its beginning to its end, with an empty batch per second of silence."""
 
     def log(self, run_id: str, on_lines: OnLines) -> bool:
-        """Pass on the lines that a run without a result has printed so far; False if they are read from its record."""
+        """Pass on what a run without a result has printed, and return True; False if its record has the lines."""
 
     def recorded(self, run_id: str) -> Run:
-        """Load a run of the record."""
+        """Load a run from its record."""
 
     def active(self) -> Mapping[str, ActiveRun]:
         """Return the runs that the nodes report: under way, or ended and not forgotten yet, by id.
@@ -198,13 +198,13 @@ class Backend(Protocol):
         """Have the agent of a run end it: TERM, and KILL after ``grace`` seconds. HostError if it is not running."""
 
     def leaves_processes(self, run_id: str) -> bool:
-        """Tell if an earlier run was on nodes of this backend, where only labctl ends what it left.
+        """Tell if an earlier run was on this backend and only labctl ends the processes that it left on nodes.
 
         Runs of a lab's earlier backend are left alone.
         """
 
     def end(self, run_id: str) -> None:
-        """End the processes that an earlier run has left on the nodes, whose agent is gone."""
+        """End the processes on nodes of an earlier run whose agent is gone."""
 
     def collect(self, run_id: str) -> None:
         """Move the results of a run's ranks into its record; warn of those that cannot be moved."""

@@ -9,7 +9,7 @@ from labctl.records import manifest
 
 
 def settings_given(settings: Settings) -> dict[str, str]:
-    """Return the settings that are not the defaults, as they are shown."""
+    """Return the values of settings that are set other than by default, by key, secrets redacted."""
     return {key: value for key, value, origin in settings.rows() if value and origin != "default"}
 
 

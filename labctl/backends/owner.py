@@ -8,7 +8,7 @@ import socket
 
 
 def owner() -> str:
-    """Return the caller as ``user@machine``; the number of the user if it has no name."""
+    """Return the caller as ``user@machine``; ``UID@machine`` if the user has no name."""
     try:
         person = getpass.getuser()
     except (KeyError, OSError):

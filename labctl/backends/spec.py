@@ -167,7 +167,7 @@ def expand(word: str) -> tuple[str, ...]:
 def share_devices(
     settings: Settings, accelerator: str, host: Host, count: int
 ) -> tuple[int, tuple[tuple[Device, ...], ...]]:
-    """Return the slots of each of the host's nodes, and the devices of each, consecutive ones."""
+    """Return the slots per node, and consecutive devices for each of ``count`` nodes. HostError if they are too few."""
     devices = chosen_devices(settings, accelerator, host)
     asked = host.slots or settings.number("LAB_SLOTS")
     if accelerator == "cpu":
@@ -207,7 +207,7 @@ def share_cores(host: Host, near: tuple[tuple[int, ...], ...]) -> tuple[tuple[in
 
 
 def mounts(settings: Settings, directory: Path, project: str) -> tuple[Mount, ...]:
-    """Return the mounts of the cache, clones and results, at the paths of the DeepSpeed-Chat scripts, and of KEPT."""
+    """Return all mounts of a container: cache, clones, workloads, runs, notebooks, outputs, KEPT and the user's."""
     from labctl.workloads import external
 
     sources = ((settings.text(clone.setting), clone.repository) for clone in external.CLONES)
@@ -225,7 +225,7 @@ def mounts(settings: Settings, directory: Path, project: str) -> tuple[Mount, ..
 
 
 def clones(settings: Settings) -> Pairs:
-    """Return the clones on this machine, which hosts are sent, with their paths there."""
+    """Return the path of each clone that exists on this machine, with its folder below the lab's directory on hosts."""
     from labctl.workloads import external
 
     paths = ((settings.text(clone.setting), clone.repository) for clone in external.CLONES)
@@ -261,7 +261,7 @@ def environment(settings: Settings, project: str) -> Pairs:
 
 
 def secrets(settings: Settings) -> tuple[tuple[str, Secret], ...]:
-    """Return the files in ``/run/secrets``: the hub's token, and the extra variables with names of secrets."""
+    """Return the files in ``/run/secrets``: the hub's token, and exports of proxies and of secret extra variables."""
     token = settings.secret("HF_TOKEN")
     hidden = shell_exports((*proxies(settings), *settings.secret_environment))
     return tuple((name, value) for name, value in (("hf_token", token), ("environment", hidden)) if value)

@@ -45,7 +45,7 @@ class Owner(Struct, frozen=True):
 
 
 def elsewhere(labeled: str, directory: Path, owner: str = "", caller: str = "", host: str = HERE) -> Owner | None:
-    """Return the owner of a container, by its labels; None if it is the caller in this directory, or gone.
+    """Return who else owns a container, by its labels; None if it is the caller's here, or its directory is gone.
 
     Containers made in this directory on this machine are the caller's lab, under whatever name. A directory that does
     not exist owns nothing: on this machine of any user, on other hosts of the caller. Other users' directories on other
@@ -142,7 +142,7 @@ class ObservedState(Struct, frozen=True, kw_only=True):
         return next((part for part in self.parts if part.host == host), ObservedState(host=host))
 
     def owner_elsewhere(self, directory: Path, owner: str = "") -> Owner | None:
-        """Return another user or directory that these containers belong to; None if there is none."""
+        """Return another user or directory that one of the containers belongs to; None if all are the caller's."""
         owners = (elsewhere(each.directory, directory, each.owner, owner, each.host) for each in self.containers)
         return next(filter(None, owners), None)
 

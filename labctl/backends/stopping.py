@@ -37,7 +37,7 @@ class RunStopper:
             return True
 
     def because(self, cause: Cause, message: str) -> None:
-        """Stop the run for this reason, unless it is not the first."""
+        """End the run in the background for this reason, unless it has an earlier reason or has ended."""
         with self._lock:
             if self.note(cause, message):
                 threading.Thread(target=self.end, args=(GRACE,), daemon=True).start()
