@@ -120,7 +120,7 @@ def read(lab: Path, result: Result) -> RecordedRun:
 
 
 def compare(runs: Sequence[RecordedRun]) -> Comparison:
-    """Group the runs by their facts, and compare each two groups."""
+    """Group runs with equal facts; return the groups, the facts that differ, and the effects on metrics."""
     same: dict[tuple[tuple[str, str], ...], list[RecordedRun]] = {}
     for run in _listed_alike(runs):
         same.setdefault(tuple(sorted(run.facts.items())), []).append(run)
@@ -139,14 +139,14 @@ def _differences(facts: Mapping[str, Mapping[str, str]]) -> Iterator[Difference]
 
 
 def _effects(groups: Mapping[str, Sequence[RecordedRun]]) -> Iterator[Effect]:
-    """Compare each metric of each two groups."""
+    """Yield the effect on each metric for each pair of groups."""
     for a, b in combinations(groups, 2):
         for metric in _metrics((*groups[a], *groups[b])):
             yield _effect(metric, a, groups[a], b, groups[b])
 
 
 def _listed_alike(runs: Sequence[RecordedRun]) -> Sequence[RecordedRun]:
-    """Return the runs; without packages if one of them has none recorded, as by earlier versions of labctl."""
+    """Return the runs, all without facts about packages if one of them has none recorded."""
     if all(map(_lists_packages, runs)):
         return runs
     return [replace(run, facts=_without_packages(run.facts)) for run in runs]

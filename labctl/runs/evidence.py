@@ -42,7 +42,7 @@ def write(
     warn: Callable[[str], object],
     witnesses: Callable[[float], Mapping[str, str]] | None = None,
 ) -> None:
-    """Write the archive of a run that did not pass. A failure is a warning.
+    """Write ``evidence.tar.gz`` into the record of a run that did not pass. A failure is a warning.
 
     ``witnesses`` returns what hosts and engine saw since a time; without it the archive has the record alone.
     """
@@ -71,7 +71,7 @@ def _collected(lab: Lab, result: Result, path: Path, witnesses: Callable[[float]
 
 
 def archive(run_id: str, texts: Mapping[str, str]) -> bytes:
-    """Return a tar archive of these files; equal files give an equal archive."""
+    """Return a gzipped tar archive of these texts by file name; equal texts give equal bytes."""
     packed = io.BytesIO()
     with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as stream, tarfile.open(fileobj=stream, mode="w") as tar:
         for name, text in texts.items():

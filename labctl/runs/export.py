@@ -38,7 +38,7 @@ _VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5
 
 
 def write(lab: Path, result: Result, *, tensorboard: Path | None, junit: Path | None) -> ExportedRun:
-    """Write the event file and the XML document that are asked for."""
+    """Write a run's TensorBoard event file and JUnit XML, each if its path is given; return the paths."""
     written = []
     if tensorboard:
         written.append(event_file(tensorboard, result, series.read(lab, result.run_id)))
@@ -49,9 +49,10 @@ def write(lab: Path, result: Result, *, tensorboard: Path | None, junit: Path | 
 
 
 def event_file(directory: Path, result: Result, samples: Iterable[Sample]) -> Path:
-    """Write a run's samples below a log directory, which may have other runs; nan stands for what is no number.
+    """Write a run's samples as a TensorBoard event file below a log directory, and return its path.
 
-    The file is a TFRecord of ``tensorflow.Event`` messages. HostError if it cannot be written.
+    The file is a TFRecord of ``tensorflow.Event`` messages; nan stands for a sample without a value. HostError if it
+    cannot be written.
     """
     began = _began(result)
     path = directory / result.run_id / f"events.out.tfevents.{began:.0f}.labctl"
@@ -98,7 +99,7 @@ def _masked(data: bytes) -> bytes:
 
 @cache
 def _table() -> tuple[int, ...]:
-    """Return the table of CRC32C, once."""
+    """Return the lookup table of CRC32C, computed once."""
 
     def entry(value: int) -> int:
         """Return the CRC of one byte."""
@@ -145,7 +146,7 @@ _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]
 
 
 def junit_xml(result: Result) -> str:
-    """JUnit XML: a suite with a case for the run itself and one for each criterion; metrics are properties."""
+    """Render a result as JUnit XML: a case for the run and one for each criterion; metrics are properties."""
     missed = sum(not check.passed for check in result.checks)
     broke = result.verdict == "ERROR"
     root = Element("testsuites", name="labctl run")
@@ -177,7 +178,7 @@ def junit_xml(result: Result) -> str:
 
 
 def xml_text(text: str) -> str:
-    """Replace characters that XML cannot represent."""
+    """Replace characters that XML cannot represent by ``?``."""
     return _NOT_IN_XML.sub("?", text)
 
 

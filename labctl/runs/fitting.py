@@ -31,7 +31,7 @@ def why_not_fit(lab: Lab, job: Job, limit: int) -> str | None:
 def how_it_fits(
     lab: Lab, workload: Workload, limit: int, *, nodes: int | None, slots: int | None, device_memory: int | None
 ) -> fit.FitReport:
-    """Estimate the workload's memory on the lab, or on so many nodes and slots; sizes in bytes.
+    """Estimate a workload's memory on the lab, or on ``nodes`` nodes with ``slots`` slots; sizes in bytes.
 
     ``device_memory`` is that of one device. The memory of other machines than this one is unknown.
     """
@@ -47,7 +47,7 @@ def how_it_fits(
 
 
 def node_memory(lab: Lab, nodes: int, limit: int) -> int:
-    """Bytes for each of so many nodes; ``limit`` is that of a node, 0 for none.
+    """Bytes of memory for each of ``nodes`` nodes, at most ``limit`` bytes; a ``limit`` of 0 means none.
 
     Those of one host share what it has: here what is free now, elsewhere what is built in.
     """

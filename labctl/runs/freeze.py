@@ -51,7 +51,7 @@ class Verification(Struct, frozen=True, kw_only=True):
 
 
 def freeze(backend: Backend, file: Path) -> FrozenLab:
-    """Write what the lab is now. HostError if a host does not answer."""
+    """Write the facts of the lab to a lock file. HostError if a host does not answer."""
     document = backend.freeze()
     changed = write(file, document)
     return FrozenLab(lock=str(file), changed=changed, facts=count(document))
@@ -90,12 +90,12 @@ def count(document: Mapping[str, Any]) -> int:
 
 
 def verify(backend: Backend, lock: str, before: Mapping[str, Any]) -> Verification:
-    """Compare the lab with what it was; facts of the lab come first."""
+    """Compare the lab with the facts of a lock file; return those that differ."""
     return differences(lock, before, backend.freeze())
 
 
 def differences(lock: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Verification:
-    """Return each fact that differs, those of the lab first."""
+    """Return each fact that differs between two documents of `freeze`."""
     was, is_now = dict(_facts(before)), dict(_facts(now))
     keys = dict.fromkeys((*was, *is_now))
     drift = (

@@ -40,7 +40,7 @@ LOST_LAB = "the lab's nodes are gone: its engine was restarted, or they were rem
 
 
 def judge(backend: Backend, run_id: str, on_lines: Callable[[Iterable[str]], object]) -> Result:
-    """Follow a run from its beginning to its end, and write its record and result. LockHeld if another labctl does."""
+    """Follow a run to its end, and write its record and result; return the result. LockHeld if another labctl does."""
     directory = backend.context.directory
     with ExitStack() as held:
         held.enter_context(store.recording(directory, run_id))
@@ -61,7 +61,7 @@ def judge(backend: Backend, run_id: str, on_lines: Callable[[Iterable[str]], obj
 def conclude(
     backend: Backend, run: Run, outcome: RunOutcome, log: store.RunLog, seconds: float, now: datetime
 ) -> Result:
-    """Judge a run that has ended and was collected, and write its result and evidence."""
+    """Judge a run that has ended and was collected: write result and evidence, and remove its data on nodes."""
     warn = backend.context.warn
     result = store.finish(run.lab, result_of(run, outcome, log, seconds, now))
     evidence.write(run.lab, result, warn, partial(backend.evidence, run))
@@ -73,7 +73,7 @@ def conclude(
 
 
 def result_of(run: Run, outcome: RunOutcome, log: store.RunLog, seconds: float, now: datetime) -> Result:
-    """Return the result of a run from what it printed and how it ended."""
+    """Judge a run by its log and outcome; return the result, which is not written."""
     job = run.job
     ranks = tuple(replace(rank, node=run.short(rank.node)) for rank in store.ranks_of(log.lines))
     reduced = metrics.reduce_values(job.workload.metrics, log.values)
@@ -87,14 +87,14 @@ def result_of(run: Run, outcome: RunOutcome, log: store.RunLog, seconds: float, 
 
 
 def unmatched(workload: Workload, result: Result) -> list[Metric]:
-    """Return the metrics that a run which passed has no number for; of another one the message says enough."""
+    """Return the required metrics without a value in a run that passed; none for any other run."""
     if result.verdict != "PASS":
         return []
     return [metric for metric in workload.metrics if metric.name not in result.metrics and not metric.optional]
 
 
 def refuse(run: Run, reason: str, now: datetime) -> Result:
-    """Record a run that cannot fit, like any other."""
+    """Record a run that does not fit, with an ERROR result; return the result."""
     store.create(run.lab, run.run_id, run.job.files)
     return store.finish(run.lab, _result(run.lab, run.job, error("does-not-fit", reason), now))
 
@@ -119,7 +119,7 @@ def _result(lab: Lab, job: Job, verdict: Verdict, now: datetime, **measured: Any
 
 
 def judged(backend: Backend, run_id: str) -> Result:
-    """Wait for the result of a run that another labctl records. HostError if it does not write one."""
+    """Wait until another labctl has recorded a run, and return its result. HostError if it wrote none in time."""
     directory = backend.context.directory
     deadline = time.monotonic() + JUDGING
     while time.monotonic() < deadline and filelock.is_held(store.lock(directory, run_id)):
@@ -173,7 +173,7 @@ def settle(backend: Backend, run_id: str) -> None:
 
 
 def gather(backend: Backend, run_id: str) -> None:
-    """Bring here all that a run which has ended has written, once what is left of it on nodes is ended."""
+    """Fetch all files of a run that has ended, and first end the processes that it left on nodes."""
     if unfinished(backend, backend.active(), (run_id,)).get(run_id):
         close(backend, run_id)
     else:
@@ -208,13 +208,13 @@ def _judge_ended(backend: Backend, run_id: str, state: str) -> None:
 
 
 def find(backend: Backend, run_id: str) -> store.ShownRun:
-    """Return a run, which is judged if it has ended."""
+    """Return a run's summary, and its result if it has one; runs that have ended are judged first."""
     summaries = {run.run_id: run for run in listing(backend)}
     return store.ShownRun(summaries[run_id], store.read_result(backend.context.directory, run_id))
 
 
 def states(backend: Backend, limit: int) -> tuple[store.RunSummary, ...]:
-    """List the lab's latest runs as they are; nothing is written."""
+    """List the lab's latest ``limit`` runs without judging those that have ended."""
     directory = backend.context.directory
     active: Mapping[str, ActiveRun] = backend.active() if store.unjudged(directory) else {}
     return store.listing(directory, limit, active)
@@ -252,7 +252,7 @@ def attach(backend: Backend, run_id: str) -> Result:
 
 
 def _require_supervised(backend: Backend, run_id: str) -> None:
-    """Close a run that nothing supervises any more; its result says why."""
+    """Close a run, with an ERROR result, if it is orphaned and no labctl records it."""
     directory = backend.context.directory
     if filelock.is_held(store.lock(directory, run_id)) or not backend.leaves_processes(run_id):
         return
@@ -280,14 +280,14 @@ def _judge_or_wait(backend: Backend, run_id: str) -> Result:
 
 
 def stop_all(backend: Backend, run_ids: Iterable[str], message: str) -> None:
-    """Have runs end; those that have ended, or cannot be reached, are skipped."""
+    """Stop these runs; skip those that have ended or cannot be reached."""
     for run_id in run_ids:
         with suppress(HostError):
             backend.stop(backend.recorded(run_id), GRACE, message)
 
 
 def end_all(backend: Backend) -> None:
-    """End the runs of a lab that goes down, and judge them while their output is there; failures are skipped."""
+    """Stop the lab's running runs and judge them; failures are skipped."""
     with suppress(HostError):
         running = [run.id for run in backend.active().values() if run.state == "running"]
         stop_all(backend, running, f"{owner()} took the lab down")
@@ -334,4 +334,4 @@ def timed(when: float | None, text: str) -> str:
 
 
 def _drop(_: object) -> None:
-    """Show nothing of what a run prints."""
+    """Discard the lines of a run."""

@@ -20,12 +20,12 @@ LISTED = 20
 
 
 def changing(context: Context, command: str) -> AbstractContextManager[None]:
-    """Be the only command that changes the lab."""
+    """Hold the lock for changes to the lab during the block; wait for another holder. LockHeld if it keeps the lock."""
     return filelock.held(context.directory / filelock.LAB, command, wait=filelock.PATIENCE, notice=context.notice)
 
 
 def preview_up(backend: Backend) -> tuple[Plan, Plan]:
-    """Plan what would bring the lab up: the second plan as far as it is known without the first."""
+    """Return the two plans that would bring the lab up, the second as far as it is known before the first is done."""
     return backend.plan_prepare(preview=True), backend.plan_up(preview=True)
 
 

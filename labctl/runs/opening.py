@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def connected(
     context: Context, command: str = "", settings: Settings | None = None, **options: Any
 ) -> Iterator[Backend]:
-    """Connect the backend of this directory's lab for a command that the backend has to have. ConfigError."""
+    """Connect the backend of this directory's lab. ConfigError if the backend does not support ``command``."""
     settings = settings or named_settings(context)
     if command:
         backends.require(settings, command)
@@ -36,14 +36,14 @@ def connected(
 
 @contextmanager
 def docker(context: Context, command: str, settings: Settings | None = None, **options: Any) -> Iterator[Any]:
-    """Connect Docker hosts for a command that is Docker's by nature. ConfigError for a lab elsewhere."""
+    """Connect the lab's Docker backend. ConfigError if the lab's backend does not support ``command``."""
     with connected(context, command, settings or context.settings(), **options) as backend:
         yield backend
 
 
 @contextmanager
 def to_bring_up(context: Context, workload: str) -> Iterator[Backend]:
-    """Connect the backend of a lab that comes up, with the image of a workload if one is named. ConfigError."""
+    """Connect the backend for `up`, with the image of ``workload`` if it is named. ConfigError if not initialised."""
     contexts.require_initialised(context)
     with connected(context, "up", settings_for(context, workload)) as backend:
         yield backend
@@ -51,7 +51,7 @@ def to_bring_up(context: Context, workload: str) -> Iterator[Backend]:
 
 @contextmanager
 def to_remove(context: Context, *, images: bool) -> Iterator[Backend]:
-    """Connect all hosts of the lab, also drained ones."""
+    """Connect the backend with all hosts of the lab, also drained ones. ConfigError if ``images`` is not supported."""
     settings = named_settings(context)
     if images:
         backends.require(settings, "down --images")
@@ -63,7 +63,7 @@ def to_remove(context: Context, *, images: bool) -> Iterator[Backend]:
 def to_run(
     context: Context, name: str, options: RunOptions, ask: Ask | None, *, again: bool = False
 ) -> Iterator[tuple[Backend, Request]]:
-    """Connect the backend for a run, and choose its workload; unknown options are warned of. ConfigError."""
+    """Connect the backend and build the request of a run; warn of unknown options. ConfigError for invalid ones."""
     from labctl.jobs import request
     from labctl.runs import start
 
@@ -85,7 +85,7 @@ def to_run(
 
 @contextmanager
 def to_replay(context: Context, run: str) -> Iterator[tuple[Backend, Request]]:
-    """Connect the backend for a replay, and read the run; HostError that names what cannot be had."""
+    """Connect the backend and build the request of a replay. HostError that lists what is no longer available."""
     from labctl.jobs import replay as replays
     from labctl.jobs.request import RunOptions
     from labctl.records import store
@@ -104,7 +104,7 @@ def to_replay(context: Context, run: str) -> Iterator[tuple[Backend, Request]]:
 
 @contextmanager
 def of_run(context: Context, run: str) -> Iterator[tuple[Backend, str]]:
-    """Connect the backend for a run of the record. ConfigError for an unknown run."""
+    """Connect the backend; yield it with the id of a recorded run. ConfigError for an unknown run."""
     from labctl.records import store
 
     settings = named_settings(context)
@@ -115,7 +115,7 @@ def of_run(context: Context, run: str) -> Iterator[tuple[Backend, str]]:
 
 @contextmanager
 def of_batch(context: Context, command: str, name: str, options: RunOptions) -> Iterator[tuple[Backend, Workload]]:
-    """Connect the backend for runs of one workload after the other."""
+    """Connect the backend for a batch of runs; yield it with their workload. ConfigError if not supported."""
     from labctl.jobs.request import choose_workload
 
     settings = context.settings()
@@ -126,7 +126,7 @@ def of_batch(context: Context, command: str, name: str, options: RunOptions) -> 
 
 
 def named_settings(context: Context, *, quiet: bool = False) -> Settings:
-    """Return the settings of the lab in the context's directory. ConfigError if it is not a lab directory.
+    """Return the settings of the context's lab. ConfigError if it is not a lab directory, unless ``quiet``.
 
     ``quiet``: for commands that examine a machine without a lab, too, and give the warnings of its settings themselves.
     """
@@ -155,7 +155,7 @@ def settings_for(context: Context, workload: str) -> Settings:
 
 
 def listing(context: Context) -> tuple[RunSummary, ...]:
-    """List the lab's runs, the latest first. The nodes are asked only if there are runs without a result."""
+    """List the lab's runs, the latest first; if some have no result, nodes are asked and ended runs are judged."""
     from labctl.records import store
     from labctl.runs import judge
 

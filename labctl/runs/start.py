@@ -70,7 +70,7 @@ def run(backend: Backend, request: Request) -> Result:
 
 
 def launch(backend: Backend, request: Request) -> RunSummary:
-    """Launch a run that is detached. HostError or ConfigError for what stops it before it begins."""
+    """Launch a run without following it, and return its summary. HostError or ConfigError if it cannot begin."""
     request = replace(request, options=replace(request.options, detach=True))
     new = ready(backend, request)
     _carry_out(backend, request, new)
@@ -78,7 +78,7 @@ def launch(backend: Backend, request: Request) -> RunSummary:
 
 
 def preview_run(backend: Backend, request: Request) -> PlanPreview:
-    """Plan a run and change nothing; if the lab is to be brought up for it, that comes first."""
+    """Return the plan of a run and change nothing; steps that bring the lab up for it, if needed, come first."""
     new = begin(backend, request, datetime.now().astimezone(), preview=True)
     if reason := why_not_fit(backend, new):
         raise HostError(reason, hint=f"labctl fit {new.job.workload.name}")
@@ -92,7 +92,7 @@ def preview_run(backend: Backend, request: Request) -> PlanPreview:
 
 
 def begin(backend: Backend, request: Request, now: datetime, *, preview: bool = False) -> Run:
-    """Build the job of a run. A run that goes on from an earlier one has its results here first."""
+    """Build a run with its job; if it resumes an earlier run, fetch that run's files first."""
     options = request.options
     if options.resume and not options.retried and not preview:
         gather(backend, options.resume)
@@ -102,7 +102,7 @@ def begin(backend: Backend, request: Request, now: datetime, *, preview: bool = 
 
 
 def gather(backend: Backend, run_id: str) -> None:
-    """Bring here all that an earlier run has written; it is judged if it was not. ConfigError if it is running."""
+    """Fetch all files of an earlier run, which is judged first if it was not. ConfigError if it is running."""
     judge.settle(backend, run_id)
     with running(backend.context, run_id):
         judge.gather(backend, run_id)
@@ -164,7 +164,7 @@ def _unfinished(backend: Backend) -> dict[str, str]:
 
 
 def _carry_out(backend: Backend, request: Request, run: Run) -> RunDeployment:
-    """Carry out the plan of a run, which is recorded meanwhile. HostError for a step that fails."""
+    """Carry out the plan of a run while its lock is held; return its deployment. HostError for a step that fails."""
     options = request.options
     with running(backend.context, run.run_id), ExitStack() as held:
         steps = plan(backend, run, options).steps
@@ -190,7 +190,7 @@ def _sections(steps: tuple[Step, ...]) -> Iterator[tuple[bool, tuple[Step, ...]]
 
 @contextmanager
 def running(context: Context, run_id: str) -> Iterator[None]:
-    """Hold the lock of a run, which is not taken while another command changes the lab. HostError if one does."""
+    """Hold the lock of a run during the block. HostError if another command is changing the lab."""
     lab = context.directory
     with ExitStack() as held:
         with filelock.held(lab / filelock.LAB, store.purpose(run_id), wait=STAGING):
@@ -202,7 +202,7 @@ def running(context: Context, run_id: str) -> Iterator[None]:
 
 
 def is_retried(ended: Result, options: RunOptions) -> bool:
-    """Tell if a run that has ended is started again."""
+    """Tell if a run is to be retried: it lost a node, a device or the lab, and has retries left."""
     return ended.cause in LOST and len(options.retried) < options.retries
 
 

@@ -22,7 +22,7 @@ from labctl.runs import judge
 
 @dataclass(kw_only=True)
 class RunDeployment:
-    """A run under way: what its steps hand on to each other."""
+    """State of a run under way that its steps share."""
 
     backend: Backend
     run: Run
@@ -40,7 +40,7 @@ class RunDeployment:
         return self.backend.context
 
     def host_of(self, error: HostError) -> str:
-        """Return the host on which a step failed."""
+        """Return the node that an error names, else ``local``."""
         return error.node or HERE
 
 
@@ -57,7 +57,7 @@ class EndRun(Step, frozen=True, kw_only=True):
 
 
 class StageRun(Step, frozen=True, kw_only=True):
-    """Make the run's directories: with its record, whose lock is held, and with what its ranks need and write."""
+    """Create the run's directories: its record, and the one with files that its ranks read and write."""
 
     run_id: str
     job: tuple[File, ...]
@@ -117,7 +117,7 @@ class CollectResults(Step, frozen=True, kw_only=True):
 
 
 class WriteResult(Step, frozen=True, kw_only=True):
-    """Judge the run and write its result; of a run that did not pass, what is known of it besides."""
+    """Judge the run and write its result; write evidence too if it did not pass."""
 
     run_id: str
 

@@ -37,7 +37,7 @@ class RunView(Struct, frozen=True, kw_only=True):
 
 
 def under_way(backend: Backend, run: str) -> ActiveRun:
-    """Return a run that is under way, without a name the latest. HostError if it is not, none is, or it is unknown."""
+    """Return a run that is under way, by default the latest. HostError if it is not, none is, or it is unknown."""
     directory = backend.context.directory
     run_id = store.find(directory, run) if run else ""
     active = [active for active in backend.active().values() if run_id in ("", active.id)]
@@ -97,7 +97,7 @@ class Observer:
         return "waiting" if self._active.waits and progress.last_line is None else "running"
 
     def look(self) -> RunView:
-        """Return the state, once the lines that were printed before are read."""
+        """Read the lines printed so far, for at most CATCHING_UP seconds, and return the state of the run."""
         began, heard, since = time.time(), -1, 0.0
         deadline = time.monotonic() + CATCHING_UP
         self._ask_nodes()
@@ -111,7 +111,7 @@ class Observer:
         return self.view()
 
     def watch(self, show: Callable[[RunView], bool]) -> RunView:
-        """Show the state until the run ends or ``show`` returns False; return the last state.
+        """Pass the run's state to ``show`` until the run ends or ``show`` returns False; return the last state.
 
         ``show`` waits between two states.
         """
