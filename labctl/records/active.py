@@ -83,7 +83,7 @@ class Run(Struct, frozen=True, kw_only=True):
         return self.job.run_id
 
     def short(self, text: str) -> str:
-        """Return a text with nodes by their names in the lab."""
+        """Return a text with nodes by their names in the lab; unchanged unless the backend has other names."""
         return text
 
     @property

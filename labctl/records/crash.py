@@ -58,7 +58,7 @@ class RankFailure(Struct, frozen=True):
 
     @property
     def follows(self) -> bool:
-        """Tell if it failed because another rank had."""
+        """Tell if the failure is a consequence of another rank's end: its output reports a lost peer."""
         return bool(PEER_LOST.search(self.words))
 
 
@@ -113,7 +113,7 @@ class CrashWatch:
         return self.reason is not None and not self._elastic and not self._starts_itself
 
     def look_at(self, lines: Sequence[Line]) -> None:
-        """Take lines into account."""
+        """Search lines for reports of failed ranks, and keep the last output of each rank or node."""
         for line in lines:
             self._look_at(line)
 
@@ -185,7 +185,7 @@ class CrashWatch:
 
 
 def judged(ended: Ended, watch: CrashWatch) -> tuple[Cause | None, str]:
-    """Return why a run ended, by its agent and the output of its ranks; None if neither has a reason."""
+    """Return cause and message of a run's end, by its agent or else its ranks' output; the cause may be None."""
     if ended.cause not in (None, "rank-crashed"):
         return ended.cause, ended.message
     if watch.cause and (ended.cause or ended.code != 0):

@@ -14,7 +14,7 @@ UNREACHED: tuple[Cause, ...] = ("node-lost", "stalled")
 
 
 def unfinished(lab: Path, active: Mapping[str, ActiveRun], among: Iterable[str]) -> dict[str, str]:
-    """Return the runs to end before another one, with the reason: orphaned ones ``among`` some, and an unreached one.
+    """Return the ids of runs to end before another one, with the reason: orphaned ones ``among``, an unreached one.
 
     Ask the backend for ``active`` after ``among`` are known: others may have been launched since.
     """
@@ -24,7 +24,7 @@ def unfinished(lab: Path, active: Mapping[str, ActiveRun], among: Iterable[str])
 
 
 def out_of_reach(lab: Path) -> tuple[str, ...]:
-    """Return the last judged run if it lost a node or one was paused: processes and results may still be there."""
+    """Return the id of the last judged run if it lost a node or stalled, and processes may be left; else empty."""
     for run_id in store.ids(lab):
         if result := store.read_result(lab, run_id):
             return (run_id,) if result.cause in UNREACHED else ()

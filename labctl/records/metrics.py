@@ -70,7 +70,7 @@ def searched(text: str) -> str:
 
 
 def finite(number: float) -> tuple[float | None, str]:
-    """Return a number as in JSON, and its name if JSON does not have it."""
+    """Return a number and an empty note; for nan and infinity, which JSON does not have, None and their name."""
     return (number, "") if math.isfinite(number) else (None, str(number))
 
 
@@ -93,7 +93,7 @@ def reduce_values(metrics: Iterable[Metric], values: Mapping[str, Sequence[float
 
 
 def _reduce(metric: Metric, values: Sequence[float]) -> dict[str, Any]:
-    """Reduce the values of a metric."""
+    """Return the reduced numbers of a metric with its unit, and a note for nan or infinity."""
     if metric.reduce == "first-last":
         numbers = {"first": values[0], "last": values[-1]}
         unit = {"unit": metric.unit} if metric.unit else {}

@@ -128,7 +128,7 @@ def _file(name: str, path: str, source: int, into: int) -> bool:
 
 
 def _restrict(name: str, folder: int) -> None:
-    """Take the permissions from a file that the record does not have. OSError for a file of another user."""
+    """Remove the permissions of a file that MODE does not have. OSError for a file of another user."""
     mode = os.lstat(name, dir_fd=folder).st_mode
     if stat.S_ISREG(mode) and stat.S_IMODE(mode) & ~MODE:
         # Follows links, but no container can put one here.

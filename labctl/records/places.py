@@ -19,13 +19,13 @@ def pattern() -> re.Pattern[str]:
 
 
 def step(lowered: str) -> Count | None:
-    """Return the first step that a line, in lower case, names in a whole number."""
+    """Return the first step that a line, in lower case, names in a whole number; None without one."""
     # Most lines have neither word: to search them all would double the time per line.
     return _count(lowered, epochs=False) if "step" in lowered or "iter" in lowered else None
 
 
 def epoch(lowered: str) -> Count | None:
-    """Return the first epoch that a line, in lower case, names in a whole number."""
+    """Return the first epoch that a line, in lower case, names in a whole number; None without one."""
     return _count(lowered, epochs=True) if "epoch" in lowered else None
 
 

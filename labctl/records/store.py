@@ -39,7 +39,7 @@ from labctl.system.decode import convert
 def record(
     lab: Lab, settings: Settings, job: Job, versions: dict[str, Any], *, preview: bool = False
 ) -> tuple[File, ...]:
-    """Return the files of the run's record, relative to its directory; a ``preview`` has no digests of code."""
+    """Return job.json, settings.json and versions.json of a run's record; a ``preview`` has no digests of code."""
     nodes = [{"name": node.name, "slots": node.slots} for node in job.nodes]
     copies = () if preview else tuple((copy.path, copy.root / copy.name) for copy in job.code)
     described = {
@@ -174,7 +174,7 @@ def outputs(lab: Path, run_id: str) -> Path:
 def create(
     lab: Lab, run_id: str, job: tuple[File, ...], record: Iterable[File] = (), code: tuple[Copy, ...] = ()
 ) -> Path:
-    """Create the directories of a new run, with its record and the files of its ranks."""
+    """Create the record and the outputs directory of a new run, with their files; return the record's path."""
     path = directory(lab.directory, run_id)
     files.create_all(path, (*job, *record, File(path=MARK, content="")))
     files.create_all(outputs(lab.directory, run_id), job, folders=("ranks", "work"), copies=code)
@@ -509,7 +509,7 @@ def job(path: Path) -> JobSummary:
 def abandon(
     lab: Lab, run_id: str, cause: Cause = "interrupted", message: str = "labctl ended before the run did"
 ) -> Result:
-    """Close the record of a run that is no longer supervised. HostError if it cannot be written."""
+    """Close the record of an unfinished run with an ERROR result; return that. HostError if it cannot be written."""
     path = directory(lab.directory, run_id)
     redact_ranks(path, lab.hidden)
     recorded = job(path)
@@ -577,13 +577,13 @@ class RunList(Struct, frozen=True):
 
 
 def read(lab: Path, run_id: str) -> ShownRun:
-    """Return the record of a run. ConfigError for an unknown id; ``latest`` is valid."""
+    """Return the summary and result of a run, by id or ``latest``. ConfigError for an unknown id."""
     run_id = find(lab, run_id)
     return ShownRun(summary(lab, run_id), read_result(lab, run_id))
 
 
 def find(lab: Path, run_id: str) -> str:
-    """Return the id of an existing run. ConfigError, with the nearest, for an unknown one; ``latest`` is valid."""
+    """Return the id of a run, given an id or ``latest``. ConfigError, with the nearest, for an unknown one."""
     if run_id == "latest":
         if not (run_ids := ids(lab)):
             raise ConfigError(f"no runs in {lab / 'runs'}", hint="labctl run opt-tiny")
@@ -639,7 +639,7 @@ def lock(lab: Path, run_id: str) -> Path:
 
 
 def purpose(run_id: str) -> str:
-    """Render the purpose of a run's lock."""
+    """Return the text that names the holder of a run's lock: ``run ID``."""
     return f"run {run_id}"
 
 
@@ -655,7 +655,7 @@ def recording(lab: Path, run_id: str) -> Iterator[None]:
 
 
 def unjudged(lab: Path) -> list[str]:
-    """Return the runs without a result, the latest first: under way, or ended since labctl last looked."""
+    """Return the ids of runs without a result, the latest first: under way, or ended since labctl last looked."""
     runs = f"{lab}/runs"
     names = (name for name in _directories(lab) if not os.path.lexists(f"{runs}/{name}/{RESULT}"))
     return sorted((name for name in names if _has_any(f"{runs}/{name}", MARK, FORMER_MARK)), reverse=True)
@@ -671,7 +671,7 @@ def unknown(lab: Path) -> dict[str, ActiveRun]:
 def listing(
     lab: Path, limit: int | None = None, active: Mapping[str, ActiveRun] = MappingProxyType({})
 ) -> tuple[RunSummary, ...]:
-    """Return the lab's runs, the latest first; ``active`` as in ``state``."""
+    """Return the summaries of the lab's runs, the latest first, at most ``limit``; ``active`` as in ``state``."""
     return tuple(summary(lab, run_id, active) for run_id in ids(lab)[:limit])
 
 
@@ -704,7 +704,7 @@ def is_run(lab: Path, run_id: str) -> bool:
 
 
 def backend(lab: Path, run_id: str) -> str:
-    """Return the name of the backend of a run: the record of one in a cluster names its place there."""
+    """Return the name of a run's backend: ``kubernetes`` if its record has a place in a cluster, else ``docker``."""
     return "kubernetes" if os.path.lexists(directory(lab, run_id) / PLACE) else "docker"
 
 
