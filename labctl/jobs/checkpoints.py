@@ -67,7 +67,7 @@ def going_on(lab: Lab, workload: Workload, run_id: str, ranks: int) -> tuple[Wor
 
 
 def last(lab: Path, run_id: str, declared: Resume) -> tuple[Checkpoint | None, str]:
-    """Return the last complete checkpoint of a run, or of the run that it resumed; else None and the reason."""
+    """Return the last complete checkpoint of a run, or of the runs that it resumed; else None and the reason."""
     first = ""
     while True:
         checkpoint, why = last_of(lab, run_id, declared)
@@ -100,7 +100,7 @@ def by_number(path: str) -> list[tuple[int, str]]:
 
 
 def whole(place: Path, name: str) -> tuple[Marker | None, str]:
-    """Return the marker of a checkpoint; None and the reason if the checkpoint is incomplete.
+    """Return the marker of a checkpoint and an empty text; None and the reason if the checkpoint is incomplete.
 
     Without a marker name, every checkpoint is complete. A marker in JSON must be valid.
     """

@@ -57,12 +57,12 @@ def require(workload: Workload) -> None:
 
 
 def given(workload: Workload) -> tuple[str, ...]:
-    """Return the paths of a workload's inputs."""
+    """Return the paths that a workload's arguments give for its inputs."""
     return tuple(value for _, _, value, _ in _given(workload))
 
 
 def earlier(lab: Lab, workload: Workload) -> tuple[str, ...]:
-    """Return the ids of runs whose results are inputs of the workload."""
+    """Return the ids of runs whose directories contain inputs of the workload."""
     runs = lab.directory / RUNS
     places = (locate(lab, path) for path in given(workload))
     inside = (place.relative_to(runs) for place in places if place.is_relative_to(runs))

@@ -54,7 +54,7 @@ GRACE = 5
 
 
 def limited(job: Job) -> tuple[str, ...]:
-    """Return the launch command with the time limit of the run."""
+    """Return the launch command, wrapped in timeout(1) with the run's time limit."""
     return ("timeout", f"--kill-after={GRACE}", f"{job.timeout:g}", *job.argv)
 
 
@@ -132,7 +132,7 @@ def build(
 
 
 def is_crowded(lab: Lab) -> bool:
-    """Tell if the nodes share cores: with several threads per rank, all would wait for each other."""
+    """Tell if nodes share cores, because their single host has fewer cores than nodes."""
     return lab.network == "bridge" and len(lab.nodes) > len(lab.hosts[0].cpus)
 
 

@@ -65,7 +65,7 @@ def read(lab: Path, run_id: str) -> ReplayedRun:
 
 
 def job(run: ReplayedRun, now: datetime) -> Job:
-    """Build the job again, with a new id, and its files and code from the record."""
+    """Build the job of a recorded run again, with a new id, from the files and code in its record."""
     run_id = store.new_id(run.job.workload.name, now)
     files = tuple(
         File(path=name, content=(run.path / name).read_text(encoding="utf-8"), mode=_mode(run.path / name))

@@ -141,7 +141,7 @@ def choose_workload(directory: Path, name: str, options: RunOptions, settings: S
 
 
 def _declared(directory: Path, name: str, options: RunOptions, settings: Settings) -> Workload:
-    """Load a declared workload. ConfigError."""
+    """Load the workload ``name`` of the lab or of an external family. ConfigError if it is not found or invalid."""
     roots = external.roots(settings)
     return external.load(directory / "workloads", name, launchers.accepted(), roots, rehearse=options.rehearse)
 
@@ -321,7 +321,7 @@ def build_job(
 
 
 def entries(options: RunOptions) -> tuple[tuple[str, int], ...]:
-    """Return names and slots of the hostfile; none if none is given. ConfigError."""
+    """Return name and slots of each entry in the options' hostfile; none without one. ConfigError if it is invalid."""
     if options.hostfile is None:
         return ()
     return hostfile.parse(read_text(options.hostfile), str(options.hostfile))
@@ -335,7 +335,7 @@ def renamed(lab: Lab, options: RunOptions) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Read a file named by an option. ConfigError."""
+    """Read a text file. ConfigError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
