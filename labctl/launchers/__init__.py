@@ -135,12 +135,12 @@ def is_elastic(text: str) -> bool:
 
 
 def needed(text: str, nodes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the nodes that a run cannot lose."""
+    """Return the nodes that a run cannot lose: all of them unless the launcher is elastic."""
     return nodes[: getattr(get(text), "NEEDED", 0)] if is_elastic(text) else nodes
 
 
 def environment(text: str, launch: LaunchSpec) -> Pairs:
-    """Return the variables that the launcher's program needs itself."""
+    """Return the variables that the launcher's program itself needs, not its ranks; empty for most launchers."""
     of_module: Callable[[LaunchSpec], Pairs] = getattr(get(text), "environment", lambda _: ())
     return of_module(launch)
 
@@ -196,7 +196,7 @@ def _unknown_option(module: LauncherModule, launcher: str, word: str) -> str:
 
 
 def _means(option: str, reserved: str) -> bool:
-    """Tell if a launcher may read it as that option: they accept ``-`` for ``--`` or ``_``, and unique prefixes."""
+    """Tell if a launcher may read ``option`` as the reserved one: with ``-`` for ``--`` or ``_``, or abbreviated."""
     option, full = option.replace("_", "-"), reserved.replace("_", "-")
     return option.lstrip("-") == full.lstrip("-") or (len(option) > 3 and full.startswith(option))
 

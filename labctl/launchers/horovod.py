@@ -65,7 +65,7 @@ def argv(launch: LaunchSpec) -> tuple[str, ...]:
 
 
 def environment(launch: LaunchSpec) -> Pairs:
-    """Return the options of the MPI that Horovod starts, whichever MPI the image has.
+    """Return variables with the options of the MPI that Horovod starts; empty unless the way is ``mpi``.
 
     Both as Open MPI's variables, which other MPIs would reject as arguments, and as those of MPICH's family.
     """

@@ -21,7 +21,7 @@ def check(launch: LaunchSpec) -> None:
 
 
 def argv(launch: LaunchSpec) -> tuple[str, ...]:
-    """Return the program itself."""
+    """Return the command for the launcher container: the program itself."""
     return (launch.program,)
 
 
