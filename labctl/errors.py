@@ -62,7 +62,7 @@ def did_you_mean(word: str, candidates: Collection[str]) -> str:
 
 @contextmanager
 def on_host(name: str) -> Iterator[None]:
-    """Name this host in a HostError of the block, unless the error already names a node."""
+    """Prefix a HostError of the block with this host's name, unless it names a node or the host is ``local``."""
     try:
         yield
     except HostError as error:

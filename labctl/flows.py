@@ -78,7 +78,7 @@ def setup(emit: Callable[[str], None], ask: Ask | None, *, yes: bool) -> SetupRe
 
 
 def doctor(context: Context, *, node: str = "") -> DoctorReport:
-    """Diagnose hosts, engine and lab, or one node and its host."""
+    """Return the findings on hosts, engine and lab, or on one node and its host."""
     from labctl import backends
     from labctl.doctor.report import DoctorReport
 
@@ -116,7 +116,7 @@ def config(context: Context) -> EffectiveSettings:
 
 
 def render_files(context: Context) -> RenderedFiles:
-    """Write the files of every node."""
+    """Write the compose files, ssh configuration and secrets of every node, without starting any."""
     from labctl.backends.docker.deploy import files
 
     with docker(context, "render") as backend:
@@ -136,7 +136,7 @@ def devcontainer(context: Context, program: str, *, force: bool = False) -> Devc
 def build(
     context: Context, *, workload: str = "", base: str = "", update_lock: bool = False, sbom: Path | None = None
 ) -> dict[str, Any]:
-    """Build the image of the nodes, or that which a workload needs; or resolve its pinned versions again.
+    """Build the image of the nodes or of a workload; with ``update_lock`` only resolve its pinned versions again.
 
     ``base``: anyone's image, to which only what a node needs is added.
     ``sbom``: a file to write the software bill of materials of the image to.
@@ -155,7 +155,7 @@ def build(
 
 
 def up(context: Context, *, workload: str = "") -> LabStatus:
-    """Bring the lab up and return when the launcher has reached every worker; a second call changes nothing.
+    """Bring the lab up; return its state once the launcher has reached every worker. A second call changes nothing.
 
     With a workload, the nodes get the image that it needs. A host that fails is named once the others are done.
     """
@@ -166,7 +166,7 @@ def up(context: Context, *, workload: str = "") -> LabStatus:
 
 
 def plan_up(context: Context, *, workload: str = "") -> PlanPreview:
-    """Plan what `up` would do."""
+    """Return the plan of `up`, and change nothing."""
     from labctl.backends.plan import preview
     from labctl.runs import labs
 
@@ -185,7 +185,7 @@ def rotate_keys(context: Context) -> LabStatus:
 
 
 def status(context: Context) -> LabStatus:
-    """Read the lab's state from its engine, by labels; hosts that do not answer are named in it."""
+    """Return the state of the lab's nodes and its latest runs; hosts that do not answer are named in it."""
     from labctl import backends
     from labctl.runs import labs
 
@@ -194,7 +194,7 @@ def status(context: Context) -> LabStatus:
 
 
 def down(context: Context, *, images: bool = False, ask: Ask | None = None) -> PlanPreview:
-    """Remove the lab's containers and network; works without the state directory, twice, or on a lab never made.
+    """End the lab's runs, and remove its containers and network; works without the state directory, and twice.
 
     With ``images``, hosts lose the lab's image too. ``ask`` confirms that runs under way are ended.
     """
@@ -205,7 +205,7 @@ def down(context: Context, *, images: bool = False, ask: Ask | None = None) -> P
 
 
 def plan_down(context: Context, *, images: bool = False) -> PlanPreview:
-    """Plan what `down` would do."""
+    """Return the plan of `down`, warn of running runs, and change nothing."""
     from labctl.backends.plan import preview
     from labctl.runs import labs
 
@@ -244,7 +244,7 @@ def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None
 
 
 def launch(context: Context, name: str, options: RunOptions, ask: Ask | None = None) -> RunSummary:
-    """Launch a run and leave it. HostError if its workload does not fit."""
+    """Launch a run without following it, and return its summary. HostError if its workload does not fit."""
     from labctl.runs import start
 
     with to_run(context, name, options, ask) as (backend, request):
@@ -252,7 +252,7 @@ def launch(context: Context, name: str, options: RunOptions, ask: Ask | None = N
 
 
 def plan_run(context: Context, name: str, options: RunOptions, ask: Ask | None = None) -> PlanPreview:
-    """Plan what `run` would do; ``ask``, if there is one, is taken to agree."""
+    """Return the plan of `run`, and change nothing; ``ask``, if there is one, is taken to agree."""
     from labctl.runs import start
 
     with to_run(context, name, options, ask) as (backend, request):
@@ -260,7 +260,7 @@ def plan_run(context: Context, name: str, options: RunOptions, ask: Ask | None =
 
 
 def repeat(context: Context, name: str, options: RunOptions, count: int, ask: Ask | None = None) -> RepeatedRuns:
-    """Run it so many times, one after the other, and compare how the metrics spread. A stopped run is the last."""
+    """Run a workload ``count`` times, one by one, and compare how metrics spread; an interrupted run is the last."""
     from labctl.runs.compare import RepeatedRuns, spreads
 
     if options.detach or options.resume:
@@ -283,7 +283,7 @@ def replay(context: Context, run: str) -> Result:
 
 
 def plan_replay(context: Context, run: str) -> PlanPreview:
-    """Plan what `replay` would do."""
+    """Return the plan of `replay`, and change nothing."""
     from labctl.runs import start
 
     with to_replay(context, run) as (backend, request):
@@ -389,7 +389,7 @@ def run_logs(
 
 
 def top(context: Context, run: str = "", show: Callable[[RunView], bool] | None = None) -> RunView:
-    """Look at a run that is under way, without a name the latest: how far it is, and what its nodes do.
+    """Observe a run under way, by default the latest: return its progress and the last samples of its nodes.
 
     ``show`` is given one view after the other, about each second, until the run ends or it returns False.
     """
@@ -401,7 +401,7 @@ def top(context: Context, run: str = "", show: Callable[[RunView], bool] | None 
 
 
 def freeze(context: Context, file: Path) -> FrozenLab:
-    """Write what the lab is now: images, packages, files, data, devices. HostError if a host does not answer."""
+    """Write the facts of the lab to a file: images, packages, files, data, devices. HostError if a host is silent."""
     from labctl.runs import freeze as freezing
 
     with connected(context, "freeze") as backend:
@@ -409,7 +409,7 @@ def freeze(context: Context, file: Path) -> FrozenLab:
 
 
 def verify(context: Context, file: Path) -> Verification:
-    """Compare the lab with a file that `freeze` wrote. ConfigError if that is no such file."""
+    """Compare the lab with the facts in a file; return those that differ. ConfigError if `freeze` did not write it."""
     from labctl.runs import freeze as freezing
 
     before = freezing.read(file)
@@ -423,7 +423,7 @@ def verify(context: Context, file: Path) -> Verification:
 def hostfiles(
     context: Context, file: Path | None, *, size: int, pattern: Pattern, slots: int, out: Path | None, seed: int
 ) -> HostfileSet:
-    """Write a set of hostfiles, each for ``size`` of the machines that a file lists, without one of the lab's nodes.
+    """Write a set of hostfiles, each with ``size`` machines of those in a file, or of the lab's nodes without one.
 
     ``slots`` are those of each machine; 0 for those of the file or the lab, and 8 if neither has any.
     """
@@ -471,7 +471,7 @@ def evaluate(directories: Iterable[Path], limits: Limits, **files: Any) -> Evalu
 def validate(
     context: Context, name: str = "", *, keep: bool = False, out: Path | None = None, compare: bool = True
 ) -> ValidationReport:
-    """Validate the cluster of the lab from nothing to a report and back to nothing, by a profile's name or file.
+    """Bring the lab's cluster up, validate it by a profile's name or file, report, and take it down unless ``keep``.
 
     Without a name it is that of the operator's TEST_CONFIGURATION, else ``quick``. Figures are compared with the lab's
     baseline, if there is one, unless ``compare`` is False.
@@ -579,7 +579,7 @@ def proxies(context: Context) -> dict[str, str]:
 
 
 def save_bundle(context: Context, file: Path, *, workloads: Iterable[str], cache: bool, secrets: bool) -> SavedBundle:
-    """Write the lab with its images into one file."""
+    """Write the lab with its images to a file, on request with those of workloads, the cache and secrets."""
     from labctl import backends
     from labctl.bundle import save
 
@@ -588,7 +588,7 @@ def save_bundle(context: Context, file: Path, *, workloads: Iterable[str], cache
 
 
 def load_bundle(context: Context, file: Path, *, force: bool, ask: Callable[[str], bool] | None) -> LoadedBundle:
-    """Unpack a bundle into the context's directory, and load its images; ``ask`` about files that may be run here."""
+    """Unpack a bundle into the context's directory and load its images; ``ask`` confirms files that may be run."""
     from labctl.bundle import load
 
     return load.load_bundle(context, file, force=force, ask=ask)
@@ -612,7 +612,7 @@ def k8s_export(context: Context, name: str, options: RunOptions, directory: Path
 
 
 def k8s_submit(context: Context, name: str, options: RunOptions) -> Submitted:
-    """Create a workload's job, which nobody follows or records. ConfigError if it exists, HostError if refused."""
+    """Create a workload's job that labctl does not follow or record. ConfigError if it exists, HostError if refused."""
     from labctl.backends.kubernetes import lab
     from labctl.jobs.request import choose_workload
 
@@ -629,7 +629,7 @@ def k8s_delete(context: Context, name: str, *, storage: bool) -> Submitted:
 
 
 def k8s_import(context: Context, file: Path) -> ImportedJob:
-    """Read an MPIJob into a workload of the lab, and settings. ConfigError if a workload of its name exists."""
+    """Convert an MPIJob to a workload of the lab, and return it with settings. ConfigError if the workload exists."""
     from labctl.backends.kubernetes import importing
 
     initialised_settings(context)

@@ -15,7 +15,7 @@ NOTEBOOKS = "runs/notebooks"
 
 
 def project_name(lab: str) -> str:
-    """Return the compose project and network of the lab with this name."""
+    """Return the name of a lab's compose project, which is also that of its network."""
     return f"labctl-{lab}"
 
 
