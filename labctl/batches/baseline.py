@@ -46,7 +46,7 @@ class ValidationReport(Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """Return 0 for PASS, 5 if a check failed, 3 if the environment allowed no check, 130 after Ctrl-C."""
+        """Return 0 for PASS, 5 for FAIL, 3 for ERROR, 130 after Ctrl-C."""
         interrupted = any(step.message == INTERRUPTED for step in self.validation.steps)
         return 130 if interrupted else {"PASS": 0, "FAIL": 5, "ERROR": 3}[self.validation.verdict]
 
@@ -61,7 +61,7 @@ class BaselineReport(Struct, frozen=True, kw_only=True):
 
 
 def new_directory(path: Path, *, numbered: bool) -> Path:
-    """Create the directory of a report; ConfigError if it has a report, or with ``numbered`` add a number to its name.
+    """Create the directory of a report, with ``numbered`` under the next free name; ConfigError if it has a report.
 
     HostError if it cannot be created.
     """
@@ -88,7 +88,7 @@ def read(path: Path) -> Baseline | None:
 
 
 def write(directory: Path, validation: Validation) -> ValidationReport:
-    """Write the page and the JSON file of a validation. HostError if that fails."""
+    """Write the HTML page and the JSON file of a validation; return their paths. HostError if that fails."""
     page, data = directory / "report.html", directory / DATA
     pages.write(page, validation)
     _write(data, validation)

@@ -67,7 +67,7 @@ def run(
     repeat: int = 1,
     resume: bool = False,
 ) -> BatchReport:
-    """Run a workload on the nodes of each hostfile of these directories; its record and logs are written to ``out``."""
+    """Run a workload on each hostfile of these directories as a batch; write its record and logs to ``out``."""
     context = backend.context
     workload = bounded(context.directory, workload)
     directory = out or context.directory / default_directory(directories, name)
@@ -98,7 +98,7 @@ def run_jobs(
     *,
     parallel: int = 0,
 ) -> Batch:
-    """Run the jobs of a batch that are not done, each as a detached run that is followed."""
+    """Run the unfinished jobs of a batch as detached runs that are followed; return the batch with their results."""
     launching, stopped = threading.Semaphore(LAUNCHED), threading.Event()
 
     def run_one(job: BatchJob, note: Callable[[BatchJob], None]) -> Result:
@@ -192,7 +192,10 @@ def renamed(batch: Batch) -> str:
 
 
 def begin(directory: Path, batch: Batch, lab: Lab, *, resume: bool) -> Batch:
-    """Write the record of a batch; with ``resume`` continue the recorded one. ConfigError if a record is in the way."""
+    """Write the record of a new batch, or with ``resume`` of the recorded one to continue it; return the batch.
+
+    ConfigError if the directory has a record without ``resume``, or none with it.
+    """
     if resume:
         batch = resumed(directory, batch, lab)
     elif record.load(directory):
@@ -227,7 +230,7 @@ def resumed(directory: Path, batch: Batch, lab: Lab) -> Batch:
 
 
 def again(job: BatchJob, launched: Mapping[str, str], unjudged: Collection[str]) -> BatchJob:
-    """Return a job to continue: waiting if it was interrupted; running if its run goes on or was just launched."""
+    """Return a job in its state for --resume: waiting if it was interrupted, running if its run was launched."""
     if job.cause == "interrupted":
         run_id = job.run_id if job.run_id in unjudged else ""
         job = replace(job, state="waiting", run_id=run_id, verdict="", cause=None, message="", began=None, ended=None)
@@ -308,7 +311,7 @@ def carry_out(
         began = job.began or time.time()
 
         def launched(job: BatchJob) -> None:
-            """Record that the run has an id; stop it if Ctrl-C came before."""
+            """Record a job as running; stop its run if Ctrl-C came before."""
             note(replace(job, state="running", began=began))
             if stopping.is_set():
                 stop([job.run_id])
@@ -390,7 +393,7 @@ def run_job(
 
 
 def refused(lab: str, job: BatchJob, error: LabError) -> Result:
-    """Return the result of a job that could not start or be followed; a run that was launched may go on."""
+    """Return the ERROR result of a job that could not start or be followed; ``interrupted`` if its run may go on."""
     cause: Cause = "node-lost" if error.node in job.nodes else "launcher-failed"
     return Result(
         run_id=job.run_id,
@@ -405,7 +408,7 @@ def refused(lab: str, job: BatchJob, error: LabError) -> Result:
 
 
 def ended(job: BatchJob, metric: str, result: Result) -> BatchJob:
-    """Return the job with the result of its run."""
+    """Return the job as done, with verdict, metric value and times of its run."""
     values = result.metrics.get(metric, {})
     value = values.get(final(values))
     now = time.time()

@@ -172,7 +172,7 @@ class _Bisection:
             yield from self.resolve((yield from self.run(pairs)), [])
 
     def opening(self) -> Steps[list[Run]]:
-        """Run disjoint pairs, up to three rounds until one is good; of up to three nodes, all pairs and each alone."""
+        """Run disjoint pairs, up to three rounds until a pair is good; of up to three nodes, all pairs and singles."""
         turns = list(islice(_round_robin(self.order), 3))
         if len(self.order) == 2:
             turns.append(tuple((node,) for node in self.order))
@@ -262,7 +262,7 @@ class _Bisection:
         return next(unmet, None) or min(free, key=self.bad_with[node].__contains__)
 
     def check(self, groups: list[Group]) -> Steps[list[Group]]:
-        """Run groups whose parts are good; return the good groups, without bad nodes and links found in the others."""
+        """Run merged groups and search the bad ones; return the good ones, without the bad nodes and links found."""
         bad = yield from self.run(groups)
         bad = yield from self.run(bad)
         good = [group for group in groups if group not in bad]
@@ -417,7 +417,7 @@ class _Bisection:
         return next(run for run in good if node in run.nodes and without not in run.nodes)
 
     def diagnosis(self, nodes: Group, note: str = "") -> Diagnosis:
-        """Build the diagnosis of what is known now; no node is bad if no run was good."""
+        """Build the diagnosis from the runs so far; no node is bad if no run was good."""
         if all(run.bad for run in self.record):
             self.bad = {}
             note = note or "No run was good: look at the workload, or at the minimum."

@@ -94,7 +94,7 @@ class Evaluation(Struct, frozen=True, kw_only=True):
 
 
 def judge(runs: Sequence[Measured], limits: Limits) -> Evaluation:
-    """Judge the runs of one or more batches together."""
+    """Evaluate the runs of one or more batches together: status of jobs and nodes, statistics by number of nodes."""
     measured = _by_job(runs)
     sizes = _by_size(measured)
     medians = {(size.workload, size.size): size.median for size in sizes}
@@ -147,7 +147,7 @@ def _combined(runs: list[Measured], prefix: str) -> JobResult:
 
 
 def _judged(job: JobResult, medians: dict[tuple[str, int], float], limits: Limits) -> JobResult:
-    """Return the job with its status: its cause is the first miss, its message has all of them."""
+    """Judge a job against the limits: its cause is the first miss, its message has all of them."""
     median = medians.get((job.workload, job.size or 0))
     vs_median = job.per_node / median - 1 if job.per_node is not None and median is not None and median > 0 else None
     misses = [(job.cause, job.message)] if job.cause else list(_misses(job, median, limits))

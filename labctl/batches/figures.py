@@ -98,7 +98,7 @@ def _usual(limit: Limit, values: Sequence[float]) -> tuple[float, str]:
 
 
 def _absolute(limit: Limit) -> Bound | None:
-    """Return the bound that the profile sets; None without one."""
+    """Return the minimum or maximum that a limit of the profile sets; None if it sets neither."""
     if limit.min is not None:
         return Bound(sign=">=", value=limit.min, source=limit.source or "profile")
     if limit.max is not None:

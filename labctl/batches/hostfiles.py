@@ -94,7 +94,7 @@ def round_robin(names: tuple[str, ...]) -> Iterator[tuple[Group, ...]]:
 def make(
     context: Context, file: Path | None, *, size: int, pattern: Pattern, slots: int, out: Path | None, seed: int
 ) -> HostfileSet:
-    """Write a set of hostfiles of the machines that a file lists, without one of the lab's nodes.
+    """Write a set of hostfiles of the machines that a file lists; without a file, of the lab's nodes.
 
     ConfigError if there is no such file.
     """
@@ -120,7 +120,10 @@ def make(
 
 
 def listed_machines(context: Context, file: Path) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return the slots of each machine that a file lists, 0 if it sets none; and the drained machines."""
+    """Return slots by listed machine in use, 0 if the file sets none, and the drained machines.
+
+    ConfigError if the file does not exist.
+    """
     if not file.is_file():
         raise ConfigError(
             f"{file}: no such file", hint="write a machine per line: its name, its IP address or worker-N"
@@ -130,7 +133,10 @@ def listed_machines(context: Context, file: Path) -> tuple[dict[str, int], tuple
 
 
 def nodes_of_lab(context: Context) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return the slots of each node of the lab, in a cluster its nodes; and the nodes that are drained or unusable."""
+    """Return slots by node of the lab or its cluster, and the nodes left out as drained or unusable.
+
+    HostError if no node is in use.
+    """
     require_initialised(context)
     with backends.connect(context) as backend:
         nodes, unusable = backend.lab().nodes, backend.unusable()
@@ -145,7 +151,7 @@ def nodes_of_lab(context: Context) -> tuple[dict[str, int], tuple[str, ...]]:
 
 
 def slots_in_lab(context: Context, names: tuple[str, ...]) -> dict[str, int]:
-    """Return the slots of the lab's nodes by the names of a list of machines; 8 each, as Lambda's, outside a lab."""
+    """Return the slots of the lab's node for each of these names; outside a lab 8 each, as Lambda's."""
     if not is_lab(context.directory):
         return dict.fromkeys(names, SLOTS)
     with backends.connect(context) as backend:
@@ -170,7 +176,7 @@ def texts(chosen: tuple[Group, ...], slots: Mapping[str, int]) -> dict[str, str]
 
 
 def write(directory: Path, hostfiles: Mapping[str, str]) -> None:
-    """Write a set. ConfigError, with nothing written, if the directory has other hostfiles.
+    """Write a set of hostfiles. ConfigError, with nothing written, if the directory has other hostfiles.
 
     HostError if it cannot be written.
     """

@@ -22,7 +22,7 @@ class Interface(Struct, frozen=True, kw_only=True):
 
 
 def read(output: str, *, interfaces: str = ".*", driver: str = ".*") -> dict[str, Interface]:
-    """Read the output of the script: interfaces by name, whose name and driver match. ValueError for other output."""
+    """Parse the script's output: by name, the interfaces whose name and driver match. ValueError for other output."""
     by_name = {}
     for line in output.splitlines():
         name, its_driver, state, carrier, speed = line.split(" ")

@@ -51,7 +51,7 @@ class Measured(Struct, frozen=True, kw_only=True):
 
 
 def compile_pattern(text: str) -> re.Pattern[bytes]:
-    """Compile an expression with one group, the number; ``^`` and ``$`` match at each line. ConfigError."""
+    """Compile an expression with one group, the number; ``^`` and ``$`` match at each line. ConfigError if invalid."""
     try:
         pattern = re.compile(text.encode(errors="surrogateescape"), re.MULTILINE)
     except re.error as error:
@@ -82,7 +82,7 @@ def read(directory: Path, pattern: str = "") -> tuple[Measured, ...]:
 
 
 def recorded(directory: Path) -> Batch | None:
-    """Return the batch whose logs are in a directory, reduced to one set if it has only that set's; else None."""
+    """Load the batch recorded in a directory, or the directory's jobs of its parent's recorded batch; else None."""
     batch, folder = record.load(directory), f"{directory.resolve().name}/"
     if batch or not (above := record.load(directory.resolve().parent)):
         return batch
@@ -91,13 +91,13 @@ def recorded(directory: Path) -> Batch | None:
 
 
 def paths(directory: Path) -> list[str]:
-    """List the logs of a directory: from its batch record if it has one, else its ``*.log`` files. ConfigError."""
+    """List the logs of a directory: those of its batch record, else its ``*.log`` files. ConfigError if unreadable."""
     batch = recorded(directory)
     return sorted(str(directory / job.log) for job in batch.jobs) if batch else find(directory)
 
 
 def find(directory: Path) -> list[str]:
-    """List the ``*.log`` files of a directory, sorted by name. ConfigError."""
+    """List the ``*.log`` files of a directory, sorted by name. ConfigError if the directory cannot be read."""
     try:
         with os.scandir(directory) as entries:
             return sorted(entry.path for entry in entries if entry.name.endswith(".log"))

@@ -1,4 +1,4 @@
-"""The words of a cluster's operator besides its hosts, from the environment or the file of hosts."""
+"""Settings of a cluster's operator besides its hosts, from the environment or the file of hosts."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ HOSTS = ".lab/hosts.env"
 
 
 def with_hosts(context: Context) -> Context:
-    """The context with the hosts of MASTER_IP and MEMBER_IPS in the environment, where LAB_HOSTS names none.
+    """Return the context with LAB_HOSTS set to a file written from MASTER_IP and MEMBER_IPS, unless it is set already.
 
-    They are in a file, which later commands can be given. HostError where it cannot be written.
+    Later commands can be given the file. HostError if it cannot be written.
     """
     given = {key: context.environ[key] for key in inventory.HOST_WORDS if context.environ.get(key)}
     if not given or context.settings().text("LAB_HOSTS"):
@@ -43,7 +43,7 @@ def with_hosts(context: Context) -> Context:
 
 
 def drained(context: Context) -> tuple[str, ...]:
-    """The hosts that are left out, and why. ConfigError for a list of hosts that cannot be read."""
+    """Return the drained hosts, each with the reason. ConfigError if the list of hosts cannot be read."""
     name = context.settings().text("LAB_HOSTS")
     listed = inventory.read(context.directory / Path(name).expanduser(), name) if name else ()
     _, left_out = inventory.in_use(context.directory, listed)
@@ -51,7 +51,7 @@ def drained(context: Context) -> tuple[str, ...]:
 
 
 def read(context: Context) -> Operator:
-    """Read the operator's settings from the environment, else from the file of hosts. ConfigError for another word."""
+    """Read the operator's settings from the environment, else from the file of hosts. ConfigError for a bad flag."""
     name = context.settings().text("LAB_HOSTS")
     given = inventory.operator_words(context.directory / Path(name).expanduser(), name) if name else {}
     given |= {key: context.environ[key] for key in inventory.OPERATOR_WORDS if key in context.environ}

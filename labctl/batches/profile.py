@@ -57,7 +57,7 @@ class Check(Struct, frozen=True, kw_only=True):
 
 
 def digest(check: Check) -> str:
-    """Return a digest of what a check runs, without its thresholds: other checks of the same name differ."""
+    """Return a digest of a check without its thresholds, which tells checks of the same name apart."""
     ran = replace(check, declared="", limits=())
     return hashlib.sha256(repr(ran).encode()).hexdigest()[:16]
 
@@ -113,7 +113,7 @@ def find(word: str) -> Path:
 
 
 def configured(word: str, warn: Callable[[str], None], usual: str = USUAL) -> str:
-    """Return the profile named by TEST_CONFIGURATION; the default, with a warning if it names none."""
+    """Return the profile name in TEST_CONFIGURATION; the default if it is empty or, with a warning, unknown."""
     if word.lower() in names():
         return word.lower()
     if word:
@@ -122,7 +122,7 @@ def configured(word: str, warn: Callable[[str], None], usual: str = USUAL) -> st
 
 
 def read(path: Path) -> Profile:
-    """Load a profile from a file. ConfigError with ``file:line``."""
+    """Load a profile from a file. ConfigError with ``file:line`` if it is invalid."""
     shown = path.name if path.parent == PACKAGED else str(path)
     root = compose(path, shown, hint="a profile needs a description and checks")
     fields: Schema = {
@@ -154,7 +154,7 @@ def _share(value: Value) -> float:
 
 
 def _network(value: Value) -> Network:
-    """Load the selection of interfaces."""
+    """Load the selection of interfaces to count, and the number expected to be up."""
     return Network(**value.read({"interfaces": _expression, "driver": _expression, "up": Value.whole}))
 
 
@@ -168,7 +168,7 @@ def _expression(value: Value) -> str:
 
 
 def _hook(value: Value) -> Hook:
-    """Load a hook."""
+    """Load a hook: a command with name, check and time limit."""
     fields: Schema = {
         "name": Value.text,
         "command": Value.text,
@@ -230,7 +230,7 @@ def _limits(value: Value) -> tuple[Limit, ...]:
 
 
 def _name(value: Value) -> str:
-    """Return the name of a check. ConfigError if it has other characters."""
+    """Return the name of a check. ConfigError for characters other than letters, digits, ``.``, ``_`` and ``-``."""
     if not NAME.fullmatch(value.text()):
         raise value.error(f"bad name `{value.text()}`", hint="letters, digits, `.`, `_` and `-`, at most 63")
     return value.text()

@@ -85,7 +85,7 @@ def load(directory: Path) -> Batch | None:
 
 
 def _whole(lines: list[bytes]) -> Iterator[BatchJob]:
-    """Yield the changes that can be decoded: if labctl was killed or the disk was full, a line may be incomplete."""
+    """Yield the job states that can be decoded; skip lines left incomplete by a kill or a full disk."""
     for line in lines:
         with suppress(ValueError):
             yield decode(line, BatchJob)

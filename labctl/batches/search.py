@@ -137,7 +137,7 @@ def search(
 
 
 def outcomes(groups: tuple[Group, ...], batch: Batch) -> dict[Group, Outcome]:
-    """Return the outcome of each group."""
+    """Return each node group's value per node, or why its run failed."""
     jobs = {frozenset(ended.nodes): ended for ended in batch.jobs}
     return {group: outcome(jobs[frozenset(group)], batch.metric) for group in groups}
 

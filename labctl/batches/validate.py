@@ -53,7 +53,7 @@ class ValidatedLab(Protocol):
     def on_hosts(
         self, script: str, arguments: tuple[str, ...], seconds: float
     ) -> tuple[Mapping[str, CompletedProcess], Failures]:
-        """Run a script on every host; also the hosts that failed."""
+        """Run a script on every host; return the results, of any exit code, and the hosts on which it did not end."""
 
     def up(self) -> LabStatus:
         """Bring the lab up."""
@@ -74,14 +74,14 @@ class ValidatedLab(Protocol):
         """Remove the lab."""
 
     def remains(self) -> tuple[tuple[str, ...], Failures]:
-        """Describe what hosts have of the lab and of its runs; also the hosts that do not answer."""
+        """List what is left of the lab and its runs on the hosts; and the hosts that do not answer."""
 
     def versions(self) -> Mapping[str, str]:
         """Return the versions of labctl, image, engines and kernels."""
 
 
 class Outcome(NamedTuple):
-    """Result of a step."""
+    """Result of a validation step: status, message, advice, and id of its run."""
 
     status: Literal["passed", "failed", "skipped"]
     message: str = ""
@@ -236,7 +236,7 @@ class _Course:
         return Outcome("passed", counted)
 
     def hook(self, hook: Hook) -> Outcome:
-        """Run a hook of the profile on all hosts; accuse those on which it fails."""
+        """Run a hook of the profile on all hosts; accuse hosts on which it does not end or exits non-zero."""
         if hook.network_setup and self.operator.skip_network_setup:
             return Outcome("skipped", "SKIP_NETWORK_SETUP=true")
         environment = (_boolean(self.operator.l3_enabled), _boolean(self.operator.skip_network_setup))
@@ -299,7 +299,7 @@ class _Course:
         return self.judge_network(bad, lost)
 
     def count(self) -> tuple[dict[str, dict[str, interfaces.Interface]], Failures]:
-        """Read the interfaces that the profile selects, per host and name; and the hosts that failed."""
+        """Read the interfaces that the profile selects, per host and name; and the hosts not reached."""
         done, lost = self.subject.on_hosts(interfaces.SCRIPT, (), 30)
         selection = self.profile.network
         read = partial(interfaces.read, interfaces=selection.interfaces, driver=selection.driver)
@@ -422,7 +422,7 @@ class _Course:
         return self.subject.run(check, groups, record, self.slots)
 
     def bisect(self, check: Check, suspicion: Suspicion) -> Outcome:
-        """Find the bad node or link behind a check that failed on several nodes together, with its workload."""
+        """Find and accuse bad nodes and links behind a check that failed on several nodes, by runs of its workload."""
         diagnosis = self.subject.bisect(check, self.usable(), suspicion, self.profile.within)
         for node in diagnosis.bad:
             text = f"{check.name}: {_measure(node.kind, node.figure)} in {len(node.runs)} runs with good partners"
@@ -448,7 +448,7 @@ class _Course:
         return Outcome("passed", f"no node or link alone is bad ({tried}) {diagnosis.note}".rstrip())
 
     def clean_up(self, *, keep: bool) -> Outcome:
-        """Remove the lab and verify that nothing of it is left; skipped if it was up before."""
+        """Remove the lab and verify that nothing is left; skipped with ``keep``, or if the lab was up before."""
         if self.before is None:
             return Outcome("skipped", "nothing was started")
         if self.before:

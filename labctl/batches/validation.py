@@ -78,7 +78,7 @@ def brings_nodes(settings: Settings) -> bool:
 
 
 def nodes_of(backend: Backend) -> LabStatus:
-    """Return the state of the nodes that runs would get from a cluster."""
+    """Return the state of a cluster's nodes, without the drained ones, as runs would get them."""
     lab, unusable, drained = backend.lab(), backend.unusable(), inventory.drained(backend.context.directory)
     devices = () if lab.accelerator == CPU else (lab.accelerator,)
     nodes = tuple(
@@ -110,12 +110,12 @@ class Subject(Struct, frozen=True, kw_only=True):
     def on_hosts(
         self, script: str, arguments: tuple[str, ...], seconds: float
     ) -> tuple[Mapping[str, CompletedProcess], Failures]:
-        """Run a script on every host; also the hosts that failed."""
+        """Run a script on every host; return the results, of any exit code, and the hosts on which it did not end."""
         with backends.connect(self.context, demand=False) as backend:
             return backend.on_hosts(script, arguments, seconds)
 
     def up(self) -> LabStatus:
-        """Bring the lab up; in a cluster, look at its nodes."""
+        """Bring the lab up; in a cluster, only read the state of its nodes."""
         with backends.connect(self.context) as backend:
             return nodes_of(backend) if brings_nodes(backend.settings) else labs.bring_up(backend)
 
@@ -136,7 +136,7 @@ class Subject(Struct, frozen=True, kw_only=True):
             return labs.take_down(backend, "labctl validate")
 
     def remains(self) -> tuple[tuple[str, ...], Failures]:
-        """Describe what hosts have of the lab and of its runs; also the hosts that do not answer."""
+        """List what is left of the lab and its runs on the hosts; and the hosts that do not answer."""
         with backends.connect(self.context, demand=False) as backend:
             return backend.remains()
 
@@ -209,7 +209,7 @@ class Subject(Struct, frozen=True, kw_only=True):
 
 
 def _require_searched(workload: Workload, check: Check, metric: str, sign: str) -> None:
-    """ConfigError unless a search compares the runs of a workload by a metric."""
+    """Raise ConfigError unless a search compares runs of the workload by this metric."""
     compared = batches.metric_of(workload)
     if not search.is_searched_by(compared, metric, sign):
         name = compared.name if compared else "none"
