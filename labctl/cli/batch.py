@@ -239,7 +239,7 @@ class Display:
             self._live.stop()
 
     def show(self, batch: Batch) -> None:
-        """Show a batch that changed."""
+        """Show a changed batch: update the table, or print a line per job that changed."""
         self._batch = batch
         if self._live:
             return
@@ -250,7 +250,7 @@ class Display:
 
 
 def line(job: BatchJob, batch: Batch) -> str:
-    """Render the state of a job."""
+    """Render a job in a line: its name, its nodes, and its state or result."""
     return f"{named(job)}: {state(job, batch)}"
 
 

@@ -39,7 +39,7 @@ def save_command(
     setting: Setting = None,
     json: Json = False,
 ) -> None:
-    """`labctl bundle save`: write the lab to a file."""
+    """`labctl bundle save`: save the lab with its image to a file."""
     with answering(as_json=json, stopped="nothing was written; re-run to start over") as output:
         lab = context(directory, output, setting)
         saved = flows.save_bundle(lab, file, workloads=workload or (), cache=with_cache, secrets=with_secrets)
@@ -59,7 +59,7 @@ def load_command(
     setting: Setting = None,
     json: Json = False,
 ) -> None:
-    """`labctl bundle load`: verify and unpack a bundle."""
+    """`labctl bundle load`: verify and unpack a bundle, and load its images."""
     with answering(as_json=json, stopped="re-run to resume") as output:
         if directory.exists() and not directory.is_dir():
             raise ConfigError(f"{directory} is a file", hint="labctl bundle load FILE DIRECTORY")
@@ -71,7 +71,7 @@ def load_command(
 
 
 def saved_text(saved: SavedBundle) -> str:
-    """Render the contents of a bundle that was written."""
+    """Render a saved bundle in a line: file, lab, images, cache, secrets and size."""
     cache = ", its cache" if saved.cache else ""
     secrets = " and its secrets" if saved.secrets else "; no keys and secrets"
     return f"{saved.file}: lab {saved.lab} with {', '.join(saved.images)}{cache}{secrets}, {human.size(saved.bytes)}"
@@ -94,7 +94,7 @@ def written(loaded: LoadedBundle) -> Iterator[str]:
 
 
 def loaded_text(loaded: LoadedBundle, directory: Path) -> str:
-    """Render the result of loading a bundle."""
+    """Render a loaded bundle: lab, files written, hosts that failed, and the next command."""
     lines = [f"lab {loaded.lab} is in {loaded.directory}, {len(loaded.files)} files written"]
     lines += [f"  {line}" for line in written(loaded)]
     lines += failure_lines(loaded.failed)

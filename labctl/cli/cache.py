@@ -74,7 +74,7 @@ def cache_text(report: CacheReport, *, dry_run: bool = False) -> str:
 
 
 def state_of(host: HostCache, *, dry_run: bool) -> str:
-    """Return the state of a host's cache."""
+    """Return ``present`` if a host lacked no file, else ``sent``, or ``to send`` in a dry run."""
     if not host.files:
         return "present"
     return "to send" if dry_run else "sent"

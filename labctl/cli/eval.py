@@ -64,7 +64,7 @@ def eval_command(
 
 
 def share(written: str) -> float:
-    """Parse a share such as ``5%``. ConfigError."""
+    """Parse a share such as ``5%`` into a fraction. ConfigError if it is not from 0% to 100%."""
     try:
         per_cent = float(written.removesuffix("%"))
     except ValueError:

@@ -45,7 +45,7 @@ def fit_command(
 
 
 def size(written: str) -> int:
-    """Parse a size such as ``80g`` into bytes. ConfigError."""
+    """Parse a size such as ``80g`` into bytes. ConfigError if it is invalid."""
     from labctl.config import settings
 
     try:

@@ -71,7 +71,7 @@ def submit_command(
     setting: Setting = None,
     json: Json = False,
 ) -> None:
-    """`labctl k8s submit`: create the job of a workload."""
+    """`labctl k8s submit`: create the job of a workload without following or recording it."""
     with answering(as_json=json) as output:
         options = options_of(timeout=timeout, set_=set_, rehearse=rehearse, launcher=launcher)
         made = flows.k8s_submit(context(directory, output, setting), name, options)
@@ -89,7 +89,7 @@ def delete_command(
     setting: Setting = None,
     json: Json = False,
 ) -> None:
-    """`labctl k8s delete`: delete the job of a workload."""
+    """`labctl k8s delete`: delete the job that `k8s submit` created; with ``--storage`` also the lab's volume claim."""
     with answering(as_json=json) as output:
         gone = flows.k8s_delete(context(directory, output, setting), name, storage=storage)
         output.answer(gone, "\n".join(f"deleted {deleted}" for deleted in gone.objects))

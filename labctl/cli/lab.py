@@ -116,7 +116,7 @@ def down_command(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """`labctl down`: remove containers and network."""
+    """`labctl down`: remove containers and network, or print the plan."""
     with answering(as_json=json, stopped="re-run to finish") as output:
         lab = context(directory, output, setting)
         if dry_run:

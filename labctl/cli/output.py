@@ -55,7 +55,7 @@ class Output:
         self._bar: Bar | None = None
 
     def event(self, event: Event) -> None:
-        """Print progress, a warning, or a line of a run to stderr."""
+        """Print progress, a warning, or, unless quiet, lines of a run to stderr."""
         if event.kind == "line" and self.quiet:
             return
         if event.kind == "line":
@@ -128,7 +128,7 @@ def say(text: str) -> None:
 
 
 def say_printed(text: str) -> None:
-    """Print on stdout what a program has printed. OutputClosed as ``write``."""
+    """Print a program's output to stdout, made safe for a terminal. OutputClosed if the reader is gone."""
     say(program_text(text, sys.stdout))
 
 
@@ -167,7 +167,7 @@ def is_safe(character: str, kept: str) -> bool:
 
 
 def program_text(text: str, stream: TextIO, mark: str = "") -> str:
-    """Return lines of a program: for a terminal each behind a mark and with colors alone, else unchanged."""
+    """Return a program's lines: for a terminal each after a mark, with colors as only escapes; else unchanged."""
     if not stream.isatty():
         return text
     return "\n".join(mark + shown_line(line, mark) for line in text.split("\n"))

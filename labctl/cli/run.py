@@ -75,7 +75,7 @@ STEPS = (
 
 
 def complete_workload(incomplete: str) -> list[str]:
-    """Return workload names for shell completion."""
+    """Return workload names that begin with a text, for shell completion; none if they cannot be listed."""
     here = Context(directory=Path.cwd(), environ=os.environ, emit=lambda _: None, flags={})
     try:
         workloads = flows.workloads(here).workloads
@@ -100,7 +100,7 @@ class WithArguments(TyperCommand):
     """Command that passes on the arguments after `--` in ``ctx.meta[ARGUMENTS]``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments before `--`."""
+        """Parse the arguments before `--`; keep the others in ``ctx.meta``."""
         end = args.index("--") if "--" in args else len(args)
         ctx.meta[ARGUMENTS] = tuple(args[end + 1 :])
         return super().parse_args(ctx, args[:end])
@@ -219,7 +219,7 @@ def options_of(
     set_: list[str] | None = None,
     **others: Any,
 ) -> RunOptions:
-    """Return the options of a run, of which some are parsed and the others taken as they are. ConfigError."""
+    """Build run options: parse time limit, criteria and `--set`; keep others. ConfigError if one is invalid."""
     from labctl.jobs.request import RunOptions
     from labctl.workloads.schema import parse_duration, parse_expectation
 
@@ -232,7 +232,7 @@ def options_of(
 
 
 def settings_of_script(arguments: list[str]) -> tuple[tuple[str, str | None], ...]:
-    """Parse `--set` arguments; the last of each key counts. None if a key has no value. ConfigError without a key."""
+    """Parse `--set` arguments into pairs, the last of each key; value None without ``=``. ConfigError without a key."""
     values: dict[str, str | None] = {}
     for argument in arguments:
         key, equals, value = argument.partition("=")
@@ -345,7 +345,7 @@ def prune_command(
 
 
 def parse_since(text: str) -> datetime:
-    """Parse a duration before now, as ``2d``, ``3h`` or ``30m``, or a date or time, into local time. ConfigError."""
+    """Parse ``2d``, ``3h`` or ``30m`` before now, or a date or time, into local time. ConfigError if it is neither."""
     if ago := re.fullmatch(r"(\d{1,5})([dhm])", text):
         unit = {"d": "days", "h": "hours", "m": "minutes"}[ago[2]]
         return datetime.now() - timedelta(**{unit: int(ago[1])})

@@ -89,7 +89,7 @@ class Screen:
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._terminal)
 
     def show(self, view: RunView) -> bool:
-        """Show the run for a while; return False once q is pressed."""
+        """Show the run for up to a second; return False once q is pressed."""
         from rich.text import Text
 
         if not self._live:
@@ -99,7 +99,7 @@ class Screen:
         return not self._is_left()
 
     def _is_left(self) -> bool:
-        """Wait for a key; tell if it was q or the end of input."""
+        """Wait up to a second for a key; tell if it was q or the end of input."""
         if not self._terminal:
             time.sleep(PACE)
             return False

@@ -22,7 +22,7 @@ ELSEWHERE = {
 
 
 def correct(message: str, arguments: list[str], commands: Collection[str]) -> tuple[str, str]:
-    """Return the message of a usage error, and a hint, which may be empty."""
+    """Return a usage error's message, reworded for commands of other tools, and a hint, which may be empty."""
     first = arguments[0] if arguments else ""
     misplaced = "No such option" in message or "unexpected extra argument" in message
     if first.startswith("-"):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def complete_profile(incomplete: str) -> list[str]:
-    """Return profile names for shell completion."""
+    """Return profile names that begin with a text, for shell completion."""
     from labctl.batches import profile
 
     return [name for name in profile.names() if name.startswith(incomplete)]
