@@ -34,7 +34,7 @@ def unshown(progress: Callable[[], Progress], age: float, limit: float) -> Abstr
 
 
 class Context(Struct, frozen=True, kw_only=True):
-    """Everything that the command line passes to a flow.
+    """Context of a command: lab directory, environment, flags, and receivers of events and progress.
 
     ``emit`` receives events; ``showing`` displays the progress of a running run.
     """
@@ -64,7 +64,10 @@ class Context(Struct, frozen=True, kw_only=True):
         return effective
 
     def keep_image(self, used: Settings) -> None:
-        """Record the image settings that a workload overrode, so that later commands use them. HostError."""
+        """Record the image settings that a workload overrode for later commands; without any, delete the record.
+
+        HostError if the record cannot be written.
+        """
         declared = self.declared()
         kept = {
             key: (declared.text(key), used.text(key), used.origin(key))
@@ -160,13 +163,13 @@ def _user(uid: int) -> str:
 
 
 def require_initialised(context: Context) -> None:
-    """ConfigError if a directory has no .env: `up` there would create folders that the user did not ask for."""
+    """Raise ConfigError if a directory has no .env: `up` there would create folders that the user did not ask for."""
     if not (context.directory / ".env").exists():
         raise ConfigError(f"{context.directory} has no .env", hint=f"labctl init {shlex.quote(str(context.directory))}")
 
 
 def require_named(context: Context, settings: Settings) -> None:
-    """ConfigError if neither a .env nor a setting names the lab: the default name would be another lab's."""
+    """Raise ConfigError if neither a .env nor a setting names the lab: the default name would be another lab's."""
     if settings.origin("LAB_NAME") == "default" and not (context.directory / ".env").exists():
         hint = "cd into the lab's directory, or name it: -C DIRECTORY; `labctl init DIRECTORY` creates one"
         raise ConfigError(f"{context.directory} is not a lab directory (no .env)", hint=hint)

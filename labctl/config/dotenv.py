@@ -62,7 +62,7 @@ _REFUSED = (
 
 
 class Entry(Struct, frozen=True):
-    """An assignment and its line number."""
+    """An assignment of a .env file: key, value and line number."""
 
     key: str
     value: str

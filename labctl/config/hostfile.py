@@ -108,7 +108,7 @@ def host_name(word: str, where: str) -> str:
 
 
 def _slots(fields: list[str], where: str) -> int:
-    """Return the slots of a hostfile line that was split at blanks. ConfigError."""
+    """Return the slots of a hostfile line, split at blanks. ConfigError if they are missing or invalid."""
     if len(fields) == 1:
         raise ConfigError(f"{where}: slots are missing", hint=f"write `{fields[0]} slots=8`")
     key, equals, count = fields[1].partition("=")

@@ -51,7 +51,7 @@ class NeedsAnsible(ConfigError):
 
 
 def resolved(path: Path, shown: str, text: str) -> Iterator[Named]:
-    """Read an inventory with `ansible-inventory`; yield nothing if that is not installed.
+    """Yield the hosts of an inventory as `ansible-inventory` resolves them; nothing if it is not installed.
 
     A host's line is the first line of ``text`` that has its name.
     """
@@ -93,9 +93,9 @@ def _members(groups: dict[str, Any], name: str) -> Iterator[str]:
 
 
 def _fields(variables: Iterable[tuple[str, str, str]]) -> Given:
-    """Return the fields that variables set, each a name, its text and its line. ConfigError for what is not understood.
+    """Return the fields of a host that Ansible variables set. ConfigError for templates and unsupported variables.
 
-    Also for templates: Ansible fills them in when it runs a play, not in its inventory.
+    A variable is a name, its text and its line. Ansible fills templates in when it runs a play, not in its inventory.
     """
     fields: Given = {}
     for name, text, where in variables:
@@ -282,7 +282,7 @@ def _first(text: str) -> str:
 
 
 def _checked(listed: Iterable[Named], shown: str) -> tuple[InventoryHost, ...]:
-    """Return the hosts; raise ConfigError if none is listed or two are the same machine."""
+    """Build hosts from names and fields; raise ConfigError if none is listed or two are the same machine."""
     names: dict[str, InventoryHost] = {}
     machines: dict[tuple[str, int], InventoryHost] = {}
     for target in starmap(_target, listed):
@@ -416,7 +416,7 @@ def _matching(key: str, pattern: str, form: str) -> Callable[[str, str], str]:
     compiled = re.compile(pattern)
 
     def check(text: str, where: str) -> str:
-        """Return the text if it matches. ConfigError."""
+        """Return the text if it matches; raise ConfigError otherwise."""
         if not compiled.fullmatch(text) or not text.isprintable():
             raise ConfigError(f"{where}: {key} must be {form}, not {quote(text)}")
         return text
@@ -437,7 +437,7 @@ def _address(text: str, where: str) -> str:
 
 
 def _port(text: str, where: str) -> int:
-    """Parse a port from 1 to 65535. ConfigError."""
+    """Parse a port from 1 to 65535; raise ConfigError otherwise."""
     if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < 65536:
         raise ConfigError(f"{where}: port must be between 1 and 65535, not {quote(text)}")
     return int(text)
@@ -465,7 +465,7 @@ OPERATOR_WORDS = ("TEST_CONFIGURATION", "BUILD_VERSION", "SKIP_NETWORK_SETUP", "
 
 
 def operator_words(path: Path, shown: str) -> dict[str, str]:
-    """Return the other keys of a MASTER_IP file and their values; empty for other forms. ConfigError."""
+    """Return a MASTER_IP file's test settings by key; empty for other inventories. ConfigError if malformed."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     if not _ASSIGNMENT.match(_first(text)):
         return {}

@@ -43,7 +43,7 @@ def read(directory: Path, services: tuple[str, ...]) -> Pairs:
 
 
 def services(directory: Path) -> tuple[str, ...]:
-    """Return the services that the file adds to, whether the lab has them or not. ConfigError as ``read``."""
+    """Return the services in ``compose.override.yml``, whether the lab has them or not. ConfigError for bad YAML."""
     sections = _sections(directory)
     return tuple(sections["services"].entries()) if "services" in sections else ()
 
@@ -58,7 +58,7 @@ def text(override: Pairs, services: tuple[str, ...]) -> str:
 
 
 def _sections(directory: Path) -> dict[str, Value]:
-    """Return the top-level sections of the file; empty without one. ConfigError."""
+    """Read the top-level sections of ``compose.override.yml``; empty without it. ConfigError for invalid YAML."""
     path = directory / FILE
     if not path.exists():
         return {}
@@ -78,7 +78,7 @@ def _require_absolute_files(section: Value) -> None:
 
 
 def _require_absolute(value: Value, paths: Iterator[Any]) -> None:
-    """Raise ConfigError at the value for the first of its paths that is relative."""
+    """Raise ConfigError, with the value's line, for the first of these paths that is relative."""
     for path in paths:
         if isinstance(path, str) and not ABSOLUTE.match(path):
             raise value.error(f"`{path}` is a relative path", hint="write it from the root, or with ${HOME}")

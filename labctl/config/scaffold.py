@@ -43,7 +43,7 @@ def initialise(directory: Path) -> tuple[str, ...]:
 
 
 def copy_tree(name: str, directory: Path) -> bool:
-    """Copy a folder that labctl ships; return False if the directory already has it with content."""
+    """Copy a folder that labctl ships into a directory; return False, without a copy, if it exists with content."""
     target = directory / name
     if target.exists() and any(target.iterdir()):
         return False

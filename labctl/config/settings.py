@@ -23,7 +23,7 @@ Validator = Callable[[str], None]
 
 
 def in_bytes(text: str) -> int:
-    """Parse a size with an optional binary unit into bytes: ``64k`` is 65536. ValueError."""
+    """Parse a size with an optional binary unit into bytes: ``64k`` is 65536. ValueError for other text."""
     match = re.fullmatch(r"([0-9]+)([kmgt]?)i?b?", text.lower())
     if match is None:
         raise ValueError(f"{text!r} is not a number")
@@ -84,7 +84,7 @@ def accelerator_meant(word: str, names: tuple[str, ...]) -> str:
 
 
 def accelerators_known() -> tuple[str, ...]:
-    """Return the values of LAB_ACCELERATOR."""
+    """Return the values that LAB_ACCELERATOR accepts."""
     from labctl import accelerators
 
     return ("auto", accelerators.CPU, *(name for name in accelerators.modules() if name != accelerators.CPU))
@@ -121,7 +121,7 @@ def one_of(*choices: str) -> Validator:
     """Return a validator that accepts these words only."""
 
     def check(value: str) -> None:
-        """Raise ValueError with the nearest choice."""
+        """Raise ValueError, with the nearest choice as hint, if the value is not a choice."""
         if value not in choices:
             near = nearest(value.lower(), choices)
             raise ValueError(f"must be one of {', '.join(choices)}", f"did you mean {near}?" if near else "")

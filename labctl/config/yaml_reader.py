@@ -176,21 +176,21 @@ class Value(Struct, frozen=True):
         return text
 
     def number(self) -> float:
-        """Return the finite number of an unquoted scalar."""
+        """Return the finite number of an unquoted scalar; raise ConfigError otherwise."""
         number = finite(self.text()) if self.node.style is None else None
         if number is None:
             raise self.error(f"`{self.name}` must be a number, not `{self.node.value}`")
         return number
 
     def whole(self) -> int:
-        """Return the whole number, 0 or more, of an unquoted scalar."""
+        """Return the whole number, 0 or more, of an unquoted scalar; raise ConfigError otherwise."""
         text = self.text()
         if self.node.style is not None or not re.fullmatch("0|[1-9][0-9_]{0,29}", text):
             raise self.error(f"`{self.name}` must be a whole number, not `{text}`")
         return int(text.replace("_", ""))
 
     def choice(self, choices: Collection[str]) -> str:
-        """Return the text if it is among the choices."""
+        """Return the text if it is among the choices; raise ConfigError otherwise."""
         text = self.text()
         if text not in choices:
             raise self.error(f"unknown {self.name} `{text}`", hint=did_you_mean(text, choices))
