@@ -78,7 +78,7 @@ class EngineAccess(Struct, frozen=True, kw_only=True):
 
     @property
     def is_open(self) -> bool:
-        """Tell if the engine decides between several ways."""
+        """Tell if the vendor supports several ways, between which the engine decides."""
         return len(self.ways) > 1
 
     @property
@@ -274,7 +274,7 @@ def remarks(root: HostPath) -> tuple[str, ...]:
 
 
 def unserved(root: HostPath) -> tuple[str, ...]:
-    """Explain the same for cards that ``auto`` would take if they had their driver and device file."""
+    """Explain for each card that ``auto`` would take, had it driver and device file, why it is not a device."""
     cards = ((card, vendor) for card, vendor in unused(root) if vendor.drivers and not is_other(card, vendor))
     return tuple(remark(card, vendor) for card, vendor in cards if card.address != vendor.integrated)
 

@@ -23,7 +23,7 @@ BALANCED = ((5, 9), (5, 16))
 
 
 def find(root: HostPath) -> tuple[Device, ...]:
-    """Return the ``/dev/accel/accel<N>`` that the habanalabs driver serves; NPUs use the same folder.
+    """Return the Gaudis: ``/dev/accel/accel<N>`` served by habanalabs, without NPUs, which use the same folder.
 
     Source: Documentation/ABI/testing/sysfs-driver-habanalabs of the kernel (device_type, fw_os_ver, status);
     ``module_id`` is read from the file that Intel's own Gaudi resource drivers read.
@@ -35,7 +35,7 @@ def find(root: HostPath) -> tuple[Device, ...]:
 
 
 def device(root: HostPath, index: str, folder: HostPath) -> Device:
-    """Build a Gaudi from its folder in sysfs. Its status is ``operational`` while it is usable."""
+    """Build a Gaudi from its folder in sysfs; unhealthy if the driver reports a status other than ``operational``."""
     status = read(folder / "status").strip()
     return Device(
         id=index,
@@ -126,7 +126,7 @@ def base_image() -> str:
 
 
 def base_for(release: str) -> str:
-    """Return Habana's PyTorch image for a driver. HostError if its release is unknown."""
+    """Return Habana's PyTorch image for the release of a driver. HostError if no image of that release is known."""
     releases = _torch_of()
     same = [row for row in releases if _minor(row[0]) == _minor(release)]
     if not same:
@@ -162,7 +162,7 @@ def require_image(image: str) -> None:
 
 
 def _torch_of() -> list[tuple[str, str]]:
-    """Return the software and torch version of each image, oldest first."""
+    """Return Gaudi software and torch version of each known image of Habana's, oldest first."""
     rows = files.path("docker", "habana.releases").read_text(encoding="utf-8").splitlines()
     return [(row.split()[0], row.split()[1]) for row in rows if row and not row.startswith("#")]
 

@@ -61,7 +61,7 @@ def driver(root: HostPath) -> str:
 
 
 def container(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
-    """Return the render nodes by name, their by-path links, and the host's render and video groups."""
+    """Return the device mapping for these GPUs: render nodes, by-path links, environment, the host's device groups."""
     links = tuple((device.link, f"../{Path(device.path).name}") for device in devices if device.link)
     return DeviceMapping(
         paths=tuple(device.path for device in devices),
