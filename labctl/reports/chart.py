@@ -217,7 +217,7 @@ def _limit(axes: Axes, row: int, limit: float | None) -> None:
 
 
 def _fill(*, missed: bool) -> dict[str, Any]:
-    """Return matplotlib's arguments for the area of a bar."""
+    """Return matplotlib's arguments for the area of a bar, hatched if it missed its limit."""
     if missed:
         return {"facecolor": "none", "edgecolor": _BAD, "hatch": "////", "linewidth": 1, "fill": True}
     return {"facecolor": _GOOD, "edgecolor": _GOOD, "linewidth": 0, "fill": True}

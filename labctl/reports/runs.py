@@ -72,7 +72,7 @@ class WrittenReport(Struct, frozen=True):
 
 
 def write(directory: Path, report: Report) -> WrittenReport:
-    """Write the page and its pictures. HostError if that fails."""
+    """Write a report's page and pictures to a directory; return their paths. HostError if that fails."""
     with files.writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
         for name, content in report.pictures.items():
@@ -82,14 +82,14 @@ def write(directory: Path, report: Report) -> WrittenReport:
 
 
 def write_csv(file: Path, directory: Path) -> WrittenReport:
-    """Write the report of a metrics.csv. ConfigError if there is no such file."""
+    """Write the report of a metrics.csv to a directory. ConfigError if the file does not exist."""
     if not file.is_file():
         raise ConfigError(f"{file}: no such file", hint="labctl report RUN, or its id")
     return write(directory.absolute(), of_csv(file))
 
 
 def name_of(runs: Sequence[RecordedRun]) -> str:
-    """Name the directory of a report of these runs."""
+    """Return the directory name for a report of these runs: the first run's id, and the number of others."""
     first, others = runs[0].result.run_id, len(runs) - 1
     return f"{first}-and-{others}-more" if others else first
 
@@ -121,7 +121,7 @@ def of_runs(lab: Path, runs: Sequence[RecordedRun]) -> Report:
 
 
 def _checks(sections: Iterable[Section], *, only_missed: bool) -> list[tuple[str, CriterionResult]]:
-    """Return the criteria of all runs, with the run's label."""
+    """Return the checked criteria of all runs, each with the run's label; with ``only_missed`` those not met."""
     checks: list[tuple[str, CriterionResult]] = []
     for section in sections:
         shown = (check for check in section.result.checks if not (only_missed and check.passed))
@@ -180,7 +180,7 @@ def _seconds(rows: Iterable[samples.EpochRow]) -> list[float]:
 
 
 def _report(template: str, **data: object) -> Report:
-    """Render a template, and the pictures that are in lists of its data."""
+    """Build a report: render a template as its page, and pictures in lists of the data as PNG."""
     pictures: list[Picture] = []
     for value in data.values():
         if isinstance(value, list):

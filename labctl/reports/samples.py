@@ -66,7 +66,7 @@ COLUMNS = ("Rank", "Epoch", "Computation_Time")
 
 
 def epochs(path: Path) -> list[EpochRow]:
-    """Read a metrics.csv, sorted by rank and epoch. ConfigError if it is not a table with COLUMNS."""
+    """Read the whole rows of a metrics.csv, sorted by rank and epoch. ConfigError if it is not a table with COLUMNS."""
     rows = list(csv.DictReader(_lines(path)))
     if not rows or not set(COLUMNS) <= set(rows[0]):
         raise ConfigError(

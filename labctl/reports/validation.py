@@ -108,12 +108,12 @@ class _Measure(Struct, frozen=True, kw_only=True):
 
 
 def write(path: Path, validation: Validation) -> None:
-    """Write the page. HostError if that fails."""
+    """Write the HTML page of a validation to a file. HostError if that fails."""
     files.write(path, html(validation), mode=0o644)
 
 
 def html(validation: Validation) -> str:
-    """Render the page, self-contained and without scripts: below 200 KiB at 64 nodes, 1 MiB at 1,000."""
+    """Render a validation's page, self-contained and without scripts: below 200 KiB at 64 nodes, 1 MiB at 1,000."""
     return render(
         "validation.html.j2",
         validation=validation,
@@ -147,14 +147,14 @@ def _actions(validation: Validation) -> list[tuple[str, list[str]]]:
 
 
 def _name(item: NodeVerdict | LinkVerdict | StepResult) -> str:
-    """Return the name of a node, link or step."""
+    """Render the name of a node with its host, of a link, or of a step."""
     if isinstance(item, NodeVerdict):
         return item.node if item.host in ("", item.node) else f"{item.node} on {item.host}"
     return f"{item.a} - {item.b}" if isinstance(item, LinkVerdict) else f"step {item.name}"
 
 
 def _measures(figures: Iterable[Figure]) -> list[_Measure]:
-    """Group the figures by step, metric and unit."""
+    """Summarise figures by step, metric and unit, worst first in each."""
     kinds: dict[tuple[str, str, str], list[Figure]] = {}
     for figure in figures:
         kinds.setdefault((figure.step, figure.what, figure.unit), []).append(figure)
@@ -179,7 +179,7 @@ def _measure(step: str, metric: str, unit: str, figures: Sequence[Figure]) -> _M
 
 
 def _status(passed: bool | None) -> str:
-    """Return the status of a figure, to show."""
+    """Return ``passed`` or ``missed``; ``no threshold`` for None."""
     if passed is None:
         return "no threshold"
     return "passed" if passed else "missed"
