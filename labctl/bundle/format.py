@@ -92,7 +92,7 @@ class _Summing:
         self.digest = hashlib.sha256()
 
     def read(self, size: int) -> bytes:
-        """Read at most ``size`` bytes."""
+        """Read at most ``size`` bytes and add them to the checksum."""
         piece = self._stream.read(size)
         self.digest.update(piece)
         return piece
@@ -127,7 +127,7 @@ class Bundle:
         return {name.removeprefix(start): member for name, member in self.members.items() if name.startswith(start)}
 
     def check(self, notice: Callable[[str], None]) -> None:
-        """Verify all members and checksums, and that no path is unsafe. HostError."""
+        """Raise HostError if members or checksums do not match, or a path is unsafe."""
         sums, links = self.about["sha256"], self.about["links"]
         odd = sorted(set(self.members) ^ {*sums, *links})
         if odd:

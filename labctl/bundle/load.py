@@ -66,7 +66,7 @@ class LoadedBundle(Struct, frozen=True, kw_only=True):
 def load_bundle(
     context: Context, file: Path, *, force: bool = False, ask: Callable[[str], bool] | None = None
 ) -> LoadedBundle:
-    """Unpack a bundle into the context's directory, and load its images into Docker here or on the lab's hosts.
+    """Verify a bundle, unpack it into the context's directory, and load images and cache here or on the lab's hosts.
 
     The whole bundle is verified before anything is changed. Files that programs of this machine may execute are written
     only if ``ask`` returns True.
@@ -140,7 +140,7 @@ def checked(path: Path, notice: Notice) -> Bundle:
 
 
 def own_settings(bundle: Bundle, path: Path, chosen: Mapping[str, str]) -> tuple[BundleEntry, tuple[str, ...]]:
-    """Write the bundle's .env to a path, with mounts and ports only from ``chosen``; return it and the dropped keys.
+    """Write the bundle's .env to a path, mounts and ports only from ``chosen``; return the entry and the dropped keys.
 
     Settings that are not chosen are commented out.
     """
@@ -179,7 +179,7 @@ def require_saved(bundle: Bundle) -> None:
 
 
 def unwanted(files: Iterable[Path], context: Context, ask: Callable[[str], bool] | None) -> tuple[Path, ...]:
-    """Return the files that programs such as editors and make may execute, unless the user accepts them."""
+    """Ask to write files that programs such as editors and make may execute; return these files if not accepted."""
     risky = tuple(path for path in files if may_run(path.relative_to(context.directory).as_posix()))
     if not risky:
         return ()
@@ -201,7 +201,7 @@ def may_run(name: str) -> bool:
 
 
 def of_lab(bundle: Bundle, env: BundleEntry, directory: Path, *, force: bool) -> dict[Path, BundleEntry]:
-    """Return the files of the lab to write, by path. ConfigError if others would be overwritten, unless ``force``.
+    """Return the lab's missing or differing files to write, by path. ConfigError if one differs, unless ``force``.
 
     Existing node directories are kept: they have the keys, which no bundle contains.
     """
@@ -281,7 +281,7 @@ def holds(member: BundleEntry, path: Path) -> bool:
 
 
 def hand_out(context: Context, bundle: Bundle, settings: Settings) -> Failures:
-    """Load the images into Docker here, or send them and the cache to the lab's hosts; return the failures."""
+    """Load the images into Docker here, or send them and the cache to the lab's hosts; return failures by host."""
     archive = Archive(bundle.path)
     with cluster.connect(context, settings) as connected:
         if not connected.remote_hosts:
@@ -302,14 +302,14 @@ def hand_out(context: Context, bundle: Bundle, settings: Settings) -> Failures:
 
 
 def send_cache(bundle: Bundle, settings: Settings, hosts: Mapping[str, Connection], notice: Notice) -> Failures:
-    """Send the bundle's cache to hosts, in parallel; return the failures."""
+    """Send hosts the cache files that they do not have, in parallel; return failures by host."""
     members = cached_in(bundle)
     if not members:
         return {}
     folder = host_caches.folder_on_hosts(settings)
 
     def bring(connection: Connection) -> None:
-        """Send the cache files that a host does not have."""
+        """Send a host the cache files that it does not have."""
         _, present = host_caches.read(connection, folder)
         missing = {name: member for name, member in members.items() if name not in present}
         if missing:

@@ -82,7 +82,7 @@ class SavedBundle(Struct, frozen=True, kw_only=True):
 def save_bundle(
     context: Context, file: Path, *, workloads: Iterable[str] = (), cache: bool = False, secrets: bool = False
 ) -> SavedBundle:
-    """Write the lab of the context, with the images of its nodes and of these workloads, to a file.
+    """Write the lab with the images of its nodes and of these workloads to a file, without secrets unless asked.
 
     HostError if an image is not found or the disk is full. An existing file is replaced atomically.
     """
@@ -286,7 +286,7 @@ def tells_secret(comment: str) -> bool:
 
 
 def walk(root: Path, folder: str) -> Iterator[Entry]:
-    """Yield files and links below a directory, by sorted path relative to the root."""
+    """Yield files and links below a directory by sorted path from the root, without ``__pycache__`` and ``.git``."""
     for parent, folders, files in os.walk(root / folder):
         folders[:] = sorted(set(folders) - SKIPPED)
         links = [name for name in folders if Path(parent, name).is_symlink()]
