@@ -78,7 +78,7 @@ def always(component: str, formula: str, source: str, size: int, location: Locat
 
 
 def share(training: Training, model: Model, size: int, stage: int) -> int:
-    """Return the bytes of a rank, divided by the ranks if ZeRO does that from this stage on."""
+    """Return bytes per rank of ``size`` bytes: divided among ranks if the model's ZeRO stage is ``stage`` or more."""
     return -(-size // training.ranks) if model.stage >= stage else size
 
 
@@ -128,7 +128,7 @@ def _weights(training: Training, model: Model) -> tuple[MemoryItem, ...]:
 
 
 def _optimiser(training: Training, model: Model) -> tuple[MemoryItem, ...]:
-    """Return the optimizer's states."""
+    """Return the memory of the optimizer's states: master weights, Adam's moments, and additions for offloading."""
     trained, stage, slash = model.trained, model.stage, " / N" if model.stage else ""
     location: Location = "host" if training.offload_optimizer else "device"
     # ZeRO clones its share of the weights even if they are in fp32 already.

@@ -298,7 +298,7 @@ def _filled(text: str, given: Mapping[str, list[str]]) -> str:
 
 
 def _whole(workload: Workload, given: Mapping[str, list[str]], name: str) -> int:
-    """Return an argument as a whole number; 0 if it is not given. ConfigError."""
+    """Return an argument as a whole number; 0 if it is not given. ConfigError for other text."""
     values = given.get(name)
     if not values:
         return 0

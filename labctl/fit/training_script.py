@@ -108,7 +108,7 @@ def _plain(name: str) -> str:
 
 
 def _shape(script: Path, named: str) -> str:
-    """Return the file with a model's shape, by the model's repository or snapshot in the hub's cache. ConfigError."""
+    """Return the path of an OPT model's shape, by repository or snapshot in the hub's cache. ConfigError for others."""
     match = re.search(r"(?:models--facebook--|^facebook/|^)(opt-[\w.]+)", named)
     if not match:
         named = f"`{named}`" if named and "$" not in named else "by an argument"
