@@ -91,7 +91,7 @@ class Unreachable(HostError):
 
 
 def look_up(hub: Hub, kind: Kind, name: str) -> Repository:
-    """Return the repository's current revision and its files. HostError."""
+    """Look up a repository's current revision and files. HostError if the hub is unreachable, refuses, or errs."""
     from huggingface_hub import HfApi
 
     with answers(hub, kind, name):
@@ -109,7 +109,7 @@ def look_up(hub: Hub, kind: Kind, name: str) -> Repository:
 
 
 def _remote_file(listed: RepoSibling) -> RemoteFile:
-    """Convert a file of the hub's answer."""
+    """Convert a file of the hub's answer to a RemoteFile."""
     if listed.lfs:
         return RemoteFile(listed.rfilename, listed.size or 0, listed.lfs.sha256, True)
     return RemoteFile(listed.rfilename, listed.size or 0, listed.blob_id or "", False)

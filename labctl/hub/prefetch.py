@@ -55,7 +55,7 @@ class WeightIndex(Struct, frozen=True):
 
 
 def connect(settings: Settings, environ: Mapping[str, str]) -> Hub:
-    """Return the hub of this environment, with its cache below HOST_CACHE_PATH."""
+    """Build the Hub of settings and environment, with its cache below HOST_CACHE_PATH, without a request to it."""
     return Hub(
         endpoint=endpoint_of(environ),
         token=settings.secret("HF_TOKEN"),
@@ -74,7 +74,7 @@ def endpoint_of(environ: Mapping[str, str]) -> str:
 def fetch(context: Context, hub: Hub, requested: Cache, *, dry_run: bool) -> tuple[Item, ...]:
     """Download the requested repositories that are incomplete in the cache; with a dry run only report them.
 
-    Nothing is downloaded before every repository was found and the disk has room for all. HostError.
+    Nothing is downloaded before every repository was found and the disk has room for all; HostError otherwise.
     """
     repositories = names(requested)
     if dry_run or not repositories:
@@ -87,7 +87,7 @@ def fetch(context: Context, hub: Hub, requested: Cache, *, dry_run: bool) -> tup
 
 
 def names(requested: Cache) -> tuple[tuple[Kind, str], ...]:
-    """Return each requested repository once."""
+    """Return kind and name of each requested repository, without duplicates."""
     models: list[tuple[Kind, str]] = [("model", name) for name in requested.models]
     return tuple(dict.fromkeys([*models, *(("dataset", name) for name in requested.datasets)]))
 
@@ -195,7 +195,7 @@ def _matching(files: Iterable[RemoteFile], pattern: str) -> list[RemoteFile]:
 
 
 def describe(repository: Repository, size: int, state: State) -> Item:
-    """Return the report on a repository before anything is downloaded."""
+    """Build the report on a repository of which nothing has been downloaded by this command."""
     return Item(
         kind=repository.kind,
         name=repository.name,
@@ -207,7 +207,7 @@ def describe(repository: Repository, size: int, state: State) -> Item:
 
 
 def whole_here(hub: Hub, kind: Kind, name: str) -> tuple[Repository, Item] | None:
-    """Return the newest snapshot that is complete by its own files; None if none is."""
+    """Return a repository's newest cached snapshot that is complete judging by its own files; None if none is."""
     snapshots = (hub.folder(kind, name) / "snapshots").glob("*")
     for snapshot in sorted(snapshots, key=lambda path: path.lstat().st_mtime, reverse=True):
         # Containers can write here: an unreadable snapshot counts as incomplete.
@@ -240,12 +240,12 @@ def by_hand(hub: Hub, failure: HostError, absent: Iterable[tuple[Kind, str]]) ->
 
 
 def missing(repository: Repository) -> tuple[RemoteFile, ...]:
-    """Return the files that are missing or incomplete."""
+    """Return the files of a repository that are missing or incomplete in the cache."""
     return tuple(file for file in repository.files if size_of(repository.link(file)) != file.size)
 
 
 def to_come(repository: Repository) -> int:
-    """Return the bytes left to download."""
+    """Return the bytes of a repository left to download."""
     left = 0
     for file in missing(repository):
         if size_of(repository.blob(file)) != file.size:
@@ -360,7 +360,7 @@ def folder_of(hub: Hub, path: Path) -> Iterator[int]:
 
 
 def open_partial(name: str, folder: int) -> IO[bytes]:
-    """Open the file to append to, replacing a link that a workload may have put in its place. OSError."""
+    """Open a partial file to append to, replacing a link that a workload may have put there. OSError if it cannot."""
     with suppress(FileNotFoundError):
         existing = os.lstat(name, dir_fd=folder)
         if not stat.S_ISREG(existing.st_mode) or existing.st_nlink > 1:
@@ -375,7 +375,7 @@ def open_partial(name: str, folder: int) -> IO[bytes]:
 def receive(
     hub: Hub, repository: Repository, file: RemoteFile, stream: IO[bytes], digest: hashlib._Hash, progress: Progress
 ) -> None:
-    """Append the rest of a file, as far as the response goes."""
+    """Download the rest of a large file and append it to the stream, as far as the response goes."""
     from huggingface_hub import get_session, hf_hub_url
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 

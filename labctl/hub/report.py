@@ -32,7 +32,7 @@ class Item(Struct, frozen=True, kw_only=True):
 
 
 class CacheReport(Struct, frozen=True, kw_only=True):
-    """The repositories that were asked for, in the shared cache; ``workload`` is empty where none was named."""
+    """The repositories that were asked for, in the shared cache; ``workload`` is empty if none was named."""
 
     workload: str
     cache: str
