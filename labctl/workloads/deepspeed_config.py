@@ -97,7 +97,7 @@ def merge(base: Config, over: Config) -> dict[str, Any]:
 
 
 def assign(config: Config, dotted: str, text: str) -> dict[str, Any]:
-    """Set a key, such as ``zero_optimization.stage`` to ``3``; the value is parsed as JSON if possible."""
+    """Return the configuration with a dotted key set to a value, which is parsed as JSON if possible."""
     try:
         over: Any = json.loads(text)
     except ValueError:
@@ -181,7 +181,7 @@ def batch_sizes(config: Config, ranks: int, where: str) -> dict[str, int]:
 
 
 def _positive(config: Config, key: str, where: str) -> int | None:
-    """Return a positive whole number of the configuration; None if the key is missing. ConfigError."""
+    """Return a positive whole number of the configuration; None if the key is missing. ConfigError for other values."""
     if key not in config:
         return None
     value = config[key]

@@ -52,7 +52,7 @@ def load(directory: Path, name: str, launchers: tuple[str, ...], *, rehearse: bo
 
 
 def list_all(directory: Path, launchers: tuple[str, ...]) -> tuple[tuple[Workload, ...], tuple[ConfigError, ...]]:
-    """Return every readable workload, by folder and then in the file's order; and the errors of unreadable ones."""
+    """Return every readable workload of the workload files, in order; and errors of unreadable and duplicate ones."""
     declared, errors = _scan(directory, launchers)
     return tuple(workload for workload, _ in declared), (*errors, *_clashes(declared))
 
@@ -154,7 +154,7 @@ def _declare(name: str, folder: Path, at: Value, common: dict[str, Any], variant
 
 
 def _merged(common: dict[str, Any], variant: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of both, and DeepSpeed's keys merged section by section; None if neither has any."""
+    """Return the arguments of common fields and variant, and their DeepSpeed keys merged; None if neither has any."""
     configs = [part["deepspeed"] for part in (common, variant) if part.get("deepspeed") is not None]
     return {
         "arguments": (*common.get("arguments", ()), *variant.get("arguments", ())),

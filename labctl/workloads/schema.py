@@ -119,7 +119,7 @@ def _script(value: Value, folder: Path) -> str:
 
 
 def _file(value: Value, folder: Path) -> str:
-    """Return the path of an existing file relative to the folder. ConfigError."""
+    """Return the path of an existing file relative to the folder. ConfigError if it is missing or outside."""
     text = value.text()
     path = (folder / text).resolve()
     if not path.is_relative_to(folder.resolve()):
@@ -132,7 +132,7 @@ def _file(value: Value, folder: Path) -> str:
 
 
 def _image(value: Value) -> str:
-    """Return the name of a Dockerfile of labctl's. ConfigError."""
+    """Return the name of a Dockerfile of labctl's. ConfigError if it has invalid characters."""
     text = value.text()
     if not re.fullmatch("[a-z0-9][a-z0-9-]*", text):
         raise value.error(
@@ -167,7 +167,7 @@ def _words(value: Value) -> tuple[str, ...]:
 
 
 def _named(value: Value, kind: str, pattern: re.Pattern[str], hint: str) -> dict[str, Value]:
-    """Return the entries of a mapping whose keys match the pattern. ConfigError."""
+    """Return the entries of a mapping. ConfigError for a key that does not match the pattern."""
     entries = value.entries()
     for name, entry in entries.items():
         if not pattern.fullmatch(name):
@@ -181,7 +181,7 @@ def _inputs(value: Value) -> dict[str, str]:
 
 
 def _deepspeed(value: Value) -> dict[str, Any]:
-    """Return a DeepSpeed configuration whose sections are objects. ConfigError."""
+    """Return a DeepSpeed configuration. ConfigError if a section is not an object or the ZeRO stage is invalid."""
     value.entries()
     config: dict[str, Any] = value.data()
     deepspeed_config.check_sections(config, f"{value.path}:{value.line}")
@@ -194,7 +194,7 @@ def _environment(value: Value) -> dict[str, str]:
 
 
 def _timeout(value: Value) -> float:
-    """Return a duration in seconds. ConfigError."""
+    """Return a duration in seconds. ConfigError with ``file:line`` if it is invalid."""
     text = value.text()
     try:
         return parse_duration(text)
@@ -221,7 +221,7 @@ def _notes(value: Value) -> dict[str, str]:
 
 
 def _pattern(value: Value, content: str = "number") -> str:
-    """Return a regular expression that has exactly one group. ConfigError."""
+    """Return a regular expression that has exactly one group; raise ConfigError otherwise."""
     text = value.text()
     try:
         groups = re.compile(text).groups
@@ -258,7 +258,7 @@ def _consistent(criterion: Criterion, value: Value) -> Criterion:
 
 
 def _repositories(value: Value) -> tuple[str, ...]:
-    """Return names of repositories on the hub. ConfigError."""
+    """Return names of repositories on the hub. ConfigError for a malformed name."""
     for item in value.items():
         if not _REPOSITORY.fullmatch(item.text()):
             raise item.error(f"bad name on the hub `{item.text()}`", hint="write it like facebook/opt-350m")
@@ -288,14 +288,14 @@ def _resume(value: Value) -> Resume:
 
 
 def _long_option(value: Value) -> str:
-    """Return an option such as ``--resume``. ConfigError."""
+    """Return an option such as ``--resume``; raise ConfigError otherwise."""
     if not _LONG_OPTION.fullmatch(value.text()):
         raise value.error(f"`{value.text()}` is not a valid script option", hint="such as --resume")
     return value.text()
 
 
 def _below(value: Value) -> str:
-    """Return a path, or a glob, below a run's directory. ConfigError."""
+    """Return a path, or a glob, below a run's directory; raise ConfigError otherwise."""
     text = value.text()
     if not PurePosixPath(text).parts or not is_below(text) or "**" in text:
         raise value.error(
