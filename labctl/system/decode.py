@@ -14,17 +14,17 @@ _LOCK = threading.Lock()
 
 
 def decode(content: bytes | str, kind: type[T]) -> T:
-    """Decode JSON. ValueError, of which msgspec.ValidationError is one, or RecursionError if it is no such document."""
+    """Decode JSON into a ``kind``. ValueError, as msgspec.ValidationError is, or RecursionError if that fails."""
     with _LOCK:
         return msgspec.json.decode(content, type=kind, dec_hook=_hook)
 
 
 def convert(value: Any, kind: type[T]) -> T:
-    """Convert decoded JSON. msgspec.ValidationError if it is no such document."""
+    """Convert decoded JSON into a ``kind``. msgspec.ValidationError if it does not match."""
     with _LOCK:
         return msgspec.convert(value, kind, dec_hook=_hook)
 
 
 def _hook(kind: type, value: Any) -> Any:
-    """Return a path or another type that JSON does not have."""
+    """Return the value as a path if that is the type, else unchanged."""
     return kind(value) if issubclass(kind, Path) else value

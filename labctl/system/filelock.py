@@ -42,7 +42,7 @@ def held(
     lock = FileLock(path, mode=mode, poll_interval=0.1, fallback_to_soft=False, on_acquired=descriptors.append)
 
     def acquire(seconds: float) -> None:
-        """Acquire the lock within ``seconds``, creating its file if missing. Timeout."""
+        """Acquire the lock within ``seconds``, creating its file if missing. Timeout if it stays held."""
         # The holder may remove the file with its directory, as `clean` does.
         while not lock.is_locked:
             make_private(path.parent)

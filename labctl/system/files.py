@@ -42,7 +42,7 @@ def write_all(directory: Path, files: Iterable[File]) -> tuple[str, ...]:
 
 
 def outdated(directory: Path, files: Iterable[File]) -> tuple[File, ...]:
-    """Return the files that are missing below the directory or differ from it in content."""
+    """Return the files that are missing below the directory or have other content there."""
     return tuple(file for file in files if not _holds(directory / file.path, file))
 
 
@@ -73,7 +73,7 @@ def link(path: Path, target: str) -> bool:
 
 
 def write(path: Path, content: str, mode: int = 0o600) -> bool:
-    """Replace a file atomically; return False if its content and mode were already right. HostError."""
+    """Replace a file atomically; return False if its content and mode were already right. HostError if it cannot."""
     data = _bytes(content)
     with writing(path):
         make_private(path.parent)
@@ -95,7 +95,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def make_private(directory: Path) -> None:
-    """Create a directory and its missing parents with mode 0700, whatever the umask. HostError."""
+    """Create a directory and its missing parents with mode 0700, whatever the umask. HostError if it cannot."""
     try:
         for folder in (*reversed(directory.parents), directory):
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -294,7 +294,7 @@ def climbs_late(target: str) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or directory. HostError."""
+    """Remove a file, a link, or a directory with its content. HostError if that fails."""
     try:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     except OSError as error:

@@ -10,7 +10,7 @@ SECONDS = {"d": 86400, "h": 3600, "min": 60, "s": 1}
 
 
 def number(value: float | None, digits: int = 4, sign: str = "") -> str:
-    """Format with so many significant digits, as integer if that has more; ``no figure`` for None, nan and infinity.
+    """Format with ``digits`` significant digits, as integer if that has more; ``no figure`` for None, nan and infinity.
 
     ``sign``: ``+`` also marks positive numbers.
     """
@@ -62,7 +62,7 @@ def memory(amount: float) -> str:
 
 
 def _scaled(amount: float, base: int, units: tuple[str, ...], digits: int) -> str:
-    """Format in the largest unit of which it has at least one."""
+    """Format an amount in the largest unit of which it has at least one."""
     for unit in units[:-1]:
         if abs(amount) < base:
             return f"{number(amount, digits)} {unit}"

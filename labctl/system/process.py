@@ -56,9 +56,9 @@ def run(
     check: bool = True,
     errors: str = "replace",
 ) -> CompletedProcess:
-    """Run a program to its end and return its output; ``env`` is added to this process's environment.
+    """Run a program to its end and return code and output; HostError on timeout and, with ``check``, on failure.
 
-    ``errors`` is Python's error handler for bytes that are not UTF-8.
+    ``env`` is added to this process's environment. ``errors`` is Python's error handler for bytes that are not UTF-8.
     HostError if it takes too long and, with ``check``, if it fails or is not found (otherwise the code is 127).
     """
     pipe = subprocess.PIPE
@@ -170,12 +170,12 @@ class Input:
             self._pass_on()
 
     def detach(self) -> None:
-        """Leave the pipe alone from now on: its number may become another file's."""
+        """Stop writing to the pipe: its number may become another file's."""
         with self._lock:
             self._pipe = None
 
     def _pass_on(self) -> None:
-        """Write what waits, and close the pipe if that was the last; the lock is held."""
+        """Write the waiting input, then close the pipe if the input is closed; the lock is held."""
         if not self._pipe or self._pipe.closed:
             return
         with suppress(OSError):
@@ -359,7 +359,7 @@ def _limited(child: subprocess.Popen[Any], timeout: float | None) -> Iterator[th
 
 
 def _kill(child: subprocess.Popen[Any], *, own_session: bool) -> None:
-    """Kill the child, with its descendants if it leads its own session."""
+    """Kill the child and its descendants if it leads its own session; else send it SIGTERM."""
     with suppress(ProcessLookupError, PermissionError):
         if own_session:
             os.killpg(child.pid, signal.SIGKILL)
@@ -383,7 +383,7 @@ def _not_found(argv: Sequence[str], check: bool, error: ProgramNotFound) -> Comp
 
 
 def feed(argv: Sequence[str], chunks: Iterable[bytes], *, timeout: float) -> CompletedProcess:
-    """Run a program to its end with these chunks as its input; return whatever its exit code is.
+    """Run a program to its end with these chunks as its input; return code and output, of any exit code.
 
     An exception of ``chunks`` kills the program and is raised. HostError if it is not found or takes too long.
     """
@@ -435,7 +435,7 @@ class BackgroundProcess:
         self._ending = False
 
     def lines(self, seconds: float) -> Generator[str, None, None]:
-        """Yield lines of its output, line ends kept; kill it after ``seconds``.
+        """Yield the program's output lines, line ends kept; kill the program after ``seconds``.
 
         A line of more than 2 MiB comes in pieces.
         """

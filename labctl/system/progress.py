@@ -72,7 +72,7 @@ def waiting(notice: Callable[[str], None], describe: Callable[[float], str]) -> 
 
 @contextmanager
 def waiting_for(doing: str, notice: Callable[[str], None]) -> Iterator[At]:
-    """Report every 10 s which names are in a block of the context manager that this provides, and for how long."""
+    """Provide a context manager that marks a name as busy; report every 10 s which names are busy, and for how long."""
     began: dict[str, float] = {}
 
     @contextmanager

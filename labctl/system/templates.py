@@ -13,13 +13,13 @@ from labctl.system import files
 
 
 def template(path: Path) -> Any:
-    """A template file; ``render`` it with what it names."""
+    """Return the Jinja template of a file, by absolute path or by name in ``compose/``."""
     return _environment().get_template(str(path))
 
 
 @lru_cache(maxsize=4096)
 def yaml_string(value: str) -> str:
-    """A value as a double-quoted YAML string that compose reads back byte for byte: compose's ``$`` is doubled."""
+    """Quote a value as a YAML string that compose reads back byte for byte: compose's ``$`` is doubled."""
     value = value.replace("$", "$$")
     if value.isascii() and value.isprintable():
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')

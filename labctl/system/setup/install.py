@@ -136,7 +136,7 @@ def _new_enough(facts: Facts, need: str) -> str:
 
 
 def _next_release(facts: Facts) -> tuple[SetupStep, ...]:
-    """Return the steps that add the next Debian release as a source, pinned to labctl's packages. HostError."""
+    """Return steps that add the next Debian release as a source, pinned. HostError without this release's source."""
     archive = apt.archive(facts.sources, facts.distribution, facts.codename)
     if archive is None:
         raise HostError(

@@ -70,7 +70,7 @@ class Facts(Struct, frozen=True, kw_only=True):
 
 
 def observe() -> Facts:
-    """Examine this host."""
+    """Return this host's installed versions, package candidates and permissions."""
     from labctl.system.setup import apt
 
     release = procfs.os_release()
