@@ -155,7 +155,7 @@ def small_image(engine: DockerClient, image: str, family: str) -> Iterator[str]:
 
 @pytest.fixture
 def fresh_lab(new_lab: NewLab, image: str) -> Iterator[FreshLab]:
-    """Function that makes a lab directory for this test."""
+    """Function that makes a lab directory for this test; the lab's containers are removed after it."""
     made: list[Lab] = []
 
     def make(**settings: str) -> Lab:
@@ -230,7 +230,7 @@ def module_machine(shared_machine: Machine) -> Iterator[Machine]:
 
 @pytest.fixture
 def machine_lab(machine: Machine, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreshLab]:
-    """Function that makes a lab directory on the second machine for this test."""
+    """Function that makes a lab directory on the second machine; the lab's containers are removed after the test."""
     made: list[Lab] = []
 
     def make(**settings: str) -> Lab:
@@ -256,7 +256,7 @@ def shared_rack(
 
 @pytest.fixture
 def rack(shared_rack: Rack) -> Iterator[Rack]:
-    """The rack, without faults."""
+    """The rack; after the test its faults are cured and its used hosts cleaned."""
     yield shared_rack
     shared_rack.clear()
 
@@ -278,7 +278,7 @@ def rack_lab(rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="session")
 def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Kubeconfig of the cluster, with its certificate authority."""
+    """Copy of LABCTL_TEST_KUBECONFIG with the cluster's certificate authority; skip the test if it is not set."""
     given = os.environ.get("LABCTL_TEST_KUBECONFIG")
     if not given:
         pytest.skip("LABCTL_TEST_KUBECONFIG names no cluster")
@@ -303,7 +303,7 @@ def operator(kubeconfig: Path) -> Iterator[Operator]:
 
 @pytest.fixture(scope="session")
 def node_image(engine: DockerClient, image: str) -> Iterator[str]:
-    """Tag of the lab's image that the node, whose engine is this one, does not pull."""
+    """Name of the lab image with tag ``pytest``, which the cluster's node, on this engine, does not pull."""
     engine.images.get(image).tag(image.partition(":")[0], "pytest")
     yield f"{image.partition(':')[0]}:pytest"
     engine.images.remove(f"{image.partition(':')[0]}:pytest")

@@ -1,4 +1,4 @@
-"""Malformed answers of a host, by a phrase that says what is wrong with each."""
+"""Malformed answers of a host: bytes by a phrase for the defect, such as ``a tar of a device``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ RUN = "20260102-150405-hello-3fa2"
 
 
 def tar(*members: tuple[str, bytes, int], content: bytes = b"") -> bytes:
-    """Build a tar of these members (name, type, size), each followed by ``content``."""
+    """Build a tar of headers (name, type, declared size), each followed by ``content`` whatever its length."""
     stream = io.BytesIO()
     for name, kind, size in members:
         info = tarfile.TarInfo(name)

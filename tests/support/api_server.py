@@ -36,7 +36,7 @@ def failure(code: int) -> tuple[int, bytes]:
 
 
 class Frames:
-    """A stand-in for the client's connection: hands out frames, then is closed or lost."""
+    """Stand-in for the client's WebSocket connection: hands out frames, then is closed, or lost if ``lost``."""
 
     subprotocol = ws_client.V4_CHANNEL_PROTOCOL
 
@@ -64,7 +64,7 @@ class Frames:
         self.sent.append(payload)
 
     def end(self) -> None:
-        """Let the client see the end of the connection."""
+        """Signal the end of the connection to the client, after the last frame."""
         self._far.sendall(b".")
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ def web_socket(*frames: tuple[int, bytes], **options: bool) -> Any:
 
 @contextmanager
 def serving(respond: Respond) -> Iterator[str]:
-    """Serve ``asked`` over HTTP within the block; yield the server's address."""
+    """Serve the answers of ``respond`` over HTTP on a local port within the block; yield the server's URL."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

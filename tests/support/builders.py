@@ -48,7 +48,7 @@ def host(**changes: Any) -> Host:
 
 
 def facts(**changes: Any) -> survey.HostFacts:
-    """Build the facts of a second host, as observed when its connection opens."""
+    """Build facts of a remote host with user ann, 1 TiB free and no port in use; ``changes`` replace fields."""
     plain = survey.HostFacts(
         user="ann",
         uid=1000,
@@ -61,7 +61,7 @@ def facts(**changes: Any) -> survey.HostFacts:
 
 
 def devices(*names: str) -> tuple[Device, ...]:
-    """Build devices from ids or paths."""
+    """Build a device per name: a path is its own id, an id ``0`` has the path ``/dev/x0``."""
     return tuple(Device(id=name, path=name if name.startswith("/") else f"/dev/x{name}") for name in names)
 
 
@@ -71,7 +71,7 @@ def node(index: int = 0, **changes: Any) -> Node:
 
 
 def lab(nodes: int | tuple[Node, ...] = 2, **changes: Any) -> Lab:
-    """Build a CPU lab from a number of nodes, or from the nodes."""
+    """Build the CPU lab ``demo`` on one host, with this number of default nodes or with these nodes."""
     base = Lab(
         name="demo",
         directory=DIRECTORY,
@@ -117,7 +117,7 @@ def job(
     code: tuple[Copy, ...] = (),
     **changes: Any,
 ) -> Job:
-    """Build the job of a workload, with these changes, on the lab."""
+    """Build a job of the default workload with these changes, on the lab or else on a lab of two nodes."""
     of = of or lab()
     return jobs.build(of, workload(**changes), run_id, jobs.choose(of, entries), timeout, code)
 
@@ -140,7 +140,7 @@ def container(name: str, /, **changes: Any) -> Container:
 
 
 def observed(of: Lab, **changes: dict[str, Any]) -> ObservedState:
-    """Observe a lab that is up; ``worker_0={...}`` changes the fields of that container."""
+    """Build the observed state of a lab that is up; ``worker_0={...}`` changes the fields of that container."""
     content = {file.path: file.content for file in render.render(of)}
     owners = {model.LAUNCHER: of.nodes[0].name, **{member.name: member.name for member in of.nodes}}
     return ObservedState(
@@ -160,7 +160,7 @@ def observed(of: Lab, **changes: dict[str, Any]) -> ObservedState:
 
 
 def printed(text: str, rank: int | None = None) -> Line:
-    """Build an output line; a launcher's prefix, if there is one, ends with ``|``.
+    """Build an output line, printed now; a launcher's prefix in ``text`` ends with ``|``, which is dropped.
 
     Text with the mark of rank_output.py is parsed instead.
     """
@@ -170,7 +170,7 @@ def printed(text: str, rank: int | None = None) -> Line:
 
 
 def read_values(metrics: Iterable[Metric], lines: Iterable[str]) -> dict[str, list[float]]:
-    """Read these lines; return the values of each metric."""
+    """Sample these lines; return the values of each metric by name."""
     sampler = Sampler(metrics)
     for line in lines:
         sampler.read(line)
@@ -178,7 +178,7 @@ def read_values(metrics: Iterable[Metric], lines: Iterable[str]) -> dict[str, li
 
 
 def up(of: Lab, seen: ObservedState, changed: tuple[File, ...] = ()) -> str:
-    """Render the plan that brings the lab up."""
+    """Return the plan of `up` from the observed state ``seen``, as text; ``changed``: files to write."""
     local = (WriteFiles(files=changed, cause="new or changed"),) if changed else ()
     return str(plan.up(of, render.render(of), seen, local=local))
 
@@ -190,7 +190,7 @@ def deployment(of: Lab, engine: FakeBackend, emit: Callable[[Event], None] = lam
 
 
 def cluster_of(context: Context, engine: FakeBackend | None = None) -> Cluster:
-    """Build the cluster of a context, with this machine as its only host."""
+    """Build the Docker cluster of a context: this machine only, by default with an in-memory engine."""
     return Cluster(settings=context.settings(), directory=context.directory, engine=engine or FakeBackend())
 
 

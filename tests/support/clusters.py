@@ -32,7 +32,7 @@ def target(**given: Any) -> Target:
 
 
 def node(name: str = "n0", *, taints: tuple[str, ...] = (), ready: str = "True", **allocatable: Any) -> Manifest:
-    """Build a node with 16 cores, 64 GiB and 8 devices by default; taints are ``key=value:effect``."""
+    """Build a node, by default Ready with 16 cores, 64 GiB and 8 GPUs; taints are ``key=value:effect``."""
     spec: dict[str, Any] = {}
     if taints:
         parts = [one.replace("=", ":").split(":") for one in taints]

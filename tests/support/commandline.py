@@ -23,14 +23,14 @@ class Completed:
 
     @property
     def document(self) -> dict[str, Any]:
-        """Parse stdout, which must be a single JSON document."""
+        """Parse stdout as a single JSON document; fail unless its schema is 1."""
         parsed: dict[str, Any] = json.loads(self.out)
         assert parsed["schema"] == 1
         return parsed
 
 
 class Labctl:
-    """Run commands in a lab directory, in this process, with their own environment."""
+    """labctl in a lab directory: a call runs a command in this process and returns its output and exit code."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
         self.directory, self._monkeypatch, self._capfd = directory, monkeypatch, capfd

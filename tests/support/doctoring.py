@@ -27,7 +27,7 @@ def doctor(lab: Lab, environ: Environ | None = None) -> list[Finding]:
 
 
 def single(findings: list[Finding], code: str, node: str) -> Finding:
-    """Return the single finding with this code for this node."""
+    """Return the finding with this code for this node; fail unless it is the only one and says what and why."""
     matching = [finding for finding in findings if (finding["code"], finding["node"]) == (code, node)]
     assert len(matching) == 1, f"no single {code} of {node} among {findings}"
     assert matching[0]["seen"]
@@ -36,7 +36,7 @@ def single(findings: list[Finding], code: str, node: str) -> Finding:
 
 
 def type_in(lab: Lab, commands: list[str], environ: Environ) -> list[Finding]:
-    """Type these commands in the lab's directory and run doctor in the same shell; return the remaining findings."""
+    """Run these commands, then doctor in the same shell; return the findings that are still not ok."""
     typed = "".join(f"{{ {command}\n}} >&2 || echo failed: {shlex.quote(command)}\n" for command in commands)
     done = subprocess.run(
         [*lab.prefix, "bash", "-c", f"{typed}labctl doctor --json"],

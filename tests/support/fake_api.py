@@ -15,7 +15,7 @@ SERVED = {MPIJOBS: "mpijobs", TRAINJOBS: "trainjobs", OLD: "mpijobs"}
 
 
 class FakeApi(Api):
-    """Objects of one namespace by kind and name; pods of other namespaces are identified by ``metadata.namespace``.
+    """In-memory API server: objects of a namespace by kind and name; pods elsewhere carry ``metadata.namespace``.
 
     ``denied`` are rights such as ``list nodes`` or ``get pods/log``; ``asked`` what it was asked for, in order.
     """

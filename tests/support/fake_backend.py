@@ -42,7 +42,7 @@ def silent(container: str, argv: tuple[str, ...]) -> Iterator[str]:
 
 
 def first_line(typed: Input) -> bytes:
-    """Wait for the first line of an input; empty if the input is closed before."""
+    """Wait for the first line of an input that is not blank and return it; empty if the input ends before."""
     read, write = os.pipe()
     with os.fdopen(read, "rb") as reader, os.fdopen(write, "wb") as writer:
         typed.open(writer)
@@ -50,7 +50,7 @@ def first_line(typed: Input) -> bytes:
 
 
 def active(run_id: str, *nodes: str, state: str = "running") -> Answer:
-    """Answer as the agent of a launcher in which a run is active."""
+    """Return an answer of the agent of a launcher in which this run is active and all nodes are reachable."""
 
     def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
         if argv[-len(AGENT) - 1 :] == (*AGENT, "runs"):
@@ -62,7 +62,7 @@ def active(run_id: str, *nodes: str, state: str = "running") -> Answer:
 
 
 def healthy(container: str, argv: tuple[str, ...]) -> Iterator[str]:
-    """Answer as the agent of nodes that are all reachable."""
+    """Answer the agent's ``reach``: every node is reachable; other programs print nothing."""
     if argv[: len(AGENT)] == AGENT and argv[len(AGENT)] == "reach":
         for node in argv[len(AGENT) + 2 :]:
             yield f'{{"node": "{node}", "ok": true, "seconds": 0.1}}'
@@ -70,7 +70,7 @@ def healthy(container: str, argv: tuple[str, ...]) -> Iterator[str]:
 
 @dataclass
 class FakeBackend:
-    """``answer`` gives the output of programs, ``dead`` the containers that no longer exist."""
+    """In-memory backend: ``answer`` yields the output of programs, ``dead`` lists containers that no longer exist."""
 
     answer: Answer = silent
     seen: ObservedState = field(default_factory=ObservedState)
@@ -241,7 +241,7 @@ class FakeBackend:
         return 0, ""
 
     def reaped(self) -> list[str]:
-        """List the containers in which the run's processes were ended, in name order."""
+        """List the containers in which the agent's ``reap`` ended a run's processes, sorted by name."""
         return sorted({container for container, argv in self.started if "reap" in argv})
 
     # --- capabilities ---

@@ -80,7 +80,7 @@ HOME=$host PATH=$host/bin:$PATH exec sh -c "$3"
 
 
 class FakeHost(Connection):
-    """A host ``name`` below a folder; ``sent`` counts the bytes received from this machine."""
+    """A host whose home is a directory of this machine; ``sent`` counts the bytes that labctl sent to it."""
 
     def __init__(self, rack: Path, name: str) -> None:
         self.target = InventoryHost(name=name)
@@ -97,7 +97,7 @@ class FakeHost(Connection):
 
     @property
     def staged(self) -> list[Path]:
-        """List the files that were sent and are not loaded yet."""
+        """List the files without a suffix below ``.labctl``: sent, and not yet loaded into the engine."""
         return sorted(path for path in (self.home / ".labctl").rglob("*") if path.is_file() and not path.suffix)
 
     @property

@@ -63,7 +63,7 @@ class FakeHub:
 
 @contextmanager
 def serving(hub: FakeHub, address: str = "127.0.0.1") -> Iterator[FakeHub]:
-    """Serve the hub at its ``endpoint`` within the block."""
+    """Serve the hub on a local port within the block, with the port's URL as its ``endpoint``."""
     handler = type("Handler", (_Handler,), {"hub": hub})
     with ThreadingHTTPServer((address, 0), handler) as server:
         server.daemon_threads = True

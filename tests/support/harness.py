@@ -111,7 +111,7 @@ class Running:
         return True
 
     def answer(self, limit: float) -> Answer:
-        """Wait for the end; return the answer, or fail the test after ``limit`` seconds."""
+        """Wait for labctl to end and return its answer; fail the test after ``limit`` seconds."""
         assert self.ends_within(limit), f"labctl {' '.join(self.command)} still runs after {limit} s:\n{self.err}"
         seconds = time.monotonic() - self._began
         return Answer(self.command, self.process.returncode, self._out.read_bytes(), self._err.read_bytes(), seconds)
@@ -154,7 +154,7 @@ class Terminal:
         os.write(self._master, keys.encode())
 
     def code(self, limit: float) -> int:
-        """Wait for the program's exit code for at most ``limit`` seconds."""
+        """Wait for the program to end and return its exit code; raise TimeoutExpired after ``limit`` seconds."""
         return self._process.wait(limit)
 
     def hang_up(self) -> None:
@@ -210,7 +210,7 @@ class Lab:
     # --- driving it ---
 
     def call(self, *arguments: str, limit: float = 300, environ: dict[str, str] | None = None) -> Answer:
-        """Run labctl in the lab's directory and wait for its end."""
+        """Run labctl in the lab's directory; return its output and exit code, whatever the code."""
         began = time.monotonic()
         done = subprocess.run(
             [*self.prefix, LABCTL, *arguments],
@@ -225,7 +225,7 @@ class Lab:
 
     @contextlib.contextmanager
     def start(self, *arguments: str) -> Iterator[Running]:
-        """Start labctl; kill its process group at the end of the block."""
+        """Start labctl in the background; kill its process group at the end of the block."""
         logs = self.path / "started"
         logs.mkdir(exist_ok=True)
         stem = f"{len(list(logs.iterdir())):03}"
@@ -313,7 +313,7 @@ class Lab:
         return [*self.containers(), *(network.name or "" for network in self.networks()), *volumes]
 
     def inside(self, node: str, *argv: str, user: str = "") -> str:
-        """Run a command in a node through the engine rather than labctl; return its output."""
+        """Run a command in a node through the engine, not labctl; return its output, or fail unless it exits with 0."""
         return self.inside_bytes(node, *argv, user=user).decode()
 
     def inside_bytes(self, node: str, *argv: str, user: str = "") -> bytes:
@@ -338,7 +338,7 @@ class Lab:
         ]
 
     def processes(self) -> dict[tuple[str, str], dict[str, str]]:
-        """List the processes in the running containers: by node and start time, command by pid."""
+        """Return the processes of running containers, command by pid, by the container's node and start time."""
         return {
             (node, container.attrs["State"]["StartedAt"]): {row[1]: row[-1] for row in container.top()["Processes"]}
             for node, container in self.containers().items()
@@ -346,7 +346,7 @@ class Lab:
         }
 
     def left_since(self, before: dict[tuple[str, str], dict[str, str]]) -> list[str]:
-        """List new processes since ``before``, except short-lived ones such as sshd sessions.
+        """List processes that are not in ``before`` and still run after five seconds, except canaries.
 
         Containers that were started since are skipped.
         """

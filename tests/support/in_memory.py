@@ -13,7 +13,7 @@ from support.fake_backend import FakeBackend
 
 
 class InMemory(DockerBackend):
-    """``engine`` holds the lab's containers; events go to ``emit``."""
+    """Docker's backend of the lab ``of``; ``engine`` holds its containers in memory, events go to ``emit``."""
 
     def __init__(
         self, of: Lab, engine: FakeBackend | None = None, emit: Callable[[Event], None] = lambda _: None

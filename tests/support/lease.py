@@ -15,7 +15,7 @@ Settings = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class State:
-    """State of a lab that the next user depends on."""
+    """A lab's .env, workload files and containers, as the next test expects them."""
 
     environment: bytes
     workloads: dict[Path, bytes]
@@ -24,7 +24,7 @@ class State:
 
 
 class Labs:
-    """Labs of a test session. ``make`` makes a lab directory; the caller removes its containers."""
+    """Pool of a session's labs by settings. ``make`` makes a lab directory; the caller removes its containers."""
 
     def __init__(self, make: Callable[[dict[str, str]], Lab]) -> None:
         self._make = make
@@ -32,7 +32,7 @@ class Labs:
 
     @contextlib.contextmanager
     def lend(self, **settings: str) -> Iterator[Lab]:
-        """Lend a lab with these settings that is up and not in use."""
+        """Yield an idle or new lab with these settings, up; afterwards restore it, or destroy it if that fails."""
         idle = self._idle[tuple(sorted(settings.items()))]
         lab = idle.pop() if idle else self._new(settings)
         before = state(lab)
@@ -50,7 +50,7 @@ class Labs:
 
 
 def state(lab: Lab) -> State:
-    """Observe the lab's state."""
+    """Return the lab's .env and workload files, and its containers' ids, start times and states."""
     files = (path for path in (lab.path / "workloads").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     return State(
         environment=(lab.path / ".env").read_bytes(),
@@ -63,7 +63,7 @@ def state(lab: Lab) -> State:
 
 
 def put_right(lab: Lab, before: State, processes: dict[tuple[str, str], dict[str, str]]) -> bool:
-    """Undo a test's changes; return False if the lab cannot be restored."""
+    """Restore .env, workloads and containers; return False if `up` fails or new processes are left."""
     after = state(lab)
     if after.environment != before.environment:
         (lab.path / ".env").write_bytes(before.environment)

@@ -191,7 +191,7 @@ class Ranks:
             self._changed.notify_all()
 
     def follow(self, on_lines: OnLines, given_up: Callable[[], bool] = bool) -> None:
-        """Yield the run's lines from the first to the end; an empty batch for each second without output."""
+        """Pass the run's lines to ``on_lines``, from the first to its end; an empty batch per second without output."""
         place = 0
         while not given_up():
             with self._changed:
@@ -239,7 +239,7 @@ def lose_nodes(directory: Path) -> None:
 
 
 class Stopper(RunStopper):
-    """Stop signal of a followed run."""
+    """Ends the ranks of a followed run on request, for example on Ctrl-C."""
 
     def __init__(self, lab: Lab, job: Job, ranks: Ranks) -> None:
         super().__init__(lab, job)
@@ -255,7 +255,7 @@ class Stopper(RunStopper):
 
 @dataclass
 class Deployment:
-    """The context in which steps act."""
+    """The lab directory in which steps make and remove nodes."""
 
     context: Context
 
@@ -412,7 +412,7 @@ class MadeUpBackend:
         ))  # fmt: skip
 
     def findings(self, node: str = "") -> tuple[Finding, ...]:
-        """Check that the lab directory exists."""
+        """Return one finding, which is always ok."""
         return (ok("LAB-MADE-001", f"{self.context.directory} is there"),)
 
     def plan_prepare(self, *, preview: bool = False) -> Plan:
@@ -444,7 +444,7 @@ class MadeUpBackend:
             raise HostError(f"{'; '.join(runs)} is under way", hint="labctl stop")
 
     def fill(self, workload: str, wanted: Cache, *, hosts: bool, preview: bool) -> CacheReport:
-        """Download models and datasets into this machine's cache."""
+        """Download models and datasets into this machine's cache; in a preview, only list them."""
         hub = prefetch.connect(self.settings, self.context.environ)
         items = prefetch.fetch(self.context, hub, wanted, dry_run=preview)
         return CacheReport(workload=workload, cache=self.settings.text("HOST_CACHE_PATH"), items=items, seconds=0)
@@ -452,7 +452,7 @@ class MadeUpBackend:
     def on_hosts(
         self, script: str, arguments: tuple[str, ...], seconds: float
     ) -> tuple[Mapping[str, CompletedProcess], Failures]:
-        """Run a script on this machine."""
+        """Run a script on this machine, the only host; return its result, or the HostError as a failure."""
         try:
             return {HERE: process.run(("bash", "-c", script, "bash", *arguments), timeout=seconds, check=False)}, {}
         except HostError as error:
@@ -463,15 +463,15 @@ class MadeUpBackend:
         return (*(f"node {name}" for name in self._made()), *self.under_way()), {}
 
     def versions(self) -> dict[str, str]:
-        """Return the version of labctl."""
+        """Return the versions of labctl and of the made-up engine."""
         return {"labctl": metadata.version("labctl"), "engine": "made-up 1"}
 
     def freeze(self) -> dict[str, Any]:
-        """Refuse: nodes share this machine's devices and programs."""
+        """Raise ConfigError: nodes share this machine's devices and programs, so `freeze` is not supported."""
         raise ConfigError("freeze is not supported", hint=UNSUPPORTED["freeze"])
 
     def not_replayable(self, recorded: ReplayedRun) -> Iterator[str]:
-        """Yield that runs are not replayed."""
+        """Yield one reason: made-up runs are not replayed."""
         yield "made-up runs are not replayed"
 
     # --- nodes ---
@@ -488,7 +488,7 @@ class MadeUpBackend:
         return max(process.attached(("env", "-C", str(self._place(node)), *command), lambda _: None) for node in chosen)
 
     def logs(self, node: str | None, on_line: Callable[[str], None], *, follow: bool, colors: bool) -> None:
-        """Pass on the logs of the nodes."""
+        """Pass the log lines of a node, or of all nodes, to ``on_line``, with the node's name in front."""
         for name in (node,) if node else self._made():
             for line in (self._place(name) / LOG).read_text().splitlines():
                 on_line(f"{name}  | {line}")
@@ -563,7 +563,7 @@ class MadeUpBackend:
         return outcome(run, ranks.ended or Ended(code=1, lost=True), watch)
 
     def output(self, run: Run, on_lines: OnLines, given_up: Callable[[], bool] = bool) -> None:
-        """Follow the lines of a run until its end."""
+        """Pass a run's lines, from the first to its end, to ``on_lines``."""
         self._ranks(run.run_id).follow(on_lines, given_up)
 
     def log(self, run_id: str, on_lines: OnLines) -> bool:
@@ -571,11 +571,11 @@ class MadeUpBackend:
         return False
 
     def recorded(self, run_id: str) -> Run:
-        """Load a run of the record."""
+        """Build a run from its recorded job and the current lab."""
         return Run(lab=self.lab(), job=store.load_job(self.context.directory, run_id))
 
     def active(self) -> Mapping[str, ActiveRun]:
-        """List the runs that this process follows."""
+        """Return the runs that this process has started, also ended ones, by id."""
         return {run_id: ranks.active for run_id, ranks in self._runs.items()}
 
     def sharing_losses(self) -> AbstractContextManager[object]:
@@ -594,7 +594,7 @@ class MadeUpBackend:
         return True
 
     def end(self, run_id: str) -> None:
-        """Stop the remaining processes of a run."""
+        """Kill the remaining processes of a run, and forget the run."""
         if ranks := self._runs.pop(run_id, None):
             ranks.stop(0, "")
 
@@ -604,11 +604,11 @@ class MadeUpBackend:
         outputs.move(store.outputs(directory, run_id), store.directory(directory, run_id))
 
     def evidence(self, run: Run, since: float) -> dict[str, str]:
-        """Return the names of the nodes."""
+        """Return one file, ``nodes.txt``, with the names of the nodes."""
         return {"nodes.txt": "\n".join(self._made())}
 
     def forget(self, run: Run) -> None:
-        """Forget a run."""
+        """Remove a run from this process's runs; its processes are not ended."""
         self._runs.pop(run.run_id, None)
 
     def without_lost(self, options: RunOptions, ended: Result, error: HostError) -> RunOptions:

@@ -11,7 +11,7 @@ WORKLOAD = "description: my own\nlauncher: torchrun\nscript: train.py\ntimeout: 
 
 @dataclass(frozen=True)
 class Mistake:
-    """One row of the table. ``says`` and ``hint`` are parts of the output."""
+    """A mistake and labctl's answer, a row of docs/mistakes.md; ``says`` and ``hint`` are parts of the output."""
 
     what: str
     typed: str
@@ -254,6 +254,6 @@ parser.parse_args()
 
 
 def table() -> str:
-    """Render the table of the page."""
+    """Render the Markdown table of docs/mistakes.md."""
     head = "| What | Typed, or in `.env` | Exit code | labctl says | and | It costs |\n|" + " --- |" * 6 + "\n"
     return head + "".join(f"{mistake.row}\n" for mistake in (*TYPED, *STARTED))

@@ -21,7 +21,7 @@ PIECE = 1 << 16
 
 
 class Nearby(Connection):
-    """``shell`` runs the scripts, ``environment`` extends that of this process."""
+    """Connection to this machine: ``shell`` runs the scripts, ``environment`` extends this process's."""
 
     def __init__(
         self, *, shell: tuple[str, ...] = ("sh",), name: str = "gpu-1", environment: dict[str, str] | None = None
@@ -67,7 +67,7 @@ class Nearby(Connection):
         on_chunk: Callable[[bytes], object],
         timeout: float,
     ) -> CompletedProcess:
-        """Write all input, then read all output: no script here prints much before its input ends."""
+        """Run a script: write all input, then read all output, as no script here prints much before its input ends."""
         self.commands += 1
         argv = (*self.shell, "-c", script, "sh", *arguments)
         with TemporaryFile() as complaints, self._child(argv, complaints, timeout) as child:

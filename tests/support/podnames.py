@@ -12,7 +12,7 @@ BRIDGE = ("172.17.0.1", 53)
 
 
 class PodNames(socketserver.UDPServer):
-    """A UDP server of these ``addresses``; other names are not found."""
+    """A UDP server that resolves the names in ``addresses``; other names are not found."""
 
     def __init__(self) -> None:
         super().__init__(BRIDGE, _Answer)

@@ -87,7 +87,7 @@ class RunningApi(FakeApi):
 
 
 def without_results(_: str, argv: tuple[str, ...]) -> tuple[tuple[int, bytes], ...]:
-    """Answer as programs that succeed, and tar of an empty directory."""
+    """Answer as programs that succeed without output; tar prints an empty archive."""
     return ((OUT, bytes(10240)), SUCCESS) if "tar -C" in " ".join(argv) else (SUCCESS,)
 
 
@@ -109,12 +109,12 @@ def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.T
 
 
 def serving(*members: tuple[tarfile.TarInfo, bytes], end: tuple[int, bytes] = SUCCESS) -> Programs:
-    """Answer as a launcher's programs, with tar printing these members."""
+    """Return the answers of a launcher's programs: tar prints these members and ends with ``end``, others succeed."""
     return lambda _, argv: (*archive(*members), end) if "tar -C" in argv[2] else (SUCCESS,)
 
 
 def own_workload(directory: Path, timeout: str = "60s") -> Path:
-    """Make a lab directory with the workload `hello`."""
+    """Write the workload `hello` into a lab directory; return the directory."""
     folder = directory / "workloads/hello"
     folder.mkdir(parents=True)
     (folder / "workload.yml").write_text(WORKLOAD.format(timeout=timeout))
@@ -197,7 +197,7 @@ def unplaced(message: str) -> dict[str, Any]:
 
 
 def labelled(name: str, lab: str = "demo", **more: Any) -> dict[str, Any]:
-    """Build the metadata of a lab's object."""
+    """Build an object that has only metadata: name, the lab's label, and ``more``."""
     return {"metadata": {"name": name, "labels": {"labctl.lab": lab}, **more}}
 
 

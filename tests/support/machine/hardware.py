@@ -85,7 +85,7 @@ def groups(machine: Machine, **numbers: int) -> None:
 
 
 def port(machine: Machine, name: str, *, driver: str) -> None:
-    """Plant a network port that is up."""
+    """Plant a network port of this kernel driver that is up."""
     folder = f"{BUS}/net/{name}"
     for file, text in {"operstate": "up", "carrier": "1", "speed": "100000"}.items():
         machine.file(f"{folder}/{file}", f"{text}\n")

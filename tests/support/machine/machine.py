@@ -117,7 +117,7 @@ class Machine:
         where.chmod(0o755)
 
     def clear(self) -> None:
-        """Remove what was planted and recorded."""
+        """Remove planted files, restore those they replaced, and delete the record of the vendors' programs."""
         while self._planted:
             path, before = self._planted.pop()
             if path.is_dir() and not path.is_symlink():
@@ -231,7 +231,7 @@ def import_node(image: str, name: str, *, prefix: tuple[str, ...] = ()) -> None:
 
 
 def _hold(scratch: Path, images: Path) -> subprocess.Popen[bytes]:
-    """Make the namespaces; skip the test if the kernel forbids it."""
+    """Start the process that holds the machine's namespaces; skip the test unless root and allowed by the kernel."""
     if os.geteuid() != 0:
         pytest.skip("a machine with stand-in devices needs root: mounts, namespaces, device files")
     script = ["bash", str(HERE / "machine.sh"), str(scratch), str(images)]

@@ -76,7 +76,7 @@ def files(config: dict[str, Any], kind: str) -> tuple[list[str], Path]:
 
 
 def add(config: dict[str, Any], kind: str) -> None:
-    """Add the devices to the configuration that runc reads, as a runtime does."""
+    """Add the requested devices and the vendor's tool to the configuration that runc reads, as a runtime does."""
     paths, tool = files(config, kind)
     for path in paths:
         number = Path(path).stat().st_rdev
@@ -89,7 +89,7 @@ def add(config: dict[str, Any], kind: str) -> None:
 
 
 def bring(config: dict[str, Any], kind: str, pid: int) -> None:
-    """Create the devices in the container's mounted file system, as a hook does before the first process starts."""
+    """Create the requested devices and the vendor's tool in the container's file system, as a prestart hook does."""
     paths, tool = files(config, kind)
     root = config["root"]["path"]
     lines = []

@@ -14,7 +14,7 @@ VENDOR = PciVendor("0x7e7a", "a Zeta card", ("zeta",))
 
 
 def find(root: HostPath) -> tuple[Device, ...]:
-    """List the cards in bus order, in which their device files are numbered."""
+    """Return the cards that have a device file, in bus order, by which the files are numbered."""
     cards = [card.address for card in pci.cards(root) if card.vendor == VENDOR.id]
     return tuple(
         Device(

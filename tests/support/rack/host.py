@@ -89,7 +89,7 @@ class Host:
             images.load(name, f"unix://{self._socket}")
 
     def clean(self, image: str) -> None:
-        """Cure the host, and remove all containers, other images and the home directory's files."""
+        """Cure the host, and remove all containers, all images except ``image``, and the home directory's files."""
         self.cure()
         for container in self.engine.containers.list(all=True, ignore_removed=True):
             container.remove(force=True, v=True)
@@ -126,7 +126,7 @@ class Host:
         return done
 
     def shell(self, script: str, *arguments: str, check: bool = True) -> str:
-        """Run a script as root, with the words as its $1, $2 ...; return its output."""
+        """Run a script as root, with ``arguments`` as its $1, $2 ...; return its output."""
         return self.run("sh", "-c", script, "sh", *arguments, check=check).stdout
 
     @cached_property

@@ -23,7 +23,7 @@ RELEASES = (build.DEBIAN, "trixie")
 
 
 def ensure(engine: DockerClient, directory: Path) -> str:
-    """Return the image's tag; build it unless it exists from the same files. ``directory``: a private one."""
+    """Return the tag of the hosts' image; build it unless it exists for the current files. ``directory``: scratch."""
     digest = hashlib.sha256(b"\0".join((HERE / name).read_bytes() for name in FILES)).hexdigest()
     tag = f"{NAME}:{digest[:12]}"
     if not engine.images.list(filters={"reference": tag}):
@@ -43,9 +43,9 @@ def _build(tag: str, directory: Path) -> None:
 
 
 def given(engine: DockerClient, name: str, present: Iterable[Image] = ()) -> list[str]:
-    """The arguments of give.sh for one of the engine's images, beside those that the other engine knows already.
+    """Return give.sh's arguments that copy an image to a host; empty unless the engine's storage is overlay2.
 
-    Empty where the engine keeps images in another way than that knows: then they are to be loaded.
+    ``present``: images that the host's engine has already. With no arguments, use `load`.
     """
     if engine.info()["Driver"] != "overlay2":
         return []

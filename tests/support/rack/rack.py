@@ -44,7 +44,7 @@ IdentityAgent none
 class Rack:
     """Hosts that tests share, and hosts of a single test; `close` removes all.
 
-    ``environ`` is for the control side: an ssh that, in place of the person's own files, reads ``config`` and
+    ``environ`` is for the control side: an ssh that, in place of the user's own files, reads ``config`` and
     ``known_hosts``, which a test may change; ``key`` opens every host, ``other_key`` none.
     """
 
@@ -139,7 +139,7 @@ class Rack:
     # --- the control side ---
 
     def inventory(self, path: Path, *hosts: Host, **fields: object) -> None:
-        """Write a hosts file."""
+        """Write a hosts file of these hosts; ``fields`` replace or extend those of each line."""
         path.write_text("".join(f"{host.line(**fields)}\n" for host in hosts))
 
     def ssh(
