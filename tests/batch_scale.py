@@ -179,7 +179,7 @@ def nothing(_: int) -> float:
 
 
 def run(jobs: Jobs, durations: Sequence[float], launch: Cost = nothing, end: Cost = nothing) -> Outcome:
-    """Run jobs by the real queue; labctl's work is sequential, and each piece takes its own time."""
+    """Run jobs through the real queue on a simulated clock; labctl's work is sequential and takes its measured time."""
     queue, ends, costs = JobQueue(jobs, FOLLOWED), list[tuple[float, int]](), dict[int, float]()
     now = free = 0.0
     begun: list[int] = []

@@ -72,7 +72,7 @@ def up(nodes: int, goal: float) -> Callable[[int], dict[str, Any]]:
 
 
 def repeated_up(nodes: int, goal: float) -> Callable[[int], dict[str, Any]]:
-    """Compare the second call of each, which finds nothing to do."""
+    """Compare `labctl up` with `docker compose up -d` when the lab is up and nothing is to do."""
 
     def bench(runs: int) -> dict[str, Any]:
         with lab(nodes) as here:
@@ -241,7 +241,7 @@ BENCHMARKS: list[tuple[str, float, Callable[[int], dict[str, Any]]]] = [
 def compare(
     runs: int, ours: Timed, raw: Timed, goal: float, *, unit: str = "s", more_is_better: bool = False
 ) -> dict[str, Any]:
-    """Return the medians, and the median and range of the pairs' ratios; the first pair is skipped."""
+    """Measure both in turn; return the medians, and the ratios' median and range, without the first pair."""
     pairs = []
     for turn in range(runs + 1):
         pair = ours(), raw()

@@ -47,7 +47,7 @@ LIMITED = ["made-up", "cluster in memory"]
 
 
 def programs(container: str, argv: tuple[str, ...]) -> Iterator[str]:
-    """Answer as the programs of this contract do in a node."""
+    """Answer the programs that this contract runs in a node: echo, an exit with 7, mpirun and the agent."""
     yield from healthy(container, argv)
     if argv[0] == "echo":
         yield " ".join(argv[1:])
@@ -58,7 +58,7 @@ def programs(container: str, argv: tuple[str, ...]) -> Iterator[str]:
 
 
 def ranks(command: str) -> Iterator[str]:
-    """Answer as the launch command of a run does, by the name of its workload."""
+    """Print a run of two ranks: of `fails` rank 0 fails, `stubborn` never ends, others print `answer 42`."""
     for rank in range(2):
         yield f"\x01{rank}!\x02labctl: rank {rank} of 2 on worker-{rank}"
     if "-fails-" in command:
@@ -107,7 +107,7 @@ LABS: Mapping[str, tuple[str, tuple[int, ...], Callable[[Context], Site]]] = {
 
 
 def context_of(directory: Path, *settings: str) -> Context:
-    """A lab directory with the tests' workloads."""
+    """Make a lab directory with the tests' workloads and these lines in .env; return its context."""
     flows.init(directory)
     shutil.copytree(WORKLOADS, directory / "workloads", dirs_exist_ok=True)
     lines = ("LAB_NAME=demo", "LAB_ACCELERATOR=cpu", f"HOST_CACHE_PATH={directory}", *settings)
@@ -294,7 +294,7 @@ def test_a_detached_run_is_active_and_can_be_followed_from_its_beginning_and_sto
 
 
 def follow(context: Context, run_id: str, heard: list[str]) -> None:
-    """Follow a run from its first line, also before its launcher starts."""
+    """Collect a run's lines in ``heard`` from the first to its end; retry until the run can be followed."""
 
     def followed() -> bool:
         heard.clear()
@@ -322,12 +322,12 @@ def test_a_run_whose_nodes_are_gone_is_closed_by_the_next_list(site: Site, ready
 
 
 def runs_of(context: Context) -> dict[str, str]:
-    """List the runs and their states."""
+    """Return the state of each run, by id."""
     return {run.run_id: run.state for run in flows.runs(context).runs}
 
 
 def result_of(context: Context, run_id: str) -> Result | None:
-    """Return a run's result, once the list of runs has closed its record."""
+    """List the runs, which closes records of ended ones; return this run's result, or None if it is not done."""
     return flows.show(context, run_id).result if runs_of(context)[run_id] == "done" else None
 
 
@@ -382,7 +382,7 @@ def test_a_lab_that_is_frozen_is_verified(ready: Context) -> None:
 
 
 def refused(context: Context, command: str) -> object:
-    """Use a command, or an option of run, that a backend may not support."""
+    """Call a command, or `run` with an option, that a backend may not support; return the result."""
     if command.startswith("--"):
         name = command.removeprefix("--").replace("-", "_")
         given: Any = {"hostfile": Path("x"), "wait": True, "retries": 1}.get(name, "x")

@@ -29,7 +29,7 @@ REAL = [DOCKER]
 
 
 def programs(container: str, argv: tuple[str, ...]) -> Iterator[str]:
-    """Answer as the programs of this contract do in a container."""
+    """Answer the programs that this contract runs in a container: echo, false and the agent."""
     yield from healthy(container, argv)
     if argv[0] == "echo":
         yield " ".join(argv[1:])
@@ -48,19 +48,19 @@ class EngineLab:
         return cluster.backend_here(20)
 
     def nodes(self) -> list[Container]:
-        """Return the running containers by node."""
+        """Return the running containers, sorted by node."""
         containers = self.engine.observe(self.name).containers
         running = [container for container in containers if container.state == "running"]
         return sorted(running, key=lambda container: container.node)
 
     def node(self, name: str) -> Container:
-        """Return a running container and its user."""
+        """Return a node's container, as observed now; fail if it does not exist."""
         container = self.engine.observe(self.name, node=name).container(name)
         assert container
         return container
 
     def lose(self, name: str) -> None:
-        """Remove a container."""
+        """Remove a node's container through the engine."""
         self.engine.remove(HERE, "container", (self.node(name).id,))
 
 

@@ -37,13 +37,13 @@ def lab(machine: Machine, machine_lab: FreshLab) -> Lab:
 
 
 def listed(cards: int) -> str:
-    """Return a stand-in for Habana's tool that lists ``cards`` cards."""
+    """Return the Python text of a stand-in for hl-smi that lists ``cards`` cards."""
     lines = [f"{index}, 0000:{0x30 + index:02x}:00.0, HL-225, 98304, 01P0-{index}" for index in range(cards)]
     return f"print({chr(10).join(lines)!r})\n"
 
 
 def validated(lab: Lab, *, code: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run the validation of Gaudi's profile without the checks that need a Gaudi; return its steps by name."""
+    """Run Gaudi's validation without the checks that need a Gaudi; return its document, and its steps by name."""
     gaudi = lab.call("validate", "--profile", "gaudi", "--print-profile").expect(0).out
     (lab.path / "gaudi.yml").write_text(f"{gaudi.partition('checks:')[0]}checks: [{{workload: ssh-check}}]\n")
     answer = lab.call("validate", "--profile", "gaudi.yml", "--json", limit=400).expect(code)

@@ -36,7 +36,7 @@ def evidence(lab: Lab, run_id: str) -> dict[str, str]:
 
 
 def slow(*values: object) -> object:
-    """Cause that differs from others in its message only, which unit tests cover."""
+    """Mark a case as slow: its cause differs from others in the message only, which unit tests cover."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
 

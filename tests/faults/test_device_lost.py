@@ -32,7 +32,7 @@ ls /dev/nvidia[0-9]* | sed 's|/dev/nvidia\\(.*\\)|GPU \\1: Stand-in (UUID: GPU-\
 
 @pytest.fixture
 def nvidia(machine: Machine, machine_lab: FreshLab) -> Lab:
-    """A lab of two nodes with a GPU each, whose tool lists the existing devices."""
+    """A lab of two nodes with a GPU each, up; the machine's nvidia-smi lists the existing devices."""
     for index in (0, 1):
         hardware.nvidia(machine, index)
     machine.program("nvidia-smi", NVIDIA_SMI)
@@ -43,7 +43,7 @@ def nvidia(machine: Machine, machine_lab: FreshLab) -> Lab:
 
 @pytest.fixture
 def intel(machine: Machine, machine_lab: FreshLab) -> Lab:
-    """A lab of two nodes with a render node each, accessible to one group of the machine."""
+    """A lab of two nodes with a render node each, up; one group of the machine has access to the render nodes."""
     hardware.groups(machine, render=hardware.RENDER)
     for number in (0, 1):
         hardware.card(machine, number, vendor="0x8086")

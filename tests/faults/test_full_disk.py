@@ -18,7 +18,7 @@ pytestmark = pytest.mark.docker
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small file system."""
+    """A directory on its own file system of 160 MiB; skip the test unless root."""
     if os.geteuid():
         pytest.skip("to mount a file system takes root")
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160m", "labctl-tests", str(tmp_path)], check=True)
@@ -27,7 +27,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """Write a file that fills the disk of this directory."""
+    """Fill the disk of this directory with one file; return its path."""
     filler = disk / "filler"
     with suppress(OSError), filler.open("wb", buffering=0) as file:
         for size in (1 << 20, 1 << 12):

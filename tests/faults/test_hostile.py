@@ -46,12 +46,12 @@ def attacked(
 
 @pytest.fixture(scope="module")
 def earlier(attacked: Lab) -> Path:
-    """The record of an earlier run."""
+    """Record directory of a run of `hello` before the attack."""
     return attacked.path / "runs" / str(attacked.call("run", "hello", "--json").expect(0).json["run_id"])
 
 
 def tree(path: Path) -> str:
-    """Hash all files below a directory: names, modes, links and contents."""
+    """Return one hash of everything below a directory: names, modes, links and contents."""
     digest = hashlib.sha256()
     for entry in sorted(path.rglob("*")):
         content = (

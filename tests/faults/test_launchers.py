@@ -29,7 +29,7 @@ def four_nodes(lend_module: FreshLab) -> Lab:
 
 
 def hello(lab: Lab, launcher: str, order: tuple[int, ...], *flags: str) -> list[str]:
-    """Return the nodes of the ranks of a run of `hello` with this hostfile, two slots per node."""
+    """Run `hello` on these workers, two slots each; return the node of each rank, in rank order."""
     hostfile = lab.path / "hostfile-of-test"
     hostfile.write_text("".join(f"worker-{number} slots=2\n" for number in order), encoding="utf-8")
     argv = ("run", "hello", "--launcher", launcher, "--hostfile", str(hostfile), *flags, "--json")

@@ -51,7 +51,7 @@ def runs(lab: Lab) -> dict[str, dict[str, Any]]:
 
 
 def looks(lab: Lab) -> tuple[str, list[str]]:
-    """Return the lab's state, and the nodes with errors of doctor."""
+    """Return the lab's state from `status`, and the sorted codes of doctor's errors."""
     before = runs(lab)
     status = lab.call("status", "--json").expect(0).json
     after = runs(lab)

@@ -59,7 +59,7 @@ def load_host(facts: dict[str, Any]) -> Host:
 
 
 def load_job(folder: Path, of: Lab) -> Job | None:
-    """Load the run of a case with a folder of workloads; on several hosts, that of the case on one machine."""
+    """Build the job of a case, for a ``-hosts`` case from its ``-nodes`` case; None without a folder of workloads."""
     folder = folder.with_name(folder.name.replace("-hosts", "-nodes"))
     if not (folder / "workloads").is_dir():
         return None

@@ -43,7 +43,7 @@ def differences(first: Any, other: Any, path: str = "") -> Iterator[str]:
 
 
 def document(path: Path, directory: str) -> dict[str, Any]:
-    """Parse a compose file; name the lab's directory alike, and mounts by their targets."""
+    """Parse a compose file with the lab's directory replaced by a common one, and volumes by target."""
     compose: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8").replace(directory, DIRECTORY))
     for service in compose["services"].values():
         service["volumes"] = {volume["target"]: volume for volume in service["volumes"]}
@@ -70,7 +70,7 @@ def found_in(here: str, there: str) -> set[str]:
 
 
 def settings(case: str) -> list[str]:
-    """List the lines of a case's .env, without blank lines and comments."""
+    """List the lines of a case's .env, without comments."""
     return [line for line in (HERE / case / "case.env").read_text(encoding="utf-8").splitlines() if line[0] != "#"]
 
 
@@ -84,7 +84,7 @@ def test_compose_files_differ_only_in_what_the_hosts_are() -> None:
 
 
 def other_files(case: str) -> dict[str, str]:
-    """Read all rendered files by path, except compose files and plans."""
+    """Return the content of a case's expected files by path, except compose files and plans."""
     root = HERE / case / "expected"
     names = ("compose.yml", "plan-up.txt", "plan-run.txt")
     paths = (path for path in root.rglob("*") if path.is_file() and path.name not in names)

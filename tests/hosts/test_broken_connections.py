@@ -36,7 +36,7 @@ def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory
 
 
 def impatient(lab: RackLab) -> RackLab:
-    """The lab with runs that end ten seconds after their labctl."""
+    """The lab with runs that end after ten seconds without labctl."""
     return replace(lab, environ={**lab.environ, "LAB_RUN_PATIENCE": "10"})
 
 

@@ -83,7 +83,7 @@ class Site:
         return InventoryHost(name=f"host-{port}", address="127.0.0.1", port=int(published[0]["HostPort"]), user="root")
 
     def trust(self, key: str = "key") -> None:
-        """Make this the known key of all sshds."""
+        """Write known_hosts with this key as the host key of all sshds."""
         public = (self.folder / f"{key}.pub").read_text()
         lines = [f"[127.0.0.1]:{self.host(port).port} {public}" for port in SSHDS]
         (self.folder / "known").write_text("".join(lines))

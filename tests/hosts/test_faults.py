@@ -43,7 +43,7 @@ def identities(lab: RackLab) -> dict[str, str]:
 
 
 def refused(lab: RackLab, host: str, reason: str) -> Answer:
-    """Return the answer of `up`; check host, reason and time limit."""
+    """Return the answer of an `up` that fails; check that it is in time and its error names this host and reason."""
     answer = lab.call("up", "--json").expect(3)
     error = answer.json["error"]
     assert error["node"] == host
@@ -55,7 +55,7 @@ def refused(lab: RackLab, host: str, reason: str) -> Answer:
 
 
 def converges(lab: RackLab, kept: dict[str, str]) -> None:
-    """Check that the cured lab is up, and that running containers were kept."""
+    """Run `up`; check that the lab is up, and that the containers ``kept`` still run."""
     lab.call("up").expect(0)
     assert lab.call("status", "--json").json["state"] == "up"
     assert {node: identity for node, identity in identities(lab).items() if node in kept} == kept
@@ -246,7 +246,7 @@ def ranks_up(lab: RackLab, run: Running, before: set[str]) -> str | None:
 
 
 def left_of(lab: RackLab, run_id: str) -> list[str]:
-    """List the processes of a run in the running containers, as their own user."""
+    """List the nodes in whose running containers a process of this run is left."""
     search = ["sh", "-c", 'grep -slaF -- "$0" /proc/[0-9]*/environ', f"LABCTL_RUN_ID={run_id}"]
     running = {node: container for node, container in lab.containers().items() if container.status == "running"}
     return sorted(node for node, container in running.items() if container.exec_run(search, user="1000:1000").output)

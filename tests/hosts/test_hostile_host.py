@@ -70,7 +70,7 @@ def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory
 
 
 def tree(path: Path) -> dict[str, str]:
-    """Hash each file below a directory."""
+    """Return the SHA-256 of each file below a directory, by path."""
     files = (file for file in path.rglob("*") if file.is_file())
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 

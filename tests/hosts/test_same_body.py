@@ -35,7 +35,7 @@ def lab(request: pytest.FixtureRequest) -> Lab:
 
 @pytest.fixture
 def launcher(lab: Lab) -> str:
-    """Launcher of a script: DeepSpeed's over hosts, as many other tests cover it on one machine."""
+    """Name of the launcher: deepspeed over hosts; mpirun on one machine, where many other tests cover deepspeed."""
     return "deepspeed" if isinstance(lab, RackLab) else "mpirun"
 
 

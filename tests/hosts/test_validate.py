@@ -106,14 +106,14 @@ def test_a_node_with_the_wrong_interface_is_named(rack: Rack, rack_lab: RackLabs
 
 
 def profile(lab: RackLab, *checks: str) -> str:
-    """Write a profile with these checks."""
+    """Write a validation profile with these checks; return its path."""
     path = lab.path / "mine.yml"
     path.write_text(f"description: a few checks\nwithin: 30%\nchecks: [{', '.join(checks)}]\n")
     return str(path)
 
 
 def validated(lab: RackLab, profile: str, *, code: int) -> dict[str, Any]:
-    """Run a validation; return its result."""
+    """Run a validation with this profile; return its document, or fail on another exit code."""
     answer = lab.call("validate", "--profile", profile, "--json", limit=400).expect(code)
     validation: dict[str, Any] = answer.json["validation"]
     return validation

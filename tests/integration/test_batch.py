@@ -81,7 +81,7 @@ def nothing_runs(lab: Lab) -> bool:
 
 
 def began(lab: Lab, out: str, running: Running, log: str, text: str) -> None:
-    """Wait until a job of a batch has printed this."""
+    """Wait until a job's log in the batch's folder ``out`` has this text; fail if labctl ends before."""
 
     def has_said() -> bool:
         assert running.process.poll() is None, running.err
@@ -97,7 +97,7 @@ def overlap(first: BatchJob, other: BatchJob) -> bool:
 
 @pytest.fixture(scope="module")
 def mixed(lab: Lab) -> Answer:
-    """A batch of eight jobs: one hangs, one is killed and one is slow."""
+    """Answer of a batch of eight jobs: one hangs, one is killed and one is slow."""
     behaviours = ("worker-0+worker-1=hangs", "worker-3+worker-2=endless", "worker-3=slow")
     sets = ("hostfiles/4nodes_2xN", "hostfiles/4nodes_1xN")
     argv = ("batch", "steps", *sets, "--out", "out", "--timeout", "15s", "--json", "--", "10", *behaviours)

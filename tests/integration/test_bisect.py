@@ -46,7 +46,7 @@ def four_nodes(lend_module: FreshLab) -> Lab:
 
 @pytest.fixture
 def slowed(four_nodes: Lab) -> Iterator[str]:
-    """A node that is ten times slower."""
+    """Name of a node that is ten times slower during the test."""
     node = "worker-2"
     four_nodes.inside(node, "touch", SLOW)
     yield node

@@ -179,7 +179,7 @@ def secret_lab(new_lab: Callable[[dict[str, str]], Lab], image: str) -> Iterator
 
 @pytest.fixture(scope="module")
 def runs(secret_lab: SecretLab) -> list[str]:
-    """A crashed run and a passed one, after all commands that can show them."""
+    """Ids of a crashed run and a passed one, after all commands that can show them."""
     with secret_lab.watched():
         made = [secret_lab.crashed(), secret_lab.run("mpirun")]
         for arguments in (

@@ -32,7 +32,7 @@ def sleeping(lab: Lab, seconds: int) -> list[str]:
 
 
 def left_behind(lab: Lab) -> list[str]:
-    """List the open sessions, on either side."""
+    """List the ssh sessions that are open in the lab's containers, of clients and servers."""
     rows = [(name, row[-1]) for name, container in lab.containers().items() for row in container.top()["Processes"]]
     return [f"{name}: {command}" for name, command in rows if "ssh -T" in command or "notty" in command]
 

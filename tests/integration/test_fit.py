@@ -12,7 +12,7 @@ LONG = ("sequence-length=256", "deepspeed.train_micro_batch_size_per_gpu=8")
 
 
 def predicted(lab: Lab, workload: str, *settings: str) -> int:
-    """Return a rank's peak memory in bytes, above its memory before the model is built."""
+    """Return the estimate of `fit` for a rank's peak memory, in bytes above its memory before the model is built."""
     document = lab.call("fit", workload, "--json", *settings).json
     process = next(line["forward"] for line in document["lines"] if line["formula"] == "constant")
     return int(document["needs"]["device"]) - int(process)

@@ -43,7 +43,7 @@ LIBRARY = b"\x7fELF"
 
 
 def layers(engine: DockerClient, image: str) -> Iterator[tuple[str, str, bytes]]:
-    """Yield each file of each layer, with its content, from `docker save`."""
+    """Yield layer, path and content of each entry in the image's layers; the content of big files is left empty."""
     with (
         closing(engine.api.get_image(image, chunk_size=BLOCK)) as response,
         tarfile.open(fileobj=cast(IO[bytes], Chunks(response)), mode="r|", bufsize=BLOCK) as saved,

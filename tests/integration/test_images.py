@@ -29,7 +29,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def nvidia(engine: DockerClient, new_lab: Callable[[dict[str, str]], Lab]) -> str:
-    """Name of the image of the current files; building it takes minutes."""
+    """Name of the NVIDIA image, built in minutes if missing or out of date."""
     here = engine.images.list(filters={"reference": f"{IMAGE}:latest"})
     if not here or catalog.is_stale(here[0].labels, "nvidia"):
         new_lab({"LAB_ACCELERATOR": "nvidia", "LAB_IMAGE": IMAGE}).call("build", limit=1800).expect(0)

@@ -194,7 +194,7 @@ def test_a_kernel_computes_over_the_relay(lab: Lab) -> None:
 
 
 def execute(code: str) -> dict[str, Any]:
-    """Build a kernel's `execute_request`; jupyter-client.readthedocs.io, messaging."""
+    """Build the `execute_request` that runs this code in a kernel; jupyter-client.readthedocs.io, messaging."""
     header = {
         "msg_id": uuid.uuid4().hex,
         "msg_type": "execute_request",

@@ -13,7 +13,7 @@ LINE = re.compile(r"([a-z-]+ \w+) of (worker-\d): ([\d.]+) GB/s, median ([\d.]+)
 
 
 def rates(answer: Answer) -> dict[str, dict[str, float]]:
-    """Parse GB/s by name and node; check that no median is above its best."""
+    """Parse the best GB/s by measurement and node; check that no median is above its best."""
     by_name: dict[str, dict[str, float]] = {}
     for name, node, best, median, _ in LINE.findall(answer.err):
         assert 0 < float(median) <= float(best)

@@ -36,7 +36,7 @@ def added(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def lab(fresh_lab: FreshLab, engine: DockerClient, image: str, added: dict[str, str]) -> Iterator[Lab]:
-    """A lab with these settings and a Python package, up."""
+    """A lab with the settings ``added`` and the Python package einops, up."""
     made = fresh_lab(LAB_PACKAGES="einops==0.8.0", **added)
     made.call("up").expect(0)
     tag = made.image()

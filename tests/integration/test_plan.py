@@ -15,7 +15,7 @@ LOCKS = {".lab/lock"}
 
 
 def made(lab: Lab) -> dict[str, str]:
-    """Read all files that labctl keeps for the lab."""
+    """Return the content of all files in .lab and runs, except locks, as hex by path."""
     files = (path for folder in (".lab", "runs") for path in (lab.path / folder).rglob("*") if path.is_file())
     names = {str(path.relative_to(lab.path)): path for path in files}
     return {name: path.read_bytes().hex() for name, path in names.items() if name not in LOCKS}

@@ -17,7 +17,7 @@ SERVE = "cd /tmp && echo hello > word && (python3 -m http.server 8000 >/dev/null
 
 
 def fetched(url: str) -> str:
-    """Fetch a URL; retry until the server listens."""
+    """Return the text at a URL; retry for 20 s until the server listens."""
     limit = time.monotonic() + 20
     while True:
         try:

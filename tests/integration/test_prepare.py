@@ -53,7 +53,7 @@ def operators(lab: Lab) -> dict[str, tuple[int, int]]:
 
 
 def rehearse(lab: Lab) -> Answer:
-    """A rehearsal with DeepSpeed's CPU optimiser, on two nodes with two ranks each."""
+    """Rehearse opt-tiny with DeepSpeed's CPU optimiser in the lab; return the answer."""
     offload = "deepspeed.zero_optimization.offload_optimizer.device=cpu"
     return lab.call("run", "opt-tiny", "--rehearse", "--set", offload, "--json", limit=400).expect(0)
 

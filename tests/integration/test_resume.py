@@ -21,7 +21,7 @@ EVERY_20 = ("--set", "save-every=20")
 
 
 def killed_after(running: Running, lab: Lab, step: str) -> None:
-    """Kill a worker once the run has printed this of a step."""
+    """Kill worker-1 once the run has printed ``step``; fail if labctl ends before."""
 
     def is_printed() -> bool:
         assert running.process.poll() is None, running.err
@@ -36,7 +36,7 @@ def record(lab: Lab, run_id: str) -> Path:
 
 
 def broken(lab: Lab, arguments: tuple[str, ...], step: str) -> str:
-    """Start a run that loses a worker at this point, and bring the lab up again; return the run's id."""
+    """Start a run, kill worker-1 at this step, and bring the lab up again; return the failed run's id."""
     with lab.start("run", *arguments, "--json") as running:
         killed_after(running, lab, step)
         # Rank 0 prints a traceback about the lost rank.
@@ -60,7 +60,7 @@ def progress(lab: Lab, run_id: str, step: int) -> Any:
 
 
 def same_as(lab: Lab, whole: str, part: str, *, after: int) -> None:
-    """Check that the second run repeats the first one's later steps, and prints no others but the first step."""
+    """Check that run ``part`` repeats the steps after ``after`` of run ``whole``, and prints only step 1 besides."""
     first, second = output_by_step(lab, whole, STEPS), output_by_step(lab, part, STEPS)
     last = max(map(int, second))
     assert second == {step: text for step, text in first.items() if after < int(step) <= last or step == "1"}
@@ -75,7 +75,7 @@ def lab(module_lab: Lab) -> Lab:
 
 @pytest.fixture(scope="module")
 def whole(module_lab: Lab) -> str:
-    """A run of opt-tiny without interruption."""
+    """Id of a run of opt-tiny without interruption."""
     return str(module_lab.call("run", *TINY, *EVERY_20, "--json", limit=LIMIT).expect(0).json["run_id"])
 
 

@@ -35,7 +35,7 @@ def test_every_rank_and_epoch_has_a_row_in_metrics_csv(lab: Lab) -> None:
 
 
 def write_cifar10(folder: Path, images: int) -> None:
-    """Write ``images`` images, cycling through the classes, to each of the six files."""
+    """Write CIFAR-10's six binary files, each with ``images`` images that cycle through the classes."""
     folder.mkdir(parents=True)
     for name in (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"):
         records = (bytes([number % 10]) + bytes([25 * (number % 10)]) * 3072 for number in range(images))
