@@ -72,7 +72,7 @@ class Engine(FakeBackend):
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    """Engine of the lab in ``tmp_path``."""
+    """In-memory engine of a lab with the workload `hello` in ``tmp_path``."""
 
     def answer(name: str, argv: tuple[str, ...]) -> Iterator[str]:
         if "reach" in argv:
@@ -99,7 +99,7 @@ def context(tmp_path: Path) -> Context:
 
 @pytest.fixture
 def lab_is_up(context: Context, engine: Engine) -> Callable[[], None]:
-    """Bring the lab up, and let the engine show the containers of compose."""
+    """Function that brings the lab up, with its containers shown by the engine and no observation counted yet."""
 
     def up() -> None:
         with clusters.connect(context, context.settings()) as cluster:
@@ -870,7 +870,7 @@ def test_a_record_of_an_earlier_labctl_is_not_replayed(context: Context, ran: Re
 
 @pytest.fixture
 def beside(context: Context, engine: Engine, ran: Result) -> None:
-    """Make another run active, on its own node, since `ran` ended."""
+    """Record another run, which is active on worker-7, after the end of ``ran``."""
     folder = context.directory / "runs/20270101-000000-hello-0000"
     folder.mkdir(parents=True)
     (folder / store.MARK).touch()

@@ -54,7 +54,7 @@ def mine(tmp_path: Path) -> Lab:
 
 
 def start(of: Lab, said: dict[str, str] | None = None, *, patience: float = 0) -> subprocess.Popen[str]:
-    """Start the first node of a lab as its container does; ``said`` replaces lines of its own description."""
+    """Start a lab's first node as its container does; ``said`` replaces fields of LAB_LEASE, which names the holder."""
     where = of.directory.parent / f"container-{len(list(of.directory.parent.iterdir()))}"
     where.mkdir()
     for mount in render.lease_mounts(of.nodes[0], of.hosts[0]):
@@ -75,7 +75,7 @@ def start(of: Lab, said: dict[str, str] | None = None, *, patience: float = 0) -
 
 
 def kill(process: subprocess.Popen[str]) -> None:
-    """End a node with all its processes, as the kernel does when a container ends."""
+    """Kill a node's process group, as the kernel does when a container ends."""
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
 

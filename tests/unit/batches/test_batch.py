@@ -241,7 +241,7 @@ def test_the_run_of_a_job_is_in_the_record_once_it_is_launched(lab: Lab, tmp_pat
 
 @pytest.fixture
 def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Press Ctrl-C once all jobs that fit are started."""
+    """Function that waits until all jobs that fit are started and then sends SIGINT to the main thread."""
     waiting = threading.Event()
 
     def wait(*given: Any, **options: Any) -> Any:

@@ -130,7 +130,7 @@ def test_of_three_nodes_one_that_is_well_alone_is_not_called_good() -> None:
 
 
 def of_bandwidth(count: int, together: float) -> Diagnosis:
-    """Diagnose nodes of one rank: groups have this bandwidth, and single nodes have none."""
+    """Diagnose nodes of which each group of several has this bandwidth, and a single node has 0."""
     steps = diagnose(names(count), minimum=9)
     groups = next(steps)
     while True:

@@ -13,7 +13,7 @@ Jobs = tuple[tuple[str, ...], ...]
 
 
 def jobs(*arguments: str) -> Jobs:
-    """Build jobs from the letters of their nodes."""
+    """Build a job per argument, with a node for each of its letters."""
     return tuple(tuple(word) for word in arguments)
 
 

@@ -24,7 +24,7 @@ def lab(directory: Path, nodes: int = 4) -> Lab:
 
 
 def running(speed: Speed, rounds: list[list[tuple[str, ...]]]) -> Callable[[Path], Batch]:
-    """Build runs of these total speeds; None for a failing run."""
+    """Build a stand-in for a batch: each group runs at ``speed``, None for a failure; ``rounds`` records the groups."""
 
     def run(folder: Path) -> Batch:
         paths = sorted(folder.glob("hostfile_*"))

@@ -57,7 +57,7 @@ LAB_SHM_SIZE=1g # with the token: hf_{CANARY.replace("-", "0")}
 
 @pytest.fixture(autouse=True)
 def _engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine that saves one image, and records loaded images."""
+    """Replace the engine by one that has a small image, which `docker save` writes."""
     made = image_archive(tmp_path / "saved.tar", NAME, [b"l" * 3000])
 
     def run(argv: Any, **_: object) -> CompletedProcess:
@@ -125,7 +125,7 @@ def file(lab: Path, tmp_path: Path) -> Path:
 
 
 def unpacked(file: Path, directory: Path, *, force: bool = False) -> list[str]:
-    """Unpack the lab; return the files written."""
+    """Unpack a bundle's lab files into a directory, without its images; return the paths written."""
     whole = load.checked(file, lambda _: None)
     selected = load.of_lab(whole, whole.below("lab")[".env"], directory, force=force)
     load.write(selected, directory)
@@ -459,7 +459,7 @@ def test_headers_that_cannot_be_are_damage(tmp_path: Path, header: dict[str, str
 
 
 def crafted(path: Path, members: dict[str, bytes], env: str = "LAB_NAME=x\n") -> Path:
-    """Write a complete bundle without `bundle save`."""
+    """Write a valid bundle with these members and .env, without `bundle save`; return its path."""
     with BundleWriter(image_archive(path, NAME, [b"l"]), ABOUT) as sealer:
         for name, content in {"lab/.env": env.encode(), **members}.items():
             sealer.add(name, content)
@@ -468,7 +468,7 @@ def crafted(path: Path, members: dict[str, bytes], env: str = "LAB_NAME=x\n") ->
 
 @pytest.fixture
 def loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loads:
-    """Load a bundle into ``out``, with a separate home; images are not loaded."""
+    """Function that loads a bundle into ``out``, without its images; returns the result, files and warnings."""
     monkeypatch.setattr(load, "hand_out", lambda *_: {})
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 

@@ -196,7 +196,7 @@ LOST = {"verdict": "ERROR", "cause": "node-lost", "exit_code": 4, "message": "wo
 
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch, labctl: Labctl) -> Callable[..., None]:
-    """Let `batch` run jobs with these ends."""
+    """Function that replaces the jobs of `batch` by ones with these ends, without a run."""
 
     def set_ends(*ends: dict[str, Any]) -> None:
         def run_jobs(*given: Any, **_: object) -> Batch:

@@ -78,6 +78,6 @@ def test_the_page_has_what_is_tested(request: pytest.FixtureRequest) -> None:
 
 
 def files_in(directory: Path) -> dict[str, bytes]:
-    """Read the user's files, without labctl's own empty lock."""
+    """Return the content of all files below a directory by path, without those in .lab."""
     files = (path for path in directory.rglob("*") if path.is_file() and ".lab" not in path.parts)
     return {str(path): path.read_bytes() for path in files}

@@ -107,7 +107,7 @@ def result(number: int, **changes: Any) -> Result:
 
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> list[Result]:
-    """Results of runs, in order; the remaining ones belong to runs that were not started."""
+    """Results that further runs return, in order; a test fills the list, and finds those of runs not started in it."""
     waiting: list[Result] = []
     monkeypatch.setattr(flows, "run", lambda *_: waiting.pop(0))
     return waiting
@@ -154,7 +154,7 @@ def test_repeat_is_refused_of_what_cannot_be_repeated(labctl: Labctl, ends: list
 
 @pytest.fixture
 def frozen(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Current state of the lab as freeze returns it; a test may change it."""
+    """State of the lab that `freeze` observes; a test may change it."""
     now: dict[str, Any] = {
         "schema": 1,
         "files": {"workloads/opt/train.py": "3333"},

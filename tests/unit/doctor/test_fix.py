@@ -17,7 +17,7 @@ from labctl.system import filelock
 
 
 def examining(directory: Path, monkeypatch: pytest.MonkeyPatch, findings: list[Finding]) -> Backend:
-    """A backend whose checks have these findings."""
+    """Build a backend whose checks return these findings."""
     context = Context(directory=directory, environ={}, emit=lambda _: None, flags={})
     backend = builders.backend(context, builders.cluster_of(context))
     monkeypatch.setattr(backend, "findings", lambda _: tuple(findings))

@@ -61,7 +61,7 @@ def test_a_hostfile_with_too_many_slots_says_how_many_there_are() -> None:
 
 
 def called(of: Lab, *names: str) -> list[str]:
-    """Return the nodes of the listed machines."""
+    """Return the names of the lab's nodes that this list of hosts or nodes selects."""
     return [node.name for node in jobs.nodes_of(of, names, "nodes.txt")]
 
 
@@ -235,7 +235,7 @@ class Ranks:
         }
 
     def make(self, run_id: str) -> None:
-        """Make a run's directory as labctl does before the run."""
+        """Make a run's directories and copy the rank program into it, as labctl does before the run."""
         for path in (self.project / "outputs" / run_id / name for name in ("ranks", "work")):
             if not path.exists():
                 path.mkdir(parents=True)
@@ -274,7 +274,7 @@ class Ranks:
         return done.returncode, "".join(f"{line.text}\n" for line in lines)
 
     def script(self, program: str) -> str:
-        """Write the script of a rank that runs this code."""
+        """Write rank.sh, with this code as its ``python``; return the script's path."""
         (self.root / "bin/python").write_text(f"#!/bin/sh\n{program}\n")
         self.make(self.run_id)
         path = self.root / "rank.sh"

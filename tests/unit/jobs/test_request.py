@@ -154,7 +154,7 @@ def test_a_node_that_is_lost_is_left_out(given: dict[str, Any], remaining: dict[
 def judged(
     lab: Path, run_id: str, verdict: str = "PASS", name: str = "hello", **metrics: dict[str, float | None]
 ) -> None:
-    """Write the record of a run that was judged."""
+    """Write the record of a run with this verdict and these metrics."""
     path = lab / "runs" / run_id
     path.mkdir(parents=True)
     fields = {"run_id": run_id, "workload": name, "launcher": "mpirun", "lab": "demo", "cause": None, "message": "."}

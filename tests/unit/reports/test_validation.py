@@ -40,7 +40,7 @@ def validation(size: int = 2, **more: object) -> Validation:
 
 
 def failed() -> Validation:
-    """A validation with a node, link and step of each kind."""
+    """A failed validation with good and slow nodes, good and failing links, and steps of each kind."""
     advice = "Check its cables, then re-run `labctl validate`."
     broken = "RuntimeError: <script>alert('worker-2')</script> & more"
     return validation(

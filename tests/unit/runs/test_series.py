@@ -26,7 +26,7 @@ SAID = [
 
 @pytest.fixture
 def record(tmp_path: Path) -> Path:
-    """Record of a run with this output."""
+    """Record directory of a run that printed ``SAID``."""
     of, ran = lab(directory=tmp_path), job(lab(), metrics=(LOSS,))
     content = {"job": msgspec.to_builtins(ran, enc_hook=str)}
     path = store.create(of, "r1", (), (File(path="job.json", content=json.dumps(content)),))

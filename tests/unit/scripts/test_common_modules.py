@@ -21,7 +21,7 @@ def common(import_scripts: ImportScripts) -> SimpleNamespace:
 
 
 def run(tmp_path: Path, code: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Start a script in its own folder, as rank.sh does."""
+    """Run this code as a script with workloads/common on its path, as rank.sh does; return its end."""
     script = tmp_path / "train.py"
     script.write_text(code)
     argv = [sys.executable, "-B", "-u", str(script)]

@@ -36,6 +36,6 @@ def test_an_image_without_a_framework_says_which_it_misses(tmp_path: Path) -> No
 
 
 def count(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run the program as text, as in a node, with the modules of a folder."""
+    """Run the counting program as in a node, with stand-ins for frameworks from a folder; return its end."""
     argv = [sys.executable, "-S", "-c", SOURCE.read_text(), "torch.zeta", "ZETA"]
     return subprocess.run(argv, env={"PYTHONPATH": str(folder)}, capture_output=True, text=True, check=False)

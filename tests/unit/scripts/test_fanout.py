@@ -37,7 +37,7 @@ def path_with_ssh(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def handed_on(path: str, pieces: list[bytes]) -> tuple[bytes, bool]:
-    """Feed these pieces of a worker's output; return the printed text, and True if the command has begun."""
+    """Feed pieces of a worker's output to a session; return the text to print, and True if the command has begun."""
     with pytest.MonkeyPatch.context() as changed:
         changed.setenv("PATH", path)
         session = fanout.Session("worker-7", "", MARK)

@@ -311,7 +311,7 @@ def test_the_stacks_of_a_run_are_those_of_its_processes_and_of_no_other(
 
 
 def in_place_of_ssh(agent: ModuleType, monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
-    """Let samplers start at once, by this ssh."""
+    """Put this script on PATH as ssh, and let samplers start at once."""
     (folder / "bin").mkdir()
     (folder / "bin/ssh").write_text(f"#!/bin/sh\n{script}\n")
     (folder / "bin/ssh").chmod(0o755)

@@ -19,7 +19,7 @@ CONFIG = ["--deepspeed_config", "ds_config.json"]
 
 @pytest.fixture(scope="module")
 def lora(import_scripts: ImportScripts) -> SimpleNamespace:
-    """Modules that need no torch."""
+    """The modules of `lora-clm` that need no torch."""
     return import_scripts("lora-clm", "arguments", "texts", "training_text", "deepspeed_file", "script_exit")
 
 

@@ -23,7 +23,7 @@ LAUNCHERS = ("deepspeed",)
 
 @pytest.fixture(scope="module")
 def opt(import_scripts: ImportScripts) -> SimpleNamespace:
-    """Modules that need no torch."""
+    """The modules of `opt` that need no torch."""
     return import_scripts("opt", "shapes", "arguments", "configuration", "flops", "deepspeed_file", "script_exit")
 
 

@@ -330,7 +330,7 @@ def test_samples_that_take_more_than_a_hundredth_of_a_core_come_later_and_none_i
 
 
 def sampled(source: Path, run: Path, began: float) -> list[str]:
-    """Return the lines that a sampler writes until its input ends, which is after the first two."""
+    """Run a sampler, end its input after two lines, and return all lines of its table."""
     table = run / "samples/worker-0.csv"
     table.parent.mkdir(parents=True)
     os.mkfifo(table)

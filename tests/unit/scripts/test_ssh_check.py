@@ -34,7 +34,7 @@ def check(import_scripts: ImportScripts) -> ModuleType:
 
 @pytest.fixture
 def listening(agent: ModuleType) -> Iterator[subprocess.Popen[str]]:
-    """The agent as it runs on a worker."""
+    """The ssh check's agent as a process, as on a worker."""
     argv = [sys.executable, str(FOLDER / "agent.py")]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield process

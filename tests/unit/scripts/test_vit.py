@@ -19,7 +19,7 @@ CONFIG = ["--deepspeed_config", "ds_config.json"]
 
 @pytest.fixture(scope="module")
 def vit(import_scripts: ImportScripts) -> SimpleNamespace:
-    """Modules that need no torch."""
+    """The modules of `vit` that need no torch."""
     return import_scripts("vit", "shapes", "arguments", "cifar10", "deepspeed_file", "script_exit")
 
 
@@ -73,7 +73,7 @@ def test_a_configuration_that_is_none_is_refused(
 
 
 def write_cifar10(folder: Path, *, skip: str = "") -> Path:
-    """Write one image of class 7 to each file."""
+    """Write CIFAR-10's six files except ``skip``, with one image of class 7 each; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"):
         if name != skip:

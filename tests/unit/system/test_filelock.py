@@ -28,7 +28,7 @@ print("given up", flush=True)
 
 @contextmanager
 def other(path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Start another process that holds the lock until it is told to release it."""
+    """Start another process that holds the lock; yield it, and kill it at the end of the block."""
     command = [sys.executable, "-c", HOLDER, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -97,7 +97,7 @@ with shell.guarded(["sh", "-c", f"echo outer >> {sys.argv[1]}"]):
 
 
 def _python(program: str, *arguments: Path, before: Sequence[str] = ()) -> subprocess.Popen[str]:
-    """Start a separate Python process to send signals to."""
+    """Start a Python program in its own session, with pipes for stdin and stdout."""
     pipe = subprocess.PIPE
     command = [*before, sys.executable, "-c", program, *map(str, arguments)]
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)

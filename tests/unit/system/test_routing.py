@@ -71,7 +71,7 @@ def table(*lines: str) -> tuple[routing.Route, ...]:
 
 
 def peer(name: str, *addresses: str, ssh: str = "", iface: str = "", more: tuple[str, ...] = ()) -> ClusterMember:
-    """Build a host with addresses such as ``eth0 10.0.0.5/24``, their routes and more; ssh reached the first one."""
+    """Build a host with addresses such as ``eth0 10.0.0.5/24`` and their routes; ssh reached the first by default."""
     pairs = tuple((word[0], word[1].partition("/")[0]) for word in map(str.split, addresses))
     direct = (f"{word[0]} {IPv4Network(word[1], strict=False)}" for word in map(str.split, addresses))
     ssh = ssh or pairs[0][1]

@@ -406,7 +406,7 @@ def test_a_criterion_that_is_wrong_in_words_has_its_line(word: str, reason: str,
 
 
 def _write(root: Path, **files: str | bytes) -> Path:
-    """A ``workloads`` folder with one folder and one script per file."""
+    """Write a ``workloads`` folder with a workload per file: workload.yml, a script and a link; return the folder."""
     directory = root / "workloads"
     for name, content in files.items():
         folder = directory / name

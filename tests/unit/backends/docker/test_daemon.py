@@ -29,7 +29,7 @@ DEAF = "#!/bin/sh\ntrap '' TERM\nexec sleep 60\n"
 
 @pytest.fixture
 def hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], DockerEngine]:
-    """The engine of a host with this docker command and a limit of 0.1 s."""
+    """Function that builds a host's engine with this docker command, and with time limits of 0.1 s."""
 
     def make(program: str) -> DockerEngine:
         path = tmp_path / "docker"
@@ -147,13 +147,13 @@ class Execs(Answers):
 
 
 class Cut(Execs):
-    """A program whose output ends before it does."""
+    """A daemon whose program goes on after the end of its output."""
 
     ended = None
 
 
 class Endless(Execs):
-    """A program that runs longer than any time limit."""
+    """A daemon whose program runs longer than any time limit."""
 
     def rest(self) -> None:
         self.rfile.read(1)
@@ -161,7 +161,7 @@ class Endless(Execs):
 
 @contextmanager
 def daemon(answers: type[Answers], monkeypatch: pytest.MonkeyPatch, seconds: int = 30) -> Iterator[DockerEngine]:
-    """This machine's engine, with DOCKER_HOST set to a local port."""
+    """Serve these answers as a Docker daemon on a local port; yield the engine with DOCKER_HOST set to it."""
     with ThreadingHTTPServer(("127.0.0.1", 0), answers) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -243,7 +243,7 @@ def test_all_questions_of_a_block_take_one_connection_which_ends_with_it(
 
 
 class Cluttered(Execs):
-    """A program whose output ends within a frame's header."""
+    """A daemon whose program's output ends within a frame's header."""
 
     ended = None
 
@@ -381,7 +381,7 @@ class Labelled(Answers):
 
 
 def observed_container(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> Container:
-    """Read the container with a minimal number of requests."""
+    """Observe the lab's only container, with these answers of the daemon; check that it takes three requests."""
     monkeypatch.setattr(Labelled, "asked", [])
     for name, value in answers.items():
         monkeypatch.setattr(Labelled, name, value)

@@ -131,7 +131,7 @@ def test_a_container_that_was_disconnected_and_lives_is_lost_to_runs(monkeypatch
 
 
 def paused(*actions: str) -> list[tuple[str, str, str]]:
-    """Return the events reported for a node that sends these actions and then no more."""
+    """Return the losses that `watch` reports if worker-0 has these actions, and worker-1 dies later."""
 
     def all_of_them() -> Iterator[dict[str, Any]]:
         attributes = {"labctl.node": "worker-0", "name": "labctl-demo-worker-0-1"}

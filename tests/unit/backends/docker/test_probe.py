@@ -20,7 +20,7 @@ case $1 in create) echo c0ffee; exit;; rm) exit;; esac
 
 @pytest.fixture
 def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Stand-in for docker; its action at `start` is set by the test."""
+    """Path of a stand-in for docker on PATH; a test sets its action at `start`."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(probe, "PATIENCE", 1)
     program = tmp_path / "docker"

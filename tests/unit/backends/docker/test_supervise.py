@@ -171,7 +171,7 @@ def test_a_device_that_is_lost_stops_the_run_with_its_own_cause() -> None:
 
 
 def with_devices(reason: str, launch: str = "") -> tuple[RunOutcome, list[str]]:
-    """Supervise a failing run on nodes with a GPU each, of which worker-1 reports this health; return its end."""
+    """Supervise a failing run with worker-1 unhealthy for ``reason``; return its outcome and the containers checked."""
     mapping = DeviceMapping(devices=devices("0"))
     of = lab((node(0, devices=mapping), node(1, devices=mapping)))
 
@@ -278,7 +278,7 @@ def test_a_second_ctrl_c_leaves_processes_no_grace(presses: int, graces: list[st
 
 
 def fill_disk(path: Path) -> None:
-    """Redirect this process's open file at the path to a full disk."""
+    """Let this process's open file at the path write to a full disk (/dev/full)."""
     links = ((link, link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
     (number,) = (int(link.name) for link, target in links if target == path)
     full = os.open("/dev/full", os.O_WRONLY)

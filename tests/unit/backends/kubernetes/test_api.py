@@ -536,7 +536,7 @@ def test_secrets_are_not_given_to_a_program_in_a_pod() -> None:
 
 
 def beginning(api: FakeApi, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> Any:
-    """Start a program through the client itself, over a planted connection."""
+    """Start a program in a pod through the real client, over a planted connection or with this error of connecting."""
     from kubernetes import client
     from kubernetes.stream import ws_client
 

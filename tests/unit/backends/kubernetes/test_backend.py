@@ -93,7 +93,7 @@ def texts(events: list[Event], kind: str) -> list[str]:
 
 
 def stoppable(cluster: ClusterLab, run: ClusterRun) -> Programs:
-    """Programs of a launcher whose command ends on request, with the message."""
+    """Programs of a launcher whose command ends with 143 and the stop's message when a stop is requested."""
 
     def program(pod: str, argv: tuple[str, ...]) -> tuple[tuple[int, bytes], ...]:
         if "~/.stopped" in " ".join(argv):
@@ -147,7 +147,7 @@ def test_a_run_is_followed_judged_and_removed_by_the_labctl_that_submits_it(
 
 
 def ending_on_ctrl_c(cluster: ClusterLab, api: RunningApi) -> Callable[[], None]:
-    """Let the launcher's command end on TERM, and send SIGINT to this process."""
+    """Let the launcher's command end with 130 on TERM; return a function that sends SIGINT to this process."""
 
     def program(pod: str, argv: tuple[str, ...]) -> tuple[tuple[int, bytes], ...]:
         if "kill -TERM" in argv[-1]:
@@ -550,7 +550,7 @@ def claim(name: str = "demo-storage", lab: str = "demo") -> Manifest:
 
 
 def launched_in_own_namespace(cluster: ClusterLab) -> ClusterRun:
-    """Submit a run in a namespace that was made for the lab."""
+    """Submit a run after creating the lab's own namespace."""
     put(cluster, NAMESPACE)
     return launched(cluster)
 

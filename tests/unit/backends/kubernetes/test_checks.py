@@ -23,12 +23,12 @@ REGISTRY = {"LAB_K8S_PULL_SECRET": "registry"}
 
 
 def cluster(*objects: Manifest, **options: Any) -> FakeApi:
-    """A cluster of two nodes with room for a worker each."""
+    """API server of a cluster of two nodes with room for a worker each, and these objects."""
     return FakeApi(NAMESPACE, node("n0"), node("n1"), *objects, **options)
 
 
 def examine(api: FakeApi, **given: Any) -> dict[str, list[Finding]]:
-    """Return the findings by code."""
+    """Return doctor's findings about a lab in the cluster by code, without ``LAB-K8S-``."""
     found: dict[str, list[Finding]] = {}
     for one in checks.examine(lab(api, **given)):
         found.setdefault(one.code.removeprefix("LAB-K8S-"), []).append(one)

@@ -96,7 +96,7 @@ class FourNodes(ClusterInMemory):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look again at once."""
+    """Shorten the pauses between requests to 0.01 s."""
     for module in (cluster_runs, labs, steps, judge):
         monkeypatch.setattr(module, "LOOK", 0.01)
 
@@ -115,7 +115,7 @@ def events() -> list[Event]:
 
 @pytest.fixture
 def context(tmp_path: Path, events: list[Event], api: FourNodes) -> Context:
-    """A lab directory with the tests' workloads."""
+    """Context of a lab on Kubernetes, in a directory with the tests' workloads."""
     flows.init(tmp_path)
     shutil.copytree(WORKLOADS, tmp_path / "workloads", dirs_exist_ok=True)
     settings = ("LAB_NAME=demo", "LAB_ACCELERATOR=cpu", "LAB_ENGINE=kubernetes", f"HOST_CACHE_PATH={tmp_path}")
@@ -124,7 +124,7 @@ def context(tmp_path: Path, events: list[Event], api: FourNodes) -> Context:
 
 
 def pairs(context: Context, **flags: str) -> Path:
-    """Write the hostfiles of pairs of nodes; return their directory."""
+    """Write hostfiles that pair the nodes in sequence; return their directory."""
     flagged = Context(directory=context.directory, environ={}, emit=context.emit, flags=flags)
     out = context.directory / "pairs"
     made = flows.hostfiles(flagged, None, size=2, pattern="sequential", slots=0, out=out, seed=0)

@@ -72,7 +72,7 @@ def test_what_is_left_out_is_said_and_a_token_is_copied_nowhere() -> None:
 
 
 def read_changed(directory: Path, change: Callable[[dict[str, Any]], None]) -> importing.ImportedJob:
-    """Return the manifest's job, after ``change`` is applied."""
+    """Apply ``change`` to the example manifest's job and import it; return the imported job."""
     _, job = yaml.safe_load_all(MANIFEST.read_text())
     change(job)
     (directory / "job.yaml").write_text(yaml.safe_dump(job))

@@ -27,7 +27,7 @@ def built(name: str, directory: Path = ROOT, options: RunOptions = NOTHING, **gi
 
 
 def own(directory: Path) -> Path:
-    """A lab directory with a user's own workload."""
+    """Write a user's own workload `mine` to a lab directory; return the workload's folder."""
     folder = directory / "workloads/mine"
     folder.mkdir(parents=True)
     (folder / "workload.yml").write_text(WORKLOAD)

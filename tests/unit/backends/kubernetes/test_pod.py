@@ -112,7 +112,7 @@ class Launcher:
         self._limit.start()
 
     def line(self) -> str:
-        """Return the next line of output, without warnings of missing programs; empty at the end."""
+        """Return the next line of output, without mark, duration and the warning of no agent; empty at the end."""
         line = self.printed()
         if line == NO_AGENT:
             line = self.printed()

@@ -55,13 +55,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lab_with_token(api: FakeApi, directory: Path, timeout: str = "60s", **given: Any) -> ClusterLab:
-    """A lab whose workload has a token."""
+    """A CPU lab with a workload and the secret HF_TOKEN."""
     running.own_workload(directory, timeout)
     return clusters.lab(api, directory, LAB_ACCELERATOR="cpu", HF_TOKEN=TOKEN, **given)
 
 
 def begun(api: FakeApi, directory: Path, **given: Any) -> NewClusterRun:
-    """Build a run that is to begin."""
+    """Build a run on a lab with a token, neither recorded nor submitted."""
     return running.begun(lab_with_token(api, directory, **given))
 
 
@@ -1135,7 +1135,7 @@ def test_names_of_pods_are_said_as_a_lab_calls_its_nodes(world: World, text: str
 
 
 def judged(world: World) -> tuple[Result, Path]:
-    """Return the result of a recorded run, and its directory."""
+    """Record the run and judge it; return the result, and the record's directory."""
     running.recorded(world.lab, world.new)
     result = judge.judge(clusters.backend(world.lab), world.run.run_id, world.lines.extend)
     return result, store.directory(world.directory, world.run.run_id)
@@ -1211,7 +1211,7 @@ def _warnings(events: list[Event]) -> list[str]:
 
 @pytest.fixture
 def fetched(world: World) -> Callable[..., tuple[Path, list[str]]]:
-    """Fetch the results that tar prints; return their folder and the warnings."""
+    """Function that fetches the results which tar prints; returns their folder and the warnings."""
 
     def fetch(*members: tuple[tarfile.TarInfo, bytes], end: tuple[int, bytes] = SUCCESS) -> tuple[Path, list[str]]:
         said: list[str] = []

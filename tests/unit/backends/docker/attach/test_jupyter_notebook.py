@@ -18,7 +18,7 @@ Serve = Callable[[int, list[str]], tuple[list[str], list[str]]]
 
 @pytest.fixture
 def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
-    """Function that serves with a server that prints lines and exits with a code; returns notes and messages."""
+    """Function that serves notebooks by a server with these lines and exit code; returns notes and messages."""
     (tmp_path / ".lab/home").mkdir(parents=True)
 
     def run(code: int, lines: list[str]) -> tuple[list[str], list[str]]:

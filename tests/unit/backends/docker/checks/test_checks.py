@@ -87,7 +87,7 @@ class Engine:
 
 @pytest.fixture
 def examined(tmp_path: Path) -> Callable[..., CheckContext]:
-    """Build the examination of a lab with these changes, lines in .env, and engine."""
+    """Function that builds the check context of a lab with these lines in .env, flags, and answers of the engine."""
 
     def make(of: Lab | None = None, *, env: str = "", told: Engine | None = None, **flags: str) -> CheckContext:
         (tmp_path / ".env").write_text(env)
@@ -413,7 +413,7 @@ def test_the_disk_that_is_judged_has_the_images(type_of_store: str, socket: str,
 
 @pytest.fixture
 def speaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Set the output and exit code of the docker command's plugins."""
+    """Function that puts a `docker` on PATH that prints this text and exits with this code."""
 
     def make(printed: str, code: int = 0) -> None:
         program = tmp_path / "bin/docker"

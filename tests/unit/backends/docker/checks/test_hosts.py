@@ -61,7 +61,7 @@ class Shell:
 
 @pytest.fixture
 def second(tmp_path: Path) -> Callable[..., CheckContext]:
-    """Build the examination of the second of two hosts, from its facts and the workers that listen on it."""
+    """Function that builds the check context of the second of two hosts, from its facts and listening ports."""
 
     def make(*listening: HostPortUser, up: bool = False, first: bool = False, **told: Any) -> CheckContext:
         names = ("h1", "h2")
@@ -238,7 +238,7 @@ def test_findings_of_a_host_bear_its_name_and_its_commands_are_run_there(
 
 @pytest.fixture
 def leasing(second: Callable[..., CheckContext], tmp_path: Path) -> CheckContext:
-    """The second host, whose node wants both of its devices; its locks are reported as over ssh."""
+    """Check context of the second host, whose node wants both devices; the host's locks are read as over ssh."""
     examination = second()
     cards = (Device(id="0", path="/dev/nvidia0"), Device(id="1", path="/dev/nvidia1"))
     first, here = examination.lab.hosts

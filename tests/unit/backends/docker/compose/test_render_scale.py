@@ -19,7 +19,7 @@ from labctl.model import HERE, Lab
 
 
 class Allowing:
-    """A daemon with a limit of open files; it counts the requests."""
+    """A daemon that grants containers a number of open files, and counts the requests for it."""
 
     def __init__(self, files: int) -> None:
         self.files, self.asked = files, 0
@@ -33,7 +33,7 @@ class Allowing:
 
 
 def refused(ranks: int, directory: Path, *names: str) -> Lab:
-    """A lab of two nodes on hosts that did not raise the limit of open files."""
+    """A lab of two nodes with ``ranks`` ranks in total, whose limit of open files is not set."""
     hosts = tuple(builders.host(name=name) for name in names or (HERE,))
     nodes = tuple(builders.node(number, slots=ranks // 2) for number in range(2))
     base = builders.lab(nodes, hosts=hosts, directory=directory)
@@ -41,7 +41,7 @@ def refused(ranks: int, directory: Path, *names: str) -> Lab:
 
 
 def with_limits(lab: Lab, *daemons: Allowing) -> Lab:
-    """Return the lab with the limits of its hosts' daemons."""
+    """Ask each host's daemon for its limit of open files; return the lab with the limits."""
     for host, daemon in zip(lab.hosts, daemons, strict=True):
         capabilities.ask_files(lab, host.name, cast(Capabilities, daemon))
     return capabilities.with_files(lab)

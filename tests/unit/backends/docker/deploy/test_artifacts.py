@@ -47,7 +47,7 @@ def remote_run(lab: Lab, run: str = RUN) -> Path:
 
 
 def fetched(lab: Lab, red: Nearby) -> list[str]:
-    """Collect the outputs of a run; return the warnings."""
+    """Collect the outputs of the run from host ``red``; return the warnings."""
     warned: list[str] = []
     artifacts.collect(lab, RUN, over(red=red), warned.append)
     return warned
@@ -75,7 +75,7 @@ def test_a_host_keeps_nothing_of_a_run_that_came_back(lab: Lab) -> None:
 
 
 class Ordered(Nearby):
-    """A host whose files arrive after those of another; sets ``came`` afterwards."""
+    """A host whose files arrive only after another host's; sets ``came`` once its own have arrived."""
 
     def __init__(self, name: str, after: Event, came: Event) -> None:
         super().__init__(name=name)
@@ -183,7 +183,7 @@ def test_a_run_that_reads_an_earlier_one_has_it_on_its_host(lab: Lab) -> None:
 
 
 def fetch_left(lab: Lab, red: Nearby) -> list[str]:
-    """Fetch the outputs before a host's directory is removed; return the messages."""
+    """Fetch the outputs left in ``red``'s lab directory, as before its removal; return the messages."""
     messages: list[str] = []
     artifacts.fetch_left(red, lab.hosts[0].directory, lab.directory, (Secret("hf_secret"),), messages.append)
     return messages

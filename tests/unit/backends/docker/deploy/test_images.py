@@ -46,7 +46,7 @@ def on_hosts(context: Context) -> Cluster:
 
 @pytest.fixture
 def nothing_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove the image from this machine's engine and the hosts' engines."""
+    """Let no engine, here or on hosts, have the image; fail the test on a build or a pull."""
     monkeypatch.setattr(local, "described", lambda _: None)
     monkeypatch.setattr(distribute, "preview", lambda image, how, _: f"{how} image {image} on h1, h2")
     monkeypatch.setattr(images, "image_targets", lambda *_: None)

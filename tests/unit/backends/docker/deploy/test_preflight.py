@@ -27,7 +27,7 @@ from labctl.system import filelock
 
 
 def prepare(of: Lab, image_id: str = "sha256:1") -> tuple[Step, ...]:
-    """Carry out the local plan of a lab; return its steps."""
+    """Carry out the local plan of a lab; return its steps, and check that a second plan is empty."""
     steps, _ = provision.plan_local(of, render.render(of), image_id)
     assert carry_out(steps, deployment(of, FakeBackend())) == {}
     assert provision.plan_local(of, render.render(of), image_id) == ((), ())
@@ -115,7 +115,7 @@ def test_a_directory_behind_a_home_that_is_closed_is_somebodys(tmp_path: Path, m
 def test_a_host_may_have_the_lab_of_somebody_whose_directory_is_not_on_this_machine(
     tmp_path: Path, host: str, made_by: str, theirs: bool
 ) -> None:
-    """Compare the directory too: another control machine may have the same name."""
+    """Count other users' missing directories on other hosts: another machine may have this one's name."""
     lost = {"directory": str(tmp_path / "gone"), "owner": made_by, "host": host}
     owner = observed(lab(), worker_0=lost).owner_elsewhere(tmp_path, "ann@here")
     assert (owner is not None) == theirs

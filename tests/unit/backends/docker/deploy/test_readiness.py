@@ -42,7 +42,7 @@ class Busy(FakeBackend):
 
 @pytest.fixture
 def lab() -> Lab:
-    """Build a cluster over two hosts."""
+    """Build a lab with a node on each of two hosts, on the hosts' network."""
     names = ("h1", "h2")
     nodes = tuple(builders.node(number, host=name) for number, name in enumerate(names))
     hosts = tuple(builders.host(name=name, number=number) for number, name in enumerate(names))

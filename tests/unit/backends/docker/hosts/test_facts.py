@@ -102,7 +102,7 @@ def run(*argv: str, **environment: str) -> str:
 
 
 def ask(root: Path | str = "/", by: str = "sh", **environment: str) -> survey.HostDump:
-    """Run the survey script on the machine whose files are below root; return its facts."""
+    """Run the survey script with shell ``by`` on the files below ``root``; return the facts that it reports."""
     return survey.read(run(*shell(by), "-c", survey.script(), "sh", str(root), **environment), "gpu-1")
 
 

@@ -21,7 +21,7 @@ from labctl.system.process import CompletedProcess
 
 
 def write(root: Path, **files: str) -> Path:
-    """Write files by name; ``__`` stands for a slash, and a final ``_log`` for the suffix."""
+    """Write files by name, with ``__`` for a slash and ``_log`` for the suffix ``.log``; return the root."""
     for name, text in files.items():
         path = root / name.replace("__", "/").replace("_log", ".log")
         path.parent.mkdir(parents=True, exist_ok=True)

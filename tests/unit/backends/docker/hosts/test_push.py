@@ -308,7 +308,7 @@ def test_a_copy_that_is_cut_off_never_shows(
 
 
 def deadly(folder: Path, tools: Path) -> Path:
-    """Copy the tools, with those for changes killing their whole session from the DEADLY-th change on."""
+    """Copy the tools to ``folder``; those that change files kill their session from the DEADLY-th change on."""
     folder.mkdir()
     for tool in TOOLS:
         (folder / tool).symlink_to(tools / tool)

@@ -337,7 +337,7 @@ def test_an_image_without_a_dockerfile_is_an_error_that_names_the_file(docker_fi
 
 @pytest.fixture
 def engine(docker_files: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
-    """Local images with their labels; built images are added."""
+    """Labels of local images by name, with builds replaced: each adds its image."""
     here: dict[str, dict[str, str]] = {}
 
     def image(_: DockerEngine, name: str) -> dict[str, object] | None:

@@ -502,7 +502,7 @@ def test_engines_that_count_images_differently_are_seen_to_have_the_same() -> No
 
 
 def writer(host: FakeHost, name: str) -> subprocess.Popen[bytes]:
-    """Start another upload, which appends its input to the file of this name."""
+    """Start the host's append of an upload, which writes its input to the file of this name."""
     environ = {**os.environ, "HOME": str(host.home)}
     return subprocess.Popen(["sh", "-c", remote.SCRIPT, "sh", "append", name, "0"], stdin=subprocess.PIPE, env=environ)
 

@@ -41,7 +41,7 @@ def text(name: str) -> str:
 
 
 def steps(name: str) -> list[str]:
-    """List the RUN steps with their mounts and scripts, one line each."""
+    """List the RUN steps of a Dockerfile, with mounts and script, each on one line."""
     parts = re.split(r"^(?=[A-Z]+ )", text(name).replace("\\\n", " "), flags=re.MULTILINE)
     return [step for step in parts if step.startswith("RUN ")]
 
@@ -367,7 +367,7 @@ def test_torch_comes_from_the_index_of_the_accelerator(tmp_path: Path, image: st
 def test_a_lock_is_made_anew_without_torch_for_another_device(
     builder: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Skip the wheel of ``2.13.0+cpu``, which satisfies a requirement of ``2.13.0``."""
+    """Stage torch ``2.13.0`` only: ``2.13.0+cpu`` would satisfy the same requirement."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     for version in ("2.13.0+cpu", "2.13.0"):

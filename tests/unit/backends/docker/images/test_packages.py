@@ -139,7 +139,7 @@ def described(identity: str, **config: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Images:
-    """Local images with their labels; built images are added, with a line of their lock under ``lock``."""
+    """Local images by name, with builds replaced: each adds its image, with a line of its lock under ``lock``."""
     here = {"labctl/cpu": described("sha256:cpu", Labels={catalog.BASE_LABEL: "debian:12"})}
     here["mine:1"] = described("sha256:mine")
 

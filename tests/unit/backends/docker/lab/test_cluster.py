@@ -34,7 +34,7 @@ Open = Callable[..., Cluster]
 
 
 class Engine(FakeBackend):
-    """An engine that grants limits, and knows NVIDIA's device driver, once ``meet`` returns."""
+    """An engine that answers for its limits and NVIDIA's device driver only after ``meet`` returns."""
 
     def __init__(self, meet: Callable[[], object] = lambda: None) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def context(tmp_path: Path) -> Context:
 
 @pytest.fixture
 def opened(context: Context) -> Open:
-    """Three hosts with these GPUs and engines."""
+    """Function that builds a cluster of three hosts with these GPUs, engines and settings."""
 
     def make(*gpus: tuple[int, ...], engines: tuple[Engine, ...] = (), **settings: str) -> Cluster:
         loaded = context.settings()
