@@ -135,7 +135,7 @@ def _of_record(path: Path) -> dict[str, str]:
 
 
 def _without_secrets(value: Any) -> Any:
-    """Return JSON without the values of keys that sound secret: in mappings, pairs and lists of settings."""
+    """Mask the values of keys that sound secret: in mappings, pairs and lists of settings."""
     if isinstance(value, dict):
         named = _hides(value.get("key"))
         return {

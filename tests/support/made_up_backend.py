@@ -260,7 +260,7 @@ class Deployment:
     context: Context
 
     def host_of(self, error: HostError) -> str:
-        """Return this machine, the only host."""
+        """Return the node that an error names, or this machine."""
         return error.node or HERE
 
     @property
