@@ -1110,7 +1110,7 @@ def sampling(job: dict[str, Any]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             starter = subprocess.Popen(
-                ["bash", "-c", START_SAMPLERS, "bash", *itertools.chain(*sampler_commands(job))],
+                ["bash", "-c", START_SAMPLERS, "bash", *itertools.chain.from_iterable(sampler_commands(job))],
                 stdin=subprocess.PIPE,
                 stdout=quiet,
                 stderr=quiet,
@@ -1128,8 +1128,8 @@ def sampler_commands(job: dict[str, Any]) -> Iterator[tuple[str, str]]:
     variable = shlex.quote("{}={}".format(RUN_VARIABLE, job["id"]))
     for number, node in enumerate(job["nodes"]):
         name = f"worker-{number}" if job.get("in_pod") else node
-        words = (str(SAMPLER), job["directory"], f"{time.time():.3f}", name)
-        yield node, START_SAMPLER.format(variable, shlex.join(words))
+        arguments = (str(SAMPLER), job["directory"], f"{time.time():.3f}", name)
+        yield node, START_SAMPLER.format(variable, shlex.join(arguments))
 
 
 def record(output: IO[bytes], lines: bytes) -> None:

@@ -66,7 +66,10 @@ class Backend(Protocol):
         """Return the state of the nodes, without runs; hosts that do not answer are named in it."""
 
     def unusable(self, slots: int = 0) -> Mapping[str, str]:
-        """Return the nodes on which no run with as many ``slots``, or those of the node, can begin now, and why."""
+        """Return the nodes on which no run can begin now, each with the reason.
+
+        ``slots``: slots that the run uses of each node; 0 for all of them.
+        """
 
     def devices(self) -> DeviceReport:
         """Return the devices of each host or node; needs no lab that is up."""

@@ -46,7 +46,7 @@ def build(
         name=settings.text("LAB_NAME"),
         directory=directory,
         accelerator=accelerator,
-        image=image or settings.text("LAB_IMAGE") or f"labctl/{accelerator}",
+        image=image or image_of(settings, accelerator),
         nodes=nodes(settings, accelerator, hosts[0])
         if network == "bridge"
         else tuple(spread(settings, accelerator, hosts, lacking)),
@@ -68,6 +68,11 @@ def build(
         secrets=secrets(settings),
         hidden=hidden(settings),
     )
+
+
+def image_of(settings: Settings, accelerator: str) -> str:
+    """Return the name of the nodes' image: LAB_IMAGE, else labctl's own for the accelerator."""
+    return settings.text("LAB_IMAGE") or f"labctl/{accelerator}"
 
 
 def ports(settings: Settings, network: Network) -> tuple[tuple[str, int, int], ...]:

@@ -248,21 +248,14 @@ def most_slots(batch: Batch) -> int:
 
 def leave_out(directory: Path, batch: Batch, unusable: Mapping[str, str]) -> Batch:
     """Record the waiting jobs on unusable nodes as interrupted ones, which `--resume` runs; return the batch."""
-
-    def of(job: BatchJob) -> BatchJob:
-        """Return the job as interrupted if one of its nodes is unusable."""
+    jobs_by_log, now = {job.log: job for job in batch.jobs}, time.time()
+    for job in batch.jobs:
         reasons = "; ".join(f"{node} is left out: {unusable[node]}" for node in job.nodes if node in unusable)
-        if job.state != "waiting" or not reasons:
-            return job
-        now = time.time()
-        left = {"state": "done", "verdict": "ERROR", "cause": "interrupted", "message": reasons, "exit_code": 3}
-        return replace(job, **left, began=now, ended=now)
-
-    jobs_now = tuple(map(of, batch.jobs))
-    for before, job in zip(batch.jobs, jobs_now, strict=True):
-        if job is not before:
-            record.change(directory, job)
-    return replace(batch, jobs=jobs_now)
+        if job.state == "waiting" and reasons:
+            left = {"state": "done", "verdict": "ERROR", "cause": "interrupted", "message": reasons, "exit_code": 3}
+            jobs_by_log[job.log] = replace(job, **left, began=now, ended=now)
+            record.change(directory, jobs_by_log[job.log])
+    return replace(batch, jobs=tuple(jobs_by_log.values()))
 
 
 def unknown_runs(lab: Path, batch: Batch) -> dict[str, str]:

@@ -129,7 +129,8 @@ def listed_machines(context: Context, file: Path) -> tuple[dict[str, int], tuple
             f"{file}: no such file", hint="write a machine per line: its name, its IP address or worker-N"
         )
     machines, drained = inventory.in_use(context.directory, inventory.read(file))
-    return {host.name: host.slots for host in machines}, tuple(name for name, _ in drained)
+    left_out = tuple(name for name, _ in drained)
+    return {host.name: host.slots for host in machines}, left_out
 
 
 def nodes_of_lab(context: Context) -> tuple[dict[str, int], tuple[str, ...]]:
@@ -140,7 +141,7 @@ def nodes_of_lab(context: Context) -> tuple[dict[str, int], tuple[str, ...]]:
     require_initialised(context)
     with backends.connect(context) as backend:
         nodes, unusable = backend.lab().nodes, backend.unusable()
-    reasons = {**dict.fromkeys(inventory.drained(context.directory), f"{inventory.DRAINED} lists it"), **unusable}
+    reasons = inventory.drained_reasons(context.directory) | dict(unusable)
     left_out = [node.name for node in nodes if node.name in reasons]
     for name in left_out:
         context.notice(f"{name} is left out: {reasons[name]}")

@@ -103,7 +103,7 @@ def _usable(backend: Backend, lab: Lab, nodes: tuple[str, ...]) -> tuple[str, ..
     """Return the nodes to search, each once: those that are named, else all that are not drained; only usable ones."""
     left_out = dict(backend.unusable())
     if not nodes:
-        left_out |= dict.fromkeys(inventory.drained(backend.context.directory), f"{inventory.DRAINED} lists it")
+        left_out |= inventory.drained_reasons(backend.context.directory)
     asked = job.nodes_of(lab, nodes, "--nodes") or lab.nodes
     for node in asked:
         if node.name in left_out:

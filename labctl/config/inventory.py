@@ -252,6 +252,11 @@ def drained(directory: Path) -> dict[str, str]:
     return {name.split()[0].lower(): why.strip() for name, _, why in named if name.split()}
 
 
+def drained_reasons(directory: Path) -> dict[str, str]:
+    """Return the reason why a command leaves a drained machine out, by name in lower case."""
+    return dict.fromkeys(drained(directory), f"{DRAINED} lists it")
+
+
 def in_use(
     directory: Path, listed: tuple[InventoryHost, ...]
 ) -> tuple[tuple[InventoryHost, ...], tuple[tuple[str, str], ...]]:

@@ -306,9 +306,8 @@ def build_job(
     if options.resume:
         ranks = sum(len(slots) for _, slots in chosen)
         workload, checkpoint = checkpoints.going_on(lab, workload, options.resume, ranks)
-    name = hostfile.job_name(options.hostfile.name) if options.hostfile else ""
     workload = bounded(lab.directory, workload)
-    workload = inputs.resolve(lab, external.at(workload, name or f"{len(chosen)}xN", directory))
+    workload = inputs.resolve(lab, external.at(workload, job_name(options, len(chosen)), directory))
     if not options.script:
         inputs.require_mounted(lab, workload)
     workload, chosen_code = code.choose(lab, workload)
@@ -318,6 +317,12 @@ def build_job(
     configured = config_source(workload, options)
     built = job.build(lab, workload, run_id, chosen, timeout, code=chosen_code.copies, config_source=configured)
     return replace(built, request=asked, resumed=checkpoint, retried=options.retried)
+
+
+def job_name(options: RunOptions, nodes: int) -> str:
+    """Return the job's name in the hostfile of a set, such as ``2xN_batch0001``; else by the number of nodes."""
+    name = hostfile.job_name(options.hostfile.name) if options.hostfile else ""
+    return name or f"{nodes}xN"
 
 
 def entries(options: RunOptions) -> tuple[tuple[str, int], ...]:

@@ -1,4 +1,4 @@
-"""One .env on one machine and on several hosts: only what depends on the hosts is rendered differently."""
+"""Compare what an .env renders for a single machine and for several hosts: only host facts may differ."""
 
 from __future__ import annotations
 

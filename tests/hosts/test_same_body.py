@@ -1,4 +1,4 @@
-"""One test for a lab on this machine and a lab on several hosts."""
+"""Same test on two labs: on this machine, and on several hosts."""
 
 from __future__ import annotations
 

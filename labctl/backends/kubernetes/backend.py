@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import msgspec
 from msgspec.structs import replace
 
-from labctl.backends import Backend, OnLines, Replay, RunPlan, terminal
+from labctl.backends import Backend, OnLines, Replay, RunPlan, spec, terminal
 from labctl.backends.kubernetes import capacity, nodes, render
 from labctl.backends.kubernetes import lab as labs
 from labctl.backends.kubernetes import run as jobs
@@ -126,8 +126,8 @@ class KubernetesBackend:
 
     @cached_property
     def _nodes(self) -> tuple[ClusterNode, ...]:
-        """Nodes of the cluster with free resources, fetched on first use. Refused if nodes may not be listed."""
-        return capacity.nodes_with_free(self._cluster.api, self._target)
+        """Nodes of the cluster, fetched on first use. Refused if they may not be listed."""
+        return capacity.nodes(self._cluster.api, self._target)
 
     @property
     def _target(self) -> Target:
@@ -228,7 +228,7 @@ class KubernetesBackend:
         from importlib import metadata
 
         cluster = self._cluster.engine.versions()
-        image = self.settings.text("LAB_IMAGE") or f"labctl/{self.settings.text('LAB_ACCELERATOR')}"
+        image = spec.image_of(self.settings, self.settings.text("LAB_ACCELERATOR"))
         return {"labctl": metadata.version("labctl"), "image": image, "engine": cluster["engine"]}
 
     def freeze(self) -> dict[str, Any]:
@@ -383,7 +383,6 @@ class KubernetesBackend:
             namespace=cluster.api.namespace,
             name=new.name,
             kind=new.kind,
-            patience=new.target.patience,
             waits=new.waits,
         )
         place_file = File(path=store.PLACE, content=msgspec.json.encode(place).decode())
@@ -424,7 +423,8 @@ class KubernetesBackend:
 
         def gather(launcher: str) -> None:
             nonlocal fetched
-            jobs.keep_pods(api, recorded)
+            with suppress(HostError):
+                jobs.keep_pods(recorded, jobs.run_pods(api, recorded))
             fetched = jobs.fetch(api, recorded, launcher, self.context.warn)
 
         if options is not None:

@@ -85,13 +85,14 @@ class ClusterNode(Struct, frozen=True, kw_only=True):
         """
         if self.obstacles or self.passing:
             return 0
-        return int(min(self._room(name, now, beside) // many for name, many in request.items()))
+        return int(min(self.room(name, now=now, beside=beside) // many for name, many in request.items()))
 
     def takes(self, launcher: Amounts, *, now: bool = False) -> bool:
         """Tell if a launcher fits on the node, or ``now`` beside its present pods."""
-        return self.open and all(self._room(name, now, NOTHING) >= many for name, many in launcher.items())
+        return self.open and all(self.room(name, now=now) >= many for name, many in launcher.items())
 
-    def _room(self, name: str, now: bool, beside: Amounts) -> float:
+    def room(self, name: str, *, now: bool = False, beside: Amounts = NOTHING) -> float:
+        """Return how much of a resource pods may request, in all or ``now`` beside the present pods; at least 0."""
         room = self.free if now and self.free is not None else self.allocatable
         return max(0.0, room.get(name, 0.0) - beside.get(name, 0.0))
 
@@ -200,8 +201,9 @@ def _used(api: Api, beside: str) -> dict[str, dict[str, float]] | None:
     used: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for pod in listed["items"]:
         metadata = pod["metadata"]
-        own = metadata.get("namespace", api.namespace) == api.namespace and metadata.get("labels", {}).get("labctl.lab")
-        if "deletionTimestamp" in metadata or (beside and own == beside):
+        is_here = metadata.get("namespace", api.namespace) == api.namespace
+        is_own = is_here and metadata.get("labels", {}).get("labctl.lab") == beside
+        if "deletionTimestamp" in metadata or is_own:
             continue
         for name, many in _asked_by(pod["spec"]).items():
             used[pod["spec"].get("nodeName", "")][name] += many

@@ -10,10 +10,10 @@ from typing import Any
 from labctl import accelerators
 from labctl.backends import facts, spec
 from labctl.backends.kubernetes import render
-from labctl.backends.kubernetes.api import Manifest
+from labctl.backends.kubernetes.api import COLLECTIONS, Manifest
 from labctl.backends.kubernetes.capacity import hostname_of
 from labctl.backends.kubernetes.lab import ClusterLab
-from labctl.backends.kubernetes.run import KINDS, definitions
+from labctl.backends.kubernetes.run import definitions, serves
 from labctl.backends.kubernetes.target import read
 from labctl.jobs.replay import ReplayedRun
 
@@ -24,11 +24,12 @@ VERSIONS = ("architecture", "containerRuntimeVersion", "kernelVersion", "kubelet
 
 def of(lab: ClusterLab) -> dict[str, Any]:
     """Return the facts of a lab: image, settings, files, cluster, nodes. Refused if nodes may not be listed."""
-    target = read(lab.settings, lab.settings.text("LAB_ACCELERATOR"))
+    accelerator = lab.settings.text("LAB_ACCELERATOR")
+    target = read(lab.settings, accelerator)
     return {
         "schema": SCHEMA,
         "labctl": metadata.version("labctl"),
-        "image": {"name": lab.settings.text("LAB_IMAGE") or f"labctl/{lab.settings.text('LAB_ACCELERATOR')}"},
+        "image": {"name": spec.image_of(lab.settings, accelerator)},
         "cluster": {"namespace": target.namespace, "jobs": definitions(lab.api), **lab.engine.versions()},
         "settings": facts.settings_given(lab.settings),
         "files": facts.workload_files(lab.directory),
@@ -56,8 +57,7 @@ def missing(lab: ClusterLab, recorded: ReplayedRun) -> Iterator[str]:
     if not lab.is_here(recorded.job.run_id):
         yield f"it was in namespace {place.namespace} of {place.server}" if place.server else "it was on Docker hosts"
         return
-    kinds = definitions(lab.api)
-    if not kinds[next(kind for kind, name in KINDS.items() if name == place.kind)]:
+    if not serves(lab.api, *COLLECTIONS[place.kind]):
         yield f"the cluster knows no {place.kind} now"
     objects = render.recorded(recorded.path, {}, {})
     if render.volumes(objects, "secret") and not spec.secrets(lab.settings):

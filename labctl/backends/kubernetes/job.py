@@ -14,11 +14,10 @@ from labctl.backends import spec
 from labctl.backends.kubernetes.target import USUAL_SLOTS, Target, read
 from labctl.backends.owner import owner as submitter
 from labctl.config import context as contexts
-from labctl.config import hostfile
 from labctl.config.context import Context
 from labctl.config.settings import USUAL_NODES, Settings
 from labctl.errors import ConfigError
-from labctl.jobs import checkpoints, code, inputs, job
+from labctl.jobs import checkpoints, code, inputs, job, request
 from labctl.jobs.request import RunOptions, choose_workload, config_source, recorded
 from labctl.launchers import OPEN_MPI_NETWORK
 from labctl.model import Host, Job, Lab, Limits, Node, Pairs, Workload
@@ -169,8 +168,8 @@ def build(
                 f"{workload.name}: {path} is not on the claim",
                 hint=f"name a path below {STORAGE}, or a model that `labctl cache --model NAME` has fetched",
             )
-    at = hostfile.job_name(options.hostfile.name) if options.hostfile else ""
-    workload = external.at(workload, at or f"{len(lab.nodes)}xN", job.run_directory(lab, run_id))
+    of_set = request.job_name(options, len(lab.nodes))
+    workload = external.at(workload, of_set, job.run_directory(lab, run_id))
     workload, chosen = code.choose(lab, workload)
     nodes = tuple((node, tuple(range(node.slots))) for node in lab.nodes)
     timeout = options.timeout or workload.timeout

@@ -100,7 +100,7 @@ class ClusterLab(Struct, frozen=True, kw_only=True):
             raise HostError(f"run {run_id} is {place}", hint=f"{settings} in .env")
         accelerator = self.settings.text("LAB_ACCELERATOR")
         lab = lab_of_pods(self.settings, self.directory, accelerator, read(self.settings, accelerator), recorded.name)
-        patience = recorded.patience or self.settings.number("LAB_K8S_PATIENCE")
+        patience = self.settings.number("LAB_K8S_PATIENCE")
         return ClusterRun(
             name=recorded.name, kind=recorded.kind, lab=lab, job=job, patience=patience, waits=recorded.waits
         )
@@ -122,9 +122,8 @@ class Place(Struct, frozen=True, kw_only=True):
     namespace: str = ""
     name: str = ""
     kind: str = ""
-    patience: int = 0
-    """Seconds that its pods may take to start; 0 in the record of an earlier labctl."""
     waits: bool = False
+    """It waits for room on its nodes for as long as that takes."""
 
 
 def open_lab(context: Context, settings: Settings) -> ClusterLab:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from labctl.backends.kubernetes import capacity, pods
 from labctl.backends.kubernetes.api import node_of
 from labctl.backends.kubernetes.capacity import Amounts, ClusterNode, amount, request_of
-from labctl.backends.kubernetes.job import ANYWHERE, Placement, lab_of_pods
+from labctl.backends.kubernetes.job import Placement, lab_of_pods
 from labctl.backends.kubernetes.lab import ClusterLab
 from labctl.backends.kubernetes.run import seconds_of
 from labctl.backends.kubernetes.target import Target
@@ -42,10 +42,9 @@ def unusable(cluster_nodes: tuple[ClusterNode, ...], request: Amounts) -> dict[s
 
 def _taken(node: ClusterNode, request: Amounts) -> str:
     """Return which resource of a node other pods have taken; empty if a worker fits beside them."""
-    free = node.allocatable if node.free is None else node.free
     for name, many in request.items():
-        if free.get(name, 0.0) < many:
-            return f"{amount(name, max(0.0, free.get(name, 0.0)))} of {name} free, not {amount(name, many)}"
+        if (free := node.room(name, now=True)) < many:
+            return f"{amount(name, free)} of {name} free, not {amount(name, many)}"
     return ""
 
 
@@ -57,7 +56,8 @@ def placement(of: Lab, hostnames: Mapping[str, str], options: RunOptions) -> Pla
     """
     source = str(options.hostfile or "the cluster")
     chosen = job.choose(of, entries(options), source, include=options.include, exclude=options.exclude)
-    names, numbers = tuple(node.name for node, _ in chosen), {slots for _, slots in chosen}
+    names = tuple(node.name for node, _ in chosen)
+    numbers = {slots for _, slots in chosen}
     if any(slots != tuple(range(len(slots))) for slots in numbers):
         raise ConfigError(
             f"slots are chosen by number in {options.include or options.exclude}",
@@ -78,8 +78,6 @@ def is_placed(options: RunOptions) -> bool:
 
 def require_free(lab: ClusterLab, placed: Placement, cluster_nodes: tuple[ClusterNode, ...], request: Amounts) -> None:
     """Raise HostError if a named node is out of use, or other runs of the lab have workers on it."""
-    if placed == ANYWHERE:
-        return
     if users := _users(lab, placed):
         raise in_use(users)
     for name, reason in unusable(cluster_nodes, request).items():

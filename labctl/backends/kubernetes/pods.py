@@ -159,16 +159,19 @@ def own_container(pod: Manifest) -> Mapping[str, Any]:
 
 def own(pod: Manifest) -> Mapping[str, Any]:
     """Return the state of a pod's own container; empty if not reported."""
-    name = own_container(pod)["name"]
-    statuses = pod.get("status", {}).get("containerStatuses") or ()
-    return next((status.get("state") or {} for status in statuses if status["name"] == name), {})
+    return _status(pod).get("state") or {}
 
 
 def image_id(pod: Manifest) -> str:
     """Return the id of the image of a pod's own container, as the node reports it; empty if not reported."""
+    return str(_status(pod).get("imageID", ""))
+
+
+def _status(pod: Manifest) -> Mapping[str, Any]:
+    """Return the status of a pod's own container; empty if not reported."""
     name = own_container(pod)["name"]
     statuses = pod.get("status", {}).get("containerStatuses") or ()
-    return next((status.get("imageID", "") for status in statuses if status["name"] == name), "")
+    return next((status for status in statuses if status["name"] == name), {})
 
 
 def _before(pod: Manifest) -> Iterator[Mapping[str, Any]]:

@@ -389,7 +389,7 @@ def _queue(target: Target) -> dict[str, str]:
 
 
 def _mpijob(target: Target, built: ClusterJob) -> list[Manifest]:
-    """Return a list of the job's only object of its kind, the MPIJob."""
+    """Return the MPIJob of a job, as a list of one object."""
     made = _object("kubeflow.org/v2beta1", "MPIJob", built.name, target, built)
     made["metadata"]["labels"] |= _queue(target)
     workers = len(built.lab.nodes)

@@ -376,7 +376,7 @@ class Follower:
             (pod for pod in members if node_of(pod) == LAUNCHER and self.launcher in ("", _name(pod))), None
         )
         if launcher and pods.has_started(launcher):
-            self._begin_to_read(launcher)
+            self._begin_to_read(launcher, members)
             for pod in members:
                 # With a queue the launcher starts along with its workers.
                 if not pods.has_started(pod) and (why := pods.trouble(pod)):
@@ -416,12 +416,12 @@ class Follower:
         if time.monotonic() > self._silent + SILENT_FOR or self._stop.killed:
             raise self._left_alone(error)
 
-    def _begin_to_read(self, launcher: Manifest) -> None:
+    def _begin_to_read(self, launcher: Manifest, members: list[Manifest]) -> None:
         """Start the thread that reads the launcher's lines, once."""
         if self._reader:
             return
         self.launcher = launcher["metadata"]["name"]
-        keep_pods(self._api, self._run)
+        keep_pods(self._run, members)
         self.first = seconds_of(str((pods.own(launcher).get("running") or {}).get("startedAt")))
         self._reader = threading.Thread(target=self._read, args=(launcher,), daemon=True)
         self._reader.start()
@@ -586,21 +586,21 @@ class PodRecord(Struct, frozen=True, kw_only=True):
     image_id: str
 
 
-def keep_pods(api: Api, run: ClusterRun) -> None:
-    """Write the pods of a run into its record, beside those that are there; nothing if the cluster does not answer."""
+def keep_pods(run: ClusterRun, members: Iterable[Manifest]) -> None:
+    """Write pods of a run into its record, beside those that are there; nothing if the file cannot be written."""
     path = run.directory / store.PODS
+    records = {pod.pod: pod for pod in store.decode(path, list[PodRecord]) or []}
+    records |= {
+        _name(pod): PodRecord(
+            node=node_of(pod),
+            pod=_name(pod),
+            on=pod["spec"].get("nodeName", ""),
+            image=pods.own_container(pod).get("image", ""),
+            image_id=pods.image_id(pod),
+        )
+        for pod in members
+    }
     with suppress(HostError):
-        records = {pod.pod: pod for pod in store.decode(path, list[PodRecord]) or []}
-        records |= {
-            _name(pod): PodRecord(
-                node=node_of(pod),
-                pod=_name(pod),
-                on=pod["spec"].get("nodeName", ""),
-                image=pods.own_container(pod).get("image", ""),
-                image_id=pods.image_id(pod),
-            )
-            for pod in run_pods(api, run)
-        }
         files.write(path, msgspec.json.format(msgspec.json.encode(list(records.values()))).decode() + "\n")
 
 

@@ -135,6 +135,19 @@ def batch(context: Context, directory: Path, workload: str = "hello", **how: Any
     return flows.batch(context, workload, (directory,), RunOptions(), lambda _: None, **how)
 
 
+def add_setting(context: Context, line: str) -> None:
+    with (context.directory / ".env").open("a") as settings:
+        settings.write(f"\n{line}\n")
+
+
+def add_saves(context: Context) -> None:
+    """Add the workload `saves`, whose runs save a checkpoint that others resume from."""
+    folder = context.directory / "workloads/saves"
+    folder.mkdir()
+    (folder / "workload.yml").write_text(RESUMES)
+    (folder / "train.py").write_text("")
+
+
 def cordon(api: FourNodes, name: str, *, cordoned: bool = True) -> None:
     api.objects["Node", name]["spec"]["unschedulable"] = cordoned
 
@@ -192,15 +205,13 @@ def test_jobs_on_nodes_that_are_out_of_use_are_left_out_until_they_are_back(
 def test_a_node_without_room_for_a_worker_is_left_out(context: Context, api: FourNodes, events: list[Event]) -> None:
     directory = pairs(context)
     api.put(pod("full", on="n2", cpu="14"))
-    with (context.directory / ".env").open("a") as settings:
-        settings.write("\nLAB_K8S_CPU=4\n")
+    add_setting(context, "LAB_K8S_CPU=4")
     assert batch(context, directory).failed == 1
     assert [text for text in texts(events, "warning") if "n2 is left out: 2 of cpu free, not 4" in text]
 
 
 def test_a_node_that_lost_a_device_is_named(context: Context, api: FourNodes) -> None:
-    with (context.directory / ".env").open("a") as settings:
-        settings.write("\nLAB_K8S_CPU=16\n")
+    add_setting(context, "LAB_K8S_CPU=16")
     directory = pairs(context)
     status = api.objects["Node", "n3"]["status"]
     status["capacity"], status["allocatable"] = status["allocatable"], {**status["allocatable"], "cpu": "15"}
@@ -217,8 +228,7 @@ def test_pods_that_end_and_those_of_the_lab_itself_are_not_in_the_way(context: C
     own["metadata"]["creationTimestamp"] = "2026-01-02T03:04:00Z"
     api.put(ending)
     api.put(own)
-    with (context.directory / ".env").open("a") as settings:
-        settings.write("\nLAB_K8S_CPU=4\n")
+    add_setting(context, "LAB_K8S_CPU=4")
     assert batch(context, pairs(context)).passed == 2
 
 
@@ -301,8 +311,7 @@ def test_nodes_that_cannot_be_chosen_are_a_mistake(context: Context, options: Ru
 
 
 def test_slots_by_number_are_the_clusters_choice(context: Context) -> None:
-    with (context.directory / ".env").open("a") as settings:
-        settings.write("\nLAB_SLOTS=2\n")
+    add_setting(context, "LAB_SLOTS=2")
     with pytest.raises(ConfigError, match="slots are chosen by number in n1:1"):
         flows.run(context, "hello", RunOptions(include="n1:1"))
     with pytest.raises(ConfigError, match="all workers of a job have as many slots"):
@@ -355,12 +364,8 @@ def test_what_a_replay_misses_is_named(context: Context, api: FourNodes) -> None
 
 
 def test_a_run_that_loses_a_pod_goes_on_from_its_checkpoint_on_the_claim(context: Context, api: FourNodes) -> None:
-    with (context.directory / ".env").open("a") as settings:
-        settings.write("\nLAB_K8S_STORAGE_SIZE=1g\n")
-    folder = context.directory / "workloads/saves"
-    folder.mkdir()
-    (folder / "workload.yml").write_text(RESUMES)
-    (folder / "train.py").write_text("")
+    add_setting(context, "LAB_K8S_STORAGE_SIZE=1g")
+    add_saves(context)
     api.loses_workers = 1
     result = flows.run(context, "saves", RunOptions(retries=2))
     (retried,) = result.retried
@@ -372,23 +377,16 @@ def test_a_run_that_loses_a_pod_goes_on_from_its_checkpoint_on_the_claim(context
 
 
 def test_without_a_claim_no_checkpoint_is_read(context: Context) -> None:
-    folder = context.directory / "workloads/saves"
-    folder.mkdir()
-    (folder / "workload.yml").write_text(RESUMES)
-    (folder / "train.py").write_text("")
+    add_saves(context)
     first = flows.run(context, "saves", RunOptions())
     with pytest.raises(ConfigError, match="pods have no claim to read it from"):
         flows.run(context, "", RunOptions(resume=first.run_id))
 
 
 def test_a_checkpoint_of_a_run_without_a_claim_is_refused(context: Context) -> None:
-    folder = context.directory / "workloads/saves"
-    folder.mkdir()
-    (folder / "workload.yml").write_text(RESUMES)
-    (folder / "train.py").write_text("")
+    add_saves(context)
     first = flows.run(context, "saves", RunOptions())
-    with (context.directory / ".env").open("a") as settings:
-        settings.write("\nLAB_K8S_STORAGE_SIZE=1g\n")
+    add_setting(context, "LAB_K8S_STORAGE_SIZE=1g")
     with pytest.raises(ConfigError, match=f"{first.run_id}/checkpoints/step-3 is not on the claim"):
         flows.run(context, "", RunOptions(resume=first.run_id))
     second = flows.run(context, "saves", RunOptions())

@@ -1343,6 +1343,6 @@ def test_the_images_of_a_run_are_recorded_by_their_digests(world: World, image_i
             for status in pod["status"]["containerStatuses"]:
                 status["imageID"] = image_id
     world.run.directory.mkdir(parents=True, exist_ok=True)
-    cluster_runs.keep_pods(world.api, world.run)
+    cluster_runs.keep_pods(world.run, cluster_runs.run_pods(world.api, world.run))
     expected = {world.run.lab.image: pinned} if pinned else {}
     assert cluster_runs.pinned_images(world.run.directory) == expected
