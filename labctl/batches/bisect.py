@@ -317,7 +317,7 @@ class _Bisection:
         return [idle[start : start + size] for start in range(0, len(idle) - size + 1, size)]
 
     def apart(self) -> list[Group]:
-        """Return disjoint pairs of ends of bad links that no good run had together."""
+        """Return disjoint pairs to test: ends of different bad links that no good run had together."""
         ends = [node for node in self.barred if self.usable([node])]
         together = [set(run.nodes) for run in self.record if not run.bad and len(set(ends) & set(run.nodes)) > 1]
         pairs: list[Group] = []

@@ -50,6 +50,7 @@ def test_a_container_that_does_not_end_is_removed(tmp_path: Path, monkeypatch: p
         return CompletedProcess(argv, 0, "", "")
 
     monkeypatch.setattr(process, "run", run)
+    monkeypatch.setattr(DockerEngine, "image_id", lambda *_: "sha256:1111")
     with pytest.raises(HostError, match="too long"):
         sbom.write("labctl/cpu", tmp_path / "sbom.json")
     started, removed = calls
