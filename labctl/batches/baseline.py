@@ -46,9 +46,9 @@ class ValidationReport(Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """Return 0 for PASS, 5 for FAIL, 3 for ERROR, 130 after Ctrl-C."""
+        """Return 0 for PASS, 5 for FAIL, 6 for UNSURE, 3 for ERROR, 130 after Ctrl-C."""
         interrupted = any(step.message == INTERRUPTED for step in self.validation.steps)
-        return 130 if interrupted else {"PASS": 0, "FAIL": 5, "ERROR": 3}[self.validation.verdict]
+        return 130 if interrupted else {"PASS": 0, "FAIL": 5, "UNSURE": 6, "ERROR": 3}[self.validation.verdict]
 
 
 class BaselineReport(Struct, frozen=True, kw_only=True):

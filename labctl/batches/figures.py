@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from labctl.batches.baseline import Baseline
+from labctl.batches.evidence import Round
 from labctl.batches.profile import Check, Limit, digest
 from labctl.records.verdict import final
 from labctl.reports.validation import Figure
@@ -22,6 +23,9 @@ class JobOutcome(Struct, frozen=True, kw_only=True):
     message: str
     run_id: str = ""
     metrics: Mapping[str, Mapping[str, Any]] = {}
+    notes: Mapping[str, str] = {}
+    rounds: tuple[Round, ...] = ()
+    """Readings of nodes that took turns in the run."""
 
     def value(self, metric: str) -> float | None:
         """Return the value of a metric; None if the run failed or gave none."""
@@ -56,7 +60,11 @@ def bounds(
     baseline: Baseline | None,
     hosts: Mapping[str, str],
 ) -> dict[tuple[str, str], Bound]:
-    """Return the bound of each metric of each job, by metric and subject; no entry if nothing is comparable."""
+    """Return the bound of each metric of each job, by metric and subject; no entry without one.
+
+    A pair without a constant bound is compared with the other pairs, if they are of several hosts: those of one host
+    share its network. Nodes alone are not: ``evidence`` judges them.
+    """
     by_subject = {}
     for limit in check.limits:
         values = [value for job in jobs if (value := job.value(limit.metric)) is not None]
@@ -68,7 +76,7 @@ def bounds(
                 by_subject[limit.metric, name] = _relative(
                     limit, before, f"baseline of {baseline.recorded[:10]}", within
                 )
-            elif len(values) > 1 and check.nodes != "all":
+            elif len(values) > 1 and check.nodes == "pairs" and len({hosts.get(node) for node in job.nodes}) > 1:
                 by_subject[limit.metric, name] = _relative(limit, *_usual(limit, values), within)
     return by_subject
 

@@ -21,9 +21,9 @@ from labctl.model import Metric
 from labctl.workloads.schema import NAME, parse_duration
 
 PACKAGED = Path(__file__).with_name("profiles")
-Nodes = Literal["each", "pairs", "all"]
+Nodes = Literal["each", "turns", "pairs", "all"]
 USUAL, OF_CLUSTER = "quick", "cluster"
-NODES: tuple[Nodes, ...] = ("each", "pairs", "all")
+NODES: tuple[Nodes, ...] = ("each", "turns", "pairs", "all")
 HOOK_SECONDS = 600.0
 """Default time limit of a command on a host."""
 
@@ -43,7 +43,7 @@ class Limit(Struct, frozen=True, kw_only=True):
 
 
 class Check(Struct, frozen=True, kw_only=True):
-    """A workload to run on each node alone, on pairs of nodes, or on all nodes together."""
+    """A workload to run on each node alone, on pairs of nodes, on all nodes together, or in a run of all in turn."""
 
     name: str
     workload: str
@@ -54,6 +54,8 @@ class Check(Struct, frozen=True, kw_only=True):
     needs_devices: bool = False
     """Skipped on nodes without an accelerator."""
     limits: tuple[Limit, ...] = ()
+    equal: str = ""
+    """Note of the workload that must be the same on all nodes of the same hardware, as ``RESULT on HARDWARE``."""
 
 
 def digest(check: Check) -> str:
@@ -88,13 +90,19 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     name: str
     description: str
-    within: float = 0.1
+    within: float = 0.15
     """Largest distance of a figure from the baseline, or from the median of the nodes, as a share of it."""
     needs_devices: bool = False
     """Checks that need an accelerator fail on nodes without one; else they are skipped."""
     network: Network = Network()
     hooks: tuple[Hook, ...] = ()
     checks: tuple[Check, ...]
+
+    @property
+    def figures(self) -> int:
+        """Return the number of figures by which each node is judged."""
+        judged = [check for check in self.checks if check.nodes in ("each", "turns")]
+        return sum(len(check.limits) for check in judged)
 
 
 def names() -> tuple[str, ...]:
@@ -136,8 +144,11 @@ def read(path: Path) -> Profile:
     return Profile(name=path.stem, **root.read(fields, required=("description", "checks")))
 
 
-def require_metrics(check: Check, metrics: Iterable[Metric]) -> None:
-    """Raise ConfigError if the check judges a metric that its workload does not have."""
+def require_metrics(check: Check, metrics: Iterable[Metric], notes: Iterable[str]) -> None:
+    """Raise ConfigError if the check judges a metric, or compares a note, that its workload does not have."""
+    if check.equal and check.equal not in (known := tuple(notes)):
+        hint = did_you_mean(check.equal, known)
+        raise ConfigError(f"{check.declared}: {check.workload} has no note `{check.equal}`", hint=hint)
     names = [metric.name for metric in metrics]
     for limit in check.limits:
         if limit.metric not in names:
@@ -203,6 +214,7 @@ def _check(value: Value) -> Check:
         "set": _options,
         "needs_devices": Value.flag,
         "metrics": _limits,
+        "equal": Value.text,
     }
     entries = value.read(fields, required=("workload",))
     options = RunOptions(

@@ -10,16 +10,20 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from msgspec.structs import replace
 
 from labctl.backends.status import LabStatus
-from labctl.batches import figures, interfaces
+from labctl.batches import evidence, figures, interfaces, load
+from labctl.batches.alone import Runs, Trial, in_turn
 from labctl.batches.baseline import INTERRUPTED, Baseline
 from labctl.batches.bisect import Diagnosis, Group
+from labctl.batches.evidence import Verdict
 from labctl.batches.figures import Bound, JobOutcome
 from labctl.batches.hostfiles import groups as grouped
+from labctl.batches.load import Load
 from labctl.batches.operator import Operator
 from labctl.batches.profile import Check, Hook, Profile, digest
 from labctl.errors import ConfigError, Failures, HostError, LabError
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
 
 NO_LAB = "the lab did not come up"
 NO_HOSTS = "labctl reaches no host of a cluster"
+REPEAT = "repeat when the hosts are idle: labctl validate"
 TIMED_OUT = 124
 """Exit code of timeout(1)."""
 
@@ -83,7 +88,7 @@ class ValidatedLab(Protocol):
 class Outcome(NamedTuple):
     """Result of a validation step: status, message, advice, and id of its run."""
 
-    status: Literal["passed", "failed", "skipped"]
+    status: Literal["passed", "failed", "unsure", "skipped"]
     message: str = ""
     advice: str = ""
     run_id: str = ""
@@ -133,6 +138,7 @@ def validate(
         figures=tuple(course.figures),
         checks={check.name: digest(check) for check in profile.checks},
         versions=course.versions,
+        busy=tuple(f"{host}: {read.text()}" for host, read in course.busy.items()),
     )
 
 
@@ -171,6 +177,8 @@ class _Course:
         """First count, per host and name."""
         self.before: tuple[str, ...] | None = None
         """Containers, networks and processes of the lab before it was brought up; None until then."""
+        self.busy: dict[str, Load] = {}
+        """Busy hosts, while the lab ran nothing."""
         self.versions: Mapping[str, str] = {}
         self.interrupted = False
 
@@ -211,8 +219,8 @@ class _Course:
                 self.interrupted = True
                 outcome = Outcome("failed", INTERRUPTED, "labctl down" if always else "")
         seconds = round(time.monotonic() - began, 1)
-        if outcome.status == "failed":
-            self.notice(f"validate: {name} failed: {outcome.message}")
+        if outcome.status in ("failed", "unsure"):
+            self.notice(f"validate: {name} {outcome.status}: {outcome.message}")
         self.steps.append(StepResult(name=name, seconds=seconds, **outcome._asdict()))
 
     # --- hosts ---
@@ -221,13 +229,13 @@ class _Course:
         """Run doctor. Errors are evidence against their node or host, in place of those of the last time."""
         findings = self.subject.doctor().findings
         errors = [finding for finding in findings if finding.level == "error"]
-        for node, evidence in self.errors:
-            self.evidence[node].remove(evidence)
+        for node, of_doctor in self.errors:
+            self.evidence[node].remove(of_doctor)
         self.errors = [
             (finding.node, Evidence("failing", f"{finding.code}: {finding.summary}", finding.fix)) for finding in errors
         ]
-        for node, evidence in self.errors:
-            self.evidence[node].append(evidence)
+        for node, of_doctor in self.errors:
+            self.evidence[node].append(of_doctor)
         warned = sum(finding.level == "warn" for finding in findings)
         wrong = f"{human.count(len(errors), 'error')}, {human.count(warned, 'warning')}"
         counted = f"{wrong} in {human.count(len(findings), 'finding')}"
@@ -370,31 +378,91 @@ class _Course:
         return tuple(node for node in self.slots if self.health(node) not in ("failing", "not reached"))
 
     def check(self, check: Check) -> Outcome:
-        """Run a check on the usable nodes and judge it. Nodes that fail alone run it again before they are accused."""
+        """Run a check on the usable nodes and judge it: each node by repeated measurements, or several together."""
         nodes = self.usable()
         if unmet := self.unmet(check, nodes):
             return unmet
+        if check.nodes in ("each", "turns") or len(nodes) == 1:
+            return self.check_alone(check, nodes)
+        return self.check_together(check, nodes)
+
+    def check_together(self, check: Check, nodes: tuple[str, ...]) -> Outcome:
+        """Run a check on pairs or all nodes, and judge it; what fails or is slow is left to `bisect`."""
         jobs = self.run(check, _groups(check, nodes), check.name)
-        bounds = figures.bounds(check, jobs, self.profile.within, self.baseline, self.placement)
+        bounds = self.bounds(check, jobs)
         judged = figures.judge(check, jobs, bounds)
         bad = _bad(check, jobs, judged)
-        recovered: list[str] = []
-        if bad and all(len(group) == 1 for group in bad):
-            # A single bad run is not enough evidence.
-            repeated = self.run(check, tuple(bad), f"{check.name}-again")
-            jobs = [job for job in jobs if job.nodes not in bad] + repeated
-            judged = figures.judge(check, jobs, bounds)
-            still_bad = _bad(check, repeated, judged)
-            recovered = [node for (node,) in bad if (node,) not in still_bad]
-            bad = still_bad
-            self.accuse_nodes(check, jobs, bad)
-        elif bad:
+        if bad:
             self.suspicion = _suspicion(judged, bounds)
         self.figures += judged
         for job in jobs:
             if job.nodes not in bad:
                 self.tested.update(job.nodes)
-        return _checked(jobs, judged, bad, recovered)
+        return _checked(jobs, judged, bad)
+
+    def check_alone(self, check: Check, nodes: tuple[str, ...]) -> Outcome:
+        """Measure each node until all are judged; accuse bad and unsure ones."""
+        # Nodes of one host share its memory and disk; in turn, each has the cores to itself.
+        comparable = check.nodes == "turns" or len({self.placement[node] for node in nodes}) == len(nodes)
+        error = evidence.error_per_test(len(nodes), self.profile.figures)
+        trial = Trial(check, nodes, self.profile.within, error, compared=comparable)
+        numbers = count()
+        trial.measure(
+            lambda nodes, turns: self.measured(check, nodes, turns, next(numbers)), partial(self.bounds, check)
+        )
+        self.figures += trial.figures()
+        if trial.failed_together:
+            self.suspicion = Suspicion()
+            return Outcome("failed", f"{check.name}: {trial.failed_together}")
+        verdicts = {node: trial.verdict(node) for node in nodes}
+        all_bad = len(nodes) > 1 and set(verdicts.values()) == {"bad"}
+        for node, verdict in verdicts.items():
+            if verdict == "good":
+                self.tested.add(node)
+            else:
+                self.accuse_measured(check, trial, node, all_bad=all_bad)
+        return _measured(trial, verdicts)
+
+    def measured(self, check: Check, nodes: tuple[str, ...], turns: int, number: int) -> Runs:
+        """Run a check on each of these nodes, or once on all of them in turn, with the load of their hosts."""
+        record = f"{check.name}-again{number}" if number else check.name
+        groups = (nodes,) if check.nodes == "turns" else tuple((node,) for node in nodes)
+        before = self.loads()
+        jobs = self.run(in_turn(check, turns) if check.nodes == "turns" else check, groups, record)
+        after = self.loads()
+        lost = {}
+        for node in nodes:
+            of_host = [loads.get(self.placement[node]) for loads in (before, after)]
+            lost[node] = max((of_time.share for of_time in of_host if of_time), default=0.0)
+        return Runs(jobs, lost)
+
+    def loads(self) -> dict[str, Load]:
+        """Read how much of each host others use while the lab runs nothing; a busy host is noted, at its busiest."""
+        done, _ = self.subject.on_hosts(load.SCRIPT, (), 30)
+        loads = {host: read for host, result in done.items() if (read := load.read(result.out))}
+        for host, read in loads.items():
+            if read.share >= load.BUSY and host not in self.busy:
+                self.notice(f"{host} is busy: {read.text()}")
+            if read.share >= max(load.BUSY, self.busy[host].share if host in self.busy else 0.0):
+                self.busy[host] = read
+        return loads
+
+    def accuse_measured(self, check: Check, trial: Trial, node: str, *, all_bad: bool) -> None:
+        """Accuse a node that a check did not find good."""
+        unsure = trial.verdict(node) == "unsure"
+        advice = REPEAT if unsure else self.advice(node)
+        # If all nodes fail, the check may be wrong; the next one may tell them apart.
+        advice = _look_at(check) if all_bad else advice
+        if failure := trial.failing().get(node):
+            self.accuse(node, "unsure" if all_bad else "failing", failure, advice)
+        else:
+            health: Health = "failing" if trial.agreement().get(node) == "bad" else "slow"
+            for text in trial.texts(node):
+                self.accuse(node, "unsure" if unsure else health, text, advice)
+
+    def bounds(self, check: Check, jobs: Sequence[JobOutcome]) -> dict[tuple[str, str], Bound]:
+        """Return the bounds of a check's figures, by metric and node or pair."""
+        return figures.bounds(check, jobs, self.profile.within, self.baseline, self.placement)
 
     def unmet(self, check: Check, nodes: tuple[str, ...]) -> Outcome | None:
         """Return the outcome of a check that these nodes cannot run; None if they can."""
@@ -405,17 +473,6 @@ class _Course:
         if check.nodes == "pairs" and len(nodes) < 2:
             return Outcome("skipped", "needs two nodes")
         return None
-
-    def accuse_nodes(self, check: Check, jobs: Sequence[JobOutcome], bad: Mapping[Group, str]) -> None:
-        """Accuse nodes that failed a check twice, each alone; if all failed, only as slow or unsure."""
-        passed = {job.nodes: job.passed for job in jobs}
-        for (node,), why in bad.items():
-            slow = passed[node,]
-            if len(bad) < len(jobs):
-                self.accuse(node, "slow" if slow else "failing", f"{why}, twice", self.advice(node))
-            else:
-                # If all nodes fail, the check may be wrong; the next one may tell them apart.
-                self.accuse(node, "slow" if slow else "unsure", f"{why}, twice", _look_at(check))
 
     def run(self, check: Check, groups: tuple[Group, ...], record: str) -> list[JobOutcome]:
         """Run a check on groups of nodes; ``record`` names the record of the batch."""
@@ -477,42 +534,44 @@ class _Course:
         """Return evidence against a node and its host, worst first; this machine is not accused as a host."""
         host = self.placement.get(node, "")
         on_host = self.evidence[host] if host not in ("", HERE, node) else []
-        return sorted([*self.evidence[node], *on_host], key=lambda evidence: HEALTH.index(evidence.health))
+        return sorted([*self.evidence[node], *on_host], key=lambda item: HEALTH.index(item.health))
 
     def health(self, node: str) -> Health | None:
         """Return the worst health that the evidence against a node shows; None without evidence."""
-        return next((evidence.health for evidence in self.evidence_of(node)), None)
+        return next((item.health for item in self.evidence_of(node)), None)
 
     def node_verdicts(self) -> tuple[NodeVerdict, ...]:
         """Judge all nodes, the hosts that failed before they had a node, and this machine if it has evidence."""
         others = {*self.placement.values()} - {HERE}
-        hosts = [name for name, evidence in self.evidence.items() if evidence and name not in others]
+        hosts = [name for name, items in self.evidence.items() if items and name not in others]
         return tuple(map(self.node_verdict, dict.fromkeys((*self.placement, *hosts))))
 
     def node_verdict(self, node: str) -> NodeVerdict:
         """Judge a node: by its worst evidence; without evidence it is good, or unsure if no run on it passed."""
-        evidence = self.evidence_of(node)
-        if not evidence and node not in self.tested:
-            evidence = [Evidence("unsure", "no run on it passed", "")]
-        verdict: Health = evidence[0].health if evidence else "good"
+        against = self.evidence_of(node)
+        if not against and node not in self.tested:
+            against = [Evidence("unsure", "no run on it passed", "")]
+        verdict: Health = against[0].health if against else "good"
         if node in self.placement and node not in self.slots:
             verdict = "not reached"
         return NodeVerdict(
             node=node,
             host=self.placement.get(node, node),
             verdict=verdict,
-            evidence=tuple(dict.fromkeys(item.text for item in evidence)),
-            advice=evidence[0].advice if evidence else "",
+            evidence=tuple(dict.fromkeys(item.text for item in against)),
+            advice=against[0].advice if against else "",
         )
 
     @property
-    def verdict(self) -> Literal["PASS", "FAIL", "ERROR"]:
-        """PASS if all steps passed and all nodes are good; ERROR if no node came up, or after Ctrl-C."""
+    def verdict(self) -> Literal["PASS", "FAIL", "UNSURE", "ERROR"]:
+        """PASS if all nodes are good, UNSURE if noise hides if they are; ERROR if none came up, or after Ctrl-C."""
         if self.interrupted or not self.slots:
             return "ERROR"
         if any(step.status == "failed" for step in self.steps):
             return "FAIL"
-        return "PASS" if all(node.verdict == "good" for node in self.node_verdicts()) else "FAIL"
+        if all(node.verdict == "good" for node in self.node_verdicts()):
+            return "PASS"
+        return "UNSURE" if any(step.status == "unsure" for step in self.steps) else "FAIL"
 
     def message(self) -> str:
         """Summarise the validation in a line: bad nodes and links with the reason, else the first failed step."""
@@ -545,11 +604,9 @@ def _hook_failure(part: str, result: CompletedProcess) -> str:
 
 
 def _groups(check: Check, nodes: tuple[str, ...]) -> tuple[Group, ...]:
-    """Return the groups of nodes that a check runs on; of an odd number of nodes, one is in two pairs."""
+    """Return all nodes, or the pairs that a check runs on; of an odd number of nodes, one is in two pairs."""
     if check.nodes == "all":
         return (nodes,)
-    if check.nodes == "each":
-        return tuple((node,) for node in nodes)
     odd = ((nodes[-1], nodes[0]),) if len(nodes) % 2 else ()
     return (*grouped(nodes, 2, "pairs"), *odd)
 
@@ -562,16 +619,32 @@ def _suspicion(judged: Sequence[Figure], bounds: Mapping[tuple[str, str], Bound]
     return Suspicion()
 
 
-def _checked(
-    jobs: Sequence[JobOutcome], judged: Sequence[Figure], bad: Mapping[Group, str], recovered: Sequence[str]
-) -> Outcome:
-    """Summarise a check: the first bad groups, else its figures and the nodes that passed when run again."""
+def _checked(jobs: Sequence[JobOutcome], judged: Sequence[Figure], bad: Mapping[Group, str]) -> Outcome:
+    """Summarise a check of several nodes together: the first bad groups, else its figures."""
     run_id = next((job.run_id for job in jobs if job.nodes in bad or len(jobs) == 1), "")
     if bad:
         texts = [f"{', '.join(group)}: {why}" for group, why in bad.items()]
         return Outcome("failed", f"{len(bad)} of {len(jobs)} runs: {'; '.join(texts[:3])}", run_id=run_id)
-    note = f"; {', '.join(recovered)} passed when run again" if recovered else ""
-    return Outcome("passed", f"{_summary(judged) or human.count(len(jobs), 'run')}{note}", run_id=run_id)
+    return Outcome("passed", _summary(judged) or human.count(len(jobs), "run"), run_id=run_id)
+
+
+WORST: tuple[tuple[Verdict, Literal["failed", "unsure"]], ...] = (("bad", "failed"), ("unsure", "unsure"))
+
+
+def _measured(trial: Trial, verdicts: Mapping[str, Verdict]) -> Outcome:
+    """Summarise a check that measured each node: the first bad nodes, else unsure ones, else its figures."""
+    for verdict, status in WORST:
+        nodes = [node for node, of_node in verdicts.items() if of_node == verdict]
+        if nodes:
+            texts = [f"{node}: {trial.failing().get(node) or '; '.join(trial.texts(node))}" for node in nodes[:3]]
+            run_id = trial.runs[nodes[0]][-1].run_id
+            return Outcome(status, f"{len(nodes)} of {len(verdicts)} nodes: {'; '.join(texts)}", run_id=run_id)
+    parts = [_summary(trial.figures()) or human.count(len(verdicts), "run")]
+    if recovered := trial.recovered():
+        parts.append(f"{', '.join(recovered)} passed when run again")
+    if not trial.is_judged:
+        parts.append("not judged: nothing to compare with")
+    return Outcome("passed", "; ".join(parts))
 
 
 def _bad(check: Check, jobs: Sequence[JobOutcome], judged: Sequence[Figure]) -> dict[Group, str]:

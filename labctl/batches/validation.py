@@ -12,14 +12,16 @@ from labctl import backends
 from labctl.accelerators import CPU
 from labctl.backends import Backend
 from labctl.backends.status import LabStatus, NodeStatus
-from labctl.batches import baseline, operator, search
+from labctl.batches import baseline, operator, search, turns
 from labctl.batches import batch as batches
 from labctl.batches import hostfiles as sets
 from labctl.batches import profile as profiles
 from labctl.batches.baseline import Baseline, ValidationReport
 from labctl.batches.bisect import Diagnosis, Group
+from labctl.batches.evidence import Round
 from labctl.batches.figures import JobOutcome
 from labctl.batches.profile import Check, Profile
+from labctl.batches.record import BatchJob
 from labctl.batches.validate import Suspicion, validate
 from labctl.config import inventory
 from labctl.config.context import Context, require_initialised
@@ -47,7 +49,7 @@ def run(context: Context, name: str, *, keep: bool, out: Path | None, compare: b
     profile = profiles.read(profiles.find(named))
     for check in profile.checks:
         workload = choose_workload(context.directory, check.workload, check.options, settings)
-        profiles.require_metrics(check, workload.metrics)
+        profiles.require_metrics(check, workload.metrics, dict(workload.notes))
     reports = context.directory / "reports" / f"{datetime.now():%Y%m%d-%H%M%S}-{profile.name}"
     directory = baseline.new_directory(out or reports, numbered=not out).absolute()
     validation = validate(
@@ -165,7 +167,7 @@ class Subject(Struct, frozen=True, kw_only=True):
         outcomes = []
         for job in report.batch.jobs:
             result = results[job.run_id]
-            metrics = result.metrics if result else {}
+            metrics, notes = (result.metrics, result.notes) if result else ({}, {})
             outcomes.append(
                 JobOutcome(
                     nodes=job.nodes,
@@ -173,6 +175,8 @@ class Subject(Struct, frozen=True, kw_only=True):
                     message=job.message,
                     run_id=job.run_id,
                     metrics=metrics,
+                    notes=notes,
+                    rounds=self._rounds(check, job),
                 )
             )
         return outcomes
@@ -202,6 +206,12 @@ class Subject(Struct, frozen=True, kw_only=True):
                 minimum=minimum,
                 out=self.directory / f"{check.name}-bisect",
             ).diagnosis
+
+    def _rounds(self, check: Check, job: BatchJob) -> tuple[Round, ...]:
+        """Return the readings of nodes that took turns in a job; none if they did not."""
+        if check.nodes != "turns":
+            return ()
+        return turns.read((text for _, text in store.output(self.context.directory, job.run_id)), job.nodes)
 
     def _workload(self, check: Check) -> Workload:
         context = self.context

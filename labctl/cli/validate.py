@@ -115,8 +115,9 @@ def report_text(report: ValidationReport) -> str:
         ("STEP", "STATUS", "SECONDS", "RESULT"),
         [(step.name, step.status, human.number(step.seconds), shortened(step.message)) for step in validation.steps],
     )
+    busy = "\n".join(f"busy: {text}" for text in validation.busy)
     drained = f"drained: {', '.join(validation.drained)}" if validation.drained else ""
-    parts = [steps, verdicts_table(validation), drained, actions_text(validation)]
+    parts = [steps, verdicts_table(validation), busy, drained, actions_text(validation)]
     parts.append(f"{validation.verdict}: {validation.message}\nreport: {report.page}")
     return "\n\n".join(filter(None, parts))
 

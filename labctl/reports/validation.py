@@ -33,16 +33,20 @@ class Figure(Struct, frozen=True, kw_only=True):
     limit: str = ""
     """``>=`` or ``<=``, a number and the unit: ``>= 127 GB/s``. Empty without a threshold."""
     passed: bool | None
-    """None without a threshold."""
+    """None without a threshold, or if noise hides which it is."""
     source: str = ""
     """Source of the threshold, as ``baseline of 2026-11-20``."""
+    values: tuple[float, ...] = ()
+    """Each measurement, in order; empty if there is only ``value``, which is their median."""
+    judged: str = ""
+    """Comparison with the other nodes: ``98 % of the others (p < 0.001, 9 rounds)``."""
 
 
 class StepResult(Struct, frozen=True, kw_only=True):
     """A step of a validation and its result."""
 
     name: str
-    status: Literal["passed", "failed", "skipped"]
+    status: Literal["passed", "failed", "unsure", "skipped"]
     message: str = ""
     seconds: float
     advice: str = ""
@@ -71,7 +75,7 @@ class LinkVerdict(Struct, frozen=True, kw_only=True):
 
 
 class Validation(Struct, frozen=True, kw_only=True):
-    """Result of a validation; ``message`` is one line: the bad nodes and the reason."""
+    """Result of a validation; ``message`` is one line: the bad nodes, else those that are unsure, and the reason."""
 
     schema: int = 1
     lab: str
@@ -79,7 +83,7 @@ class Validation(Struct, frozen=True, kw_only=True):
     started: str
     """ISO 8601, in UTC."""
     seconds: float
-    verdict: Literal["PASS", "FAIL", "ERROR"]
+    verdict: Literal["PASS", "FAIL", "UNSURE", "ERROR"]
     message: str
     drained: tuple[str, ...] = ()
     """Machines that were left out, with the reason."""
@@ -91,6 +95,8 @@ class Validation(Struct, frozen=True, kw_only=True):
     """Digest of each check, by name."""
     versions: Mapping[str, str] = {}
     """Versions of labctl, Docker, the image, each host's kernel ..."""
+    busy: tuple[str, ...] = ()
+    """Hosts that were busy while the lab ran nothing, and how much of them others used."""
 
 
 class _Measure(Struct, frozen=True, kw_only=True):

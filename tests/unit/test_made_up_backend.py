@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,12 @@ if "--wait" in sys.argv:
 nodes = {nodes!r}
 print("{metric}:", nodes.get(os.environ["MADE_UP_NODE"], 8))
 """
+TURNS = """
+if os.environ["RANK"] == "0":
+    for number in range(int(sys.argv[sys.argv.index("--turns") + 1])):
+        for node in range(4):
+            print(f"turn {number} of node {node} (n{node}): 8 TFLOP/s, lost 0.010 to others")
+"""
 
 
 @pytest.fixture
@@ -58,13 +65,13 @@ def context(directory: Path, events: list[Event]) -> Iterator[Context]:
     flows.down(made)
 
 
-def declare(directory: Path, name: str, metric: str = "throughput", **nodes: float) -> None:
-    """Write a workload whose ranks print a number, which may be given per node as ``n0=...``."""
+def declare(directory: Path, name: str, metric: str = "throughput", program: str = "", **nodes: float) -> None:
+    """Write a workload whose ranks print a number, which may be given per node as ``n0=...``, and then do a program."""
     folder = directory / "workloads" / name
     folder.mkdir(exist_ok=True)
     (folder / "workload.yml").write_text(DECLARED.format(metric=metric))
     numbers = {f"worker-{node.removeprefix('n')}": number for node, number in nodes.items()}
-    (folder / "made_up.py").write_text(PROGRAM.format(metric=metric, nodes=numbers))
+    (folder / "made_up.py").write_text(PROGRAM.format(metric=metric, nodes=numbers) + program)
 
 
 def test_a_run_is_followed_judged_and_recorded(context: Context, directory: Path, events: list[Event]) -> None:
@@ -104,12 +111,21 @@ def test_a_slow_node_is_found_by_bisecting(context: Context, directory: Path) ->
 
 
 def test_the_quick_profile_validates_from_nothing_and_back(context: Context, directory: Path) -> None:
-    for name in ("ssh-check", "matmul", "allreduce"):
+    for name in ("ssh-check", "allreduce"):
         declare(directory, name, "busbw")
+    declare(directory, "matmul", "tflops", TURNS)
+    shutil.rmtree(directory / "workloads/opt")
+    declare(directory, "opt-tiny", program='print("Loss curve: 6 steps, SHA-256 abc on X")')
+    with (directory / "workloads/opt-tiny/workload.yml").open("a") as declared:
+        declared.write("notes: {loss_curve: 'Loss curve: (.*)'}\n")
     report = flows.validate(context, "quick", out=directory / "report")
     assert (report.validation.verdict, report.validation.message) == ("PASS", "All 4 nodes are good.")
     assert {step.name: step.status for step in report.validation.steps} == dict.fromkeys(
-        ("doctor", "network", "up", "nodes", "ssh-check", "matmul", "allreduce", "network after", "clean-up"), "passed"
+        (
+            *("doctor", "network", "up", "nodes", "ssh-check", "matmul", "same-losses", "allreduce"),
+            *("network after", "clean-up"),
+        ),
+        "passed",
     )
     assert flows.status(context).state == "down"
 

@@ -10,10 +10,12 @@ import os
 import socket
 import sys
 import time
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
 
 import rates
+import turns
 from rank_group import local_ranks, use_cores
 
 if TYPE_CHECKING:
@@ -33,6 +35,9 @@ def main() -> int:
     torch.manual_seed(rank)
     number = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
     left, right = (torch.randn(size, size, device=device).to(number) for _ in range(2))
+    taken = (
+        turns.take(args.turns, args.seconds, partial(multiply_for, args.products, left, right)) if args.turns else []
+    )
     report = work(args, left, right)
     error = relative_error(left, right)
     if error > TOLERANCE[dtype]:
@@ -43,6 +48,7 @@ def main() -> int:
     if rank == 0:
         print(f"{size} x {size} {dtype}, {args.rounds} rounds of {args.products} products on {report.device}")
         print(*rates.table(reports, dtype), rates.verdict(reports, args.slow_below), sep="\n")
+        print(*turns.lines(taken), sep="\n", end="\n" if taken else "")
         print(f"slow: {len(rates.slow(reports, args.slow_below))}")
         print(f"tflops: {min(report.tflops for report in reports):.6f} (the slowest rank)", flush=True)
     dist.destroy_process_group()
@@ -58,6 +64,8 @@ def parse() -> argparse.Namespace:
     add("--rounds", type=int, default=20, help="timed rounds, after one that is not")
     add("--products", type=int, default=8, help="products of a round")
     add("--dtype", default="auto", choices=["auto", "bf16", "fp16", "fp32"], help="auto: fp32 on a CPU")
+    add("--turns", type=int, default=0, help="times that each node multiplies alone, or with nodes of other hosts")
+    add("--seconds", type=float, default=1.0, help="least time of a turn")
     add("--slow-below", type=float, default=0.8, help="a rank below this share of the median is slow")
     add("--slow-rank", type=int, default=-1, help="a rank that is made slow, to see that it is found")
     add("--slow-factor", type=int, default=3, help="how many times its work that rank does")
@@ -122,6 +130,21 @@ def work(args: argparse.Namespace, left: Tensor, right: Tensor) -> rates.Report:
         cores=len(os.sched_getaffinity(0)) / local_ranks(),
         device="cpu" if left.device.type == "cpu" else torch.get_device_module(left.device).get_device_name(),
     )
+
+
+def multiply_for(products: int, left: Tensor, right: Tensor, seconds: float) -> float:
+    """Multiply for at least these seconds; the TFLOP of it."""
+    import torch
+    from deepspeed.accelerator import get_accelerator
+
+    wait, product = get_accelerator().synchronize, torch.empty_like(left)
+    began, done = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        for _ in range(products):
+            torch.matmul(left, right, out=product)
+        wait()
+        done += products
+    return rates.tflops(len(left), done, 1.0)
 
 
 def relative_error(left: Tensor, right: Tensor) -> float:

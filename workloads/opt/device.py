@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 from pathlib import Path
 
@@ -14,6 +15,15 @@ def name() -> str:
     """The device's own name where it has one."""
     accelerator = get_accelerator()
     return torch.cuda.get_device_name() if accelerator.device_name() == "cuda" else str(accelerator.device_name())
+
+
+def hardware() -> str:
+    """What the last bits of a sum depend on: the device, or the model of the CPU and the threads."""
+    if get_accelerator().device_name() != "cpu":
+        return name()
+    facts = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.partition(":")[2].strip() for line in facts if line.startswith("model name")]
+    return f"{models[0] if models else platform.machine()}, threads {torch.get_num_threads()}"
 
 
 def check_precision(precision: str) -> None:

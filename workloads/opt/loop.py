@@ -64,7 +64,7 @@ def run(args: Namespace, work: Work, take: Callable[[int], Step], saved: Checkpo
         steps.append(step)
         saved.after(number, args.steps, progress_now)
     report(work, args.steps - untimed, synchronised_time() - started)
-    say(f"Loss curve: {len(steps)} steps, SHA-256 {fingerprint(steps)}")
+    say(f"Loss curve: {len(steps)} steps, SHA-256 {fingerprint(steps)} on {device.hardware()}")
     return steps
 
 

@@ -31,7 +31,7 @@ def test_a_profile_names_workloads_and_metrics_that_there_are(name: str) -> None
         workload = loader.load(
             files.path("workloads"), check.workload, launchers.known(), rehearse=check.options.rehearse
         )
-        profile.require_metrics(check, workload.metrics)
+        profile.require_metrics(check, workload.metrics, dict(workload.notes))
 
 
 @pytest.mark.parametrize("name", profile.names())
@@ -112,7 +112,13 @@ def test_an_unknown_profile_is_refused_with_the_nearest() -> None:
 def test_an_unknown_metric_is_refused_with_its_line(tmp_path: Path) -> None:
     (check,) = profile.read(written(tmp_path, f"{CHECKS}  - {{workload: a, metrics: {{loss: {{}}}}}}\n")).checks
     with pytest.raises(ConfigError, match=":3: a has no metric `loss`"):
-        profile.require_metrics(check, ())
+        profile.require_metrics(check, (), ())
+
+
+def test_an_unknown_note_is_refused_with_its_line(tmp_path: Path) -> None:
+    (check,) = profile.read(written(tmp_path, f"{CHECKS}  - {{workload: a, equal: curve}}\n")).checks
+    with pytest.raises(ConfigError, match=":3: a has no note `curve`"):
+        profile.require_metrics(check, (), ("curves",))
 
 
 def test_the_operators_configuration_names_a_profile() -> None:

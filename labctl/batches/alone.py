@@ -1,0 +1,328 @@
+"""Checks that measure each node: repeated, round after round, until every node is judged or the limit is reached."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from statistics import median
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from labctl.batches import evidence, turns
+from labctl.batches.evidence import MOST_ROUNDS, Judged, Reading, Round, Verdict
+from labctl.batches.figures import Bound, JobOutcome, missed
+from labctl.batches.profile import Check, Limit
+from labctl.reports.validation import Figure
+from labctl.system import human
+
+MOST_RUNS = 16
+"""Runs of a check on a node, each of which measures once; it is unsure if it has no verdict by then."""
+DISTURBED = 0.1
+"""A run during which others used more than this share of a host's cores does not count against a constant bound."""
+
+Bounds = Mapping[tuple[str, str], Bound]
+"""Constant bounds, by metric and node."""
+
+
+class Runs(Struct, frozen=True):
+    """Runs of a check on nodes at about the same time, and the share of each node's cores that others used."""
+
+    jobs: list[JobOutcome]
+    lost: Mapping[str, float]
+
+
+class Trial:
+    """Measurements of a check on each of some nodes, and the verdicts that they allow so far."""
+
+    def __init__(self, check: Check, nodes: tuple[str, ...], within: float, error: float, *, compared: bool) -> None:
+        """Start without measurements; with ``compared``, metrics without a constant bound are judged by the others."""
+        self.check, self.nodes, self.within, self.error, self.compared = check, nodes, within, error, compared
+        self.bounds: Bounds = {}
+        self.runs: defaultdict[str, list[JobOutcome]] = defaultdict(list)
+        """Runs of each node, in order; one of all nodes in turn is a run of each."""
+        self.rounds: defaultdict[str, list[Round]] = defaultdict(list)
+        """By metric."""
+        self.judged: dict[str, dict[str, Judged]] = {}
+        """Verdicts so far, by metric and node; a node that a metric cannot judge is left out."""
+
+    def measure(
+        self, run: Callable[[tuple[str, ...], int], Runs], bounds: Callable[[list[JobOutcome]], Bounds]
+    ) -> None:
+        """Run the check on all nodes, then on those without a verdict, until there are none or the limit is reached.
+
+        ``run`` takes the nodes and how many turns each is to have; ``bounds`` are read once, after the first runs.
+        """
+        first = run(self.nodes, self.turns_needed())
+        self.bounds = bounds(first.jobs)
+        self.take(first)
+        while nodes := self.open():
+            self.take(run(nodes, AGAIN))
+
+    def turns_needed(self) -> int:
+        """Return the number of turns that tell good nodes from slow ones, even if a round goes against a node."""
+        return evidence.rounds_needed(max(1, len(self.nodes) - 1), self.error) + SPARE
+
+    def take(self, runs: Runs) -> None:
+        """Add runs and their readings."""
+        for job in runs.jobs:
+            for node in job.nodes:
+                self.runs[node].append(job)
+        for limit in self.check.limits:
+            if self.check.nodes == "turns":
+                self.rounds[limit.metric] += [of_round for job in runs.jobs for of_round in job.rounds]
+            else:
+                self.rounds[limit.metric].append(_round(limit, runs))
+            self.judged[limit.metric] = self.judge(limit)
+
+    def open(self) -> tuple[str, ...]:
+        """Return the nodes to measure again: all, if some are to be compared; else those with a bound or run missed."""
+        if self.failed_together:
+            return ()
+        failed = [node for node in self.nodes if len(self.runs[node]) == 1 and not self.runs[node][0].passed]
+        unsure = {limit: self.unsure(limit) for limit in self.check.limits}
+        if any(unsure[limit] for limit in self.judged_by_others()):
+            return tuple(node for node in self.nodes if node in failed or self.runs[node][-1].passed)
+        if not {"good"}.issuperset(self.agreement().values()) and len(self.runs[self.nodes[0]]) < COMPUTED:
+            return self.nodes
+        return tuple(dict.fromkeys(chain(failed, *unsure.values())))
+
+    def unsure(self, limit: Limit) -> list[str]:
+        """Return the nodes that a metric does not judge yet, and that may be measured again."""
+        most = MOST_ROUNDS if self.check.nodes == "turns" else MOST_RUNS
+        judged = self.judged[limit.metric]
+        unsure = [node for node in judged if judged[node].verdict == "unsure" and self.runs[node][-1].passed]
+        return [node for node in unsure if 0 < len(judged[node].values) < most]
+
+    @property
+    def failed_together(self) -> str:
+        """Return the message of a failed run of all nodes in turn; empty if there is none."""
+        jobs = self.runs[self.nodes[0]] if self.check.nodes == "turns" and len(self.nodes) > 1 else []
+        return next((job.message for job in jobs if not job.passed), "")
+
+    @property
+    def is_judged(self) -> bool:
+        """Tell if there is a metric with a constant bound, or that is judged by the other nodes, or none at all."""
+        return bool(self.bounds or self.judged_by_others() or not self.check.limits)
+
+    def agreement(self) -> dict[str, Verdict]:
+        """Judge the nodes by what they computed, where the check compares it; others without a result are left out."""
+        computed = [
+            (node, *job.notes[self.check.equal].partition(" on ")[::2])
+            for node, jobs in self.runs.items()
+            for job in jobs
+            if job.passed and self.check.equal in job.notes
+        ]
+        return agreement(computed)
+
+    def is_bounded(self, node: str, limit: Limit) -> bool:
+        """Tell if a metric of a node has a constant bound."""
+        return (limit.metric, node) in self.bounds
+
+    def judged_by_others(self) -> list[Limit]:
+        """Return the metrics that are judged by the other nodes."""
+        if not self.compared or len(self.nodes) < 2:
+            return []
+        return [limit for limit in self.check.limits if not all(self.is_bounded(node, limit) for node in self.nodes)]
+
+    def judge(self, limit: Limit) -> dict[str, Judged]:
+        """Judge the nodes by a metric's constant bound, else by the other nodes; without either they are left out."""
+        rounds = self.rounds[limit.metric]
+        judged = {}
+        if limit in self.judged_by_others():
+            judged = evidence.judge(rounds, self.within, self.error)
+        for node in self.nodes:
+            if bound := self.bounds.get((limit.metric, node)):
+                readings = [readings[node] for readings in rounds if node in readings]
+                judged[node] = self.by_bound(node, limit, bound, readings)
+        return judged
+
+    def by_bound(self, node: str, limit: Limit, bound: Bound, readings: Sequence[Reading]) -> Judged:
+        """Judge a node by a constant bound: good if the first reading holds it, else by the later ones."""
+        undisturbed = [reading for reading in readings[1:] if reading.lost <= DISTURBED or self.check.nodes == "turns"]
+        misses = [not bound.holds(_value(limit, reading)) for reading in undisturbed]
+        verdict: Verdict = "good"
+        if not (readings and bound.holds(_value(limit, readings[0]))):
+            verdict = evidence.against_bound(misses, self.error)
+        lost = sum(reading.lost for reading in readings) / max(1, len(readings))
+        values = tuple(reading.speed for reading in readings)
+        p = min(1.0, 1 / evidence.evidence((miss, 2) for miss in misses))
+        return Judged(node=node, verdict=verdict, speed=None, p=p, lost=lost, values=values)
+
+    def failing(self) -> dict[str, str]:
+        """Return the nodes whose first two runs failed, with the message of the last."""
+        return {
+            node: f"{self.check.name}: {jobs[-1].message}, twice"
+            for node, jobs in self.runs.items()
+            if len(jobs) > 1 and not jobs[0].passed and not jobs[1].passed
+        }
+
+    def recovered(self) -> list[str]:
+        """Return the nodes that failed or missed a bound at first, and passed when run again."""
+        return [
+            node
+            for node, jobs in self.runs.items()
+            if len(jobs) > 1 and not self.first_passed(node) and self.verdict(node) == "good"
+        ]
+
+    def first_passed(self, node: str) -> bool:
+        """Tell if the first run of a node passed and held all constant bounds."""
+        first = self.runs[node][0]
+        bounds = [(metric, bound) for (metric, of), bound in self.bounds.items() if of == node]
+        return first.passed and all(bound.holds(first.value(metric)) for metric, bound in bounds)
+
+    def verdict(self, node: str) -> Verdict:
+        """Return the worst verdict on a node over all metrics; bad if its runs fail, or gave no number."""
+        jobs = self.runs[node]
+        if node in self.failing() or (jobs[-1].passed and self.without_number(node)):
+            return "bad"
+        verdicts = {of_metric[node].verdict for of_metric in self.judged.values() if node in of_metric}
+        verdicts.add(self.agreement().get(node, "good"))
+        return next((worst for worst in ("bad", "unsure") if worst in verdicts), "good")
+
+    def without_number(self, node: str) -> list[str]:
+        """Return the metrics and the note that a node's last run did not print, though it passed."""
+        last = self.runs[node][-1]
+        missing = [limit.metric for limit in self.check.limits if last.value(limit.metric) is None]
+        return [*missing, *([self.check.equal] if self.check.equal not in {"", *last.notes} else [])]
+
+    def figures(self) -> list[Figure]:
+        """Return the figure of each metric of each node: the median of its readings."""
+        return [self.figure(node, limit) for limit in self.check.limits for node in self.nodes]
+
+    def figure(self, node: str, limit: Limit) -> Figure:
+        """Return the figure of a metric of a node."""
+        readings = [readings[node] for readings in self.rounds[limit.metric] if node in readings]
+        values = tuple(_value(limit, reading) for reading in readings)
+        units = [
+            str(job.metrics[limit.metric].get("unit", "")) for job in self.runs[node] if limit.metric in job.metrics
+        ]
+        judged, bound = self.judged[limit.metric].get(node), self.bounds.get((limit.metric, node))
+        unit = units[0] if units else ""
+        figure = Figure(
+            step=self.check.name,
+            what=limit.metric,
+            node=node if self.check.nodes != "all" else "",
+            value=median(values) if values else None,
+            unit=unit,
+            passed=_passed(judged) if values else False,
+            values=values if len(values) > 1 else (),
+        )
+        if bound:
+            text = f"{bound.sign} {human.exact(bound.value)} {unit}".rstrip()
+            return replace(figure, limit=text, source=bound.source)
+        if judged and judged.speed is not None:
+            return replace(figure, limit=self.usual_limit(limit, unit), judged=said(judged), source=self.source(limit))
+        return figure
+
+    def usual_limit(self, limit: Limit, unit: str) -> str:
+        """Return what a node that is judged by the others would need, were their medians without noise."""
+        speeds = [median(of_node) for of_node in self.speeds(limit).values()]
+        least = (1 - self.within) * median(speeds)
+        bound = f"<= {human.exact(1 / least)}" if limit.lower_is_better else f">= {human.exact(least)}"
+        return f"{bound} {unit}".rstrip()
+
+    def source(self, limit: Limit) -> str:
+        """Return the source of that limit: ``15 % below the others``."""
+        return f"{human.share(self.within)} {'above' if limit.lower_is_better else 'below'} the others"
+
+    def speeds(self, limit: Limit) -> dict[str, list[float]]:
+        """Return the readings of each node, in order."""
+        speeds: defaultdict[str, list[float]] = defaultdict(list)
+        for readings in self.rounds[limit.metric]:
+            for node, reading in readings.items():
+                speeds[node].append(reading.speed)
+        return speeds
+
+    def texts(self, node: str) -> list[str]:
+        """Return what speaks against a node: each metric by which it is bad, unsure, or has no number."""
+        figures = [self.figure(node, limit) for limit in self.check.limits]
+        against = [figure for figure in figures if figure.passed is False or (figure.passed is None and figure.source)]
+        texts = [f"{missed(figure)}, {figure.judged or self.times(node)}" for figure in against]
+        verdict = self.agreement().get(node, "good")
+        return [*([f"{self.check.name}: {DISAGREES[verdict]}"] if verdict != "good" else []), *texts]
+
+    def times(self, node: str) -> str:
+        """Return how often a node ran the check: ``in 11 runs``."""
+        return f"in {human.count(len(self.runs[node]), 'run')}"
+
+
+COMPUTED = 3
+"""Runs of each node whose results are compared, if the first ones differ."""
+DISAGREES = {
+    "bad": "it computes wrongly: its results are not those of the other nodes of its hardware",
+    "unsure": "nodes of the same hardware computed different results, and no result is that of most",
+}
+SPARE = 3
+"""Turns more than are needed without noise."""
+AGAIN = 4
+"""Turns of each further run."""
+
+
+def agreement(computed: Iterable[tuple[str, str, str]]) -> dict[str, Verdict]:
+    """Judge nodes by their results, as (node, result, hardware): with the same hardware the same to the last bit.
+
+    A node with a result other than that of more than half is bad; all are unsure if there is no such majority.
+    """
+    by_hardware: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+    for node, result, hardware in computed:
+        by_hardware[hardware].append((node, result))
+    verdicts: dict[str, Verdict] = {}
+    for results in by_hardware.values():
+        ((usual, many),) = Counter(result for _, result in results).most_common(1)
+        nodes = dict.fromkeys(node for node, _ in results)
+        if 2 * many <= len(results) and len(nodes) > 1:
+            verdicts |= dict.fromkeys(nodes, "unsure")
+        else:
+            verdicts |= dict.fromkeys(nodes, "good")
+            verdicts |= {node: "bad" for node, result in results if result != usual}
+    return verdicts
+
+
+def said(judged: Judged) -> str:
+    """Render the evidence of a comparison: ``0.27 of the others (p < 0.001, 9 rounds)``, and what disturbed it."""
+    if judged.speed is None:
+        return ""
+    p = "p < 0.001" if judged.p < 0.001 else f"p = {human.number(judged.p)}"
+    compared = f"{human.share(judged.speed)} of the others ({p}, {human.count(len(judged.values), 'round')})"
+    if judged.verdict == "unsure":
+        return f"{compared}; {why_unsure(judged)}"
+    return compared
+
+
+def why_unsure(judged: Judged) -> str:
+    """Return why a node is neither surely good nor surely bad: other programs, noise, or a speed near the limit."""
+    if judged.lost > DISTURBED:
+        return f"other programs took {human.share(judged.lost)} of its time"
+    bounds = [human.share(bound) for bound in (judged.low, judged.high) if bound is not None]
+    if len(bounds) == 2:
+        return f"surely between {bounds[0]} and {bounds[1]}, too near to the limit"
+    return f"its speed varied from {human.number(min(judged.values))} to {human.number(max(judged.values))}"
+
+
+def _round(limit: Limit, runs: Runs) -> Round:
+    """Return the readings of single runs as a round."""
+    readings = {}
+    for job in runs.jobs:
+        value = job.value(limit.metric)
+        if value is not None:
+            (node,) = job.nodes
+            readings[node] = Reading(1 / value if limit.lower_is_better and value else value, runs.lost.get(node, 0.0))
+    return readings
+
+
+def _value(limit: Limit, reading: Reading) -> float:
+    """Return the value of a reading as the workload printed it."""
+    return 1 / reading.speed if limit.lower_is_better and reading.speed else reading.speed
+
+
+def _passed(judged: Judged | None) -> bool | None:
+    """Return False for a bad node, True for a good one; None if it is unsure, or was not judged."""
+    return {"bad": False, "good": True, "unsure": None}[judged.verdict] if judged else None
+
+
+def in_turn(check: Check, many: int) -> Check:
+    """Return a check whose run gives each node so many turns."""
+    arguments = (*check.options.arguments, (turns.OPTION, str(many)))
+    return replace(check, options=replace(check.options, arguments=arguments))

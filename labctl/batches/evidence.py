@@ -1,0 +1,196 @@
+"""Tell slow nodes from noise by their ranks, round after round; valid after any round, whatever the noise is like.
+
+In each round all nodes are measured once, in an order that is drawn anew, so a disturbance meets each of them by equal
+chance. A node is tested against ``references``, nodes that look good by the rounds before. If it is not slower than is
+allowed, its speed divided by the speed allowed is the lowest of k nodes with a probability of at most 1/k; if it is
+slower than a good node may be, its speed times that share is the highest with at most 1/k. The evidence against such a
+hypothesis is the likelihood ratio of the rounds: the node wins with one of the probabilities ``WINS``, over 1/k. Its
+expectation is at most 1 if the hypothesis holds, so it ever exceeds 1/alpha with a probability of at most alpha.
+
+Sources: Ville 1939; Ramdas, Gruenwald, Vovk, Shafer: Game-Theoretic Statistics and Safe Anytime-Valid Inference,
+Statistical Science 38 (2023).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import median
+from typing import Literal
+
+from msgspec import Struct
+
+FALSE_ACCUSATIONS = 0.01
+"""Probability that a validation or search of a good cluster accuses a node, over all nodes and figures."""
+GOOD = 0.75
+"""Speed of a good node, as a share of the others, is above this."""
+WINS = ((0.7, 0.25), (0.9, 0.25), (0.995, 0.5))
+"""Probabilities that a slow node is the slowest of a round, with their weights."""
+CLEARED = 2
+"""Values that must hold a bound that an earlier one missed, more than miss it again."""
+MOST_ROUNDS = 40
+"""Rounds after which a node without a verdict is unsure."""
+FEWEST_REFERENCES = 2
+"""References of a node, where the lab has as many others, even if they look slow themselves."""
+
+Verdict = Literal["bad", "good", "unsure"]
+
+
+class Reading(Struct, frozen=True):
+    """Speed of a node in a round while it could run, higher is better; and what other programs took from it."""
+
+    speed: float
+    lost: float = 0.0
+    """Share of its time that other programs took; a quota of its own may hide behind it."""
+
+    @property
+    def proven(self) -> float:
+        """Return the speed over all of its time."""
+        return self.speed * (1 - self.lost)
+
+
+Round = Mapping[str, Reading]
+"""Readings of a round, by node."""
+
+
+class Judged(Struct, frozen=True, kw_only=True):
+    """Verdict on a node: its speed as a share of the references', with its bounds, and the values of each round."""
+
+    node: str
+    verdict: Verdict
+    speed: float | None
+    """Median over the rounds; None without a round that counts."""
+    low: float | None = None
+    """Lower and upper bound, at the error probability of the verdict; None without one."""
+    high: float | None = None
+    p: float = 1.0
+    """Upper bound of the probability that noise alone gives so clear a verdict: 1 / evidence."""
+    lost: float = 0.0
+    """Share of its time that other programs took, over all rounds."""
+    values: tuple[float, ...] = ()
+
+
+def error_per_test(nodes: int, figures: int) -> float:
+    """Return the error probability of a test, given the nodes and figures of a validation (Bonferroni)."""
+    return FALSE_ACCUSATIONS / max(1, nodes * figures)
+
+
+def evidence(wins: Iterable[tuple[bool, int]]) -> float:
+    """Return the evidence of rounds: whether the node won, and the number of nodes that could; 1.0 without rounds."""
+    logs = [math.log(weight) for _, weight in WINS]
+    for won, many in wins:
+        for number, (chance, _) in enumerate(WINS):
+            logs[number] += math.log(chance * many if won else (1 - chance) * many / (many - 1))
+    return max(sum(map(_exp, logs)), 1e-300)
+
+
+def against_bound(misses: Sequence[bool], error: float) -> Verdict:
+    """Judge values against a constant bound, by whether each misses it: bad if more than half surely do.
+
+    Good as soon as ``CLEARED`` more hold than miss.
+    """
+    if evidence((missed, 2) for missed in misses) >= 1 / error:
+        return "bad"
+    return "good" if len(misses) - 2 * sum(misses) >= CLEARED else "unsure"
+
+
+def rounds_needed(references: int, error: float) -> int:
+    """Return the number of rounds, all won, that decide against these references; one more screens the nodes."""
+    rounds = 1
+    while evidence([(True, references + 1)] * rounds) < 1 / error:
+        rounds += 1
+    return rounds + 1
+
+
+def judge(rounds: Sequence[Round], within: float, error: float) -> dict[str, Judged]:
+    """Judge each node by its rounds: bad if surely slower than ``within`` allows, good if surely fast enough.
+
+    A good node is above GOOD of its references' speed, or above 1 - ``within`` if that is less. The first round only
+    chooses the first references. Rounds without a reading of the node do not count.
+    """
+    compared: defaultdict[str, list[_Compared]] = defaultdict(list)
+    for number, now in enumerate(rounds[1:], start=1):
+        for node, comparison in _comparisons(rounds[:number], now, within):
+            compared[node].append(comparison)
+    nodes = dict.fromkeys(node for readings in rounds for node in readings)
+    return {node: _judged(node, rounds, compared[node], within, error) for node in nodes}
+
+
+class _Compared(Struct, frozen=True, kw_only=True):
+    """A reading of a node, and the speeds of its references in the same round."""
+
+    reading: Reading
+    many: int
+    """References, and the node itself."""
+    slowest: float
+    middle: float
+    fastest: float
+
+
+def _comparisons(before: Sequence[Round], now: Round, within: float) -> Iterator[tuple[str, _Compared]]:
+    """Yield each node of a round with its comparison; nodes without references are left out.
+
+    References are the other nodes that are at most ``within`` below the usual speed in the rounds before; if they are
+    too few, the fastest ones. The usual speed is the median of the nodes' medians, of two in the middle the higher one.
+    """
+    if not now:
+        return
+    speeds = {node: _median_speed(node, before) for node in now}
+    usual = sorted(speeds.values())[len(speeds) // 2]
+    fast = {node for node, speed in speeds.items() if speed >= (1 - within) * usual}
+    by_speed = sorted(now, key=lambda node: now[node].speed)
+    for node, reading in now.items():
+        others = [now[other].speed for other in by_speed if other in fast and other != node]
+        if len(others) < FEWEST_REFERENCES:
+            fastest_before = sorted((other for other in now if other != node), key=lambda other: -speeds[other])
+            others = sorted(now[other].speed for other in fastest_before[:FEWEST_REFERENCES])
+        if others:
+            slowest, middle, fastest = others[0], median(others), others[-1]
+            yield (
+                node,
+                _Compared(reading=reading, many=len(others) + 1, slowest=slowest, middle=middle, fastest=fastest),
+            )
+
+
+def _judged(node: str, rounds: Sequence[Round], compared: Sequence[_Compared], within: float, error: float) -> Judged:
+    """Judge a node by its comparisons."""
+    slow, good = _evidence_below(compared, 1 - within), _evidence_above(compared, min(GOOD, 1 - within))
+    verdict: Verdict = "unsure"
+    if slow >= 1 / error:
+        verdict = "bad"
+    elif good >= 1 / error:
+        verdict = "good"
+    shares = [comparison.reading.speed / comparison.middle for comparison in compared if comparison.middle]
+    surely_above = [share for share in shares if _evidence_above(compared, share) >= 1 / error]
+    surely_below = [share for share in shares if _evidence_below(compared, share) >= 1 / error]
+    readings = [now[node] for now in rounds if node in now]
+    return Judged(
+        node=node,
+        verdict=verdict,
+        speed=median(shares) if shares else None,
+        low=max(surely_above, default=None),
+        high=min(surely_below, default=None),
+        p=min(1.0, 1 / (slow if verdict == "bad" else good)),
+        lost=sum(reading.lost for reading in readings) / len(readings),
+        values=tuple(reading.speed for reading in readings),
+    )
+
+
+def _evidence_below(compared: Iterable[_Compared], share: float) -> float:
+    """Return the evidence that a node's speed is below a share of its references' speed."""
+    return evidence((at.reading.speed < share * at.slowest, at.many) for at in compared)
+
+
+def _evidence_above(compared: Iterable[_Compared], share: float) -> float:
+    """Return the evidence that a node's speed is above a share of its references' speed."""
+    return evidence((at.reading.proven > share * at.fastest, at.many) for at in compared)
+
+
+def _median_speed(node: str, rounds: Sequence[Round]) -> float:
+    """Return the median of a node's speeds; 0 without rounds."""
+    return median([readings[node].speed for readings in rounds if node in readings] or [0.0])
+
+
+def _exp(logarithm: float) -> float:
+    return math.exp(min(logarithm, 700.0))

@@ -1,0 +1,45 @@
+"""Cores of a host that programs of others use: read while the lab runs nothing."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from labctl.system import human
+
+SECONDS = 0.5
+"""Time over which the use of the cores is counted."""
+SCRIPT = """\
+# processor time
+read_times() { set -- $(head -n 1 /proc/stat); echo $(($2 + $3 + $4 + $7 + $8)) $5 $6 ${9:-0}; }
+read_times; sleep 0.5; read_times; grep -c ^processor /proc/cpuinfo
+"""
+"""Prints busy, idle, waiting and stolen ticks of all cores twice, and the number of cores (proc(5))."""
+BUSY = 0.25
+"""A host is busy if others use this share of its cores."""
+
+
+class Load(Struct, frozen=True, kw_only=True):
+    """Cores of a host, and how many of them others use; the hypervisor's share counts as used."""
+
+    cores: int
+    used: float
+
+    @property
+    def share(self) -> float:
+        """Return the used share of the cores."""
+        return self.used / self.cores
+
+    def text(self) -> str:
+        """Render as ``1.9 of 2 cores are in use by other programs``."""
+        return f"{human.number(round(self.used, 1))} of {human.count(self.cores, 'core')} in use by other programs"
+
+
+def read(output: str) -> Load | None:
+    """Parse the output of ``SCRIPT``; None if a line is missing or is no number."""
+    try:
+        before, after, (cores,) = ([int(word) for word in line.split()] for line in output.splitlines())
+        busy, idle, waiting, stolen = (new - old for old, new in zip(before, after, strict=True))
+    except ValueError:
+        return None
+    total = busy + idle + waiting + stolen
+    return Load(cores=cores, used=cores * (busy + stolen) / total) if total > 0 and cores > 0 else None

@@ -1,0 +1,23 @@
+"""Readings of nodes that took turns in a run, from its output."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from labctl.batches.evidence import Reading, Round
+
+OPTION = "turns"
+"""Option of a workload whose nodes can take turns: the number of turns of each node."""
+LINE = re.compile(r"turn (\d+) of node (\d+) \(\S+\): (\S+) \S+, lost (\S+) to others$")
+
+
+def read(lines: Iterable[str], nodes: Sequence[str]) -> tuple[Round, ...]:
+    """Return the rounds that a run printed; ``nodes`` are in the order of their ranks. Other lines are ignored."""
+    rounds: defaultdict[int, dict[str, Reading]] = defaultdict(dict)
+    for line in lines:
+        if match := LINE.search(line):
+            number, node, speed, lost = match.groups()
+            rounds[int(number)][nodes[int(node)]] = Reading(float(speed), float(lost))
+    return tuple(rounds[number] for number in sorted(rounds))
