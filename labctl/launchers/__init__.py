@@ -152,8 +152,9 @@ def check(text: str, launch: LaunchSpec) -> None:
 
 
 def unknown_options(text: str, arguments: Iterable[str]) -> list[str]:
-    """Return a warning for each option that is not in the launcher's ``OPTIONS``: it is passed on with its values.
+    """Return a warning for each option not in ``OPTIONS``; ConfigError for one that is reserved or malformed.
 
+    An unknown option is passed on with its values.
     ConfigError for an option that labctl sets, also abbreviated; for one without its values; for a stray word, which
     the launcher would take for the program; and for characters that a shell would interpret: some launchers use one.
     """
@@ -183,7 +184,7 @@ def _require_plain(launcher: str, arguments: Iterable[str]) -> None:
 
 
 def _unknown_option(module: LauncherModule, launcher: str, word: str) -> str:
-    """Return the warning for an unknown option; raise ConfigError if it is reserved or not an option."""
+    """Return the warning for an unknown option; ConfigError if it is reserved, no option, or if none may be unknown."""
     option = word.partition("=")[0]
     if any(_means(option, reserved) for reserved in module.RESERVED):
         hint = "leave it out of the arguments"

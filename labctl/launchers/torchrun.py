@@ -86,9 +86,9 @@ ON_EVERY_NODE = Path(__file__).with_name(SCRIPT).read_text(encoding="utf-8")
 
 
 def files(launch: LaunchSpec) -> tuple[File, ...]:
-    """Return the hostfile, for the record only: pdsh gets the nodes as arguments.
+    """Return the hostfile, for the record only, and for an elastic run the script that starts torchrun on every node.
 
-    For an elastic run also the script that starts torchrun on every node.
+    pdsh gets the nodes as arguments.
     """
     script = File(path=SCRIPT, content=ON_EVERY_NODE, mode=0o755)
     return (*hostfile(launch), *((script,) if launch.way == ELASTIC else ()))

@@ -32,9 +32,9 @@ LONGEST_WORD = 200
 def held(
     path: Path, purpose: str, *, wait: float = 0, notice: Callable[[str], None] = lambda _: None, mode: int = 0o600
 ) -> Iterator[None]:
-    """Hold the lock while the block runs; wait up to ``wait`` seconds for another holder.
+    """Hold the lock during the block, waiting up to ``wait`` seconds for it; LockHeld, naming the holder, after that.
 
-    Raises LockHeld, which names the holder, if the lock stays held. ``mode`` is the file's.
+    ``mode`` is the file's.
     """
     from filelock import FileLock, Timeout
 
@@ -108,7 +108,7 @@ def _owner(purpose: str) -> dict[str, str | int]:
 
 
 def holder(path: Path) -> str:
-    """Describe the holder of a lock for a message."""
+    """Describe the holder of a lock for a message, as ``another labctl`` if it is unknown."""
     try:
         return "`{purpose}` by {user} (pid {pid} on {host}, since {since})".format_map(said(path))
     except KeyError:
@@ -131,17 +131,17 @@ def words(text: str) -> dict[str, str]:
 
 
 def plain(text: str) -> str:
-    """Return a short line of printable characters: any user may have written a lock that everyone can write."""
+    """Replace unprintable characters by ``?`` and cut to 200 characters, as any user may have written the text."""
     return "".join(character if character.isprintable() else "?" for character in text[:LONGEST_WORD])
 
 
 def held_below(folder: Path) -> list[Path]:
-    """Return the locks in a folder that a process holds now."""
+    """Return the ``*.lock`` files in a folder that a process holds now, sorted."""
     return [path for path in sorted(folder.glob("*.lock")) if is_held(path)]
 
 
 def is_held(path: Path) -> bool:
-    """Tell if a process holds the lock now."""
+    """Tell if a process holds the lock now; False if it cannot be opened."""
     try:
         with reading(path) as stream:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -42,7 +42,7 @@ def write_all(directory: Path, files: Iterable[File]) -> tuple[str, ...]:
 
 
 def outdated(directory: Path, files: Iterable[File]) -> tuple[File, ...]:
-    """Return the files that are missing below the directory or have other content there."""
+    """Return the files that are missing below the directory or have other content there, whatever their modes."""
     return tuple(file for file in files if not _holds(directory / file.path, file))
 
 
@@ -59,7 +59,7 @@ def _holds(path: Path, file: File) -> bool:
 
 
 def link(path: Path, target: str) -> bool:
-    """Create a symbolic link, replacing another; return False if it already exists. HostError as ``write``."""
+    """Create a symbolic link, and its folders, replacing another link; return False if it already exists. HostError."""
     try:
         make_private(path.parent)
         if path.is_symlink():
@@ -73,7 +73,7 @@ def link(path: Path, target: str) -> bool:
 
 
 def write(path: Path, content: str, mode: int = 0o600) -> bool:
-    """Replace a file atomically; return False if its content and mode were already right. HostError if it cannot."""
+    """Replace a file atomically, making its folders; return False if content and mode were right. HostError."""
     data = _bytes(content)
     with writing(path):
         make_private(path.parent)
@@ -168,7 +168,7 @@ def _copy(name: str, source: int, into: int) -> None:
 
 
 def walk(folder: Path, *, hidden: bool = True) -> Iterator[str]:
-    """Yield every file and link below a folder, except compiled Python and ``.git``; names with a dot if ``hidden``."""
+    """Yield the relative path of every file and link below a folder; not SKIPPED, nor dot names unless ``hidden``."""
 
     def kept(names: Iterable[str]) -> list[str]:
         return sorted(name for name in names if name not in SKIPPED and (hidden or not name.startswith(".")))
@@ -294,7 +294,7 @@ def climbs_late(target: str) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link, or a directory with its content. HostError if that fails."""
+    """Remove a file, a link, or a directory with its content. HostError if that fails or nothing is there."""
     try:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     except OSError as error:

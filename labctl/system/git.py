@@ -11,7 +11,7 @@ from labctl.system import process
 
 
 def files(folder: Path, *options: str) -> list[str]:
-    """Return the files of a folder that ``git ls-files`` lists with these options; empty outside a repository.
+    """Return the paths below a folder that ``git ls-files`` lists; none outside a repository. ConfigError if git fails.
 
     ConfigError if git fails: otherwise ignored files, such as keys, would be taken too.
     """

@@ -101,7 +101,7 @@ def stream_blocks(
     typed: Input | None = None,
     rest: bool = True,
 ) -> CompletedProcess:
-    """Run a program and pass on the lines of its output and errors in blocks, as they come.
+    """Run a program, passing on its output and errors in blocks of lines as they come; return the last 30. HostError.
 
     ``out`` keeps the last 30 lines. A line of more than 2 MiB comes in pieces. ``rest``: pass on an unfinished last
     line too, as a broken connection leaves it. With a ``pulse``, the program's input stays open until this process ends
@@ -234,10 +234,10 @@ def without(names: Iterable[str], argv: Sequence[str]) -> tuple[str, ...]:
 def attached(
     argv: Sequence[str], forward: Callable[[signal.Signals], None], *, env: Mapping[str, str] | None = None
 ) -> int:
-    """Run a program on this process's input and output to its end and return its code; ``env`` as ``run``.
+    """Run a program on this process's input and output, INT, TERM and HUP going to ``forward``; return its code.
 
-    INT, TERM and HUP go to ``forward`` meanwhile, unless they were ignored. HostError if the program is not found or
-    ends by a signal; OutputClosed if its output is closed.
+    ``env`` as ``run``. Signals that were ignored are not passed to ``forward``. HostError if the program is not found
+    or ends by a signal; OutputClosed if its output is closed.
     """
     ours = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {
@@ -317,9 +317,10 @@ def _start(argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
 def _child(
     argv: Sequence[str], timeout: float | None, *, env: Mapping[str, str] | None = None, **options: Any
 ) -> Iterator[subprocess.Popen[Any]]:
-    """Provide a child process that has ended when the block is left; kill it with its descendants on error or timeout.
+    """Provide a child that has ended when the block is left, killed on error; ProcessTimeout after ``timeout`` seconds.
 
-    Without a timeout it stays in the terminal's process group: Ctrl-C reaches it, and sudo can ask for a password.
+    With a timeout its descendants are killed with it. Without one it stays in the terminal's process group: Ctrl-C
+    reaches it, and sudo can ask for a password.
     """
     own_session = timeout is not None
     child = _start(argv, env={**os.environ, **(env or {})}, start_new_session=own_session, **options)
@@ -383,7 +384,7 @@ def _not_found(argv: Sequence[str], check: bool, error: ProgramNotFound) -> Comp
 
 
 def feed(argv: Sequence[str], chunks: Iterable[bytes], *, timeout: float) -> CompletedProcess:
-    """Run a program to its end with these chunks as its input; return code and output, of any exit code.
+    """Run a program with these chunks as its input; return code, whatever it is, and output. HostError on timeout.
 
     An exception of ``chunks`` kills the program and is raised. HostError if it is not found or takes too long.
     """
@@ -398,7 +399,7 @@ def feed(argv: Sequence[str], chunks: Iterable[bytes], *, timeout: float) -> Com
 
 
 def drain(argv: Sequence[str], on_chunk: Callable[[bytes], object], *, timeout: float) -> CompletedProcess:
-    """Run a program to its end and pass on its output as bytes; errors as ``feed``."""
+    """Run a program to its end, passing its output on as bytes; return code and standard error; errors as ``feed``."""
     with tempfile.TemporaryFile() as errors:
         with _child(argv, timeout, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors) as child:
             assert child.stdout is not None  # noqa: S101 - a pipe was requested

@@ -50,7 +50,7 @@ def has_bf16(root: HostPath = ROOT) -> bool:
 
 
 def numa_nodes(root: HostPath = ROOT) -> tuple[tuple[int, ...], ...]:
-    """Return the usable cores of each NUMA node; empty if the kernel shows no nodes."""
+    """Return the usable cores of each NUMA node that has any; empty if the kernel shows no nodes."""
     usable = set(cpus(root))
     folders = sorted((root / "sys/devices/system/node").glob("node[0-9]*"), key=lambda path: int(path.name[4:]))
     near = (parse_cpulist(read(path / "cpulist")) for path in folders)
@@ -96,12 +96,12 @@ def numa(device: HostPath) -> int | None:
 
 
 def memory(root: HostPath = ROOT) -> int:
-    """Total memory of this host in bytes."""
+    """Return a host's total memory in bytes; 0 if unknown."""
     return _meminfo(root, "MemTotal")
 
 
 def memory_available(root: HostPath = ROOT) -> int:
-    """Memory that can be used now without swapping, in bytes."""
+    """Return a host's memory that can be used now without swapping, in bytes; 0 if unknown."""
     return _meminfo(root, "MemAvailable")
 
 

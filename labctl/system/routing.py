@@ -88,7 +88,7 @@ def parse(text: str) -> tuple[Route, ...]:
 
 
 def default_interface(routes: Collection[Route]) -> str:
-    """Return the interface of the default route with the lowest metric; empty without one."""
+    """Return the interface of the default route through a gateway with the lowest metric; empty without one."""
     default = [route for route in routes if route.last - route.first == _EVERY and route.gateway]
     return min(default, key=lambda route: route.metric).interface if default else ""
 
@@ -99,7 +99,7 @@ def addresses(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def local_addresses(trie: str, routes: Collection[Route]) -> tuple[tuple[str, str], ...]:
-    """Parse /proc/net/fib_trie into pairs of interface and address.
+    """Parse /proc/net/fib_trie into pairs of interface and address; an address that no direct route holds is left out.
 
     The file names no interfaces: an address's interface is the one whose network holds it.
     """
@@ -110,7 +110,10 @@ def local_addresses(trie: str, routes: Collection[Route]) -> tuple[tuple[str, st
 
 
 def reached(connection: str, addresses: Collection[tuple[str, str]], inet6: str) -> tuple[str, str]:
-    """Return the host's address in SSH_CONNECTION and its interface; ``inet6`` is the text of /proc/net/if_inet6."""
+    """Return a host's address in an SSH_CONNECTION, and its interface, each "" if unknown.
+
+    ``inet6`` is the text of /proc/net/if_inet6.
+    """
     parts = connection.split()
     address = parts[2].partition("%")[0].removeprefix("::ffff:") if len(parts) > 2 else ""
     if ":" not in address:
@@ -124,7 +127,7 @@ def reached(connection: str, addresses: Collection[tuple[str, str]], inet6: str)
 
 
 def endpoints(members: Sequence[ClusterMember]) -> tuple[Endpoint, ...]:
-    """Return for each host the interface that routes to all the others, and its address there; ``iface=`` overrides it.
+    """Return each host's interface and address towards all others, ``iface=`` first. ConfigError or HostError if none.
 
     The others' addresses are at first those that ssh reached. A host that ssh reached from outside may have another
     address among the hosts, so the result is checked by a second pass. Raises ConfigError for an ``iface=`` that is not
@@ -159,7 +162,7 @@ def _asked(member: ClusterMember) -> Endpoint:
 
 
 def _met(member: ClusterMember) -> Endpoint:
-    """Return the endpoint at which ssh reached a host, or its default route's; raise HostError without either."""
+    """Return the endpoint that ssh reached, else the default route's, else the only one. HostError without any."""
     network, usable = member.network, member.network.usable
     likely = (network.reached_by, default_interface(network.routes), *(usable if len(usable) == 1 else ()))
     interface = next((name for name in likely if name in usable), "")
@@ -175,7 +178,7 @@ def _met(member: ClusterMember) -> Endpoint:
 
 
 def _leaving(members: Sequence[ClusterMember], assumed: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
-    """Return for each host the endpoint by which it reaches the endpoints of the others."""
+    """Return each host's endpoint towards the others' ``assumed`` ones; its own with ``iface=``. HostError if none."""
     names = {int(IPv4Address(endpoint.address)): member.name for member, endpoint in zip(members, assumed, strict=True)}
     numbers = sorted(names)
     return tuple(
@@ -209,9 +212,9 @@ def _way_out(member: ClusterMember, endpoint: Endpoint, numbers: Sequence[int], 
 
 
 def interfaces(routes: Collection[Route], numbers: Sequence[int]) -> Iterator[tuple[str, int]]:
-    """Yield each interface by which packets to the addresses leave, with one of them; "" without a route.
+    """Yield each interface by which packets to these sorted addresses leave, with one of them; "" without a route.
 
-    ``numbers`` are sorted. As the kernel does: the longest prefix that matches, then the lowest metric.
+    As the kernel does: the longest prefix that matches, then the lowest metric.
     """
     left = list(numbers)
     for route in sorted(routes, key=lambda route: (route.last - route.first, route.metric)):

@@ -23,7 +23,7 @@ def header(name: str, kind: bytes, mode: int, *, size: int = 0, link: str = "", 
 
 
 def member_header(name: str, size: int = 0, mode: int = 0o644, target: str = "") -> bytes:
-    """Return the header of a member: a file, a directory (named with a trailing /) or a link to ``target``."""
+    """Return the header of a file, a directory of mode 0755 (named with a trailing /) or a link to ``target``."""
     if name.endswith("/"):
         return header(name.rstrip("/"), tarfile.DIRTYPE, 0o755, size=size, link=target)
     kind = tarfile.SYMTYPE if target else tarfile.REGTYPE

@@ -80,7 +80,7 @@ class EarlyReach(NamedTuple):
     begun: float
 
     def passed(self, nodes: tuple[str, ...]) -> bool:
-        """Tell if these nodes have all answered within the last FRESH seconds."""
+        """Wait for the answers; tell if these nodes were all asked, FRESH seconds ago at most, and answered."""
         if not set(nodes) <= set(self.nodes) or time.monotonic() - self.begun > FRESH:
             return False
         return not self.answers.exception() and set(nodes) <= self.answers.result()
@@ -221,7 +221,7 @@ class Standby:
         return self._stream.done()
 
     def passed(self, nodes: tuple[str, ...]) -> bool:
-        """Wait for the sshd of these nodes to answer; tell if all did within FRESH seconds of the beginning."""
+        """Wait until these nodes' sshd answered; return False if not all do, or FRESH seconds are over at the call."""
         left = self._begun + FRESH - time.monotonic()
         with self._changed:
             self._changed.wait_for(lambda: self._reached.issuperset(nodes) or "" in self._reached, max(0, left))
@@ -282,7 +282,7 @@ class Standby:
 
 
 def launch_run(lab: Lab, engine: Engine, follower: Follower, launch: Launch, standby: Standby | None = None) -> None:
-    """Launch a run by its agent that waits, or by a new one; errors as ``Standby.launch``."""
+    """Launch a run by its waiting agent, or a new one, and follow it until it or the connection ends. LaunchError."""
     waiting = standby if standby and not standby.ended else Standby(lab, engine, launch.id)
     try:
         waiting.launch(follower, launch)
@@ -304,7 +304,7 @@ def follow(
     launch: Launch | None = None,
     standby: Standby | None = None,
 ) -> Ended:
-    """Launch a run, or go on with a launched one, and follow it to its end, over successive connections.
+    """Launch a run, or resume one, and follow it to its end over successive connections; ``lost`` if its agent is gone.
 
     LaunchError if it cannot be started, as when other runs use its nodes. HostError if the launcher does not answer for
     ``PATIENCE`` seconds.

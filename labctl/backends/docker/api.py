@@ -127,7 +127,7 @@ def chunks(answer: Response, seconds: float) -> Iterator[bytes]:
 
 
 def lines(stream: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a stream, which are events. DockerException if one is too long."""
+    """Yield the whole lines of a stream, which are events. DockerException if one is too long."""
     rest = b""
     for chunk in stream:
         *whole, rest = (rest + chunk).split(b"\n")

@@ -72,7 +72,7 @@ class NewRun(Run, frozen=True, kw_only=True):
 
 
 def settings_for(context: Context, settings: Settings, workload: Workload) -> Settings:
-    """Return the settings with the image and the packages that a workload needs, unless they name an image."""
+    """Return the settings with a workload's packages, and its image unless they name one: warn if that is another."""
     from labctl.backends.docker.deploy import images
 
     changed = images.for_workload(context, settings, workload)
@@ -120,7 +120,7 @@ class DockerBackend:
         self._cluster, self._lab = cluster, None
 
     def with_context(self, context: Context) -> DockerBackend:
-        """Return a backend on the same connections that reports to another context."""
+        """Return a copy that reports to another context, on the same connections, which are made now if none are."""
         _ = self.cluster
         other = copy.copy(self)
         other.context = context
@@ -326,7 +326,7 @@ class DockerBackend:
     def attach(
         self, nodes: tuple[str, ...], command: tuple[str, ...], *, stdin: Literal["terminal", "pipe"], prompt: bool
     ) -> int:
-        """Run a command in one node, or from the launcher on several; return its exit code."""
+        """Run a command in one node, or from the launcher in several, all if none is named; return its exit code."""
         from labctl.backends.docker.attach import target
 
         return target.attach(self.context, nodes, command, stdin=stdin, prompt=prompt)
@@ -356,7 +356,7 @@ class DockerBackend:
         )
 
     def observe(self, run: Run, *, preview: bool = False) -> Run:
-        """Observe the containers, begin background checks, and give the run a free port.
+        """Return the run with its containers observed, checks begun and a free port. InUse for a replay if others run.
 
         InUse for a replay, whose port is fixed, while others run.
         """
@@ -466,7 +466,7 @@ class DockerBackend:
         return {**store.versions(new.lab, engine, image_id), **(new.origin.result() if new.origin else {})}
 
     def carry_out_steps(self, run: Run, steps: tuple[Step, ...], *, before: int, after: int) -> None:
-        """Carry out a part of a run's steps; ``before`` and ``after`` count the other steps."""
+        """Carry out a part of a run's steps; ``before`` and ``after`` count the other steps. HostError if one fails."""
         from labctl.backends.docker.deploy.steps import LabDeployment
 
         early = self._standbys.get(run.run_id)
@@ -476,7 +476,7 @@ class DockerBackend:
         raise_all(carry_out(steps, deployment, before=before, after=after))
 
     def start(self, run: Run, options: RunOptions) -> None:
-        """Have the agent in the launcher launch a run that is not followed."""
+        """Have the agent in the launcher launch a run that is not followed. LaunchError if it does not begin."""
         from labctl.backends.docker import agent
 
         standby = self._standbys.pop(run.run_id, None)
@@ -498,7 +498,7 @@ class DockerBackend:
         *,
         age: float = 0,
     ) -> RunOutcome:
-        """Launch a run, or follow one that was launched before, to its end; return its outcome."""
+        """Launch a run with ``options``, or follow one launched before, to its end; return its outcome."""
         from labctl.backends.docker.supervise import supervise
 
         return supervise(
@@ -554,7 +554,7 @@ class DockerBackend:
             self._losses = None
 
     def stop(self, run: Run, grace: float, message: str) -> None:
-        """Have the agent end a run: TERM, and KILL after ``grace`` seconds."""
+        """Have the agent end a run: TERM, and KILL after ``grace`` seconds. HostError if it is not running."""
         from labctl.backends.docker import agent
 
         agent.stop(run.lab, self.cluster.engine, run.run_id, grace, message)
@@ -564,7 +564,7 @@ class DockerBackend:
         return store.backend(self.context.directory, run_id) == self.name
 
     def end(self, run_id: str) -> None:
-        """Kill the processes of a run in the launcher and in its nodes, whose agent is gone."""
+        """Kill the processes of a run whose agent is gone, in the launcher and its present nodes; ignore survivors."""
         from labctl.backends.docker import agent
 
         lab, path = self.lab(), store.directory(self.context.directory, run_id)

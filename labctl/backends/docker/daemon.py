@@ -76,7 +76,7 @@ def completed(container: Container, inspected: dict[str, Any], *, user: bool) ->
 
 
 def named_networks(container: Container, inspected: dict[str, Any]) -> Iterator[str]:
-    """Yield the networks on which other containers find this one by the name of its node.
+    """Yield a container's networks, but its lab's own only if others find it there by the name of its node.
 
     The name is lost if the user disconnects the container and connects it again.
     """
@@ -86,7 +86,7 @@ def named_networks(container: Container, inspected: dict[str, Any]) -> Iterator[
 
 
 def limits_of(inspected: dict[str, Any]) -> Pairs:
-    """Return the limits of a container, without those that the kernel does not support, which the engine leaves out."""
+    """Return a container's limits that are set; the engine leaves out those that the kernel does not support."""
     config = inspected["HostConfig"]
     pids, cpus = config["PidsLimit"], [config[key] for key in ("NanoCpus", "CpuQuota", "CpuShares")]
     limits = {
@@ -121,7 +121,7 @@ def variables_of(inspected: dict[str, Any] | None) -> dict[str, str]:
 
 
 def last_check(inspected: dict[str, Any] | None) -> str:
-    """Return the output of a container's last health check; empty if it was not found."""
+    """Return the output of the last check of a container with health checks; empty if it was not found."""
     log = inspected["State"]["Health"]["Log"] if inspected else ()
     return str(log[-1]["Output"]).strip() if log else ""
 
@@ -230,7 +230,7 @@ class DockerEngine:
         return self._error(f"Docker Engine does not answer: {why}", hint)
 
     def _client(self) -> Client:
-        """Connect the SDK's client. OSError if it cannot be reached or TLS is not set up."""
+        """Connect the SDK's client. OSError if unreachable or without TLS files, DockerException if misconfigured."""
         from docker.errors import DockerException, TLSParameterError
 
         from labctl.backends.docker.api import Client
@@ -431,7 +431,7 @@ class DockerEngine:
             raise self._failed(f"docker compose -p {project} up", done.code, done.err, seconds)
 
     def remove(self, host: str, kind: Kind, ids: tuple[str, ...]) -> None:  # noqa: ARG002
-        """Remove containers, also running ones, networks or images. HostError for an image that a container uses."""
+        """Remove containers, running or missing ones too, networks or images. HostError for an image in use."""
         command = shlex.join(("docker", kind, "rm", *(ids if kind == "image" else ())))
         with self._acting(command, len(ids)) as actor:
             getattr(actor, kind).remove(list(ids), **({"force": True} if kind == "container" else {}))
@@ -445,7 +445,7 @@ class DockerEngine:
         workdir: str | None = None,
         limit: float = EXECUTING,
     ) -> process.CompletedProcess:
-        """Run a short program in a container, as ``Engine.exec``, by the API: the docker program starts slowly."""
+        """Run a short program by the API, as ``Engine.exec``; exit code 1 if the container is gone or not running."""
         from docker.errors import APIError
 
         with self._api() as api:

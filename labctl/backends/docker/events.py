@@ -32,7 +32,7 @@ class Source(Protocol):
 def watch(
     events: Iterable[dict[str, Any]], observe: Callable[[], ObservedState], last_check: Callable[[str], str]
 ) -> Iterator[Loss]:
-    """Yield (node, cause, what happened) for each container that dies or is lost to runs, until the events end.
+    """Yield (node, cause, what happened) for each container that is dead, dies or is lost to runs, till the events end.
 
     The daemon reports an unhealthy container once, also if the check was only too slow: its later checks are read until
     it is healthy again, or lost. If the daemon does not answer then, no run is ended. Events of networks, which name a
@@ -73,7 +73,7 @@ class Losses:
 
     @contextlib.contextmanager
     def subscribed(self, hear: Callable[[str, Cause, str], None]) -> Iterator[None]:
-        """Pass each loss to ``hear`` until the block ends: node, cause, what happened."""
+        """Pass each loss to ``hear``, in another thread, until the block ends: node, cause, what happened."""
         with self._lock:
             self._hearers.append(hear)
             if not self._listens:

@@ -109,7 +109,7 @@ class MultiHostEngine:
         raise_all(lost)
 
     def events(self, lab: str) -> Iterator[Loss]:
-        """Yield losses as one daemon does; if a daemon's events end, also every node of its host.
+        """Yield losses as one daemon does, without end; if a host is lost, also every node of it.
 
         If only the connection from this machine broke, the host is not lost: other hosts still reach it, and labctl
         connects again.
@@ -202,7 +202,7 @@ class MultiHostEngine:
         return {node: min(given, key=ANSWERS.index) for node, given in answers.items()}
 
     def _ended_meanwhile(self, lab: str, before: ObservedState) -> Iterator[Loss]:
-        """Yield the containers of a host that ended while its events were not read."""
+        """Yield a loss per container of a host that ended while its events were not read. HostError if it is silent."""
         alive = ("running", "paused")
         now = self._daemons[before.host].observe(lab).containers
         alive_ids = {container.id for container in now if container.state in alive}

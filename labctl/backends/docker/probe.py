@@ -44,7 +44,7 @@ def refusal(docker: tuple[str, ...], lab: str, image: str, options: tuple[str, .
 
 
 def most_files(docker: tuple[str, ...], lab: str, image: str) -> int:
-    """Return the number of files that a process in a container may open at most. HostError if none starts."""
+    """Return how many files a process in a container may open, ``sys.maxsize`` if unlimited. HostError if none runs."""
     done = _run(docker, "run", "--rm", *_fixed(lab, "/bin/sh"), image, "-c", "ulimit -Hn")
     if done.code:
         raise HostError(f"cannot start a container: {_complaint(done)}", hint="labctl doctor")

@@ -183,7 +183,7 @@ def follow(
     standby: agent.Standby | None,
     notice: Callable[[str], object],
 ) -> Ended:
-    """Follow the run to its end, over successive connections. HostError if the launcher stays unreachable."""
+    """Launch or follow a run to its end, and note why it failed in ``stop``. HostError if the launcher stays silent."""
 
     def look(lines: Sequence[Line]) -> None:
         """Keep lines, and look for a failed rank in them."""
@@ -243,7 +243,7 @@ def why_unreached(lab: Lab, job: Job, engine: Engine) -> str:
 
 
 def paused_nodes(lab: Lab, job: Job, engine: Engine) -> str:
-    """Render the nodes of a run that are paused."""
+    """Render the nodes of a run that are paused; empty if none is."""
     observed = engine.observe(lab.name)
     containers = filter(None, (observed.container(node.name) for node in job.nodes))
     stopped = (container for container in containers if container.state == "paused")

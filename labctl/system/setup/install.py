@@ -117,7 +117,7 @@ def _missing(facts: Facts) -> tuple[str, ...]:
 
 
 def _packages(facts: Facts, missing: tuple[str, ...]) -> tuple[tuple[str, ...], bool]:
-    """Return the packages to install; True if they come from the next release, as this release's are too old."""
+    """Return the packages to install, and True if they come from the next release. HostError if no release has them."""
     packages = {need: _new_enough(facts, need) for need in missing}
     if packages.get("Docker Engine") and packages.get("docker command") == "":
         # Older packages of the engine include the command.
@@ -193,9 +193,10 @@ class SetupResult(Struct, frozen=True):
 
 
 def setup(*, yes: bool, ask: Callable[[str], bool] | None, emit: Emit) -> bool:
-    """Set this host up to run a lab; return False if it already was. ``ask`` is None without a terminal.
+    """Set this host up to run a lab, asking first unless ``yes``; return False if it already was. HostError.
 
-    HostError if root is needed and not available (the hint has the commands), if aborted, or if a step failed.
+    ``ask`` is None without a terminal. HostError if root is needed and not available (the hint has the commands), if
+    aborted, or if a step failed.
     """
     agreed, acted = yes, False
     while (steps := plan(observe())).steps:
@@ -235,7 +236,7 @@ def _confirm(ask: Callable[[str], bool] | None) -> None:
 
 
 def carry_out(steps: SetupPlan, emit: Emit) -> None:
-    """Run the steps in order, then wait until Docker answers. HostError at the first failure."""
+    """Run the steps in order, then, unless more steps follow, wait until Docker answers. HostError at a failure."""
     prefix = steps.prefix or ()
     for number, step in enumerate(steps.steps, 1):
         emit(f"[{number}/{len(steps.steps)}] {step.reason}")

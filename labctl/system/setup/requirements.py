@@ -141,7 +141,7 @@ def ask_docker(ask: Callable[[DockerClient], str], seconds: float = 20, prefix: 
 
 
 def engine_version(docker: DockerClient) -> str:
-    """Return the version of the daemon; empty if it does not answer."""
+    """Return the daemon's version, empty if its answer lacks it; a query for ``ask_docker``, which handles errors."""
     server = docker.version().server
     return (server and server.version) or ""
 

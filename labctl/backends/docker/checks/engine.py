@@ -109,7 +109,7 @@ def buildx(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def plugin(ctx: CheckContext, code: str, name: str, oldest: str, level: Level, impact: str) -> Finding:
-    """Check that a docker plugin works and is new enough; a version that cannot be parsed is accepted."""
+    """Return the finding about a docker plugin: at ``level`` if it fails or is too old; an unknown version is ok."""
     from labctl.system.setup.requirements import first_version, is_older, plugin_version
 
     printed, reason = plugin_version(name, LIMIT - 1)

@@ -156,7 +156,7 @@ class CheckContext(Struct, frozen=True, kw_only=True, dict=True):
         return tuple(container for container in containers if container.state == "running")
 
     def read(self, path: str) -> str:
-        """Read a file below /proc, /sys or /etc; empty if it cannot be read."""
+        """Return the stripped text of a file below /proc, /sys or /etc; empty if it cannot be read."""
         return procfs.read(self.root / path).strip()
 
     def script(self, script: str, *arguments: str, check: bool = True) -> str:

@@ -132,7 +132,7 @@ def differences(ctx: CheckContext) -> Iterator[Finding]:
 def differing(
     code: str, subject: str, values: Mapping[str, str | None], impact: str, fix: Callable[[str], str]
 ) -> Iterator[Finding]:
-    """Yield a warning for each host whose value is not the most common one; hosts without a value are left out."""
+    """Yield a warning per host whose value is not the most common one, or ok if all agree; no value is left out."""
     given = {host: value for host, value in values.items() if value}
     usual = common(given)
     different = {host: value for host, value in given.items() if value != usual}
@@ -144,7 +144,7 @@ def differing(
 
 
 def common(values: Mapping[str, str | None]) -> str:
-    """Return the most common value; of several, that of the first host."""
+    """Return the most common value; of several, that of the first host; empty if it is no value."""
     return next((value for value, _ in Counter(values.values()).most_common(1) if value), "")
 
 

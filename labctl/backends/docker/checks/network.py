@@ -149,7 +149,7 @@ def path_taken(ctx: CheckContext, node: str, answer: Mapping[str, Any], directio
 
 
 def astray(through: Mapping[str, int], chosen: str, kin: Sequence[str], expected: int) -> list[str]:
-    """Return the interfaces that the bytes took instead of the chosen one; empty if they took it."""
+    """Return the interfaces that the bytes took instead of the chosen one, or ``none``; empty if they took it."""
     if through.get(chosen, 0) >= expected:
         return []
     # A bridge or bond and its parts count the same bytes; less than half of them is other traffic.

@@ -272,7 +272,7 @@ def examine(whole: CheckContext, lacking: Mapping[str, LabError] | None = None) 
 
 
 def with_engines(whole: CheckContext) -> tuple[CheckContext, tuple[CheckContext, ...]]:
-    """Ask the engines of all hosts; return the contexts with the answers, and errors of engines that do not answer."""
+    """Ask the engines of all hosts; return the whole and its hosts with the answers, or the errors of silent ones."""
     hosts = (whole,) if whole.local else whole.hosts
     late = HostError(f"Docker Engine does not answer within {human.duration(ENGINE_SECONDS)}")
     asked = run_with_deadlines([(partial(ask_engine, host), ENGINE_SECONDS) for host in hosts])

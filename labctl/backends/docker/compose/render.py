@@ -177,7 +177,7 @@ def lease_mounts(node: Node, host: Host) -> tuple[Mount, ...]:
 
 
 def lease_holder(lab: Lab, node: Node, host: Host) -> Pairs:
-    """Return the variable with the text that the node writes into its locks."""
+    """Return the variable with the text that the node writes into its locks; nothing without devices."""
     holder = {"lab": lab.name, "node": node.name, "directory": str(lab.directory), "uid": host.uid}
     return (("LAB_LEASE", json.dumps(holder)),) if node.devices.devices else ()
 

@@ -110,7 +110,7 @@ def _text(path: Path) -> str:
 
 
 def ensure_pair(path: Path) -> str:
-    """Return the public key of a private key file, which is created if it is missing or unreadable."""
+    """Return the public key of a private key file, which is created if it is missing or broken."""
     public = public_of(path)
     if public is None:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

@@ -114,7 +114,7 @@ def seed(workload: Workload) -> str:
 
 
 def _data(lab: Lab, workloads: tuple[Workload, ...]) -> tuple[str, ...]:
-    """Return the paths on this machine of the data that workloads name, or that their runs were given."""
+    """Return the paths on this machine of data, not results, that workloads name or that their runs were given."""
     recorded = list(workloads)
     for run_id in store.ids(lab.directory):
         with suppress(HostError):
@@ -127,7 +127,7 @@ def _data(lab: Lab, workloads: tuple[Workload, ...]) -> tuple[str, ...]:
 def _hosts(
     cluster: Cluster, lab: Lab, observed: ObservedState, cached: Mapping[str, Path], data: tuple[str, ...]
 ) -> dict[str, dict[str, Any]]:
-    """Return the facts of each host: its image, engine, devices and driver; its clones, data and cached models."""
+    """Return the facts of each host and this machine: image, engine, devices, driver, clones, data, cached models."""
     asked: dict[str, list[tuple[Kind, str]]] = {}
     for host in lab.hosts:
         paths: list[tuple[Kind, str]] = [("data", naming.path_on(lab, host, path)) for path in data]

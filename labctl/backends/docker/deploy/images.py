@@ -115,7 +115,7 @@ def require_obtainable(cluster: Cluster, how: str) -> None:
 
 
 def require_buildable(cluster: Cluster) -> None:
-    """Raise HostError if the image cannot be built: no usable base image, or an engine without the devices' runtime."""
+    """Raise HostError if the image cannot be built: no usable base image, or no engine with the devices' runtime."""
     base = cluster.base_image
     if cluster.settings.text("LAB_IMAGE") and not catalog.name_of(base):
         from labctl.backends.docker.images import local
@@ -127,7 +127,7 @@ def require_buildable(cluster: Cluster) -> None:
 
 
 def ensure(context: Context, cluster: Cluster, image: str) -> dict[str, HostError]:
-    """Build, pull or send the image wherever it is not found; return the hosts that failed, and why."""
+    """Build, pull or send the image wherever it is not found; return hosts that failed. HostError for this machine."""
     if not cluster.remote_hosts:
         build_image(context, cluster)
         check_image(context, cluster)

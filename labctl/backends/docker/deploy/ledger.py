@@ -36,7 +36,7 @@ class DeployedHost(Struct, frozen=True, order=True):
 
 
 def note(directory: Path, host: str, machine: str) -> None:
-    """Record that a host has nodes of this lab."""
+    """Record that a host, on the machine with this engine id, has nodes of this lab."""
     write(directory / DeployedHost(host, machine).path, "")
 
 

@@ -47,7 +47,7 @@ def not_up(lab: Lab, containers: tuple[str, ...], observed: ObservedState) -> li
 
 
 def observe(context: Context, cluster: Cluster, *, preview: bool) -> ObservedState | None:
-    """Return the state of the lab; None, with a warning, if a preview gets no answer. HostError otherwise."""
+    """Return the state of the lab. Without an answer, HostError; in a preview None, with a warning."""
     try:
         return cluster.engine.observe(cluster.settings.text("LAB_NAME"), cluster.image)
     except HostError as error:
@@ -195,7 +195,7 @@ ENDING = 30
 
 
 def under_way(lab: Lab, engine: Engine, observed: ObservedState, *, preview: bool) -> tuple[ActiveRun, ...]:
-    """Return the runs that are under way; runs that were judged while their launcher was unreachable are ended.
+    """Return the runs that are under way; except in a preview, end those judged while their launcher was unreachable.
 
     The launcher is not asked if the records show that no run can be under way.
     """

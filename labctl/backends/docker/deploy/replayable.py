@@ -60,7 +60,7 @@ def _nodes(lab: Lab, run: ReplayedRun) -> Iterator[str]:
 
 
 def _images(lab: Lab, observed: ObservedState, run: ReplayedRun) -> Iterator[str]:
-    """Yield a line per host whose image differs from the recorded one."""
+    """Yield a line per host whose image differs from the recorded one; a single line if the lab's has another name."""
     if lab.image != run.origin.image:
         yield f"image: the lab has {lab.image}, and it ran {run.origin.image}"
         return
@@ -117,7 +117,7 @@ def _files(lab: Path, run: ReplayedRun) -> Iterator[str]:
 
 
 def _sources(cluster: Cluster, lab: Lab, run: ReplayedRun) -> Iterator[str]:
-    """Yield a line per clone or cached model of a host with another commit or revision than recorded."""
+    """Yield a line per silent host, and per clone or cached model at another commit or revision than recorded."""
     hosts = {host.name: host for host in lab.hosts if host.name in run.origin.images}
     cached = provenance.repositories(run.job.workload.cache)
     asked = {name: provenance.code(lab, host) + provenance.snapshots(lab, host, cached) for name, host in hosts.items()}

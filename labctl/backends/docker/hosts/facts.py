@@ -168,7 +168,7 @@ class DumpPath(Struct, frozen=True):
         return self.is_file() or self.is_dir() or self.resolve().path in self.dump.nodes
 
     def stat(self) -> os.stat_result:
-        """Return mode and group; a file's mode and all other fields are made up."""
+        """Return mode and group; a file's mode and all other fields are made up. FileNotFoundError without the path."""
         real = self.resolve().path
         if not self.exists():
             raise FileNotFoundError(str(self))
@@ -196,10 +196,7 @@ def script() -> str:
 
 
 def read(text: str, name: str) -> HostDump:
-    """Parse the script's output of a host; the output of its login shell before it is skipped.
-
-    Raises HostError if it is incomplete.
-    """
+    """Parse the script's output of a host, skipping what its login shell printed. HostError if it is incomplete."""
     dump, lines = HostDump(name), text.split("\n")
     begin = lines.index("labctl survey") + 1 if "labctl survey" in lines else len(lines)
     entries: list[tuple[str, list[str]]] = []

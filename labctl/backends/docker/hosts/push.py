@@ -56,10 +56,9 @@ def push(
     prune: str = "",
     seconds: float = 600,
 ) -> tuple[str, ...]:
-    """Push each tree to ``directory/<name>`` on the host, each atomically; return the paths that are new there.
+    """Make each ``directory/<name>`` match its tree, atomically; return new or changed paths as ``<name>/<path>``.
 
-    Returns the new paths; files that the host already has are not sent again. Other directories below
-    ``directory/<prune>`` are removed.
+    Files that the host already has are not sent again. Other directories below ``directory/<prune>`` are removed.
     HostError, with nothing changed, if the host refuses it or it takes more than ``seconds``.
     """
     inspected = _inspect(connection, directory, manifests, "tidy", prune, seconds=seconds)

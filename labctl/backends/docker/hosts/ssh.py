@@ -500,7 +500,7 @@ def _private_directory() -> tempfile.TemporaryDirectory[str]:
 
 
 def _answers(path: Path, seconds: float) -> bool:
-    """Tell if a forwarded socket reaches the engine: if sshd forbids forwarding, it hangs up at once."""
+    """Tell if a forwarded socket reaches the engine, even a slow one: if sshd forbids that, it hangs up at once."""
     with socket.socket(socket.AF_UNIX) as asking:
         asking.settimeout(seconds)
         try:

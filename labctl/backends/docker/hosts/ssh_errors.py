@@ -63,7 +63,7 @@ def noisy_shell(target: InventoryHost, output: str) -> HostError:
 
 
 def excerpt(text: str) -> str:
-    """Return the text without its middle, if it is far longer than ssh's messages: the host controls its length."""
+    """Cut the middle of a text and the ends of its lines, if far longer than ssh's: the host controls their length."""
     lines = text.splitlines(keepends=True)
     ends = lines if len(lines) <= 2 * LINES else lines[:LINES] + lines[-LINES:]
     return "".join(line if len(line) <= LENGTH else f"{line[:LENGTH]}\n" for line in ends)
@@ -136,7 +136,7 @@ def _port(target: InventoryHost) -> tuple[str, ...]:
 
 
 def ssh_reason(stderr: str) -> str:
-    """Return ssh's reason for a failure: the last line of its output, or that the host key has changed."""
+    """Return ssh's reason for a failure: a changed host key, or the last line of its output, or ``no answer``."""
     if distrusted(stderr):
         return "host key is not the pinned one (REMOTE HOST IDENTIFICATION HAS CHANGED)"
     lines = [line for line in stderr.splitlines() if line.strip()]

@@ -43,7 +43,7 @@ class Range(Struct, frozen=True):
         return self.size
 
     def chunks(self, start: int = 0) -> Iterator[bytes]:
-        """Yield the bytes from offset ``start`` in the range."""
+        """Yield the bytes from offset ``start`` in the range. HostError if the file was truncated."""
         left = self.size - start
         with self.path.open("rb") as file:
             file.seek(self.offset + start)

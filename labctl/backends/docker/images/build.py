@@ -114,7 +114,7 @@ def require_own(request: BuildRequest) -> None:
 
 
 def update_lock(request: BuildRequest, emit: Emit) -> dict[str, Any]:
-    """Resolve ``<image>.in`` and write the lock file with hashes beside it. HostError as ``build``."""
+    """Resolve ``<image>.in``, write the lock file with hashes beside it, return a report. HostError as ``build``."""
     lock = catalog.file(request.image, "lock")
     if not lock.is_file():
         raise HostError(

@@ -157,7 +157,7 @@ def describe_routes(transfers: Iterable[Transfer]) -> Iterator[str]:
 
 
 def install(transfer: Transfer, loading: At, notice: Callable[[str], None], *, keep: bool) -> None:
-    """Upload the image, load it and check its id; remove the file unless other hosts get it from here (``keep``)."""
+    """Upload the image, load it, check its id and, unless ``keep``, remove the file. ImageRejected if not loaded."""
     upload(transfer, notice)
     connection, host, image = transfer.connection, transfer.host, transfer.image
     try:
@@ -245,7 +245,7 @@ def preview(image: str, how: str, targets: ImageTargets) -> str:
 
 
 def send(image: str, targets: ImageTargets, directory: Path) -> Failures:
-    """Send this machine's image to the hosts without it, or let them pull it if this machine does not have it.
+    """Send this machine's image to the hosts without it, or have them pull it if it is not here; return the failures.
 
     A copy of the image is written into ``directory`` meanwhile.
     """

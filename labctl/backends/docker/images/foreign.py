@@ -71,7 +71,7 @@ def make(request: BuildRequest, base: str, emit: Emit) -> dict[str, Any]:
 
 
 def tag(base: str) -> str:
-    """Return the tag of the image made from a base, a hash of the base's id and of the added files."""
+    """Return the tag of the image made from the base with this id: a hash of it and of the added files."""
     return f"{catalog.FROM}{hashlib.sha256((base + _added()).encode()).hexdigest()[:12]}"
 
 

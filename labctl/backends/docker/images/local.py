@@ -27,7 +27,7 @@ def described(image: str) -> dict[str, Any] | None:
 
 @contextmanager
 def spooled(image: str, directory: Path, size: int, notice: Callable[[str], None]) -> Iterator[Archive]:
-    """Save an image into a file in the directory during the block. ``size`` as ``save``."""
+    """Provide an archive of an image during the block, saved into a file in the directory; ``size`` as ``save``."""
     make_private(directory)
     with (
         tempfile.TemporaryDirectory(dir=directory, prefix="image-") as folder,
@@ -39,7 +39,7 @@ def spooled(image: str, directory: Path, size: int, notice: Callable[[str], None
 
 
 def save(images: tuple[str, ...], path: Path, size: int, notice: Callable[[str], None]) -> None:
-    """Save images, of about ``size`` bytes together, into an archive.
+    """Save images, of about ``size`` bytes together, into an archive, reporting progress. HostError if that fails.
 
     The engine collects all of it before it sends the first byte.
     """

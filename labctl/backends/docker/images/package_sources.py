@@ -66,7 +66,7 @@ def parse_pip(text: str) -> PipSources:
 
 
 def ca_bundle(preferred: Iterable[str], environ: Mapping[str, str]) -> Path | None:
-    """Return the first existing file of trusted certificates: preferred, the environment's, the system's."""
+    """Return the first existing file of trusted certificates: preferred, environment's, system's; None without one."""
     named = (*preferred, environ.get("SSL_CERT_FILE", ""), environ.get("REQUESTS_CA_BUNDLE", ""), *CA_BUNDLES)
     return next((Path(path) for path in named if path and Path(path).is_file()), None)
 
@@ -93,7 +93,7 @@ def pip_conf(pip: PipSources, *, torch_index: str, wheels: bool, certificates: b
 def stage_wheels(
     pip: PipSources, projects: Mapping[str, str | None], into: Path, digests: frozenset[str] = frozenset()
 ) -> frozenset[str]:
-    """Link or copy the needed files of local directories and indexes into a folder; return the projects found.
+    """Link or copy the needed files of local directories and indexes into a new folder; return the projects found.
 
     ``projects`` maps project to version, None for any. Other files are skipped: a directory of wheels may hold hundreds
     of gigabytes. With ``digests``, only files with these digests are taken, as pip accepts no others, except of torch.
@@ -119,7 +119,7 @@ def stage_wheels(
 
 
 def pins(lock: str) -> dict[str, str | None]:
-    """Return the version that a lock or requirements file pins of each project; None if it is not pinned."""
+    """Return the version that a lock or requirements file pins of each project, by normalized name; None if none."""
     from packaging.utils import canonicalize_name
 
     requirements = re.findall(r"^([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?\s*(?:==\s*([^\s;#,]+))?", lock, re.MULTILINE)
@@ -143,7 +143,7 @@ def project_of(filename: str) -> tuple[str, object]:
 
 
 def local_path(link: str) -> Path | None:
-    """Return the path on this host that a link names; None for a remote link."""
+    """Return the path on this host that a link names; None for a remote or an empty link."""
     url = urlsplit(link)
     if url.scheme == "file":
         return Path(unquote(url.path))

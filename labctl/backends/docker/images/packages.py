@@ -182,7 +182,7 @@ def _readable(dockerfile: Path) -> Iterator[None]:
 
 
 def _is_on_base(dockerfile: str) -> bool:
-    """Tell if the last stage is based on the lab's image, directly or through another stage."""
+    """Tell if the last stage of a Dockerfile's text is based on the lab's image, directly or through another stage."""
     stages: set[str] = set()
     ours = False
     # Whole lines: Python in a heredoc has lines that begin with `from`.

@@ -69,7 +69,7 @@ def image_state(connection: Connection, image: str) -> HostImageState:
 
 
 def size(connection: Connection, file: str) -> int:
-    """Return the bytes of a file that the host has received so far."""
+    """Return the bytes of a file that the host has, once no other upload writes to it; end one that is stalled."""
     fix = "ls -la ~/.labctl/images"
     out = _run(connection, "cannot read ~/.labctl/images", "size", file, str(STALLED), timeout=MOVING, fix=fix)
     with parsing(connection.target.name):
@@ -86,7 +86,7 @@ def append(connection: Connection, file: str, offset: int, chunks: Iterable[byte
 
 
 def relay(source: Connection, file: str, size: int, hop: tuple[str, ...], progress: Progress) -> None:
-    """Make a host pipe its growing file into a program, from the progress so far."""
+    """Make a host pipe its growing file into a program, from the progress so far. HostError if that fails."""
     rest = b""
 
     def read(chunk: bytes) -> None:

@@ -57,7 +57,7 @@ def pairs(settings: Settings) -> dict[str, tuple[str, int]]:
 
 
 def probe(settings: Settings, directory: Path, image: str, host: str, engine: Capabilities) -> tuple[str, ...]:
-    """Probe a daemon for limits not probed before, and cache the results; return the names of refused limits.
+    """Probe a daemon for limits not probed before and cache the results; return all refused ones, if any was probed.
 
     A refused limit is probed again by doctor only.
     """
@@ -78,7 +78,7 @@ def unprobed(settings: Settings, cached: dict[str, Any]) -> dict[str, tuple[str,
 
 
 def granted(settings: Settings, directory: Path, hosts: Collection[str]) -> Limits:
-    """Return the limits of the settings, without those that some daemon refused or was not probed for."""
+    """Return the settings' limits; of those that daemons may refuse only what all probed hosts, at least one, grant."""
     cached = [kept(directory, host, None) for host in hosts]
     # A host that was never probed does not restrict the others.
     probed = [results.get("limits", {}) for results in cached if results] or [{}]

@@ -101,7 +101,7 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
         return f"{self.dumps[host].home}/{FILES}/{self.settings.text('LAB_NAME')}.{name or host}"
 
     def root(self, host: str) -> HostPath:
-        """Return the host's root directory, to read its /proc, /sys and /etc."""
+        """Return a host's root directory as its report has it, to read /proc, /sys and /etc; else this machine's."""
         from labctl.system.procfs import ROOT
 
         return self.dumps[host].root if host in self.dumps else ROOT
@@ -112,7 +112,7 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
         return placement(self.settings, self.inventory)
 
     def begin_reach(self, observed: ObservedState) -> EarlyReach | None:
-        """Start to check ssh from the launcher to the configured workers; None if one of these does not run."""
+        """Start to check ssh from the launcher to the configured workers; None if one does not run, or for too many."""
         workers = tuple(name for name, host in self.placement.items() if name != LAUNCHER and host in self.engine.hosts)
         launcher, containers = observed.container(LAUNCHER), map(observed.container, workers)
         running = all(container and container.state == "running" for container in (launcher, *containers))
@@ -317,7 +317,7 @@ def _last_dumps(directory: Path, hosts: tuple[InventoryHost, ...]) -> dict[str, 
 
 
 def detect_hardware(cluster: Cluster) -> DetectedHardware:
-    """Return the accelerator, which all hosts must have, and the hosts as examined.
+    """Detect the accelerator and examine the hosts; ``lacking`` has those without it. HostError if all lack it.
 
     Hosts that were never reached are left out. HostError if the first host is, which has the launcher. If all hosts
     lack the devices that the settings ask for, the settings are wrong: raises the first host's error.

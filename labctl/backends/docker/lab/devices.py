@@ -122,7 +122,7 @@ def _shares(nodes: Iterable[Node], root: HostPath) -> tuple[NodeShare, ...]:
 
 
 def devices(context: Context) -> DeviceReport:
-    """Return the devices of each host; unreachable hosts are left out, with a warning."""
+    """Return the devices of each host; unreachable hosts are left out, with a warning. HostError if all are."""
     settings = context.settings()
     if not settings.text("LAB_HOSTS"):
         return DeviceReport((of_host(settings, context.directory),))
