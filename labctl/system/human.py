@@ -76,7 +76,7 @@ def count(amount: int, noun: str) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """Cut a text to ``width`` characters, marked by dots."""
+    """Cut a text to ``width`` characters, three of them dots; shorter texts stay."""
     return text if len(text) <= width else f"{text[: width - 3]}..."
 
 

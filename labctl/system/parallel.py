@@ -36,7 +36,7 @@ def pool(width: int = WIDTH, *, endless: bool = False) -> Iterator[ThreadPoolExe
 
 
 def map_hosts(work: Callable[[K], T], hosts: Mapping[str, K]) -> tuple[dict[str, T], dict[str, HostError]]:
-    """Run ``work`` for each host at once; return the results and the failures by host, in order.
+    """Run ``work`` for each host at once; return results and HostErrors by host, in order. Raises any other exception.
 
     Other exceptions than those of hosts, files and settings are bugs: the first is raised after all work has ended.
     """
@@ -87,7 +87,7 @@ def _unfinished(started: Sequence[tuple[Future[T], float]]) -> list[Future[T]]:
 
 
 def begin(work: Callable[[], T]) -> Future[T]:
-    """Start work in a daemon thread, which does not delay the end of the process."""
+    """Start work in a daemon thread, which does not delay the end of the process; return the future of its result."""
     future: Future[T] = Future()
 
     def fulfil() -> None:

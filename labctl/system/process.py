@@ -234,7 +234,7 @@ def without(names: Iterable[str], argv: Sequence[str]) -> tuple[str, ...]:
 def attached(
     argv: Sequence[str], forward: Callable[[signal.Signals], None], *, env: Mapping[str, str] | None = None
 ) -> int:
-    """Run a program on this process's input and output, INT, TERM and HUP going to ``forward``; return its code.
+    """Run a program on our input and output, INT, TERM and HUP going to ``forward``; return its code. HostError.
 
     ``env`` as ``run``. Signals that were ignored are not passed to ``forward``. HostError if the program is not found
     or ends by a signal; OutputClosed if its output is closed.

@@ -358,7 +358,7 @@ def reconnect(lab: Lab, engine: Engine, node: str) -> HostError | None:
 
 
 def look(lab: Lab, engine: Engine, run_id: str, follower: Follower, *arguments: str) -> HostError | None:
-    """Pass the agent's report of a run to the follower until one of them or the connection ends; return its error.
+    """Pass the agent's report of a run to the follower until either or the connection ends; return a HostError or None.
 
     Errors that the follower raises are raised. ``arguments``: the agent's command.
     """

@@ -257,7 +257,7 @@ class DockerBackend:
         preflight.require_idle(self.context, self.cluster.engine, self._seen())
 
     def fill(self, workload: str, contents: Cache, *, hosts: bool, preview: bool) -> CacheReport:
-        """Download models and datasets into this machine's cache, and with ``hosts`` send them to the lab's hosts."""
+        """Download models and datasets into this machine's cache, and with ``hosts`` send them on; return a report."""
         from labctl.backends.docker.deploy import cache
 
         return cache.fill_lab(

@@ -330,7 +330,7 @@ class DockerEngine:
         return tuple(sorted((network["Name"], (network["Labels"] or {}).get("labctl.lab", "")) for network in free))
 
     def try_network(self, lab: str) -> str:
-        """Create a network for a lab and remove it; return the daemon's error if it cannot, else an empty text."""
+        """Create and remove a network for a lab; return why the daemon refuses, or "". HostError if it is silent."""
         import secrets
 
         from docker.errors import APIError, NotFound
@@ -419,7 +419,7 @@ class DockerEngine:
             return str(actor.context.inspect().name)
 
     def apply(self, host: str, project: str, files: tuple[Path, ...]) -> None:  # noqa: ARG002
-        """Bring up all services of these files as one project; other containers of it are unchanged.
+        """Bring up all services of these files as one project; its other containers stay. HostError if it fails.
 
         By the docker program, so that the terminal's Ctrl-C reaches it.
         """

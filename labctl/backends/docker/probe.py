@@ -17,7 +17,7 @@ PATIENCE = 120
 
 
 def refused(docker: tuple[str, ...], lab: str, image: str, options: tuple[str, ...], *, because: str) -> bool:
-    """Tell if the daemon refuses to start a container with these options, with ``because`` in its message.
+    """Tell if the daemon refuses to start a container with these options ``because`` of that; else HostError.
 
     HostError if it refuses for another reason.
     """

@@ -215,7 +215,7 @@ def end_unrecorded(lab: Lab, job: Job, engine: Engine, place: int) -> None:
 
 
 def explain(ended: Ended, lab: Lab, job: Job, engine: Engine, *, silent: bool) -> tuple[Cause | None, str]:
-    """Return the cause and message of a failure without one: a stopped or unreached node, or an ended agent.
+    """Return cause and message of a failure without one: a stopped or unreached node, an ended agent; else None, "".
 
     ``silent``: no rank has begun, so the launcher may have found a node that does not let it in.
     """

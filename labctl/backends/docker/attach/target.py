@@ -107,9 +107,9 @@ def attach(
     stdin: Literal["terminal", "pipe"],
     prompt: bool,
 ) -> int:
-    """Run a command in one node, or from the launcher on several (all workers if none is named).
+    """Run a command in one node, or from the launcher in several, all if none is named; return its exit code.
 
-    Return its exit code. CommandNotFound, with a hint, if the node has no such command. ConfigError for a ``prompt``
+    Several are workers. CommandNotFound, with a hint, if the node has no such command. ConfigError for a ``prompt``
     without a terminal.
     """
     name = where.settings().text("LAB_NAME")

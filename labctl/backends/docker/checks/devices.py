@@ -235,7 +235,7 @@ def framework_count(ctx: CheckContext, container: Container) -> Iterator[Finding
 
 
 def count_devices(ctx: CheckContext, container: Container, counted: tuple[str, ...]) -> CompletedProcess:
-    """Count devices in a container by the modules that a vendor names. HostError if it times out."""
+    """Count devices in a container by modules that a vendor names; return output and code. HostError on timeout."""
     program = files.path("docker", "count_devices.py").read_text(encoding="utf-8")
     # With timeout(1): a program that outlives `docker exec` would keep the devices in use.
     argv = ("timeout", "--signal=KILL", f"{COUNT_SECONDS - 2:.0f}", "python", "-c", program, *counted)

@@ -32,7 +32,7 @@ SECONDS = int(TRAFFIC_SECONDS / 3)
 
 
 def address_pools(ctx: CheckContext) -> Iterator[Finding]:
-    """Check that the engine has addresses for the lab's network; only if the network does not exist."""
+    """Check that the engine has addresses for the lab's network, unless that exists. HostError for another reason."""
     if ctx.lab.network == "host":
         return
     if ctx.network:

@@ -246,7 +246,7 @@ def stopping(checks: Iterable[Check], ctx: CheckContext) -> Iterator[HostError]:
 
 
 def examine(whole: CheckContext, lacking: Mapping[str, LabError] | None = None) -> tuple[Finding, ...]:
-    """Run all checks concurrently, each with its time limit; return the findings in the order of the checks.
+    """Run all checks at once, each with its time limit; return findings in order. ConfigError for an unknown node.
 
     On hosts that are ``lacking`` the lab's devices, checks that need them are not run. ConfigError if the only node to
     examine is not part of the lab.

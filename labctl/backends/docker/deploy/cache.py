@@ -81,7 +81,7 @@ def folder_on_hosts(settings: Settings) -> str:
 
 
 def read(connection: Connection, folder: str) -> tuple[Room | None, dict[str, CachedFile]]:
-    """Return the free space and the files and links of a host's cache, by name. HostError if it cannot be listed."""
+    """Return a host's free space (None: unknown), and files and links of its cache by name. HostError if it fails."""
     done = connection.run(SCRIPT, folder, "list", timeout=ASKING, check=False)
     if done.code != 0:
         raise failed(connection, f"cannot use its cache {folder}", done.err, "ls -ld ~/.cache/labctl; df -h")
@@ -119,7 +119,7 @@ def fill(
     *,
     dry_run: bool = False,
 ) -> tuple[tuple[HostCache, ...], Failures]:
-    """Send each host the files of this machine's cache that it does not have, all hosts at once.
+    """Send each host, all at once, the files of this machine's cache that it lacks; return what each got, and errors.
 
     Return the files sent per host, and the hosts that failed; files that they received stay. A ``dry_run`` sends
     nothing.
@@ -209,7 +209,7 @@ def pack(root: Path, files: Mapping[str, CachedFile]) -> ArchiveStream:
 def fill_lab(
     context: Context, settings: Settings, hosts_of: Callable[[], Cluster], workload: str, contents: Cache, **how: bool
 ) -> CacheReport:
-    """Download models and datasets into this machine's cache; with ``hosts``, also send them to the lab's hosts.
+    """Download models and datasets into this machine's cache, and with ``hosts`` send them on; return a report.
 
     If nothing is named, all of the cache is sent. A ``preview`` changes nothing.
     """
@@ -234,7 +234,7 @@ def fill_lab(
 def _fill_hosts(
     context: Context, hub: Hub, contents: Cache, hosts_of: Callable[[], Cluster], *, preview: bool
 ) -> tuple[tuple[HostCache, ...], tuple[HostFailure, ...]]:
-    """Send the lab's hosts these contents of this machine's cache, or all of it if nothing is named.
+    """Send the lab's hosts these contents of this machine's cache, or all if nothing is named. HostError if none.
 
     HostError if no host answers; a host that fails does not affect the others.
     """

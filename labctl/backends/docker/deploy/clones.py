@@ -16,18 +16,12 @@ LARGEST = 200_000_000
 
 
 def scan(lab: Lab) -> dict[str, Manifest]:
-    """Return the manifest of each clone to push, by its path below the lab's directory on hosts.
-
-    ConfigError if one is too large.
-    """
+    """Return the manifest of each clone to push, by its path below the lab's directory. ConfigError if too large."""
     return {folder: read(Path(path)) for path, folder in lab.clones}
 
 
 def read(root: Path) -> Manifest:
-    """Return the manifest of the files that git tracks in a clone; of all files if it tracks none.
-
-    ConfigError if they are too large.
-    """
+    """Return the manifest of the files that git tracks in a clone, or of all if none. ConfigError if too large."""
     names = git.files(root, "--cached", "--recurse-submodules") or list(walk(root))
     size = sum(size_of(root / name) for name in names)
     if size > LARGEST:

@@ -35,9 +35,9 @@ SEED = re.compile(r"""["']--seed["'].*\bdefault\s*=\s*(\d+)""")
 
 
 def of(context: Context, cluster: Cluster, lab: Lab) -> dict[str, Any]:
-    """Return the lab's image, packages, settings, workload files, seeds, hosts and nodes, as `labctl freeze` records.
+    """Return what `labctl freeze` records of a lab on its hosts. HostError if a host is silent or has no image.
 
-    HostError if a host does not answer or does not have the image.
+    That is its image, packages, settings, workload files, seeds, hosts and nodes.
     """
     observed = cluster.engine.observe(lab.name, cluster.image)
     raise_all(dict(observed.silent))

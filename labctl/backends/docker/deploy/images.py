@@ -31,7 +31,7 @@ Ask = Callable[[str], bool]
 
 
 def for_workload(context: Context, settings: Settings, workload: Workload) -> Settings:
-    """Return the settings with a workload's image, unless they name one, and with its packages.
+    """Return the settings with a workload's packages, and its image unless they name one. ConfigError if unknown.
 
     Those of another workload are removed. ConfigError for an image that labctl does not have.
     """
@@ -52,10 +52,7 @@ def for_workload(context: Context, settings: Settings, workload: Workload) -> Se
 def plan_images(
     context: Context, cluster: Cluster, observed: ObservedState
 ) -> tuple[tuple[EnsureImage, ...], dict[str, HostError]]:
-    """Plan to bring the image to every host; also return the hosts that cannot use theirs.
-
-    HostError if it cannot be built.
-    """
+    """Plan to bring the image to every host; also return hosts that cannot use theirs. HostError if unbuildable."""
     image, how = cluster.image, cluster.settings.text("LAB_IMAGE_FROM")
     has_packages = packages.is_own(image)
     if not cluster.daemons:
@@ -198,7 +195,7 @@ def confirm_image(workload: Workload, image: str, exists: bool, ask: Ask | None,
 def build_image(
     context: Context, cluster: Cluster, *, update_lock: bool = False, on: str = "", refresh: bool = False
 ) -> dict[str, Any]:
-    """Build the lab's image, with the settings' packages on top, or update its lock; return a report.
+    """Build the lab's image with its packages, or update its lock; return a report. HostError if it is not labctl's.
 
     The Dockerfile is that of the image's name, else of the accelerator. With this machine's engine, or ``on`` a host
     with its own. ``refresh`` also builds labctl's own image below the packages if it is up to date, as settings of its

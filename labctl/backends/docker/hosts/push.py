@@ -87,7 +87,7 @@ def push_new(connection: Connection, manifest: Manifest, directory: str, *, seco
 
 
 def remove(connection: Connection, directory: str, *, seconds: float = 120) -> None:
-    """Remove a directory below a ``.labctl`` of a host, and the ``.labctl`` once it is empty.
+    """Remove a directory below a ``.labctl`` of a host, and that once it is empty. HostError for any other directory.
 
     HostError for any other directory, and if it cannot be removed.
     """
@@ -104,7 +104,7 @@ def remove(connection: Connection, directory: str, *, seconds: float = 120) -> N
 def _inspect(
     connection: Connection, directory: str, manifests: Mapping[str, Manifest], *tidying: str, seconds: float
 ) -> list[Update]:
-    """Return each tree with the state and entries of its directory on the host, which may ``tidy`` up first."""
+    """Return each tree with its directory's state on the host, which may ``tidy`` up. ValueError for a bad name."""
     for name in manifests:
         if not NAME.fullmatch(name) or not is_below(name):
             raise ValueError(name)

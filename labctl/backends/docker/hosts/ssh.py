@@ -261,7 +261,7 @@ class SshConnection(Connection):
         return (*self._ssh, *mux, "--", ssh_errors.destination(self.target), remote(script, arguments))
 
     def forward(self, path: str, seconds: float = 10) -> Path:
-        """Forward a new local socket to a Unix socket of the host, if its sshd allows that. HostError."""
+        """Return a new local socket, forwarded to a Unix socket of the host if its sshd allows that. HostError."""
         return self._forward(Path(f"{self._stem}-{next(self._numbers)}.sock"), path, seconds)
 
     def _forward(self, local: Path, path: str, seconds: float) -> Path:
@@ -444,7 +444,7 @@ def connected(
     bound: int = WIDTH,
     waits: Callable[[str], object] = len,
 ) -> Iterator[tuple[dict[str, SshConnection], dict[str, HostError]]]:
-    """Connect to the hosts over ssh during the block; provide connections and errors by host name, in order.
+    """Connect to the hosts by ssh during the block; provide connections and errors by name. HostError without ssh here.
 
     ``opening`` is a POSIX sh script that each host runs first. At most ``bound`` hosts are tried at a time; with more
     hosts each gets a share of ``seconds``, so that silent hosts leave time for the rest. ``waits`` is called once with
@@ -475,7 +475,7 @@ def connected(
 
 
 def _try_open(link: SshConnection, opening: str, patience: float, deadline: float) -> HostError | None:
-    """Open a connection; return the error if that fails."""
+    """Open a connection; return None, or close it and return the error."""
     seconds = min(patience, deadline - time.monotonic())
     if seconds <= 0:
         return ssh_errors.error(link.target, "skipped: the time limit was used up by other hosts")

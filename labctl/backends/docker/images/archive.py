@@ -139,7 +139,7 @@ class Archive:
         return documents | {blob: self._read(blob) for blob in blobs if blob not in layers}
 
     def stream(self, image: Image, held: int = 0) -> ArchiveStream:
-        """Return an archive of an image without its ``held`` lowest layers; the same bytes every time."""
+        """Return an archive of an image without its ``held`` lowest layers, always the same. HostError if broken."""
         parts: list[bytes | Range] = [member_header("blobs/"), member_header("blobs/sha256/")]
         for name, content in image.documents:
             parts.append(member_header(name, len(content)) + content + padding(len(content)))

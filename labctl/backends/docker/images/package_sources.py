@@ -119,7 +119,7 @@ def stage_wheels(
 
 
 def pins(lock: str) -> dict[str, str | None]:
-    """Return the version that a lock or requirements file pins of each project, by normalized name; None if none."""
+    """Return the version that a lock or requirements file pins of each project, by normalized name, or None."""
     from packaging.utils import canonicalize_name
 
     requirements = re.findall(r"^([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?\s*(?:==\s*([^\s;#,]+))?", lock, re.MULTILINE)

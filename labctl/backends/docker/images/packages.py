@@ -147,7 +147,7 @@ def _add_packages(request: BuildRequest, base: str, additions: Additions, labels
 
 
 def folder_of(dockerfile: Path) -> list[Path]:
-    """Return the files that a build of the user's Dockerfile reads: itself, and the files in its folder.
+    """Return the files that a build of the user's Dockerfile reads: all of its folder. ConfigError if that is unfit.
 
     ConfigError if it is unreadable, not based on the lab's image, or its folder has passwords, a lab, or more than
     ``LARGEST`` bytes.

@@ -77,7 +77,7 @@ def size(connection: Connection, file: str) -> int:
 
 
 def append(connection: Connection, file: str, offset: int, chunks: Iterable[bytes]) -> bool:
-    """Append bytes to a file of ``offset`` bytes; return False if another upload writes to it, or did meanwhile."""
+    """Append to a file of ``offset`` bytes; return False if another upload writes to it, or did. HostError else."""
     arguments = ("append", file, str(offset))
     done = connection.send(_script("append"), *arguments, chunks=chunks, timeout=MOVING)
     if done.code not in (0, IN_USE):

@@ -65,7 +65,7 @@ def versions(engine: DockerEngine, identity: str, cache: Path) -> dict[str, str]
 
 
 def bill(image: str, identity: str, installed: str) -> dict[str, Any]:
-    """Build the CycloneDX document of an image from its packages, in lines of ``installed.sh``.
+    """Build the CycloneDX document of an image from lines of ``installed.sh``. HostError for a malformed one.
 
     HostError for a malformed line. Source: CycloneDX 1.5, https://cyclonedx.org/docs/1.5/json; package URLs:
     https://github.com/package-url/purl-spec.

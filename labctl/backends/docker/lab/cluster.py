@@ -211,10 +211,10 @@ def connect(
     demand: bool = True,
     drained: bool = False,
 ) -> Iterator[Cluster]:
-    """Connect to the lab's hosts, or ``only`` some, during the block; daemons have ``seconds`` for an answer.
+    """Connect to the lab's hosts, or ``only`` some, during the block. HostError if none answers and ``demand``.
 
-    Drained hosts are included only if ``drained``. HostError if no host answers, unless ``demand`` is False;
-    ConfigError if two hosts are the same machine.
+    Daemons have ``seconds`` for an answer. Drained hosts are included only if ``drained``. ConfigError if two hosts are
+    the same machine.
     """
     every = read_inventory(context.directory, settings, drained=drained)
     if every == THIS_MACHINE:
@@ -368,7 +368,7 @@ def _placed(
 
 
 def observe(setting: str, dump: facts.HostDump | None) -> tuple[str, Host]:
-    """Return the accelerator and the host of a report, or of this machine if None.
+    """Return the accelerator and the host of a report, or of this machine if None. HostError if it lacks ``setting``.
 
     HostError if it has no device of the configured accelerator.
     """
