@@ -91,7 +91,7 @@ def program() -> None:
 
 
 def main() -> None:
-    """Run the command line of this process, and exit with its code."""
+    """Run this process's command line and exit with its code, also after Ctrl-C or once the output's reader is gone."""
     # Objects of a command live to its end: collecting garbage after every 700 of them takes 10 ms.
     gc.set_threshold(50_000)
     try:
@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def dispatch(arguments: list[str]) -> int:
-    """Run a command line; return its exit code."""
+    """Run sys.argv, of which ``arguments`` is a copy that chooses the imports; return its exit code, or exit."""
     if completing():
         return execute(set(COMMANDS))
     if arguments in ([], ["--help"], ["-h"], ["help"]):
@@ -123,7 +123,7 @@ def completing() -> bool:
 
 
 def execute(names: set[str]) -> int:
-    """Run the command line with only these commands loaded; return the exit code. Usage errors are JSON with --json."""
+    """Run sys.argv with only these commands; return its exit code, or exit. Usage errors are JSON with --json."""
     import typer
 
     try:
@@ -153,7 +153,7 @@ def _usage_error() -> type[Any]:
 
 
 def print_usage() -> None:
-    """Print all commands with their help."""
+    """Print labctl's usage to stdout: all commands with a line of help each, and the exit codes."""
     width = max(map(len, COMMANDS))
     lines = (f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items())
     say(USAGE.format(commands="\n".join(lines)).rstrip())

@@ -50,7 +50,7 @@ class Bar:
             write(f"{ERASE}{text}\n{self._shown}" if self._shown else f"{text}\n", self._stream, end="")
 
     def _keep_up(self) -> None:
-        """Redraw the line when its text changes, until the block ends."""
+        """Redraw the line when its text changes, until the block ends or the stream cannot be written to."""
         with suppress(OSError, OutputClosed):
             while not self._over.wait(PACE):
                 # Without the last column: some terminals wrap a line that reaches it.
@@ -69,7 +69,7 @@ def columns(stream: TextIO) -> int:
 
 
 def progress_text(progress: Progress, age: float, limit: float, width: int) -> str:
-    """Render the progress of a run in one line of at most ``width`` columns, with as many metrics as fit."""
+    """Render a run's progress in ``width`` columns: step, metrics that fit, and time left, or ``age`` of ``limit``."""
     time = f"{clock(age)} of {clock(limit)}"
     if progress.seconds_left is not None:
         time = f"{clock(progress.seconds_left)} left"
@@ -81,7 +81,7 @@ def progress_text(progress: Progress, age: float, limit: float, width: int) -> s
 
 
 def with_bar(progress: Progress, parts: list[str], width: int) -> str:
-    """Join texts to a line of at most ``width`` columns, with a bar after the first if it fits."""
+    """Join texts to a line cut to ``width`` columns; insert a bar into ``parts`` if it fits and the steps are known."""
     room = min(LONGEST, width - len("  ".join((*parts, ""))))
     if progress.step is not None and progress.steps and room >= SHORTEST:
         parts.insert(1, drawn(progress.step / progress.steps, room))
@@ -89,7 +89,7 @@ def with_bar(progress: Progress, parts: list[str], width: int) -> str:
 
 
 def step_text(progress: Progress) -> str:
-    """Render the step, as ``step 12/100``; empty if unknown."""
+    """Render the step, as ``step 12/100``, or ``step 12`` without a known end; empty if the step is unknown."""
     if progress.step is None:
         return ""
     if not progress.steps:

@@ -59,7 +59,7 @@ def load_command(
     setting: Setting = None,
     json: Json = False,
 ) -> None:
-    """`labctl bundle load`: verify and unpack a bundle, and load its images."""
+    """`labctl bundle load`: verify and unpack a bundle, and load its images; exit with an error if a host failed."""
     with answering(as_json=json, stopped="re-run to resume") as output:
         if directory.exists() and not directory.is_dir():
             raise ConfigError(f"{directory} is a file", hint="labctl bundle load FILE DIRECTORY")
@@ -78,7 +78,7 @@ def saved_text(saved: SavedBundle) -> str:
 
 
 def written(loaded: LoadedBundle) -> Iterator[str]:
-    """Yield the files that were written: a line per folder of a lab, and per other file."""
+    """Yield a line per folder of a lab with files written, per other file written, and for files of the cache."""
     from labctl.bundle.load import LOCKS
     from labctl.bundle.save import FOLDERS
 

@@ -37,7 +37,7 @@ def cache_command(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """`labctl cache`: download models and datasets, and copy them to the hosts."""
+    """`labctl cache`: download models and datasets, with ``--hosts`` copy them; exit with an error if a host failed."""
     with answering(as_json=json, stopped="re-run to resume") as output:
         if not (name or model or dataset or hosts):
             hint = "labctl cache WORKLOAD, labctl cache --model NAME or --dataset NAME; --hosts sends all to the hosts"
@@ -54,7 +54,7 @@ def cache_command(
 
 
 def cache_text(report: CacheReport, *, dry_run: bool = False) -> str:
-    """Render the downloads, and the files sent to each host."""
+    """Render the downloads, the files sent to each host, and the hosts that failed."""
     if report.workload and not report.items:
         return f"workload {report.workload} declares nothing to fetch (`cache` in its workload.yml)"
     lines = []

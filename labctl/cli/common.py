@@ -38,7 +38,7 @@ HERE = Path()
 
 
 def context(directory: Path, output: Output, overrides: list[str] | None = None, *, create: bool = False) -> Context:
-    """Return the context of a command: the lab that -C names, or the nearest from the current directory upwards.
+    """Return the context of -C's directory, by default of the nearest lab upwards. ConfigError if it does not exist.
 
     ConfigError if the directory does not exist and the command does not create it.
     """
@@ -64,7 +64,7 @@ def pairs(arguments: list[str], option: str) -> dict[str, str]:
 
 @contextmanager
 def answering(*, as_json: bool = False, stopped: str = "", quiet: bool = False) -> Iterator[Output]:
-    """Yield the output of a command; print a LabError with its hint, and exit with its code.
+    """Yield the output of a command; print a LabError or Ctrl-C with its hint, and exit with its code.
 
     ``stopped`` is the hint after Ctrl-C; ``quiet`` as in ``Output``.
     """

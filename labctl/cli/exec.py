@@ -21,7 +21,7 @@ def shell_command(
     directory: Directory = HERE,
     setting: Setting = None,
 ) -> None:
-    """`labctl shell`: open a shell in a node."""
+    """`labctl shell`: open a shell in a node; exit with its code."""
     with answering() as output:
         sys.exit(flows.shell(context(directory, output, setting), node, terminal=on_terminal()))
 

@@ -23,7 +23,7 @@ def init_command(
     directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Lab directory; created if missing.")] = HERE,
     json: Json = False,
 ) -> None:
-    """`labctl init`: create a lab directory."""
+    """`labctl init`: create a lab directory, or the files that an existing one lacks."""
     with answering(as_json=json) as output:
         lab = flows.init(directory.resolve())
         cd = "" if directory == HERE else f"cd {shlex.quote(str(directory))} && "
@@ -54,7 +54,7 @@ def doctor_command(
     setting: Setting = None,
     json: Json = False,
 ) -> None:
-    """`labctl doctor`: print the findings; exit with an error if one is an error."""
+    """`labctl doctor`: print the findings, with ``--fix`` after their fixes; exit with an error if one is an error."""
     with answering(as_json=json) as output:
         if yes and not fix:
             raise ConfigError("--yes is for the commands of --fix", hint="labctl doctor --fix --yes")
@@ -70,7 +70,7 @@ def asking() -> Callable[[str], bool]:
     """Return a prompt for the terminal; it raises HostError if there is no terminal."""
 
     def ask(question: str) -> bool:
-        """Ask a yes/no question on stderr."""
+        """Ask a yes/no question on stderr; HostError if stdin is no terminal."""
         if not sys.stdin.isatty():
             raise HostError("cannot prompt: not a terminal (use --yes)", hint="labctl doctor --fix --yes")
         return typer.confirm(question, err=True)

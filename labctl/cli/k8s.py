@@ -101,7 +101,7 @@ def import_command(
     directory: Directory = HERE,
     json: Json = False,
 ) -> None:
-    """`labctl k8s import`: convert an MPIJob to a workload."""
+    """`labctl k8s import`: write an MPIJob as a workload, and print the settings that it takes in .env."""
     with answering(as_json=json) as output:
         lab = context(directory, output)
         imported = flows.k8s_import(lab, file)

@@ -96,13 +96,13 @@ def keys() -> None:
 
 @keys_command.command("rotate", help="Replace the lab's ssh keys; a lab that is up gets new containers.")
 def rotate_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
-    """`labctl keys rotate`: replace the ssh keys."""
+    """`labctl keys rotate`: replace the ssh keys; a lab that is up gets new containers."""
     with answering(as_json=json, stopped="re-run `labctl up` to resume") as output:
         answer_status(output, flows.rotate_keys(context(directory, output, setting)))
 
 
 def status_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
-    """`labctl status`: print containers and their health."""
+    """`labctl status`: print containers and their health; exit with an error if a host does not answer."""
     with answering(as_json=json) as output:
         answer_status(output, flows.status(context(directory, output, setting)))
 
@@ -127,7 +127,7 @@ def down_command(
 
 
 def clean_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
-    """`labctl clean`: remove the lab with keys and rendered files."""
+    """`labctl clean`: remove the lab with keys and rendered files, but not its runs."""
     with answering(as_json=json, stopped="re-run to finish") as output:
         answer = flows.clean(context(directory, output, setting))
         output.answer(answer, f"lab {answer.lab} is down; its keys and rendered files were removed, runs/ is kept")

@@ -55,7 +55,7 @@ class Output:
         self._bar: Bar | None = None
 
     def event(self, event: Event) -> None:
-        """Print progress, a warning, or, unless quiet, lines of a run to stderr."""
+        """Print an event to stderr, except a line of a run if ``quiet``, and ``waiting`` if ``as_json``."""
         if event.kind == "line" and self.quiet:
             return
         if event.kind == "line":
@@ -74,7 +74,7 @@ class Output:
 
     @contextmanager
     def showing(self, progress: Callable[[], Progress], age: float, limit: float) -> Iterator[None]:
-        """Show the progress of a run during the block, if stderr is a terminal that can redraw."""
+        """Keep a run's progress on stderr's last line in the block; nothing with --json or if it cannot be redrawn."""
         if self.as_json or not can_redraw(sys.stderr):
             yield
             return
@@ -89,7 +89,7 @@ class Output:
             self._bar = None
 
     def answer(self, answer: object, text: str) -> None:
-        """Print the answer to stdout: the text, or with --json the document."""
+        """Print the answer to stdout: unless empty the text, made printable, or with --json the document."""
         shown = printable(text)
         if self.as_json:
             shown = json.dumps({"schema": 1, **to_json(answer)}, indent=2, allow_nan=False)
@@ -108,7 +108,7 @@ class Output:
 
 
 def to_json(value: Any, kind: str = "") -> Any:
-    """Convert Structs to JSON objects, with their deprecated keys; ``kind`` is the key of a mapping in its parent."""
+    """Convert Structs to JSON objects with deprecated keys, LabErrors to messages; ``kind``: the key of ``value``."""
     from msgspec import Struct
     from msgspec.structs import asdict
 
@@ -133,7 +133,7 @@ def say_printed(text: str) -> None:
 
 
 def write(text: str, stream: TextIO, end: str = "\n") -> None:
-    """Print a line in a single write, as threads print in parallel. OutputClosed if the reader is gone."""
+    """Print text and ``end`` in a single write, as threads print in parallel. OutputClosed if the reader is gone."""
     try:
         print(f"{text}{end}", end="", file=stream, flush=True)
     except BrokenPipeError as error:
@@ -148,7 +148,7 @@ def can_redraw(stream: TextIO) -> bool:
 
 
 def color(text: str, code: str) -> str:
-    """Color text if stderr is a terminal."""
+    """Return text between this escape sequence and a reset if stderr is a terminal, else unchanged."""
     return f"{code}{text}{PLAIN}" if sys.stderr.isatty() else text
 
 
@@ -174,7 +174,7 @@ def program_text(text: str, stream: TextIO, mark: str = "") -> str:
 
 
 def shown_line(line: str, mark: str = "") -> str:
-    """Return a line of a program for the terminal: its colors end with it, and no ``\\r`` overwrites the mark."""
+    """Return a program's line for a terminal: colors, its only escapes, end with it; ``\\r`` does not hide the mark."""
     if line.isascii() and line.isprintable():
         return line
     parts = STYLE.split(line)
@@ -201,7 +201,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def figure(metric: Mapping[str, Any], key: str = "value") -> str:
-    """Format a value of a metric; if JSON has no such number, as for nan, return its note."""
+    """Format a metric's value under ``key``; if it is missing, as for nan, return the metric's note, or else ``-``."""
     value = metric.get(key)
     if isinstance(value, int | float):
         return human.number(value)

@@ -55,7 +55,7 @@ def verify_command(
 def replay_command(
     run: Run = "latest", directory: Directory = HERE, dry_run: DryRun = False, json: Json = False
 ) -> None:
-    """`labctl replay`: repeat a recorded run, or print the plan."""
+    """`labctl replay`: repeat a recorded run and exit with the code of its result, or print the plan."""
     with answering(as_json=json) as output:
         lab = context(directory, output)
         if dry_run:

@@ -85,7 +85,7 @@ def complete_workload(incomplete: str) -> list[str]:
 
 
 def workloads_command(directory: Directory = HERE, json: Json = False) -> None:
-    """`labctl workloads`: list workloads, and those that cannot be loaded."""
+    """`labctl workloads`: list workloads, and those that cannot be loaded; exit with an error if any cannot."""
     with answering(as_json=json) as output:
         listed = flows.workloads(context(directory, output))
         for error in listed.errors:
@@ -170,7 +170,7 @@ def run_command(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """`labctl run`: run a workload, and exit with the code of its result."""
+    """`labctl run`: run a workload, and exit with the code of its result; or detach, or print the plan."""
     stopped = "re-run to start over, or `labctl down` to remove the lab"
     with answering(as_json=json, stopped=stopped, quiet=quiet) as output:
         if resume == "":
@@ -265,7 +265,7 @@ def stop_command(
     directory: Directory = HERE,
     json: Json = False,
 ) -> None:
-    """`labctl stop`: stop a run."""
+    """`labctl stop`: stop a run, and print its result."""
     with answering(as_json=json) as output:
         lab = context(directory, output)
         answer = flows.stop(lab, run, grace)
@@ -333,7 +333,7 @@ def prune_command(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """`labctl runs prune`: remove the oldest finished runs."""
+    """`labctl runs prune`: remove the oldest finished runs, or print them in a dry run."""
     with answering(as_json=json, stopped="re-run to finish") as output:
         lab = context(directory, output)
         if dry_run:
@@ -360,7 +360,7 @@ def show_command(
     directory: Directory = HERE,
     json: Json = False,
 ) -> None:
-    """`labctl show`: print the result of a run."""
+    """`labctl show`: print the result of a run, or its state if it has none."""
     with answering(as_json=json) as output:
         lab = context(directory, output)
         shown = flows.show(lab, run)
@@ -375,7 +375,7 @@ def repeated_text(repeated: RepeatedRuns) -> str:
 
 
 def spread_table(spread: Mapping[str, Spread]) -> str:
-    """Render median, range and coefficient of variation of each metric."""
+    """Render median, range and coefficient of variation of each metric; empty without metrics."""
     rows = [
         (
             f"{name} ({metric.unit})" if metric.unit else name,
@@ -404,7 +404,7 @@ def run_text(run: Result | RunSummary, lab: Path) -> str:
 
 
 def result_rows(result: Result) -> list[tuple[str, str]]:
-    """Return name and text of notes, metrics, ranks, duration and verdict of a result."""
+    """Return name and text of notes, metrics, attempts, ranks, duration, verdict and next step of a result."""
     rows = list(result.notes.items())
     for name, value in result.metrics.items():
         unit = f" {value['unit']}" if value.get("unit") else ""

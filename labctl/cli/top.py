@@ -89,7 +89,7 @@ class Screen:
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._terminal)
 
     def show(self, view: RunView) -> bool:
-        """Show the run for up to a second; return False once q is pressed."""
+        """Show the run and wait up to a second for a key; return False once q is pressed or the input has ended."""
         from rich.text import Text
 
         if not self._live:
@@ -108,7 +108,7 @@ class Screen:
 
 
 def view_text(view: RunView, width: int = 0, height: int = 0) -> str:
-    """Render a run: progress, nodes and devices, cut to ``width`` columns and ``height`` rows unless 0."""
+    """Render a run: progress, nodes, devices, with ``height`` the keys; cut to ``width`` and ``height`` unless 0."""
     progress = view.progress
     title = (view.workload, view.state, f"{clock(view.seconds)} of {clock(view.timeout)}", f"run {view.run_id}")
     lines = [fitting(title, width)]
@@ -131,7 +131,7 @@ def view_text(view: RunView, width: int = 0, height: int = 0) -> str:
 
 
 def fitting(parts: Iterable[str], width: int) -> str:
-    """Join as many texts as fit into ``width`` characters; all of them if it is 0."""
+    """Join texts, leaving out each with which the line exceeds ``width`` characters; all of them if it is 0."""
     line = ""
     for part in parts:
         longer = f"{line}  {part}".strip()
