@@ -41,7 +41,7 @@ class Frames:
     subprotocol = ws_client.V4_CHANNEL_PROTOCOL
 
     def __init__(self, frames: tuple[tuple[int, bytes], ...], *, lost: bool = False, silent: bool = False) -> None:
-        """``silent``: keep the connection open after the frames."""
+        """Queue these frames; the connection ends after them, or stays open if ``silent``."""
         self.connected, self.sent = True, list[bytes]()
         self._lost, self._frames = lost, list(frames)
         self.sock, self._far = socket.socketpair()
@@ -84,7 +84,7 @@ def web_socket(*frames: tuple[int, bytes], **options: bool) -> Any:
 
 @contextmanager
 def serving(respond: Respond) -> Iterator[str]:
-    """Serve the answers of ``respond`` over HTTP on a local port within the block; yield the server's URL."""
+    """Serve ``respond`` over HTTP in the block; yield the URL. A body that ends in CUT breaks off, in SILENT hangs."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

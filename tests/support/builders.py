@@ -117,7 +117,7 @@ def job(
     code: tuple[Copy, ...] = (),
     **changes: Any,
 ) -> Job:
-    """Build a job of the default workload with these changes, on the lab or else on a lab of two nodes."""
+    """Build a job of the default workload with ``changes``, on ``entries`` or all nodes of a lab, by default of two."""
     of = of or lab()
     return jobs.build(of, workload(**changes), run_id, jobs.choose(of, entries), timeout, code)
 

@@ -36,7 +36,7 @@ def single(findings: list[Finding], code: str, node: str) -> Finding:
 
 
 def type_in(lab: Lab, commands: list[str], environ: Environ) -> list[Finding]:
-    """Run these commands, then doctor in the same shell; return the findings that are still not ok."""
+    """Run these commands, which must succeed, then doctor in the same shell; return the findings still not ok."""
     typed = "".join(f"{{ {command}\n}} >&2 || echo failed: {shlex.quote(command)}\n" for command in commands)
     done = subprocess.run(
         [*lab.prefix, "bash", "-c", f"{typed}labctl doctor --json"],

@@ -167,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def misbehave(self, body: bytes) -> bytes:
-        """Apply the failure settings to the body of a large file; return the bytes to send."""
+        """Apply the failure settings to the body of a large file; send a part if one says so; return what is left."""
         hub = self.hub
         if hub.spoil:
             return bytes(len(body))

@@ -376,7 +376,7 @@ class Lab:
         return alive
 
     def destroy(self) -> None:
-        """Remove everything with the lab's label, without labctl."""
+        """Remove the lab's containers and networks, without labctl."""
         remove_labelled(self.engine, lambda name: name == self.name)
 
 

@@ -48,7 +48,7 @@ def layer(name: str, size: int) -> bytes:
 
 
 def image_archive(path: Path, name: str, layers: Iterable[bytes], **config: object) -> Path:
-    """Write an archive of an image with these layers, in the format of `docker save`."""
+    """Write an archive of an image with these layers, in the format of `docker save`; return its path."""
     contents = list(layers)
     diffs = ["sha256:" + hashlib.sha256(content).hexdigest() for content in contents]
     rootfs = {"type": "layers", "diff_ids": diffs}

@@ -143,7 +143,7 @@ class Ranks:
         )
 
     def _supervise(self) -> None:
-        """Collect the ranks' output until all have ended, within the job's time limit."""
+        """Collect the ranks' output until all have ended, within the job's time limit; then record how it ended."""
         limit = threading.Timer(
             self._job.timeout, self.stop, (jobs.GRACE, f"no end within {self._job.timeout:g} s", "timeout")
         )
@@ -548,7 +548,7 @@ class MadeUpBackend:
         *,
         age: float = 0,
     ) -> RunOutcome:
-        """Launch a run, or follow one that was launched before, until its end."""
+        """Launch a run, or without ``options`` follow one launched before, until its end; return how it ended."""
         if options:
             self.start(run, options)
         ranks, watch = self._ranks(run.run_id), CrashWatch(run.lab, run.job)

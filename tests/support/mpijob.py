@@ -82,7 +82,7 @@ def _object(job: Manifest, kind: str, suffix: str, body: Manifest) -> Manifest:
 
 
 def _pod(job: Manifest, role: str, suffix: str, environment: dict[str, str]) -> Manifest:
-    """Build a role's pod template with the pod's name and the job's keys."""
+    """Build a role's pod template: hostname, labels, ``environment`` in the first container, and the job's keys."""
     name, replicas = job["metadata"]["name"], job["spec"]["mpiReplicaSpecs"][role]
     pod: Manifest = copy.deepcopy(replicas["template"])
     metadata = pod.setdefault("metadata", {})

@@ -67,7 +67,10 @@ class Nearby(Connection):
         on_chunk: Callable[[bytes], object],
         timeout: float,
     ) -> CompletedProcess:
-        """Run a script: write all input, then read all output, as no script here prints much before its input ends."""
+        """Run a script: write all input, then pass all output to ``on_chunk``; return its exit code and stderr.
+
+        No script here prints much before its input ends.
+        """
         self.commands += 1
         argv = (*self.shell, "-c", script, "sh", *arguments)
         with TemporaryFile() as complaints, self._child(argv, complaints, timeout) as child:

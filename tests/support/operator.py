@@ -94,7 +94,7 @@ class Operator:
             self.kind("MPIJob").status.replace(body={**job, "status": status}, namespace=self.namespace)
 
     def _ensure(self, job: Manifest, made: Manifest) -> Manifest:
-        """Return the job's existing object, or create it."""
+        """Return the job's existing object, or create it; RefusedError if the existing one is not the job's."""
         kind, name = made["kind"], made["metadata"]["name"]
         if existing := self.objects_by_name.get((kind, name)):
             if not _owns(job, existing):
@@ -103,7 +103,7 @@ class Operator:
         return dict(self.kind(kind).create(body=made, namespace=self.namespace).to_dict())
 
     def _report(self, name: str, status: Manifest, launcher: Manifest | None, workers: list[Manifest]) -> None:
-        """Write the job's state into its status."""
+        """Write the job's state into ``status``: replicas, time of completion and conditions."""
         replicas = status["replicaStatuses"] = {"Worker": _counts(workers)}
         if not launcher:
             return
@@ -172,7 +172,7 @@ def _counts(pods: list[Manifest]) -> dict[str, int]:
 
 @contextlib.contextmanager
 def operating(kubeconfig: Path, namespace: str) -> Iterator[Operator]:
-    """Run the operator and the DNS of a namespace; one at a time, as all pods ask the same address."""
+    """Run the operator and DNS of a namespace in the block; one at a time, as all pods ask the same address."""
     operator, stop = Operator(kubeconfig, namespace), threading.Event()
     with PodNames() as names, ThreadPoolExecutor(2) as threads:
         threads.submit(names.serve_forever)
@@ -187,7 +187,7 @@ def operating(kubeconfig: Path, namespace: str) -> Iterator[Operator]:
 
 @contextlib.contextmanager
 def fresh_namespace(kubeconfig: Path) -> Iterator[str]:
-    """Create a namespace; remove it with its objects at the end of the block."""
+    """Create a namespace and yield its name; after the block, remove it with its objects."""
     api = DynamicClient(config.new_client_from_config(config_file=str(kubeconfig)))
     namespaces, name = api.resources.get(api_version="v1", kind="Namespace"), f"op-{secrets.token_hex(4)}"
     namespaces.create(body={"metadata": {"name": name}})

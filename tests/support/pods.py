@@ -102,7 +102,7 @@ class Pods:
         return code, launcher.logs().decode()
 
     def _is_ready(self, worker: Container) -> bool:
-        """Return True if the worker's readiness probe succeeds."""
+        """Return True if the worker's readiness probe succeeds; fail unless its container runs."""
         worker.reload()
         assert worker.status == "running", self.logs()
         port = self.layout.worker["containers"][0]["readinessProbe"]["tcpSocket"]["port"]
@@ -179,7 +179,7 @@ class Pods:
         return made
 
     def _projected(self, volume: Manifest) -> Path:
-        """Write the files of a ConfigMap or a Secret; return their folder."""
+        """Write the files of a ConfigMap or a Secret, unless they exist; return their folder."""
         folder = self.directory / str(volume["name"])
         if folder.exists():
             return folder

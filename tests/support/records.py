@@ -30,7 +30,7 @@ def write(
     log: str = "",
     **result: Any,
 ) -> Path:
-    """Write the record of a run with one step per second, a loss and a token rate per step, and a final throughput."""
+    """Write a passed run's record, with one step per second; ``result``: other fields of it; return its directory."""
     path = lab / "runs" / run_id
     (path / "work").mkdir(parents=True)
     (path / "work/train.py").write_text(code, encoding="utf-8")

@@ -198,7 +198,7 @@ class ClusterInMemory(RunningApi):
             self._launch(pod, labels.get("labctl.run", job))
 
     def _launch(self, pod: str, run: str) -> None:
-        """Print the output of a run's launch command, and its exit code."""
+        """Append the output of a run's launch command to the pod's log, then its exit code unless it never ends."""
         code = 0
         try:
             for line in self._answers(pod, ("mpirun", run)):

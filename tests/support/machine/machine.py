@@ -111,7 +111,7 @@ class Machine:
         self._place(path).symlink_to(target)
 
     def program(self, name: str, text: str, *, keep: bool = False) -> None:
-        """Put a program on the machine's PATH: Python, unless it begins with ``#!``."""
+        """Put a program on PATH, in Python unless it begins with ``#!``; `clear` removes it unless ``keep``."""
         where = self.at(f"/run/stand-in/bin/{name}") if keep else self._place(f"/run/stand-in/bin/{name}")
         where.write_text(text if text.startswith("#!") else f"#!{sys.executable}\n{text}")
         where.chmod(0o755)
@@ -196,7 +196,7 @@ class Machine:
         return Lab.make(path, name, self.engine, {**plain, **settings}, prefix=self.prefix)
 
     def load_node(self, image: str) -> None:
-        """Import the small node image into the engine."""
+        """Make the small node image from the lab's ``image``, and import it into the engine."""
         import_node(image, NODE_IMAGE, prefix=self.prefix)
 
     def close(self) -> None:

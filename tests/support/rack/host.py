@@ -71,7 +71,7 @@ class Host:
     # --- its life ---
 
     def start(self) -> None:
-        """Start the host, for the first time or after `kill`."""
+        """Start the host, for the first time or after `kill`, and wait until its engine and sshd answer."""
         self._container.start()
         self._wait_for_engine()
         wait_until(self._greets, 120, f"sshd on {self.name} greets")
@@ -119,7 +119,7 @@ class Host:
         stdin: str = "",
         check: bool = True,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program on the host, not over ssh, and wait for its end."""
+        """Run a program on the host, not over ssh, and wait for its end; if ``check``, fail unless it exits with 0."""
         inside = ["docker", "exec", "--interactive", "--user", user, self._container.name or "", *argv]
         done = subprocess.run(inside, input=stdin, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0 or not check, f"{self.name}: {shlex.join(argv)}: {done.returncode}\n{done.stderr}"

@@ -151,7 +151,7 @@ class Rack:
         check: bool = True,
         patience: int = 20,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on the host over ssh, as the user does; ``patience``: connect timeout in seconds."""
+        """Run a command over ssh as the user does; fail on an exit code if ``check``; ``patience``: connect timeout."""
         options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={patience}", "-i", str(key or self.key)]
         done = subprocess.run(
             ["ssh", *options, "-p", str(host.port), f"{host.user}@{host.address}", *argv],
@@ -261,7 +261,7 @@ class RackLab(Lab):
 
 @contextlib.contextmanager
 def _network(engine: DockerClient, name: str) -> Iterator[Network]:
-    """Create a network with an explicit subnet of Docker's choice, as Docker requires for fixed addresses."""
+    """Create a network with a subnet of Docker's choice, given explicitly for fixed addresses; remove it afterwards."""
 
     def made() -> Network | None:
         trial = engine.networks.create(name)
@@ -290,7 +290,10 @@ def _new_key(path: Path) -> Path:
 
 
 def _ssh_with(config: Path, directory: Path) -> Path:
-    """Make a folder with an ssh that reads this configuration: the real one finds home in passwd and ignores HOME."""
+    """Make a folder with an ssh that reads this configuration; return it, or skip the test without an ssh.
+
+    The real ssh finds home in passwd and ignores HOME.
+    """
     real = shutil.which("ssh")
     if real is None:
         pytest.skip("no ssh here")
