@@ -111,7 +111,7 @@ class Site:
         self.engine.begin(job.run_id, job)
 
     def end(self, index: int, *, noted: bool) -> float:
-        """Record the end of a job's run; update the batch's record if ``noted``."""
+        """Record the end of a job's run, in the batch's record only if ``noted``; return the seconds of CPU time."""
         job, began = replace(self.now[f"{index}"], state="done", verdict="PASS"), time.process_time()
         lab = builders.lab(1, directory=self.directory)
         result = {"workload": "hello", "launcher": "deepspeed", "lab": "demo", "cause": None, "message": "Completed."}
@@ -134,7 +134,7 @@ def planned(number: int, nodes: tuple[str, ...]) -> BatchJob:
 
 @contextmanager
 def site(count: int, jobs: Jobs) -> Iterator[Site]:
-    """Make a lab of ``count`` nodes in a temporary directory, and a batch of these jobs."""
+    """Yield a batch of these jobs in a temporary lab of ``count`` nodes, on an in-memory engine, without stderr."""
     engine = Engine()
     with ExitStack() as held:
         directory = Path(held.enter_context(tempfile.TemporaryDirectory()))
@@ -268,7 +268,7 @@ def mixed(count: int, jobs: int) -> Jobs:
 
 
 def wide(count: int, jobs: int) -> Jobs:
-    """Draw single-node jobs, with a job of all nodes after each hundred."""
+    """Build single-node jobs, with a job of all nodes after each hundred."""
     nodes = names(count)
     return [nodes if number % 101 == 100 else (nodes[number % count],) for number in range(jobs)]
 

@@ -61,7 +61,7 @@ def help_text(runs: int) -> dict[str, Any]:
 
 
 def up(nodes: int, goal: float) -> Callable[[int], dict[str, Any]]:
-    """Compare the first `labctl up` with `docker compose up -d` of the same files; labctl also checks ssh to nodes."""
+    """Return the comparison of a first `labctl up`, which also checks ssh, with `docker compose up -d` of its files."""
 
     def bench(runs: int) -> dict[str, Any]:
         with lab(nodes) as here:
@@ -72,7 +72,7 @@ def up(nodes: int, goal: float) -> Callable[[int], dict[str, Any]]:
 
 
 def repeated_up(nodes: int, goal: float) -> Callable[[int], dict[str, Any]]:
-    """Compare `labctl up` with `docker compose up -d` when the lab is up and nothing is to do."""
+    """Return the comparison of `labctl up` with `docker compose up -d` when the lab is up and nothing is to do."""
 
     def bench(runs: int) -> dict[str, Any]:
         with lab(nodes) as here:
@@ -148,7 +148,7 @@ def rendering(runs: int) -> dict[str, Any]:
 
 
 def fan_out(nodes: int, goal: float) -> Callable[[int], dict[str, Any]]:
-    """Compare `labctl exec --all -- true` with pdsh in the launcher: each logs in over ssh and reports failed nodes."""
+    """Return the comparison of `labctl exec --all -- true` with pdsh: both use ssh and report failed nodes."""
 
     def bench(runs: int) -> dict[str, Any]:
         with lab(nodes) as here:
@@ -161,7 +161,7 @@ def fan_out(nodes: int, goal: float) -> Callable[[int], dict[str, Any]]:
 
 
 def planned(nodes: int, limit: float, *command: str) -> Callable[[int], dict[str, Any]]:
-    """Compare a dry run with a limit in seconds, as no other tool does the same; report the peak memory."""
+    """Return the comparison, with peak memory, of a dry run with a limit in seconds, as no other tool does the same."""
 
     def bench(runs: int) -> dict[str, Any]:
         peaks: list[float] = []
@@ -173,7 +173,7 @@ def planned(nodes: int, limit: float, *command: str) -> Callable[[int], dict[str
 
 
 def with_peak(argv: list[str], here: Path, peaks: list[float]) -> float:
-    """Run a command; return its seconds, and append its peak memory in MiB to the list."""
+    """Run a command; return its seconds, and append its peak memory in MiB to ``peaks``; exit if it fails."""
     began = time.perf_counter()
     child = subprocess.Popen(argv, cwd=here, stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(child.pid, 0)
@@ -204,7 +204,7 @@ def rendering_hosts(runs: int) -> dict[str, Any]:
 
 
 def evaluating(size: int) -> Callable[[int], dict[str, Any]]:
-    """Compare `labctl eval` of 10,000 logs with `grep -h Throughput` over them."""
+    """Return the comparison of `labctl eval` of 10,000 logs of ``size`` bytes with `grep -h Throughput` over them."""
     from support.logs import write_logs
 
     def bench(runs: int) -> dict[str, Any]:
@@ -241,7 +241,7 @@ BENCHMARKS: list[tuple[str, float, Callable[[int], dict[str, Any]]]] = [
 def compare(
     runs: int, ours: Timed, raw: Timed, goal: float, *, unit: str = "s", more_is_better: bool = False
 ) -> dict[str, Any]:
-    """Measure both in turn; return the medians, and the ratios' median and range, without the first pair."""
+    """Measure both in turn; return medians, range of the ratios, and if ``goal`` is met, without the first pair."""
     pairs = []
     for turn in range(runs + 1):
         pair = ours(), raw()
@@ -280,7 +280,7 @@ def after_down(here: Path, argv: list[str]) -> float:
 
 
 def until(argv: list[str], pattern: str, here: Path) -> float:
-    """Wait for a line with the pattern and then for the command's end; return the seconds until the line."""
+    """Return the seconds until a line with the pattern, once the command has ended; exit if it ends without one."""
     began = time.perf_counter()
     child = subprocess.Popen(argv, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert child.stdout

@@ -238,7 +238,7 @@ CARDS = ("0000:41:00.0", "0000:42:00.0")
 
 @pytest.fixture
 def zeta(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Set up a host with two cards of a fictitious vendor, whose module and fragment are beside the others."""
+    """Root of a host with two cards of a fictitious vendor, whose module and fragment are beside the others."""
     monkeypatch.setattr(accelerators, "__path__", [*accelerators.__path__, str(made_up.FOLDER)])
     packaged = files.path
 

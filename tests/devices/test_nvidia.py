@@ -37,7 +37,7 @@ def specification(ids: range) -> str:
 
 
 def gpus_in(lab: Lab, node: str) -> set[str]:
-    """List the GPUs' device files in a node."""
+    """List the GPUs' device files in a node, without those that all GPUs share."""
     return set(lab.inside(node, "sh", "-c", "ls /dev/nvidia* 2>/dev/null || true").split()) - COMMON
 
 

@@ -43,7 +43,7 @@ def listed(cards: int) -> str:
 
 
 def validated(lab: Lab, *, code: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run Gaudi's validation without the checks that need a Gaudi; return its document, and its steps by name."""
+    """Run Gaudi's validation without checks that need one; return document and steps by name; fail on another code."""
     gaudi = lab.call("validate", "--profile", "gaudi", "--print-profile").expect(0).out
     (lab.path / "gaudi.yml").write_text(f"{gaudi.partition('checks:')[0]}checks: [{{workload: ssh-check}}]\n")
     answer = lab.call("validate", "--profile", "gaudi.yml", "--json", limit=400).expect(code)

@@ -12,7 +12,7 @@ from docker import DockerClient
 
 @pytest.fixture(scope="module")
 def stranger(engine: DockerClient, image: str, family: str) -> Iterator[Callable[[], bool]]:
-    """An unrelated container, and a function that says if it is unchanged."""
+    """Function that tells if an unrelated container, started for the module, is unchanged."""
     argv = ["-c", "while sleep 1; do :; done"]
     made = engine.containers.run(image, argv, entrypoint="sh", detach=True, name=f"{family}-stranger")
 

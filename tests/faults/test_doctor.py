@@ -314,7 +314,7 @@ def fewer_nodes(lab: Lab) -> Iterator[Environ]:
 
 @contextlib.contextmanager
 def large_mtu(lab: Lab) -> Iterator[Environ]:
-    """Recreate the network with a larger MTU than the default route's."""
+    """Recreate the network with a larger MTU than the default route's, and bring the lab up; nothing is undone."""
     lab.call("down").expect(0)
     project = f"labctl-{lab.name}"
     lab.engine.networks.create(

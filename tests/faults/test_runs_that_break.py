@@ -17,7 +17,7 @@ NODES = ["launcher", "worker-0", "worker-1"]
 
 
 def result(answer: Answer, code: int, cause: str, of_run: int | None = None) -> dict[str, Any]:
-    """Return the answer's document; fail unless it is an error of this cause with this exit code."""
+    """Return the answer's document; fail unless it is an error of this cause and exit code (``of_run``: the run's)."""
     document: dict[str, Any] = answer.expect(code).json
     assert (document["verdict"], document["cause"], document["exit_code"]) == ("ERROR", cause, of_run or code)
     return document
@@ -222,7 +222,7 @@ def test_a_second_run_is_refused_and_told_which_one_is_active(lab: Lab) -> None:
 
 
 def refusal(lab: Lab, run_id: str) -> str:
-    """Return the message that refuses a second run, once it names this run."""
+    """Return the message that refuses a second run; empty unless it names this run."""
     answer = lab.call("run", "hello", "--dry-run", "--json")
     message = answer.json["error"]["message"] if answer.code else ""
     return message if run_id in message else ""

@@ -20,7 +20,7 @@ KEPT = ("vendor", "device", "class", "numa_node", "local_cpulist")
 
 
 def measure(fixtures: Path, row: Callable[..., None]) -> None:
-    """Compare both sides row by row; copy the files read to ``fixtures``."""
+    """Pass labctl's readings and NVML's to ``row``, one by one; copy the files read to ``fixtures``."""
     import pynvml as nvml
 
     here = Path("/")
@@ -46,7 +46,7 @@ def compare(row: Callable[..., None], what: str, labctl: object, machine: object
 
 
 def _compare_sampler(fixtures: Path, row: Callable[..., None], nvml: Any, handles: list[Any]) -> None:
-    """Compare the sampler's values of an idle card with NVML's, which vary between readings."""
+    """Pass the sampler's and NVML's values of idle cards to ``row``, as they vary; keep the sampler's as a fixture."""
     sys.path.append(str(ROOT / "docker"))
     import nvidia_sampler
     from sampler import columns

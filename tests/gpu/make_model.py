@@ -14,7 +14,7 @@ SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 
 
 def main(shape: Path, folder: Path, *, toy: bool) -> None:
-    """Write weights in bf16 of the shape; for a toy, two layers of 64."""
+    """Write a model of the shape with random bf16 weights, and its tokenizer, to ``folder``; if ``toy``, a tiny one."""
     config = json.loads(shape.read_text(encoding="utf-8"))
     if toy:
         config |= {"num_hidden_layers": 2, "hidden_size": 64, "word_embed_proj_dim": 64, "ffn_dim": 128}

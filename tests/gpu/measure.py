@@ -99,7 +99,7 @@ class Ended:
         return {"error": (reasons or [*self.text, ""])[-1][:300]} if self.code else {}
 
     def rate(self, marker: str, skip: int) -> float:
-        """Return the rate of lines with the marker, from the one after ``skip`` to the last."""
+        """Return lines with the marker per second, from the one after ``skip`` to the last; 0 for fewer than two."""
         times = [second for second, line in self.lines if marker in line][skip:]
         return (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else 0.0
 
@@ -267,7 +267,7 @@ def theirs(name: str, model: Path, place: Place, log: str) -> Ended:
 
 
 def make_model(name: str, batch: int, place: Place) -> Path:
-    """Make a folder with a randomly initialised model of this shape, a tokenizer, and the data of an epoch."""
+    """Make a folder with a random model of this shape, a tokenizer, and an epoch's data; RuntimeError if that fails."""
     folder = place.out / name
     shutil.rmtree(folder, ignore_errors=True)
     samples = batch * (6 if place.toy else STEPS)
@@ -321,7 +321,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Measure the named parts; return the number of failures."""
+    """Measure the parts named in sys.argv, write rows and table to --out; return the number of failures."""
     parser = argparse.ArgumentParser(
         "measure.sh",
         description=(__doc__ or "").partition("\n")[0],

@@ -239,7 +239,7 @@ def test_down_names_a_host_that_it_cannot_reach_and_cleans_the_others(lab: RackL
 
 
 def ranks_up(lab: RackLab, run: Running, before: set[str]) -> str | None:
-    """Return the id of a new run once its three ranks have printed; None before."""
+    """Return the id of a new run once its three ranks have printed; None before; fail if labctl has ended."""
     assert run.process.poll() is None, run.out + run.err
     logs = {path.parent.name: path.read_text() for path in lab.path.glob("runs/*/output.log")}
     return next((name for name in logs.keys() - before if logs[name].count("does not listen") == 3), None)

@@ -55,7 +55,7 @@ def send(rack: Rack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sender:
 
 
 def has(host: Host, image: LoadedImage) -> bool:
-    """Return True if the host's engine has this very image, and no temporary files are left."""
+    """Return True if the host's image of that name, which must exist, is this very one, and no upload is left over."""
     return host.engine.images.get(image.name).id == image.id and host.shell("ls -A ~ann/.labctl 2>&1 || :") == MISSING
 
 

@@ -118,7 +118,7 @@ def test_it_is_as_fast_as_by_hand_in_the_same_containers(lab: Lab) -> None:
 
 
 def busbw_by_hand(lab: Lab) -> float:
-    """Start torchrun in both nodes by hand; return busbw."""
+    """Start torchrun in both nodes by hand; return rank 0's busbw in GB/s."""
 
     def start(number: int) -> str:
         rendezvous = f"--master-addr worker-0 --master-port 29611 --node-rank {number}"

@@ -35,7 +35,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 
 def devcontainer(program: tuple[str, ...], lab: Lab, command: str, *arguments: str) -> str:
-    """Run the CLI on a lab's folder; return its output."""
+    """Run the CLI on a lab's folder; return its output, or fail unless it exits with 0."""
     called = [*program, command, "--workspace-folder", str(lab.path), *arguments]
     done = subprocess.run(called, env=lab.environ, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

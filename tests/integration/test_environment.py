@@ -155,7 +155,7 @@ class SecretLab:
         return run_id
 
     def digests(self, launcher: str) -> dict[str, str]:
-        """Return rank 0's environment digests under a launcher."""
+        """Run `environ` under this launcher; return the digests of rank 0's environment."""
         path = self.lab.path / "runs" / self.run(launcher) / "environ-0.json"
         digest_by_name: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
         return digest_by_name
@@ -211,7 +211,7 @@ def test_a_rank_has_every_value_byte_for_byte_and_can_read_the_secrets(secret_la
 
 
 def secrets_in(*texts: str) -> list[str]:
-    """List the secrets in a text, as they are or quoted as in JSON."""
+    """List the secrets that occur in any of these texts, in any form."""
     return [secret for secret in SECRETS if any(form in text for form in forms(secret) for text in texts)]
 
 

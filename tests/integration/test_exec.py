@@ -19,7 +19,7 @@ NODE = "worker-1"
 
 @contextmanager
 def under_way(lab: Lab, seconds: int, script: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start `labctl exec -- bash -c SCRIPT`; wait until its `sleep SECONDS` runs."""
+    """Start `labctl exec -- bash -c SCRIPT`; yield it once its `sleep SECONDS` runs, and kill it after the block."""
     command = [LABCTL, "exec", "-n", NODE, "--", "bash", "-c", script]
     pipe = subprocess.PIPE
     with subprocess.Popen(

@@ -79,7 +79,7 @@ class Chunks:
 
 
 def credentials_of_this_host() -> set[bytes]:
-    """List the passwords in the addresses of this host's package sources."""
+    """Return the passwords in addresses of pip's configuration and of the environment."""
     pip = subprocess.run(["pip", "config", "list"], capture_output=True, text=True, check=False).stdout
     addresses = re.findall(r"https?://[^\s'\"]+", " ".join((pip, *os.environ.values())))
     return {password.encode() for word in addresses if (password := urlsplit(word).password)}

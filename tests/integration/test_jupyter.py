@@ -234,7 +234,7 @@ class Websocket:
         self._socket.sendall(struct.pack("!BBH4x", 0x81, 0x80 | 126, len(data)) + data)
 
     def receive(self) -> dict[str, Any]:
-        """Receive the next text frame."""
+        """Return the message of the next text frame; skip other frames."""
         while True:
             kind, size = struct.unpack("!BB", self._stream.read(2))
             if size >= 126:

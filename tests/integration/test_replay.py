@@ -125,7 +125,7 @@ def test_a_replay_of_opt_tiny_is_the_same_to_the_bit_and_its_record_is_whole(fre
 
 
 def drift(lab: Lab) -> set[tuple[str, str]]:
-    """Run verify; return kind and place of each drift."""
+    """Run verify, which must find drift; return kind and place of each."""
     return {
         (difference["what"], difference["where"]) for difference in lab.call("verify", "--json").expect(5).json["drift"]
     }

@@ -108,7 +108,7 @@ def test_runs_that_are_ended_or_lose_a_worker_go_on_to_the_same_losses(lab: Lab,
 
 
 def interrupted(lab: Lab, step: str) -> str:
-    """End a run that saves no checkpoint by itself with Ctrl-C; return its id."""
+    """Run opt-tiny without periodic checkpoints, and press Ctrl-C once it has printed ``step``; return the run's id."""
     with lab.start("run", *TINY, "--set", "save-every=1000", "--json") as running:
         wait_until(lambda: step in running.err, LIMIT, step)
         running.press()

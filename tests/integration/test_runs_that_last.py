@@ -247,7 +247,7 @@ def test_a_million_lines_take_about_as_long_as_docker_logs_of_them_and_little_me
 
 
 def memory_peak(pid: int) -> int:
-    """Return a process's peak memory in bytes; 0 for one that has ended."""
+    """Return a process's peak memory in bytes; 0 for a zombie, FileNotFoundError for one that is gone."""
     match = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     return int(match[1]) << 10 if match else 0
 

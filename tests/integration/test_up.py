@@ -20,7 +20,7 @@ FreshLab = Callable[..., Lab]
 
 
 def host_mtu() -> int:
-    """Return the MTU of the default route's interface."""
+    """Return the MTU of the default route's interface; 1500 without such a route."""
     routes = [line.split() for line in Path("/proc/net/route").read_text().splitlines()[1:]]
     default = sorted((int(route[6]), route[0]) for route in routes if route[1] == "00000000" == route[7])
     return int(Path(f"/sys/class/net/{default[0][1]}/mtu").read_text()) if default else 1500

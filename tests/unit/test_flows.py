@@ -113,7 +113,7 @@ def lab_is_up(context: Context, engine: Engine) -> Callable[[], None]:
 
 
 def files(directory: Path) -> dict[str, int]:
-    """Return the modification times of all files except locks."""
+    """Return the modification times of all files below a directory by path, except locks."""
     paths = (path for path in directory.rglob("*") if path.is_file() and not path.name.endswith("lock"))
     return {str(path.relative_to(directory)): path.stat().st_mtime_ns for path in paths}
 
@@ -728,7 +728,7 @@ def ran(context: Context, engine: Engine, lab_is_up: Callable[[], None]) -> Resu
 
 
 def normalised(context: Context, run_id: str, name: str) -> str:
-    """Read a file of a run's record, without the run's id."""
+    """Read a file of a run's record, with ``RUN`` in place of the run's id."""
     return (context.directory / "runs" / run_id / name).read_text().replace(run_id, "RUN")
 
 

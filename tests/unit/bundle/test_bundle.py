@@ -306,7 +306,7 @@ def test_a_file_that_was_cut_off_changes_nothing(file: Path, tmp_path: Path) -> 
 
 
 def contents_of(file: Path) -> Iterator[int]:
-    """Yield an offset within each member."""
+    """Yield the offset of the middle of each member of a tar that is not empty."""
     with tarfile.open(file) as tar:
         yield from (member.offset_data + member.size // 2 for member in tar if member.size)
 

@@ -429,7 +429,7 @@ def test_a_mount_that_holds_the_project_is_refused(tmp_path: Path) -> None:
 
 
 def example_entries() -> list[tuple[str, str]]:
-    """Return each settings line of env.example after the line above it."""
+    """Return pairs of each settings line of env.example, first the line above it; settings may be commented out."""
     lines = EXAMPLE.read_text(encoding="utf-8").splitlines()
     return [(above, line) for above, line in pairwise(lines) if re.match(r"#?[A-Z0-9_]+=", line)]
 

@@ -311,7 +311,7 @@ def test_a_declared_script_that_containers_do_not_see_is_refused(of: Lab, tmp_pa
 
 
 def declare(folder: Path, script: Path) -> Path:
-    """Write a folder of workloads with one, `mine`, whose script is elsewhere."""
+    """Write a folder of workloads with one, `mine`, whose script is elsewhere; return the folder."""
     text = f"description: a clone's\nlauncher: torchrun\nscript: {script}\ntimeout: 30s\n"
     (folder / "workloads/mine").mkdir(parents=True)
     (folder / "workloads/mine/workload.yml").write_text(text)

@@ -62,7 +62,7 @@ def of(tmp_path: Path) -> Lab:
 
 
 def unpacked(of: Lab, result: Result = FAILED, engine: FakeBackend | None = None) -> dict[str, str]:
-    """Write the archive of a run; return its text files by name, and check that no warning came."""
+    """Write the archive of a run; return its text files by name, {} without an archive; fail on a warning."""
     warnings: list[str] = []
     evidence.write(of, result, warnings.append, partial(of_hosts, of, engine) if engine else None)
     assert warnings == []

@@ -16,7 +16,7 @@ ImportScripts = Callable[..., SimpleNamespace]
 
 @pytest.fixture(scope="module")
 def import_scripts() -> Iterator[ImportScripts]:
-    """``import_scripts(folder, *names)`` returns a workload's modules by name, unloaded after the test file."""
+    """Function that imports a workload's modules by name, with workloads/common; they are unloaded after the file."""
     with pytest.MonkeyPatch.context() as patch:
 
         def imported(folder: str, *names: str) -> SimpleNamespace:

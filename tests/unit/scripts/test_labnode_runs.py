@@ -36,7 +36,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def folder(agent: ModuleType, run_id: str, **changes: Any) -> tuple[Path, dict[str, Any]]:
-    """Make the folder of a run that is about to be supervised."""
+    """Make the folder of a run that is about to be supervised; return it, and the job."""
     job: dict[str, Any] = {
         "id": run_id,
         "nodes": ["worker-0"],

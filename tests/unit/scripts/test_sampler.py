@@ -169,7 +169,7 @@ def gaudi(sampler: ModuleType) -> ModuleType:
 
 @pytest.fixture
 def tools(gaudi: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Folder on PATH for stand-in programs; programs that the sampler has started are killed after the test."""
+    """Folder whose ``bin`` is on PATH, for stand-in programs; those that the sampler has started are killed after."""
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     started: list[subprocess.Popen[str]] = []
 

@@ -39,7 +39,7 @@ victims = [f"{args.home}/.ssh/authorized_keys", f"{args.home}/.bashrc", args.hom
 
 
 def forge(path: Path) -> None:
-    """Write a fake result with the opposite verdict."""
+    """Write a fake result with the opposite verdict; ignore an OSError."""
     with suppress(OSError):
         path.write_text(json.dumps({"schema": 1, "verdict": "FAIL" if not args.crash else "PASS", "exit_code": 0}))
 

@@ -39,7 +39,7 @@ class Meter:
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
     def phase(self, name: str) -> None:
-        """Print the peak since the last phase, and the current memory."""
+        """Print the peak since the last phase, and the current memory; keep the largest peak, and reset it."""
         peak, remaining = resident("VmHWM") - self.base, resident("VmRSS") - self.base
         self.peak = max(self.peak, peak)
         print(f"rank {RANK} {name}: peak {peak / 2**20:.0f} MiB, left {remaining / 2**20:.0f} MiB", flush=True)
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def train(config: dict, args: argparse.Namespace, meter: Meter, label: str = "") -> None:
-    """Train two steps; the first one creates the optimiser's states."""
+    """Train two steps, and print the memory of each phase; the first step creates the optimiser's states."""
     settings = json.loads(args.deepspeed_config.read_text(encoding="utf-8"))
     model = build(config, settings)
     if args.gradient_checkpointing:

@@ -33,7 +33,7 @@ class Allowing:
 
 
 def refused(ranks: int, directory: Path, *names: str) -> Lab:
-    """A lab of two nodes with ``ranks`` ranks in total, whose limit of open files is not set."""
+    """A lab of two nodes with ``ranks`` ranks in total, on hosts ``names``, whose limit of open files is not set."""
     hosts = tuple(builders.host(name=name) for name in names or (HERE,))
     nodes = tuple(builders.node(number, slots=ranks // 2) for number in range(2))
     base = builders.lab(nodes, hosts=hosts, directory=directory)

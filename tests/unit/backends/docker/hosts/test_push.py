@@ -106,7 +106,7 @@ def all_of(root: Path) -> Content:
 
 
 def shown(place: Path) -> Content:
-    """Return the content of the names in a host's directory; each name is a link through ``.current``."""
+    """Return the content of the names in a host's directory, empty without it; all must lead through ``.current``."""
     if not place.exists():
         return {}
     by_name: Content = {}
