@@ -313,7 +313,7 @@ class Lab:
         return [*self.containers(), *(network.name or "" for network in self.networks()), *volumes]
 
     def inside(self, node: str, *argv: str, user: str = "") -> str:
-        """Run a command in a node through the engine, not labctl; return its output, or fail unless it exits with 0."""
+        """Run a command in a node by the engine, as this user or ``user``; return its output; it must exit with 0."""
         return self.inside_bytes(node, *argv, user=user).decode()
 
     def inside_bytes(self, node: str, *argv: str, user: str = "") -> bytes:

@@ -151,7 +151,10 @@ class Rack:
         check: bool = True,
         patience: int = 20,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command over ssh as the user does; fail on an exit code if ``check``; ``patience``: connect timeout."""
+        """Run a command on the host over ssh as the user does; if ``check``, fail unless it exits with 0.
+
+        ``patience``: connect timeout in seconds.
+        """
         options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={patience}", "-i", str(key or self.key)]
         done = subprocess.run(
             ["ssh", *options, "-p", str(host.port), f"{host.user}@{host.address}", *argv],
