@@ -227,7 +227,7 @@ def clean(context: Context) -> PlanPreview:
 
 
 def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None) -> Result:
-    """Run a workload, or with no name the options' script, on the lab, follow it and judge it.
+    """Run a workload, or with no name the options' script, follow and judge it; run it again if a retry is due.
 
     With ``options.resume`` it goes on from the last whole checkpoint of an earlier run. A run that loses a node or a
     device is started again, up to ``options.retries`` times. ``ask`` confirms that the image that the workload needs is

@@ -68,7 +68,7 @@ def driver(root: HostPath) -> str:
 
 
 def container(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
-    """Return the environment for these GPUs; ``void`` hides all from the image unless the runtime gets ids.
+    """Return the environment for these GPUs: ids for ``runtime``, ``void`` for CDI and the launcher, else neither.
 
     Otherwise an image that asks for every GPU would get them if the engine's default runtime is ``nvidia``.
     """

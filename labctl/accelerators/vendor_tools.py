@@ -48,7 +48,7 @@ def describe(accelerator: str, devices: tuple[Device, ...], run: Run = run_here)
 
 
 def read(tool: Tool, lines: Iterable[str]) -> tuple[tuple[dict[str, str], ...], tuple[str, ...]]:
-    """Split the tool's output into rows of its table and other lines, which are messages."""
+    """Split output into rows with a numeric index and messages, which have other columns; drop the header."""
     rows, messages = [], []
     for line in filter(None, map(str.strip, lines)):
         cells = next(csv.reader([line], skipinitialspace=True), [])

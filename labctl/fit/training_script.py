@@ -120,7 +120,7 @@ def _shape(script: Path, named: str) -> str:
 
 
 def _config(given: Mapping[str, str]) -> deepspeed_config.Config:
-    """Return DeepSpeed's configuration as DeepSpeed-Chat's training/utils/ds_utils.py builds it."""
+    """Return the parts of DeepSpeed-Chat's configuration (training/utils/ds_utils.py) that matter to memory."""
     device = "cpu" if "offload" in given else "none"
     stage = given.get("zero_stage", "0")
     return {

@@ -199,7 +199,7 @@ def listing(backend: Backend, limit: int | None = None) -> tuple[store.RunSummar
 
 
 def _judge_ended(backend: Backend, run_id: str, state: str) -> None:
-    """Judge a run that has ended, or close it if nothing supervises it any more."""
+    """Judge a run whose state is `ended`; close an `orphaned` one that left processes; leave any other alone."""
     if state == "ended":
         judge(backend, run_id, _drop)
     elif state == "orphaned" and backend.leaves_processes(run_id):

@@ -435,7 +435,7 @@ class MadeUpBackend:
         raise_all(carry_out(plan.steps, Deployment(self.context)))
 
     def under_way(self) -> tuple[str, ...]:
-        """Describe the active runs."""
+        """Return ``run ID`` for each run that is running, not for those that have ended."""
         return tuple(f"run {run.id}" for run in self.active().values() if run.state == "running")
 
     def require_idle(self) -> None:
@@ -463,7 +463,7 @@ class MadeUpBackend:
         return (*(f"node {name}" for name in self._made()), *self.under_way()), {}
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of labctl and of the made-up engine."""
+        """Return the versions of labctl and of the made-up engine, as ``labctl`` and ``engine``."""
         return {"labctl": metadata.version("labctl"), "engine": "made-up 1"}
 
     def freeze(self) -> dict[str, Any]:

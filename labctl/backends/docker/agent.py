@@ -221,7 +221,7 @@ class Standby:
         return self._stream.done()
 
     def passed(self, nodes: tuple[str, ...]) -> bool:
-        """Wait until these nodes' sshd answered; return False if not all do, or FRESH seconds are over at the call."""
+        """Wait until these nodes' sshd answered; return False if not all did, or FRESH seconds are over at the call."""
         left = self._begun + FRESH - time.monotonic()
         with self._changed:
             self._changed.wait_for(lambda: self._reached.issuperset(nodes) or "" in self._reached, max(0, left))

@@ -53,7 +53,7 @@ class Engine(Protocol):
         limit: float,
         typed: Input | None = None,
     ) -> int:
-        """Run a program in a container, pass its lines on as they arrive, in batches, and return its exit code.
+        """Run a program in a container, with an empty line on its stdin each second; pass on lines, return the code.
 
         The terminal's Ctrl-C does not reach it. Its input gets what is ``typed``, and an empty line each second; it
         stays open until that is closed, or this process or the connection ends. HostError after ``limit`` seconds.

@@ -320,7 +320,7 @@ def _toleration(toleration: Toleration) -> Manifest:
 
 
 def _resources(target: Target, built: ClusterPods) -> Manifest:
-    """Return the resources of a worker; requests equal limits, as devices and huge pages are never shared."""
+    """Return a worker's limits, and equal requests: cpu, memory, huge pages and devices, if set; else {}."""
     amounts = asked(target, built.lab.nodes[0].slots)
     return {"limits": amounts, "requests": dict(amounts)} if amounts else {}
 

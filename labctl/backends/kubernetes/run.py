@@ -409,7 +409,7 @@ class Follower:
         return Ended(code=137, lost=True)
 
     def _wait_for_server(self, error: Unreachable) -> None:
-        """Notice an unreachable API server. HostError after SILENT_FOR seconds."""
+        """Give notice once that the API server is silent. HostError after SILENT_FOR seconds, or at once if killed."""
         if not self._silent:
             self._silent = time.monotonic()
             self._notice(f"{error.message}; the run goes on, and labctl asks again for {human.duration(SILENT_FOR)}")

@@ -155,7 +155,7 @@ class Host:
     # --- what it is given ---
 
     def program(self, name: str, text: str = "") -> None:
-        """Put a program on PATH, before any other of that name: this text, or a kept program (rsync)."""
+        """Put a program first on PATH until `cure`: this text, or if empty the host's kept one of that name (rsync)."""
         if text:
             self.run("sh", "-c", 'cat > "$0" && chmod 755 "$0"', f"/usr/local/bin/{name}", stdin=text)
         else:

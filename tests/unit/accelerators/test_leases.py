@@ -37,7 +37,7 @@ CARDS = (Device(id="0", path="/dev/nvidia0", pci="0000:3b:00.0"), Device(id="1",
 
 
 def wanting(folder: Path, *cards: Device, **changes: object) -> Lab:
-    """A lab of one node with these devices of a host that has two."""
+    """Build a lab with one node and these devices; its host has two, and keeps its locks in ``folder``."""
     here = host(devices=CARDS, locks=str(folder), uid=os.getuid())
     with_devices = node(devices=DeviceMapping(devices=cards))
     return lab((with_devices,), hosts=(here,), directory=folder / "mine", **changes)

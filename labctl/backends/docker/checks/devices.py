@@ -122,7 +122,7 @@ def permissions(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def why_closed(status: FileStatus, host: Host, groups: tuple[int, ...]) -> str:
-    """Return the reason why this host's user in these groups may not read and write a file; empty if it may."""
+    """Return the file's error, or why its mode bars this host's user, even root, from read and write; or empty."""
     if status.error:
         return status.error
     shift = 3 if status.gid in (host.gid, *groups) else 0

@@ -108,7 +108,7 @@ def warned(warn: Callable[[str], None]) -> Iterator[None]:
 
 
 def bring(connection: Connection, folder: str, path: Path, warn: Callable[[str], None], **options: Any) -> None:
-    """Pull a run's directory from a host, then remove it there. HostError if incomplete: the directory stays there."""
+    """Pull a run's directory, then remove it on the host; warn of name clashes. HostError if either fails."""
     name = connection.target.name
     result = pull.pull(connection, folder, path, reserved=store.KEPT, seconds=SECONDS, **options)
     if result.aside:

@@ -172,7 +172,7 @@ class PushFiles(HostStep, frozen=True, kw_only=True):
         return f"make folders of {nodes} on {self.host}" if self.folders else f"push files of {nodes} to {self.host}"
 
     def do(self, deployment: LabDeployment) -> None:
-        """Record that the host has nodes, then make its folders and push files that changed."""
+        """Record that this one host has nodes, make its folders, and push changed files unless it sees the lab's."""
         from labctl.backends.docker.deploy import ledger, provision
 
         engine = deployment.cluster.engine

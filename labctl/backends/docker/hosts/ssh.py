@@ -219,7 +219,7 @@ class SshConnection(Connection):
         self._relay: EngineRelay | None = None
 
     def open(self, opening: str, seconds: float) -> None:
-        """Log in, run the opening script and find the engine, within ``seconds``. HostError."""
+        """Log in, with retries, run the opening script and set the engine's address, listening or not. HostError."""
         deadline = time.monotonic() + seconds
         self.output = self._log_in(opening, deadline)
         self.output_at = time.time()

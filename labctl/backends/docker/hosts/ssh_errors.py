@@ -63,7 +63,7 @@ def noisy_shell(target: InventoryHost, output: str) -> HostError:
 
 
 def excerpt(text: str) -> str:
-    """Cut the middle of a text and the ends of its lines, if far longer than ssh's: the host controls their length."""
+    """Keep the first and last 100 lines of a text, each cut to 500 characters: the host controls its length."""
     lines = text.splitlines(keepends=True)
     ends = lines if len(lines) <= 2 * LINES else lines[:LINES] + lines[-LINES:]
     return "".join(line if len(line) <= LENGTH else f"{line[:LENGTH]}\n" for line in ends)
