@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from labctl.batches import evidence, turns
-from labctl.batches.evidence import MOST_ROUNDS, Judged, Reading, Round, Verdict
+from labctl.batches.evidence import DISTURBED, MOST_ROUNDS, Judged, Reading, Round, Verdict
 from labctl.batches.figures import Bound, JobOutcome, missed
 from labctl.batches.profile import Check, Limit
 from labctl.reports.validation import Figure
@@ -19,8 +19,6 @@ from labctl.system import human
 
 MOST_RUNS = 16
 """Runs of a check on a node, each of which measures once; it is unsure if it has no verdict by then."""
-DISTURBED = 0.1
-"""A run during which others used more than this share of a host's cores does not count against a constant bound."""
 
 Bounds = Mapping[tuple[str, str], Bound]
 """Constant bounds, by metric and node."""
@@ -139,7 +137,7 @@ class Trial:
         return judged
 
     def by_bound(self, node: str, limit: Limit, bound: Bound, readings: Sequence[Reading]) -> Judged:
-        """Judge a node by a constant bound: good if the first reading holds it, else by the later ones."""
+        """Judge a node by a constant bound: good if the first reading holds it, else by the later undisturbed ones."""
         undisturbed = [reading for reading in readings[1:] if reading.lost <= DISTURBED or self.check.nodes == "turns"]
         misses = [not bound.holds(_value(limit, reading)) for reading in undisturbed]
         verdict: Verdict = "good"
@@ -219,7 +217,7 @@ class Trial:
     def usual_limit(self, limit: Limit, unit: str) -> str:
         """Return what a node that is judged by the others would need, were their medians without noise."""
         speeds = [median(of_node) for of_node in self.speeds(limit).values()]
-        least = (1 - self.within) * median(speeds)
+        least = (1 - self.within) * evidence.usual(speeds)
         bound = f"<= {human.exact(1 / least)}" if limit.lower_is_better else f">= {human.exact(least)}"
         return f"{bound} {unit}".rstrip()
 
@@ -256,7 +254,7 @@ DISAGREES = {
 }
 SPARE = 3
 """Turns more than are needed without noise."""
-AGAIN = 4
+AGAIN = 8
 """Turns of each further run."""
 
 
@@ -284,8 +282,8 @@ def said(judged: Judged) -> str:
     """Render the evidence of a comparison: ``0.27 of the others (p < 0.001, 9 rounds)``, and what disturbed it."""
     if judged.speed is None:
         return ""
-    p = "p < 0.001" if judged.p < 0.001 else f"p = {human.number(judged.p)}"
-    compared = f"{human.share(judged.speed)} of the others ({p}, {human.count(len(judged.values), 'round')})"
+    rounds = human.count(len(judged.values), "round")
+    compared = f"{human.share(judged.speed)} of the others ({evidence.p_text(judged.p)}, {rounds})"
     if judged.verdict == "unsure":
         return f"{compared}; {why_unsure(judged)}"
     return compared

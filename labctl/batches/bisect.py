@@ -13,12 +13,14 @@ idle run beside it in groups of its size, as controls: so the load stays the sam
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import chain, combinations, islice, pairwise, zip_longest
 from typing import Literal, TypeVar
 
 from msgspec import Struct
+
+from labctl.system import human
 
 Group = tuple[str, ...]
 """The nodes of one run."""
@@ -35,6 +37,8 @@ class Outcome(Struct, frozen=True):
 
     value: float | None
     why: str = ""
+    lost: float = 0.0
+    """Share of the hosts' cores that other programs used."""
 
 
 class Run(Struct, frozen=True, kw_only=True):
@@ -57,6 +61,8 @@ class BadNode(Struct, frozen=True, kw_only=True):
     """The median of its bad runs' figures; None if it is failing."""
     runs: tuple[Run, ...]
     """Tests of the node, with partners that are good with others, or alone if no such partner is known."""
+    p: float | None = None
+    """Upper bound of the probability that noise alone makes it look so slow; None where that is not known."""
 
 
 class BadLink(Struct, frozen=True, kw_only=True):
@@ -87,6 +93,8 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     runs: int
     note: str = ""
     """Limitation of the diagnosis, as text."""
+    none_good: bool = False
+    """No run was good."""
 
 
 T = TypeVar("T")
@@ -95,35 +103,46 @@ Steps = Generator[tuple[Group, ...], Mapping[Group, Outcome], T]
 
 
 def diagnose(
-    nodes: tuple[str, ...], *, within: float = 0.1, minimum: float | None = None, seed: int = 0, rounds: int = 100
+    nodes: tuple[str, ...],
+    *,
+    within: float = 0.1,
+    minimum: float | None = None,
+    seed: int = 0,
+    rounds: int = 100,
+    notice: Callable[[str], None] = lambda _: None,
 ) -> Steps[Diagnosis]:
     """Yield rounds, disjoint groups to run at the same time; take their outcomes by send(); return the diagnosis.
 
     A run is bad if it failed, if its value per node is below ``minimum``, or if it is more than ``within`` below the
     median of good runs of about its size; up to a third of the nodes may be bad. ``seed`` shuffles the nodes: another
-    seed pairs them differently. After ``rounds`` rounds, nodes without a verdict are unsure.
+    seed pairs them differently. After ``rounds`` rounds, or if Stopped is thrown in, nodes without a verdict are
+    unsure. ``notice`` gets a line for each round, and for each bad node or link as soon as it is certain.
 
     Two nodes have no other pair to compare with: a slow link between them is found only with ``minimum``.
     """
-    bisection = _Bisection(_shuffled(nodes, seed), within, minimum, rounds)
+    bisection = _Bisection(_shuffled(nodes, seed), within, minimum, rounds, notice)
     try:
         yield from bisection.all_nodes()
-    except _OutOfRounds:
-        return bisection.diagnosis(nodes, f"The limit of {rounds} rounds was reached.")
+    except Stopped as stopped:
+        return bisection.diagnosis(nodes, str(stopped))
     return bisection.diagnosis(nodes)
 
 
-class _OutOfRounds(Exception):
-    """The limit of rounds was reached."""
+class Stopped(Exception):
+    """The search ends before its time, for this reason; it returns what it knows."""
 
 
 class _Bisection:
     """State of a bisection. Methods that return Steps run groups."""
 
-    def __init__(self, order: Group, within: float, minimum: float | None, limit: int) -> None:
+    def __init__(
+        self, order: Group, within: float, minimum: float | None, limit: int, notice: Callable[[str], None]
+    ) -> None:
         """Start with nodes in this order; ``limit`` is the number of rounds."""
-        self.order, self.within, self.minimum, self.limit = order, within, minimum, limit
+        self.order, self.within, self.minimum, self.limit, self.notice = order, within, minimum, limit, notice
         self.rounds = 0
+        self.doing = "all nodes in pairs"
+        """Reason of the next round."""
         self.record: list[Run] = []
         self.good: set[str] = set()
         """Nodes that were in a good run with others."""
@@ -196,13 +215,16 @@ class _Bisection:
             if self.lead(runs) >= LEAD:
                 kind, figure = _summary(runs)
                 self.bad[node] = BadNode(node=node, kind=kind, figure=figure, runs=tuple(runs))
+                self.notice(f"{node} is {kind}{_of_median(figure)}, round {self.rounds}")
             elif self.lead(runs) > -LEAD:
                 self.unsure.add(node)
         pairs: list[Group] = [group for group in groups if len(group) == 2 and self.usable(group) == group]
         tests = yield from self.settle(pairs)
         for pair, runs in tests.items():
             if self.lead(runs) >= LEAD:
-                self.links.append(self.bad_link((pair[0], pair[1]), runs))
+                link = self.bad_link((pair[0], pair[1]), runs)
+                self.links.append(link)
+                self.notice(f"the link {' - '.join(pair)} is {link.kind}{_of_median(link.figure)}, round {self.rounds}")
                 self.barred[pair[0]].add(pair[1])
                 self.barred[pair[1]].add(pair[0])
             elif self.lead(runs) > -LEAD:
@@ -220,6 +242,8 @@ class _Bisection:
         tests = {subject: before[subject][1:] for subject in subjects}
         while left := [subject for subject, runs in tests.items() if self.is_open(runs)]:
             self.suspects = {node for subject in left for node in subject}
+            subjects_text = human.listed(" - ".join(subject) for subject in left)
+            self.doing = f"{subjects_text} again, nodes with partners that are good"
             groups = self.with_partners(left, tests)
             yield from self.run(list(groups.values()))
             latest = {run.nodes: run for run in self.record[-len(groups) :]}
@@ -263,6 +287,8 @@ class _Bisection:
 
     def check(self, groups: list[Group]) -> Steps[list[Group]]:
         """Run merged groups and search the bad ones; return the good ones, without the bad nodes and links found."""
+        left = (len(groups) - 1).bit_length()
+        self.doing = f"good groups together, as a link between them may be bad; {left} more such rounds"
         bad = yield from self.run(groups)
         bad = yield from self.run(bad)
         good = [group for group in groups if group not in bad]
@@ -270,6 +296,7 @@ class _Bisection:
         progress = True
         while bad and progress:
             self.unexplained = explained + bad
+            self.doing = "halves of groups that are bad together"
             pairs = yield from self.search(bad)
             progress = bool((yield from self.resolve(pairs, [node for pair in pairs for node in pair])))
             rest = [group for group in map(self.usable, bad) if group]
@@ -302,10 +329,11 @@ class _Bisection:
         return [run.nodes for run in runs[len(controls) :] if run.bad]
 
     def ask(self, groups: tuple[Group, ...]) -> Steps[dict[Group, Outcome]]:
-        """Yield one round and take its outcomes. _OutOfRounds if the limit is reached."""
+        """Yield one round and take its outcomes. Stopped if the limit is reached."""
         if self.rounds == self.limit:
-            raise _OutOfRounds
+            raise Stopped(f"The limit of {self.limit} rounds was reached.")
         self.rounds += 1
+        self.notice(f"round {self.rounds}: {self.doing}")
         outcomes = yield groups
         return {group: outcomes[group] for group in groups}
 
@@ -436,7 +464,12 @@ class _Bisection:
             rounds=self.rounds,
             runs=len(self.record),
             note=note,
+            none_good=bool(self.record) and all(run.bad for run in self.record),
         )
+
+
+def _of_median(figure: float | None) -> str:
+    return "" if figure is None else f", {human.share(figure)} of the median"
 
 
 def _summary(runs: Iterable[Run]) -> tuple[Literal["slow", "failing"], float | None]:

@@ -16,10 +16,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from statistics import median
+from statistics import median, median_high
 from typing import Literal
 
 from msgspec import Struct
+
+from labctl.system import human
 
 FALSE_ACCUSATIONS = 0.01
 """Probability that a validation or search of a good cluster accuses a node, over all nodes and figures."""
@@ -29,7 +31,9 @@ WINS = ((0.7, 0.25), (0.9, 0.25), (0.995, 0.5))
 """Probabilities that a slow node is the slowest of a round, with their weights."""
 CLEARED = 2
 """Values that must hold a bound that an earlier one missed, more than miss it again."""
-MOST_ROUNDS = 40
+DISTURBED = 0.1
+"""Share of a node's time that other programs took, above which they are named as the reason of an unsure verdict."""
+MOST_ROUNDS = 24
 """Rounds after which a node without a verdict is unsure."""
 FEWEST_REFERENCES = 2
 """References of a node, where the lab has as many others, even if they look slow themselves."""
@@ -95,6 +99,11 @@ def against_bound(misses: Sequence[bool], error: float) -> Verdict:
     return "good" if len(misses) - 2 * sum(misses) >= CLEARED else "unsure"
 
 
+def p_text(p: float) -> str:
+    """Render an upper bound of a probability: ``p < 0.001``."""
+    return "p < 0.001" if p < 0.001 else f"p < {human.number(p, 2)}"
+
+
 def rounds_needed(references: int, error: float) -> int:
     """Return the number of rounds, all won, that decide against these references; one more screens the nodes."""
     rounds = 1
@@ -132,13 +141,13 @@ def _comparisons(before: Sequence[Round], now: Round, within: float) -> Iterator
     """Yield each node of a round with its comparison; nodes without references are left out.
 
     References are the other nodes that are at most ``within`` below the usual speed in the rounds before; if they are
-    too few, the fastest ones. The usual speed is the median of the nodes' medians, of two in the middle the higher one.
+    too few, the fastest ones.
     """
     if not now:
         return
     speeds = {node: _median_speed(node, before) for node in now}
-    usual = sorted(speeds.values())[len(speeds) // 2]
-    fast = {node for node, speed in speeds.items() if speed >= (1 - within) * usual}
+    least = (1 - within) * usual(speeds.values())
+    fast = {node for node, speed in speeds.items() if speed >= least}
     by_speed = sorted(now, key=lambda node: now[node].speed)
     for node, reading in now.items():
         others = [now[other].speed for other in by_speed if other in fast and other != node]
@@ -151,6 +160,11 @@ def _comparisons(before: Sequence[Round], now: Round, within: float) -> Iterator
                 node,
                 _Compared(reading=reading, many=len(others) + 1, slowest=slowest, middle=middle, fastest=fastest),
             )
+
+
+def usual(speeds: Iterable[float]) -> float:
+    """Return the median speed of nodes; of two in the middle the higher one."""
+    return median_high(speeds)
 
 
 def _judged(node: str, rounds: Sequence[Round], compared: Sequence[_Compared], within: float, error: float) -> Judged:

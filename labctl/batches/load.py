@@ -14,6 +14,8 @@ read_times() { set -- $(head -n 1 /proc/stat); echo $(($2 + $3 + $4 + $7 + $8)) 
 read_times; sleep 0.5; read_times; grep -c ^processor /proc/cpuinfo
 """
 """Prints busy, idle, waiting and stolen ticks of all cores twice, and the number of cores (proc(5))."""
+LIMIT = 30.0
+"""Seconds that a host may take to answer."""
 BUSY = 0.25
 """A host is busy if others use this share of its cores."""
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import date, datetime
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl.backends import Backend
 from labctl.batches import batch as batches
 from labctl.batches import bisect as tree
-from labctl.batches import hostfiles
-from labctl.batches.bisect import BadLink, BadNode, Diagnosis, Group, Outcome
+from labctl.batches import evidence, hostfiles, load, singly
+from labctl.batches.bisect import BadLink, BadNode, Diagnosis, Group, Outcome, Steps, Stopped
 from labctl.batches.record import Batch, BatchJob
 from labctl.config import inventory
 from labctl.errors import ConfigError
@@ -49,11 +52,18 @@ class BisectReport(Struct, frozen=True, kw_only=True):
     diagnosis: Diagnosis
     drained: tuple[str, ...] = ()
     """Names that were added to the list of drained nodes."""
+    interrupted: bool = False
+    """Ctrl-C ended the search; the diagnosis is what was known then."""
 
     @property
     def exit_code(self) -> int:
-        """Return 5 if a node or link is bad or no run was good, else 0."""
-        return 5 if self.diagnosis.bad or self.diagnosis.links or not self.diagnosis.good else 0
+        """Return 5 if a node or link is bad or no run was good, 6 if nodes are unsure, 130 after Ctrl-C; else 0."""
+        diagnosis = self.diagnosis
+        if self.interrupted:
+            return 130
+        if diagnosis.bad or diagnosis.links or diagnosis.none_good:
+            return 5
+        return 6 if diagnosis.unsure else 0
 
 
 def bisect(
@@ -68,11 +78,13 @@ def bisect(
     minimum: float | None = None,
     out: Path | None = None,
     drain: bool = False,
+    links: bool = False,
 ) -> BisectReport:
     """Find the bad nodes and links by runs of a workload on groups of these nodes (default: all), round after round.
 
     A run is bad that fails, or whose metric per node is below ``minimum``, or more than ``within`` below the median.
-    With ``drain`` bad nodes are added to the lab's list of machines to leave out.
+    Nodes of one host run alone, unless ``links`` asks to look for bad links between them, too. With ``drain`` bad nodes
+    are added to the lab's list of machines to leave out.
     """
     now, context = datetime.now(), backend.context
     directory = out or context.directory / f"output/bisect_{name.replace('/', '-')}_{now:%Y%m%d-%H%M%S}"
@@ -82,12 +94,17 @@ def bisect(
     chosen = _usable(backend, lab, nodes)
     backend.require_launcher(workload)
 
-    def run(folder: Path) -> Batch:
-        context.notice(folder.name)
-        batch = batches.begin(folder, batches.plan(lab, workload, (folder,), options), lab, resume=False)
-        return batches.run_jobs(backend, workload, options, folder, batch, show)
+    alone = not links and len({node.host for node in lab.nodes if node.name in chosen}) < len(chosen)
 
-    diagnosis = search(lab, chosen, directory, run, within=within, minimum=minimum)
+    def run(folder: Path) -> Rounded:
+        batch = batches.begin(folder, batches.plan(lab, workload, (folder,), options), lab, resume=False)
+        lost = {node.name: used.get(node.host, 0.0) for used in [shares(backend)] for node in lab.nodes}
+        done = batches.run_jobs(backend, workload, options, folder, batch, show, parallel=1 if alone else 0)
+        return Rounded(done, lost)
+
+    diagnose = partial(singly.diagnose if alone else tree.diagnose, notice=context.notice)
+    steps = diagnose(chosen, within=within, minimum=minimum)
+    diagnosis, interrupted = search(lab, steps, directory, run)
     metric = batches.metric_of(workload)
     return BisectReport(
         directory=str(directory),
@@ -96,6 +113,7 @@ def bisect(
         unit=metric.unit if metric else "",
         diagnosis=diagnosis,
         drained=drained_by(lab, diagnosis, now.date()) if drain and diagnosis.bad else (),
+        interrupted=interrupted,
     )
 
 
@@ -111,18 +129,28 @@ def _usable(backend: Backend, lab: Lab, nodes: tuple[str, ...]) -> tuple[str, ..
     return tuple(dict.fromkeys(node.name for node in asked if node.name not in left_out))
 
 
+class Rounded(NamedTuple):
+    """Jobs of a round, and the share of each node's cores that others used before it began."""
+
+    batch: Batch
+    lost: Mapping[str, float]
+
+
+def shares(backend: Backend) -> dict[str, float]:
+    """Return the share of its cores that others use on each host that answers, while the lab runs nothing."""
+    done, _ = backend.on_hosts(load.SCRIPT, (), load.LIMIT)
+    loads = {host: read for host, result in done.items() if (read := load.read(result.out))}
+    for host, read in loads.items():
+        if read.share >= load.BUSY:
+            backend.context.notice(f"{host} is busy: {read.text()}")
+    return {host: read.share for host, read in loads.items()}
+
+
 def search(
-    lab: Lab,
-    nodes: tuple[str, ...],
-    directory: Path,
-    run: Callable[[Path], Batch],
-    *,
-    within: float,
-    minimum: float | None,
-) -> Diagnosis:
-    """Run rounds until the diagnosis is complete; ``run`` runs the hostfiles of a directory as a batch."""
+    lab: Lab, steps: Steps[Diagnosis], directory: Path, run: Callable[[Path], Rounded]
+) -> tuple[Diagnosis, bool]:
+    """Run rounds until the diagnosis is complete, or Ctrl-C, and tell which; ``run`` runs a directory of hostfiles."""
     slots = {node.name: node.slots for node in lab.nodes}
-    steps = tree.diagnose(nodes, within=within, minimum=minimum)
     number = 0
     try:
         groups = next(steps)
@@ -130,16 +158,24 @@ def search(
             number += 1
             folder = directory / f"round{number:02}"
             hostfiles.write(folder, hostfiles.texts(groups, slots))
-            groups = steps.send(outcomes(groups, run(folder)))
+            try:
+                done = run(folder)
+            except KeyboardInterrupt:
+                steps.throw(Stopped(f"Interrupted in round {number}."))
+            groups = steps.send(outcomes(groups, done))
     except StopIteration as ended:
         diagnosis: Diagnosis = ended.value
-        return diagnosis
+        return diagnosis, diagnosis.note.startswith("Interrupted")
 
 
-def outcomes(groups: tuple[Group, ...], batch: Batch) -> dict[Group, Outcome]:
-    """Return each node group's value per node, or why its run failed."""
-    jobs = {frozenset(ended.nodes): ended for ended in batch.jobs}
-    return {group: outcome(jobs[frozenset(group)], batch.metric) for group in groups}
+def outcomes(groups: tuple[Group, ...], done: Rounded) -> dict[Group, Outcome]:
+    """Return each node group's value per node, or why its run failed, and the load of its busiest host."""
+    jobs = {frozenset(ended.nodes): ended for ended in done.batch.jobs}
+    by_group = {}
+    for group in groups:
+        lost = max(done.lost.get(node, 0.0) for node in group)
+        by_group[group] = replace(outcome(jobs[frozenset(group)], done.batch.metric), lost=lost)
+    return by_group
 
 
 def outcome(job: BatchJob, metric: str) -> Outcome:
@@ -169,4 +205,8 @@ def drained_by(lab: Lab, diagnosis: Diagnosis, today: date) -> tuple[str, ...]:
 
 def described(bad: BadNode | BadLink) -> str:
     """Render how bad a node or link is: ``slow, 0.52 of the median``."""
-    return bad.kind if bad.figure is None else f"{bad.kind}, {human.share(bad.figure)} of the median"
+    if bad.figure is None:
+        return bad.kind
+    if isinstance(bad, BadNode) and bad.p is not None:
+        return f"{bad.kind}, {human.share(bad.figure)} of the others, {evidence.p_text(bad.p)}"
+    return f"{bad.kind}, {human.share(bad.figure)} of the median"

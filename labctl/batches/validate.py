@@ -438,7 +438,7 @@ class _Course:
 
     def loads(self) -> dict[str, Load]:
         """Read how much of each host others use while the lab runs nothing; a busy host is noted, at its busiest."""
-        done, _ = self.subject.on_hosts(load.SCRIPT, (), 30)
+        done, _ = self.subject.on_hosts(load.SCRIPT, (), load.LIMIT)
         loads = {host: read for host, result in done.items() if (read := load.read(result.out))}
         for host, read in loads.items():
             if read.share >= load.BUSY and host not in self.busy:

@@ -139,6 +139,7 @@ def bisect_command(
         str, typer.Option(metavar="SHARE", help="Distance below the median from which a run is bad.")
     ] = "10%",
     min_: Annotated[float | None, typer.Option("--min", help="Minimum of a run, per node.")] = None,
+    links: Annotated[bool, typer.Option("--links", help="Look for bad links between nodes of one host, too.")] = False,
     drain: Annotated[bool, typer.Option("--drain", help="Add bad nodes to drained.txt.")] = False,
     out: Annotated[Path | None, typer.Option(help="Directory of hostfiles and logs.  [default: output/...]")] = None,
     timeout: Annotated[str | None, typer.Option(help="Time limit of each run, such as 90s, 20m, 2h.")] = None,
@@ -169,6 +170,7 @@ def bisect_command(
                 minimum=min_,
                 out=out,
                 drain=drain,
+                links=links,
             )
         output.answer(report, bisect_text(report))
         sys.exit(report.exit_code)

@@ -46,6 +46,8 @@ if os.environ["RANK"] == "0":
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setitem(BACKENDS, "made-up", "support.made_up_backend")
+    # Other tests use the cores of this machine.
+    monkeypatch.setattr("labctl.batches.load.SCRIPT", "true")
     flows.init(tmp_path)
     settings = ("LAB_NAME=demo", "LAB_ENGINE=made-up", "LAB_NODES=4", f"HOST_CACHE_PATH={tmp_path}/cache")
     (tmp_path / ".env").write_text("\n".join(settings))

@@ -10,9 +10,10 @@ import pytest
 from msgspec.structs import replace
 from support import builders
 
-from labctl.batches import search
+from labctl.batches import bisect, search
 from labctl.batches.bisect import BadNode, Diagnosis
 from labctl.batches.record import Batch, BatchJob
+from labctl.batches.search import Rounded
 from labctl.config import hostfile
 from labctl.model import Lab, Metric
 
@@ -23,15 +24,15 @@ def lab(directory: Path, nodes: int = 4) -> Lab:
     return builders.lab(nodes, directory=directory)
 
 
-def running(speed: Speed, rounds: list[list[tuple[str, ...]]]) -> Callable[[Path], Batch]:
+def running(speed: Speed, rounds: list[list[tuple[str, ...]]]) -> Callable[[Path], Rounded]:
     """Build a stand-in for a batch: each group runs at ``speed``, None for a failure; ``rounds`` records the groups."""
 
-    def run(folder: Path) -> Batch:
+    def run(folder: Path) -> Rounded:
         paths = sorted(folder.glob("hostfile_*"))
         groups = [tuple(name for name, _ in hostfile.parse(path.read_text(), str(path))) for path in paths]
         rounds.append(groups)
         jobs = tuple(job(path.name, group, speed(group)) for path, group in zip(paths, groups, strict=True))
-        return Batch(workload="opt", lab="demo", metric="throughput", timeout=9, began=0, jobs=jobs)
+        return Rounded(Batch(workload="opt", lab="demo", metric="throughput", timeout=9, began=0, jobs=jobs), {})
 
     return run
 
@@ -54,7 +55,9 @@ def job(name: str, nodes: tuple[str, ...], value: float | None) -> BatchJob:
 def diagnosed(directory: Path, speed: Speed, rounds: list[list[tuple[str, ...]]], nodes: int = 8) -> Diagnosis:
     of = lab(directory, nodes)
     names = tuple(node.name for node in of.nodes)
-    return search.search(of, names, directory / "out", running(speed, rounds), within=0.1, minimum=None)
+    diagnosis, interrupted = search.search(of, bisect.diagnose(names), directory / "out", running(speed, rounds))
+    assert not interrupted
+    return diagnosis
 
 
 @pytest.mark.parametrize(("metric", "least"), [("throughput", 25), ("busbw", 100)])
@@ -114,8 +117,34 @@ def test_bad_nodes_are_added_to_the_drained_ones_once(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("good", "code"), [(("a", "b"), 0), ((), 5)])
-def test_a_search_that_no_run_of_was_good_fails(good: tuple[str, ...], code: int) -> None:
-    diagnosis = Diagnosis(bad=(), links=(), good=good, unsure=(), unexplained=(), rounds=1, runs=1)
+def test_ctrl_c_returns_what_is_known(tmp_path: Path) -> None:
+    rounds: list[list[tuple[str, ...]]] = []
+    run = running(lambda group: len(group) * (50 if "worker-5" in group else 100), rounds)
+
+    def interrupted(folder: Path) -> Rounded:
+        if folder.name == "round04":
+            raise KeyboardInterrupt
+        return run(folder)
+
+    of = lab(tmp_path, 8)
+    names = tuple(node.name for node in of.nodes)
+    diagnosis, ended = search.search(of, bisect.diagnose(names), tmp_path / "out", interrupted)
+    assert (ended, diagnosis.note, [bad.node for bad in diagnosis.bad]) == (
+        True,
+        "Interrupted in round 4.",
+        ["worker-5"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("good", "unsure", "none_good", "code"),
+    [(("a", "b"), (), False, 0), ((), ("a", "b"), True, 5), ((), ("a", "b"), False, 6), (("a",), ("b",), False, 6)],
+)
+def test_a_search_that_no_run_of_was_good_fails(
+    good: tuple[str, ...], unsure: tuple[str, ...], none_good: bool, code: int
+) -> None:
+    diagnosis = Diagnosis(
+        bad=(), links=(), good=good, unsure=unsure, unexplained=(), rounds=1, runs=1, none_good=none_good
+    )
     report = search.BisectReport(directory="out", workload="opt", metric="", unit="", diagnosis=diagnosis)
     assert report.exit_code == code

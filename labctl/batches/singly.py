@@ -1,0 +1,168 @@
+"""Find slow or failing nodes that share a host: each runs alone, one after the other, in rounds. No clock, no I/O.
+
+Nodes of one host have no links to look for, and share its cores, memory and disk: two that run at the same time slow
+each other. The verdict is that of ``evidence``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from statistics import median
+
+from labctl.batches import bisect, evidence
+from labctl.batches.bisect import BadNode, Diagnosis, Group, Outcome, Run, Steps, Stopped
+from labctl.batches.evidence import MOST_ROUNDS, Judged, Reading, Round
+from labctl.system import human
+
+FAILURES = 2
+"""Failed runs of a node, and none that passed, after which it is failing."""
+
+
+def diagnose(
+    nodes: Group,
+    *,
+    within: float,
+    minimum: float | None = None,
+    seed: int = 0,
+    rounds: int = MOST_ROUNDS,
+    notice: Callable[[str], None] = lambda _: None,
+) -> Steps[Diagnosis]:
+    """Yield rounds, nodes to run one after the other; take their outcomes by send(); return the diagnosis.
+
+    A node is bad if it fails, if it is surely more than ``within`` slower than the others, or surely below ``minimum``.
+    ``notice`` gets a line for each bad node, as soon as it is certain, and one per round. If nodes alone have a value
+    of 0, they are searched in pairs.
+    """
+    search = _Search(nodes, within, minimum, notice)
+    order = Random(seed)  # noqa: S311 - which node is first, no secret
+    note = ""
+    try:
+        while (left := search.left()) and search.number < rounds:
+            notice(f"round {search.number + 1}: {search.reason()}; at most {rounds - search.number - 1} more")
+            outcomes = yield tuple((node,) for node in order.sample(left, len(left)))
+            if all(outcome.value == 0 for outcome in outcomes.values()):
+                # The bandwidth of a single rank is 0 by definition.
+                return (yield from bisect.diagnose(nodes, within=within, minimum=minimum, seed=seed, notice=notice))
+            search.take(outcomes)
+    except Stopped as stopped:
+        note = str(stopped)
+    return search.diagnosis(note)
+
+
+class _Search:
+    """Runs of each node so far, and the verdicts that they allow."""
+
+    def __init__(self, nodes: Group, within: float, minimum: float | None, notice: Callable[[str], None]) -> None:
+        self.nodes, self.within, self.minimum, self.notice = nodes, within, minimum, notice
+        self.error = evidence.error_per_test(len(nodes), 1)
+        self.number = 0
+        """Rounds so far."""
+        self.runs: defaultdict[str, list[Run]] = defaultdict(list)
+        self.rounds: list[Round] = []
+        self.judged: dict[str, Judged] = {}
+        self.bad: dict[str, BadNode] = {}
+
+    def left(self) -> list[str]:
+        """Return the nodes to run again: all that do not fail, if one of them has no verdict; else none."""
+        running = [node for node in self.nodes if node not in self.bad or self.bad[node].kind != "failing"]
+        verdicts = {self.verdict(node) for node in running}
+        return running if "unsure" in verdicts and (len(running) > 1 or self.minimum is not None) else []
+
+    def reason(self) -> str:
+        """Return what the next round is for."""
+        unsure = [node for node in self.nodes if self.verdict(node) == "unsure"]
+        if not self.rounds:
+            return "each node alone, in turn"
+        return f"each again, as {human.listed(unsure)} may be good or bad"
+
+    def take(self, outcomes: Mapping[Group, Outcome]) -> None:
+        """Take the outcomes of a round, judge all nodes, and tell of those that are bad now."""
+        self.number += 1
+        readings = {
+            node: Reading(outcome.value, outcome.lost)
+            for (node,), outcome in outcomes.items()
+            if outcome.value is not None
+        }
+        self.rounds.append(readings)
+        usual = median(reading.speed for reading in readings.values()) if readings else 0.0
+        for (node,), outcome in outcomes.items():
+            figure = outcome.value / usual if outcome.value is not None and usual else None
+            low = (
+                outcome.value is None
+                or (figure is not None and figure < 1 - self.within)
+                or self.is_below(outcome.value)
+            )
+            run = Run(nodes=(node,), value=outcome.value, figure=figure, bad=low, why=outcome.why)
+            self.runs[node].append(run)
+        self.judged = evidence.judge(self.rounds, self.within, self.error)
+        for node in self.nodes:
+            if node not in self.bad and (found := self.bad_node(node)):
+                self.bad[node] = found
+                self.notice(f"{node} is {found.kind}: {self.text(found)}")
+
+    def is_below(self, value: float | None) -> bool:
+        """Tell if a value is below the minimum, if there is one."""
+        return self.minimum is not None and value is not None and value < self.minimum
+
+    def verdict(self, node: str) -> evidence.Verdict:
+        """Return the verdict on a node so far."""
+        if node in self.bad:
+            return "bad"
+        if node not in self.judged:
+            return "unsure"
+        below = self.below_minimum(node)
+        return below if below != "good" else self.judged[node].verdict
+
+    def below_minimum(self, node: str) -> evidence.Verdict:
+        """Judge a node by the minimum, from its second run on if the first is below it; good without one."""
+        misses = [self.is_below(run.value) for run in self.runs[node]]
+        return evidence.against_bound(misses[1:], self.error) if misses and misses[0] else "good"
+
+    def bad_node(self, node: str) -> BadNode | None:
+        """Return the node if its runs show that it is bad; else None."""
+        runs = self.runs[node]
+        if len(runs) >= FAILURES and all(run.value is None for run in runs):
+            return BadNode(node=node, kind="failing", figure=None, runs=tuple(runs))
+        judged = self.judged.get(node)
+        if judged and "bad" in (judged.verdict, self.below_minimum(node)):
+            return BadNode(node=node, kind="slow", figure=judged.speed, runs=tuple(runs), p=judged.p)
+        return None
+
+    def text(self, bad: BadNode) -> str:
+        """Render what shows that a node is bad: ``27 % of the others, p < 0.001, round 7``."""
+        if bad.figure is None or bad.p is None:
+            return f"{human.count(len(bad.runs), 'run')} failed, round {self.number}"
+        return f"{human.share(bad.figure)} of the others, {evidence.p_text(bad.p)}, round {self.number}"
+
+    def diagnosis(self, note: str) -> Diagnosis:
+        """Build the diagnosis from the runs so far; nobody is bad if no run passed."""
+        passed = any(run.value is not None for runs in self.runs.values() for run in runs)
+        verdicts = {node: self.verdict(node) for node in self.nodes}
+        bad = tuple(self.bad.values()) if passed else ()
+        unsure = [
+            node for node, verdict in verdicts.items() if verdict == "unsure" or (verdict == "bad" and not passed)
+        ]
+        if not passed and self.runs:
+            note = note or "No run passed: look at the workload."
+        return Diagnosis(
+            bad=bad,
+            links=(),
+            good=tuple(node for node, verdict in verdicts.items() if verdict == "good"),
+            unsure=tuple(unsure),
+            unexplained=(),
+            rounds=self.number,
+            runs=sum(map(len, self.runs.values())),
+            note=note or self.why_unsure(unsure),
+            none_good=bool(self.runs) and not passed,
+        )
+
+    def why_unsure(self, unsure: Sequence[str]) -> str:
+        """Return why nodes stayed unsure, and what would settle it; empty if none did."""
+        if not unsure:
+            return ""
+        lost = [self.judged[node].lost for node in unsure if node in self.judged]
+        if lost and max(lost) > evidence.DISTURBED:
+            return f"Other programs used {human.share(max(lost))} of the host: repeat when it is idle."
+        return f"{self.number} rounds are too few for so uneven runs: repeat with longer ones."
