@@ -17,7 +17,15 @@ from labctl.system import human
 
 Status = Literal["PASS", "FAIL"]
 SHOWN = 3
-"""Failed jobs that the message about a node lists."""
+"""Jobs that the message about a node, or about outliers, lists."""
+FAR = 0.1
+"""Share of the median below which a job is no outlier, however equal the others are."""
+DEVIATIONS = 3
+"""Standard deviations below the median from which a job is an outlier."""
+MAD_TO_DEVIATION = 1.4826
+"""Standard deviation / median absolute deviation of a normal distribution: 1 / its quantile of 0.75."""
+FEWEST = 3
+"""Jobs of a size below which none is an outlier."""
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -29,6 +37,11 @@ class Limits(Struct, frozen=True, kw_only=True):
     min: float | None = None
     per_node: bool = False
     within: float | None = None
+
+    @property
+    def given(self) -> bool:
+        """Tell if there is a threshold."""
+        return self.min is not None or self.within is not None
 
 
 class JobResult(Struct, frozen=True, kw_only=True):
@@ -52,6 +65,8 @@ class JobResult(Struct, frozen=True, kw_only=True):
     status: Status = "PASS"
     cause: str | None = None
     message: str = ""
+    outlier: bool = False
+    """Its runs passed, with a value per node below ``outlier_below`` of its size: a remark, not a failure."""
 
 
 class SizeResult(Struct, frozen=True, kw_only=True):
@@ -68,6 +83,8 @@ class SizeResult(Struct, frozen=True, kw_only=True):
     max: float
     efficiency: float | None
     """The mean divided by the mean of the smallest size."""
+    outlier_below: float | None
+    """Value per node below which a job is far from the others; None with fewer than 3 jobs, or a median <= 0."""
 
 
 class NodeResult(Struct, frozen=True, kw_only=True):
@@ -86,27 +103,33 @@ class Evaluation(Struct, frozen=True, kw_only=True):
     """Result of judging a batch: jobs, sizes, and nodes, the worst first."""
 
     passed: bool
+    judged: bool
+    """There was a threshold; without, only jobs that failed by themselves or have no number fail."""
     limits: Limits
     unit: str
     jobs: tuple[JobResult, ...]
     sizes: tuple[SizeResult, ...]
     nodes: tuple[NodeResult, ...]
+    remarks: tuple[str, ...]
+    """Differences between jobs of a size that ``within`` would judge, as text; empty with it."""
 
 
 def judge(runs: Sequence[Measured], limits: Limits) -> Evaluation:
     """Evaluate the runs of one or more batches together: status of jobs and nodes, statistics by number of nodes."""
     measured = _by_job(runs)
     sizes = _by_size(measured)
-    medians = {(size.workload, size.size): size.median for size in sizes}
-    jobs = tuple(_judged(job, medians, limits) for job in measured)
+    by_size = {(size.workload, size.size): size for size in sizes}
+    jobs = tuple(_judged(job, by_size.get((job.workload, job.size or 0)), limits) for job in measured)
     units = {run.unit for run in runs}
     return Evaluation(
         passed=all(job.status == "PASS" for job in jobs),
+        judged=limits.given,
         limits=limits,
         unit=units.pop() if len(units) == 1 else "",
         jobs=jobs,
         sizes=sizes,
         nodes=_by_node(jobs),
+        remarks=tuple(_remarks(jobs, sizes)) if limits.within is None else (),
     )
 
 
@@ -146,20 +169,28 @@ def _combined(runs: list[Measured], prefix: str) -> JobResult:
     )
 
 
-def _judged(job: JobResult, medians: dict[tuple[str, int], float], limits: Limits) -> JobResult:
+def _judged(job: JobResult, size: SizeResult | None, limits: Limits) -> JobResult:
     """Judge a job against the limits: its cause is the first miss, its message has all of them."""
-    median = medians.get((job.workload, job.size or 0))
+    median = size.median if size else None
     vs_median = job.per_node / median - 1 if job.per_node is not None and median is not None and median > 0 else None
     misses = [(job.cause, job.message)] if job.cause else list(_misses(job, median, limits))
+    job = replace(job, vs_median=vs_median, outlier=_is_outlier(job, size))
     if not misses:
-        return replace(job, vs_median=vs_median)
+        return job
     message = "; ".join(text for _, text in misses)
-    return replace(job, vs_median=vs_median, status="FAIL", cause=misses[0][0], message=message)
+    return replace(job, status="FAIL", cause=misses[0][0], message=message)
+
+
+def _is_outlier(job: JobResult, size: SizeResult | None) -> bool:
+    """Tell if a job whose runs passed is far below the others of its size."""
+    if job.cause or job.per_node is None or size is None or size.outlier_below is None:
+        return False
+    return job.per_node < size.outlier_below
 
 
 def _misses(job: JobResult, median: float | None, limits: Limits) -> Iterable[tuple[str, str]]:
     """Yield cause and message of each threshold that a job missed, or cannot be compared with."""
-    if limits.min is None and limits.within is None:
+    if not limits.given:
         return
     if job.value is None:
         yield "no-metric", "no number to compare"
@@ -179,17 +210,19 @@ def _below_minimum(value: float, size: int | None, limits: Limits) -> Iterable[t
     least, each = limits.min, ""
     if limits.per_node:
         least *= size or 1
-        each = f" ({human.exact(limits.min, 10)} on each of {size} nodes)" if size != 1 else ""
+        each = f" ({human.exact(limits.min)} on each of {size} nodes)" if size != 1 else ""
     # The opposite of "at least": nan is no pass.
     if not value >= least:
-        yield "below-min", f"{human.exact(value, 10)} is below {human.exact(least, 10)}{each}"
+        shown, limit = human.compared(value, least)
+        yield "below-min", f"{shown} is below {limit}{each}"
 
 
 def _below_median(per_node: float, median: float, within: float) -> Iterable[tuple[str, str]]:
     """Yield cause and message if a value per node is more than ``within`` below the median."""
     if not per_node >= median * (1 - within):
         below = f"{human.share(1 - per_node / median)} below" if median > 0 else "below"
-        yield "below-median", f"{human.exact(per_node, 10)} per node is {below} the median, {human.exact(median, 10)}"
+        shown, middle = human.compared(per_node, median)
+        yield "below-median", f"{shown} per node is {below} the median, {middle}"
 
 
 def _by_size(jobs: Iterable[JobResult]) -> tuple[SizeResult, ...]:
@@ -215,9 +248,37 @@ def _by_size(jobs: Iterable[JobResult]) -> tuple[SizeResult, ...]:
                 min=min(values),
                 max=max(values),
                 efficiency=mean / smallest if smallest > 0 else None,
+                outlier_below=_outlier_below(values),
             )
         )
     return tuple(sizes)
+
+
+def _outlier_below(values: Sequence[float]) -> float | None:
+    """Return the value below which a job is far from the others: by a share of the median and by their deviations."""
+    from statistics import median
+
+    # Median and median absolute deviation hardly move with outliers, as long as these are less than half of the jobs.
+    middle = median(values)
+    if len(values) < FEWEST or middle <= 0:
+        return None
+    deviation = MAD_TO_DEVIATION * median(abs(value - middle) for value in values)
+    return middle - max(FAR * middle, DEVIATIONS * deviation)
+
+
+def _remarks(jobs: Sequence[JobResult], sizes: Iterable[SizeResult]) -> Iterable[str]:
+    """Yield a line about the outliers, and one for each size whose jobs differ without an outlier."""
+    outliers = sorted((job for job in jobs if job.outlier), key=lambda job: job.vs_median or 0)
+    if outliers:
+        shown = [f"{job.job} ({human.share(1 + (job.vs_median or 0))} of the median)" for job in outliers]
+        are, their = ("is", "its") if len(outliers) == 1 else ("are", "their")
+        far = f"{len(outliers):,} of {human.count(len(jobs), 'job')} {are} far below the others of {their} size"
+        yield f"{far}: {human.listed(shown, SHOWN)}"
+    clear = {(job.workload, job.size) for job in outliers}
+    for size in sizes:
+        if size.min < (1 - FAR) * size.median and (size.workload, size.size) not in clear:
+            differ = f"the {size.jobs:,} jobs on {human.count(size.size, 'node')} differ, and none stands out"
+            yield f"{differ}: {human.span((size.min, size.max))} per node"
 
 
 def _by_node(jobs: Iterable[JobResult]) -> tuple[NodeResult, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,13 @@ NODES = 8
 """Nodes that the text lists at most."""
 LOWEST = 3
 """Nodes that the text lists if none failed."""
+EVIDENCE = 2
+"""Failed jobs that the text lists of a node."""
+WIDTH = 100
+"""Columns of a line of the text, which the last cell of a table is cut to."""
+SHORTEST = 20
+"""Columns that the last cell keeps."""
+NO_THRESHOLD = "no threshold; --within 10% compares jobs of a size"
 
 
 def eval_command(
@@ -75,16 +83,18 @@ def share(written: str) -> float:
 
 
 def text(evaluation: Evaluation) -> str:
-    """Render an evaluation: jobs, failed ones first; statistics of each size; the worst nodes; totals."""
-    parts = [jobs_table(evaluation.jobs), sizes_table(evaluation), worst_nodes(evaluation), verdict(evaluation)]
+    """Render an evaluation: jobs, failed ones first; statistics of each size; the worst nodes; remarks and totals."""
+    end = "\n".join((*evaluation.remarks, verdict(evaluation)))
+    parts = [jobs_table(evaluation), sizes_table(evaluation), worst_nodes(evaluation), end]
     return "\n\n".join(filter(None, parts))
 
 
-def jobs_table(jobs: tuple[JobResult, ...]) -> str:
-    """Render a table of jobs, failed ones first."""
+def jobs_table(evaluation: Evaluation) -> str:
+    """Render a table of jobs, failed ones and outliers first."""
+    jobs = evaluation.jobs
     repeated = any(job.repeats > 1 for job in jobs)
     head = ("JOB", "NODES", "VALUE", *(["SPREAD"] if repeated else []), "PER NODE", "VS MEDIAN", "STATUS", "CAUSE")
-    ordered = sorted(jobs, key=lambda job: job.status == "PASS")
+    ordered = sorted(jobs, key=lambda job: (job.status == "PASS", not job.outlier))
     rows = [
         (
             job.job,
@@ -93,8 +103,8 @@ def jobs_table(jobs: tuple[JobResult, ...]) -> str:
             *([per_cent(job.spread)] if repeated else []),
             shown(job.per_node),
             per_cent(job.vs_median, "+"),
-            job.status,
-            f"{job.cause}: {job.message}" if job.cause else "",
+            status(job, evaluation),
+            cause(job),
         )
         for job in ordered[:JOBS]
     ]
@@ -102,15 +112,40 @@ def jobs_table(jobs: tuple[JobResult, ...]) -> str:
     failed = sum(job.status == "FAIL" for job in rest)
     left = f"{human.more(len(rest), 'jobs')}, {failed:,} of them failed: --csv and --json list all"
     more = f"\n... {left}" if rest else ""
-    return table(head, rows) + more
+    return fitted(head, rows) + more
+
+
+def status(result: JobResult | NodeResult, evaluation: Evaluation) -> str:
+    """Render the status of a job or node: one that did not fail has none if nothing was judged."""
+    return result.status if evaluation.judged or result.status == "FAIL" else "-"
+
+
+def cause(job: JobResult) -> str:
+    """Render why a job failed, or that it is far below the others; VS MEDIAN has that distance."""
+    if job.cause == "below-median":
+        return job.cause
+    if job.cause == "below-min":
+        # The first miss, without the minimum of each node.
+        return f"{job.cause}: {re.split('; | [(]', job.message)[0]}"
+    if job.cause:
+        return f"{job.cause}: {job.message}"
+    return "far below the others" if job.outlier else ""
+
+
+def fitted(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Render a table whose last cells are cut to what the other columns leave of WIDTH."""
+    others = table(head[:-1], [row[:-1] for row in rows])
+    room = max(SHORTEST, WIDTH - 2 - max(map(len, others.split("\n"))))
+    return table(head, [(*row[:-1], human.shortened(str(row[-1]), room)) for row in rows])
 
 
 def sizes_table(evaluation: Evaluation) -> str:
     """Render the statistics of each size; empty without any."""
     if not evaluation.sizes:
         return ""
-    named = len({size.workload for size in evaluation.sizes}) > 1
-    head = ("NODES", "JOBS", "MEAN PER NODE", "MEDIAN", "SPREAD", "MIN", "MAX", "EFFICIENCY")
+    workloads = {size.workload for size in evaluation.sizes}
+    named, scaled = len(workloads) > 1, len(evaluation.sizes) > len(workloads)
+    head = ("NODES", "JOBS", "MEAN PER NODE", "MEDIAN", "SPREAD", "MIN", "MAX", *(["EFFICIENCY"] if scaled else []))
     rows = [
         (
             *([size.workload or "-"] if named else []),
@@ -121,7 +156,7 @@ def sizes_table(evaluation: Evaluation) -> str:
             per_cent(size.spread),
             shown(size.min),
             shown(size.max),
-            per_cent(size.efficiency),
+            *([per_cent(size.efficiency)] if scaled else []),
         )
         for size in evaluation.sizes
     ]
@@ -136,13 +171,26 @@ def worst_nodes(evaluation: Evaluation) -> str:
     if len(nodes) < 2 and not failed:
         return ""
     count = min(NODES, max(LOWEST, len(failed)))
-    rows = [(node.node, per_cent(node.vs_median, "+"), node.status, node.message) for node in nodes[:count]]
+    rows = [
+        (node.node, per_cent(node.vs_median, "+"), status(node, evaluation), evidence(node)) for node in nodes[:count]
+    ]
     more = f"\n... {human.more(len(failed) - count, 'failed')}" if len(failed) > count else ""
-    return table(("WORST NODES", "VS MEDIAN", "STATUS", "EVIDENCE"), rows) + more
+    return fitted(("WORST NODES", "VS MEDIAN", "STATUS", "EVIDENCE"), rows) + more
+
+
+def evidence(node: NodeResult) -> str:
+    """Render the failed jobs of a node, whose causes are in the table of jobs; empty without any."""
+    if not node.failed:
+        return ""
+    return f"{len(node.failed)} of {len(node.jobs)} jobs failed: {human.listed(node.failed, EVIDENCE)}"
 
 
 def verdict(evaluation: Evaluation) -> str:
     """Render the verdict, and the jobs and nodes that passed."""
+    if not evaluation.judged:
+        failed = sum(job.status == "FAIL" for job in evaluation.jobs)
+        of_jobs = f"FAIL: {failed:,} of {human.count(len(evaluation.jobs), 'job')} failed; nothing else judged"
+        return f"{of_jobs if failed else 'nothing judged'}: {NO_THRESHOLD}"
     counts = filter(None, (passed("jobs", evaluation.jobs), passed("nodes", evaluation.nodes)))
     return f"{'PASS' if evaluation.passed else 'FAIL'}: {', '.join(counts)}"
 

@@ -29,9 +29,15 @@ def span(values: Collection[float]) -> str:
 def exact(value: float, digits: int = 6) -> str:
     """Format a number that is compared with a limit; without exponent from 1e-6 to 1e15."""
     size = abs(value)
-    if 999_999.5 <= size < 1e15:
+    if 10**digits - 0.5 <= size < 1e15:
         return f"{value:.0f}"
     return f"{value:.11f}".rstrip("0") if 1e-6 <= size < 1e-4 else f"{value:.{digits}g}"
+
+
+def compared(value: float, limit: float) -> tuple[str, str]:
+    """Format a number and its limit with four significant digits, or as many more as tell them apart."""
+    pairs = [(exact(value, digits), exact(limit, digits)) for digits in range(4, 18)]
+    return next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
 
 
 def share(value: float, sign: str = "") -> str:

@@ -117,6 +117,58 @@ def test_a_median_that_is_not_above_zero_gives_no_shares(value: float) -> None:
     assert evaluation.sizes[0].efficiency is None
 
 
+# --- outliers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "outliers"),
+    [
+        # A tenth below the median is no outlier, more is.
+        ([100, 100, 100, 90], []),
+        ([100, 100, 100, 89.9], [89.9]),
+        ([100, 101, 102, 100, 101, 102, 48, 47], [48, 47]),
+        # Where jobs differ by noise, an outlier is further away.
+        ([100, 120, 80, 110, 90, 115, 70], []),
+        ([100, 120, 80, 110, 90, 115, 20], [20]),
+        # Fast ones are none, and of two jobs neither is.
+        ([100, 100, 100, 500], []),
+        ([50, 100], []),
+        ([-1, -1, -9], []),
+    ],
+)
+def test_a_job_far_below_the_others_of_its_size_is_an_outlier(values: list[float], outliers: list[float]) -> None:
+    evaluation = judge(alone(values), Limits())
+    assert [job.value for job in evaluation.jobs if job.outlier] == outliers
+    assert (evaluation.passed, evaluation.judged) == (True, False)
+
+
+def test_outliers_are_named_the_worst_first_and_are_no_failure() -> None:
+    evaluation = judge(alone([100, 47, 100, 100, 60, 100, 100]), Limits(min=1))
+    assert evaluation.passed
+    assert evaluation.remarks == (
+        "2 of 7 jobs are far below the others of their size: 1xN_2 (47 % of the median), 1xN_5 (60 % of the median)",
+    )
+
+
+def test_a_size_whose_jobs_differ_without_an_outlier_is_named() -> None:
+    """Of half of the jobs, as of a ring of four nodes with a slow one, none stands out."""
+    runs = [run(f"2xN_{number}", "a b", value) for number, value in enumerate((49.46, 49.8, 160, 162))]
+    assert judge([*runs, *alone([100, 99])], Limits()).remarks == (
+        "the 4 jobs on 2 nodes differ, and none stands out: 24.73 to 81 per node",
+    )
+
+
+def test_what_is_judged_by_the_median_gets_no_remark() -> None:
+    evaluation = judge(alone([100, 47, 100]), Limits(within=0.6))
+    assert (evaluation.passed, evaluation.judged, evaluation.remarks) == (True, True, ())
+
+
+def test_a_job_whose_run_failed_is_no_outlier() -> None:
+    failed = run("1xN_9", "n9", 1, cause="timeout", message="It ran too long.")
+    evaluation = judge([failed, *alone([100, 100, 100])], Limits())
+    assert (evaluation.jobs[0].outlier, evaluation.remarks) == (False, ())
+
+
 # --- repeats, sizes ----------------------------------------------------------------------------------------------
 
 

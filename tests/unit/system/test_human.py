@@ -51,6 +51,22 @@ def test_an_exact_number_has_no_exponent_where_a_person_would_write_none(value: 
 
 
 @pytest.mark.parametrize(
+    ("value", "limit", "texts"),
+    [
+        (24.72925, 52.4839375, ("24.73", "52.48")),
+        (599.9999, 600, ("599.9999", "600")),
+        (12345.6, 20000, ("12346", "20000")),
+        (1500, 1600, ("1500", "1600")),
+        (600, 600, ("600", "600")),
+    ],
+)
+def test_numbers_that_are_compared_have_the_digits_that_tell_them_apart(
+    value: float, limit: float, texts: tuple[str, str]
+) -> None:
+    assert human.compared(value, limit) == texts
+
+
+@pytest.mark.parametrize(
     ("value", "text"),
     [
         (0.05, "5 %"),
