@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from labctl.backends import Backend
 from labctl.backends.owner import owner
-from labctl.batches import hostfiles, record
+from labctl.batches import evaluate, hostfiles, logs, record
 from labctl.batches.record import Batch, BatchJob
 from labctl.batches.schedule import JobQueue
 from labctl.config import hostfile, inventory
@@ -47,6 +47,8 @@ class BatchReport(Struct, frozen=True, kw_only=True):
     ideal: float
     passed: int
     failed: int
+    remarks: tuple[str, ...] = ()
+    """Differences between jobs of a size, as text."""
 
     @property
     def exit_code(self) -> int:
@@ -437,6 +439,7 @@ def report(directory: Path, batch: Batch) -> BatchReport:
         ideal=round(max(in_use.values(), default=0), 3),
         passed=passed,
         failed=len(batch.jobs) - passed,
+        remarks=evaluate.judge(logs.of_batch(batch, directory.name), evaluate.Limits()).remarks,
     )
 
 

@@ -71,7 +71,7 @@ def read(directory: Path, pattern: str = "") -> tuple[Measured, ...]:
     unit = "" if pattern else "samples/s"
     logs = find(directory)
     if batch := recorded(directory):
-        runs = tuple(_recorded(batch, job, str(directory)) for job in batch.jobs)
+        runs = of_batch(batch, str(directory))
     else:
         runs = tuple(_logged(log, compiled, unit) for log in logs)
     if not runs:
@@ -104,6 +104,11 @@ def find(directory: Path) -> list[str]:
     except OSError as error:
         reason = "no such directory" if isinstance(error, FileNotFoundError) else error.strerror
         raise ConfigError(f"{directory}: {reason}", hint="labctl eval DIR, where the batch's logs are") from error
+
+
+def of_batch(batch: Batch, directory: str) -> tuple[Measured, ...]:
+    """Return the runs of a batch by its record; ``directory`` has its logs."""
+    return tuple(_recorded(batch, job, directory) for job in batch.jobs)
 
 
 def _recorded(batch: Batch, job: BatchJob, directory: str) -> Measured:

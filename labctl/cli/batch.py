@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -289,7 +291,7 @@ def live_text(batch: Batch, now: float) -> str:
 
 
 def report_text(report: BatchReport) -> str:
-    """Render a timeline of the jobs, their failures, and totals."""
+    """Render a timeline of the jobs, their failures, totals, remarks, and the command that judges them."""
     batch = report.batch
     first = min((job.began or 0 for job in batch.jobs if job.began), default=0)
     scale = COLUMNS / max(report.seconds, 0.001)
@@ -300,7 +302,15 @@ def report_text(report: BatchReport) -> str:
     failures = "".join(f"\n{named(job)}: {job.message}" for job in batch.jobs if job.verdict != "PASS")
     total = f"{report.passed} passed, {report.failed} failed in {human.duration(report.seconds)}"
     total += f"; the busiest node was in use for {human.duration(report.ideal)}"
-    return f"{table(head, rows)}{failures}\n{total}\nfiles {os.path.relpath(report.directory)}"
+    files = f"files {os.path.relpath(report.directory)}"
+    return "\n".join((f"{table(head, rows)}{failures}", total, files, *report.remarks, f"next: {eval_line(report)}"))
+
+
+def eval_line(report: BatchReport) -> str:
+    """Return the command that judges a batch, with ``--within`` if jobs of a size can be compared."""
+    sizes = Counter(len(job.nodes) for job in report.batch.jobs if job.repeat == 1)
+    within = " --within 10%" if report.batch.metric and max(sizes.values()) > 1 else ""
+    return f"labctl eval {shlex.quote(os.path.relpath(report.directory))}{within}"
 
 
 def job_row(job: BatchJob, first: float, scale: float) -> tuple[object, ...]:

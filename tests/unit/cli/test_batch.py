@@ -236,8 +236,22 @@ JOB  REPEAT  NODES              TIME (0 to 30 s)                          SECOND
 3 on worker-0, worker-1: worker-1: gone
 1 passed, 2 failed in 30 s; the busiest node was in use for 20 s
 files o
+next: labctl eval o --within 10%
 """
     )
+
+
+def test_jobs_far_below_the_others_are_named_before_the_command_that_judges_them(
+    labctl: Labctl, ends: Callable[..., None]
+) -> None:
+    ends(PASS, PASS, {**PASS, "value": 580.2}, PASS)
+    answer = labctl("batch", "hello", hostfiles(labctl, "0", "1", "0", "1"), "--out", "my logs")
+    assert answer.code == 0
+    assert answer.out.splitlines()[-3:] == [
+        "files my logs",
+        "1 of 4 jobs is far below the others of its size: 3 (47 % of the median)",
+        "next: labctl eval 'my logs' --within 10%",
+    ]
 
 
 def test_a_batch_that_passes_ends_with_zero(labctl: Labctl, ends: Callable[..., None]) -> None:
@@ -245,7 +259,7 @@ def test_a_batch_that_passes_ends_with_zero(labctl: Labctl, ends: Callable[..., 
     answer = labctl("batch", "hello", hostfiles(labctl, "0"), "--repeat", "2")
     assert answer.code == 0
     assert "1 (2) on worker-0: PASS" in answer.err
-    assert answer.out.splitlines()[-1] == "files output/set_hello"
+    assert answer.out.splitlines()[-2:] == ["files output/set_hello", "next: labctl eval output/set_hello"]
 
 
 def test_a_batch_as_json_is_one_document_with_every_job(labctl: Labctl, ends: Callable[..., None]) -> None:
