@@ -72,7 +72,7 @@ def run(
     """Run a workload on each hostfile of these directories as a batch; write its record and logs to ``out``."""
     context = backend.context
     workload = bounded(context.directory, workload)
-    directory = out or context.directory / default_directory(directories, name)
+    directory = out or next_directory(context.directory / default_directory(directories, name), resume=resume)
     lab = backend.lab()
     batch = plan(lab, workload, directories, options, repeat=repeat)
     if text := renamed(batch):
@@ -447,3 +447,19 @@ def default_directory(directories: tuple[Path, ...], workload: str) -> Path:
     """Return the directory of the logs if the user names none: ``output/SET_WORKLOAD``."""
     names = [directory.resolve().name for directory in directories]
     return Path("output", f"{names[0] if len(names) == 1 else f'{len(names)}sets'}_{workload.replace('/', '-')}")
+
+
+def next_directory(path: Path, *, resume: bool) -> Path:
+    """Return the directory of the next batch: ``path``, or numbered as ``path-2`` if those before have complete ones.
+
+    With ``resume``, or if the last batch is incomplete, it is that batch's directory.
+    """
+
+    def numbered(number: int) -> Path:
+        return path.with_name(f"{path.name}-{number}") if number > 1 else path
+
+    number = 1
+    while record.load(numbered(number + 1)):
+        number += 1
+    last = record.load(numbered(number))
+    return numbered(number + 1) if last and last.complete and not resume else numbered(number)

@@ -69,6 +69,11 @@ class Batch(Struct, frozen=True, kw_only=True):
     """Options of the command, as JSON."""
     jobs: tuple[BatchJob, ...]
 
+    @property
+    def complete(self) -> bool:
+        """Tell if ``--resume`` would run nothing."""
+        return all(job.state == "done" and job.cause != "interrupted" for job in self.jobs)
+
 
 def load(directory: Path) -> Batch | None:
     """Load the recorded batch of a directory; None if it has none. ConfigError if the record cannot be read."""

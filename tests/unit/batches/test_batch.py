@@ -154,6 +154,21 @@ def test_without_a_directory_the_logs_go_where_the_sets_and_the_workload_say() -
     assert batches.default_directory((Path("a"), Path("b")), "dschat/run") == Path("output/2sets_dschat-run")
 
 
+def test_a_batch_after_a_complete_one_gets_a_directory_of_its_own(lab: Lab, tmp_path: Path) -> None:
+    def directory(*, resume: bool = False) -> str:
+        return batches.next_directory(tmp_path / "out", resume=resume).name
+
+    batch = planned(lab, hostfiles(tmp_path / "set", "0"))
+    assert directory() == directory(resume=True) == "out"
+    for name, following in (("out", "out-2"), ("out-2", "out-3")):
+        record.create(tmp_path / name, batch)
+        assert directory() == directory(resume=True) == name
+        ends: tuple[dict[str, Any], ...] = ({"cause": "interrupted"}, {"cause": None})
+        for end, expected in zip(ends, (name, following), strict=True):
+            record.change(tmp_path / name, replace(batch.jobs[0], state="done", **end))
+            assert (directory(), directory(resume=True)) == (expected, name)
+
+
 # --- running -------------------------------------------------------------------------------------------------
 
 

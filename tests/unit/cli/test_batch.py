@@ -254,6 +254,23 @@ def test_jobs_far_below_the_others_are_named_before_the_command_that_judges_them
     ]
 
 
+def test_a_second_batch_has_a_directory_of_its_own_unless_the_first_is_incomplete_or_named(
+    labctl: Labctl, ends: Callable[..., None]
+) -> None:
+    ends(PASS)
+    argv = ("batch", "hello", hostfiles(labctl, "0"))
+    labctl(*argv)
+    again = labctl(*argv)
+    assert (again.code, "output/set_hello has the record of a batch" in again.err) == (2, True)
+    assert "--resume goes on with it" in again.err
+    loaded = record.load(labctl.directory / "output/set_hello")
+    assert loaded
+    record.create(labctl.directory / "output/set_hello", done(loaded, PASS))
+    assert labctl(*argv).out.splitlines()[-2:] == ["files output/set_hello-2", "next: labctl eval output/set_hello-2"]
+    named = labctl(*argv, "--out", "output/set_hello")
+    assert (named.code, "output/set_hello has the record of a batch" in named.err) == (2, True)
+
+
 def test_a_batch_that_passes_ends_with_zero(labctl: Labctl, ends: Callable[..., None]) -> None:
     ends(PASS, PASS)
     answer = labctl("batch", "hello", hostfiles(labctl, "0"), "--repeat", "2")
