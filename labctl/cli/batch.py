@@ -52,7 +52,10 @@ def hostfiles_command(
             help="A machine per line: name, IP or worker-N (default: the nodes of the lab or of its cluster).",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory to write.  [default: hostfiles/4nodes_2xN]")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Directory to write; 2xN is two nodes, all their slots.  [default: hostfiles/4nodes_2xN]"),
+    ] = None,
     slots: Annotated[
         int | None,
         typer.Option(

@@ -271,6 +271,10 @@ def test_a_second_batch_has_a_directory_of_its_own_unless_the_first_is_incomplet
     assert (named.code, "output/set_hello has the record of a batch" in named.err) == (2, True)
 
 
+def test_help_tells_what_the_name_of_a_set_means(labctl: Labctl) -> None:
+    assert "2xN is two nodes, all their slots" in " ".join(labctl("hostfiles", "--help").out.split())
+
+
 def test_a_batch_that_passes_ends_with_zero(labctl: Labctl, ends: Callable[..., None]) -> None:
     ends(PASS, PASS)
     answer = labctl("batch", "hello", hostfiles(labctl, "0"), "--repeat", "2")
