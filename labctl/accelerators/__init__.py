@@ -225,10 +225,9 @@ def get(name: str) -> AcceleratorModule:
 
 
 def choose(setting: str, root: HostPath) -> Detection:
-    """Return the accelerator that LAB_ACCELERATOR names; ``auto`` detects it.
+    """Return the accelerator that ``setting`` names, or ``auto`` detects. HostError without such a device, ConfigError.
 
-    A GPU inside the processor is used only if named, and only without a card. HostError if the host has no device of
-    the named kind.
+    A GPU inside the processor is used only if named, and only without a card.
     """
     if setting == "auto":
         return detect_accelerator(root)
@@ -243,7 +242,7 @@ def choose(setting: str, root: HostPath) -> Detection:
 
 
 def detect_accelerator(root: HostPath) -> Detection:
-    """Return the first accelerator in order that this host has cards of; its reason lists those not found."""
+    """Return the first accelerator in order with cards on this host, else ``cpu``; the reason lists those not found."""
     missed: list[str] = []
     for name, module in modules().items():
         if name == CPU:
@@ -323,9 +322,9 @@ def remark(card: pci.PciDevice, vendor: PciVendor) -> str:
 
 
 def observe(setting: str, root: HostPath = ROOT) -> tuple[str, Host]:
-    """Return the accelerator that LAB_ACCELERATOR names or ``auto`` detects, and the host whose files are below root.
+    """Return the accelerator that ``setting`` names or ``auto`` detects, and the host below ``root``. HostError.
 
-    Paths are the host's own. Raises HostError if the host has no device of the named kind.
+    Paths are the host's own.
     """
     choice = choose(setting, root)
     module = get(choice.name)
@@ -348,9 +347,9 @@ def observe(setting: str, root: HostPath = ROOT) -> tuple[str, Host]:
 
 
 def groups(devices: tuple[Device, ...], root: HostPath) -> tuple[int, ...]:
-    """Return the ids of the groups that own these devices, and of ``render`` and ``video`` if the host has them.
+    """Return the ids of the groups that own these devices, and of ``render`` and ``video``, if any; never root's.
 
-    Never root's group. Access to a device is decided by the group's id, not its name.
+    Access to a device is decided by the group's id, not its name.
     """
     named = procfs.groups("render", "video", root=root)
     owning = (procfs.group_of(device.path, root) for device in devices)

@@ -116,7 +116,7 @@ def installed_release(root: HostPath = Path("/")) -> str:
 
 
 def base_image() -> str:
-    """Return Habana's PyTorch image for this host's driver. HostError without a driver."""
+    """Return Habana's PyTorch image for this host's driver. HostError without a driver or a known image for it."""
     if release := installed_release():
         return base_for(release)
     raise HostError(

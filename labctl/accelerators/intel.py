@@ -34,7 +34,7 @@ def find(root: HostPath) -> tuple[Device, ...]:
 
 
 def device(root: HostPath, name: str, folder: HostPath, link: str) -> Device:
-    """Build a GPU from its folder in sysfs. xe reports memory per tile, i915 per card; either may not report it."""
+    """Build a GPU from its folder in sysfs; its memory, of all tiles, is None if the driver does not report it."""
     address = pci.address_of(folder)
     texts = (read(path).strip() for pattern in MEMORY for path in folder.glob(pattern))
     memory = sum(map(int, filter(str.isdecimal, texts))) or None

@@ -38,9 +38,9 @@ def user_name(uid: str) -> str:
 
 @contextlib.contextmanager
 def granting(lab: Lab, *, wait: float, notice: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock that allows only one lab on this host to assign devices; skip it for a lab without devices.
+    """Hold this host's lock for assigning devices, and create their lease files; do nothing for a lab without devices.
 
-    Raises HostError if the lock stays held, or the locks cannot be created: without them, two labs would get the same
+    Raises HostError if the lock stays held, or files cannot be created: without them, two labs would get the same
     device unnoticed.
     """
     locks = [lease_path(host.locks, device) for host, device in handed_out_here(lab)]

@@ -45,7 +45,7 @@ def information(folder: HostPath) -> dict[str, str]:
 
 
 def device(root: HostPath, index: str, fields: Mapping[str, str]) -> Device:
-    """Build a GPU; the driver writes ``?`` as uuid and firmware of a GPU that no program has opened yet."""
+    """Build a GPU from the driver's fields; uuid and firmware are empty until a program has opened it."""
     folder = root / "sys/bus/pci/devices" / fields["address"]
     uuid, bios = fields.get("GPU UUID", ""), fields.get("Video BIOS", "")
     return Device(
@@ -85,7 +85,7 @@ def container(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
 
 
 def image_check(version: str, image: str, base: str, variables: Variables) -> Advice | None:
-    """Check if a driver supports the CUDA of labctl's own image; None for other images, which check it themselves."""
+    """Return advice on a driver for an image's CUDA, its summary empty if it will do; None if that CUDA is unknown."""
     cuda = cuda_of(image, base, variables)
     if not cuda:
         return None

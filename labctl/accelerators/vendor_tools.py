@@ -32,7 +32,7 @@ def run_here(argv: Sequence[str], seconds: float) -> process.CompletedProcess:
 
 
 def describe(accelerator: str, devices: tuple[Device, ...], run: Run = run_here) -> tuple[Device, ...]:
-    """Return the devices with the vendor tool's details; a tool that fails or hangs is reported as their health."""
+    """Return the devices with their vendor tool's details, unchanged without a tool; its failure is in their health."""
     tool = accelerators.get(accelerator).tool
     if tool is None or not devices:
         return devices
@@ -48,7 +48,7 @@ def describe(accelerator: str, devices: tuple[Device, ...], run: Run = run_here)
 
 
 def read(tool: Tool, lines: Iterable[str]) -> tuple[tuple[dict[str, str], ...], tuple[str, ...]]:
-    """Split output into rows with a numeric index and messages, which have other columns; drop the header."""
+    """Split the tool's output into rows of its table, without its head, and other lines, which are messages."""
     rows, messages = [], []
     for line in filter(None, map(str.strip, lines)):
         cells = next(csv.reader([line], skipinitialspace=True), [])

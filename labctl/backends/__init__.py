@@ -96,7 +96,7 @@ class Backend(Protocol):
         """Raise HostError if a run is under way."""
 
     def fill(self, workload: str, cache: Cache, *, hosts: bool, preview: bool) -> CacheReport:
-        """Download models and datasets into the lab's cache, and with ``hosts`` send them to its hosts."""
+        """Download models and datasets to the lab's cache, with ``hosts`` to hosts too; a ``preview`` only reports."""
 
     def on_hosts(
         self, script: str, arguments: tuple[str, ...], seconds: float
@@ -129,7 +129,7 @@ class Backend(Protocol):
         """
 
     def logs(self, node: str | None, on_line: Callable[[str], None], *, follow: bool, colors: bool) -> None:
-        """Pass on the output of the containers of a node, or of all nodes."""
+        """Pass on the output of the containers of a node, or of all nodes; with ``follow`` until they end."""
 
     # --- runs ---
 
@@ -143,7 +143,7 @@ class Backend(Protocol):
         """Tell if the lab must be brought up with the image of the run's workload."""
 
     def confirm_image(self, run: Run, ask: Callable[[str], bool] | None, *, preview: bool = False) -> None:
-        """Ask if the lab may be brought up with the image of the run's workload. HostError if not."""
+        """Ask if the lab may be brought up with the run's image. HostError if not, or if needed and ``ask`` is None."""
 
     def require_launcher(self, workload: Workload) -> None:
         """Raise HostError if no run of a workload could begin, whatever its nodes."""
@@ -177,7 +177,7 @@ class Backend(Protocol):
         """
 
     def output(self, run: Run, on_lines: OnLines, given_up: Callable[[], bool] = bool) -> None:
-        """Pass on the lines of a run from its beginning to its end, with an empty batch per second of silence."""
+        """Pass on a run's lines from the first until it ends or is ``given_up``; an empty batch per silent second."""
 
     def log(self, run_id: str, on_lines: OnLines) -> bool:
         """Pass on what a run without a result has printed, and return True; False if its record has the lines."""

@@ -34,7 +34,7 @@ def build(
     owner: str = "",
     lacking: Container[str] = (),
 ) -> Lab:
-    """Build the lab of these settings: on one host its nodes share a bridge, else each host is a node.
+    """Build the lab of settings: with ``bridge`` nodes on the first host, else one per host. HostError, ConfigError.
 
     HostError if a host has fewer devices than its nodes need, ConfigError for a device that is not found. Nodes on
     ``lacking`` hosts, which have too few, get none.
@@ -85,7 +85,7 @@ def ports(settings: Settings, network: Network) -> tuple[tuple[str, int, int], .
 
 
 def nodes(settings: Settings, accelerator: str, host: Host) -> tuple[Node, ...]:
-    """Return the workers of a single host, which share its devices and cores without overlap."""
+    """Return the workers of one host, which share its devices and cores without overlap. HostError for too few."""
     count = settings.number("LAB_NODES") or usual_nodes(settings, accelerator, host)
     slots, shares = share_devices(settings, accelerator, host, count)
     cores = share_cores(host, tuple(map(_cores_of, shares)))
@@ -116,7 +116,7 @@ def usual_nodes(settings: Settings, accelerator: str, host: Host) -> int:
 
 
 def spread(settings: Settings, accelerator: str, hosts: tuple[Host, ...], lacking: Container[str]) -> Iterator[Node]:
-    """Yield a worker per host; on ``lacking`` hosts it has no devices."""
+    """Yield a worker per host; on ``lacking`` hosts it has no devices. HostError if another has too few."""
     for host in hosts:
         if host.name in lacking:
             slots = host.slots or settings.number("LAB_SLOTS") or 1
@@ -126,7 +126,7 @@ def spread(settings: Settings, accelerator: str, hosts: tuple[Host, ...], lackin
 
 
 def node_of(settings: Settings, accelerator: str, host: Host) -> Node:
-    """Return the worker of one of several hosts, with all of its cores and a device per slot."""
+    """Return the worker of one of several hosts, with all of its cores and a device per slot. HostError if too few."""
     slots, (devices,) = share_devices(settings, accelerator, host, 1)
     mapping = accelerators.get(accelerator).mapping(host, devices)
     return Node(name=f"worker-{host.number}", host=host.name, slots=slots, devices=mapping)
@@ -158,7 +158,7 @@ def chosen_devices(settings: Settings, accelerator: str, host: Host) -> tuple[De
 
 
 def names_of(device: Device) -> tuple[str, ...]:
-    """Return the names of a device for users: its id, file, PCI address or uuid, or module as ``module:3``."""
+    """Return all names of a device for users: id, path, file name, PCI address, uuid, and module as ``module:3``."""
     names = (device.id, device.path, device.path.rpartition("/")[2], device.pci, device.uuid)
     return tuple(filter(None, (*names, device.module and f"module:{device.module}")))
 
@@ -281,7 +281,7 @@ def proxies(settings: Settings) -> tuple[tuple[str, Secret], ...]:
 
 
 def hidden(settings: Settings) -> tuple[Secret, ...]:
-    """Return the texts that no record may show, the longest first, as one may begin another."""
+    """Return the texts of four characters or more that no record may show, the longest first."""
     token = settings.secret("HF_TOKEN")
     secret = [*((token,) if token else ()), *dict(settings.secret_environment).values()]
     secret += [value for _, value in proxies(settings) if "@" in value.reveal()]

@@ -72,7 +72,7 @@ def _print(socket: Any) -> None:
 
 
 def _write(sink: TextIO, data: bytes) -> None:
-    """Write at once. OutputClosed if the reader is gone."""
+    """Write and flush bytes. OutputClosed if the reader is gone."""
     try:
         sink.buffer.write(data)
         sink.flush()
@@ -98,7 +98,7 @@ def _raw(descriptor: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals(send: Callable[[int], None]) -> Iterator[None]:
-    """Pass signals to ``send`` during the block."""
+    """Pass INT, TERM and HUP to ``send`` during the block, each in its own thread; they do not end this process."""
     import threading
 
     def deliver(number: int) -> None:

@@ -367,7 +367,7 @@ def asked_for(method: str, path: str) -> tuple[str, str]:
 
 
 def grant(verbs: str, resources: str, namespace: str) -> str:
-    """Render the kubectl commands that grant rights in a namespace, or cluster-wide if ``namespace`` is empty."""
+    """Render advice with the kubectl commands that grant rights in a namespace, or cluster-wide if it is empty."""
     typed, role = (f"kubectl -n {namespace}", "role") if namespace else ("kubectl", "clusterrole")
     # A single right gets its own name: a role named labctl may exist already.
     name = (
@@ -505,7 +505,7 @@ class KubernetesEngine:
         stdin: Literal["terminal", "pipe", "none"] = "none",
         on_line: OnLine | None = None,
     ) -> int:
-        """Run a program in a pod on this process's terminal or pipe, or ``on_line``; return its exit code.
+        """Run a program in a pod on terminal, pipe or ``on_line``; return its exit code. ConfigError for secrets.
 
         If labctl is killed, the program goes on until the end of its input.
         """
@@ -633,7 +633,7 @@ def _lines(outputs: Iterator[tuple[int, bytes]]) -> Iterator[str]:
 
 
 def exit_code(socket: Any, argv: tuple[str, ...]) -> int:
-    """Return the exit code of a program. HostError if the connection was lost before it ended."""
+    """Return the exit code of a program; 127 or 126 if it did not start. HostError if the connection was lost."""
     output = socket.read_channel(ERROR)
     if not output:
         raise HostError(f"the connection to {shlex.join(argv[:1])} was lost", hint="labctl status")

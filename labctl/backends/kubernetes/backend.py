@@ -246,7 +246,7 @@ class KubernetesBackend:
     # --- nodes ---
 
     def exec(self, run: Run, node: str, argv: tuple[str, ...], *, limit: float) -> CompletedProcess:
-        """Run a short program in the pod of a run's node, whatever its exit code."""
+        """Run a short program in the pod of a run's node; return exit code and output, whatever the code."""
         pod = self._pods.get((run.run_id, node)) or labs.pod_of_run(self._cluster, run, node)
         done = self._cluster.engine.exec(pod, argv, user="", limit=limit)
         self._pods[run.run_id, node] = pod
@@ -272,7 +272,7 @@ class KubernetesBackend:
     # --- runs ---
 
     def begin(self, workload: Workload, options: RunOptions, now: datetime, replayed: Replay | None = None) -> Run:
-        """Build the job of a new run, and its objects. ConfigError, HostError; nothing is sent."""
+        """Build the job of a new or replayed run, and its objects. ConfigError, HostError; nothing is sent."""
         cluster = self._cluster
         labs.require_own(cluster)
         target = cluster.target
@@ -363,7 +363,7 @@ class KubernetesBackend:
         """Require nothing: a run brings its launcher itself."""
 
     def require_ready(self, run: Run, options: RunOptions, *, preview: bool = False) -> None:  # noqa: ARG002
-        """Run the cheap checks of a run. HostError for the first error, and for named nodes that are not free."""
+        """Run the cheap checks of a run. HostError for the first error, and without --wait for named nodes in use."""
         from labctl.backends.kubernetes import checks
 
         new = cast("NewClusterRun", run)

@@ -79,7 +79,7 @@ class ClusterNode(Struct, frozen=True, kw_only=True):
         return not self.obstacles and not self.lacks(request)
 
     def holds(self, request: Amounts, *, now: bool = False, beside: Amounts = NOTHING) -> int:
-        """Number of pods with this request that fit on the node in all, or ``now`` beside its present pods.
+        """Number of pods with this request that fit on the node, or ``now`` beside its pods; 0 with any obstacle.
 
         ``beside``: the request of another pod that has to fit too.
         """
@@ -92,7 +92,7 @@ class ClusterNode(Struct, frozen=True, kw_only=True):
         return self.open and all(self.room(name, now=now) >= many for name, many in launcher.items())
 
     def room(self, name: str, *, now: bool = False, beside: Amounts = NOTHING) -> float:
-        """Return how much of a resource pods may request, in all or ``now`` beside the present pods; at least 0."""
+        """Return how much of a resource pods may request: all, or ``now`` beside present pods, if known; at least 0."""
         room = self.free if now and self.free is not None else self.allocatable
         return max(0.0, room.get(name, 0.0) - beside.get(name, 0.0))
 
@@ -266,10 +266,7 @@ def grows(api: Api) -> bool | None:
 
 
 def devices(lab: ClusterLab) -> DeviceReport:
-    """Return the devices of the cluster's nodes; ``auto`` takes the first accelerator that a node has.
-
-    Refused if nodes may not be listed.
-    """
+    """Return the devices of the cluster's nodes; ``auto`` takes the first accelerator that a node has. Refused."""
     accelerator = lab.settings.text("LAB_ACCELERATOR")
     if accelerator == "auto":
         accelerator = next(_kinds(lab.api.list("Node")), accelerators.CPU)

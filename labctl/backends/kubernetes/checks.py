@@ -32,7 +32,7 @@ Check = Callable[[View], Iterator[Finding]]
 
 
 def examine(lab: ClusterLab) -> Iterator[Finding]:
-    """Run all checks in turn; an unreachable API server or refused credentials end them with an error. ConfigError."""
+    """Yield the findings of all checks in turn; an unreachable API server, or its refusal, is the last. ConfigError."""
     accelerator = lab.settings.text("LAB_ACCELERATOR")
     target = read(lab.settings, accelerator)
     try:
@@ -199,7 +199,7 @@ def modes_of(claim: Manifest) -> list[str]:
 
 
 def on_one_node(view: View, modes: list[str]) -> bool:
-    """Tell if the cluster has a single node and the access modes allow several pods on it."""
+    """Tell if the cluster has a single node, and the access modes allow several pods on it; False if not known."""
     if "ReadWriteOncePod" in modes:
         return False
     try:
@@ -209,7 +209,7 @@ def on_one_node(view: View, modes: list[str]) -> bool:
 
 
 def volume(view: View) -> Iterator[Finding]:
-    """Check that the claim is bound to a volume, and that it is as large as LAB_K8S_STORAGE_SIZE."""
+    """Check that the claim, if it exists, is bound to a volume, and that it is as large as LAB_K8S_STORAGE_SIZE."""
     if not view.claim:
         return
     name, status = view.claim["metadata"]["name"], view.claim.get("status", {})
@@ -236,7 +236,7 @@ def unbound(view: View, name: str, phase: str) -> Finding:
 
 
 def pull_secret(view: View) -> Iterator[Finding]:
-    """Check that the pull secret exists and has a type that the kubelet reads."""
+    """Check that the pull secret, if one is set, exists and has a type that the kubelet reads."""
     name = view.target.pull_secret
     if not name:
         return
@@ -277,7 +277,7 @@ def lab_pods(view: View) -> Iterator[Finding]:
 
 
 def limits(view: View) -> Iterator[Finding]:
-    """Check the limits on locked memory and open files in a running pod, as no manifest sets them."""
+    """Check the limits on locked memory and open files in a running pod, if any, as no manifest sets them."""
     running = [pod for pod in view.pods if pod.get("status", {}).get("phase") == "Running"]
     if not running:
         return

@@ -72,7 +72,7 @@ def write(directory: Path, job: ImportedJob) -> ImportedJob:
 
 
 def read(path: Path) -> ImportedJob:
-    """Read the only MPIJob of a file, which may hold other objects too. ConfigError if it has none or several."""
+    """Convert the only MPIJob of a file, without other objects. ConfigError if there is not one, or it is invalid."""
     with naming(path):
         contents = [document.data() for document in documents(path, str(path))]
         # Dates are text to Kubernetes.

@@ -147,9 +147,9 @@ def build(
     owner: str = "",
     placement: Placement = ANYWHERE,
 ) -> ClusterJob:
-    """Build the job of a workload on the lab's pods; with a ``run_id`` its run is recorded.
+    """Build the job of a workload on the lab's pods, of a run if it has a ``run_id``; nothing is written. ConfigError.
 
-    ConfigError for settings that the launcher or DeepSpeed would reject, for paths of this machine, and for files that
+    It is raised for settings that the launcher or DeepSpeed would reject, for paths of this machine, and for files that
     are too large for a ConfigMap.
     """
     accelerator = settings.text("LAB_ACCELERATOR")
@@ -196,7 +196,7 @@ def build(
 
 
 def going_on(lab: Lab, target: Target, workload: Workload, run_id: str) -> tuple[Workload, str]:
-    """Return the workload with the argument that resumes from a run on the claim, and the name of the checkpoint."""
+    """Return the workload with the argument to resume a run on the claim, and the checkpoint's name. ConfigError."""
     workload, checkpoint = checkpoints.going_on(lab, workload, run_id, sum(node.slots for node in lab.nodes))
     if not target.storage:
         raise ConfigError(
@@ -314,7 +314,7 @@ AGENT = ("labnode.py", "step.regex", "sampler.py")
 
 
 def files(built: Job, workload: Workload, run_id: str, launch: str) -> tuple[tuple[str, bytes, bool], ...]:
-    """Return the files of the run, of the workload, and of ``common``. ConfigError if a ConfigMap cannot hold them."""
+    """Return the files of run, workload and ``common``, but no hostfile. ConfigError if too large for a ConfigMap."""
     run = f"outputs/{run_id}"
     common = workload.directory.parent / "common"
     contents = [(f"{run}/{file.path}", file.content.encode(), bool(file.mode & 0o100)) for file in built.files]

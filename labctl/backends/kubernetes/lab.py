@@ -198,7 +198,7 @@ def delete(lab: ClusterLab, workload: str, *, storage: bool) -> Submitted:
 def follow(
     lab: ClusterLab, run: ClusterRun, on_lines: Callable[[Sequence[Line]], object], given_up: Callable[[], bool]
 ) -> None:
-    """Hand on the lines of a run from its beginning to its end, with an empty batch per second of silence.
+    """Hand on the lines of a run from its beginning until it ends or is ``given_up``; an empty batch per silent second.
 
     HostError if the run has no job in the cluster, or the connection to its launcher is lost.
     """

@@ -151,7 +151,7 @@ def last_warning(events: Iterable[Manifest], names: Iterable[str]) -> str:
 
 
 def own_container(pod: Manifest) -> Mapping[str, Any]:
-    """Return the container of a pod that labctl asked for: clusters may add others before it."""
+    """Return the container of a pod that labctl asked for, before which clusters may add others; else the first."""
     containers: list[Mapping[str, Any]] = pod["spec"]["containers"]
     name = pod["metadata"].get("annotations", {}).get(DEFAULT_CONTAINER)
     return next((container for container in containers if container["name"] == name), containers[0])

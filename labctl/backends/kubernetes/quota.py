@@ -20,7 +20,7 @@ TO_BE_SAID = ("cpu", "memory", "requests.cpu", "requests.memory", "limits.cpu", 
 
 
 def quotas(view: View) -> Iterator[Finding]:
-    """Check that the namespace's quotas have room for a run, and that its pods set all that they require."""
+    """Check that the namespace's quotas, if any, have room for a run, and that its pods set all that they require."""
     listed = view.lab.api.list("ResourceQuota")
     demands = demand(view, view.lab.api.list("LimitRange")) if listed else []
     counting = [(quota, asks) for quota in listed if (asks := counted(quota, demands))]
@@ -47,7 +47,7 @@ def quotas(view: View) -> Iterator[Finding]:
 
 
 def _unset(quota: Manifest, asks: list[tuple[int, Amounts]]) -> Iterator[str]:
-    """Yield the amounts that a quota requires every pod to set and some pod of the run does not."""
+    """Yield the resources that a quota requires every pod to set and some pod of the run does not."""
     for name in quota.get("status", {}).get("hard") or {}:
         if name in TO_BE_SAID and any(name not in request for _, request in asks):
             yield name
@@ -64,7 +64,7 @@ def _short(quota: Manifest, asks: list[tuple[int, Amounts]]) -> Iterator[str]:
 
 
 def counted(quota: Manifest, asks: list[tuple[int, Amounts]]) -> list[tuple[int, Amounts]]:
-    """Return the requests of a run that a quota counts by its scopes; pods of jobs have no deadline or priority."""
+    """Return the requests of a run that a quota counts by its scopes; none if it is for deadlines or priorities."""
     selected = quota["spec"].get("scopeSelector", {}).get("matchExpressions", [])
     scopes = {*quota["spec"].get("scopes", []), *(expression["scopeName"] for expression in selected)}
     if scopes - {"NotTerminating", "NotBestEffort", "BestEffort"}:

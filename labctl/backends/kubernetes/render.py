@@ -146,7 +146,7 @@ class Kustomized(Struct, frozen=True, kw_only=True):
 
 
 def rendered(target: Target, built: ClusterJob) -> Manifests:
-    """Return the names of a job's objects and their YAML."""
+    """Return the names of a job's objects and their YAML, with the Secret in clear text."""
     objects = manifests(target, built)
     return Manifests(name=built.name, namespace=target.namespace, objects=names_of(objects), yaml=text(objects))
 

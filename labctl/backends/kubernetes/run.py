@@ -129,7 +129,7 @@ def kind_of(api: Api, settings: Settings) -> Kind:
 
 
 def submit(api: Api, lab: str, manifests: Sequence[Manifest]) -> None:
-    """Create a job of a lab with its objects; on failure remove them again. HostError with the server's reason."""
+    """Create a job of a lab with its objects; on failure remove them, unless the job existed before. HostError."""
     objects = prepare(api, lab, manifests)
     job = render.job_in(objects)
     kind, name = job["kind"], job["metadata"]["name"]
@@ -301,7 +301,7 @@ class Follower:
         return Ended(code=code, seconds=max(self.last - self.first, 0.0), at=self.last)
 
     def _read_lines(self, look: Callable[[Line], None], *, to_the_end: bool = False) -> Ended | None:
-        """Hand on the lines of the next LOOK seconds; return how the launch command ended, if it has."""
+        """Hand on the lines of the next LOOK seconds, or all left; return how the launch command ended, if it has."""
         if to_the_end and not self._reader:
             return None
         deadline = time.monotonic() + (ENDING if to_the_end else LOOK)
@@ -365,7 +365,7 @@ class Follower:
         return HostError(f"{error.message}; run {self._run.run_id} goes on without labctl", hint=mend + again)
 
     def _judge_pods(self, job: Manifest | None, members: list[Manifest]) -> Ended | None:
-        """Return how the run ended by its job and pods; None while it goes on."""
+        """Return how the run ended by its job and pods; None while it goes on. Begin to read a started launcher."""
         if self._stop.killed or (self._stop.told and time.monotonic() > self._stop.told + ENDING):
             return Ended(code=137)
         if job is None:
@@ -417,7 +417,7 @@ class Follower:
             raise self._left_alone(error)
 
     def _begin_to_read(self, launcher: Manifest, members: list[Manifest]) -> None:
-        """Start the thread that reads the launcher's lines, once."""
+        """Record the pods, and start the thread that reads the launcher's lines; do nothing at later calls."""
         if self._reader:
             return
         self.launcher = launcher["metadata"]["name"]
@@ -473,7 +473,7 @@ class Follower:
         return None
 
     def _against(self, members: list[Manifest], now: float) -> str:
-        """Return the latest warning about pods not created yet; empty if none, or in the first seconds."""
+        """Return the latest warning about pods not created yet, or that there is no pod; empty in the first seconds."""
         if len(members) > len(self._run.job.nodes) or self._waiting.lasts(now) < 5 * LOOK:
             return ""
         refusal = ""

@@ -16,9 +16,9 @@ class Waiting:
     """The wait of a run for its pods: duration and reasons. Times are seconds of the caller's clock."""
 
     def __init__(self, kind: str, image: str, patience: float, began: float, *, waits: bool = False) -> None:
-        """``kind`` is its job's. ``patience``: seconds for its pods to start, once the job is admitted.
+        """Begin the wait at ``began``; its pods have ``patience`` seconds to start, once the job is admitted.
 
-        ``waits``: seconds in which nodes have no room for a pod do not count.
+        ``kind`` is the job's. ``waits``: seconds in which nodes have no room for a pod do not count.
         """
         self._waits = waits
         self._kind, self._image, self._patience = kind, image, patience
@@ -27,7 +27,7 @@ class Waiting:
         """Reasons by node; a reason of the job itself by its kind."""
 
     def lasts(self, now: float) -> float:
-        """Seconds since the job was last seen in a queue, or since the start."""
+        """Seconds since the start, or since the run was last in a queue, or without room if it may wait for that."""
         return now - self._began
 
     def look(self, job: Manifest, run_pods: Iterable[Manifest], against: str, now: float) -> tuple[Cause, str] | None:
