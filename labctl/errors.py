@@ -88,7 +88,7 @@ Failures = Mapping[str, HostError]
 
 
 def raise_all(lost: Failures) -> None:
-    """Raise a HostError that lists the failure of each host; do nothing if none failed."""
+    """Raise the only failure, or a HostError that lists that of each host; do nothing if none failed."""
     if len(lost) == 1:
         raise next(iter(lost.values()))
     if lost:

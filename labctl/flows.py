@@ -71,7 +71,7 @@ def init(directory: Path) -> InitializedLab:
 
 
 def setup(emit: Callable[[str], None], ask: Ask | None, *, yes: bool) -> SetupResult:
-    """Install and start what this host needs to run a lab."""
+    """Install and start what this host needs to run a lab, once ``ask`` agreed or with ``yes``. HostError."""
     from labctl.system.setup import install
 
     return install.SetupResult(install.setup(yes=yes, ask=ask, emit=emit))
@@ -521,7 +521,7 @@ def jupyter(context: Context, node: str, port: int | None, emit_url: Callable[[s
 
 
 def logs(context: Context, node: str | None, on_line: Callable[[str], None], *, follow: bool, colors: bool) -> None:
-    """Pass on the logs of a node, or of all containers."""
+    """Pass on the logs of a node, or of all containers; with ``follow`` until they end."""
     with connected(context) as backend:
         backend.logs(node, on_line, follow=follow, colors=colors)
 
@@ -572,7 +572,7 @@ def cache(context: Context, name: str, extra: Cache, *, hosts: bool = False, dry
 
 
 def proxies(context: Context) -> dict[str, str]:
-    """Return the proxy variables that the settings give to programs."""
+    """Return the proxy variables that the settings give to programs, with any passwords in clear text."""
     from labctl.backends import spec
 
     return {key: value.reveal() for key, value in spec.proxies(context.settings())}

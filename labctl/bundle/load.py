@@ -222,7 +222,7 @@ def of_lab(bundle: Bundle, env: BundleEntry, directory: Path, *, force: bool) ->
 
 
 def of_cache(bundle: Bundle, cache: Path) -> dict[Path, BundleEntry]:
-    """Return the entries of cache files that do not exist yet, by path. HostError if a parent is a link."""
+    """Return the cache files to write, by path; existing ones are kept. HostError for a link in the way."""
     members = {cache / name: member for name, member in cached_in(bundle).items()}
     missing = {path: member for path, member in members.items() if not os.path.lexists(path)}
     for path in missing:

@@ -219,7 +219,7 @@ def why_excluded(entry: Entry, *, secrets: bool) -> str:
 
 
 def folder_of_dockerfile(name: str) -> tuple[str, ...]:
-    """Return the folder with LAB_DOCKERFILE, its build context, if it is below the lab directory; else empty."""
+    """Return LAB_DOCKERFILE's folder, its build context; empty if not below the lab directory, or if labctl's own."""
     folder = PurePosixPath(name).parent
     reserved = folder.parts[:1] in ((), (".lab",), ("runs",))
     return (folder.as_posix(),) if is_below(name) and not reserved else ()
@@ -237,7 +237,7 @@ def not_cached(cache: Path) -> list[ExcludedFile]:
 
 
 def add_cache(writer: BundleWriter, cache: Path, context: Context) -> None:
-    """Add the models and data sets of the cache, without locks, partial downloads and tokens."""
+    """Add the models and data sets of the cache, without locks, partial downloads, tokens and links that lead out."""
     data = (entry for entry in walk(cache, ".") if entry.name.startswith(CACHED) and is_data(entry.name))
     entries = [entry for entry in data if not leads_out(entry.name, entry.target)]
     sizes = {entry.name: entry.source.stat().st_size for entry in entries if isinstance(entry.source, Path)}
@@ -261,7 +261,7 @@ def locks_of(names: Iterable[str]) -> dict[str, Path]:
 
 
 def without_secrets(text: str, env: Settings) -> tuple[str, list[str]]:
-    """Comment out the secrets in the text of a .env; return the new text, and the keys that were removed."""
+    """Replace the lines of a .env that have secrets by comments; return the new text and the removed keys."""
     entries = {f".env:{entry.line}": entry for entry in dotenv.parse(text, ".env")}
     secret = {origin for _, shown, origin in env.rows() if origin in entries and is_secret(entries[origin], shown)}
     hidden: list[str] = []

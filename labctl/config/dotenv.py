@@ -73,7 +73,7 @@ class Entry(Struct, frozen=True):
 
 
 def read(path: Path, *, shown: str = "") -> tuple[Entry, ...]:
-    """Read a .env file, called ``shown`` in errors; raise ConfigError if it is unreadable or world-writable."""
+    """Read a .env file, called ``shown`` in errors. ConfigError if it is unreadable, world-writable or invalid."""
     shown = shown or str(path)
     try:
         everyone_writes = path.stat().st_mode & stat.S_IWOTH

@@ -51,7 +51,7 @@ class NeedsAnsible(ConfigError):
 
 
 def resolved(path: Path, shown: str, text: str) -> Iterator[Named]:
-    """Yield the hosts of an inventory as `ansible-inventory` resolves them; nothing if it is not installed.
+    """Yield the hosts of an inventory as `ansible-inventory` resolves them; nothing if that is missing. ConfigError.
 
     A host's line is the first line of ``text`` that has its name.
     """
@@ -138,7 +138,7 @@ class _YamlInventory:
         self._groups: set[str] = set()
 
     def take_group(self, name: str, value: Value, around: Given) -> None:
-        """Add a group and its children; ``around`` are the fields of the groups around it."""
+        """Add a group and its children; ``around`` are the fields of groups around it. NeedsAnsible if given twice."""
         sections = dict(_entries(value, ("hosts", "vars", "children")))
         if not sections and not around:
             return
@@ -155,7 +155,7 @@ class _YamlInventory:
                 self.take_group(child, body, around | fields)
 
     def take_hosts(self, value: Value, around: Given) -> None:
-        """Add the hosts of a group; ``around`` are its fields."""
+        """Add the hosts of a group; ``around`` are its fields. NeedsAnsible for ranges and differing variables."""
         for name, content in _entries(value):
             where = f"{content.path}:{content.line}"
             if "[" in name:
@@ -253,7 +253,7 @@ def drained(directory: Path) -> dict[str, str]:
 
 
 def drained_reasons(directory: Path) -> dict[str, str]:
-    """Return the reason why a command leaves a drained machine out, by name in lower case."""
+    """Return why commands leave drained machines out, the same for each, by name in lower case."""
     return dict.fromkeys(drained(directory), f"{DRAINED} lists it")
 
 

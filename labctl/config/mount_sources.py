@@ -34,7 +34,7 @@ _MOUNT = re.compile(r"(?P<source>~?/[^\s:]*|~):(?P<target>/[A-Za-z0-9._+/-]*)(:(
 
 
 def split(value: str, home: str) -> tuple[Mount, ...]:
-    """Parse ``source:target[:ro]`` mounts separated by spaces; raise ValueError for anything else."""
+    """Parse spaced ``source:target[:ro]`` mounts, ``~`` as ``home``; raise ValueError(reason, hint) for all else."""
     mounts = []
     for word in value.split():
         if not (match := _MOUNT.fullmatch(word)) or ".." in match["target"].split("/"):

@@ -21,9 +21,9 @@ FILES = ("configs", "secrets")
 
 
 def read(directory: Path, services: tuple[str, ...]) -> Pairs:
-    """Read the additions to each service, as JSON by service name; the empty name has the other sections.
+    """Read the additions to each service, as JSON by service name; the empty name has other sections. ConfigError.
 
-    ConfigError for invalid YAML, for a service that the lab does not have, and for a relative path.
+    It is raised for invalid YAML, for a service that the lab does not have, and for a relative path.
     """
     sections = _sections(directory)
     if "name" in sections or "include" in sections:
@@ -49,7 +49,7 @@ def services(directory: Path) -> tuple[str, ...]:
 
 
 def text(override: Pairs, services: tuple[str, ...]) -> str:
-    """Return the compose file for these services; empty if the override adds nothing to them."""
+    """Return the text of the compose file that adds an override's parts to these services; empty if it has none."""
     parts = dict(override)
     mine = {name: json.loads(parts[name]) for name in services if name in parts}
     if not mine:

@@ -57,7 +57,7 @@ def span(word: str) -> tuple[int, int] | None:
 
 
 def devices(value: str) -> None:
-    """Validate a comma-separated list of devices and ranges."""
+    """Raise ValueError(reason, hint) unless the value is a comma-separated list of devices and ranges."""
     if not re.fullmatch(r"[\w:./-]+(\s*,\s*[\w:./-]+)*", value):
         raise ValueError("must be comma-separated devices", "write it like 0,1 or 0-3; labctl devices")
     for word in map(str.strip, value.split(",")):
@@ -66,7 +66,7 @@ def devices(value: str) -> None:
 
 
 def size(value: str) -> None:
-    """Validate a size of at least 6 MiB."""
+    """Raise ValueError(reason, hint) unless the value is a size of at least 6 MiB."""
     # Six MiB is the least memory that the engine accepts.
     if (
         not re.fullmatch(r"[1-9][0-9]{0,17}([kmgt](i?b)?|b)?", value.lower())
@@ -91,7 +91,7 @@ def accelerators_known() -> tuple[str, ...]:
 
 
 def accelerator(value: str) -> None:
-    """Validate the name of an accelerator."""
+    """Raise ValueError(reason, hint) unless the value is ``auto`` or the name of an accelerator."""
     names = accelerators_known()
     if value not in names:
         near = accelerator_meant(value.lower(), names)
@@ -209,7 +209,7 @@ BACKENDS: dict[str, str] = {
 
 
 def engine(value: str) -> None:
-    """Validate the name of a backend."""
+    """Raise ValueError(reason, hint) unless the value is the name of a backend."""
     one_of(*BACKENDS)(value)
 
 
@@ -330,7 +330,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         return Secret(value) if value else None
 
     def origin(self, key: str) -> str:
-        """Return the origin: ``default``, ``.env:3``, ``environment`` or ``flag``."""
+        """Return the origin: ``default``, ``.env:3``, ``environment``, ``flag`` or ``workload NAME``."""
         return self.values[key].origin
 
     def with_value(self, key: str, value: str, origin: str) -> Settings:

@@ -25,10 +25,9 @@ DEEPEST = 100
 
 
 def compose(path: Path, shown: str, hint: str = "") -> Value:
-    """Return the root of a YAML file.
+    """Return the root of a YAML file, called ``shown`` in errors; raise ConfigError, ``shown:line: reason``.
 
-    ConfigError with ``shown:line`` for a file that is invalid, not UTF-8, empty (``hint``), too large or nested too
-    deeply.
+    It is raised for a file that is invalid, not UTF-8, empty (``hint``), too large or nested too deeply.
     """
     import yaml
 
@@ -197,9 +196,9 @@ class Value(Struct, frozen=True):
         return text
 
     def data(self, tags: Collection[str] = ()) -> Any:
-        """Return plain data; 1e-5, which YAML 1.1 reads as text, is a number.
+        """Return plain data, and ``{tag: value}`` for a value with a tag of ``tags``. ConfigError for other tags.
 
-        A value with a tag of ``tags`` becomes ``{tag: value}``; other tags raise ConfigError.
+        1e-5, which YAML 1.1 reads as text, is a number.
         """
         tag = self.node.tag
         if tag.startswith("!") and tag not in tags:

@@ -42,13 +42,13 @@ def apply(backend: Backend, ask: Callable[[str], bool] | None, *, node: str = ""
 
 
 def next_fix(findings: tuple[Finding, ...], tried: set[str]) -> Finding | None:
-    """Return the first finding, errors first, with a fix that may be run and was not tried."""
+    """Return the first finding, errors first, with a fix that may be run and was not tried; None if there is none."""
     problems = [finding for level in ("error", "warn") for finding in findings if finding.level == level]
     return next((finding for finding in problems if finding.auto_fixable and finding.fix not in tried), None)
 
 
 def run(context: Context, command: str) -> int:
-    """Run commands joined by ``&&``, in the lab directory with the flags of this command; return the exit code."""
+    """Run commands joined by ``&&`` in the lab directory with this command's flags; return the last one's exit code."""
     # This labctl, whichever is first on PATH.
     env = {**context.flags, "PATH": f"{Path(sys.executable).parent}:{context.environ.get('PATH', '')}"}
     for argv in simple_commands(command):

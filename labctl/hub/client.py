@@ -91,7 +91,7 @@ class Unreachable(HostError):
 
 
 def look_up(hub: Hub, kind: Kind, name: str) -> Repository:
-    """Look up a repository's current revision and files. HostError if the hub is unreachable, refuses, or errs."""
+    """Look up a repository's current revision and files. HostError if the hub fails, ConfigError for a bad name."""
     from huggingface_hub import HfApi
 
     with answers(hub, kind, name):
@@ -129,7 +129,7 @@ def impossible(repository: Repository) -> str:
 
 @contextlib.contextmanager
 def answers(hub: Hub, kind: Kind, name: str) -> Iterator[None]:
-    """Convert errors of huggingface_hub in the block to LabError."""
+    """Convert errors of huggingface_hub and the disk in the block to ConfigError, Unreachable or another HostError."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     try:

@@ -72,7 +72,7 @@ def endpoint_of(environ: Mapping[str, str]) -> str:
 
 
 def fetch(context: Context, hub: Hub, requested: Cache, *, dry_run: bool) -> tuple[Item, ...]:
-    """Download the requested repositories that are incomplete in the cache; with a dry run only report them.
+    """Download what the cache lacks of the requested repositories, unless a dry run; report on each. HostError.
 
     Nothing is downloaded before every repository was found and the disk has room for all; HostError otherwise.
     """
@@ -93,7 +93,7 @@ def names(requested: Cache) -> tuple[tuple[Kind, str], ...]:
 
 
 def make_root(root: Path) -> None:
-    """Create the default cache. HostError if another path does not exist: a typo or an unmounted disk."""
+    """Create ``root`` if it is the default cache. HostError if another does not exist: a typo or an unmounted disk."""
     if not root.is_dir() and root != Path.home() / ".cache/labctl":
         raise HostError(f"HOST_CACHE_PATH {root} does not exist", hint=f"mkdir -p {shlex.quote(str(root))}")
     make_private(root)
@@ -103,7 +103,7 @@ def make_root(root: Path) -> None:
 
 
 def survey(context: Context, hub: Hub, repositories: Iterable[tuple[Kind, str]]) -> list[tuple[Repository, Item]]:
-    """Compare each repository with the cache and report it. HostError if one is unavailable or the disk is full."""
+    """Look up each repository on the hub, else in the cache. HostError if one is in neither, or room is short."""
     surveyed: list[tuple[Repository, Item]] = []
     absent: list[tuple[Kind, str]] = []
     failure: HostError | None = None
@@ -173,10 +173,7 @@ def _require_harmless(path: Path, folder: Path) -> None:
 
 
 def wanted_of(repository: Repository) -> Repository:
-    """Return the repository with the files to fetch: a whole dataset; a model's weights, configuration, tokenizer.
-
-    HostError for a model without weights.
-    """
+    """Return a dataset unchanged, a model with weights, configuration and tokenizer only. HostError without weights."""
     if repository.kind == "dataset":
         return repository
     top = [file for file in repository.files if "/" not in file.path]
@@ -266,7 +263,7 @@ def size_of(path: Path) -> int:
 
 
 def download(context: Context, hub: Hub, repository: Repository, item: Item) -> Item:
-    """Download and link a repository's missing files, if any. After a HostError the next call resumes."""
+    """Download and link a repository's missing files, if any; return its report. After HostError a new call resumes."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils import disable_progress_bars
 
@@ -375,7 +372,7 @@ def open_partial(name: str, folder: int) -> IO[bytes]:
 def receive(
     hub: Hub, repository: Repository, file: RemoteFile, stream: IO[bytes], digest: hashlib._Hash, progress: Progress
 ) -> None:
-    """Download the rest of a large file and append it to the stream, as far as the response goes."""
+    """Append the rest of a large file to the stream, as far as the response goes; update digest and progress."""
     from huggingface_hub import get_session, hf_hub_url
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
