@@ -35,9 +35,9 @@ class Marker(Struct, frozen=True):
 
 
 def going_on(lab: Lab, workload: Workload, run_id: str, ranks: int) -> tuple[Workload, str]:
-    """Return the workload with the argument that resumes from a run, and the name of the checkpoint.
+    """Return the workload with the argument that resumes from a run, and the name of the checkpoint. ConfigError.
 
-    ConfigError if the workload does not declare how to resume, the run has no complete checkpoint, or the number of
+    It is raised if the workload does not declare how to resume, the run has no complete checkpoint, or the number of
     ranks differs.
     """
     if workload.resume is None:

@@ -42,10 +42,9 @@ class _TooMuchError(Exception):
 
 
 def choose(lab: Lab, workload: Workload) -> tuple[Workload, Code]:
-    """Choose the files to copy for a workload, or for a script named by an absolute path; return the workload with it.
+    """Return the workload, an absolute script made relative to the copy, and the files to copy for it. ConfigError.
 
-    The script becomes relative to the copy. ConfigError if a script cannot be started, a workload's folder is too
-    large, or git fails.
+    It is raised if a script cannot be started, a workload's folder is too large, or git fails.
     """
     path = Path(workload.script)
     if not path.is_absolute():

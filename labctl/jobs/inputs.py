@@ -20,9 +20,9 @@ RUNS = "runs"
 
 
 def resolve(lab: Lab, workload: Workload) -> Workload:
-    """Return the workload with its inputs as paths in the containers.
+    """Return the workload with its inputs as paths in the containers. ConfigError.
 
-    ConfigError for an input that is required and missing, not found, of another kind, or not mounted.
+    It is raised for an input that is required and missing, not found, of another kind, or not mounted.
     """
     require(workload)
     return _with_paths(workload, lambda option, value, kind: _resolve(lab, workload.name, option, value, kind))
@@ -49,7 +49,7 @@ def _with_paths(workload: Workload, path_of: Callable[[str, str, str], str]) -> 
 
 
 def require(workload: Workload) -> None:
-    """Raise ConfigError if a required input is missing."""
+    """Raise ConfigError if the workload's arguments do not give a required input."""
     options = [*map(_option, workload.arguments)]
     for name in workload.required_inputs:
         if _option(f"--{name}") not in options:

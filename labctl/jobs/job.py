@@ -82,7 +82,7 @@ def build(
     code: tuple[Copy, ...] = (),
     config_source: str = "",
 ) -> Job:
-    """Build the job of a workload on these nodes and slots of the lab.
+    """Build the job of a workload on these nodes and slots of the lab; nothing is written. ConfigError.
 
     ``code`` is copied to the directory that ranks start in; errors name ``config_source`` as the source of DeepSpeed's
     configuration. ConfigError for options that the launcher or DeepSpeed would reject.
@@ -154,9 +154,9 @@ def choose(
     include: str = "",
     exclude: str = "",
 ) -> tuple[tuple[Node, tuple[int, ...]], ...]:
-    """Return the nodes of a hostfile (default: all of the lab) with the slots to use, in its order.
+    """Return the nodes and slots that --include or --exclude leaves of ``entries``, by default of the lab. ConfigError.
 
-    ConfigError if the lab does not have a node or slot.
+    It is raised if the lab does not have a node or slot.
     """
     by_name = {node.name: node for node in lab.nodes}
     meant = nodes_of(lab, tuple(name for name, _ in entries), source)

@@ -79,9 +79,9 @@ def recorded(workload: Workload, options: RunOptions) -> dict[str, Any]:
 
 
 def resumed(directory: Path, name: str, options: RunOptions) -> tuple[str, RunOptions]:
-    """Return workload and options of the run to resume, overridden by the options given now.
+    """Return workload and options of the run to resume, overridden by the options given now. ConfigError.
 
-    ConfigError if the run does not exist, is running, or is of another workload than ``name``.
+    It is raised if the run does not exist, is running, or is of another workload than ``name``.
     """
     run_id = store.find(directory, options.resume)
     if store.state(directory, run_id) == "running":
@@ -166,14 +166,14 @@ def _launcher(name: str, workload: Workload, options: RunOptions) -> str:
 
 
 def bounded(directory: Path, workload: Workload) -> Workload:
-    """Return the workload with the bounds of its relative criteria. ConfigError if a reference run has no value."""
+    """Return the workload with the bounds of its relative criteria. ConfigError without a reference run or value."""
     return replace(
         workload, criteria=tuple(_bounded(directory, workload.name, criterion) for criterion in workload.criteria)
     )
 
 
 def _bounded(directory: Path, workload: str, criterion: Criterion) -> Criterion:
-    """Return a relative criterion with its bound, from the reference run. ConfigError if it has no value."""
+    """Give a relative criterion without a bound that of its reference run; return others unchanged. ConfigError."""
     if criterion.relative is None:
         return criterion
     sign, share, run = criterion.relative
@@ -206,7 +206,7 @@ def latest(directory: Path, workload: str) -> str:
 
 
 def of_script(options: RunOptions) -> Workload:
-    """Build the workload of a script that no workload declares. ConfigError without a script."""
+    """Build a workload for the options' script, which none declares. ConfigError without one, or for --rehearse."""
     if options.script is None:
         hint = "labctl run WORKLOAD, as `labctl workloads` lists them, or labctl run --script FILE"
         if options.words:
@@ -233,9 +233,9 @@ def of_script(options: RunOptions) -> Workload:
 
 
 def choose_config(chosen: Workload, options: RunOptions) -> deepspeed_config.Config | None:
-    """Return the DeepSpeed configuration: the workload's or that of --deepspeed-config, with the keys of --set.
+    """Return the configuration of --deepspeed-config, else the workload, with the keys of --set; or None. ConfigError.
 
-    ConfigError if the workload takes none, or a key has no value.
+    It is raised if the workload takes none, or a key has no value.
     """
     config = chosen.deepspeed
     if options.deepspeed_config:
@@ -270,7 +270,7 @@ def unknown(workload: Workload, options: RunOptions) -> Iterator[str]:
 
 
 def options_of(script: Path) -> list[str]:
-    """Return the options that a script declares; none if it cannot be read."""
+    """Return the names of options in quotes in a script's text, without dashes; none if it cannot be read."""
     try:
         text = read_limited(script).decode("utf-8", "replace")
     except OSError:
@@ -294,9 +294,9 @@ def build_job(
     *,
     run_id: str = "",
 ) -> Job:
-    """Build the job of a run, with a new id unless it has one, on the chosen nodes.
+    """Build the job of a run on the nodes that the options choose, with a new id unless one is given. ConfigError.
 
-    ConfigError, also for inputs missing on this host.
+    ``warn`` is told of files that are not copied. It is also raised for inputs missing on this host.
     """
     source = str(options.hostfile or "hostfile")
     chosen = job.choose(lab, entries(options), source, include=options.include, exclude=options.exclude)

@@ -39,7 +39,7 @@ def kept(speakers: int) -> int:
 
 
 def quoted(written: Iterable[str], who: str = "") -> str:
-    """Return the last exception of ``rank N`` with its message, else its last line of text, as one line."""
+    """Return the last exception of ``rank N`` with its message, else its last line of text, as one line; else empty."""
     lines = [line for line in _lines_of(who, written) if line and not SHELL.match(line)]
     for line in reversed(lines):
         if FATAL.match(line):

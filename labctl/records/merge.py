@@ -149,7 +149,7 @@ class Merge(Struct, dict=True):
         return True
 
     def _file(self, path: str, source: IO[bytes], member: tarfile.TarInfo, apart: str) -> None:
-        """Write a file apart until it is whole; the beginning of a log counts. TarError if the stream breaks off."""
+        """Write a file apart and queue it, unless it is as pushed. TarError if it breaks off: of a log that is kept."""
         digest, size, broken = hashlib.sha256(), 0, None
         handle, name = tempfile.mkstemp(dir=apart)
         new = Path(name)

@@ -43,7 +43,7 @@ class Sampler:
         """All numbers of each metric, in order."""
 
     def read(self, line: str, rank: int | None = None, seconds: float | None = None) -> list[Sample]:
-        """Return the samples of a line, the first of each metric.
+        """Return the samples of a line, the first of each metric, and keep values and step.
 
         Patterns match anywhere in a line, also after a ``worker-1: `` prefix; text that float() rejects is skipped.
         """
@@ -106,7 +106,7 @@ def _reduce(metric: Metric, values: Sequence[float]) -> dict[str, Any]:
 
 
 def _reduced(reduce: Reduce, values: Sequence[float]) -> float:
-    """Reduce values to one number."""
+    """Reduce values to one number, which except for ``first`` and ``last`` is nan if any of them is."""
     if reduce in ("first", "last"):
         return values[0 if reduce == "first" else -1]
     # With nan, min, max and sorting depend on the order.

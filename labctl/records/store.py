@@ -188,7 +188,7 @@ class RunLog:
     """
 
     def __init__(self, path: Path, lab: Lab, workload: Workload, *, over: bool = False) -> None:
-        """Open the files of the record; with ``over``, replace them, to follow the run from its beginning again."""
+        """Create the record's files; with ``over`` replace them, to follow a run from its beginning. HostError."""
         with files.writing(path / OUTPUT), files.opened(path) as folder:
             if over:
                 for name in (OUTPUT, TIMES, METRICS):
@@ -390,9 +390,9 @@ def finish(lab: Lab, result: Result) -> Result:
 
 
 def output(lab: Path, run_id: str, rank: int | None = None) -> Iterator[tuple[float | None, str]]:
-    """Yield the lines of a run, or of one of its ranks, from its record, each with its time.
+    """Yield time and text of each line of a run, or of one of its ranks, from its record. ConfigError without its log.
 
-    The time is in seconds since 1970; None if not recorded. ConfigError for a rank without a log.
+    The time is in seconds since 1970; None if not recorded. It is raised for a rank without a log.
     """
     path = directory(lab, run_id)
     logs = [path / OUTPUT]
@@ -611,10 +611,7 @@ def decode(path: Path, kind: type[T]) -> T | None:
 
 
 def read_record(path: Path) -> bytes | None:
-    """Read a file in a run's directory, where workloads may put anything.
-
-    None unless it is a readable file of at most 16 MiB.
-    """
+    """Read a file in a run's directory, where anything may be; None unless it is a readable file of at most 16 MiB."""
     try:
         with files.open_regular(path) as stream:
             content = stream.read(LARGEST_RECORD + 1)

@@ -384,7 +384,7 @@ def _noise(
     runs: Sequence[RecordedRun],
     other_runs: Sequence[RecordedRun],
 ) -> tuple[float | None, Literal["runs", "steps"] | None]:
-    """Return the largest difference of two means due to noise, in the metric's unit, and how it was estimated."""
+    """Return the largest difference of two means due to noise, and how it was estimated; None, None if not known."""
     degrees = len(values) + len(others) - 2
     if degrees:
         squares = sum((*_squares(values), *_squares(others)))

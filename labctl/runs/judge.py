@@ -40,7 +40,7 @@ LOST_LAB = "the lab's nodes are gone: its engine was restarted, or they were rem
 
 
 def judge(backend: Backend, run_id: str, on_lines: Callable[[Iterable[str]], object]) -> Result:
-    """Follow a run to its end, and write its record and result; return the result. LockHeld if another labctl does."""
+    """Follow a run to its end and judge it, unless it has a result; return that. LockHeld if another labctl does."""
     directory = backend.context.directory
     with ExitStack() as held:
         held.enter_context(store.recording(directory, run_id))
@@ -159,7 +159,7 @@ def unfinished(backend: Backend, active: Mapping[str, ActiveRun], among: Iterabl
 
 
 def settle(backend: Backend, run_id: str) -> None:
-    """Judge a run that has ended, if that was not done. ConfigError if it is under way, HostError if unknown."""
+    """Judge a run that is `ended`; leave a `done` or `orphaned` one. ConfigError if under way, HostError if unknown."""
     directory = backend.context.directory
     state = store.state(directory, run_id, backend.active())
     if state == "unknown":
@@ -252,7 +252,7 @@ def attach(backend: Backend, run_id: str) -> Result:
 
 
 def _require_supervised(backend: Backend, run_id: str) -> None:
-    """Close a run, with an ERROR result, if it is orphaned and no labctl records it."""
+    """Close a run, with an ERROR result, if it is orphaned, left processes, and no labctl records it."""
     directory = backend.context.directory
     if filelock.is_held(store.lock(directory, run_id)) or not backend.leaves_processes(run_id):
         return

@@ -55,13 +55,13 @@ class DoesNotFit(HostError):
 
 
 def warn_of_unknown(context: Context, settings: Settings, workload: Workload, options: RunOptions) -> None:
-    """Warn of options that neither the workload's script nor its launcher knows."""
+    """Warn of options that neither the workload's script nor its launcher knows, and of problems of its clone."""
     for remark in (*external.remarks(workload, external.roots(settings)), *unknown(workload, options)):
         context.warn(remark)
 
 
 def run(backend: Backend, request: Request) -> Result:
-    """Run a workload, follow it and judge it. HostError or ConfigError for what stops it before it begins."""
+    """Run a workload, follow and judge it, as ERROR if it does not fit. HostError or ConfigError if it cannot begin."""
     try:
         new = ready(backend, request)
     except DoesNotFit as error:
@@ -78,7 +78,7 @@ def launch(backend: Backend, request: Request) -> RunSummary:
 
 
 def preview_run(backend: Backend, request: Request) -> PlanPreview:
-    """Return the plan of a run and change nothing; steps that bring the lab up for it, if needed, come first."""
+    """Return the plan of a run, after steps that bring the lab up if needed; change nothing. HostError, ConfigError."""
     new = begin(backend, request, datetime.now().astimezone(), preview=True)
     if reason := why_not_fit(backend, new):
         raise HostError(reason, hint=f"labctl fit {new.job.workload.name}")

@@ -117,9 +117,9 @@ def resolve_bf16(workload: Workload, accelerator: str, hosts: Iterable[Host]) ->
 
 
 def complete(config: Config, *, ranks: int, accelerator: str, where: str) -> dict[str, Any]:
-    """Complete the batch sizes of the configuration: batch = micro-batch x accumulation steps x ranks.
+    """Complete the batch sizes: batch = micro-batch x accumulation steps x ranks. ConfigError.
 
-    Raises ConfigError for contradictory batch sizes, and for a precision that the device lacks.
+    It is raised for invalid sections, contradictory batch sizes, and for a precision that the device lacks.
     """
     check_sections(config, where)
     enabled = {name: config.get(name, {}).get("enabled", False) for name in ("fp16", "bf16")}
@@ -161,7 +161,7 @@ def check_sections(config: Config, where: str) -> None:
 
 
 def batch_sizes(config: Config, ranks: int, where: str) -> dict[str, int]:
-    """Return micro-batch, accumulation steps and batch, the missing ones computed as DeepSpeed does.
+    """Return micro-batch, accumulation steps and batch by key, missing ones computed as by DeepSpeed. ConfigError.
 
     From deepspeed/runtime/config.py, ``_set_batch_related_parameters``; ConfigError if they contradict each other.
     """

@@ -80,9 +80,9 @@ def roots(settings: Settings) -> dict[str, Path]:
 def load(
     directory: Path, name: str, launchers: tuple[str, ...], clones: Mapping[str, Path], *, rehearse: bool = False
 ) -> Workload:
-    """Load the workload of that name, from the folder of workloads or from a clone.
+    """Load the workload of that name, or its rehearsal, from the folder of workloads or a clone. ConfigError.
 
-    Raises ConfigError as ``loader.load`` does, and if the clone or the script in it is missing.
+    It is raised as by ``loader.load``, and if the clone or the script in it is missing.
     """
     family, _, script = name.partition("/")
     if family == DSCHAT.family and rehearse:

@@ -26,9 +26,9 @@ Declared = tuple[Workload, Workload | None]
 
 
 def load(directory: Path, name: str, launchers: tuple[str, ...], *, rehearse: bool = False) -> Workload:
-    """Load the workload of that name, or its rehearsal; other files may be broken.
+    """Load the workload of that name, or its rehearsal; other files may be broken. ConfigError.
 
-    Raises ConfigError if it is unknown, declared twice, broken, or has no rehearsal.
+    It is raised if it is unknown, declared twice, broken, or has no rehearsal.
     """
     # Files without the name in their text are parsed only if no other file declares it.
     for text in (name, ""):
@@ -61,7 +61,7 @@ def list_all(directory: Path, launchers: tuple[str, ...]) -> tuple[tuple[Workloa
 
 
 def _scan(directory: Path, launchers: tuple[str, ...], name: str = "") -> tuple[list[Declared], list[ConfigError]]:
-    """Read the workload files, or only those whose text has ``name``; return the declarations and the errors."""
+    """Read the workload files, or those with ``name`` in the text; return declarations and errors. ConfigError."""
     if not directory.is_dir():
         hint = f"cd into a lab's directory, or `labctl init {shlex.quote(str(directory.parent))}`"
         raise ConfigError(f"{directory}: no such folder of workloads", hint=hint)

@@ -42,10 +42,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_expectation(text: str) -> Criterion:
-    """Parse ``throughput>=600``, ``loss<2.5``, ``throughput=600..700`` or ``throughput>=-5% of latest``.
-
-    Raises ConfigError for anything else.
-    """
+    """Parse ``x>=600``, ``loss<2.5``, ``x=600..700`` or ``x>=-5% of latest``; raise ConfigError for anything else."""
     match = _EXPECTATION.fullmatch(text)
     bounds = _bounds(match[2], match[3]) if match else {}
     if not match or not bounds:
