@@ -6,8 +6,8 @@
    every link. Inside a bad merge of two good groups, cross halves of both lead to the pair whose link is bad.
 
 Training is synchronous: a group is as slow as its slowest node or link, so one good run clears all that is in it.
-A single bad run accuses nobody: tests are repeated until bad or good runs clearly lead. Good nodes that a test leaves
-idle run beside it in groups of its size, as controls: so the load stays the same, and it is compared with its like.
+A single bad run accuses nobody: tests are repeated until ``evidence`` decides. Good nodes that a test leaves idle run
+beside it in groups of its size, as controls: so the load stays the same, and it is compared with its like.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Literal, TypeVar
 
 from msgspec import Struct
 
+from labctl.batches import evidence
 from labctl.system import human
 
 Group = tuple[str, ...]
 """The nodes of one run."""
 
-LEAD = 6
-"""Points that a verdict needs: a good run counts 3 for good, a bad one 3 for bad, or 2 if it is so near the threshold
-that it may be noise. So two tests decide if they are clear and agree."""
-MAX_TESTS = 8
-"""Tests of one node or link at most; it is unsure if neither verdict leads by then."""
+FAILURES = 2
+"""Failed tests of a node or link, and none that passed, after which it is failing."""
+MAX_TESTS = 16
+"""Tests of one node or link at most; it is unsure without a verdict by then."""
 
 
 class Outcome(Struct, frozen=True):
@@ -50,6 +50,8 @@ class Run(Struct, frozen=True, kw_only=True):
     """Value as a share of the median of good runs of about its size; None if it failed."""
     bad: bool
     why: str = ""
+    peers: tuple[float, ...] = ()
+    """Values of groups of its size in the same round, without those under test if there are enough others."""
 
 
 class BadNode(Struct, frozen=True, kw_only=True):
@@ -199,7 +201,7 @@ class _Bisection:
         runs: list[Run] = []
         for turn in turns:
             outcomes.update((yield from self.ask(turn)))
-            runs = self.compare(outcomes, ())
+            runs = self.compare(outcomes)
             if len(self.order) > 3 and any(len(run.nodes) > 1 and not run.bad for run in runs):
                 break
         self.learn(runs)
@@ -212,22 +214,25 @@ class _Bisection:
         """
         tests = yield from self.settle([(node,) for node in dict.fromkeys(suspects)])
         for (node,), runs in tests.items():
-            if self.lead(runs) >= LEAD:
+            verdict = self.verdict(runs, len(self.order))
+            if verdict == "bad":
                 kind, figure = _summary(runs)
-                self.bad[node] = BadNode(node=node, kind=kind, figure=figure, runs=tuple(runs))
+                p = self.p(runs) if kind == "slow" else None
+                self.bad[node] = BadNode(node=node, kind=kind, figure=figure, runs=tuple(runs), p=p)
                 self.notice(f"{node} is {kind}{_of_median(figure)}, round {self.rounds}")
-            elif self.lead(runs) > -LEAD:
+            elif verdict == "unsure":
                 self.unsure.add(node)
         pairs: list[Group] = [group for group in groups if len(group) == 2 and self.usable(group) == group]
         tests = yield from self.settle(pairs)
         for pair, runs in tests.items():
-            if self.lead(runs) >= LEAD:
+            verdict = self.verdict(runs, self.links_of_all)
+            if verdict == "bad":
                 link = self.bad_link((pair[0], pair[1]), runs)
                 self.links.append(link)
                 self.notice(f"the link {' - '.join(pair)} is {link.kind}{_of_median(link.figure)}, round {self.rounds}")
                 self.barred[pair[0]].add(pair[1])
                 self.barred[pair[1]].add(pair[0])
-            elif self.lead(runs) > -LEAD:
+            elif verdict == "unsure":
                 self.unsure |= set(pair)
         return [group for group in groups if self.usable(group) != group]
 
@@ -240,7 +245,7 @@ class _Bisection:
         for run in self.record:
             before[run.nodes].append(run)
         tests = {subject: before[subject][1:] for subject in subjects}
-        while left := [subject for subject, runs in tests.items() if self.is_open(runs)]:
+        while left := [subject for subject, runs in tests.items() if self.is_open(subject, runs)]:
             self.suspects = {node for subject in left for node in subject}
             subjects_text = human.listed(" - ".join(subject) for subject in left)
             self.doing = f"{subjects_text} again, nodes with partners that are good"
@@ -252,9 +257,53 @@ class _Bisection:
         self.suspects = set()
         return tests
 
-    def is_open(self, runs: Sequence[Run]) -> bool:
+    @property
+    def links_of_all(self) -> int:
+        """Return the number of links between all nodes."""
+        return len(self.order) * (len(self.order) - 1) // 2
+
+    def is_open(self, subject: Group, runs: Sequence[Run]) -> bool:
         """Tell if these tests of a node or link are not enough for a verdict, and more are allowed."""
-        return abs(self.lead(runs)) < LEAD and len(runs) < MAX_TESTS
+        of_kind = len(self.order) if len(subject) == 1 else self.links_of_all
+        return len(runs) < MAX_TESTS and self.verdict(runs, of_kind) == "unsure"
+
+    def verdict(self, runs: Sequence[Run], of_kind: int) -> evidence.Verdict:
+        """Return the verdict that tests of a node or link allow; ``of_kind``: how many nodes or links there are.
+
+        Half of the false accusations that are allowed are for nodes, half for links.
+        """
+        if len(runs) >= FAILURES and all(run.value is None for run in runs):
+            return "bad"
+        enough = 1 / evidence.error_per_test(of_kind, 2)
+        if 1 / self.p(runs) >= enough:
+            return "bad"
+        misses = sum(run.bad for run in runs)
+        return "good" if len(runs) - 2 * misses >= evidence.CLEARED else "unsure"
+
+    def p(self, runs: Iterable[Run]) -> float:
+        """Return an upper bound of the probability that noise alone makes these tests so slow."""
+        return 1 / evidence.evidence((self.is_slow(run), self.odds(run)) for run in runs)
+
+    def odds(self, run: Run) -> float:
+        """Return of how many tests of a good node at most one is slower than all its peers by ``within``.
+
+        Disturbances meet the groups of a round independently, each with a probability p: that of n groups one alone is
+        met is at most that of p = 1/n. Of peers that differ among themselves by ``within``, more were met: the slowest
+        of n is any of them with 1/n.
+        """
+        many = len(run.peers)
+        if not many:
+            return 2.0
+        if min(run.peers) < (1 - self.within) * max(run.peers):
+            return many + 1.0
+        return (many + 1) * (1 + 1 / many) ** many
+
+    def is_slow(self, run: Run) -> bool:
+        """Tell if a test failed or was slower than all its peers by ``within``; without peers, if it was bad."""
+        if run.value is None or not run.peers:
+            return run.bad
+        below = self.minimum is not None and run.value < self.minimum
+        return below or run.value < (1 - self.within) * min(run.peers)
 
     def with_partners(self, subjects: list[Group], tests: Mapping[Group, list[Run]]) -> dict[Group, Group]:
         """Return disjoint groups to run, by subject: each node with a new good partner, or alone if none is good.
@@ -338,9 +387,10 @@ class _Bisection:
         return {group: outcomes[group] for group in groups}
 
     def controls(self, tests: list[Group]) -> list[Group]:
-        """Return groups of the size of the tests, made of the good nodes that the tests leave idle."""
+        """Return groups of the size of the tests, made of good nodes that the tests leave idle; others each round."""
         busy = set().union(*tests)
-        idle = self.usable([node for node in self.partners() if node not in busy])
+        # The same groups in each round would be the same bad links.
+        idle = _shuffled(self.usable([node for node in self.partners() if node not in busy]), self.rounds)
         size = max(2, *map(len, tests))
         return [idle[start : start + size] for start in range(0, len(idle) - size + 1, size)]
 
@@ -371,15 +421,15 @@ class _Bisection:
                 barred |= self.barred.get(node, set())
         return tuple(taken)
 
-    def compare(self, outcomes: Mapping[Group, Outcome], controls: Sequence[Group] = ()) -> list[Run]:
+    def compare(self, outcomes: Mapping[Group, Outcome], controls: Sequence[Group] | None = None) -> list[Run]:
         """Judge runs against their controls; if these are few, against all of the round and the good runs before."""
-        controlled, peers = defaultdict(list), defaultdict(list)
+        controlled, of_scale = defaultdict(list), defaultdict(list)
         for group, outcome in outcomes.items():
-            peers[_scale(group)].append(outcome.value or 0.0)
-        for group in controls:
+            of_scale[_scale(group)].append(outcome.value or 0.0)
+        for group in controls or ():
             controlled[_scale(group)].append(outcomes[group].value or 0.0)
         medians = {}
-        for scale, values in peers.items():
+        for scale, values in of_scale.items():
             comparable = controlled[scale] if len(controlled[scale]) >= 3 else values + self.values[scale]
             smaller = self.values[scale - 1] if scale > 1 else []
             # A single run of its size has only smaller groups to compare with. If there are others, all of them may
@@ -387,7 +437,22 @@ class _Bisection:
             medians[scale] = self.median(comparable if len(comparable) > 1 else comparable + smaller)
             if smaller:
                 medians[scale] = max(medians[scale], (1 - 2 * self.within) * self.median(smaller))
-        return [self.judged(group, outcome, medians[_scale(group)]) for group, outcome in outcomes.items()]
+        peers = {} if controls is None else self.peers(outcomes, controls)
+        return [
+            self.judged(group, outcome, medians[_scale(group)], peers.get(group, ()))
+            for group, outcome in outcomes.items()
+        ]
+
+    def peers(self, outcomes: Mapping[Group, Outcome], controls: Sequence[Group]) -> dict[Group, tuple[float, ...]]:
+        """Return what each test is compared with: the controls of its size; with fewer than two, all others of it."""
+        tests = [group for group in outcomes if group not in set(controls)]
+        peers = {}
+        for test in tests:
+            chosen = [group for group in controls if _scale(group) == _scale(test)]
+            if len(chosen) < evidence.FEWEST_REFERENCES:
+                chosen = [group for group in outcomes if group != test and _scale(group) == _scale(test)]
+            peers[test] = tuple(outcomes[group].value or 0.0 for group in chosen)
+        return peers
 
     def median(self, values: list[float]) -> float:
         """Return the median of the good values: those near the upper quartile, so a quarter of them must be good."""
@@ -396,7 +461,7 @@ class _Bisection:
         top = sorted(values)[len(values) * 3 // 4]
         return median(value for value in values if value >= (1 - 1.5 * self.within) * top)
 
-    def judged(self, nodes: Group, outcome: Outcome, median: float) -> Run:
+    def judged(self, nodes: Group, outcome: Outcome, median: float, peers: tuple[float, ...]) -> Run:
         """Judge a run: bad if it failed, is below the minimum, or more than ``within`` below the median."""
         value = outcome.value
         figure = None if value is None or not median else value / median
@@ -404,7 +469,7 @@ class _Bisection:
         alone = len(nodes) == 1 and value == 0
         low = self.minimum is not None and not alone and value is not None and value < self.minimum
         bad = value is None or value < (1 - self.within) * median or low
-        return Run(nodes=nodes, value=value, figure=figure, bad=bad, why=outcome.why)
+        return Run(nodes=nodes, value=value, figure=figure, bad=bad, why=outcome.why, peers=peers)
 
     def learn(self, runs: list[Run]) -> None:
         """Record runs: nodes of good runs are good, and values of good runs are compared with later ones."""
@@ -418,19 +483,6 @@ class _Bisection:
                 # A run of a single node does not test the network, but of two nodes no better test exists.
                 if len(run.nodes) > 1 or len(self.order) < 3:
                     self.good.update(run.nodes)
-
-    def lead(self, runs: Iterable[Run]) -> int:
-        """Return the points for bad minus the points for good."""
-        clear = 1 - 2 * self.within
-        points = 0
-        for run in runs:
-            if not run.bad:
-                points -= 3
-            elif run.figure is None or run.figure < clear:
-                points += 3
-            else:
-                points += 2
-        return points
 
     def bad_link(self, nodes: tuple[str, str], runs: list[Run]) -> BadLink:
         """Build the verdict on a link, with a good run of each end without the other."""

@@ -27,7 +27,7 @@ FALSE_ACCUSATIONS = 0.01
 """Probability that a validation or search of a good cluster accuses a node, over all nodes and figures."""
 GOOD = 0.75
 """Speed of a good node, as a share of the others, is above this."""
-WINS = ((0.7, 0.25), (0.9, 0.25), (0.995, 0.5))
+WINS = ((0.7, 0.1), (0.9, 0.15), (0.995, 0.75))
 """Probabilities that a slow node is the slowest of a round, with their weights."""
 CLEARED = 2
 """Values that must hold a bound that an earlier one missed, more than miss it again."""
@@ -80,8 +80,11 @@ def error_per_test(nodes: int, figures: int) -> float:
     return FALSE_ACCUSATIONS / max(1, nodes * figures)
 
 
-def evidence(wins: Iterable[tuple[bool, int]]) -> float:
-    """Return the evidence of rounds: whether the node won, and the number of nodes that could; 1.0 without rounds."""
+def evidence(wins: Iterable[tuple[bool, float]]) -> float:
+    """Return the evidence of rounds: whether the node won, and of how many rounds a good node wins one at most.
+
+    That is the number of nodes that could win, if all are measured alike. 1.0 without rounds.
+    """
     logs = [math.log(weight) for _, weight in WINS]
     for won, many in wins:
         for number, (chance, _) in enumerate(WINS):

@@ -17,19 +17,22 @@ def accused(diagnosis: Diagnosis) -> set[str | frozenset[str]]:
 
 @pytest.mark.parametrize("speed", [0.7, FAILS])
 @pytest.mark.parametrize("count", [8, 16, 64, 256, 1024, 4096])
-def test_one_bad_node_is_found_in_two_rounds_more_than_log2_of_the_nodes(count: int, speed: float) -> None:
+def test_one_bad_node_is_found_in_three_rounds_more_than_log2_of_the_nodes(count: int, speed: float) -> None:
     diagnosis = solve(Cluster(nodes=names(count), slow={"worker-5": speed}))
     assert accused(diagnosis) == {"worker-5"}
-    assert diagnosis.rounds <= ceil(log2(count)) + 2
+    # Fewer nodes leave fewer to compare with, and take more rounds.
+    assert diagnosis.rounds <= max(7, ceil(log2(count)) + 3)
     assert diagnosis.good == tuple(node for node in names(count) if node != "worker-5")
 
 
-def test_the_evidence_of_a_bad_node_is_two_bad_runs_with_different_good_partners() -> None:
+def test_the_evidence_of_a_bad_node_is_bad_runs_with_different_good_partners() -> None:
     (bad,) = solve(Cluster(nodes=names(16), slow={"worker-5": 0.7})).bad
     assert bad.kind == "slow"
     assert bad.figure == pytest.approx(0.7, abs=0.05)
-    assert [run.bad for run in bad.runs] == [True, True]
-    assert len({node for run in bad.runs for node in run.nodes}) == 3
+    assert [run.bad for run in bad.runs] == [True, True, True]
+    assert bad.p is not None
+    assert bad.p < 0.001
+    assert len({node for run in bad.runs for node in run.nodes}) == 4
     (bad,) = solve(Cluster(nodes=names(16), slow={"worker-5": FAILS})).bad
     assert (bad.kind, bad.figure, bad.runs[0].why) == ("failing", None, "exit code 1")
 

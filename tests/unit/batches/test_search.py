@@ -122,7 +122,7 @@ def test_ctrl_c_returns_what_is_known(tmp_path: Path) -> None:
     run = running(lambda group: len(group) * (50 if "worker-5" in group else 100), rounds)
 
     def interrupted(folder: Path) -> Rounded:
-        if folder.name == "round04":
+        if folder.name == "round07":
             raise KeyboardInterrupt
         return run(folder)
 
@@ -131,7 +131,7 @@ def test_ctrl_c_returns_what_is_known(tmp_path: Path) -> None:
     diagnosis, ended = search.search(of, bisect.diagnose(names), tmp_path / "out", interrupted)
     assert (ended, diagnosis.note, [bad.node for bad in diagnosis.bad]) == (
         True,
-        "Interrupted in round 4.",
+        "Interrupted in round 7.",
         ["worker-5"],
     )
 
