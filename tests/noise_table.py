@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -27,9 +26,10 @@ import docker
 
 LABCTL = Path(sys.executable).with_name("labctl")
 PLANTED = "worker-1"
+IMAGE = "labctl/cpu"
 STOPPED = 0.25
 """Seconds of each second for which a node's processes are stopped."""
-BURST, PAUSE = 3.0, 4.0
+BURST, PAUSE = 3, 4
 """Seconds of a burst of load, and between two."""
 
 
@@ -105,28 +105,21 @@ def stops(container: Container) -> Iterator[None]:
         thread.join()
 
 
-def spin(on: float, off: float) -> None:
-    """Use a core for ``on`` seconds, then none for ``off``, until killed."""
-    while True:
-        end = time.monotonic() + on
-        while time.monotonic() < end:
-            pass
-        time.sleep(off)
-
-
 @contextlib.contextmanager
 def load(kind: str) -> Iterator[None]:
-    """Use all cores: ``steady``, in ``bursts``, or not at all if ``idle``."""
+    """Use all cores, each by a container, as the nodes are: ``steady``, in ``bursts``, or not at all if ``idle``."""
+    spin = "while :; do :; done"
+    program = spin if kind == "steady" else f"while :; do timeout {BURST} sh -c '{spin}'; sleep {PAUSE}; done"
     count = 0 if kind == "idle" else os.cpu_count() or 1
-    on_off = (BURST, PAUSE) if kind == "bursts" else (BURST, 0.0)
-    programs = [multiprocessing.Process(target=spin, args=on_off, daemon=True) for _ in range(count)]
-    for program in programs:
-        program.start()
+    programs = [
+        docker.from_env().containers.run(IMAGE, ["-c", program], entrypoint="sh", detach=True, remove=True, init=True)
+        for _ in range(count)
+    ]
     try:
         yield
     finally:
-        for program in programs:
-            program.kill()
+        for container in programs:
+            container.kill()
 
 
 def planted(lab: Path, plant: str, cores: float) -> contextlib.AbstractContextManager[None]:
