@@ -51,7 +51,7 @@ class Run(Struct, frozen=True, kw_only=True):
     bad: bool
     why: str = ""
     peers: tuple[float, ...] = ()
-    """Values of groups of its size in the same round, without those under test if there are enough others."""
+    """Sorted values of groups of its size in the same round, without those under test if there are enough others."""
 
 
 class BadNode(Struct, frozen=True, kw_only=True):
@@ -285,25 +285,25 @@ class _Bisection:
         return 1 / evidence.evidence((self.is_slow(run), self.odds(run)) for run in runs)
 
     def odds(self, run: Run) -> float:
-        """Return of how many tests of a good node at most one is slower than all its peers by ``within``.
+        """Return of how many tests of a good node at most one is slower than its peers by ``within``.
 
         Disturbances meet the groups of a round independently, each with a probability p: that of n groups one alone is
-        met is at most that of p = 1/n. Of peers that differ among themselves by ``within``, more were met: the slowest
-        of n is any of them with 1/n.
+        met is at most that of p = 1/n. Of peers that differ among themselves by ``within``, more were met: then the
+        slowest is any of them.
         """
         many = len(run.peers)
         if not many:
             return 2.0
-        if min(run.peers) < (1 - self.within) * max(run.peers):
-            return many + 1.0
+        if many >= evidence.OUTLIERS or run.peers[0] < (1 - self.within) * run.peers[-1]:
+            return evidence.odds(many)
         return (many + 1) * (1 + 1 / many) ** many
 
     def is_slow(self, run: Run) -> bool:
-        """Tell if a test failed or was slower than all its peers by ``within``; without peers, if it was bad."""
+        """Tell if a test failed or was slower than its slowest peer by ``within``; without peers, if it was bad."""
         if run.value is None or not run.peers:
             return run.bad
         below = self.minimum is not None and run.value < self.minimum
-        return below or run.value < (1 - self.within) * min(run.peers)
+        return below or run.value < (1 - self.within) * evidence.slowest(run.peers)
 
     def with_partners(self, subjects: list[Group], tests: Mapping[Group, list[Run]]) -> dict[Group, Group]:
         """Return disjoint groups to run, by subject: each node with a new good partner, or alone if none is good.
@@ -451,7 +451,7 @@ class _Bisection:
             chosen = [group for group in controls if _scale(group) == _scale(test)]
             if len(chosen) < evidence.FEWEST_REFERENCES:
                 chosen = [group for group in outcomes if group != test and _scale(group) == _scale(test)]
-            peers[test] = tuple(outcomes[group].value or 0.0 for group in chosen)
+            peers[test] = tuple(sorted(outcomes[group].value or 0.0 for group in chosen))
         return peers
 
     def median(self, values: list[float]) -> float:

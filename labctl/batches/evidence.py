@@ -14,6 +14,7 @@ Statistical Science 38 (2023).
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median, median_high
@@ -35,6 +36,8 @@ DISTURBED = 0.1
 """Share of a node's time that other programs took, above which they are named as the reason of an unsure verdict."""
 MOST_ROUNDS = 24
 """Rounds after which a node without a verdict is unsure."""
+OUTLIERS = 40
+"""One in so many references may be slower, or faster, than the node that wins a round: some always meet an accident."""
 FEWEST_REFERENCES = 2
 """References of a node, where the lab has as many others, even if they look slow themselves."""
 
@@ -110,7 +113,7 @@ def p_text(p: float) -> str:
 def rounds_needed(references: int, error: float) -> int:
     """Return the number of rounds, all won, that decide against these references; one more screens the nodes."""
     rounds = 1
-    while evidence([(True, references + 1)] * rounds) < 1 / error:
+    while evidence([(True, odds(references))] * rounds) < 1 / error:
         rounds += 1
     return rounds + 1
 
@@ -133,11 +136,13 @@ class _Compared(Struct, frozen=True, kw_only=True):
     """A reading of a node, and the speeds of its references in the same round."""
 
     reading: Reading
-    many: int
-    """References, and the node itself."""
+    odds: float
+    """Of how many rounds a good node is at most once slower than ``slowest``, or faster than ``fastest``."""
     slowest: float
+    """The slowest reference that is no outlier."""
     middle: float
     fastest: float
+    """The fastest reference that is no outlier."""
 
 
 def _comparisons(before: Sequence[Round], now: Round, within: float) -> Iterator[tuple[str, _Compared]]:
@@ -158,11 +163,24 @@ def _comparisons(before: Sequence[Round], now: Round, within: float) -> Iterator
             fastest_before = sorted((other for other in now if other != node), key=lambda other: -speeds[other])
             others = sorted(now[other].speed for other in fastest_before[:FEWEST_REFERENCES])
         if others:
-            slowest, middle, fastest = others[0], median(others), others[-1]
-            yield (
-                node,
-                _Compared(reading=reading, many=len(others) + 1, slowest=slowest, middle=middle, fastest=fastest),
+            comparison = _Compared(
+                reading=reading,
+                odds=odds(len(others)),
+                slowest=slowest(others),
+                middle=median(others),
+                fastest=others[-1 - len(others) // OUTLIERS],
             )
+            yield node, comparison
+
+
+def slowest(speeds: Sequence[float]) -> float:
+    """Return the slowest of these sorted speeds that is no outlier."""
+    return speeds[len(speeds) // OUTLIERS]
+
+
+def odds(references: int) -> float:
+    """Return of how many rounds a good node is at most once slower than the slowest reference that is no outlier."""
+    return (references + 1) / (references // OUTLIERS + 1)
 
 
 def usual(speeds: Iterable[float]) -> float:
@@ -178,16 +196,17 @@ def _judged(node: str, rounds: Sequence[Round], compared: Sequence[_Compared], w
         verdict = "bad"
     elif good >= 1 / error:
         verdict = "good"
-    shares = [comparison.reading.speed / comparison.middle for comparison in compared if comparison.middle]
-    surely_above = [share for share in shares if _evidence_above(compared, share) >= 1 / error]
-    surely_below = [share for share in shares if _evidence_below(compared, share) >= 1 / error]
+    shares = sorted(comparison.reading.speed / comparison.middle for comparison in compared if comparison.middle)
+    # The evidence falls, or grows, with the share.
+    surely_above = bisect_left(shares, True, key=lambda share: _evidence_above(compared, share) < 1 / error)
+    surely_below = bisect_left(shares, True, key=lambda share: _evidence_below(compared, share) >= 1 / error)
     readings = [now[node] for now in rounds if node in now]
     return Judged(
         node=node,
         verdict=verdict,
         speed=median(shares) if shares else None,
-        low=max(surely_above, default=None),
-        high=min(surely_below, default=None),
+        low=shares[surely_above - 1] if surely_above else None,
+        high=shares[surely_below] if surely_below < len(shares) else None,
         p=min(1.0, 1 / (slow if verdict == "bad" else good)),
         lost=sum(reading.lost for reading in readings) / len(readings),
         values=tuple(reading.speed for reading in readings),
@@ -196,12 +215,12 @@ def _judged(node: str, rounds: Sequence[Round], compared: Sequence[_Compared], w
 
 def _evidence_below(compared: Iterable[_Compared], share: float) -> float:
     """Return the evidence that a node's speed is below a share of its references' speed."""
-    return evidence((at.reading.speed < share * at.slowest, at.many) for at in compared)
+    return evidence((at.reading.speed < share * at.slowest, at.odds) for at in compared)
 
 
 def _evidence_above(compared: Iterable[_Compared], share: float) -> float:
     """Return the evidence that a node's speed is above a share of its references' speed."""
-    return evidence((at.reading.proven > share * at.fastest, at.many) for at in compared)
+    return evidence((at.reading.proven > share * at.fastest, at.odds) for at in compared)
 
 
 def _median_speed(node: str, rounds: Sequence[Round]) -> float:

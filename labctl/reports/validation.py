@@ -175,7 +175,7 @@ def _measure(step: str, metric: str, unit: str, figures: Sequence[Figure]) -> _M
     return _Measure(
         step=step,
         what=metric,
-        status=_status(figures[0].passed),
+        status=_status(figures[0]),
         result=result,
         limit=next(iter(limits)) if len(limits) == 1 else "differs",
         source=", ".join(filter(None, sources)),
@@ -184,11 +184,11 @@ def _measure(step: str, metric: str, unit: str, figures: Sequence[Figure]) -> _M
     )
 
 
-def _status(passed: bool | None) -> str:
-    """Return ``passed`` or ``missed``; ``no threshold`` for None."""
-    if passed is None:
-        return "no threshold"
-    return "passed" if passed else "missed"
+def _status(figure: Figure) -> str:
+    """Return ``passed`` or ``missed``; else ``unsure`` if it was compared with other nodes, or ``no threshold``."""
+    if figure.passed is None:
+        return "unsure" if figure.judged or figure.limit else "no threshold"
+    return "passed" if figure.passed else "missed"
 
 
 def _badness(figure: Figure) -> tuple[int, bool, float]:

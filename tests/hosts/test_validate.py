@@ -49,8 +49,16 @@ def test_bad_hosts_are_named_and_nothing_is_left(rack: Rack, rack_lab: RackLabs)
 @pytest.mark.parametrize(
     "changes",
     [
-        # All checks, with sizes and limits for a busy machine.
-        pytest.param({"within: 30%": "within: 98%", 'rounds: "10"': 'rounds: "1"'}, id="on-a-busy-machine"),
+        # All checks, with limits that a busy machine holds.
+        pytest.param(
+            {
+                "description": "within: 98%\ndescription",
+                "memory: {}": "memory: {min: 0.001}",
+                "disk: {}": "disk: {min: 0.001}",
+                "tflops: {}": "tflops: {min: 0.000001}",
+            },
+            id="on-a-busy-machine",
+        ),
         pytest.param({}, id="as-it-is", marks=pytest.mark.slow),
     ],
 )
@@ -73,12 +81,11 @@ def test_two_hosts_go_from_nothing_to_a_report_and_back_to_nothing(rack_lab: Rac
 @pytest.mark.slow
 def test_a_host_whose_cores_are_slow_is_named(rack_lab: RackLabs) -> None:
     lab = rack_lab(2)
-    # A limit low enough for the other host even if it shares its cores with two other programs.
     lab.hosts[1].throttle(0.15)
-    matmul = "{workload: matmul, nodes: each, set: {rounds: '10'}, metrics: {tflops: {}}}"
+    matmul = "{workload: matmul, nodes: turns, set: {rounds: '1'}, metrics: {tflops: {}}}"
     validation = validated(lab, profile(lab, matmul), code=5)
     assert verdicts(validation) == {"worker-0": "good", "worker-1": "slow"}
-    assert "below the better of 2), twice" in validation["message"]
+    assert "(15 % below the others), " in validation["message"]
     assert remains(lab) == []
 
 

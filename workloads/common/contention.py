@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,26 +17,33 @@ THROTTLED = (
 
 @dataclass(frozen=True)
 class Waits:
-    """Seconds so far: each thread ready and not running, held back by the quota, taken by the hypervisor."""
+    """Seconds so far: each thread ready and not running, held back by the quota; of all cores busy, and stolen."""
 
     ready: dict[str, float]
     throttled: float
+    own: float
+    """Processor time of this process."""
+    busy: float
     stolen: float
 
     def since(self, before: Waits) -> float:
-        """Seconds lost to others since an earlier reading, of the thread that lost most; its own quota is not counted.
+        """Seconds lost to others since an earlier reading, of the thread that lost most.
 
-        A thread that the quota holds back counts as ready, too.
+        A thread that a quota holds back counts as ready, too: what this container's quota took is taken off, and of
+        other waits only as much counts as others used of the cores. The hypervisor's share counts.
         """
         waited = [seconds - before.ready.get(thread, 0.0) for thread, seconds in self.ready.items()]
-        busy = sum(seconds > 0 for seconds in waited)
-        own = (self.throttled - before.throttled) / max(1, busy)
-        return max(0.0, max(waited, default=0.0) - own) + self.stolen - before.stolen
+        running = sum(seconds > 0 for seconds in waited)
+        held_back = (self.throttled - before.throttled) / max(1, running)
+        others = (self.busy - before.busy) - (self.own - before.own)
+        waiting = max(0.0, max(waited, default=0.0) - held_back)
+        return min(waiting, max(0.0, others)) + self.stolen - before.stolen
 
 
 def read() -> Waits:
     """The waits of this process so far; zeros where the kernel does not count them."""
-    return Waits(ready=ready(), throttled=throttled(), stolen=stolen())
+    busy, stolen = cores()
+    return Waits(ready=ready(), throttled=throttled(), own=time.process_time(), busy=busy, stolen=stolen)
 
 
 def ready() -> dict[str, float]:
@@ -60,10 +68,11 @@ def throttled() -> float:
     return 0.0
 
 
-def stolen() -> float:
-    """Seconds that the hypervisor gave to other machines, per core (proc(5), steal)."""
+def cores() -> tuple[float, float]:
+    """Seconds that all cores of the host were busy, in all, and that the hypervisor took, per core (proc(5), stat)."""
     try:
-        total = int(Path("/proc/stat").read_text().split(maxsplit=9)[8])
-    except (OSError, ValueError, IndexError):
-        return 0.0
-    return total / os.sysconf("SC_CLK_TCK") / (os.cpu_count() or 1)
+        user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split(maxsplit=9)[1:9])
+    except (OSError, ValueError):
+        return 0.0, 0.0
+    second = os.sysconf("SC_CLK_TCK")
+    return (user + nice + system + irq + softirq) / second, steal / second / (os.cpu_count() or 1)

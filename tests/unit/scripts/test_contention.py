@@ -1,0 +1,52 @@
+"""The time that a rank loses to other programs, from readings of the kernel's counts."""
+
+from __future__ import annotations
+
+import time
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from unit.scripts.conftest import ImportScripts
+
+
+@pytest.fixture(scope="module")
+def contention(import_scripts: ImportScripts) -> ModuleType:
+    module: ModuleType = import_scripts("matmul", "contention").contention
+    return module
+
+
+def waits(contention: ModuleType, *ready: float, **changes: float) -> Any:
+    counts = {"throttled": 0.0, "own": 0.0, "busy": 0.0, "stolen": 0.0, **changes}
+    return contention.Waits(ready={str(number): seconds for number, seconds in enumerate(ready)}, **counts)
+
+
+@pytest.mark.parametrize(
+    ("ready", "changes", "lost"),
+    [
+        pytest.param((0.4, 0.1), {"busy": 1.6, "own": 1.0}, 0.4, id="others-had-its-core"),
+        pytest.param((0.4,), {"busy": 1.0, "own": 0.8}, 0.2, id="others-used-less-than-it-waited"),
+        pytest.param((0.5,), {"throttled": 0.5, "busy": 1.5, "own": 0.5}, 0.0, id="its-own-quota"),
+        pytest.param((0.5, 0.5), {"throttled": 1.0, "busy": 2.0, "own": 1.0}, 0.0, id="its-own-quota-on-two-cores"),
+        pytest.param((0.5,), {"busy": 0.5, "own": 0.5}, 0.0, id="a-quota-of-its-host"),
+        pytest.param((), {"stolen": 0.3, "busy": 1.0, "own": 1.0}, 0.3, id="the-hypervisor"),
+        pytest.param((0.0,), {"busy": 9.0}, 0.0, id="others-were-not-in-its-way"),
+    ],
+)
+def test_time_is_lost_to_others_but_not_to_a_quota(
+    contention: ModuleType, ready: tuple[float, ...], changes: dict[str, float], lost: float
+) -> None:
+    before = waits(contention, *(0.0 for _ in ready))
+    assert waits(contention, *ready, **changes).since(before) == pytest.approx(lost)
+
+
+def test_the_counts_of_this_process_grow(contention: ModuleType) -> None:
+    before = contention.read()
+    end = time.process_time() + 0.05
+    while time.process_time() < end:
+        pass
+    after = contention.read()
+    assert after.own - before.own >= 0.05
+    assert after.busy >= before.busy
+    assert 0 <= after.since(before) < 60
