@@ -369,7 +369,7 @@ class _Bisection:
         return bad_pairs
 
     def run(self, tests: list[Group]) -> Steps[list[Group]]:
-        """Run these groups in one round, with controls beside them; return the bad ones."""
+        """Run groups and controls in one round, record the runs; return the failed or slow groups. Stopped."""
         if not tests:
             return []
         controls = self.controls(tests)

@@ -186,7 +186,7 @@ def _bar(axes: Axes, row: int, bar: Bar) -> None:
 
 
 def _end(bar: Bar) -> float:
-    """Return the x position of the number: behind the bar and its limit."""
+    """Return the x at which the bar or its limit ends, whichever is farther: the number is written behind it."""
     return max(bar.value or 0, bar.limit or 0)
 
 

@@ -64,7 +64,7 @@ ALIASES = {"micro_batch_per_gpu": MICRO, "micro_batch_size": MICRO, "batch_size"
 
 
 def parse(text: str, where: str) -> dict[str, Any]:
-    """Parse a configuration file; raise ConfigError, ``file:line: reason``, if it is not a JSON object."""
+    """Parse a configuration file; raise ConfigError if it is not a JSON object, or has a key twice."""
     try:
         config = json.loads(text, object_pairs_hook=lambda pairs: _distinct(pairs, where))
     except json.JSONDecodeError as error:

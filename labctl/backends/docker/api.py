@@ -137,7 +137,7 @@ def lines(stream: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """Return the error that requests and urllib3 wrapped."""
+    """Return the first cause of an error that is still of HTTP or the system; the error itself if none."""
     while not error.__suppress_context__ or error.__cause__:
         cause = error.__cause__ or error.__context__
         if not isinstance(cause, (HTTPError, HTTPException, OSError)):

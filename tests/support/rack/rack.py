@@ -128,7 +128,7 @@ class Rack:
         self._faults.callback(self._on_this_machine, "tc", "qdisc", "delete", "dev", bridge, "root")
 
     def introduce(self, *hosts: Host) -> None:
-        """Let the user ssh from host to host without a prompt, as with a shared home directory."""
+        """Put the user's key and known hosts on hosts, to ssh between them; removed when faults are cured."""
         known_hosts, key = self.known_hosts.read_text(), self.key.read_text()
         for host in hosts:
             host.run("sh", "-c", "cat > ~/.ssh/known_hosts", user=host.user, stdin=known_hosts)

@@ -76,7 +76,7 @@ def mtu(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def members(ctx: CheckContext) -> Iterator[Finding]:
-    """Check that a running lab has its network, and that every running node is on it."""
+    """Yield an error if a running lab's bridge network is missing, and for each running node not on it."""
     if ctx.network is None:
         if ctx.lab.network == "bridge" and ctx.running:
             summary, impact = f"network {naming.project(ctx.lab)} not found", "the nodes do not reach each other"

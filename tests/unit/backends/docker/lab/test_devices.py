@@ -21,7 +21,7 @@ from labctl.system import procfs
 
 @pytest.fixture(autouse=True)
 def plain_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tree with eight cores on two NUMA nodes, no named groups and no vendors' tools."""
+    """Make a tree with eight cores on two NUMA nodes; fake the group ids of devices, hide vendors' tools."""
     sysfs.cores(tmp_path / "root", "0-7")
     monkeypatch.setattr(procfs, "group_of", lambda path, root: 44 if path == "/dev/nvidia0" else 109)  # noqa: ARG005
     monkeypatch.setenv("PATH", str(tmp_path / "no-tools"))
