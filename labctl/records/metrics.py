@@ -69,6 +69,20 @@ def searched(text: str) -> str:
     return text[-LONGEST_LINE:] if "\r" in text else text[:LONGEST_LINE]
 
 
+def line_of(metric: Metric, value: object, lines: Iterable[str]) -> list[str]:
+    """Return the last line in which a metric has a value, else its last line; none if no line has it."""
+    pattern = re.compile(metric.pattern)
+    last: list[str] = []
+    with_value: list[str] = []
+    for line in lines:
+        if match := pattern.search(searched(line)):
+            with suppress(ValueError):
+                number = float(match[1] or "")
+                last = [line]
+                with_value = last if number == value else with_value
+    return with_value or last
+
+
 def finite(number: float) -> tuple[float | None, str]:
     """Return a number and an empty note; for nan and infinity, which JSON does not have, None and their name."""
     return (number, "") if math.isfinite(number) else (None, str(number))

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from labctl.errors import ConfigError
 from labctl.model import CriterionResult, Result
-from labctl.records import last_words, metrics, places, store
+from labctl.records import last_words, metrics, places, store, verdict
 from labctl.records.metrics import Sample
 from labctl.reports import chart, samples
 from labctl.reports.chart import Bar, Drawing, Line
@@ -52,7 +52,9 @@ class Section(Struct, frozen=True):
     label: str
     result: Result
     cause: str
-    """Lines of the log with the cause of a failure."""
+    """Lines of the log with the cause of a failure; empty if that is a criterion."""
+    missed: str
+    """Lines of the log with the metrics that missed a criterion."""
     last: str
     """Last lines of the log."""
 
@@ -102,7 +104,7 @@ def of_runs(lab: Path, runs: Sequence[RecordedRun]) -> Report:
     paths = {label: store.directory(lab, run.result.run_id) for label, run in by_label.items()}
     tracks = {label: samples.read(path) for label, path in paths.items()}
     times = {label[-1]: rank_times(lab, run.result) for label, run in by_label.items()}
-    sections = [_section(label[-1], run.result, paths[label]) for label, run in by_label.items()]
+    sections = [_section(label[-1], run, paths[label]) for label, run in by_label.items()]
     by_id = {run.result.run_id: run for run in runs}
     return _report(
         "runs.html.j2",
@@ -383,12 +385,22 @@ def _ranks(runs: Mapping[str, tuple[Mapping[int, float], str]]) -> Iterator[Pict
 # --- log -----------------------------------------------------------------------------------------------------
 
 
-def _section(label: str, result: Result, path: Path) -> Section:
-    """Read the end of a run's log: its last lines, and those with the cause of a failure."""
-    lines = store.last_lines(path / store.OUTPUT, TAIL)
-    stalled = result.cause == "stalled"
-    cause = last_words.cause_lines(result.message, lines, stalled=stalled) if result.verdict != "PASS" else []
-    return Section(label, result, cause=_excerpt(cause), last=_excerpt(lines[-EXCERPT:]))
+def _section(label: str, run: RecordedRun, path: Path) -> Section:
+    """Read the end of a run's log: its last lines, those with the cause of a failure, and those of missed metrics."""
+    result, lines = run.result, store.last_lines(path / store.OUTPUT, TAIL)
+    failed = result.verdict != "PASS" and result.cause != "criteria"
+    cause = last_words.cause_lines(result.message, lines, stalled=result.cause == "stalled") if failed else []
+    missed = _missed(run, lines)
+    return Section(label, result, cause=_excerpt(cause), missed=_excerpt(missed), last=_excerpt(lines[-EXCERPT:]))
+
+
+def _missed(run: RecordedRun, lines: Sequence[str]) -> Iterator[str]:
+    """Yield the line of each metric that missed a criterion."""
+    criteria = [check.criterion for check in run.result.checks if not check.passed]
+    for name, metric in run.declared.items():
+        if any(criterion.startswith(f"{name} ") for criterion in criteria) and name in run.result.metrics:
+            recorded = run.result.metrics[name]
+            yield from metrics.line_of(metric, recorded.get(verdict.final(recorded)), lines)
 
 
 def _excerpt(lines: Iterable[str]) -> str:

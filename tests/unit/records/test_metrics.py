@@ -8,7 +8,7 @@ import pytest
 from support.builders import read_values
 
 from labctl.model import Metric, Reduce
-from labctl.records.metrics import Sampler, read_notes, reduce_values
+from labctl.records.metrics import Sampler, line_of, read_notes, reduce_values
 
 NUMBER = r"(\S+)"
 THROUGHPUT = Metric(name="throughput", pattern=rf"Throughput: {NUMBER} samples/sec", unit="samples/s", reduce="mean")
@@ -153,3 +153,15 @@ def test_a_sample_without_a_step_has_the_last_that_its_rank_named() -> None:
 def test_nan_is_a_sample_with_a_note() -> None:
     samples = [sample for line in ("loss nan", "loss -inf", "loss 3") for sample in Sampler([LOSS]).read(line)]
     assert [(sample.value, sample.note) for sample in samples] == [(None, "nan"), (None, "-inf"), (3, "")]
+
+
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [(3.5, ["step 2 loss 3.5"]), (4.5, ["step 1 loss 4.5"]), (4.1, ["step 3 loss 4.0"])],
+    ids=["lowest", "first", "mean"],
+)
+def test_the_line_of_a_metric_is_the_last_with_its_value_else_its_last(value: float, line: list[str]) -> None:
+    loss = Metric(name="loss", pattern=r"loss (\S+)")
+    lines = ["step 1 loss 4.5", "step 2 loss 3.5", "step 3 loss 4.0", "loss n/a", "bye"]
+    assert line_of(loss, value, lines) == line
+    assert line_of(loss, value, ["bye"]) == []

@@ -122,6 +122,21 @@ def test_a_failed_run_shows_the_lines_with_the_cause_before_its_figures(tmp_path
     assert "step 80" not in cause
 
 
+def test_a_run_that_missed_a_criterion_shows_the_line_of_its_metric_in_place_of_a_cause(tmp_path: Path) -> None:
+    log = "failed to load libnvml\nThroughput: 99 samples/sec\nThroughput: 24.8 samples/sec\nstep 1/1 loss 7\nbye\n"
+    checks = [
+        {"criterion": "throughput >= 600 samples/s", "value": 24.8, "passed": False},
+        {"criterion": "loss < 8", "value": 7.0, "passed": True},
+    ]
+    missed: dict[str, Any] = {"verdict": "FAIL", "cause": "criteria", "exit_code": 5, "checks": checks}
+    message = "1 of 2 criteria not met: throughput >= 600 samples/s (was 24.8)."
+    records.write(tmp_path, FIRST, throughput=24.8, losses=[7.0], log=log, message=message, **missed)
+    page = report(tmp_path, FIRST).html
+    assert "Lines with the cause" not in page
+    shown = page.partition("<h2>Lines with the missed metric</h2>")[2].partition("</section>")[0]
+    assert shown.strip() == "<pre>Throughput: 24.8 samples/sec</pre>"
+
+
 def test_a_run_that_left_nothing_but_its_result_has_a_report(tmp_path: Path) -> None:
     path = records.write(tmp_path, FIRST, verdict="ERROR", cause="does-not-fit", message="too large", exit_code=3)
     for name in ("metrics.jsonl", "settings.json", "versions.json", "job.json", "output.log"):
