@@ -50,10 +50,11 @@ if TYPE_CHECKING:
     from labctl.model import Cache, Result
     from labctl.records.store import RunFilter, RunList, RunSummary, ShownRun
     from labctl.reports.runs import WrittenReport
-    from labctl.runs.compare import Comparison, RepeatedRuns
+    from labctl.runs.compare import Comparison
     from labctl.runs.export import ExportedRun
     from labctl.runs.freeze import FrozenLab, Verification
     from labctl.runs.prune import PrunedRuns
+    from labctl.runs.spread import RepeatedRuns
     from labctl.runs.start import Ask
     from labctl.runs.top import RunView
     from labctl.system.setup.install import SetupResult
@@ -261,7 +262,7 @@ def plan_run(context: Context, name: str, options: RunOptions, ask: Ask | None =
 
 def repeat(context: Context, name: str, options: RunOptions, count: int, ask: Ask | None = None) -> RepeatedRuns:
     """Run a workload ``count`` times, one by one, and compare how metrics spread; an interrupted run is the last."""
-    from labctl.runs.compare import RepeatedRuns, spreads
+    from labctl.runs.spread import repeated, target_of
 
     if options.detach or options.resume:
         raise ConfigError(
@@ -271,7 +272,7 @@ def repeat(context: Context, name: str, options: RunOptions, count: int, ask: As
     while len(results) < count and not (results and results[-1].cause == "interrupted"):
         context.notice(f"repeat {len(results) + 1} of {count}")
         results.append(run(context, name, options, ask))
-    return RepeatedRuns(runs=tuple(results), spread=spreads(results))
+    return repeated(results, target_of(name, options.script))
 
 
 def replay(context: Context, run: str) -> Result:

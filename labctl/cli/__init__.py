@@ -45,7 +45,7 @@ COMMANDS = {
     "stop": ("run", "stop a run"),
     "runs": ("run", "list runs, or remove old ones"),
     "show": ("run", "show the result of a run"),
-    "compare": ("results", "compare runs: settings that differ, and whether the change in metrics is significant"),
+    "compare": ("results", "compare runs: settings that differ, and whether their metrics differ more than usual"),
     "report": ("results", "write an HTML report of runs: verdict, curves, machine and log; charts also as PNG"),
     "export": ("results", "export a run to TensorBoard or JUnit XML"),
     "replay": ("reproduce", "repeat a run with the recorded image, code, settings and data, or list what has changed"),

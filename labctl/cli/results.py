@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import groupby
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,11 +11,12 @@ import typer
 from labctl import flows
 from labctl.cli.common import HERE, Directory, Json, answering, context
 from labctl.cli.output import table
-from labctl.cli.run import Run, spread_table
+from labctl.cli.run import Run, metric_title, spread_table
 from labctl.system import human
 
 if TYPE_CHECKING:
-    from labctl.runs.compare import Comparison
+    from labctl.runs.compare import Comparison, Group
+    from labctl.runs.spread import Spread
 
 LONGEST = 60
 """Characters of a value that the text shows."""
@@ -27,7 +27,7 @@ def compare_command(
     directory: Directory = HERE,
     json: Json = False,
 ) -> None:
-    """`labctl compare`: print differences and effects between runs."""
+    """`labctl compare`: print what differs between runs, their figures, and whether these differ more than usual."""
     with answering(as_json=json) as output:
         answer = flows.compare(context(directory, output), runs)
         output.answer(answer, comparison_text(answer))
@@ -70,31 +70,47 @@ def export_command(
 
 
 def comparison_text(compared: Comparison) -> str:
-    """Render groups of equal runs, their differences and effects; for a single group the spread of its metrics."""
+    """Render groups of equal runs, what differs, their figures, and whether these differ more than usual."""
+    from labctl.runs.compare import described
+
     runs: list[tuple[str, str, str]] = []
     for group in compared.groups:
         runs += [(group.name, run_id, verdict) for run_id, verdict in zip(group.runs, group.verdicts, strict=True)]
-    groups = table(("GROUP", "RUN", "VERDICT"), runs)
-    if len(compared.groups) == 1:
-        (group,) = compared.groups
-        same = "nothing that was recorded differs: what their figures differ by is noise"
-        return f"{groups}\n\n{same}\n\n{spread_table(group.metrics)}".rstrip()
+    parts = [table(("GROUP", "RUN", "VERDICT"), runs), differences(compared), figures(compared.columns)]
+    for heading, words in described(compared):
+        parts.append("\n".join((heading, *(f"  {line}" for line in words)) if heading else words))
+    return "\n\n".join(filter(None, (*parts, compared.conclusion)))
+
+
+def differences(compared: Comparison) -> str:
+    """Render what differs, with a column per group."""
+    if not compared.differences:
+        return "nothing that was recorded differs"
     names = [group.name for group in compared.groups]
     rows = []
     for difference in compared.differences:
         values = (difference.values[name] or "-" for name in names)
         rows.append((difference.what, *map(shortened, values)))
-    return "\n\n".join((groups, table(("DIFFERS", *names), rows), *effects(compared)))
+    return table(("DIFFERS", *names), rows)
 
 
-def effects(compared: Comparison) -> Iterator[str]:
-    """Yield the effect of the differences between each two groups, and the source of the noise estimate."""
-    from labctl.runs.compare import in_words, source_of_noise
+def figures(columns: Sequence[Group]) -> str:
+    """Render each metric with a column per group or run; of a single one its spread. Empty without metrics."""
+    if len(columns) == 1:
+        return spread_table(columns[0].metrics)
+    titles: dict[str, str] = {}
+    for column in columns:
+        titles |= {name: metric_title(name, metric) for name, metric in column.metrics.items()}
+    rows = [(title, *(figure_of(column.metrics.get(name)) for column in columns)) for name, title in titles.items()]
+    return table(("METRIC", *(column.name for column in columns)), rows) if rows else ""
 
-    for pair, lines in groupby(compared.effects, lambda effect: (effect.group, effect.against)):
-        yield "\n".join((" against ".join(pair), *(f"  {in_words(effect)}" for effect in lines)))
-    if source := source_of_noise(compared):
-        yield source
+
+def figure_of(metric: Spread | None) -> str:
+    """Render a mean with its number of runs and its change, as ``11.2, mean of 3 (-54.8 %)``; ``none`` for None."""
+    if metric is None:
+        return "none"
+    mean = human.number(metric.mean) + (f", mean of {len(metric.values)}" if len(metric.values) > 1 else "")
+    return mean if metric.change is None else f"{mean} ({human.share(metric.change, '+')})"
 
 
 def shortened(text: str) -> str:

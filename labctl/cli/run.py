@@ -37,7 +37,7 @@ from labctl.system import human
 if TYPE_CHECKING:
     from labctl.jobs.request import RunOptions
     from labctl.records.store import RunSummary
-    from labctl.runs.compare import RepeatedRuns, Spread
+    from labctl.runs.spread import RepeatedRuns, Spread
 
 SHOWN = 8
 """Ranks that the text of a result lists."""
@@ -163,7 +163,8 @@ def run_command(
     ] = None,
     retries: Annotated[int, typer.Option(min=0, help="Number of restarts after a lost node or device.")] = 0,
     repeat: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Run it N times in sequence, and print the spread of the metrics.")
+        int,
+        typer.Option(min=1, metavar="N", help="Run it N times in sequence, and print the metrics' mean and spread."),
     ] = 1,
     setting: Setting = None,
     quiet: Quiet = False,
@@ -369,23 +370,36 @@ def show_command(
 
 
 def repeated_text(repeated: RepeatedRuns) -> str:
-    """Render verdict and duration of each run, and the spread of their metrics."""
+    """Render verdict and duration of each run, the spread of their metrics, and whether one differs more than usual."""
+    from labctl.runs.spread import in_words
+
     runs = [(run.run_id, run.verdict, run.cause or "-", human.number(run.seconds)) for run in repeated.runs]
-    return f"{table(('RUN', 'VERDICT', 'CAUSE', 'SECONDS'), runs)}\n\n{spread_table(repeated.spread)}".rstrip()
+    words = "\n".join(map(in_words, repeated.effects))
+    parts = (table(("RUN", "VERDICT", "CAUSE", "SECONDS"), runs), spread_table(repeated.spread), words)
+    return "\n\n".join(filter(None, (*parts, repeated.conclusion)))
 
 
 def spread_table(spread: Mapping[str, Spread]) -> str:
-    """Render median, range and coefficient of variation of each metric; empty without metrics."""
+    """Render mean, number of runs, range and, of three runs or more, coefficient of variation of each metric."""
     rows = [
         (
-            f"{name} ({metric.unit})" if metric.unit else name,
-            human.number(metric.median),
+            metric_title(name, metric),
+            human.number(metric.mean),
+            len(metric.values),
             human.span(metric.values),
-            "-" if metric.cv is None else human.share(metric.cv),
+            "-" if metric.usual is None else human.share(metric.usual),
         )
         for name, metric in spread.items()
     ]
-    return table(("METRIC", "MEDIAN", "RANGE", "CV"), rows) if rows else ""
+    return table(("METRIC", "MEAN", "RUNS", "RANGE", "SPREAD"), rows) if rows else ""
+
+
+def metric_title(name: str, spread: Spread) -> str:
+    """Render the name of a metric with its unit, as ``throughput (samples/s)``."""
+    from labctl.runs.spread import titled
+
+    title = titled(name, at_end=spread.at_end)
+    return f"{title} ({spread.unit})" if spread.unit else title
 
 
 def run_text(run: Result | RunSummary, lab: Path) -> str:

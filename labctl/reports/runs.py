@@ -22,6 +22,7 @@ from labctl.reports.chart import Bar, Drawing, Line
 from labctl.reports.page import render
 from labctl.runs import compare
 from labctl.runs.compare import Comparison, RecordedRun, redact_fact
+from labctl.runs.series import step_times
 from labctl.system import files, human
 
 PAGE = "report.html"
@@ -113,11 +114,9 @@ def of_runs(lab: Path, runs: Sequence[RecordedRun]) -> Report:
         ranks=list(_ranks(times)),
         sections=sections,
         compared=compared,
-        effects=list(map(compare.in_words, compared.effects)),
-        noise=compare.source_of_noise(compared),
+        described=list(compare.described(compared)),
         checks=_checks(sections, only_missed=len(runs) > 1),
-        metrics=_metric_names(compared),
-        at_end=_with_last_value(runs),
+        metrics=_at_end(compared),
         environments=[(group.name, *_environment(by_id[group.runs[0]].facts)) for group in compared.groups],
     )
 
@@ -131,17 +130,10 @@ def _checks(sections: Iterable[Section], *, only_missed: bool) -> list[tuple[str
     return checks
 
 
-def _metric_names(compared: Comparison) -> list[str]:
-    """Return the names of all metrics, in order of their first group."""
-    return list(dict.fromkeys(chain.from_iterable(group.metrics for group in compared.groups)))
-
-
-def _with_last_value(runs: Iterable[RecordedRun]) -> set[str]:
-    """Return the names of metrics that have a first and a last value."""
-    names: set[str] = set()
-    for run in runs:
-        names |= {name for name, metric in run.result.metrics.items() if "last" in metric}
-    return names
+def _at_end(compared: Comparison) -> dict[str, bool]:
+    """Return for each metric, in order of their first group, whether its values are the last of a series."""
+    spreads = chain.from_iterable(group.metrics.items() for group in compared.groups)
+    return {name: spread.at_end for name, spread in spreads}
 
 
 def of_csv(path: Path) -> Report:
@@ -296,7 +288,7 @@ def _points(series: Sequence[Sample], axis: Axis) -> Points:
 
 def _steps(run: RecordedRun) -> Points:
     """Return the time of each step of a run."""
-    return [(float(step), seconds) for step, seconds in compare.step_times(run.series)]
+    return [(float(step), seconds) for step, seconds in step_times(run.series)]
 
 
 def _machine(runs: Mapping[Label, Sequence[samples.Track]]) -> Iterator[Picture]:

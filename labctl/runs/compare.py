@@ -1,15 +1,13 @@
-"""Compare runs: group those with equal settings, and test if the difference of their metrics is significant."""
+"""Compare runs: group those with the same settings, name what differs between groups, and what it did to metrics."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import chain, combinations, pairwise
+from itertools import chain, groupby
 from pathlib import Path
-from statistics import mean, median, stdev
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,53 +16,29 @@ from labctl.config.settings import sounds_secret
 from labctl.model import Metric, Result
 from labctl.records import store
 from labctl.records.metrics import Sample
-from labctl.records.verdict import final
-from labctl.runs import series
-from labctl.system import files, human
+from labctl.runs import series, spread
+from labctl.runs.spread import Effect, Spread
+from labctl.system import files
 
 CODE = (".py", ".sh")
 """Suffixes of files in a run's ``work/`` that are compared beside the script: ranks write other files there too."""
 PACKAGE = "package "
 """Prefix of the names of facts about packages in the image."""
-BLOCKS = 10
-"""Parts of a series: consecutive steps are correlated, the means of parts hardly."""
-T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
-"""Student's t for 95 %, by degrees of freedom from 1; at most 2.2 beyond."""
 
 
 class RecordedRun(Struct, frozen=True, kw_only=True):
     """Record of a run to compare: ``facts`` are its settings, versions and files; its own id in them is ``RUN``."""
 
     result: Result
+    target: str
+    """Its workload, or ``--script FILE``, as `labctl run` takes it."""
     facts: Mapping[str, str]
     declared: Mapping[str, Metric]
     series: Mapping[str, Sequence[Sample]]
 
 
-class Spread(Struct, frozen=True, kw_only=True):
-    """A metric of repeated runs. ``cv`` is standard deviation / mean; None for a single run, or a mean of 0."""
-
-    unit: str
-    values: tuple[float, ...]
-    median: float
-    cv: float | None
-
-
-class RepeatedRuns(Struct, frozen=True, kw_only=True):
-    """Results of a run that was repeated."""
-
-    runs: tuple[Result, ...]
-    spread: Mapping[str, Spread]
-
-    @property
-    def worst(self) -> Result:
-        """Return the first result with the worst verdict: ERROR, then FAIL, then PASS."""
-        severity = {"PASS": 0, "FAIL": 1}
-        return max(self.runs, key=lambda run: severity.get(run.verdict, 2))
-
-
 class Group(Struct, frozen=True, kw_only=True):
-    """Runs with equal facts."""
+    """Runs with equal facts, and the spread of their metrics."""
 
     name: str
     runs: tuple[str, ...]
@@ -79,33 +53,19 @@ class Difference(Struct, frozen=True, kw_only=True):
     values: Mapping[str, str]
 
 
-class Effect(Struct, frozen=True, kw_only=True):
-    """A metric of one group compared with another; values are means over runs, None if no run has one.
+class Comparison(Struct, frozen=True, kw_only=True):
+    """Groups of equal runs, their differences, and the effects on metrics: of each group against the first.
 
-    ``change`` and ``noise`` are shares of the other value. 95 % of the differences between equal runs are below
-    ``noise``, which is estimated from repeated ``runs``, or for one run each from the ``steps``.
+    Of a single group, the effects are those of the run that is furthest from the others.
     """
 
-    metric: str
-    unit: str
-    at_end: bool
-    """The values are the last of a series, as of a loss."""
-    group: str
-    against: str
-    value: float | None
-    other: float | None
-    change: float | None = None
-    noise: float | None = None
-    basis: Literal["runs", "steps"] | None = None
-    verdict: Literal["more than noise", "within noise"] | None = None
-
-
-class Comparison(Struct, frozen=True, kw_only=True):
-    """Groups of equal runs, their differences, and the effects on metrics."""
-
     groups: tuple[Group, ...]
+    columns: tuple[Group, ...]
+    """The groups, with the change of each metric to the first; of two runs in one group the runs, as A1 and A2."""
     differences: tuple[Difference, ...]
     effects: tuple[Effect, ...]
+    conclusion: str
+    """How the usual difference was estimated, or the command that tells it."""
 
 
 def read(lab: Path, result: Result) -> RecordedRun:
@@ -113,10 +73,18 @@ def read(lab: Path, result: Result) -> RecordedRun:
     path = store.directory(lab, result.run_id)
     return RecordedRun(
         result=result,
+        target=_target(path, result),
         facts=_facts(path, result),
         declared={metric.name: metric for metric in store.workload(path).metrics},
         series=series.by_metric(series.read(lab, result.run_id)),
     )
+
+
+def _target(path: Path, result: Result) -> str:
+    """Return what `labctl run` takes to run it again, by its record."""
+    request = store.job(path).request or {}
+    script = (request.get("options") or {}).get("script")
+    return spread.target_of(request.get("workload") or ("" if script else result.workload), script)
 
 
 def compare(runs: Sequence[RecordedRun]) -> Comparison:
@@ -125,9 +93,34 @@ def compare(runs: Sequence[RecordedRun]) -> Comparison:
     for run in _listed_alike(runs):
         same.setdefault(tuple(sorted(run.facts.items())), []).append(run)
     named = {_letter(number): group for number, group in enumerate(same.values())}
-    facts = {name: group[0].facts for name, group in named.items()}
-    groups = [_group(name, group) for name, group in named.items()]
-    return Comparison(groups=tuple(groups), differences=tuple(_differences(facts)), effects=tuple(_effects(named)))
+    results = {name: [run.result for run in group] for name, group in named.items()}
+    groups = tuple(_group(name, of_group) for name, of_group in results.items())
+    effects = tuple(_effects(groups) if len(groups) > 1 else spread.within("A", results["A"]))
+    every = chain.from_iterable(group.metrics.values() for group in groups)
+    return Comparison(
+        groups=groups,
+        columns=tuple(_columns(groups, results)),
+        differences=tuple(_differences({name: group[0].facts for name, group in named.items()})),
+        effects=effects,
+        conclusion=spread.conclusion(effects, every, runs[0].target),
+    )
+
+
+def _columns(groups: Sequence[Group], results: Mapping[str, Sequence[Result]]) -> Iterator[Group]:
+    """Yield the groups, or the two runs of a single one, with the change of each metric to the first."""
+    first, *others = groups
+    if not others and len(first.runs) == 2:
+        first, *others = (_group(f"A{number}", [run]) for number, run in enumerate(results["A"], start=1))
+    yield first
+    for group in others:
+        yield replace(group, metrics=dict(_changed(group.metrics, first.metrics)))
+
+
+def _changed(metrics: Mapping[str, Spread], first: Mapping[str, Spread]) -> Iterator[tuple[str, Spread]]:
+    """Yield the metrics by name, with the change to those of the first column."""
+    for name, metric in metrics.items():
+        change = spread.change_of(metric.mean, first[name].mean) if name in first else None
+        yield name, replace(metric, change=change)
 
 
 def _differences(facts: Mapping[str, Mapping[str, str]]) -> Iterator[Difference]:
@@ -138,11 +131,19 @@ def _differences(facts: Mapping[str, Mapping[str, str]]) -> Iterator[Difference]
             yield Difference(what=name, values=values)
 
 
-def _effects(groups: Mapping[str, Sequence[RecordedRun]]) -> Iterator[Effect]:
-    """Yield the effect on each metric for each pair of groups."""
-    for a, b in combinations(groups, 2):
-        for metric in _metrics((*groups[a], *groups[b])):
-            yield _effect(metric, a, groups[a], b, groups[b])
+def _effects(groups: Sequence[Group]) -> Iterator[Effect]:
+    """Yield the effect on each metric for each group against the first."""
+    by_name = {group.name: group.metrics for group in groups}
+    first, *others = by_name
+    for name in others:
+        for metric in dict.fromkeys((*by_name[first], *by_name[name])):
+            yield spread.between(metric, name, first, by_name)
+
+
+def described(compared: Comparison) -> Iterator[tuple[str, list[str]]]:
+    """Yield ``B against A`` and the effects in words, of each group; of a single one without a heading."""
+    for (group, against), effects in groupby(compared.effects, lambda effect: (effect.group, effect.against)):
+        yield "" if group == against else f"{group} against {against}", list(map(spread.in_words, effects))
 
 
 def _listed_alike(runs: Sequence[RecordedRun]) -> Sequence[RecordedRun]:
@@ -160,61 +161,18 @@ def _without_packages(facts: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in facts.items() if not key.startswith(PACKAGE)}
 
 
-def spreads(results: Sequence[Result]) -> dict[str, Spread]:
-    """Return the spread of each metric that any of these runs has."""
-    spread: dict[str, Spread] = {}
-    for name in dict.fromkeys(chain.from_iterable(result.metrics for result in results)):
-        if values := _values(name, results):
-            spread[name] = Spread(unit=_unit(name, results), values=values, median=median(values), cv=_cv(values))
-    return spread
-
-
-def in_words(effect: Effect) -> str:
-    """Render an effect, as ``throughput: 24.8 samples/s against 11.2 samples/s, 121 % faster: more than noise``."""
-    name = f"{effect.metric} at the end" if effect.at_end else effect.metric
-    value, other = _quantity(effect.value, effect.unit), _quantity(effect.other, effect.unit)
-    figures = f"{name}: {value} against {other}"
-    if effect.change is None:
-        return figures
-    if not effect.change:
-        return f"{figures}, the same"
-    more, less = ("faster", "slower") if effect.unit.endswith("/s") else ("higher", "lower")
-    judged = effect.verdict or "whether that is noise is not known"
-    noise = "" if effect.noise is None else f" ({human.share(abs(effect.noise))})"
-    return f"{figures}, {human.share(abs(effect.change))} {more if effect.change > 0 else less}: {judged}{noise}"
-
-
 def redact_fact(name: str, value: str) -> str:
     """Return the value of a fact; redacted if its name sounds secret."""
     return store.REDACTED if value and sounds_secret(name) else value
 
 
-def source_of_noise(compared: Comparison) -> str:
-    """Render how the noise of a comparison was estimated; empty if nothing is compared."""
-    bases = {effect.basis for effect in compared.effects if effect.change}
-    if "runs" in bases:
-        return "noise: 95 % of repeated runs are no further apart, by the spread within the groups"
-    if "steps" in bases:
-        return "noise: by the spread from step to step of one run each; `labctl run --repeat 3` shows that of runs"
-    return "noise: unknown of one run each; `labctl run --repeat 3` shows it" if bases else ""
-
-
-def _quantity(value: float | None, unit: str) -> str:
-    """Format a value with its unit; ``none`` for None."""
-    if value is None:
-        return "none"
-    return f"{human.number(value)} {unit}".rstrip()
-
-
-def _group(name: str, runs: Sequence[RecordedRun]) -> Group:
+def _group(name: str, results: Sequence[Result]) -> Group:
     """Build a group of runs with equal facts."""
-    results = [run.result for run in runs]
-    run_ids = [result.run_id for result in results]
     return Group(
         name=name,
-        runs=tuple(run_ids),
+        runs=tuple(result.run_id for result in results),
         verdicts=tuple(result.verdict for result in results),
-        metrics=spreads(results),
+        metrics=spread.spreads(results),
     )
 
 
@@ -317,133 +275,3 @@ def _code(folder: Path, script: str) -> Iterator[tuple[str, str]]:
         if name == script or name.endswith(CODE):
             content = store.read_record(folder / name)
             yield f"file {name}", "" if content is None else hashlib.sha256(content).hexdigest()[:12]
-
-
-# --- effects -------------------------------------------------------------------------------------------------
-
-
-def _metrics(runs: Sequence[RecordedRun]) -> dict[str, None]:
-    """Return the names of all metrics, in order."""
-    return dict.fromkeys(chain.from_iterable(run.result.metrics for run in runs))
-
-
-def _values(name: str, results: Sequence[Result]) -> tuple[float, ...]:
-    """Return the value of each run that has one; runs that ended with ERROR count only if all did."""
-    results = [result for result in results if result.verdict != "ERROR"] or results
-    recorded = (result.metrics[name] for result in results if name in result.metrics)
-    return tuple(value for metric in recorded if isinstance(value := metric.get(final(metric)), (int, float)))
-
-
-def _unit(name: str, results: Sequence[Result]) -> str:
-    return next((str(result.metrics[name].get("unit", "")) for result in results if name in result.metrics), "")
-
-
-def _cv(values: Sequence[float]) -> float | None:
-    return stdev(values) / abs(mean(values)) if len(values) > 1 and mean(values) else None
-
-
-def _effect(metric: str, a: str, runs: Sequence[RecordedRun], b: str, others: Sequence[RecordedRun]) -> Effect:
-    """Compare a metric of the runs of group ``a`` with those of group ``b``."""
-    results = [run.result for run in runs]
-    other_results = [run.result for run in others]
-    values, other_values = _values(metric, results), _values(metric, other_results)
-    value = mean(values) if values else None
-    other = mean(other_values) if other_values else None
-    all_results = [*results, *other_results]
-    effect = Effect(
-        metric=metric,
-        unit=_unit(metric, all_results),
-        at_end=any("last" in result.metrics.get(metric, ()) for result in all_results),
-        group=a,
-        against=b,
-        value=value,
-        other=other,
-    )
-    if value is None or not other:
-        return effect
-    return _judged(effect, value, other, *_noise(metric, values, other_values, runs, others))
-
-
-def _judged(
-    effect: Effect, value: float, other: float, noise: float | None, basis: Literal["runs", "steps"] | None
-) -> Effect:
-    """Return the effect with its change, and if the noise is known with a verdict."""
-    change = (value - other) / abs(other)
-    if noise is None:
-        return replace(effect, change=change)
-    verdict: Literal["more than noise", "within noise"] = (
-        "more than noise" if abs(value - other) > noise else "within noise"
-    )
-    return replace(effect, change=change, noise=noise / abs(other), basis=basis, verdict=verdict)
-
-
-def _noise(
-    metric: str,
-    values: Sequence[float],
-    others: Sequence[float],
-    runs: Sequence[RecordedRun],
-    other_runs: Sequence[RecordedRun],
-) -> tuple[float | None, Literal["runs", "steps"] | None]:
-    """Return the largest difference of two means due to noise, and how it was estimated; None, None if not known."""
-    degrees = len(values) + len(others) - 2
-    if degrees:
-        squares = sum((*_squares(values), *_squares(others)))
-        return _t95(degrees) * math.sqrt(squares / degrees * (1 / len(values) + 1 / len(others))), "runs"
-    errors = [_error(metric, run) for run in (*runs, *other_runs) if metric in run.result.metrics]
-    estimated = [error for error in errors if error is not None]
-    return (_t95(2 * BLOCKS - 2) * math.hypot(*estimated), "steps") if len(estimated) == 2 else (None, None)
-
-
-def _squares(values: Sequence[float]) -> list[float]:
-    """Return the squared distances from the mean."""
-    center = mean(values)
-    return [(value - center) ** 2 for value in values]
-
-
-def _t95(degrees: int) -> float:
-    return T95[degrees - 1] if degrees <= len(T95) else 2.2
-
-
-def _error(name: str, run: RecordedRun) -> float | None:
-    """Return the standard error of a run's value, estimated from its series; None if the series is too short."""
-    metric, samples = run.declared.get(name), run.series.get(name, ())
-    values = [sample.value for sample in samples if sample.value is not None]
-    if metric and metric.reduce in ("last", "first-last") and len(values) > 1:
-        return _error_of_one(values[len(values) // 2 :])
-    if len(values) > 1:
-        return _error_of_mean(values[max(metric.skip if metric else 0, len(values) // BLOCKS) :])
-    # The relative error of a rate that is printed once, at the end, is that of the step time.
-    times = [seconds for _, seconds in step_times(run.series)]
-    (figure,) = _values(name, [run.result]) or (None,)
-    if figure is None or not _unit(name, [run.result]).endswith("/s") or not times:
-        return None
-    relative = _error_of_mean(times[max(1, len(times) // BLOCKS) :])
-    return None if relative is None else figure * relative / mean(times)
-
-
-def step_times(by_metric: Mapping[str, Sequence[Sample]]) -> list[tuple[int, float]]:
-    """Return steps and the seconds of each, from the metric with the most steps that have a time."""
-    longest = max(map(_timed_steps, by_metric.values()), key=len, default=[])
-    return [(to, (end - begin) / (to - of)) for (of, begin), (to, end) in pairwise(longest) if to > of]
-
-
-def _timed_steps(samples: Sequence[Sample]) -> list[tuple[int, float]]:
-    """Return step and time of the samples that have both."""
-    return [
-        (sample.step, sample.seconds) for sample in samples if sample.step is not None and sample.seconds is not None
-    ]
-
-
-def _error_of_mean(values: Sequence[float]) -> float | None:
-    """Return the standard error of the mean, from the means of consecutive parts; None if there are too few."""
-    parts = min(BLOCKS, len(values) // 2)
-    if parts < 2:
-        return None
-    length = len(values) // parts
-    return stdev(mean(values[at * length : (at + 1) * length]) for at in range(parts)) / math.sqrt(parts)
-
-
-def _error_of_one(values: Sequence[float]) -> float | None:
-    """Return the standard deviation of single values around their trend, from consecutive differences."""
-    steps = [after - before for before, after in pairwise(values)]
-    return math.sqrt(mean(step * step for step in steps) / 2) if len(steps) > 1 else None

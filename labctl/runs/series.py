@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -65,3 +66,16 @@ def by_metric(samples: Iterable[Sample]) -> Mapping[str, Sequence[Sample]]:
                 every[name] *= 2
         count[name] += 1
     return kept
+
+
+def step_times(by_metric: Mapping[str, Sequence[Sample]]) -> list[tuple[int, float]]:
+    """Return steps and the seconds of each, from the metric with the most steps that have a time."""
+    longest = max(map(_timed_steps, by_metric.values()), key=len, default=[])
+    return [(to, (end - begin) / (to - of)) for (of, begin), (to, end) in pairwise(longest) if to > of]
+
+
+def _timed_steps(samples: Sequence[Sample]) -> list[tuple[int, float]]:
+    """Return step and time of the samples that have both."""
+    return [
+        (sample.step, sample.seconds) for sample in samples if sample.step is not None and sample.seconds is not None
+    ]

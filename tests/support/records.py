@@ -28,6 +28,7 @@ def write(
     versions: Mapping[str, Any] | None = None,
     code: str = "print()",
     log: str = "",
+    request: Mapping[str, Any] | None = None,
     **result: Any,
 ) -> Path:
     """Write a passed run's record, with one step per second; ``result``: other fields of it; return its directory."""
@@ -50,6 +51,7 @@ def write(
     workload = {"script": "train.py", "metrics": METRICS, "launcher_arguments": []}
     job = {"run_id": run_id, "workload": "opt-tiny", "launcher": "deepspeed", "nodes": nodes, "environment": {}}
     job |= {"rank_argv": ["train.py", *arguments, "--out", f"/runs/{run_id}"], "job": {"workload": workload}}
+    job |= {"request": request} if request else {}
     documents = {
         "job.json": job,
         "settings.json": [{"key": key, "value": value, "origin": ".env:1"} for key, value in settings.items()],

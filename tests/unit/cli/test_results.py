@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -34,26 +35,82 @@ def two(labctl: Labctl) -> Labctl:
 def test_compare_says_what_differs_and_what_it_did(two: Labctl) -> None:
     answer = two("compare", FAST, SLOW)
     assert answer.code == 0
-    assert f"A      {FAST}  PASS" in answer.out
-    assert "--micro-batch  4  1" in answer.out
-    assert "throughput: 24.8 samples/s against 11.2 samples/s, 121 % faster: more than noise" in answer.out
-    assert "loss at the end: 6.04 against 6.04, the same" in answer.out
+    expected = f"""\
+GROUP  RUN                            VERDICT
+A      {FAST}  PASS
+B      {SLOW}  PASS
+
+DIFFERS        A  B
+--micro-batch  4  1
+
+METRIC                  A     B
+loss at the end         6.04  6.04 (+0 %)
+throughput (samples/s)  24.8  11.2 (-54.8 %)
+
+B against A
+  loss at the end: the same
+  throughput: 54.8 % slower
+
+1 run each is too few to tell; `labctl run opt-tiny --repeat 5`
+"""
+    assert answer.out == expected
 
 
-def test_compare_says_of_repeats_that_their_differences_are_noise(labctl: Labctl) -> None:
-    for run_id, figure in ((FAST, 24.8), (SLOW, 25.2)):
+def test_compare_of_two_runs_with_the_same_settings_says_that_they_are_too_few(labctl: Labctl) -> None:
+    for run_id, figure in ((FAST, 24.0), (SLOW, 18.0)):
         records.write(labctl.directory, run_id, throughput=figure)
-    out = labctl("compare", FAST, SLOW).out
-    assert "nothing that was recorded differs: what their figures differ by is noise" in out
-    assert "throughput (samples/s)  25      24.8 to 25.2  1.1 %" in out
+    expected = f"""\
+GROUP  RUN                            VERDICT
+A      {FAST}  PASS
+A      {SLOW}  PASS
+
+nothing that was recorded differs
+
+METRIC                  A1  A2
+throughput (samples/s)  24  18 (-25 %)
+
+throughput of {SLOW}: same settings; 25 % slower
+
+2 runs are too few to tell; `labctl run opt-tiny --repeat 5`
+"""
+    assert labctl("compare", FAST, SLOW).out == expected
 
 
-def test_compare_as_json_has_groups_differences_and_effects(two: Labctl) -> None:
+def five(labctl: Labctl, figures: Sequence[float], micros: str) -> list[str]:
+    """Write five runs, each with its figure and micro batch; return their ids."""
+    run_ids = [f"20261125-20360{number}-opt-tiny-0d07" for number in range(5)]
+    for run_id, figure, micro in zip(run_ids, figures, micros, strict=True):
+        records.write(labctl.directory, run_id, throughput=figure, arguments=("--micro-batch", micro))
+    return run_ids
+
+
+def test_compare_of_five_runs_with_the_same_settings_says_whether_one_differs_more_than_usual(labctl: Labctl) -> None:
+    run_ids = five(labctl, (24.8, 24.9, 18.6, 24.7, 25.0), "44444")
+    out = labctl("compare", *run_ids).out
+    assert "throughput (samples/s)  23.6  5     18.6 to 25  11.9 %" in out
+    assert f"throughput of {run_ids[2]}: same settings; 25.2 % slower, more than the usual 3.3 %" in out
+    assert "usual: 99 % of runs with the same settings are no further apart" in out
+
+
+def test_compare_of_five_runs_with_two_settings_compares_their_means(labctl: Labctl) -> None:
+    out = labctl("compare", *five(labctl, (24.8, 24.9, 24.7, 11.2, 11.3), "44411")).out
+    assert "--micro-batch  4  1" in out
+    assert "throughput (samples/s)  24.8, mean of 3  11.25, mean of 2 (-54.6 %)" in out
+    assert "B against A\n  throughput: 54.6 % slower, more than the usual 3.6 %" in out
+
+
+def test_compare_as_json_has_groups_columns_differences_and_effects(two: Labctl) -> None:
     document = two("compare", FAST, SLOW, "--json").document
     assert [group["runs"] for group in document["groups"]] == [[FAST], [SLOW]]
     assert document["differences"] == [{"what": "--micro-batch", "values": {"A": "4", "B": "1"}}]
+    figures = [column["metrics"]["throughput"] for column in document["columns"]]
+    assert [(figure["mean"], figure["change"]) for figure in figures] == [
+        (24.8, None),
+        (11.2, pytest.approx(-0.548, abs=1e-3)),
+    ]
     throughput = next(effect for effect in document["effects"] if effect["metric"] == "throughput")
-    assert (throughput["group"], throughput["against"], throughput["verdict"]) == ("A", "B", "more than noise")
+    assert (throughput["group"], throughput["against"], throughput["verdict"]) == ("B", "A", None)
+    assert document["conclusion"].startswith("1 run each is too few to tell")
 
 
 @pytest.mark.parametrize(
@@ -113,18 +170,40 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> list[Result]:
     return waiting
 
 
-def test_repeat_prints_the_median_and_the_spread(labctl: Labctl, ends: list[Result]) -> None:
+def test_repeat_prints_the_mean_the_spread_and_whether_a_run_differs_more_than_usual(
+    labctl: Labctl, ends: list[Result]
+) -> None:
     ends += map(result, range(3))
     answer = labctl("run", "hello", "--repeat", "3")
     assert (answer.code, ends) == (0, [])
-    assert "throughput (samples/s)  11      10 to 12  9.1 %" in answer.out
+    assert answer.out.endswith("""
+METRIC                  MEAN  RUNS  RANGE     SPREAD
+throughput (samples/s)  11    3     10 to 12  9.1 %
+
+throughput of r2: same settings; 14.3 % faster; runs with the same settings spread too much to tell
+
+3 runs are too few to tell; `labctl run hello --repeat 5`
+""")
+
+
+def test_the_spread_of_two_repeats_is_not_called_usual(labctl: Labctl, ends: list[Result]) -> None:
+    ends += map(result, range(2))
+    assert labctl("run", "hello", "--repeat", "2").out.endswith("""
+METRIC                  MEAN  RUNS  RANGE     SPREAD
+throughput (samples/s)  10.5  2     10 to 11  -
+
+throughput of r1: same settings; 10 % faster
+
+2 runs are too few to tell; `labctl run hello --repeat 5`
+""")
 
 
 def test_repeat_as_json_is_one_document_with_the_runs_and_the_spread(labctl: Labctl, ends: list[Result]) -> None:
     ends += map(result, range(2))
     document = labctl("run", "hello", "--repeat", "2", "--json").document
     assert [run["run_id"] for run in document["runs"]] == ["r0", "r1"]
-    assert document["spread"]["throughput"]["median"] == 10.5
+    assert (document["spread"]["throughput"]["median"], document["spread"]["throughput"]["mean"]) == (10.5, 10.5)
+    assert (document["effects"][0]["run"], document["effects"][0]["verdict"]) == ("r1", None)
 
 
 FAIL = {"verdict": "FAIL", "cause": "criteria", "exit_code": 5}

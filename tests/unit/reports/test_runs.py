@@ -153,9 +153,30 @@ def test_several_runs_are_on_one_page_with_what_differs_and_what_it_did(tmp_path
     page = report(tmp_path, FIRST, SECOND).html
     assert "2 runs compared" in page
     assert '<th scope="row">--micro-batch</th><td data-head="A">4</td><td data-head="B">1</td>' in page
-    assert "24.8 samples/s against 11.2 samples/s, 121 % faster: more than noise" in page
+    assert "<li>throughput: 54.8 % slower</li>" in page
+    assert "11.2 samples/s (-54.8 %)" in page
+    assert "1 run each is too few to tell; <code>labctl run opt-tiny --repeat 5</code>" in page
     assert FIRST in page
     assert SECOND in page
+
+
+def test_five_runs_with_the_same_settings_are_on_one_page_with_the_one_that_differs(tmp_path: Path) -> None:
+    run_ids = [f"20261125-20360{number}-opt-tiny-0d07" for number in range(5)]
+    for run_id, figure in zip(run_ids, (24.8, 24.9, 24.7, 25.0, 18.6), strict=True):
+        records.write(tmp_path, run_id, throughput=figure)
+    page = report(tmp_path, *run_ids).html
+    assert "Nothing that was recorded differs." in page
+    assert f"throughput of {run_ids[-1]}: same settings; 25.2 % slower, more than the usual 3.3 %" in page
+    assert "mean of 5, spread 11.9 %" in page
+
+
+def test_two_runs_with_the_same_settings_have_a_column_each(tmp_path: Path) -> None:
+    for run_id, figure in ((FIRST, 24.0), (SECOND, 18.0)):
+        records.write(tmp_path, run_id, throughput=figure)
+    page = report(tmp_path, FIRST, SECOND).html
+    assert '<td data-head="A1">24 samples/s' in page
+    assert '<td data-head="A2">18 samples/s (-25 %)' in page
+    assert "same settings; 25 % slower</li>" in page
 
 
 def test_more_devices_than_can_be_told_apart_are_drawn_as_one_line_with_its_band(tmp_path: Path) -> None:

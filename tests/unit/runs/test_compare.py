@@ -1,17 +1,17 @@
-"""Comparisons of fictitious records: differences, their effects, and noise."""
+"""Comparisons of fictitious records: groups, columns, differences, and their effects."""
 
 from __future__ import annotations
 
 from itertools import count
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 from support import records
 
 from labctl.records import store
-from labctl.runs.compare import Comparison, Effect, RecordedRun, compare, in_words, read, source_of_noise, spreads
+from labctl.runs.compare import Comparison, RecordedRun, compare, read
+from labctl.runs.spread import Effect, in_words
 
 
 class Lab:
@@ -42,85 +42,92 @@ MICRO_4 = ("--micro-batch", "4")
 MICRO_1 = ("--micro-batch", "1")
 
 
+TOO_FEW = "too few to tell; `labctl run opt-tiny --repeat 5`"
+
+
+def changes(compared: Comparison, metric: str = "throughput") -> dict[str, float | None]:
+    return {column.name: column.metrics[metric].change for column in compared.columns}
+
+
 def test_runs_that_differ_in_nothing_are_one_group_though_their_ids_are_in_their_arguments(lab: Lab) -> None:
-    compared = compare([lab.run(24.8), lab.run(25.2)])
+    compared = compare([lab.run(24.8), lab.run(25.2), lab.run(25.0)])
     (group,) = compared.groups
-    assert len(group.runs) == 2
-    assert group.metrics["throughput"].median == 25.0
-    assert group.metrics["throughput"].cv == pytest.approx(0.0113, abs=1e-4)
-    assert (compared.differences, compared.effects, source_of_noise(compared)) == ((), (), "")
+    assert len(group.runs) == 3
+    assert group.metrics["throughput"].mean == 25.0
+    assert group.metrics["throughput"].usual == pytest.approx(0.008)
+    assert (compared.differences, compared.columns) == ((), (group,))
 
 
-def test_a_difference_beyond_that_of_repeated_runs_is_more_than_noise(lab: Lab) -> None:
+def test_two_runs_with_the_same_settings_have_a_column_each_and_are_too_few_to_tell(lab: Lab) -> None:
+    runs = [lab.run(24.0), lab.run(18.0)]
+    compared = compare(runs)
+    assert len(compared.groups) == 1
+    assert changes(compared) == {"A1": None, "A2": -0.25}
+    assert in_words(effect(compared)) == f"throughput of {runs[1].result.run_id}: same settings; 25 % slower"
+    assert compared.conclusion == f"2 runs are {TOO_FEW}"
+
+
+def test_two_runs_with_other_settings_have_a_column_each_and_are_too_few_to_tell(lab: Lab) -> None:
+    compared = compare([lab.run(24.0, arguments=MICRO_4), lab.run(12.0, arguments=MICRO_1)])
+    assert changes(compared) == {"A": None, "B": -0.5}
+    assert in_words(effect(compared)) == "throughput: 50 % slower"
+    assert (effect(compared).noise, effect(compared).verdict) == (None, None)
+    assert compared.conclusion == f"1 run each is {TOO_FEW}"
+
+
+def test_groups_have_a_column_each_with_their_mean_and_are_judged_by_the_spread_within_them(lab: Lab) -> None:
     fast = [lab.run(figure, arguments=MICRO_4) for figure in (24.8, 24.9, 24.7)]
-    slow = [lab.run(figure, arguments=MICRO_1) for figure in (11.2, 11.3, 11.1)]
+    slow = [lab.run(figure, arguments=MICRO_1) for figure in (11.2, 11.3)]
     compared = compare([fast[0], slow[0], *fast[1:], *slow[1:]])
-    assert [len(group.runs) for group in compared.groups] == [3, 3]
+    assert [len(group.runs) for group in compared.groups] == [3, 2]
+    assert [column.metrics["throughput"].mean for column in compared.columns] == pytest.approx([24.8, 11.25])
     (difference,) = compared.differences
     assert (difference.what, difference.values) == ("--micro-batch", {"A": "4", "B": "1"})
-    assert in_words(effect(compared)) == (
-        "throughput: 24.8 samples/s against 11.2 samples/s, 121 % faster: more than noise (2 %)"
-    )
-    assert "repeated runs" in source_of_noise(compared)
+    assert in_words(effect(compared)) == "throughput: 54.6 % slower, more than the usual 3.6 %"
+    assert compared.conclusion.startswith("usual: 99 % of runs with the same settings are no further apart")
 
 
-def test_a_difference_that_repeated_runs_have_too_is_within_noise(lab: Lab) -> None:
+def test_a_difference_that_runs_with_the_same_settings_have_too_is_no_more_than_usual(lab: Lab) -> None:
     a = [lab.run(figure, arguments=MICRO_4) for figure in (24.0, 26.0, 25.0)]
     b = [lab.run(figure, arguments=MICRO_1) for figure in (25.0, 24.5, 26.2)]
-    change = effect(compare([*a, *b]))
-    assert (change.verdict, change.basis) == ("within noise", "runs")
+    assert effect(compare([*a, *b])).verdict == "within noise"
 
 
-def test_repeats_on_one_side_tell_the_noise_of_the_other(lab: Lab) -> None:
+def test_repeats_on_one_side_tell_what_is_usual_on_the_other(lab: Lab) -> None:
     a = [lab.run(figure, arguments=MICRO_4) for figure in (24.0, 26.0, 25.0)]
     assert effect(compare([*a, lab.run(27.0, arguments=MICRO_1)])).verdict == "within noise"
     assert effect(compare([*a, lab.run(50.0, arguments=MICRO_1)])).verdict == "more than noise"
 
 
-CHANCE = Random(1)  # noqa: S311
-UNSTEADY = tuple(CHANCE.gauss(100, 20) for _ in range(100))
+def test_groups_of_two_runs_are_too_few_to_tell_however_near_these_are(lab: Lab) -> None:
+    a = [lab.run(figure, arguments=MICRO_4) for figure in (24.0, 24.1)]
+    b = [lab.run(figure, arguments=MICRO_1) for figure in (11.0, 11.1)]
+    compared = compare([*a, *b])
+    assert (effect(compared).basis, effect(compared).verdict) == (None, None)
+    assert compared.conclusion == f"2 runs are {TOO_FEW}"
 
 
-def test_of_one_run_each_the_spread_from_step_to_step_is_the_noise(lab: Lab) -> None:
-    a = lab.run(tokens=UNSTEADY, arguments=MICRO_4)
-    b = lab.run(tokens=tuple(value + 1 for value in UNSTEADY), arguments=MICRO_1)
-    c = lab.run(tokens=tuple(value + 30 for value in UNSTEADY), arguments=("--micro-batch", "8"))
-    near, far = (effect(compare([a, other]), "tokens") for other in (b, c))
-    assert (near.verdict, near.basis) == ("within noise", "steps")
-    assert far.verdict == "more than noise"
-    assert "from step to step of one run each" in source_of_noise(compare([a, b]))
+def test_each_of_three_groups_is_compared_with_the_first(lab: Lab) -> None:
+    compared = compare([lab.run(10.0 + batch, arguments=("--micro-batch", str(batch))) for batch in (0, 1, 2)])
+    assert changes(compared) == {"A": None, "B": 0.1, "C": 0.2}
+    assert [(one.group, one.against) for one in compared.effects] == [("B", "A"), ("C", "A")]
 
 
-def test_a_rate_that_is_printed_once_is_as_noisy_as_the_time_of_a_step(lab: Lab) -> None:
-    change = effect(compare([lab.run(20.0, losses=UNSTEADY), lab.run(10.0, losses=UNSTEADY, code="print(1)")]))
-    # Every step took one second.
-    assert (change.verdict, change.noise) == ("more than noise", 0)
+def test_the_command_that_tells_names_the_script_of_a_run_without_a_workload(lab: Lab) -> None:
+    request = {"workload": "", "options": {"script": "/data/own.py"}}
+    runs = [lab.run(figure, request=request) for figure in (20.0, 10.0)]
+    assert "`labctl run --script /data/own.py --repeat 5`" in compare(runs).conclusion
 
 
-def test_the_noise_of_single_figures_is_unknown_and_that_is_said(lab: Lab) -> None:
-    compared = compare([lab.run(20.0), lab.run(10.0, code="print(1)")])
-    assert in_words(effect(compared)).endswith("100 % faster: whether that is noise is not known")
-    assert source_of_noise(compared) == "noise: unknown of one run each; `labctl run --repeat 3` shows it"
-
-
-def test_a_loss_is_compared_by_its_end_and_its_fall_is_no_noise(lab: Lab) -> None:
+def test_a_loss_is_compared_by_its_end(lab: Lab) -> None:
     falling = [8 - step / 25 for step in range(100)]
     a, b = (lab.run(losses=[value + shift for value in falling], code=str(shift)) for shift in (0, 0.5))
-    change = effect(compare([a, b]), "loss")
-    assert change.verdict == "more than noise"
-    assert in_words(change).startswith("loss at the end: 4.04 against 4.54, 11 % lower: more than noise")
+    assert in_words(effect(compare([a, b]), "loss")) == "loss at the end: 12.4 % higher"
 
 
 def test_a_run_without_the_figure_is_compared_as_having_none(lab: Lab) -> None:
     failed = lab.run(None, verdict="ERROR", cause="rank-crashed", exit_code=4, code="raise")
-    assert in_words(effect(compare([lab.run(20.0), failed]))) == "throughput: 20 samples/s against none"
-
-
-def test_what_a_run_that_broke_off_had_printed_does_not_count_beside_runs_that_ended(lab: Lab) -> None:
-    ended = [lab.run(figure).result for figure in (20.0, 20.2)]
-    broken = lab.run(3.0, verdict="ERROR", cause="rank-crashed", exit_code=4).result
-    assert spreads([*ended, broken])["throughput"].values == (20.0, 20.2)
-    assert spreads([broken])["throughput"].values == (3.0,)
+    assert in_words(effect(compare([lab.run(20.0), failed]))) == "throughput: none against 20 samples/s"
 
 
 def test_every_kind_of_difference_is_named(lab: Lab) -> None:
@@ -154,7 +161,7 @@ def test_the_value_of_an_option_that_sounds_secret_is_not_told(lab: Lab) -> None
 
 
 def test_what_falls_below_zero_is_lower(lab: Lab) -> None:
-    change = effect(compare([lab.run(-3.0), lab.run(-2.0, arguments=MICRO_1)]))
+    change = effect(compare([lab.run(-2.0), lab.run(-3.0, arguments=MICRO_1)]))
     assert change.change == pytest.approx(-0.5)
 
 
@@ -197,11 +204,4 @@ def test_an_earlier_record_without_series_or_settings_is_compared_by_what_it_has
     result = store.read_result(tmp_path, path.name)
     assert result
     compared = compare([a, read(tmp_path, result)])
-    assert effect(compared).change == 1.0
-
-
-def test_the_spread_of_repeats_leaves_out_runs_without_the_figure(lab: Lab) -> None:
-    spread = spreads([lab.run(value).result for value in (10.0, None, 12.0, 11.0)])
-    assert spread["throughput"].values == (10.0, 12.0, 11.0)
-    assert spread["throughput"].median == 11.0
-    assert spread["throughput"].cv == pytest.approx(1 / 11)
+    assert effect(compared).change == -0.5
