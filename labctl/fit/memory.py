@@ -2,6 +2,12 @@
 
 The states are as in Rajbhandari et al. 2020, ZeRO, sections 3 and 5. Further memory of DeepSpeed 0.19 and torch's AdamW
 (buckets, copies, temporary tensors) is taken from their source, which each line names.
+
+DeepSpeed's own estimators (estimate_zero2_model_states_mem_needs of zero/stage_1_and_2.py, estimate_zero3_... of
+zero/stage3.py; https://deepspeed.readthedocs.io/en/latest/memory.html) count states alone: at stage 3 18 bytes per
+parameter, divided among the ranks, and 4 of the largest layer; of an offloaded optimizer 16 on the host, of offloaded
+parameters as well 18, which they multiply by 1.5. The lines below replace that factor: 16-bit gradients (2 bytes) and
+pinned memory.
 """
 
 from __future__ import annotations
@@ -20,11 +26,14 @@ Location = Literal["device", "host"]
 
 ZERO = "Rajbhandari et al. 2020 (ZeRO), section 3.1 and, for the division among ranks, section 5"
 STAGES = ("deepspeed/runtime/zero/stage_1_and_2.py", "deepspeed/runtime/zero/stage3.py")
+INIT = "deepspeed/runtime/zero/partition_parameters.py, Init"
+REFERENCE = "DeepSpeed-Chat: ZeRO-3 or none"
 
 SYMBOLS = """\
 P parameters, T those trained, F those of frozen models, L elements of the largest tensor,
 w bytes of a weight, N ranks, s sequence length, a answer length, b sequences of a forward pass,
-l layers, h hidden size, f width of the perceptron, v vocabulary"""
+l layers, h hidden size, f width of the perceptron, v vocabulary;
+pinned: each buffer rounded up to a power of two (ATen/core/CachingHostAllocator.h), unless pin_memory is false"""
 
 
 class MemoryItem(Struct, frozen=True, kw_only=True):
@@ -102,6 +111,14 @@ def bucket(training: Training, model: Model) -> tuple[int, str]:
     return training.width * training.reduce_bucket, "w reduce_bucket_size"
 
 
+def pinned(training: Training, size: int, *, locked: bool = True) -> int:
+    """Return the bytes of a host buffer, which torch rounds up to a power of two if it is page-locked.
+
+    ATen/core/CachingHostAllocator.h, allocate, of torch 2.13. On a CPU DeepSpeed locks nothing: cpu_accelerator.py.
+    """
+    return 1 << (size - 1).bit_length() if size and locked and training.accelerator != "cpu" else size
+
+
 def held_lines(training: Training, model: Model) -> tuple[MemoryItem, ...]:
     """Return the memory that a model and its optimizer keep between steps."""
     buckets = _buckets(training, model) if model.stage == 3 else ()
@@ -109,60 +126,109 @@ def held_lines(training: Training, model: Model) -> tuple[MemoryItem, ...]:
 
 
 def _weights(training: Training, model: Model) -> tuple[MemoryItem, ...]:
-    """Return the weights: while the model is built, of the trained model, and of RLHF's frozen models."""
-    width, cpu, sharded = training.width, training.accelerator == "cpu", model.stage == 3
-    location: Location = "host" if training.offload_parameters and sharded else "device"
+    """Return the weights of the trained model, and of RLHF's frozen models, and those while the model is built."""
+    width, sharded = training.width, model.stage == 3
+    if sharded and training.offload_parameters:
+        return _offloaded_weights(training, model)
     slash = " / N" if sharded else ""
     states, asked = (share(training, model, width * count, 3) for count in (model.parameters, model.asked))
     return (
         MemoryItem(
             component="weights while the model is built",
             formula="w (P + F) / N + 4 L" if sharded else "4 (P + F): in fp32 until DeepSpeed converts them",
-            source="deepspeed/runtime/zero/partition_parameters.py, Init" if sharded else "torch: fp32 by default",
+            source=INIT if sharded else "torch: fp32 by default",
             build=states + asked + 4 * model.shape.largest if sharded else 4 * (model.parameters + model.asked),
-            location="device" if cpu or sharded else "host",
+            location="device" if training.accelerator == "cpu" or sharded else "host",
         ),
-        always("weights", f"w P{slash}", ZERO, states, location),
-        always("weights of reference and reward", f"w F{slash}", "DeepSpeed-Chat: ZeRO-3 or none", asked, location),
+        always("weights", f"w P{slash}", ZERO, states),
+        always("weights of reference and reward", f"w F{slash}", REFERENCE, asked),
     )  # fmt: skip
+
+
+def _offloaded_weights(training: Training, model: Model) -> tuple[MemoryItem, ...]:
+    """Return the weights of stage 3 that lie on the host, and the tensor that is built on the device.
+
+    The trained ones are moved to a single pinned buffer. torch keeps the pinned memory in which they were built.
+    """
+    width = training.width
+    states, trained, asked = (
+        share(training, model, width * count, 3) for count in (model.parameters, model.trained, model.asked)
+    )
+    kept = trained if training.pin_parameters and training.accelerator != "cpu" else 0
+    on_host = states - trained + pinned(training, trained)
+    buffer = f"{STAGES[1]}, _create_param_groups_fp16_flat_cpu_memory"
+    built = always("weights as they were built", "w (P + F) / N, then w T / N", INIT, kept, "host")
+    return (
+        MemoryItem(component="tensor that is built", formula="4 L", source=INIT, build=4 * model.shape.largest),
+        replace(built, build=states + asked),
+        always("weights", "w (P - T) / N, pinned w T / N", buffer, on_host, "host"),
+        always("weights of reference and reward", "w F / N", REFERENCE, asked, "host"),
+    )
 
 
 def _optimiser(training: Training, model: Model) -> tuple[MemoryItem, ...]:
     """Return the memory of the optimizer's states: master weights, Adam's moments, and additions for offloading."""
     trained, stage, slash = model.trained, model.stage, " / N" if model.stage else ""
-    location: Location = "host" if training.offload_optimizer else "device"
+    if training.offload_optimizer and stage:
+        return _offloaded_optimiser(training, model)
     # ZeRO clones its share of the weights even if they are in fp32 already.
     master = share(training, model, 4 * trained, 1) if training.mixed_precision or stage else 0
     return (
-        always("master weights", f"4 T{slash}", f"{ZERO}; {STAGES[stage == 3]}" if stage else ZERO, master, location),
-        always("Adam's two moments", f"8 T{slash}", ZERO, share(training, model, 8 * trained, 1), location),
-        *(_offloaded(training, model) if training.offload_optimizer else ()),
+        always("master weights", f"4 T{slash}", f"{ZERO}; {STAGES[stage == 3]}" if stage else ZERO, master),
+        always("Adam's two moments", f"8 T{slash}", ZERO, share(training, model, 8 * trained, 1)),
     )
 
 
-def _offloaded(training: Training, model: Model) -> tuple[MemoryItem, ...]:
-    """Return the additional memory of an offloaded optimizer: on the host, and in stages 1 and 2 on the device."""
-    width, source = training.width, STAGES[model.stage == 3]
-    most = width * largest(model)
-    gradients, updated = (share(training, model, size * model.trained, 1) for size in (4, width))
-    grads = always("offloaded gradients", "4 T / N", f"{source}, initialize_optimizer_states", gradients, "host")
+def _offloaded_optimiser(training: Training, model: Model) -> tuple[MemoryItem, ...]:
+    """Return the memory of an offloaded optimizer: on the host, and in stages 1 and 2 a buffer on the device."""
+    master = share(training, model, 4 * model.trained, 1)
+    moments = always("Adam's two moments", "8 T / N", ZERO, share(training, model, 8 * model.trained, 1), "host")
+    origin = f"{STAGES[model.stage == 3]}, initialize_optimizer_states"
     if model.stage == 3:
-        return (grads,)
-    buffers = f"{source}, param_buffer_of_bit16_for_cpu_offload_groups, temp_grad_buffer_for_cpu_offload"
+        groups = _pinned_groups(training, master)
+        return (
+            always("master weights", "4 T / N", f"{ZERO}; {STAGES[1]}", master, "host"),
+            moments,
+            always("offloaded gradients", "4 T / N, pinned by sub_group_size", origin, groups, "host"),
+        )
+    locked = pinned(training, master, locked=training.pin_optimizer)
     return (
-        grads,
-        always("buffers on the way to the device", "w (T / N + L)", buffers, updated + most, "host"),
-        always("buffer on the way to the host", "w L", f"{source}, temp_grad_buffer_for_gpu_offload", most),
+        always("master weights", "4 T / N, pinned", f"{ZERO}; {STAGES[0]}", locked, "host"),
+        moments,
+        always("offloaded gradients", "4 T / N, pinned", origin, locked, "host"),
+        *_transfer_buffers(training, model),
+    )
+
+
+def _pinned_groups(training: Training, size: int) -> int:
+    """Return the bytes of fp32 tensors of ``sub_group_size`` elements that are pinned one by one."""
+    groups, rest = divmod(size, 4 * training.sub_group)
+    group, last = (pinned(training, part, locked=training.pin_optimizer) for part in (4 * training.sub_group, rest))
+    return groups * group + last
+
+
+def _transfer_buffers(training: Training, model: Model) -> tuple[MemoryItem, ...]:
+    """Return the buffers of stages 1 and 2 through which gradients go to the host, and weights to the device."""
+    most = training.width * largest(model)
+    updated = share(training, model, training.width * model.trained, 1)
+    weights, gradient = (pinned(training, part, locked=training.pin_optimizer) for part in (updated, most))
+    names = f"{STAGES[0]}, param_buffer_of_bit16_for_cpu_offload_groups, temp_grad_buffer_for_cpu_offload"
+    return (
+        always("buffers on the way to the device", "w T / N and w L, pinned", names, weights + gradient, "host"),
+        always("buffer on the way to the host", "w L", f"{STAGES[0]}, temp_grad_buffer_for_gpu_offload", most),
     )
 
 
 def _buckets(training: Training, model: Model) -> tuple[MemoryItem, ...]:
     """Return the bucket and the rank's share of the gradients, which stage 3 keeps between steps."""
     rank_share = share(training, model, training.width * model.trained, 1)
-    location: Location = "host" if training.offload_optimizer else "device"
+    own, source = "gradients of this rank's share", f"{ZERO}; {STAGES[1]}"
+    on_host = pinned(training, rank_share, locked=training.pin_optimizer)
     size, formula = bucket(training, model)
     return (
-        always("gradients of this rank's share", "w T / N", f"{ZERO}; {STAGES[1]}", rank_share, location),
+        always(own, "w T / N, pinned", source, on_host, "host")
+        if training.offload_optimizer
+        else always(own, "w T / N", source, rank_share),
         always("bucket of gradients", formula, f"{STAGES[1]}, _setup_for_real_optimizer", size),
     )
 
@@ -250,8 +316,10 @@ def _passing(training: Training, model: Model) -> tuple[MemoryItem, ...]:
     source = STAGES[0]
     keeps_share = model.stage == 2 and training.gradient_accumulation_steps > 1
     rank_share = share(training, model, training.width * model.trained, 1)
-    # If a single bucket holds all gradients, its copy is freed before this rank's share is extracted.
-    beside = rank_share if keeps_share or model.trained > training.reduce_bucket else 0
+    # If a single bucket holds all gradients, its copy is freed before this rank's share is extracted. With an offloaded
+    # optimizer they go to its fp32 gradients at once.
+    extracted = model.trained > training.reduce_bucket and not training.offload_optimizer
+    beside = rank_share if keeps_share or extracted else 0
     size, filled = bucket(training, model)
     return (
         MemoryItem(

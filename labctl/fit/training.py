@@ -164,7 +164,13 @@ class Training(Struct, frozen=True, kw_only=True):
     lora_dim: int = 0
     lora_modules: tuple[str, ...] = LORA_MODULES
     offload_optimizer: bool = False
+    """Only at stages 1 to 3."""
     offload_parameters: bool = False
+    """Only at stage 3."""
+    pin_optimizer: bool = True
+    """True if the buffers of an offloaded optimizer are page-locked, as by default."""
+    pin_parameters: bool = True
+    """True if offloaded parameters are page-locked when they are built, as by default."""
     fused_optimizer: bool = False
     """True for DeepSpeed's optimizer, which needs no temporary tensors; False for torch's AdamW."""
     overlap: bool = False
@@ -226,6 +232,7 @@ def of(workload: Workload, accelerator: str, slots: int, nodes: int) -> Training
         raise ConfigError(f"{workload.name}: the memory of task `{task}` is not known", hint=hint)
     sequence, answer = (0, 0) if counted else _lengths(workload, task, given)
     zero = config.get("zero_optimization", {})
+    stage = zero.get("stage", 0)
     batch = deepspeed_config.batch_sizes(config, slots * nodes, workload.declared)
     return Training(
         model=model,
@@ -234,7 +241,7 @@ def of(workload: Workload, accelerator: str, slots: int, nodes: int) -> Training
         accelerator=accelerator,
         ranks=slots * nodes,
         slots=slots,
-        stage=zero.get("stage", 0),
+        stage=stage,
         critic_stage=_whole(workload, given, "critic_zero_stage") if given.get("critic_zero_stage") else None,
         mixed_precision=any(config.get(name, {}).get("enabled", False) for name in ("bf16", "fp16")),
         micro_batch=batch[deepspeed_config.MICRO],
@@ -244,13 +251,15 @@ def of(workload: Workload, accelerator: str, slots: int, nodes: int) -> Training
         gradient_checkpointing=_is_on(given.get("gradient_checkpointing", ["no"])),
         lora_dim=_whole(workload, given, "lora_dim"),
         lora_modules=tuple(given.get("lora_modules", LORA_MODULES)),
-        offload_optimizer=_offloaded(zero, "offload_optimizer"),
-        offload_parameters=_offloaded(zero, "offload_param"),
+        offload_optimizer=stage > 0 and _offloaded(zero, "offload_optimizer"),
+        offload_parameters=stage == 3 and _offloaded(zero, "offload_param"),
+        pin_optimizer=_pinned(zero, "offload_optimizer"),
+        pin_parameters=_pinned(zero, "offload_param"),
         fused_optimizer="optimizer" in config,
         overlap=bool(zero.get("overlap_comm", False)),
         reduce_bucket=int(zero.get("reduce_bucket_size", REDUCE_BUCKET)),
         max_live=int(zero.get("stage3_max_live_parameters", MAX_LIVE)),
-        sub_group=int(zero.get("sub_group_size", SUB_GROUP)),
+        sub_group=max(1, int(zero.get("sub_group_size", SUB_GROUP))),
     )
 
 
@@ -312,3 +321,8 @@ def _whole(workload: Workload, given: Mapping[str, list[str]], name: str) -> int
 def _offloaded(zero: Mapping[str, Any], key: str) -> bool:
     """Tell if a section of ZeRO's configuration offloads to another device."""
     return str((zero.get(key) or {}).get("device", "none")) != "none"
+
+
+def _pinned(zero: Mapping[str, Any], key: str) -> bool:
+    """Tell if what is offloaded is page-locked: the default of deepspeed/runtime/zero/offload_config.py."""
+    return bool((zero.get(key) or {}).get("pin_memory", True))

@@ -15,7 +15,7 @@ def predicted(lab: Lab, workload: str, *settings: str) -> int:
     """Return the estimate of `fit` for a rank's peak memory, in bytes above its memory before the model is built."""
     document = lab.call("fit", workload, "--json", *settings).json
     process = next(line["forward"] for line in document["lines"] if line["formula"] == "constant")
-    return int(document["needs"]["device"]) - int(process)
+    return int(document["needs"]["host"]) - int(process)
 
 
 def measured(lab: Lab, workload: str, launcher: str, *settings: str) -> int:
@@ -32,6 +32,10 @@ def compare(lab: Lab, workload: str, settings: tuple[str, ...], launcher: str = 
 
 def stage(number: int) -> str:
     return f"deepspeed.zero_optimization.stage={number}"
+
+
+def offload(key: str) -> str:
+    return f"deepspeed.zero_optimization.offload_{key}.device=cpu"
 
 
 def test_a_run_takes_as_much_memory_as_predicted(lab: Lab) -> None:
@@ -60,6 +64,20 @@ def test_runs_of_every_size_and_stage_take_as_much_as_predicted(lab: Lab, worklo
 )
 def test_other_settings_take_as_much_as_predicted(lab: Lab, settings: tuple[str, ...]) -> None:
     compare(lab, "peak-small", settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (stage(1), offload("optimizer")),
+        (stage(2), offload("optimizer")),
+        (stage(3), offload("optimizer"), offload("param")),
+    ],
+    ids=["1", "2", "3"],
+)
+def test_offloaded_runs_take_as_much_as_predicted(lab: Lab, settings: tuple[str, ...]) -> None:
+    compare(lab, "peak-large", settings)
 
 
 def test_what_needs_more_than_there_is_does_not_fit(lab: Lab) -> None:

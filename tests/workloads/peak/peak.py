@@ -12,6 +12,7 @@ from pathlib import Path
 
 import deepspeed
 import torch
+from deepspeed.ops.adam import DeepSpeedCPUAdam
 from transformers.initialization import no_init_weights
 from transformers.models.opt.configuration_opt import OPTConfig
 from transformers.models.opt.modeling_opt import OPTForCausalLM
@@ -72,7 +73,8 @@ def train(config: dict, args: argparse.Namespace, meter: Meter, label: str = "")
     if args.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
     meter.phase(f"{label}build")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    offloaded = settings["zero_optimization"].get("offload_optimizer", {}).get("device", "none") != "none"
+    optimizer = (DeepSpeedCPUAdam if offloaded else torch.optim.AdamW)(model.parameters(), lr=1e-4)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
     meter.phase(f"{label}initialize")
     for _ in range(2 * engine.gradient_accumulation_steps()):
