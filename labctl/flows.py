@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from labctl.reports.runs import WrittenReport
     from labctl.runs.compare import Comparison
     from labctl.runs.export import ExportedRun
+    from labctl.runs.fitting import Hardware
     from labctl.runs.freeze import FrozenLab, Verification
     from labctl.runs.prune import PrunedRuns
     from labctl.runs.spread import RepeatedRuns
@@ -539,10 +540,8 @@ def workloads(context: Context) -> WorkloadList:
     return external.list_all(context.directory / "workloads", launchers.accepted(), roots)
 
 
-def fit(
-    context: Context, name: str, options: RunOptions, *, nodes: int | None, slots: int | None, device: int | None
-) -> FitReport:
-    """Estimate the memory of a run of the workload, and whether it fits; ``device`` in bytes."""
+def fit(context: Context, name: str, options: RunOptions, asked: Hardware) -> FitReport:
+    """Estimate the memory of a run of the workload, on the lab or the hardware asked for, and say what makes it fit."""
     from labctl.jobs.request import choose_workload
     from labctl.runs import fitting
 
@@ -550,9 +549,9 @@ def fit(
     workload = choose_workload(context.directory, name, options, settings)
     with connected(context, "fit", settings) as backend:
         lab = backend.lab()
-    return fitting.how_it_fits(
-        lab, workload, settings.number("LAB_MEMORY"), nodes=nodes, slots=slots, device_memory=device
-    )
+        own = lab.accelerator != "cpu" and not (asked.device_memory or asked.is_elsewhere)
+        devices = backend.devices() if own else None
+    return fitting.how_it_fits(lab, workload, settings.number("LAB_MEMORY"), asked, devices)
 
 
 def cache(context: Context, name: str, extra: Cache, *, hosts: bool = False, dry_run: bool = False) -> CacheReport:

@@ -38,7 +38,7 @@ COMMANDS = {
     "logs": ("exec", "show the logs of containers, or the output of a run"),
     "workloads": ("run", "list workloads"),
     "cache": ("cache", "download models and datasets, of a workload or by name, and copy them to the hosts"),
-    "fit": ("fit", "estimate the memory of a workload, and whether it fits"),
+    "fit": ("fit", "tell if a workload fits in memory, and which settings make it fit"),
     "run": ("run", "run a workload and check its criteria"),
     "attach": ("run", "follow a run that is detached, or whose labctl has ended"),
     "top": ("top", "watch a run: steps, loss, throughput, time left, and usage of nodes and devices"),

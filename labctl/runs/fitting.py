@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+
+from msgspec import Struct
+
 from labctl import fit
+from labctl.backends.devices import DeviceReport
 from labctl.errors import ConfigError
 from labctl.fit import training_script
+from labctl.jobs.request import options_of
 from labctl.model import HERE, Job, Lab, Workload
 from labctl.system import procfs
 from labctl.workloads import deepspeed_config, external
+
+
+class Hardware(Struct, frozen=True, kw_only=True):
+    """Hardware to fit in, memory in bytes; None for the lab's."""
+
+    nodes: int | None = None
+    slots: int | None = None
+    device_memory: int | None = None
+    host_memory: int | None = None
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Tell if it is another machine's than the lab's."""
+        return bool(self.nodes or self.slots)
 
 
 def why_not_fit(lab: Lab, job: Job, limit: int) -> str | None:
@@ -24,26 +46,61 @@ def why_not_fit(lab: Lab, job: Job, limit: int) -> str | None:
         # A model whose memory is not known may run all the same.
         return None
     memory = node_memory(lab, len(job.nodes), limit)
-    reason = fit.check(training, fit.Capacity(device=None, host=memory)) if memory else None
-    return f"{job.workload.name} {reason}; --rehearse runs the same path shrunk" if reason else None
+    capacity = fit.Capacity(device=None, host=memory or None)
+    if fit.fits(training, capacity) is not False:
+        return None
+    reason = fit.check(training, capacity, settable(job.workload))
+    return f"{job.workload.name} {reason}; --rehearse runs the same path shrunk"
 
 
 def how_it_fits(
-    lab: Lab, workload: Workload, limit: int, *, nodes: int | None, slots: int | None, device_memory: int | None
+    lab: Lab, workload: Workload, limit: int, asked: Hardware, devices: DeviceReport | None
 ) -> fit.FitReport:
-    """Estimate a workload's memory on the lab, or on ``nodes`` nodes with ``slots`` slots; sizes in bytes.
+    """Estimate a workload's memory on the lab, or on the hardware ``asked`` for, and say what makes it fit.
 
-    ``device_memory`` is that of one device. The memory of other machines than this one is unknown.
+    ``limit`` is that of a node in bytes, 0 for none; ``devices`` are the lab's, None if they do not matter. The
+    memory of other machines than the lab's is what is asked for, or unknown. ConfigError if the workload's is unknown.
     """
-    count = nodes or len(lab.nodes)
-    accelerator = "device" if device_memory and lab.accelerator == "cpu" else lab.accelerator
+    count = asked.nodes or len(lab.nodes)
+    on_cpu = lab.accelerator == "cpu" and not asked.device_memory
+    accelerator = "cpu" if on_cpu else "device" if lab.accelerator == "cpu" else lab.accelerator
+    options = settable(workload)
     if script := external.script_of(workload):
         workload = training_script.described(workload, script)
     workload = deepspeed_config.resolve_bf16(workload, accelerator, lab.hosts)
-    training = fit.of(workload, accelerator, slots or max(node.slots for node in lab.nodes), count)
-    elsewhere = accelerator != "cpu" and bool(nodes or slots)
-    capacity = fit.Capacity(device=device_memory, host=None if elsewhere else node_memory(lab, count, limit))
-    return fit.report(workload.name, count, training, capacity)
+    training = fit.of(workload, accelerator, asked.slots or max(node.slots for node in lab.nodes), count)
+    is_lab = on_cpu or not (asked.is_elsewhere or lab.accelerator == "cpu")
+    capacity = fit.Capacity(
+        device=asked.device_memory or (smallest_device(devices, lab.accelerator) if devices else None),
+        host=asked.host_memory or (node_memory(lab, count, limit) if is_lab else None),
+    )
+    return fit.report(workload.name, count, training, capacity, options)
+
+
+def smallest_device(devices: DeviceReport, accelerator: str) -> int | None:
+    """Return the bytes of the smallest device of the lab's nodes; None if one's memory is not known."""
+    every = chain.from_iterable(host.devices for host in devices.hosts)
+    sizes = [device.memory for device in every if device.node and device.kind == accelerator]
+    known = [size for size in sizes if size]
+    return min(known) if known and len(known) == len(sizes) else None
+
+
+def settable(workload: Workload) -> fit.Options:
+    """Return the settings that a workload takes by ``--set``, as its scripts declare them."""
+    if external.script_of(workload):
+        return fit.Options(deepspeed=False, arguments=frozenset())
+    scripts = tuple(scripts_of(workload))
+    made_by_deepspeed = "optimizer" in (workload.deepspeed or {})
+    return fit.Options(
+        cpu_optimizer=made_by_deepspeed or any("DeepSpeedCPUAdam" in procfs.read(script) for script in scripts),
+        arguments=frozenset(chain.from_iterable(map(options_of, scripts))),
+    )
+
+
+def scripts_of(workload: Workload) -> Iterable[Path]:
+    """Return the Python files of a workload: those of its directory, or a script that lies elsewhere."""
+    script = Path(workload.script)
+    return (script,) if script.is_absolute() else workload.directory.rglob("*.py")
 
 
 def node_memory(lab: Lab, nodes: int, limit: int) -> int:

@@ -25,6 +25,7 @@ from labctl.config.settings import BACKENDS
 from labctl.errors import ConfigError, HostError
 from labctl.jobs.request import RunOptions, choose_workload
 from labctl.model import Cache, Result
+from labctl.runs.fitting import Hardware
 
 DOCKER = pytest.param("Docker here", marks=pytest.mark.docker)
 SSH = pytest.param("Docker over ssh", marks=[pytest.mark.docker, pytest.mark.xdist_group("shared_rack")])
@@ -414,7 +415,7 @@ COMMANDS: Mapping[str, Callable[[Context], object]] = {
     "batch": lambda context: flows.batch(context, "hello", (), RunOptions(), ignore),
     "bisect": lambda context: flows.bisect(context, "hello", RunOptions(), ignore),
     "validate": flows.validate,
-    "fit": lambda context: flows.fit(context, "hello", RunOptions(), nodes=None, slots=None, device=None),
+    "fit": lambda context: flows.fit(context, "hello", RunOptions(), Hardware()),
 }
 
 

@@ -8,8 +8,9 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from support.fake_backend import Failed, FakeBackend, active, silent
 
 from labctl import flows, model, naming
 from labctl.accelerators import leases
+from labctl.backends.devices import DeviceReport
 from labctl.backends.docker.agent import AGENT
 from labctl.backends.docker.checks import run as doctor_run
 from labctl.backends.docker.deploy import images
@@ -34,6 +36,7 @@ from labctl.jobs.request import RunOptions
 from labctl.model import Event, Relative, Result
 from labctl.records import store
 from labctl.runs import labs, opening
+from labctl.runs.fitting import Hardware
 from labctl.system import filelock
 from labctl.workloads.schema import parse_expectation
 
@@ -929,3 +932,34 @@ def test_a_lab_without_its_image_is_not_frozen(context: Context, engine: Engine)
     engine.found = None
     with pytest.raises(HostError, match="local has no image labctl/cpu"):
         flows.freeze(context, context.directory / "lab.lock")
+
+
+# --- memory --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "asked", "read"),
+    [
+        ("nvidia", Hardware(), True),
+        ("nvidia", Hardware(host_memory=1 << 40), True),
+        ("nvidia", Hardware(device_memory=80 << 30), False),
+        ("nvidia", Hardware(nodes=4), False),
+        ("cpu", Hardware(), False),
+    ],
+)
+def test_fit_reads_the_devices_of_the_lab_if_they_decide(
+    context: Context, monkeypatch: pytest.MonkeyPatch, accelerator: str, asked: Hardware, read: bool
+) -> None:
+    (context.directory / ".env").write_text(SETTINGS)
+    shutil.copytree(Path(__file__).parents[2] / "workloads/opt", context.directory / "workloads/opt")
+    calls: list[str] = []
+
+    def devices() -> DeviceReport:
+        calls.append("devices")
+        return DeviceReport(())
+
+    lab = builders.lab(accelerator=accelerator)
+    backend = SimpleNamespace(lab=lambda: lab, devices=devices)
+    monkeypatch.setattr(flows, "connected", lambda *_: nullcontext(backend))
+    report = flows.fit(context, "opt-tiny", RunOptions(), asked)
+    assert (bool(calls), report.available.device) == (read, asked.device_memory)
