@@ -22,6 +22,8 @@ from labctl.system import files
 
 CODE = (".py", ".sh")
 """Suffixes of files in a run's ``work/`` that are compared beside the script: ranks write other files there too."""
+RESULTS = (store.REACHED, "loss_curve")
+"""Notes on how a run went, which are no facts about what ran."""
 PACKAGE = "package "
 """Prefix of the names of facts about packages in the image."""
 
@@ -202,7 +204,7 @@ def _facts(path: Path, result: Result) -> dict[str, str]:
     facts |= _origin(versions, _copied(path.parents[1], job))
     facts |= {f"file {name}": digest[:12] for name, digest in job.get("shared", {}).items()}
     facts |= dict(_code(path / "work", workload.script))
-    facts |= {name: text for name, text in result.notes.items() if name != store.REACHED}
+    facts |= {name: text for name, text in result.notes.items() if name not in RESULTS}
     facts["resumed from"] = result.resumed
     # On Kubernetes the names of nodes end in the workload and the last part of the id.
     suffix = result.run_id.split("-", 2)[-1]
