@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from statistics import median
 
@@ -114,7 +115,7 @@ class Trial:
         ]
         return agreement(computed)
 
-    def is_bounded(self, node: str, limit: Limit) -> bool:
+    def is_bounded(self, limit: Limit, node: str) -> bool:
         """Tell if a metric of a node has a constant bound."""
         return (limit.metric, node) in self.bounds
 
@@ -122,7 +123,12 @@ class Trial:
         """Return the metrics that are judged by the other nodes."""
         if not self.compared or len(self.nodes) < 2:
             return []
-        return [limit for limit in self.check.limits if not all(self.is_bounded(node, limit) for node in self.nodes)]
+        unbounded = (limit for limit in self.check.limits if not all(map(partial(self.is_bounded, limit), self.nodes)))
+        return [limit for limit in unbounded if self.has_values(limit)]
+
+    def has_values(self, limit: Limit) -> bool:
+        """Tell if a metric is not 0 on all nodes, as the bandwidth of a single rank is by definition."""
+        return any(reading.speed for readings in self.rounds[limit.metric] for reading in readings.values())
 
     def judge(self, limit: Limit) -> dict[str, Judged]:
         """Judge the nodes by a metric's constant bound, else by the other nodes; without either they are left out."""

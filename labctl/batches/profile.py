@@ -147,7 +147,9 @@ def read(path: Path) -> Profile:
 def require_metrics(check: Check, metrics: Iterable[Metric], notes: Iterable[str]) -> None:
     """Raise ConfigError if the check judges a metric, or compares a note, that its workload does not have."""
     if check.equal and check.equal not in (known := tuple(notes)):
-        hint = did_you_mean(check.equal, known)
+        hint = (
+            f"{did_you_mean(check.equal, known)}; `mv workloads workloads.old; labctl init` copies those of this labctl"
+        )
         raise ConfigError(f"{check.declared}: {check.workload} has no note `{check.equal}`", hint=hint)
     names = [metric.name for metric in metrics]
     for limit in check.limits:

@@ -47,6 +47,8 @@ def run(context: Context, name: str, *, keep: bool, out: Path | None, compare: b
     usual = profiles.OF_CLUSTER if brings_nodes(settings) else profiles.USUAL
     named = name or profiles.configured(words_of_operator.test_configuration, context.warn, usual)
     profile = profiles.read(profiles.find(named))
+    if not compare and not any(check.limits for check in profile.checks):
+        raise ConfigError(f"profile {profile.name} has no figure to record", hint="labctl baseline --profile full")
     for check in profile.checks:
         workload = choose_workload(context.directory, check.workload, check.options, settings)
         profiles.require_metrics(check, workload.metrics, dict(workload.notes))

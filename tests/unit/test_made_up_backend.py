@@ -12,7 +12,7 @@ from support.harness import wait_until
 from labctl import flows
 from labctl.config.context import Context
 from labctl.config.settings import BACKENDS
-from labctl.errors import HostError
+from labctl.errors import ConfigError, HostError
 from labctl.jobs.request import RunOptions
 from labctl.model import Event
 
@@ -151,3 +151,10 @@ def test_a_preview_of_a_run_names_what_this_backend_writes(context: Context, dir
     declare(directory, "mine")
     (stage, *_) = flows.plan_run(context, "mine", RunOptions()).plan
     assert "job.json, settings.json, versions.json, started" in stage
+
+
+def test_a_profile_without_figures_has_no_baseline(context: Context, directory: Path) -> None:
+    declare(directory, "mine")
+    (directory / "mine.yml").write_text("description: mine\nchecks: [{workload: mine}]\n")
+    with pytest.raises(ConfigError, match="profile mine has no figure to record"):
+        flows.baseline(context, str(directory / "mine.yml"))

@@ -608,6 +608,11 @@ def test_a_node_that_is_slow_while_it_runs_is_bad_on_a_busy_host_too() -> None:
     assert verdicts(cluster.validate(TURNS))["worker-2"] == "slow"
 
 
+def test_a_bandwidth_that_is_0_on_all_nodes_by_definition_is_not_compared() -> None:
+    validation = Cluster(lambda *_: 0.0).validate(replace(PLAIN, checks=(MEMORY,)))
+    assert (validation.verdict, set(verdicts(validation).values())) == ("PASS", {"good"})
+
+
 def test_a_run_in_turn_that_fails_is_bisected() -> None:
     cluster = OneHost(lambda _, group: None if group == ("worker-2",) else 100.0)
     validation = cluster.validate(TURNS)
