@@ -285,7 +285,7 @@ def agreement(computed: Iterable[tuple[str, str, str]]) -> dict[str, Verdict]:
 
 
 def said(judged: Judged) -> str:
-    """Render the evidence of a comparison: ``0.27 of the others (p < 0.001, 9 rounds)``, and what disturbed it."""
+    """Render a node's speed, ``27 % of the others (p < 0.001, 9 rounds)``, and why if unsure; empty if unknown."""
     if judged.speed is None:
         return ""
     rounds = human.count(len(judged.values), "round")

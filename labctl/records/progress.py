@@ -45,7 +45,7 @@ class Tracker:
         return self._sampler.values
 
     def read(self, lines: Iterable[Line]) -> list[Sample]:
-        """Return the samples of lines, as ``Sampler``, with seconds since the first line."""
+        """Count progress from lines; return their samples, with seconds since the first line."""
         samples: list[Sample] = []
         for line in lines:
             if self._began is None:

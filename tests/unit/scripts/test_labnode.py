@@ -292,7 +292,7 @@ class Devices:
         patch.setattr(labnode, "become_user", lambda *_: None)
 
     def given(self, expected: str, *files: str) -> None:
-        """Set the device files at the node's start, and its expected number of devices."""
+        """Create a node's device files, expect ``nvidia:2`` or the like, and record the devices as at its start."""
         for name in files:
             path = self.dev / name
             path.parent.mkdir(exist_ok=True)

@@ -357,7 +357,7 @@ class SshConnection(Connection):
         return output
 
     def _read(self, master: process.BackgroundProcess, marker: str, seconds: float) -> tuple[str, list[str]]:
-        """Return the output of the opening script, and the fields of the line that ends it. HostError."""
+        """Return the opening script's output and its end line's fields; HostError on noise, timeout or failure."""
         began = time.monotonic()
         # Output of the login shell comes before the marker.
         parts: list[list[str]] = [[]]
