@@ -82,7 +82,8 @@ class Trial:
         failed = [node for node in self.nodes if len(self.runs[node]) == 1 and not self.runs[node][0].passed]
         unsure = {limit: self.unsure(limit) for limit in self.check.limits}
         if any(unsure[limit] for limit in self.judged_by_others()):
-            return tuple(node for node in self.nodes if node in failed or self.runs[node][-1].passed)
+            running = [node for node in self.nodes if self.runs[node][-1].passed]
+            return tuple(dict.fromkeys((*failed, *(running if len(running) > 1 else []))))
         if not {"good"}.issuperset(self.agreement().values()) and len(self.runs[self.nodes[0]]) < COMPUTED:
             return self.nodes
         return tuple(dict.fromkeys(chain(failed, *unsure.values())))
@@ -92,13 +93,17 @@ class Trial:
         most = MOST_ROUNDS if self.check.nodes == "turns" else MOST_RUNS
         judged = self.judged[limit.metric]
         unsure = [node for node in judged if judged[node].verdict == "unsure" and self.runs[node][-1].passed]
-        return [node for node in unsure if 0 < len(judged[node].values) < most]
+        return [node for node in unsure if 0 < len(judged[node].values) < most and len(self.runs[node]) < MOST_RUNS]
 
     @property
     def failed_together(self) -> str:
         """Return the message of a failed run of all nodes in turn; empty if there is none."""
         jobs = self.runs[self.nodes[0]] if self.check.nodes == "turns" and len(self.nodes) > 1 else []
         return next((job.message for job in jobs if not job.passed), "")
+
+    def proven_slow(self, node: str) -> bool:
+        """Tell if a metric shows that a node is bad."""
+        return any(of_metric[node].verdict == "bad" for of_metric in self.judged.values() if node in of_metric)
 
     @property
     def is_judged(self) -> bool:
@@ -117,7 +122,11 @@ class Trial:
 
     def is_bounded(self, limit: Limit, node: str) -> bool:
         """Tell if a metric of a node has a constant bound."""
-        return (limit.metric, node) in self.bounds
+        return (limit.metric, self.subject(node)) in self.bounds
+
+    def subject(self, node: str) -> str:
+        """Return the name of a node's figures: empty if the check is one of all nodes, and the lab has a single one."""
+        return "" if self.check.nodes == "all" else node
 
     def judged_by_others(self) -> list[Limit]:
         """Return the metrics that are judged by the other nodes."""
@@ -137,7 +146,7 @@ class Trial:
         if limit in self.judged_by_others():
             judged = evidence.judge(rounds, self.within, self.error)
         for node in self.nodes:
-            if bound := self.bounds.get((limit.metric, node)):
+            if bound := self.bounds.get((limit.metric, self.subject(node))):
                 readings = [readings[node] for readings in rounds if node in readings]
                 judged[node] = self.by_bound(node, limit, bound, readings)
         return judged
@@ -173,7 +182,7 @@ class Trial:
     def first_passed(self, node: str) -> bool:
         """Tell if the first run of a node passed and held all constant bounds."""
         first = self.runs[node][0]
-        bounds = [(metric, bound) for (metric, of), bound in self.bounds.items() if of == node]
+        bounds = [(metric, bound) for (metric, of), bound in self.bounds.items() if of == self.subject(node)]
         return first.passed and all(bound.holds(first.value(metric)) for metric, bound in bounds)
 
     def verdict(self, node: str) -> Verdict:
@@ -181,6 +190,8 @@ class Trial:
         jobs = self.runs[node]
         if node in self.failing() or (jobs[-1].passed and self.without_number(node)):
             return "bad"
+        if not jobs[-1].passed:
+            return "unsure"
         verdicts = {of_metric[node].verdict for of_metric in self.judged.values() if node in of_metric}
         verdicts.add(self.agreement().get(node, "good"))
         return next((worst for worst in ("bad", "unsure") if worst in verdicts), "good")
@@ -189,6 +200,8 @@ class Trial:
         """Return the metrics and the note that a node's last run did not print, though it passed."""
         last = self.runs[node][-1]
         missing = [limit.metric for limit in self.check.limits if last.value(limit.metric) is None]
+        if self.check.nodes == "turns":
+            missing = [limit.metric for limit in self.check.limits if not self.speeds(limit)[node]]
         return [*missing, *([self.check.equal] if self.check.equal not in {"", *last.notes} else [])]
 
     def figures(self) -> list[Figure]:
@@ -202,12 +215,12 @@ class Trial:
         units = [
             str(job.metrics[limit.metric].get("unit", "")) for job in self.runs[node] if limit.metric in job.metrics
         ]
-        judged, bound = self.judged[limit.metric].get(node), self.bounds.get((limit.metric, node))
+        judged, bound = self.judged[limit.metric].get(node), self.bounds.get((limit.metric, self.subject(node)))
         unit = units[0] if units else ""
         figure = Figure(
             step=self.check.name,
             what=limit.metric,
-            node=node if self.check.nodes != "all" else "",
+            node=self.subject(node),
             value=median(values) if values else None,
             unit=unit,
             passed=_passed(judged) if values else False,
@@ -244,7 +257,11 @@ class Trial:
         figures = [self.figure(node, limit) for limit in self.check.limits]
         against = [figure for figure in figures if figure.passed is False or (figure.passed is None and figure.source)]
         texts = [f"{missed(figure)}, {figure.judged or self.times(node)}" for figure in against]
-        verdict = self.agreement().get(node, "good")
+        last, verdict = self.runs[node][-1], self.agreement().get(node, "good")
+        if last.passed:
+            texts += [f"{self.check.name}: it printed no {name}" for name in self.without_number(node)]
+        else:
+            texts.append(f"{self.check.name}: its last run failed: {last.message}")
         return [*([f"{self.check.name}: {DISAGREES[verdict]}"] if verdict != "good" else []), *texts]
 
     def times(self, node: str) -> str:
@@ -260,6 +277,8 @@ DISAGREES = {
 }
 SPARE = 3
 """Turns more than are needed without noise."""
+LEAST = 1e-12
+"""Value of a metric of which less is better, below which it counts as 0."""
 AGAIN = 8
 """Turns of each further run."""
 
@@ -267,7 +286,8 @@ AGAIN = 8
 def agreement(computed: Iterable[tuple[str, str, str]]) -> dict[str, Verdict]:
     """Judge nodes by their results, as (node, result, hardware): with the same hardware the same to the last bit.
 
-    A node with a result other than that of more than half is bad; all are unsure if there is no such majority.
+    A node is bad if most of its results are not that of more than half, and unsure if some are not. All are unsure if
+    there is no such majority.
     """
     by_hardware: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
     for node, result, hardware in computed:
@@ -279,8 +299,9 @@ def agreement(computed: Iterable[tuple[str, str, str]]) -> dict[str, Verdict]:
         if 2 * many <= len(results) and len(nodes) > 1:
             verdicts |= dict.fromkeys(nodes, "unsure")
         else:
-            verdicts |= dict.fromkeys(nodes, "good")
-            verdicts |= {node: "bad" for node, result in results if result != usual}
+            for node in nodes:
+                own = [result != usual for of, result in results if of == node]
+                verdicts[node] = "bad" if 2 * sum(own) > len(own) else "unsure" if any(own) else "good"
     return verdicts
 
 
@@ -289,10 +310,9 @@ def said(judged: Judged) -> str:
     if judged.speed is None:
         return ""
     rounds = human.count(len(judged.values), "round")
-    compared = f"{human.share(judged.speed)} of the others ({evidence.p_text(judged.p)}, {rounds})"
     if judged.verdict == "unsure":
-        return f"{compared}; {why_unsure(judged)}"
-    return compared
+        return f"{human.share(judged.speed)} of the others ({rounds}); {why_unsure(judged)}"
+    return f"{human.share(judged.speed)} of the others ({evidence.p_text(judged.p)}, {rounds})"
 
 
 def why_unsure(judged: Judged) -> str:
@@ -312,13 +332,16 @@ def _round(limit: Limit, runs: Runs) -> Round:
         value = job.value(limit.metric)
         if value is not None:
             (node,) = job.nodes
-            readings[node] = Reading(1 / value if limit.lower_is_better and value else value, runs.lost.get(node, 0.0))
+            speed = 1 / max(value, LEAST) if limit.lower_is_better else value
+            readings[node] = Reading(speed, runs.lost.get(node, 0.0))
     return readings
 
 
 def _value(limit: Limit, reading: Reading) -> float:
     """Return the value of a reading as the workload printed it."""
-    return 1 / reading.speed if limit.lower_is_better and reading.speed else reading.speed
+    if not limit.lower_is_better:
+        return reading.speed
+    return 0.0 if reading.speed >= 1 / LEAST else 1 / reading.speed
 
 
 def _passed(judged: Judged | None) -> bool | None:

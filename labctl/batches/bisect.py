@@ -50,6 +50,8 @@ class Run(Struct, frozen=True, kw_only=True):
     """Value as a share of the median of good runs of about its size; None if it failed."""
     bad: bool
     why: str = ""
+    lost: float = 0.0
+    """Share of its hosts' cores that other programs used."""
     peers: tuple[float, ...] = ()
     """Sorted values of groups of its size in the same round, without those under test if there are enough others."""
 
@@ -282,7 +284,8 @@ class _Bisection:
 
     def p(self, runs: Iterable[Run]) -> float:
         """Return an upper bound of the probability that noise alone makes these tests so slow."""
-        return 1 / evidence.evidence((self.is_slow(run), self.odds(run)) for run in runs)
+        undisturbed = [run for run in runs if run.lost <= evidence.DISTURBED]
+        return 1 / evidence.evidence((self.is_slow(run), self.odds(run)) for run in undisturbed)
 
     def odds(self, run: Run) -> float:
         """Return of how many tests of a good node at most one is slower than its peers by ``within``.
@@ -469,7 +472,7 @@ class _Bisection:
         alone = len(nodes) == 1 and value == 0
         low = self.minimum is not None and not alone and value is not None and value < self.minimum
         bad = value is None or value < (1 - self.within) * median or low
-        return Run(nodes=nodes, value=value, figure=figure, bad=bad, why=outcome.why, peers=peers)
+        return Run(nodes=nodes, value=value, figure=figure, bad=bad, why=outcome.why, lost=outcome.lost, peers=peers)
 
     def learn(self, runs: list[Run]) -> None:
         """Record runs: nodes of good runs are good, and values of good runs are compared with later ones."""

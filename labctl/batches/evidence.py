@@ -32,8 +32,8 @@ WINS = ((0.7, 0.1), (0.9, 0.15), (0.995, 0.75))
 """Probabilities that a slow node is the slowest of a round, with their weights."""
 CLEARED = 2
 """Values that must hold a bound that an earlier one missed, more than miss it again."""
-DISTURBED = 0.1
-"""Share of a node's time that other programs took, above which they are named as the reason of an unsure verdict."""
+DISTURBED = 0.25
+"""Share of its time that other programs took from a node, above which a speed that includes it is not compared."""
 MOST_ROUNDS = 24
 """Rounds after which a node without a verdict is unsure."""
 OUTLIERS = 40
@@ -45,16 +45,23 @@ Verdict = Literal["bad", "good", "unsure"]
 
 
 class Reading(Struct, frozen=True):
-    """Speed of a node in a round while it could run, higher is better; and what other programs took from it."""
+    """Speed of a node in a round, higher is better; and what other programs took from it."""
 
     speed: float
     lost: float = 0.0
     """Share of its time that other programs took; a quota of its own may hide behind it."""
+    corrected: bool = False
+    """The speed is that of the time in which it could run."""
 
     @property
     def proven(self) -> float:
         """Return the speed over all of its time."""
-        return self.speed * (1 - self.lost)
+        return self.speed * (1 - self.lost) if self.corrected else self.speed
+
+    @property
+    def is_comparable(self) -> bool:
+        """Tell if other programs cannot be the reason of a low speed."""
+        return self.corrected or self.lost <= DISTURBED
 
 
 Round = Mapping[str, Reading]
@@ -151,6 +158,7 @@ def _comparisons(before: Sequence[Round], now: Round, within: float) -> Iterator
     References are the other nodes that are at most ``within`` below the usual speed in the rounds before; if they are
     too few, the fastest ones.
     """
+    now = {node: reading for node, reading in now.items() if reading.is_comparable}
     if not now:
         return
     speeds = {node: _median_speed(node, before) for node in now}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl.batches.baseline import Baseline
 from labctl.batches.evidence import Round
@@ -40,6 +43,8 @@ class Bound(Struct, frozen=True, kw_only=True):
     sign: str
     value: float
     source: str
+    of_others: bool = False
+    """It comes from other figures of the same validation."""
 
     def holds(self, value: float | None) -> bool:
         """Tell if a value meets the bound; no value does not."""
@@ -51,6 +56,11 @@ class Bound(Struct, frozen=True, kw_only=True):
 def subject(nodes: Sequence[str], *, everyone: bool) -> str:
     """Return the subject of a figure: a node, two nodes as ``a - b``, or empty for all nodes together."""
     return "" if everyone else " - ".join(nodes)
+
+
+def measured(check: Check, job: JobOutcome) -> list[tuple[str, ...]]:
+    """Return the nodes that each figure of a job is of: each node if they take turns, else all of the job."""
+    return [(node,) for node in job.nodes] if check.nodes == "turns" else [job.nodes]
 
 
 def bounds(
@@ -68,16 +78,17 @@ def bounds(
     by_subject = {}
     for limit in check.limits:
         values = [value for job in jobs if (value := job.value(limit.metric)) is not None]
-        for job in jobs:
-            name = subject(job.nodes, everyone=check.nodes == "all")
+        for nodes in chain.from_iterable(map(partial(measured, check), jobs)):
+            name = subject(nodes, everyone=check.nodes == "all")
             if bound := _absolute(limit):
                 by_subject[limit.metric, name] = bound
-            elif baseline and (before := _before(baseline, check, limit.metric, job.nodes, hosts)) is not None:
+            elif baseline and (before := _before(baseline, check, limit.metric, nodes, hosts)) is not None:
                 by_subject[limit.metric, name] = _relative(
                     limit, before, f"baseline of {baseline.recorded[:10]}", within
                 )
-            elif len(values) > 1 and check.nodes == "pairs" and len({hosts.get(node) for node in job.nodes}) > 1:
-                by_subject[limit.metric, name] = _relative(limit, *_usual(limit, values), within)
+            elif len(values) > 1 and check.nodes == "pairs" and len({hosts.get(node) for node in nodes}) > 1:
+                bound = _relative(limit, *_usual(limit, values), within)
+                by_subject[limit.metric, name] = replace(bound, of_others=True)
     return by_subject
 
 

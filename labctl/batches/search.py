@@ -38,10 +38,6 @@ def least(metric: str, bound: float, size: int) -> float:
     return bound / size if metric in TOTALS else bound
 
 
-RUNS_ALONE = 0.99
-"""``within`` of a search that judges by failures alone: no successful run is that far below the median."""
-
-
 class BisectReport(Struct, frozen=True, kw_only=True):
     """Result of a search, and the directory of the logs of its runs."""
 

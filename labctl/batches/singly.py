@@ -16,6 +16,8 @@ from labctl.batches.bisect import BadNode, Diagnosis, Group, Outcome, Run, Steps
 from labctl.batches.evidence import MOST_ROUNDS, Judged, Reading, Round
 from labctl.system import human
 
+RUNS_ALONE = 0.99
+"""``within`` of a search that judges by failures alone: no successful run is that far below the others."""
 FAILURES = 2
 """Failed runs of a node, and none that passed, after which it is failing."""
 
@@ -110,6 +112,8 @@ class _Search:
         """Return the verdict on a node so far."""
         if node in self.bad:
             return "bad"
+        if self.within >= RUNS_ALONE and self.minimum is None:
+            return "good" if any(run.value is not None for run in self.runs[node]) else "unsure"
         if node not in self.judged:
             return "unsure"
         below = self.below_minimum(node)
@@ -162,6 +166,8 @@ class _Search:
         """Return why nodes stayed unsure, and what would settle it; empty if none did."""
         if not unsure:
             return ""
+        if len(self.nodes) - sum(bad.kind == "failing" for bad in self.bad.values()) < 2:
+            return f"No other node to compare {unsure[0]} with."
         lost = [self.judged[node].lost for node in unsure if node in self.judged]
         if lost and max(lost) > evidence.DISTURBED:
             return f"Other programs used {human.share(max(lost))} of the host: repeat when it is idle."

@@ -17,7 +17,7 @@ def read(lines: Iterable[str], nodes: Sequence[str]) -> tuple[Round, ...]:
     """Return the rounds that a run printed; ``nodes`` are in the order of their ranks. Other lines are ignored."""
     rounds: defaultdict[int, dict[str, Reading]] = defaultdict(dict)
     for line in lines:
-        if match := LINE.search(line):
+        if match := LINE.search(line.rstrip()):
             number, node, speed, lost = match.groups()
-            rounds[int(number)][nodes[int(node)]] = Reading(float(speed), float(lost))
+            rounds[int(number)][nodes[int(node)]] = Reading(float(speed), float(lost), corrected=True)
     return tuple(rounds[number] for number in sorted(rounds))

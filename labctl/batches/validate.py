@@ -392,6 +392,11 @@ class _Course:
         bounds = self.bounds(check, jobs)
         judged = figures.judge(check, jobs, bounds)
         bad = _bad(check, jobs, judged)
+        if missed := tuple(job.nodes for job in jobs if job.nodes in bad and job.passed):
+            # A single figure is not enough evidence.
+            jobs = [job for job in jobs if job.nodes not in missed] + self.run(check, missed, f"{check.name}-again")
+            judged = figures.judge(check, jobs, bounds)
+            bad = _bad(check, jobs, judged)
         if bad:
             self.suspicion = _suspicion(judged, bounds)
         self.figures += judged
@@ -412,6 +417,9 @@ class _Course:
         )
         self.figures += trial.figures()
         if trial.failed_together:
+            for node in nodes:
+                if trial.proven_slow(node):
+                    self.accuse_measured(check, trial, node, all_bad=False)
             self.suspicion = Suspicion()
             return Outcome("failed", f"{check.name}: {trial.failed_together}")
         verdicts = {node: trial.verdict(node) for node in nodes}
@@ -433,7 +441,8 @@ class _Course:
         lost = {}
         for node in nodes:
             of_host = [loads.get(self.placement[node]) for loads in (before, after)]
-            lost[node] = max((of_time.share for of_time in of_host if of_time), default=0.0)
+            # The lab's own runs, which have just ended, may show in one of the two.
+            lost[node] = min((of_time.share for of_time in of_host if of_time), default=0.0)
         return Runs(jobs, lost)
 
     def loads(self) -> dict[str, Load]:
@@ -500,6 +509,11 @@ class _Course:
         tried = f"{human.count(diagnosis.runs, 'run')} in {human.count(diagnosis.rounds, 'round')}"
         if names:
             return Outcome("failed", f"{', '.join(names)} ({tried})")
+        if suspicion.bound and suspicion.bound.of_others:
+            # Nothing explains figures that are worse than others of the same check.
+            self.steps[-1] = replace(self.steps[-1], status="unsure")
+        if diagnosis.unsure and not diagnosis.none_good:
+            return Outcome("unsure", f"{human.listed(diagnosis.unsure)}: {diagnosis.note} ({tried})", REPEAT)
         if not diagnosis.good:
             return Outcome("failed", f"{diagnosis.note} ({tried})", _look_at(check))
         return Outcome("passed", f"no node or link alone is bad ({tried}) {diagnosis.note}".rstrip())
@@ -569,9 +583,9 @@ class _Course:
             return "ERROR"
         if any(step.status == "failed" for step in self.steps):
             return "FAIL"
-        if all(node.verdict == "good" for node in self.node_verdicts()):
-            return "PASS"
-        return "UNSURE" if any(step.status == "unsure" for step in self.steps) else "FAIL"
+        if any(step.status == "unsure" for step in self.steps):
+            return "UNSURE"
+        return "PASS" if all(node.verdict == "good" for node in self.node_verdicts()) else "FAIL"
 
     def message(self) -> str:
         """Summarise the validation in a line: bad nodes and links with the reason, else the first failed step."""
@@ -583,11 +597,16 @@ class _Course:
         worst = sorted(nodes, key=lambda node: HEALTH.index(node.verdict))
         parts = [_accusation(node.node, node) for node in worst if node.verdict != "unsure"][:3]
         parts += [_accusation(f"the link {link.a} - {link.b}", link) for link in self.links][:3]
+        if parts:
+            return f"{'; '.join(parts)}."
         failed = next((step for step in self.steps if step.status == "failed"), None)
-        if not parts and failed:
+        unsure = next((step for step in self.steps if step.status == "unsure"), None)
+        if failed:
             parts = [f"step {failed.name} failed: {failed.message}"]
-        elif not parts:
+        elif nodes:
             parts = [_accusation(node.node, node) for node in nodes[:3]]
+        elif unsure:
+            parts = [f"step {unsure.name} is unsure: {unsure.message}"]
         return f"{'; '.join(parts)}."
 
 

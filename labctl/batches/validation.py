@@ -12,7 +12,7 @@ from labctl import backends
 from labctl.accelerators import CPU
 from labctl.backends import Backend
 from labctl.backends.status import LabStatus, NodeStatus
-from labctl.batches import baseline, operator, search, turns
+from labctl.batches import baseline, operator, search, singly, turns
 from labctl.batches import batch as batches
 from labctl.batches import hostfiles as sets
 from labctl.batches import profile as profiles
@@ -190,14 +190,14 @@ class Subject(Struct, frozen=True, kw_only=True):
         """
         workload, minimum = self._workload(check), None
         if why.bound is None:
-            within = search.RUNS_ALONE
+            within = singly.RUNS_ALONE
         else:
             _require_searched(workload, check, why.metric, why.bound.sign)
             minimum = search.least(why.metric, why.bound.value, 2 if check.nodes == "pairs" else len(nodes))
         context = self.context
         settings = backends.settings_for(context, context.settings(), workload)
         with backends.connect(context, settings) as backend:
-            return search.bisect(
+            report = search.bisect(
                 backend,
                 check.workload,
                 workload,
@@ -207,7 +207,10 @@ class Subject(Struct, frozen=True, kw_only=True):
                 within=within,
                 minimum=minimum,
                 out=self.directory / f"{check.name}-bisect",
-            ).diagnosis
+            )
+        if report.interrupted:
+            raise KeyboardInterrupt
+        return report.diagnosis
 
     def _rounds(self, check: Check, job: BatchJob) -> tuple[Round, ...]:
         """Return the readings of nodes that took turns in a job; none if they did not."""

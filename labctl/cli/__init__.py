@@ -70,7 +70,7 @@ usage: labctl COMMAND [OPTIONS] [ARGS]
 {commands}
 
 labctl COMMAND --help for options; --version; --install-completion for shell completion.
-exit codes: 0 pass, 2 usage or settings, 3 environment, 4 workload failed, 5 criteria not met,
+exit codes: 0 pass, 2 usage or settings, 3 environment, 4 workload failed, 5 criteria not met, 6 unsure,
             124 timed out, 130 interrupted, 1 a bug in labctl
 """
 

@@ -81,10 +81,16 @@ def test_a_single_node_is_compared_with_nothing() -> None:
 
 
 def test_time_that_others_took_proves_no_speed() -> None:
-    rounds = [{name: Reading(1.0, lost=0.4) for name in ("n0", "n1", "n2")}] * 20
+    rounds = [{name: Reading(1.0, lost=0.4, corrected=True) for name in ("n0", "n1", "n2")}] * 20
     assert {judged.verdict for judged in evidence.judge(rounds, 0.15, 0.01).values()} == {"unsure"}
-    rounds = [{name: Reading(1.0, lost=0.1) for name in ("n0", "n1", "n2")}] * 20
+    rounds = [{name: Reading(1.0, lost=0.1, corrected=True) for name in ("n0", "n1", "n2")}] * 20
     assert {judged.verdict for judged in evidence.judge(rounds, 0.15, 0.01).values()} == {"good"}
+
+
+def test_a_speed_that_includes_what_others_took_is_not_compared() -> None:
+    rounds = [{"n0": Reading(0.5, lost=0.5), "n1": Reading(1.0), "n2": Reading(1.0)}] * 20
+    judged = evidence.judge(rounds, 0.15, 0.01)
+    assert {name: of_node.verdict for name, of_node in judged.items()} == {"n0": "unsure", "n1": "good", "n2": "good"}
 
 
 def test_the_first_round_does_not_count() -> None:

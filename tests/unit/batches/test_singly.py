@@ -92,6 +92,19 @@ def test_a_node_that_failed_once_is_judged_by_its_other_runs() -> None:
     assert set(diagnosis.good) == {*NAMES}
 
 
+def test_a_node_without_another_to_compare_with_is_unsure() -> None:
+    diagnosis, _ = diagnosed(
+        lambda node, _: Outcome(None, "exit code 1") if node == "worker-1" else Outcome(100.0), NAMES[:2]
+    )
+    assert diagnosis.unsure == ("worker-0",)
+    assert diagnosis.note == "No other node to compare worker-0 with."
+
+
+def test_a_search_by_failures_alone_ends_after_good_runs() -> None:
+    diagnosis, _ = diagnosed(noisy(0.3), within=singly.RUNS_ALONE)
+    assert (diagnosis.good, diagnosis.rounds) == (NAMES, 1)
+
+
 def test_if_no_run_passes_nobody_is_accused() -> None:
     diagnosis, _ = diagnosed(lambda *_: Outcome(None, "exit code 1"))
     assert (diagnosis.bad, diagnosis.unsure, diagnosis.none_good) == ((), NAMES, True)

@@ -37,8 +37,8 @@ def test_a_node_is_as_fast_as_its_slowest_rank_and_labctl_reads_what_is_printed(
     lines = [f"worker-0: {line}" for line in turns.lines(taken)]
     assert lines[0] == "worker-0: turn 0 of node 0 (n0): 0.4 TFLOP/s, lost 0.200 to others"
     assert reading.read(["other text", *lines], ("worker-3", "worker-1")) == (
-        {"worker-3": Reading(0.4, 0.2), "worker-1": Reading(0.8, 0.0)},
-        {"worker-3": Reading(0.6, 0.0), "worker-1": Reading(0.9, 0.25)},
+        {"worker-3": Reading(0.4, 0.2, corrected=True), "worker-1": Reading(0.8, 0.0, corrected=True)},
+        {"worker-3": Reading(0.6, 0.0, corrected=True), "worker-1": Reading(0.9, 0.25, corrected=True)},
     )
 
 
