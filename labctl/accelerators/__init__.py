@@ -225,7 +225,7 @@ def get(name: str) -> AcceleratorModule:
 
 
 def choose(setting: str, root: HostPath) -> Detection:
-    """Return the accelerator that ``setting`` names, or ``auto`` detects. HostError without such a device, ConfigError.
+    """Return the accelerator of ``setting``; ``auto`` detects it. HostError without devices, ConfigError if unknown.
 
     A GPU inside the processor is used only if named, and only without a card.
     """
@@ -322,7 +322,7 @@ def remark(card: pci.PciDevice, vendor: PciVendor) -> str:
 
 
 def observe(setting: str, root: HostPath = ROOT) -> tuple[str, Host]:
-    """Return the accelerator that ``setting`` names or ``auto`` detects, and the host below ``root``. HostError.
+    """Return the accelerator of ``setting``, as ``choose``, and the host below ``root``. HostError without its devices.
 
     Paths are the host's own.
     """

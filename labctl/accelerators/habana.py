@@ -56,7 +56,7 @@ def driver(root: HostPath) -> str:
 
 
 def container(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
-    """Return the environment and mounts for these Gaudis: index and module ids, network description if present.
+    """Return a container's mapping of Gaudis: environment with ids, SYS_NICE, and the network description if present.
 
     Source: docs.habana.ai, "Multiple Dockers Each with a Single Workload" (modules) and "Docker Installation".
     """

@@ -72,7 +72,7 @@ def row_of(device: Device, rows: Iterable[Mapping[str, str]]) -> Mapping[str, st
 def completed(
     device: Device, tool: Tool, row: Mapping[str, str] | None, messages: tuple[str, ...], code: int
 ) -> Device:
-    """Return the device with the details of the tool's row; empty cells keep the kernel's report."""
+    """Return the device with the row's details, where not empty, and with the tool's complaint, if any, as health."""
     health = complaint(device, tool, row, messages, code)
     row = {name: text for name, text in (row or {}).items() if not re.fullmatch(r"\[.*\]|N/A|", text)}
     memory = re.match(r"\d+", row.get("memory", ""))

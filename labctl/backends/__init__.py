@@ -168,7 +168,7 @@ class Backend(Protocol):
         *,
         age: float = 0,
     ) -> RunOutcome:
-        """Launch a run with ``options``, or follow one that was launched ``age`` seconds ago, to its end.
+        """Launch a run, or without ``options`` follow one begun ``age`` seconds ago, to its end; ``keep`` gets lines.
 
         A run without ``options`` is followed by `attach`, or after it has ended, to be judged; one whose agent is gone
         ends as lost. A run that is launched here ends with Ctrl-C, which only the main thread gets. ``keep`` gets lines
@@ -186,7 +186,7 @@ class Backend(Protocol):
         """Load a run from its record."""
 
     def active(self) -> Mapping[str, ActiveRun]:
-        """Return the runs that the nodes report: under way, or ended and not forgotten yet, by id.
+        """Return the runs that nodes report, also ended ones not forgotten, by id; if none answers, recorded runs.
 
         If no node answers, those of the record without a result, as ``unknown`` (``records.store.unknown``).
         """

@@ -138,7 +138,7 @@ class Follower:
         notice: Callable[[str], object] = len,
         given_up: Callable[[], bool] = bool,
     ) -> None:
-        """Start at the first line.
+        """Follow from the first line; ``notice`` is told of lost connections, ``given_up`` tells when not to reconnect.
 
         ``on_lines`` gets lines that arrive together; ``notice`` a line for a connection that breaks; ``given_up`` tells
         if it is of no use to connect again.
@@ -155,7 +155,7 @@ class Follower:
         """``on_lines`` raised an error."""
 
     def read(self, texts: Sequence[str]) -> None:
-        """Parse lines of the agent, and pass those of the run on."""
+        """Parse lines of the agent: pass on those of the run and note their place; note the run's end."""
         lines, last, ended = [], "", self.ended
         for text in texts:
             place, _, rest = text.partition(" ")
@@ -177,7 +177,7 @@ class Follower:
         self.ended = ended
 
     def _read_word(self, word: str, rest: str, text: str) -> None:
-        """Parse a message of the agent, ``beat`` or ``busy``; keep any other line."""
+        """Note the time of a ``beat``, or in ``busy`` the run that has the nodes; keep any other line."""
         if word == "beat":
             self.heard = time.monotonic()
         elif word == "busy":
@@ -193,7 +193,7 @@ class Standby:
     """
 
     def __init__(self, lab: Lab, engine: Engine, run_id: str, nodes: tuple[str, ...] = ()) -> None:
-        """Open the connection in the background; of more than AT_ONCE ``nodes``, none is asked."""
+        """Begin an agent in the launcher that waits to launch a run, and ask the sshd of ``nodes``, unless too many."""
         self._begun = time.monotonic()
         self._reached: set[str] = set()
         self._changed = threading.Condition()
@@ -254,7 +254,7 @@ class Standby:
             raise LaunchError(f"launcher: {answer}", hint=hint, node=model.LAUNCHER)
 
     def forget(self) -> bool:
-        """Have the agent remove its data of the run, which has ended; return False if it cannot be asked."""
+        """Have the agent remove its data of the ended run; return False if it cannot be asked or is too slow."""
         if self.ended:
             return False
         self._input.write("forget")
@@ -282,7 +282,7 @@ class Standby:
 
 
 def launch_run(lab: Lab, engine: Engine, follower: Follower, launch: Launch, standby: Standby | None = None) -> None:
-    """Launch a run by its waiting agent, or a new one, and follow it until it or the connection ends. LaunchError."""
+    """Launch a run by a waiting or new agent; follow it until it or the connection ends. LaunchError if not begun."""
     waiting = standby if standby and not standby.ended else Standby(lab, engine, launch.id)
     try:
         waiting.launch(follower, launch)
@@ -398,7 +398,7 @@ def is_running(lab: Lab, engine: Engine) -> bool:
 
 
 def runs(engine: Engine, observed: ObservedState) -> dict[str, ActiveRun]:
-    """Return the runs that the agent in the launcher reports, by id; none if the launcher is not running. HostError."""
+    """Return the runs that the launcher's agent reports, by id; none if not running. HostError if the agent fails."""
     launcher = observed.container(model.LAUNCHER)
     if not launcher or launcher.state != "running":
         return {}
@@ -430,7 +430,7 @@ def reap(
     lasted: float | None = None,
     launcher: str = "",
 ) -> list[str]:
-    """End a run's processes in the launcher and in its nodes, or in all workers; return errors of those that remain.
+    """End a run's processes (with ``lasted``, also ones that left it) in launcher and nodes, or all; return errors.
 
     If the run has ``lasted`` so many seconds, also end processes in workers that were started in that time and have
     left it: they have no parent, and no environment of another run or shell. In the launcher this is done only for the

@@ -190,7 +190,7 @@ class DockerBackend:
         return UpPlan(plan.steps, lab=lab, failed=failed)
 
     def _decide_up(self, lab: Lab, observed: ObservedState) -> tuple[Plan, Failures]:
-        """Plan the lab directory and the containers; return also the hosts that the plan skips. HostError."""
+        """Plan lab directory and containers; return also hosts to skip. HostError if devices or nodes are in use."""
         from labctl.backends.docker.checks import run as checks
         from labctl.backends.docker.deploy import decide
         from labctl.backends.docker.deploy.steps import ApplyProject
@@ -228,7 +228,7 @@ class DockerBackend:
         return Deployment(context=self.context, cluster=self.cluster)
 
     def _bring_up(self, plan: UpPlan, lab: Lab) -> None:
-        """Carry out a plan of `up` while holding the leases of devices. HostError names the hosts that failed."""
+        """Carry out `up`, holding the lock for devices. HostError if a device or node is in use, or hosts fail."""
         from labctl.accelerators import leases
         from labctl.backends.docker.deploy.steps import LabDeployment
 
@@ -498,7 +498,7 @@ class DockerBackend:
         *,
         age: float = 0,
     ) -> RunOutcome:
-        """Launch a run with ``options``, or follow one launched before, to its end; return its outcome."""
+        """Launch a run, or without ``options`` follow one begun before, to its end; ``keep`` gets its lines."""
         from labctl.backends.docker.supervise import supervise
 
         return supervise(
@@ -540,7 +540,7 @@ class DockerBackend:
 
     @contextmanager
     def sharing_losses(self) -> Iterator[None]:
-        """Share one subscription to lost nodes among all runs in the block; on several hosts each has its own.
+        """Share one subscription to lost nodes among all runs in the block; on several hosts each run has its own.
 
         After a host was lost and is back, only the next run's subscription includes it.
         """

@@ -534,7 +534,7 @@ class DockerEngine:
         process.stream((*self.docker, *command), lambda line: on_line(line.removeprefix(ERASE)))
 
     def grants(self, lab: str, image: str, limits: tuple[tuple[str, int], ...]) -> bool:
-        """Tell if a container with these ulimits starts."""
+        """Tell if a container with these ulimits starts. HostError if it is refused for another reason."""
         options = tuple(chain.from_iterable(("--ulimit", f"{name}={value}:{value}") for name, value in limits))
         return not probe.refused(self.docker, lab, image, options, because="rlimit")
 
@@ -542,7 +542,7 @@ class DockerEngine:
         return probe.most_files(self.docker, lab, image)
 
     def reserves(self, lab: str, image: str, driver: str, ids: tuple[str, ...]) -> bool:
-        """Tell if the daemon has this device driver, by reserving these devices."""
+        """Tell if the daemon has this device driver, by reserving these devices. HostError if refused otherwise."""
         options = ("--gpus", probe.reservation(driver, ids))
         return not probe.refused(self.docker, lab, image, options, because="could not select device driver")
 

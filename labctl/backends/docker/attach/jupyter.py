@@ -115,7 +115,7 @@ LAST = 20
 def serve(
     context: Context, inside: session.ExecTarget, node: str, port: int | None, tell: Callable[[str], None]
 ) -> None:
-    """Serve notebooks until stopped (KeyboardInterrupt) or shut down; ``tell`` gets the URL. HostError or ConfigError.
+    """Serve notebooks until stopped; ``tell`` gets the URL. HostError if that fails, ConfigError if already served.
 
     HostError if the image has no notebook server, no port is free or the server fails; ConfigError if this node has one
     already.

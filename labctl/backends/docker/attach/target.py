@@ -60,7 +60,7 @@ def meant(where: Context, word: str, *more: str) -> str:
 
 @contextmanager
 def reached(where: Context, name: str, node: str | None) -> Iterator[Engine]:
-    """Yield the engine of a node's host, or of all hosts of the lab, connected during the block.
+    """Yield the engine of a node's host, or of all; warn of hosts that do not answer, and after the block HostError.
 
     Warn of unreachable hosts at once; after the block HostError names them.
     """
@@ -74,7 +74,7 @@ def reached(where: Context, name: str, node: str | None) -> Iterator[Engine]:
 
 
 def container_of(where: Context, name: str, node: str, engine: Engine) -> Container:
-    """Return a node's container, in any state. HostError if there is none, or it is another directory's."""
+    """Return a node's container, in any state. HostError if the lab is down or another's, ConfigError if not in it."""
     observed = engine.observe(name, node=node)
     raise_all(dict(observed.silent))
     container = observed.container(node)

@@ -189,7 +189,7 @@ def check_context(context: Context, cluster: Cluster, lab: Lab, *, only: str = "
 
 
 def preflight(context: Context, lab: Lab, cluster: Cluster, command: str) -> Cluster:
-    """Run the checks that can stop a command, before it changes anything; return the cluster without hosts that fail.
+    """Run a command's preflight; return the cluster without failing hosts. HostError if this machine fails, or all do.
 
     HostError for this machine, and if no host is left. A clock that is off is only a warning.
     """

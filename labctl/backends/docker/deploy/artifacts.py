@@ -139,7 +139,7 @@ def remedy(connection: Connection, folder: str) -> str:
 def fetch_left(
     connection: Connection, directory: str, lab: Path, hidden: tuple[Secret, ...], notice: Callable[[str], None]
 ) -> None:
-    """Move results that earlier runs left on a host into their records, once followed runs have ended. HostError.
+    """Wait for followed runs, then move results of earlier ones on a host to records. HostError if one is incomplete.
 
     A host has such results if it did not answer when a run ended. HostError if a run's results are incomplete: its
     directory stays on the host.

@@ -126,7 +126,7 @@ def fill(
     """
 
     def give(connection: Connection) -> HostCache:
-        """Send one host its missing files; return their number and size."""
+        """Send one host its missing files, unless a dry run; return their number and size. HostError without room."""
         host = connection.target.name
         space, present = read(connection, folder)
         missing = {name: file for name, file in files.items() if not is_same(name, file, present.get(name))}
@@ -234,7 +234,7 @@ def fill_lab(
 def _fill_hosts(
     context: Context, hub: Hub, contents: Cache, hosts_of: Callable[[], Cluster], *, preview: bool
 ) -> tuple[tuple[HostCache, ...], tuple[HostFailure, ...]]:
-    """Send the lab's hosts these contents of this machine's cache, or all if nothing is named. HostError if none.
+    """Send hosts the ``contents`` in this machine's cache, or all of it; return results, failures. HostError if empty.
 
     HostError if no host answers; a host that fails does not affect the others.
     """

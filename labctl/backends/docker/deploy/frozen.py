@@ -92,7 +92,7 @@ def _image(engine: DockerEngine, lab: Lab) -> dict[str, str | None]:
 
 
 def _pinned(image: str, base: str) -> dict[str, dict[str, str | None]]:
-    """Return the versions that the lock of labctl's own image pins; empty for other images."""
+    """Return the versions that the lock of the image, or of its base, pins; empty if neither is labctl's own."""
     name = catalog.name_of(image) or catalog.name_of(base)
     lock = catalog.file(name, "lock") if name else None
     return {name: package_sources.pins(lock.read_text(encoding="utf-8"))} if name and lock and lock.is_file() else {}
