@@ -41,7 +41,7 @@ class Step(Struct, frozen=True, kw_only=True):
         raise NotImplementedError(type(self).__name__)
 
     def without(self, deployment: Any, lost: Failures) -> Step | None:  # noqa: ARG002 - for steps of several hosts
-        """Return the step without the ``lost`` hosts; None if nothing of it is left."""
+        """Return the step as it is; steps of several hosts leave out ``lost`` ones, and are None if nothing is left."""
         return self
 
 
@@ -82,7 +82,7 @@ def carry_out(
     before: int = 0,
     after: int = 0,
 ) -> dict[str, HostError]:
-    """Carry out every step in order, those of different hosts concurrently; return the hosts that failed, and why.
+    """Carry out steps, those of hosts concurrently, not of ``failed`` ones; return failures. HostError if others fail.
 
     A host that fails, or is among ``failed``, gets no further steps. ``before`` and ``after`` count further steps of
     the same command, for the numbers that are announced. HostError for a step that fails as a whole.
@@ -114,7 +114,7 @@ def _concurrently(group: Iterable[tuple[str, Step]], deployment: Deployment, los
             queues.setdefault(step.host, []).append((number, step))
 
     def work(host: str) -> None:
-        """Carry out the steps of a host."""
+        """Announce and carry out the steps of a host in order."""
         for number, step in queues[host]:
             announce(deployment.context, number, step)
             with busy(host):

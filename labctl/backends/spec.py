@@ -133,7 +133,7 @@ def node_of(settings: Settings, accelerator: str, host: Host) -> Node:
 
 
 def chosen_devices(settings: Settings, accelerator: str, host: Host) -> tuple[Device, ...]:
-    """Return the host's devices, or those in LAB_DEVICES, in its order. ConfigError for one that is not found."""
+    """Return the host's devices, or those of LAB_DEVICES in that order. ConfigError if unknown, or in a CPU lab."""
     text = settings.text("LAB_DEVICES")
     if not text:
         return host.devices
@@ -191,7 +191,7 @@ def share_devices(
 
 
 def share_cores(host: Host, near: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-    """Return disjoint, nearly equal shares of the cores, for each node first the cores near its devices.
+    """Return disjoint, nearly equal shares of the cores, those near first; all empty for one node or too few cores.
 
     Cores near the devices of one node go to others only after it has its share. If no cores are near, shares follow the
     NUMA nodes. All shares are empty for one node, or for more nodes than cores.
@@ -245,7 +245,7 @@ def own_mounts(lab: Lab) -> tuple[str, ...]:
 
 
 def environment(settings: Settings, project: str) -> Pairs:
-    """Return the environment of every process in a container; the settings' extra environment comes last."""
+    """Return the environment of every process in a container; the settings' own variables replace labctl's."""
     common = {
         "PROJECT_PATH": project,
         "HF_HOME": f"{project}/.cache/huggingface",

@@ -64,7 +64,7 @@ class Trial:
         return evidence.rounds_needed(max(1, len(self.nodes) - 1), self.error) + SPARE
 
     def take(self, runs: Runs) -> None:
-        """Add runs and their readings."""
+        """Add runs and their readings, and judge the nodes anew by each metric."""
         for job in runs.jobs:
             for node in job.nodes:
                 self.runs[node].append(job)
@@ -76,7 +76,7 @@ class Trial:
             self.judged[limit.metric] = self.judge(limit)
 
     def open(self) -> tuple[str, ...]:
-        """Return the nodes to measure again: all, if some are to be compared; else those with a bound or run missed."""
+        """Return nodes to measure again: all to compare, else any failed once or unsure; none if all failed in turn."""
         if self.failed_together:
             return ()
         failed = [node for node in self.nodes if len(self.runs[node]) == 1 and not self.runs[node][0].passed]
@@ -136,7 +136,7 @@ class Trial:
         return [limit for limit in unbounded if self.has_values(limit)]
 
     def has_values(self, limit: Limit) -> bool:
-        """Tell if a metric is not 0 on all nodes, as the bandwidth of a single rank is by definition."""
+        """Tell if a metric is other than 0 on any node; the bandwidth of a single rank is 0 by definition."""
         return any(reading.speed for readings in self.rounds[limit.metric] for reading in readings.values())
 
     def judge(self, limit: Limit) -> dict[str, Judged]:
@@ -253,7 +253,7 @@ class Trial:
         return speeds
 
     def texts(self, node: str) -> list[str]:
-        """Return what speaks against a node: each metric by which it is bad, unsure, or has no number."""
+        """Return what speaks against a node: unequal results, and metrics that are bad, unsure, or missing."""
         figures = [self.figure(node, limit) for limit in self.check.limits]
         against = [figure for figure in figures if figure.passed is False or (figure.passed is None and figure.source)]
         texts = [f"{missed(figure)}, {figure.judged or self.times(node)}" for figure in against]
@@ -284,7 +284,7 @@ AGAIN = 8
 
 
 def agreement(computed: Iterable[tuple[str, str, str]]) -> dict[str, Verdict]:
-    """Judge nodes by their results, as (node, result, hardware): with the same hardware the same to the last bit.
+    """Judge nodes by (node, result, hardware): bad if unlike the majority of the same hardware, unsure without one.
 
     A node is bad if most of its results are not that of more than half, and unsure if some are not. All are unsure if
     there is no such majority.

@@ -194,7 +194,7 @@ def renamed(batch: Batch) -> str:
 
 
 def begin(directory: Path, batch: Batch, lab: Lab, *, resume: bool) -> Batch:
-    """Write the record of a new batch, or with ``resume`` of the recorded one to continue it; return the batch.
+    """Write and return a new batch's record, or with ``resume`` the old one. ConfigError if there is one, or none.
 
     ConfigError if the directory has a record without ``resume``, or none with it.
     """
@@ -209,7 +209,7 @@ def begin(directory: Path, batch: Batch, lab: Lab, *, resume: bool) -> Batch:
 
 
 def resumed(directory: Path, batch: Batch, lab: Lab) -> Batch:
-    """Load the recorded batch to continue it: interrupted jobs wait again, jobs that were launched are running.
+    """Load the recorded batch: interrupted jobs wait again, launched ones are running. ConfigError if it differs.
 
     ConfigError if there is no record, or if its jobs or options differ from those of ``batch``.
     """
@@ -285,7 +285,7 @@ def carry_out(
     *,
     parallel: int = 0,
 ) -> Batch:
-    """Run the jobs of a batch that are not done; return the batch with the result of each.
+    """Run a batch's open jobs by ``run``, ``show`` each change, return the batch; on Ctrl-C ``stop`` gets running runs.
 
     ``run`` runs one job to its end and passes the job to its second argument once the run has an id. After Ctrl-C,
     ``stop`` gets the ids of the running runs and KeyboardInterrupt is raised once they have ended. ``show`` gets the
@@ -342,7 +342,7 @@ def run_job(
     job: BatchJob,
     note: Callable[[BatchJob], None],
 ) -> Result:
-    """Run a job, or follow its run if it was launched before, and write its log: hostfile, empty line, output.
+    """Run a job, or follow its run if launched before, and log hostfile and output; an error becomes its result.
 
     If the job cannot run, the error becomes its result. HostError if the log cannot be written.
     """
@@ -450,7 +450,7 @@ def default_directory(directories: tuple[Path, ...], workload: str) -> Path:
 
 
 def next_directory(path: Path, *, resume: bool) -> Path:
-    """Return the directory of the next batch: ``path``, or numbered as ``path-2`` if those before have complete ones.
+    """Return a batch's directory: the last of ``path``, ``path-2``..., or the next if that is complete, unless resumed.
 
     With ``resume``, or if the last batch is incomplete, it is that batch's directory.
     """

@@ -210,7 +210,7 @@ class _Bisection:
         return runs
 
     def resolve(self, groups: Iterable[Group], suspects: Iterable[str]) -> Steps[list[Group]]:
-        """Tell bad nodes from bad links: test the suspects, then the pairs whose nodes are both good.
+        """Test suspects, then pairs of good nodes, for bad nodes and links; return groups with bad or unsure ones.
 
         Return the groups that include a node or link that was found bad or unsure.
         """
@@ -288,7 +288,7 @@ class _Bisection:
         return 1 / evidence.evidence((self.is_slow(run), self.odds(run)) for run in undisturbed)
 
     def odds(self, run: Run) -> float:
-        """Return of how many tests of a good node at most one is slower than its peers by ``within``.
+        """Return N: at most one in N tests of a good node is slower than its peers by ``within``.
 
         Disturbances meet the groups of a round independently, each with a probability p: that of n groups one alone is
         met is at most that of p = 1/n. Of peers that differ among themselves by ``within``, more were met: then the
@@ -302,14 +302,14 @@ class _Bisection:
         return (many + 1) * (1 + 1 / many) ** many
 
     def is_slow(self, run: Run) -> bool:
-        """Tell if a test failed or was slower than its slowest peer by ``within``; without peers, if it was bad."""
+        """Tell if a test failed, or is below the minimum or, by ``within``, its slowest peer; without peers, if bad."""
         if run.value is None or not run.peers:
             return run.bad
         below = self.minimum is not None and run.value < self.minimum
         return below or run.value < (1 - self.within) * evidence.slowest(run.peers)
 
     def with_partners(self, subjects: list[Group], tests: Mapping[Group, list[Run]]) -> dict[Group, Group]:
-        """Return disjoint groups to run, by subject: each node with a new good partner, or alone if none is good.
+        """Return disjoint groups to run, by subject, some left out: a node has a good partner, or is alone if none is.
 
         Subjects for which no partner is free are left out.
         """
@@ -358,7 +358,7 @@ class _Bisection:
         return good
 
     def search(self, groups: list[Group]) -> Steps[list[Group]]:
-        """Return the pairs that are bad inside bad groups; all groups are searched in the same rounds."""
+        """Run bad groups in halves down to pairs, all in the same rounds; return the pairs that are bad."""
         if not groups:
             return []
         bad_pairs = yield from self.run([group for group in groups if len(group) == 2])
@@ -372,7 +372,7 @@ class _Bisection:
         return bad_pairs
 
     def run(self, tests: list[Group]) -> Steps[list[Group]]:
-        """Run groups and controls in one round, record the runs; return the failed or slow groups. Stopped."""
+        """Run groups and controls in one round, record the runs; return failed or slow groups. Stopped at the limit."""
         if not tests:
             return []
         controls = self.controls(tests)
@@ -475,7 +475,7 @@ class _Bisection:
         return Run(nodes=nodes, value=value, figure=figure, bad=bad, why=outcome.why, lost=outcome.lost, peers=peers)
 
     def learn(self, runs: list[Run]) -> None:
-        """Record runs: nodes of good runs are good, and values of good runs are compared with later ones."""
+        """Record runs: good nodes, bad pairs, and the values of good runs, with which later ones are compared."""
         self.record += runs
         for run in runs:
             if run.bad and len(run.nodes) == 2:

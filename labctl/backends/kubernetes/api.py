@@ -457,7 +457,7 @@ class KubernetesEngine:
         return by_run(pod for pod in pods if pod["metadata"]["labels"].get("labctl.role") != CACHE)
 
     def observe(self, lab: str, image: str | None = None, *, node: str = "") -> ObservedState:  # noqa: ARG002
-        """Return the pods of a lab as containers, the latest run first; images of nodes are not observed."""
+        """Return all pods of a lab as containers, the latest run first, no images; ``image``, ``node`` are unused."""
         return ObservedState(host=ENGINE, containers=tuple(container_of(pod, lab) for pod in self.pods(lab)))
 
     def exec(
@@ -469,7 +469,7 @@ class KubernetesEngine:
         workdir: str | None = None,
         limit: float = EXECUTING,
     ) -> CompletedProcess:
-        """Run a program in a pod; return exit code and output. ProcessTimeout, HostError if the connection is lost."""
+        """Run a program as the pod's user; return exit code and output. ProcessTimeout; HostError if disconnected."""
         printed = {OUT: bytearray(), ERR: bytearray()}
         with connected(self.api.execute(container, _within(argv, workdir))) as socket:
             for channel, piece in outputs_of(socket, limit, argv):
@@ -487,7 +487,7 @@ class KubernetesEngine:
         environment: Pairs = (),
         limit: float,
     ) -> int:
-        """Run a program in a pod, pass on each line as printed, and return its exit code. ProcessTimeout, HostError."""
+        """Run a program in a pod, pass lines on, send it empty ones; return exit code. ProcessTimeout, HostError."""
         with connected(self.api.execute(container, _within(argv, None, environment), stdin=True)) as socket:
             for line in _lines(outputs_of(socket, limit, argv, pulse=True)):
                 on_lines((line,))
@@ -534,7 +534,7 @@ class KubernetesEngine:
             return exit_code(socket, argv)
 
     def logs(self, project: str, on_line: OnLine, *, node: str = "", follow: bool = False, color: bool = False) -> None:  # noqa: ARG002
-        """Pass the lines of the latest run's pods to ``on_line``, each after its node; with ``follow`` to their end."""
+        """Pass on the last lines of the latest run's pods, each after its node; with ``follow`` all, to the end."""
         from labctl.system.parallel import pool
 
         pods = self.pods(self.lab)

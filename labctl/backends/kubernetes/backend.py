@@ -135,13 +135,13 @@ class KubernetesBackend:
         return read(self.settings, self.settings.text("LAB_ACCELERATOR"))
 
     def unusable(self, slots: int = 0) -> Mapping[str, str]:
-        """Return the nodes that are cordoned, not ready, or have too little free beside the pods of others."""
+        """Return nodes that are cordoned, not ready, or lack room for ``slots`` (0: a worker's), and the reasons."""
         of_lab = {node.name: node.slots for node in self.lab().nodes}
         now = tuple(node for node in self._nodes_now() if node.name in of_lab)
         return nodes.unusable(now, request_of(self._target, slots or max(of_lab.values())))
 
     def _nodes_now(self) -> tuple[ClusterNode, ...]:
-        """Fetch the nodes with the resources that pods of other labs and users leave free. Refused."""
+        """Fetch the nodes, with what pods of others leave free if pods may be listed. Refused if nodes may not be."""
         return capacity.nodes_with_free(self._cluster.api, self._target, beside=self._cluster.name)
 
     def status(self) -> LabStatus:
@@ -155,7 +155,7 @@ class KubernetesBackend:
         return capacity.devices(self._cluster)
 
     def findings(self, node: str = "") -> tuple[Finding, ...]:  # noqa: ARG002 - refused before
-        """Run the checks of cluster, namespace, rights, nodes and pods."""
+        """Run the checks of cluster, namespace, rights, nodes and pods, whatever ``node``; return what they found."""
         from labctl.backends.kubernetes import checks
 
         return tuple(checks.examine(self._cluster))
@@ -169,7 +169,7 @@ class KubernetesBackend:
         return Plan()
 
     def plan_down(self, *, images: bool = False, state: str = "", preview: bool = False) -> Plan:  # noqa: ARG002
-        """Plan the removal of the lab's objects except claim and namespace. HostError if a job is another user's."""
+        """Plan to delete the lab's objects; claim and namespace are kept. HostError if a job is another user's."""
         from labctl.backends.kubernetes.steps import AwaitPodsGone, DeleteObject, KeepObject
 
         labs.require_own(self._cluster)
@@ -260,13 +260,13 @@ class KubernetesBackend:
         stdin: Literal["terminal", "pipe"],
         prompt: bool,
     ) -> int:
-        """Run a command in the pods of nodes, all workers if none is named; return the largest exit code."""
+        """Run a command in nodes' pods (default: workers); return the largest exit code. ``prompt``: by terminal."""
         if prompt:
             terminal.require(nodes[0], stdin)
         return labs.execute(self._cluster, nodes or labs.workers(self._cluster), command, stdin=stdin)
 
     def logs(self, node: str | None, on_line: Callable[[str], None], *, follow: bool, colors: bool) -> None:  # noqa: ARG002
-        """Pass on the lines of the latest run's pods, or of one ``node``; with ``follow`` until they end."""
+        """Pass on the last lines of the latest run's pods, or of ``node``; with ``follow`` all lines until they end."""
         self._cluster.engine.logs(self._cluster.name, on_line, node=node or "", follow=follow)
 
     # --- runs ---
@@ -340,7 +340,7 @@ class KubernetesBackend:
         )
 
     def _placement(self, options: RunOptions) -> Placement:
-        """Return the placement on the nodes that the options name, else on all that are not drained. ConfigError."""
+        """Choose the nodes that the options name, else all that are not drained. ConfigError if they cannot be met."""
         drained = tuple(inventory.drained(self.context.directory))
         if not nodes.is_placed(options):
             return Placement(without=drained)
@@ -394,7 +394,7 @@ class KubernetesBackend:
         )
 
     def carry_out_steps(self, run: Run, steps: tuple[Step, ...], *, before: int, after: int) -> None:  # noqa: ARG002
-        """Carry out steps of a run's plan; ``before`` and ``after`` count its other steps."""
+        """Carry out steps of a run's plan, numbered among ``before`` and ``after`` others. HostError if one fails."""
         from labctl.backends.kubernetes.steps import ClusterDeployment
 
         raise_all(carry_out(steps, ClusterDeployment(self._cluster), before=before, after=after))
@@ -418,7 +418,7 @@ class KubernetesBackend:
         *,
         age: float = 0,  # noqa: ARG002
     ) -> RunOutcome:
-        """Submit a run, or without ``options`` follow a submitted one, to its end; fetch its results."""
+        """Submit a run, or without ``options`` follow one; ``keep`` gets lines; fetch results, return the outcome."""
         recorded, api, fetched = cast("ClusterRun", run), self._cluster.api, True
 
         def gather(launcher: str) -> None:
@@ -441,7 +441,7 @@ class KubernetesBackend:
         return outcome
 
     def output(self, run: Run, on_lines: OnLines, given_up: Callable[[], bool] = bool) -> None:
-        """Pass on the lines of a run from its beginning to its end, once its launcher has started."""
+        """Pass on a run's lines until it ends or is ``given_up``, empty batches meanwhile. HostError if no job."""
         labs.follow(self._cluster, cast("ClusterRun", run), on_lines, given_up)
 
     def log(self, run_id: str, on_lines: OnLines) -> bool:
@@ -463,7 +463,7 @@ class KubernetesBackend:
         return nullcontext()
 
     def stop(self, run: Run, grace: float, message: str) -> None:  # noqa: ARG002
-        """End a run's launch command with TERM; if it has not started, delete the run's job."""
+        """Send TERM to a run's launch command, with ``message`` as the reason; if not started, delete the run's job."""
         labs.stop(self._cluster, cast("ClusterRun", run), message)
 
     def leaves_processes(self, run_id: str) -> bool:  # noqa: ARG002

@@ -79,7 +79,7 @@ class ClusterNode(Struct, frozen=True, kw_only=True):
         return not self.obstacles and not self.lacks(request)
 
     def holds(self, request: Amounts, *, now: bool = False, beside: Amounts = NOTHING) -> int:
-        """Number of pods with this request that fit on the node, or ``now`` beside its pods; 0 with any obstacle.
+        """Number of such pods that fit on the node, ``now`` among those there, next to ``beside``; 0 if obstructed.
 
         ``beside``: the request of another pod that has to fit too.
         """
@@ -88,11 +88,11 @@ class ClusterNode(Struct, frozen=True, kw_only=True):
         return int(min(self.room(name, now=now, beside=beside) // many for name, many in request.items()))
 
     def takes(self, launcher: Amounts, *, now: bool = False) -> bool:
-        """Tell if a launcher fits on the node, or ``now`` beside its present pods."""
+        """Tell if a launcher may be placed and fits on the node, or ``now`` beside its present pods."""
         return self.open and all(self.room(name, now=now) >= many for name, many in launcher.items())
 
     def room(self, name: str, *, now: bool = False, beside: Amounts = NOTHING) -> float:
-        """Return how much of a resource pods may request: all, or ``now`` beside present pods, if known; at least 0."""
+        """Return what pods may request of a resource, ``now`` if known, less the request ``beside``; at least 0."""
         room = self.free if now and self.free is not None else self.allocatable
         return max(0.0, room.get(name, 0.0) - beside.get(name, 0.0))
 
@@ -121,7 +121,7 @@ def nodes(api: Api, target: Target) -> tuple[ClusterNode, ...]:
 
 
 def nodes_with_free(api: Api, target: Target, beside: str = "") -> tuple[ClusterNode, ...]:
-    """Return the nodes, with free resources if all pods may be listed. Refused if nodes may not be listed.
+    """Return the nodes, with what pods of other labs than ``beside`` leave free if known. Refused if nodes are hidden.
 
     ``beside``: a lab whose own pods do not count.
     """
@@ -188,7 +188,7 @@ def _taint(taint: Manifest) -> str:
 
 
 def _used(api: Api, beside: str) -> dict[str, dict[str, float]] | None:
-    """Sum the requests of the pods on each node; None if pods of all namespaces may not be listed.
+    """Sum the requests on each node, of all pods but those of lab ``beside``; None if pods may not be listed.
 
     Pods that are being deleted and those of the lab ``beside`` do not count.
     """
@@ -266,7 +266,7 @@ def grows(api: Api) -> bool | None:
 
 
 def devices(lab: ClusterLab) -> DeviceReport:
-    """Return the devices of the cluster's nodes; ``auto`` takes the first accelerator that a node has. Refused."""
+    """Return the devices of the cluster's nodes; ``auto`` means the first kind found. Refused if nodes are hidden."""
     accelerator = lab.settings.text("LAB_ACCELERATOR")
     if accelerator == "auto":
         accelerator = next(_kinds(lab.api.list("Node")), accelerators.CPU)

@@ -277,7 +277,7 @@ def lab_pods(view: View) -> Iterator[Finding]:
 
 
 def limits(view: View) -> Iterator[Finding]:
-    """Check the limits on locked memory and open files in a running pod, if any, as no manifest sets them."""
+    """Check that a running pod, if any, may lock unlimited memory if it has devices; tell its open-file limit too."""
     running = [pod for pod in view.pods if pod.get("status", {}).get("phase") == "Running"]
     if not running:
         return

@@ -43,7 +43,7 @@ class View(Struct, frozen=True, kw_only=True, dict=True):
 
     @once
     def nodes(self) -> tuple[ClusterNode, ...]:
-        """Return the cluster's nodes, without free resources. Refused."""
+        """Return the cluster's nodes, without free resources. Refused if they may not be listed."""
         return capacity.nodes(self.lab.api, self.target)
 
     @once

@@ -196,7 +196,7 @@ def build(
 
 
 def going_on(lab: Lab, target: Target, workload: Workload, run_id: str) -> tuple[Workload, str]:
-    """Return the workload with the argument to resume a run on the claim, and the checkpoint's name. ConfigError."""
+    """Return the workload that resumes a run, and its checkpoint's name. ConfigError without checkpoint or claim."""
     workload, checkpoint = checkpoints.going_on(lab, workload, run_id, sum(node.slots for node in lab.nodes))
     if not target.storage:
         raise ConfigError(

@@ -156,7 +156,7 @@ class Submitted(Struct, frozen=True, kw_only=True):
 
 
 def job_of(lab: ClusterLab, workload: Workload, options: RunOptions) -> tuple[Target, ClusterJob]:
-    """Build a workload's job that labctl does not record; nothing is sent. ConfigError if it exists, HostError.
+    """Build a workload's job that labctl does not record. ConfigError if it exists, HostError if no kind is served.
 
     Applied again, an existing job would not run again.
     """
@@ -171,7 +171,7 @@ def job_of(lab: ClusterLab, workload: Workload, options: RunOptions) -> tuple[Ta
 
 
 def submit_by_hand(lab: ClusterLab, workload: Workload, options: RunOptions) -> Submitted:
-    """Create a workload's job that labctl does not record. ConfigError if it exists, HostError if refused."""
+    """Create a workload's job that labctl does not record. ConfigError if it exists, HostError if a check fails."""
     from labctl.backends.kubernetes import checks
 
     target, built = job_of(lab, workload, options)
@@ -256,7 +256,7 @@ def launcher_of(api: Api, run: ClusterRun) -> Manifest | None:
 
 
 def stop(lab: ClusterLab, run: ClusterRun, message: str) -> None:
-    """End a run's launch command with TERM; if it has not started, delete the run's job."""
+    """Send TERM to a run's launch command, with ``message`` as the reason; if not started, delete the run's job."""
     launcher, code = launcher_of(lab.api, run), 0
     if launcher:
         code = lab.engine.exec(launcher["metadata"]["name"], ("sh", "-c", STOP, message), user="").code
@@ -348,13 +348,13 @@ def status(lab: ClusterLab) -> LabStatus:
 
 
 def pod_of(lab: ClusterLab, node: str) -> str:
-    """Return the name of a node's pod in the latest run. HostError if it is not running, ConfigError if not found."""
+    """Return the name of a node's latest pod. HostError if not running or another user's, ConfigError if not found."""
     require_own(lab)
     return _running_pod(lab, lab.engine.observe(lab.name).containers, node)
 
 
 def pod_of_run(lab: ClusterLab, run: Run, node: str) -> str:
-    """Return the name of a node's pod in a run. HostError if it is not running, ConfigError if not found."""
+    """Return a node's pod in a run, or any if the run has none. HostError if not running, ConfigError if unknown."""
     containers = lab.engine.observe(lab.name).containers
     mine = tuple(container for container in containers if container.fingerprint == render.label(run.run_id))
     # A run that is yet to be submitted has the pods that the lab has.
@@ -388,7 +388,7 @@ def workers(lab: ClusterLab) -> tuple[str, ...]:
 
 
 def execute(lab: ClusterLab, nodes: tuple[str, ...], command: tuple[str, ...], **options: Any) -> int:
-    """Run a command in the pods of nodes and return the largest exit code; of several nodes each line is marked."""
+    """Run a command in pods of nodes; return the largest exit code. Several get no input; their lines are marked."""
     pods_of = {node: pod_of(lab, node) for node in nodes}
     if len(nodes) == 1:
         return lab.engine.attach(pods_of[nodes[0]], command, user="", workdir=None, **options)

@@ -49,7 +49,7 @@ def _taken(node: ClusterNode, request: Amounts) -> str:
 
 
 def placement(of: Lab, hostnames: Mapping[str, str], options: RunOptions) -> Placement:
-    """Choose nodes for the workers of a run, by its hostfile, --include and --exclude. ConfigError.
+    """Choose a run's nodes by its hostfile, --include and --exclude. ConfigError for numbered or unequal slots.
 
     ``of`` is the lab of nodes, ``hostnames`` has their labels. ConfigError for slots by number, and for nodes with
     different slots.

@@ -129,7 +129,7 @@ def kind_of(api: Api, settings: Settings) -> Kind:
 
 
 def submit(api: Api, lab: str, manifests: Sequence[Manifest]) -> None:
-    """Create a job of a lab with its objects; on failure remove them, unless the job existed before. HostError."""
+    """Create a job with its objects; on failure (HostError) remove them, unless the job existed before."""
     objects = prepare(api, lab, manifests)
     job = render.job_in(objects)
     kind, name = job["kind"], job["metadata"]["name"]
@@ -258,7 +258,7 @@ class Follower:
         """An agent beside the launch command has judged how the run ended."""
 
     def follow(self, look: Callable[[Line], None]) -> Ended:
-        """Hand on each line, notice why pods do not start, and return how the run ended.
+        """Pass on lines and why pods wait; stop a run that lost a pod; return its end. HostError if the API is lost.
 
         A lost pod stops the run. HostError if the API server is unreachable for SILENT_FOR seconds, or refuses.
         """
@@ -535,7 +535,7 @@ def supervise(
     ends: bool,
     gather: Callable[[str], object],
 ) -> RunOutcome:
-    """Follow a submitted run to its end, have its results gathered, and return its outcome.
+    """Follow a run to its end, return its outcome; ``keep`` gets lines, ``gather`` results; ``ends``: by Ctrl-C too.
 
     ``ends``: Ctrl-C stops the run. ``keep`` gets lines as they come and returns them redacted. ``gather`` is called
     with the launcher's pod if results can be fetched. HostError if the API server is unreachable for too long, or

@@ -27,7 +27,7 @@ START = '[[ ! -r /run/secrets/environment ]] || . /run/secrets/environment; exec
 def fill(
     lab: ClusterLab, repositories: Iterable[tuple[Kind, str]], endpoint: str, *, dry_run: bool = False
 ) -> tuple[Item, ...]:
-    """Download repositories from the hub at ``endpoint`` to the claim. ConfigError if the lab has none, HostError.
+    """Download repositories to the claim by a pod, or list them. ConfigError without a claim; HostError if it fails.
 
     A dry run does not ask the hub, which may be unreachable from this machine: revision and size are empty.
     """
