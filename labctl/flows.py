@@ -73,7 +73,7 @@ def init(directory: Path) -> InitializedLab:
 
 
 def setup(emit: Callable[[str], None], ask: Ask | None, *, yes: bool) -> SetupResult:
-    """Install and start what this host needs to run a lab, once ``ask`` agreed or with ``yes``. HostError."""
+    """Install and start what this host needs for a lab, asking first unless ``yes``; HostError if refused or failed."""
     from labctl.system.setup import install
 
     return install.SetupResult(install.setup(yes=yes, ask=ask, emit=emit))
@@ -92,7 +92,7 @@ def doctor(context: Context, *, node: str = "") -> DoctorReport:
 
 
 def fix(context: Context, ask: Ask | None, *, node: str = "") -> DoctorReport:
-    """Apply fixes that change only labctl's own resources, asking before each unless ``ask`` is None."""
+    """Apply fixes to labctl's own resources, asking before each unless ``ask`` is None. HostError during a run."""
     from labctl import backends
     from labctl.doctor import fix as fixes
 
@@ -138,7 +138,7 @@ def devcontainer(context: Context, program: str, *, force: bool = False) -> Devc
 def build(
     context: Context, *, workload: str = "", base: str = "", update_lock: bool = False, sbom: Path | None = None
 ) -> dict[str, Any]:
-    """Build the image of the nodes or of a workload; with ``update_lock`` only resolve its pinned versions again.
+    """Build the image of the nodes, of a workload or upon ``base``; with ``update_lock`` only pin its versions again.
 
     ``base``: anyone's image, to which only what a node needs is added.
     ``sbom``: a file to write the software bill of materials of the image to.
@@ -349,7 +349,7 @@ def report(context: Context, named: Sequence[str], out: Path | None = None) -> W
 
 
 def export(context: Context, run: str, *, tensorboard: Path | None = None, junit: Path | None = None) -> ExportedRun:
-    """Write a run's series as TensorBoard's event file below a directory, and its verdict as JUnit XML."""
+    """Write a run's series as TensorBoard's event file, its verdict as JUnit XML, or both. ConfigError for neither."""
     from labctl.runs import export as exports
 
     if not (tensorboard or junit):
@@ -595,7 +595,7 @@ def load_bundle(context: Context, file: Path, *, force: bool, ask: Callable[[str
 
 
 def k8s_render(context: Context, name: str, options: RunOptions) -> Manifests:
-    """Render the workload as a job for Kubernetes, with all that it needs there. ConfigError; nothing is sent."""
+    """Render the workload as a job for Kubernetes, with all that it needs there, unsent; warn of a Secret in it."""
     from labctl.backends.kubernetes import job, render
 
     made = render.rendered(*job.of_workload(context, name, options))

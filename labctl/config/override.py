@@ -21,7 +21,7 @@ FILES = ("configs", "secrets")
 
 
 def read(directory: Path, services: tuple[str, ...]) -> Pairs:
-    """Read the additions to each service, as JSON by service name; the empty name has other sections. ConfigError.
+    """Read the additions to each service as JSON by name, and other sections under ``""``; ConfigError if invalid.
 
     It is raised for invalid YAML, for a service that the lab does not have, and for a relative path.
     """

@@ -12,7 +12,7 @@ LARGEST = 1 << 20
 
 
 def read(path: Path, source: str) -> tuple[str, ...]:
-    """Read the requirements of a file, each without spaces; ``source`` names the setting in errors.
+    """Read a file's requirements, each without spaces. ConfigError, of setting ``source``, if unreadable or invalid.
 
     ConfigError, ``file:line: reason``, for anything else in the file.
     """

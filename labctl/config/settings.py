@@ -134,7 +134,7 @@ def published_ports(value: str) -> None:
 
 
 def split_ports(value: str) -> tuple[tuple[str, int, int], ...]:
-    """Return address, host port and container port of each port in ``LAB_PORTS``; raise ValueError on invalid ports."""
+    """Return address, host port and container port of each port; ValueError if invalid or a host port comes twice."""
     published = tuple(split_port(word) for word in value.split())
     taken = [host for _, host, _ in published]
     if twice := next((port for port in taken if taken.count(port) > 1), None):
@@ -343,7 +343,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         return mount_sources.split(self.values["LAB_MOUNTS"].value, self.home)
 
     def rows(self) -> tuple[tuple[str, str, str], ...]:
-        """Return key, redacted value and origin of every effective setting."""
+        """Return key, redacted value and origin of every setting, set or not, and of each ``LAB_ENV_`` variable."""
         keyed = (*self.values.items(), *((setting.key, setting) for setting in self.extra))
         return tuple((key, _shown(setting), setting.origin) for key, setting in keyed)
 

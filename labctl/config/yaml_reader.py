@@ -138,7 +138,7 @@ class Value(Struct, frozen=True):
         return {key: schema[key](value) for key, value in entries.items()}
 
     def entries(self, keys: Collection[str] | None = None, former: Mapping[str, str] | None = None) -> dict[str, Value]:
-        """Return the entries of the mapping by key; ConfigError on duplicates and on keys not in ``keys``, if given."""
+        """Return the mapping's entries by key, ``former`` keys renamed. ConfigError on duplicates and unknown keys."""
         self._must_be("mapping")
         entries: dict[str, Value] = {}
         for key, node in self.node.value:
@@ -212,7 +212,7 @@ class Value(Struct, frozen=True):
         return {tag: value} if tag in tags else value
 
     def _scalar(self) -> Any:
-        """Return a scalar as YAML 1.1 reads it, and plain text that is a finite number as a number."""
+        """Return a scalar as YAML 1.1 reads it, but plain text of a finite number as a number. ConfigError if bad."""
         import yaml
 
         loader: Any = yaml.SafeLoader("")

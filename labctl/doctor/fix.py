@@ -19,7 +19,7 @@ LONGEST = 900.0
 
 
 def apply(backend: Backend, ask: Callable[[str], bool] | None, *, node: str = "") -> DoctorReport:
-    """Run fixes, asking before each unless ``ask`` is None; report the findings that are left, and what was run.
+    """Run each fix once, asking first unless ``ask`` is None; report what is left and was run. HostError during a run.
 
     HostError while a run is active: its nodes would change.
     """
@@ -48,7 +48,7 @@ def next_fix(findings: tuple[Finding, ...], tried: set[str]) -> Finding | None:
 
 
 def run(context: Context, command: str) -> int:
-    """Run commands joined by ``&&`` in the lab directory with this command's flags; return the last one's exit code."""
+    """Run commands joined by ``&&`` in the lab directory with this command's flags; return its exit code."""
     # This labctl, whichever is first on PATH.
     env = {**context.flags, "PATH": f"{Path(sys.executable).parent}:{context.environ.get('PATH', '')}"}
     for argv in simple_commands(command):

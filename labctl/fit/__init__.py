@@ -54,7 +54,7 @@ class FitReport(Struct, frozen=True, kw_only=True):
 
 
 def check(training: Training, capacity: Capacity, options: Options = EVERY) -> str | None:
-    """Explain why a run cannot fit on CPU nodes, with changes that help; None if it may fit."""
+    """Explain why a run cannot fit on CPU nodes, with changes that help; None if it may, or their memory is unknown."""
     if fits(training, capacity) is not False or capacity.host is None:
         return None
     advice = advise(training, capacity, options)

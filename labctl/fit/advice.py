@@ -84,7 +84,7 @@ def least(training: Training, capacity: Capacity) -> Least:
 
 
 def _fewest_hosts(training: Training, capacity: Capacity, candidates: list[Training]) -> int | None:
-    """Return the fewest hosts on which a candidate fits, by bisection: each rank's share shrinks with their number."""
+    """Bisect for the fewest hosts, more than now, on which a candidate fits; None if MOST_HOSTS are not enough."""
 
     def suffices(hosts: int) -> bool:
         ranks = hosts * training.slots

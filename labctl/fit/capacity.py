@@ -30,7 +30,7 @@ class Requirement(Struct, frozen=True, kw_only=True):
 
 
 def needs(training: Training) -> Requirement:
-    """Return the peak memory of a training."""
+    """Return the peak memory of a training on a device and on a host, each with its phase."""
     items = memory.lines(training)
     device, device_phase = peak(items, "device")
     in_host: tuple[Location, ...] = ("device", "host") if training.accelerator == "cpu" else ("host",)

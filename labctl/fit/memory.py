@@ -105,7 +105,7 @@ def stepped(training: Training, model: Model) -> tuple[int, str]:
 
 
 def bucket(training: Training, model: Model) -> tuple[int, str]:
-    """Return the bytes of a bucket and their formula; on a CPU only written memory counts of torch.empty."""
+    """Return the bytes of a bucket of gradients and their formula; on a CPU at most those that are written."""
     if training.accelerator == "cpu":
         return training.width * min(model.trained, training.reduce_bucket), "w min(T, reduce_bucket_size)"
     return training.width * training.reduce_bucket, "w reduce_bucket_size"
@@ -201,7 +201,7 @@ def _offloaded_optimiser(training: Training, model: Model) -> tuple[MemoryItem, 
 
 
 def _pinned_groups(training: Training, size: int) -> int:
-    """Return the bytes of fp32 tensors of ``sub_group_size`` elements that are pinned one by one."""
+    """Return the bytes that ``size`` bytes take as fp32 tensors of ``sub_group_size`` elements, pinned one by one."""
     groups, rest = divmod(size, 4 * training.sub_group)
     group, last = (pinned(training, part, locked=training.pin_optimizer) for part in (4 * training.sub_group, rest))
     return groups * group + last
@@ -355,7 +355,7 @@ def _whole_gradients(training: Training, model: Model) -> tuple[MemoryItem, ...]
 
 
 def _temporary(training: Training, model: Model) -> tuple[MemoryItem, ...]:
-    """Return the temporary tensors of torch's AdamW: on a CPU tensor by tensor, elsewhere all tensors at once."""
+    """Return torch's AdamW's temporary tensors: one at a time on a CPU, else all; none if it is fused or offloaded."""
     if training.fused_optimizer or training.offload_optimizer:
         return ()
     cpu = training.accelerator == "cpu"

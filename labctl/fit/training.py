@@ -62,7 +62,7 @@ class DecoderConfig(Struct, frozen=True, kw_only=True):
         return max(self.vocabulary * self.projected, self.hidden * self.feed_forward)
 
     def adapters(self, rank: int, modules: tuple[str, ...]) -> int:
-        """Return the number of LoRA parameters: rank x (inputs + outputs) per adapted linear layer.
+        """Return the number of LoRA parameters of the linear layers named; ConfigError if no layer has a module's name.
 
         Hu et al. 2021, LoRA. As in DeepSpeed-Chat, a layer is adapted if its dotted name contains one of ``modules``.
         ConfigError for a module that no layer contains.
@@ -283,13 +283,13 @@ def arguments(argv: tuple[str, ...]) -> dict[str, list[str]]:
 
 
 def _shape(workload: Workload, declared: str | None, given: Mapping[str, list[str]]) -> DecoderConfig | None:
-    """Read the shape from a file beside the workload, with ``{name}`` filled by ``--name``; None without a file."""
+    """Read the shape from the declared file, ``{name}`` filled by ``--name``; None if either is not given."""
     path = _filled(declared or "", given)
     return read(workload.directory / path) if path else None
 
 
 def _lengths(workload: Workload, task: str, given: Mapping[str, list[str]]) -> tuple[int, int]:
-    """Return the tokens of a sequence, and how many of them RLHF generates: a sequence is prompt and answer."""
+    """Return the tokens of a sequence, and how many of them RLHF generates. ConfigError if a length is not given."""
     names = ("max_prompt_length", "max_answer_length") if task == "rlhf" else ("sequence_length",)
     lengths = [_whole(workload, given, name) for name in names]
     if not all(lengths):
@@ -324,5 +324,5 @@ def _offloaded(zero: Mapping[str, Any], key: str) -> bool:
 
 
 def _pinned(zero: Mapping[str, Any], key: str) -> bool:
-    """Tell if what is offloaded is page-locked: the default of deepspeed/runtime/zero/offload_config.py."""
+    """Tell if what a section of ZeRO's configuration offloads is page-locked: yes by default, as in DeepSpeed."""
     return bool((zero.get(key) or {}).get("pin_memory", True))

@@ -42,7 +42,7 @@ class _TooMuchError(Exception):
 
 
 def choose(lab: Lab, workload: Workload) -> tuple[Workload, Code]:
-    """Return the workload, an absolute script made relative to the copy, and the files to copy for it. ConfigError.
+    """Return the workload, an absolute script made relative, and the files to copy. ConfigError if one cannot be.
 
     It is raised if a script cannot be started, a workload's folder is too large, or git fails.
     """
@@ -81,7 +81,7 @@ def remark(code: Code) -> str:
 
 
 def _outside_labs(lab: Lab, folder: Path, names: Iterable[str]) -> Iterator[str]:
-    """Yield the names without the files of labctl in a lab directory, of this lab or another."""
+    """Yield the names except labctl's own files in a lab directory, of this lab or another."""
 
     @cache
     def is_lab(directory: Path) -> bool:
@@ -94,7 +94,7 @@ def _outside_labs(lab: Lab, folder: Path, names: Iterable[str]) -> Iterator[str]
 
 
 def _ignored(script: Path) -> Iterator[str]:
-    """Yield names beside a script that git ignores, as data sets often are, without hidden ones."""
+    """Yield ``NAME (ignored by git)`` for each path beside a script that git ignores, but not hidden ones."""
     for name in git.files(script.parent, "--exclude-standard", "--others", "--ignored", "--directory"):
         path = Path(name)
         if path.name not in (script.name, *SKIPPED) and not any(part.startswith(".") for part in path.parts):
@@ -102,7 +102,7 @@ def _ignored(script: Path) -> Iterator[str]:
 
 
 def _read(folder: Path, names: Iterable[str], script: str) -> Code:
-    """Choose the files to copy among these names; the script may have any size.
+    """Sort names into copied and left out; the script may have any size. _TooMuchError, or ConfigError of the script.
 
     _TooMuchError if it is more than a run copies, ConfigError if the script cannot be copied.
     """

@@ -20,7 +20,7 @@ RUNS = "runs"
 
 
 def resolve(lab: Lab, workload: Workload) -> Workload:
-    """Return the workload with its inputs as paths in the containers. ConfigError.
+    """Return the workload with its inputs as paths in the containers. ConfigError if one is missing or unusable.
 
     It is raised for an input that is required and missing, not found, of another kind, or not mounted.
     """

@@ -82,7 +82,7 @@ def build(
     code: tuple[Copy, ...] = (),
     config_source: str = "",
 ) -> Job:
-    """Build the job of a workload on these nodes and slots of the lab; nothing is written. ConfigError.
+    """Build the job of a workload on nodes and slots, writing nothing. ConfigError for options that would be rejected.
 
     ``code`` is copied to the directory that ranks start in; errors name ``config_source`` as the source of DeepSpeed's
     configuration. ConfigError for options that the launcher or DeepSpeed would reject.
@@ -154,7 +154,7 @@ def choose(
     include: str = "",
     exclude: str = "",
 ) -> tuple[tuple[Node, tuple[int, ...]], ...]:
-    """Return the nodes and slots that --include or --exclude leaves of ``entries``, by default of the lab. ConfigError.
+    """Return the nodes and slots that --include or --exclude leaves of ``entries`` or the lab. ConfigError if unknown.
 
     It is raised if the lab does not have a node or slot.
     """
@@ -174,7 +174,7 @@ THIS_MACHINE = ("localhost", "127.0.0.1")
 
 
 def nodes_of(lab: Lab, names: tuple[str, ...], source: str) -> tuple[Node, ...]:
-    """Return the node of each name: the name of a node, or name or address of its host; ``localhost`` is this machine.
+    """Return the node that each name means: a node's name, or its host's name or address. ConfigError if none is left.
 
     If a host has several nodes, it is the first that is not named otherwise. ConfigError if no node matches.
     """

@@ -79,7 +79,7 @@ def recorded(workload: Workload, options: RunOptions) -> dict[str, Any]:
 
 
 def resumed(directory: Path, name: str, options: RunOptions) -> tuple[str, RunOptions]:
-    """Return workload and options of the run to resume, overridden by the options given now. ConfigError.
+    """Return workload and options of the run to resume, overridden by those given now. ConfigError if it cannot be.
 
     It is raised if the run does not exist, is running, or is of another workload than ``name``.
     """
@@ -109,7 +109,7 @@ def over(before: RunOptions, now: RunOptions) -> RunOptions:
 
 
 def without(options: RunOptions, nodes: tuple[str, ...]) -> RunOptions:
-    """Return the options with these nodes excluded, by --include or --exclude."""
+    """Return the options without these nodes: taken out of --include if it is given, else added to --exclude."""
     named = options.include or options.exclude
     parts = [part for part in re.split("@" if ":" in named else "[@,]", named) if part]
     if options.include:
@@ -118,7 +118,7 @@ def without(options: RunOptions, nodes: tuple[str, ...]) -> RunOptions:
 
 
 def choose_workload(directory: Path, name: str, options: RunOptions, settings: Settings) -> Workload:
-    """Load a workload, or build one for the script if no name is given, with the options of this run. ConfigError."""
+    """Load a workload, or without a name build the script's, with this run's options. ConfigError if they misfit."""
     chosen = _declared(directory, name, options, settings) if name else of_script(options)
     _require_metrics(chosen, options.expect)
     launcher = _launcher(name, chosen, options)
@@ -173,7 +173,7 @@ def bounded(directory: Path, workload: Workload) -> Workload:
 
 
 def _bounded(directory: Path, workload: str, criterion: Criterion) -> Criterion:
-    """Give a relative criterion without a bound that of its reference run; return others unchanged. ConfigError."""
+    """Give a relative criterion its bound by its reference run; return others unchanged. ConfigError if it has none."""
     if criterion.relative is None:
         return criterion
     sign, share, run = criterion.relative
@@ -233,7 +233,7 @@ def of_script(options: RunOptions) -> Workload:
 
 
 def choose_config(chosen: Workload, options: RunOptions) -> deepspeed_config.Config | None:
-    """Return the configuration of --deepspeed-config, else the workload, with the keys of --set; or None. ConfigError.
+    """Return --deepspeed-config or else the workload's section, with --set's keys, or None. ConfigError if invalid.
 
     It is raised if the workload takes none, or a key has no value.
     """
@@ -294,7 +294,7 @@ def build_job(
     *,
     run_id: str = "",
 ) -> Job:
-    """Build the job of a run on the nodes that the options choose, with a new id unless one is given. ConfigError.
+    """Build the job of a run on the nodes that the options choose; ConfigError for wrong options or missing inputs.
 
     ``warn`` is told of files that are not copied. It is also raised for inputs missing on this host.
     """

@@ -135,7 +135,7 @@ def is_elastic(text: str) -> bool:
 
 
 def needed(text: str, nodes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the nodes that a run cannot lose: all of them unless the launcher is elastic."""
+    """Return the nodes that a run cannot lose: all, or under an elastic launcher only the first ``NEEDED``."""
     return nodes[: getattr(get(text), "NEEDED", 0)] if is_elastic(text) else nodes
 
 
