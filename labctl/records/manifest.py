@@ -45,7 +45,7 @@ class Manifest(Struct, frozen=True):
 
 
 def scan(root: Path, only: Collection[str] | None = None) -> Manifest:
-    """Return the manifest of a directory, without compiled Python, sockets and devices. HostError, ConfigError.
+    """Return a directory's manifest without compiled Python, sockets, devices. ConfigError for a reserved name.
 
     ``only``: the names at the top to include; None for all. HostError for an entry that cannot be read, ConfigError for
     a name that is reserved on hosts.

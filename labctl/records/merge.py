@@ -149,7 +149,7 @@ class Merge(Struct, dict=True):
         return True
 
     def _file(self, path: str, source: IO[bytes], member: tarfile.TarInfo, apart: str) -> None:
-        """Write a file apart and queue it, unless it is as pushed. TarError if it breaks off: of a log that is kept."""
+        """Write a file apart; queue it unless it is as pushed. TarError if it breaks off: only a log is queued then."""
         digest, size, broken = hashlib.sha256(), 0, None
         handle, name = tempfile.mkstemp(dir=apart)
         new = Path(name)
@@ -181,7 +181,7 @@ class Merge(Struct, dict=True):
         self.found.aside.append(next(name for name in names if self._put(new, path, name, size)))
 
     def _put(self, new: Path, path: str, place: str, size: int) -> bool:
-        """Link a file at a place; return False if a file with other content has it."""
+        """Link a file at a place; of two parts of a log the longer stays. Return False if another file has it."""
         final = self.into / place
         try:
             os.link(new, final)

@@ -34,7 +34,7 @@ class Move(Struct):
 
 
 def move(written: Path, record: Path) -> Move:
-    """Move files and folders of a run into its record, and remove the directories that are left empty.
+    """Move a run's files and folders into its record, and remove emptied directories; return what stayed or went aside.
 
     Files with names that are reserved for labctl go to ``hosts/local/``. Files that the record has with other content
     stay, as do links that lead out, pipes, sockets, and files beyond the limits. Processes may change ``written``
@@ -102,7 +102,7 @@ def _made(name: str, into: int) -> Iterator[int]:
 
 
 def _file(name: str, path: str, source: int, into: int) -> bool:
-    """Move a file, or a link that stays in the run's directory; return False if it cannot be moved."""
+    """Move a file or harmless link, or remove it if the record has the same already; return False if it has to stay."""
     if not _fits(name, source, path):
         return False
     if _exists(name, into):

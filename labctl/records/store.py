@@ -188,7 +188,7 @@ class RunLog:
     """
 
     def __init__(self, path: Path, lab: Lab, workload: Workload, *, over: bool = False) -> None:
-        """Create the record's files; with ``over`` replace them, to follow a run from its beginning. HostError."""
+        """Create the record's files; with ``over`` replace them, to follow a run anew. HostError if that fails."""
         with files.writing(path / OUTPUT), files.opened(path) as folder:
             if over:
                 for name in (OUTPUT, TIMES, METRICS):
@@ -299,7 +299,7 @@ def _matching(path: Path, folder: int, pattern: list[str]) -> Iterator[tuple[Pat
 
 
 def _redact_log(path: Path, parent: int, hidden: tuple[Secret, ...]) -> None:
-    """Redact a log if it is a file without another hard link that has a secret."""
+    """Redact a log if it has a secret and is a regular file without another hard link."""
     try:
         log = files.open_regular(path.name, parent)
     except OSError:
@@ -390,7 +390,7 @@ def finish(lab: Lab, result: Result) -> Result:
 
 
 def output(lab: Path, run_id: str, rank: int | None = None) -> Iterator[tuple[float | None, str]]:
-    """Yield time and text of each line of a run, or of one of its ranks, from its record. ConfigError without its log.
+    """Yield time and text of each recorded line of a run, or of one of its ranks. ConfigError for a rank without a log.
 
     The time is in seconds since 1970; None if not recorded. It is raised for a rank without a log.
     """
