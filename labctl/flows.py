@@ -595,7 +595,7 @@ def load_bundle(context: Context, file: Path, *, force: bool, ask: Callable[[str
 
 
 def k8s_render(context: Context, name: str, options: RunOptions) -> Manifests:
-    """Render the workload as a job for Kubernetes, with all that it needs there, unsent; warn of a Secret in it."""
+    """Render the workload as a job for Kubernetes with all that it needs there; send nothing, but warn of a Secret."""
     from labctl.backends.kubernetes import job, render
 
     made = render.rendered(*job.of_workload(context, name, options))

@@ -12,7 +12,7 @@ LARGEST = 1 << 20
 
 
 def read(path: Path, source: str) -> tuple[str, ...]:
-    """Read a file's requirements, each without spaces. ConfigError, of setting ``source``, if unreadable or invalid.
+    """Read a file's requirements, each without spaces. ConfigError if unreadable (of setting ``source``) or invalid.
 
     ConfigError, ``file:line: reason``, for anything else in the file.
     """

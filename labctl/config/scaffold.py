@@ -25,7 +25,7 @@ class InitializedLab(Struct, frozen=True):
 
 
 def initialise(directory: Path) -> tuple[str, ...]:
-    """Create a lab directory and its missing files, and return the names of those. ConfigError if it is a file."""
+    """Create a lab directory and the files that it lacks, and return their names. ConfigError if it is a file."""
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"{directory} is a file", hint="labctl init DIRECTORY")
     make_private(directory)

@@ -48,7 +48,7 @@ def next_fix(findings: tuple[Finding, ...], tried: set[str]) -> Finding | None:
 
 
 def run(context: Context, command: str) -> int:
-    """Run commands joined by ``&&`` in the lab directory with this command's flags; return its exit code."""
+    """Run ``&&``-joined commands in the lab directory with this command's flags; return the first failing code or 0."""
     # This labctl, whichever is first on PATH.
     env = {**context.flags, "PATH": f"{Path(sys.executable).parent}:{context.environ.get('PATH', '')}"}
     for argv in simple_commands(command):

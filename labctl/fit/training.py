@@ -62,7 +62,7 @@ class DecoderConfig(Struct, frozen=True, kw_only=True):
         return max(self.vocabulary * self.projected, self.hidden * self.feed_forward)
 
     def adapters(self, rank: int, modules: tuple[str, ...]) -> int:
-        """Return the number of LoRA parameters of the linear layers named; ConfigError if no layer has a module's name.
+        """Return the number of LoRA parameters: rank x (inputs + outputs) per layer named. ConfigError if none is.
 
         Hu et al. 2021, LoRA. As in DeepSpeed-Chat, a layer is adapted if its dotted name contains one of ``modules``.
         ConfigError for a module that no layer contains.

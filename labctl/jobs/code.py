@@ -42,7 +42,7 @@ class _TooMuchError(Exception):
 
 
 def choose(lab: Lab, workload: Workload) -> tuple[Workload, Code]:
-    """Return the workload, an absolute script made relative, and the files to copy. ConfigError if one cannot be.
+    """Return the workload, an absolute script made relative, and the files to copy. ConfigError if they are unfit.
 
     It is raised if a script cannot be started, a workload's folder is too large, or git fails.
     """
@@ -102,7 +102,7 @@ def _ignored(script: Path) -> Iterator[str]:
 
 
 def _read(folder: Path, names: Iterable[str], script: str) -> Code:
-    """Sort names into copied and left out; the script may have any size. _TooMuchError, or ConfigError of the script.
+    """Sort names into files to copy and left out; the script may have any size. _TooMuchError if there are too many.
 
     _TooMuchError if it is more than a run copies, ConfigError if the script cannot be copied.
     """
