@@ -170,7 +170,7 @@ def _combined(runs: list[Measured], prefix: str) -> JobResult:
 
 
 def _judged(job: JobResult, size: SizeResult | None, limits: Limits) -> JobResult:
-    """Judge a job against the limits: its cause is the first miss, its message has all of them."""
+    """Judge a job against the limits: the first miss is its cause, all are its message; note if it is an outlier."""
     median = size.median if size else None
     vs_median = job.per_node / median - 1 if job.per_node is not None and median is not None and median > 0 else None
     misses = [(job.cause, job.message)] if job.cause else list(_misses(job, median, limits))
@@ -255,7 +255,7 @@ def _by_size(jobs: Iterable[JobResult]) -> tuple[SizeResult, ...]:
 
 
 def _outlier_below(values: Sequence[float]) -> float | None:
-    """Return the value below which a job is far from the others: by a share of the median and by their deviations."""
+    """Return the value below which a job is an outlier, by median and spread; None for few jobs or a median <= 0."""
     from statistics import median
 
     # Median and median absolute deviation hardly move with outliers, as long as these are less than half of the jobs.

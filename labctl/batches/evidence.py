@@ -91,7 +91,7 @@ def error_per_test(nodes: int, figures: int) -> float:
 
 
 def evidence(wins: Iterable[tuple[bool, float]]) -> float:
-    """Return the evidence of rounds: whether the node won, and of how many rounds a good node wins one at most.
+    """Return the evidence that a node wins too often: by round, if it won, and of how many a good one wins at most one.
 
     That is the number of nodes that could win, if all are measured alike. 1.0 without rounds.
     """
@@ -118,7 +118,7 @@ def p_text(p: float) -> str:
 
 
 def rounds_needed(references: int, error: float) -> int:
-    """Return the number of rounds, all won, that decide against these references; one more screens the nodes."""
+    """Return how many rounds, all won, decide against so many references, plus one that screens the nodes."""
     rounds = 1
     while evidence([(True, odds(references))] * rounds) < 1 / error:
         rounds += 1
@@ -187,7 +187,7 @@ def slowest(speeds: Sequence[float]) -> float:
 
 
 def odds(references: int) -> float:
-    """Return of how many rounds a good node is at most once slower than the slowest reference that is no outlier."""
+    """Return N: a good node is slower than the slowest reference that is no outlier in at most one of N rounds."""
     return (references + 1) / (references // OUTLIERS + 1)
 
 
@@ -197,7 +197,7 @@ def usual(speeds: Iterable[float]) -> float:
 
 
 def _judged(node: str, rounds: Sequence[Round], compared: Sequence[_Compared], within: float, error: float) -> Judged:
-    """Judge a node by its comparisons."""
+    """Judge a node by its comparisons: verdict, share of the references' speed with bounds, p, and lost time."""
     slow, good = _evidence_below(compared, 1 - within), _evidence_above(compared, min(GOOD, 1 - within))
     verdict: Verdict = "unsure"
     if slow >= 1 / error:

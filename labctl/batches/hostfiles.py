@@ -49,7 +49,7 @@ def pattern_named(word: str) -> Pattern:
 
 
 def groups(names: tuple[str, ...], size: int, pattern: Pattern, seed: int = 0) -> tuple[Group, ...]:
-    """Split names into groups of ``size``, ordered so that neighbours share no node if possible.
+    """Form groups of ``size`` by a pattern, with neighbours that share no node if possible; names may be left over.
 
     ``sequential``: consecutive names; ``random``: the same of a shuffled list; ``pairs``: the first half with the
     second half; ``ring``: each name with the next ones; ``all-pairs``: each name with each other one. ConfigError if
@@ -74,7 +74,7 @@ def groups(names: tuple[str, ...], size: int, pattern: Pattern, seed: int = 0) -
 
 
 def _rings(names: tuple[str, ...], size: int) -> Iterator[Group]:
-    """Yield each node with those behind it, ordered so that overlapping groups are ``size`` apart."""
+    """Yield each node with the ``size`` - 1 after it, in a ring, ordered so that neighbouring groups seldom overlap."""
     for start in range(size):
         for first in range(start, len(names), size):
             places = sorted((first + step) % len(names) for step in range(size))

@@ -32,12 +32,12 @@ class Load(Struct, frozen=True, kw_only=True):
         return self.used / self.cores
 
     def text(self) -> str:
-        """Render as ``1.9 of 2 cores are in use by other programs``."""
+        """Render as ``1.9 of 2 cores in use by other programs``."""
         return f"{human.number(round(self.used, 1))} of {human.count(self.cores, 'core')} in use by other programs"
 
 
 def read(output: str) -> Load | None:
-    """Parse the output of ``SCRIPT``; None if a line is missing or is no number."""
+    """Parse the output of ``SCRIPT``; None if it is malformed, or no time passed between its readings."""
     try:
         before, after, (cores,) = ([int(word) for word in line.split()] for line in output.splitlines())
         busy, idle, waiting, stolen = (new - old for old, new in zip(before, after, strict=True))

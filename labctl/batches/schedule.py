@@ -15,7 +15,7 @@ class JobQueue:
     """Queue of jobs that wait for their nodes. A job is its index in ``nodes``, which has the nodes of each."""
 
     def __init__(self, nodes: Sequence[tuple[str, ...]], parallel: int = 0) -> None:
-        """Run at most ``parallel`` jobs at a time; 0 for no limit."""
+        """Queue a job for each tuple of nodes; at most ``parallel`` run at a time, 0 for no limit."""
         self._nodes = nodes
         self._by_node: dict[str, list[int]] = defaultdict(list)
         for index, names in enumerate(nodes):

@@ -133,7 +133,7 @@ class Rounded(NamedTuple):
 
 
 def shares(backend: Backend) -> dict[str, float]:
-    """Return the share of its cores that others use on each host that answers, while the lab runs nothing."""
+    """Return the share of its cores that others use, by host that answers, and note busy ones; for an idle lab only."""
     done, _ = backend.on_hosts(load.SCRIPT, (), load.LIMIT)
     loads = {host: read for host, result in done.items() if (read := load.read(result.out))}
     for host, read in loads.items():
@@ -200,7 +200,7 @@ def drained_by(lab: Lab, diagnosis: Diagnosis, today: date) -> tuple[str, ...]:
 
 
 def described(bad: BadNode | BadLink) -> str:
-    """Render how bad a node or link is: ``slow, 0.52 of the median``."""
+    """Render how bad a node or link is: ``slow, 52 % of the median``, or only its kind without a figure."""
     if bad.figure is None:
         return bad.kind
     if isinstance(bad, BadNode) and bad.p is not None:

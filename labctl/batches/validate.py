@@ -73,7 +73,7 @@ class ValidatedLab(Protocol):
         """Run a check on groups of nodes with these slots, disjoint ones at once; ``record`` names its directory."""
 
     def bisect(self, check: Check, nodes: tuple[str, ...], why: Suspicion, within: float) -> Diagnosis:
-        """Find what is bad among nodes by runs of a check; a value may be ``within`` this share below the median."""
+        """Find the bad nodes and links that explain ``why``, by runs of a check; ``within``: tolerance of values."""
 
     def down(self) -> object:
         """Remove the lab."""
@@ -561,7 +561,7 @@ class _Course:
         return tuple(map(self.node_verdict, dict.fromkeys((*self.placement, *hosts))))
 
     def node_verdict(self, node: str) -> NodeVerdict:
-        """Judge a node: by its worst evidence; without evidence it is good, or unsure if no run on it passed."""
+        """Judge a node: not reached if not up, else by its worst evidence; without any good, or unsure if untested."""
         against = self.evidence_of(node)
         if not against and node not in self.tested:
             against = [Evidence("unsure", "no run on it passed", "")]
@@ -578,7 +578,7 @@ class _Course:
 
     @property
     def verdict(self) -> Literal["PASS", "FAIL", "UNSURE", "ERROR"]:
-        """PASS if all nodes are good, UNSURE if noise hides if they are; ERROR if none came up, or after Ctrl-C."""
+        """Return ERROR (no nodes, Ctrl-C), FAIL (a step failed), PASS (all nodes good), UNSURE (noise), else FAIL."""
         if self.interrupted or not self.slots:
             return "ERROR"
         if any(step.status == "failed" for step in self.steps):

@@ -82,7 +82,7 @@ def brings_nodes(settings: Settings) -> bool:
 
 
 def nodes_of(backend: Backend) -> LabStatus:
-    """Return the state of a cluster's nodes, without the drained ones, as runs would get them."""
+    """Return the state of a cluster's nodes, without the drained ones: running, or why runs cannot use them."""
     lab, unusable, drained = backend.lab(), backend.unusable(), inventory.drained(backend.context.directory)
     devices = () if lab.accelerator == CPU else (lab.accelerator,)
     nodes = tuple(

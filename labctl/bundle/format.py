@@ -102,7 +102,7 @@ class Bundle:
     """A bundle opened for reading. ConfigError if it cannot be read, HostError if it is damaged."""
 
     def __init__(self, path: Path) -> None:
-        """Read the members and metadata; `check` verifies the checksums of members. ConfigError, HostError."""
+        """Read metadata and list members. ConfigError if unreadable or of another labctl, HostError if damaged."""
         self.path = path
         self.members = _members(path)
         seal = self.members.pop(SEAL, None)

@@ -275,7 +275,7 @@ def without_secrets(text: str, env: Settings) -> tuple[str, list[str]]:
 
 
 def is_secret(entry: dotenv.Entry, shown: str) -> bool:
-    """Tell if ``config`` redacts a value, or if it is a URL with a password; image digests have an @ too."""
+    """Tell if ``config`` redacts a value, or if it is a proxy with a login or a URL with one."""
     is_login = entry.key.lower().endswith("_proxy") and "@" in entry.value
     return is_login or shown == "set" != entry.value or bool(re.search(r"://\S*@", entry.value))
 

@@ -108,7 +108,7 @@ def batch_command(
     setting: Setting = None,
     json: Json = False,
 ) -> None:
-    """`labctl batch`: run a workload on each hostfile, and print a timeline."""
+    """`labctl batch`: run a workload on each hostfile, and print a timeline; exit with the batch's code."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with answering(as_json=json, stopped="--resume goes on with the batch") as output:
         options = options_of(
@@ -155,7 +155,7 @@ def bisect_command(
     setting: Setting = None,
     json: Json = False,
 ) -> None:
-    """`labctl bisect`: find bad nodes and links."""
+    """`labctl bisect`: find bad nodes and links; exit with an error if there are any, or unsure nodes."""
     from labctl.cli.eval import share
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -56,7 +56,7 @@ def eval_command(
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML.")] = None,
     json: Json = False,
 ) -> None:
-    """`labctl eval`: judge the logs of a batch."""
+    """`labctl eval`: judge the logs of a batch; exit with an error if it did not pass."""
     from labctl.batches.evaluate import Limits
 
     with answering(as_json=json) as output:
