@@ -155,7 +155,7 @@ def change_line(change: Change) -> str:
 
 
 def least_line(report: FitReport, least: Least) -> str:
-    """Render the hardware on which it would fit without adapters that it does not have now."""
+    """Render the hardware on which it would fit without new adapters, or that no number of such devices is enough."""
     enough = [
         *([f"on {hosts_of(report, least.hosts, 'such ')}"] if least.hosts else []),
         *([f"with {human.memory(least.host)} per {'node' if on_cpu(report) else 'host'}"] if least.host else []),

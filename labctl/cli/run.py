@@ -299,7 +299,7 @@ def list_runs(
     directory: Directory = HERE,
     json: Json = False,
 ) -> None:
-    """`labctl runs`: list runs."""
+    """`labctl runs`: list runs; nothing for a subcommand, whose options must follow it."""
     if name := ctx.invoked_subcommand:
         if any(getattr(ctx.get_parameter_source(option), "name", "") == "COMMANDLINE" for option in ctx.params):
             ctx.fail(f"options follow the subcommand: labctl runs {name} [OPTIONS]")

@@ -55,7 +55,7 @@ def validate_command(
     setting: Setting = None,
     json: Json = False,
 ) -> None:
-    """`labctl validate`: validate the cluster, and write a report."""
+    """`labctl validate`: validate the cluster, write a report and exit with its code; or print the profile."""
     end_as_ctrl_c()
     with answering(as_json=json) as output:
         lab = context(directory, output, setting)
@@ -82,7 +82,7 @@ def baseline_command(
     setting: Setting = None,
     json: Json = False,
 ) -> None:
-    """`labctl baseline`: validate the cluster, and record its figures if it passes."""
+    """`labctl baseline`: validate the cluster, record its figures if it passes, and exit with its code."""
     end_as_ctrl_c()
     with answering(as_json=json) as output:
         done = flows.baseline(context(directory, output, setting), profile, keep=keep, file=out)
@@ -109,7 +109,7 @@ def end_as_ctrl_c() -> None:
 
 
 def report_text(report: ValidationReport) -> str:
-    """Render steps, bad nodes and links, actions, verdict, and the path of the page."""
+    """Render steps, bad nodes and links, busy hosts, drained machines, actions, verdict, and the path of the page."""
     validation = report.validation
     steps = table(
         ("STEP", "STATUS", "SECONDS", "RESULT"),
@@ -136,7 +136,7 @@ def evidence_text(verdict: NodeVerdict | LinkVerdict) -> str:
 
 
 def actions_text(validation: Validation) -> str:
-    """Render the advice of nodes, links and steps, each only once."""
+    """Render the advice of nodes, links and steps, each once, up to ``NODES``; empty without any."""
     advice = [node.advice for node in validation.nodes]
     advice += [link.advice for link in validation.links]
     advice += [step.advice for step in validation.steps]

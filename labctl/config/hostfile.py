@@ -56,7 +56,7 @@ def job_name(name: str) -> str:
 def select(
     entries: tuple[tuple[str, int], ...], include: str = "", exclude: str = ""
 ) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Return the nodes and slot numbers that --include or --exclude leaves, in the hostfile's order. ConfigError.
+    """Return nodes and slots that --include or --exclude leaves, in order. ConfigError for both, unknown or none left.
 
     In DeepSpeed's syntax (parse_inclusion_exclusion in deepspeed/launcher/runner.py): ``worker-0@worker-1:0,2`` is all
     of worker-0 and two slots of worker-1. ConfigError for both options, unknown nodes or slots, or no slots left.
