@@ -43,7 +43,7 @@ class JobQueue:
         return started
 
     def _waiting(self, name: str, last: int) -> Iterator[int]:
-        """Yield the jobs that wait for a node, up to index ``last``."""
+        """Yield the jobs up to index ``last`` that need a node and have not begun; forget leading ones that have."""
         indices = self._by_node[name]
         while indices and self._begun[indices[0]]:
             del indices[0]

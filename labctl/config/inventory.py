@@ -51,7 +51,7 @@ class NeedsAnsible(ConfigError):
 
 
 def resolved(path: Path, shown: str, text: str) -> Iterator[Named]:
-    """Yield the hosts of an inventory as `ansible-inventory` resolves them; nothing if that is missing. ConfigError.
+    """Yield an inventory's hosts as `ansible-inventory` resolves them; none without it. ConfigError if it fails.
 
     A host's line is the first line of ``text`` that has its name.
     """
