@@ -170,7 +170,7 @@ def _heard(events: Iterable[dict[str, Any]]) -> queue.SimpleQueue[dict[str, Any]
     heard: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
 
     def listen() -> None:
-        """Put the events into the queue."""
+        """Put the events into the queue, then None, also if the connection to the daemon breaks."""
         try:
             from docker.errors import DockerException
             from urllib3.exceptions import HTTPError

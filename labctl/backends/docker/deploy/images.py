@@ -31,7 +31,7 @@ Ask = Callable[[str], bool]
 
 
 def for_workload(context: Context, settings: Settings, workload: Workload) -> Settings:
-    """Return the settings with a workload's packages, and its image unless they name one. ConfigError if unknown.
+    """Return settings with a workload's packages and image; LAB_IMAGE goes first. ConfigError for an unknown image.
 
     Those of another workload are removed. ConfigError for an image that labctl does not have.
     """
@@ -173,7 +173,7 @@ def check_image(context: Context, cluster: Cluster) -> None:
 
 
 def build_command(settings: Settings) -> str:
-    """Return the command that builds the image of these settings."""
+    """Return the `labctl build` command for the image of these settings; with the workload that set it, if any."""
     origins = (settings.origin(key) for key in OF_THE_IMAGE)
     workload = next((origin.removeprefix(BY_WORKLOAD) for origin in origins if origin.startswith(BY_WORKLOAD)), "")
     return f"labctl build --workload {workload}" if workload else "labctl build"

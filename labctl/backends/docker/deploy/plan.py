@@ -35,7 +35,7 @@ def up(
     unusable: Mapping[str, str] = MappingProxyType({}),
     failed: Collection[str] = (),
 ) -> Plan:
-    """Plan to bring hosts to the state of the files: remove surplus and stuck containers, create missing and changed.
+    """Plan, per host, to remove surplus and stuck containers, send files and create missing or changed; then await SSH.
 
     ``local``: steps in the lab directory. ``stale``: hosts whose files are out of date. ``unusable``: containers whose
     mounts are broken, with the reason. Hosts that have ``failed`` are skipped.
@@ -106,7 +106,7 @@ def why_stuck(lab: Lab, container: Container, unusable: Mapping[str, str]) -> st
 def not_current(
     lab: Lab, files: tuple[File, ...], observed: ObservedState, names: tuple[str, ...]
 ) -> list[tuple[str, str]]:
-    """Return the names of missing or outdated containers of one host, each with the reason."""
+    """Return the names of containers of one host that are missing, not running or outdated, each with the reason."""
     content = {file.path: file.content for file in files}
     containers = {container.node: container for container in observed.containers}
     pending = []
@@ -120,7 +120,7 @@ def not_current(
 
 
 def why_not_current(container: Container | None, fingerprint: str, image: str | None) -> str | None:
-    """Return the reason why a container is missing or outdated; None if it is current."""
+    """Return the reason why a container is missing, not running or outdated; None if it is current."""
     if container is None:
         return "missing"
     if container.state != "running":
@@ -141,7 +141,7 @@ def down(
     records: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     state: str = "",
 ) -> Plan:
-    """Plan to remove all objects with the lab's label, whatever is in the files, and ``sent`` folders by host.
+    """Plan to remove objects with the lab's label, ``sent`` folders after fetching their runs, image, records, state.
 
     If ``image`` is given, also remove the observed image; also the ``records`` that hosts have nodes, and last the
     lab's ``state`` directory. Hosts that have ``failed`` are skipped.
@@ -159,7 +159,7 @@ def down(
 def down_on(
     host: str, observed: ObservedState, sent: Collection[str], image: str, records: tuple[str, ...]
 ) -> Iterator[HostStep]:
-    """Yield the steps that remove the lab's objects, ``sent`` folders, image and ``records`` of one host."""
+    """Yield the steps that remove one host's objects, ``sent`` folders (runs are fetched), image and ``records``."""
     why = "labctl down"
     if containers := (*observed.containers, *observed.probes):
         yield RemoveContainers(containers=containers, host=host, cause=why)

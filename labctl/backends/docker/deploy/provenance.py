@@ -106,7 +106,7 @@ def read(
     """Read commits, revisions and digests on all hosts concurrently; return them by host, and the hosts that failed."""
 
     def look(request: tuple[str, Iterable[tuple[Kind, str]]]) -> Sources:
-        """Read one host."""
+        """Return the commits, revisions and digests asked of one host. HostError if they cannot be read."""
         host, paths = request
         # The lab directory is on this machine, also if this machine is not a host of the lab.
         connection = LocalConnection() if host == HERE else connection_to(cluster.engine, host)

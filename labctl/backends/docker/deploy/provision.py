@@ -123,7 +123,7 @@ def is_unprobed(cluster: Cluster, host: Host) -> bool:
 
 
 def send(lab: Lab, host: Host, connection: Connection, image_id: str) -> None:
-    """Make a host's folders, and push the files of its nodes, workloads and clones if they changed.
+    """Make a host's folders, empty caches that another image filled, and push changed files of nodes and code.
 
     No files are pushed if the host sees the lab directory itself. HostError.
     """

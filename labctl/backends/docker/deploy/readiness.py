@@ -32,7 +32,7 @@ from labctl.system import routing
 
 
 def not_up(lab: Lab, containers: tuple[str, ...], observed: ObservedState) -> list[tuple[str, str]]:
-    """Return the names of these containers that are missing or outdated, each with the reason."""
+    """Return the names of these containers that are missing, not running or outdated, each with the reason."""
     # Only these nodes are rendered: a batch does so for each of its jobs, and labs may be large.
     names = render.extra_hosts(lab)
     owners = {lab.nodes[0].name if name == model.LAUNCHER else name for name in containers}

@@ -225,7 +225,7 @@ class WaitForSsh(Step, frozen=True, kw_only=True):
         return f"reach {', '.join(self.nodes)} over ssh within {human.duration(self.seconds)}"
 
     def do(self, deployment: LabDeployment) -> None:
-        """Log in to the nodes, unless an early check of them passed."""
+        """Wait until the launcher can log in to the nodes, unless an early check passed. HostError if it cannot."""
         from labctl.backends.docker.agent import reach
 
         if not (deployment.early and deployment.early.passed(self.nodes)):
