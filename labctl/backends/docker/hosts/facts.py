@@ -104,7 +104,7 @@ class HostDump(Struct, frozen=True, dict=True):
             )
 
     def _ports(self) -> dict[int, str]:
-        """Return the TCP ports in use and the user of each.
+        """Return the TCP ports on which the host listens, with the user of each.
 
         Source: Documentation/networking/proc_net_tcp.rst of the kernel.
         """

@@ -104,7 +104,7 @@ def remove(connection: Connection, directory: str, *, seconds: float = 120) -> N
 def _inspect(
     connection: Connection, directory: str, manifests: Mapping[str, Manifest], *tidying: str, seconds: float
 ) -> list[Update]:
-    """Return each tree with its directory's state on the host, which may ``tidy`` up. ValueError for a bad name."""
+    """Return each tree with its state on the host; ``tidying`` also removes leftovers. ValueError for a bad name."""
     for name in manifests:
         if not NAME.fullmatch(name) or not is_below(name):
             raise ValueError(name)
@@ -121,7 +121,7 @@ def _inspect(
 
 
 def _state(manifest: Manifest, names: Collection[str], present: frozenset[Entry]) -> SyncState:
-    """Return the state of a directory with these names at its top and these entries."""
+    """Tell by its top names and its entries if a directory is missing, stale, or current with the manifest."""
     if not names:
         return "missing"
     expected = {f"./{entry.path.partition('/')[0]}" for entry in manifest.entries}
@@ -154,7 +154,7 @@ def stream(updates: Iterable[Update]) -> Iterator[bytes]:
 
 
 def _file(path: Path, entry: Entry, name: str) -> Iterator[bytes]:
-    """Yield the member of a file. HostError if its content does not match the manifest any more."""
+    """Yield a file's member of the tar stream. HostError if it is unreadable or no longer matches the manifest."""
     digest, left = hashlib.sha256(), entry.size
     try:
         with path.open("rb", buffering=0) as source:

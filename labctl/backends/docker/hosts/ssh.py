@@ -116,7 +116,7 @@ class Connection:
         timeout: float = 60,
         check: bool = True,
     ) -> CompletedProcess:
-        """Run a script to its end; return its output and exit code.
+        """Run a script; return output and exit code. HostError on timeout, lost connection or, if ``check``, failure.
 
         HostError if it times out (it may still run), if the connection is lost and, with ``check``, if it fails. Over
         ssh at most six scripts run at a time, others wait.
@@ -124,7 +124,7 @@ class Connection:
         argv = self.argv(script, *arguments)
 
         def work() -> CompletedProcess:
-            """Run the command with the input, or collect its output up to the limit."""
+            """Run the command; return its output and exit code. Without input, HostError if the output is too long."""
             if input is not None:
                 return process.run(argv, input=input, timeout=timeout, check=False)
             answer = Answer(self)
@@ -219,7 +219,7 @@ class SshConnection(Connection):
         self._relay: EngineRelay | None = None
 
     def open(self, opening: str, seconds: float) -> None:
-        """Log in, with retries, run the opening script and set the engine's address, listening or not. HostError."""
+        """Log in with retries; keep the opening script's output and the engine's local socket. HostError on failure."""
         deadline = time.monotonic() + seconds
         self.output = self._log_in(opening, deadline)
         self.output_at = time.time()
@@ -237,7 +237,7 @@ class SshConnection(Connection):
             self._master.end()
 
     def reconnect(self, seconds: float) -> None:
-        """Reconnect if the connection has ended; the engine keeps its address. HostError."""
+        """Reconnect if the connection has ended; the engine keeps its address. HostError on failure or when closed."""
         with self._opening:
             if not self._ended():
                 return
@@ -265,7 +265,7 @@ class SshConnection(Connection):
         return self._forward(Path(f"{self._stem}-{next(self._numbers)}.sock"), path, seconds)
 
     def _forward(self, local: Path, path: str, seconds: float) -> Path:
-        """Forward a local socket to a Unix socket of the host. HostError."""
+        """Forward a local socket to a Unix socket of the host, and return it. HostError if ssh fails or is silent."""
         local.unlink(missing_ok=True)
         argv = ("ssh", "-F", "none", "-S", self._control, "-O", "forward", "-L", f"{local}:{path}", "host")
         try:
@@ -318,7 +318,7 @@ class SshConnection(Connection):
         return ssh_errors.excerpt(text.decode("utf-8", "replace"))
 
     def _log_in(self, opening: str, deadline: float) -> str:
-        """Start the master, with retries if sshd is busy; return the opening script's output. HostError."""
+        """Start the master, with retries if sshd is busy; return the opening script's output. HostError on failure."""
         pauses = iter(RETRIES)
         earlier: HostError | None = None
         while True:

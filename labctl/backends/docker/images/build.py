@@ -178,7 +178,7 @@ def _base(request: BuildRequest, emit: Emit) -> str:
 
 
 def ensure_base(name: str, request: BuildRequest, emit: Emit) -> str:
-    """Return a base image that the engine has: this one, pulled if missing, or plain Debian made here. HostError.
+    """Return a base image that the engine has: this one, pulled if missing, or Debian made here. HostError if none.
 
     HostError if it can be neither pulled nor made. An image that the settings name is never replaced.
     """

@@ -184,7 +184,7 @@ def install(transfer: Transfer, loading: At, notice: Callable[[str], None], *, k
 
 
 def upload(transfer: Transfer, notice: Callable[[str], None]) -> None:
-    """Upload the archive to the host, resuming, relayed if possible. HostError if it stays incomplete."""
+    """Upload the archive to the host, resuming, relayed if possible. HostError without room, or if incomplete."""
     size, received = transfer.stream.size, remote.size(transfer.connection, transfer.file)
     if received > size:
         remote.remove(transfer.connection, transfer.file)

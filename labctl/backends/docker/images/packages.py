@@ -61,7 +61,7 @@ def is_own(image: str) -> bool:
 
 
 def tag(base: str, additions: Additions) -> str:
-    """Return the tag of the image with these additions; the base itself without any. Errors as ``folder_of``."""
+    """Return the tag, a hash, of the image with these additions; or the base if none. ConfigError as ``folder_of``."""
     if not additions:
         return base
     image = catalog.name_of(base)

@@ -19,7 +19,7 @@ LISTING = 120
 
 
 def write(image: str, path: Path) -> int:
-    """Write the bill of materials of an image of this machine's engine; return the number of packages. HostError."""
+    """Write the bill of materials of a local image to a file; return the number of packages. HostError on failure."""
     engine = DockerEngine()
     document = bill(image, engine.image_id(image) or image, installed(engine, image))
     try:
@@ -32,7 +32,7 @@ def write(image: str, path: Path) -> int:
 
 
 def installed(engine: DockerEngine, image: str) -> str:
-    """Run a container that lists the image's packages, in lines of ``installed.sh``; return them. HostError."""
+    """Run a container that lists the image's packages; return lines of ``installed.sh``. HostError on failure."""
     name = f"labctl-sbom-{secrets.token_hex(4)}"
     options = ("--rm", "--name", name, "--network", "none", "--pull", "never", "--entrypoint", "/bin/sh")
     try:

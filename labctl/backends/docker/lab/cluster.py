@@ -120,7 +120,7 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
 
     @once
     def facts(self) -> dict[str, facts.HostFacts]:
-        """Further facts about the hosts that ssh reaches."""
+        """User, clock skew, free space and ports of each host that ssh reaches, by name. HostError if invalid."""
         return {
             name: self.dumps[name].facts_at(connection.output_at)
             for name, connection in self.connections.items()
@@ -211,7 +211,7 @@ def connect(
     demand: bool = True,
     drained: bool = False,
 ) -> Iterator[Cluster]:
-    """Connect to the lab's hosts, or ``only`` some, during the block. HostError if none answers and ``demand``.
+    """Connect to the lab's hosts, or ``only`` some, in the block; keep their reports. HostError if ``demand`` and none.
 
     Daemons have ``seconds`` for an answer. Drained hosts are included only if ``drained``. ConfigError if two hosts are
     the same machine.
@@ -412,7 +412,7 @@ def require_shared(cluster: Cluster) -> None:
 
 
 def load_lab(context: Context, cluster: Cluster, *, ask: bool = True, refresh: bool = False) -> tuple[Lab, Cluster]:
-    """Build the lab of the settings on its hosts; return it with the cluster without failed hosts.
+    """Probe the engines, and build the lab of the settings; return it with the cluster without failed hosts.
 
     The engines are probed in parallel, unless cached results are enough (``ask=False``); with ``refresh`` the way to
     request devices is probed again, for doctor.
