@@ -135,7 +135,7 @@ class Api:
         seconds: Any = ANSWERING,
         **query: Any,
     ) -> Any:
-        """Send a request and return its raw response; empty query parameters are omitted. Unreachable, Refused."""
+        """Send a request without empty query parameters; return the raw response. Unreachable; Refused for an error."""
         import urllib3
         from kubernetes.client.exceptions import ApiException
         from kubernetes.dynamic.exceptions import DynamicApiError
@@ -272,7 +272,7 @@ class Api:
                 return
 
     def execute(self, pod: str, argv: tuple[str, ...], *, stdin: bool = False, tty: bool = False) -> Any:
-        """Start a program in a pod and return its open web socket. Refused if the pod is not found; HostError."""
+        """Start a program in a pod and return its open web socket. Refused or Unreachable if it cannot be started."""
         from kubernetes import client, stream
         from kubernetes.client.exceptions import ApiException
         from websocket import WebSocketBadStatusException

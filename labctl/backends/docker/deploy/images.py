@@ -31,7 +31,7 @@ Ask = Callable[[str], bool]
 
 
 def for_workload(context: Context, settings: Settings, workload: Workload) -> Settings:
-    """Return settings with a workload's packages and image; LAB_IMAGE goes first. ConfigError for an unknown image.
+    """Return the settings with a workload's packages and, unless LAB_IMAGE is set, its image. ConfigError if unknown.
 
     Those of another workload are removed. ConfigError for an image that labctl does not have.
     """
@@ -173,7 +173,7 @@ def check_image(context: Context, cluster: Cluster) -> None:
 
 
 def build_command(settings: Settings) -> str:
-    """Return the `labctl build` command for the image of these settings; with the workload that set it, if any."""
+    """Return the `labctl build` command for the image of these settings, with `--workload` if a workload set them."""
     origins = (settings.origin(key) for key in OF_THE_IMAGE)
     workload = next((origin.removeprefix(BY_WORKLOAD) for origin in origins if origin.startswith(BY_WORKLOAD)), "")
     return f"labctl build --workload {workload}" if workload else "labctl build"

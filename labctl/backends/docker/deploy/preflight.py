@@ -102,7 +102,7 @@ def require_lab_owner(context: Context, name: str, observed: ObservedState) -> N
 
 
 def observe(context: Context, cluster: Cluster) -> tuple[ObservedState, Cluster]:
-    """Return the lab's state, and the cluster less hosts that are silent or have another's lab; HostError if here."""
+    """Return the lab's state, and the cluster without hosts that are silent or another's; HostError if all are."""
     name = cluster.settings.text("LAB_NAME")
     observed = cluster.engine.observe(name, cluster.image)
     foreign = find_foreign_labs(context, name, observed)

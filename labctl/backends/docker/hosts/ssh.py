@@ -261,7 +261,7 @@ class SshConnection(Connection):
         return (*self._ssh, *mux, "--", ssh_errors.destination(self.target), remote(script, arguments))
 
     def forward(self, path: str, seconds: float = 10) -> Path:
-        """Return a new local socket, forwarded to a Unix socket of the host if its sshd allows that. HostError."""
+        """Return a new local socket, forwarded to a host's; it hangs up if sshd forbids it. HostError if ssh fails."""
         return self._forward(Path(f"{self._stem}-{next(self._numbers)}.sock"), path, seconds)
 
     def _forward(self, local: Path, path: str, seconds: float) -> Path:

@@ -46,7 +46,7 @@ def require_node(engine: DockerEngine, image: str, base: str) -> dict[str, str]:
 
 
 def make(request: BuildRequest, base: str, emit: Emit) -> dict[str, Any]:
-    """Build an image for nodes on a base, pulled if missing; return a report. HostError for a node, or on failure."""
+    """Build a node image on a base, pulled if missing; return a report. HostError if that is a node, or on failure."""
     began = time.monotonic()
     engine = request.engine
     build.ensure_base(base, replace(request, base_image=base), emit)

@@ -211,7 +211,7 @@ def connect(
     demand: bool = True,
     drained: bool = False,
 ) -> Iterator[Cluster]:
-    """Connect to the lab's hosts, or ``only`` some, in the block; keep their reports. HostError if ``demand`` and none.
+    """Connect to hosts, or ``only`` some, in the block; save their reports. With ``demand`` HostError if none answers.
 
     Daemons have ``seconds`` for an answer. Drained hosts are included only if ``drained``. ConfigError if two hosts are
     the same machine.
@@ -412,7 +412,7 @@ def require_shared(cluster: Cluster) -> None:
 
 
 def load_lab(context: Context, cluster: Cluster, *, ask: bool = True, refresh: bool = False) -> tuple[Lab, Cluster]:
-    """Probe the engines, and build the lab of the settings; return it with the cluster without failed hosts.
+    """Probe the engines if ``ask``, and build the lab of the settings; return it with the cluster less failed hosts.
 
     The engines are probed in parallel, unless cached results are enough (``ask=False``); with ``refresh`` the way to
     request devices is probed again, for doctor.

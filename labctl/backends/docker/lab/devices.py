@@ -74,7 +74,7 @@ def detect(
     root: HostPath = ROOT,
     run: Run = run_here,
 ) -> HostDevices:
-    """Return the devices of a host whose files are below ``root``, with the lab's nodes on it or their ``problem``.
+    """Return a host's accelerator, devices, CPUs, memory and fabrics, read below ``root``, and nodes or ``problem``.
 
     ``run`` runs vendor tools there. Leases are read on this machine only.
     """
