@@ -11,6 +11,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
+from labctl.accelerators import CPU
 from labctl.backends import Backend
 from labctl.batches import batch as batches
 from labctl.batches import bisect as tree
@@ -94,7 +95,9 @@ def bisect(
 
     def run(folder: Path) -> Rounded:
         batch = batches.begin(folder, batches.plan(lab, workload, (folder,), options), lab, resume=False)
-        lost = {node.name: used.get(node.host, 0.0) for used in [shares(backend)] for node in lab.nodes}
+        # What devices compute does not depend on who else uses the cores.
+        used = shares(backend) if lab.accelerator == CPU else {}
+        lost = {node.name: used.get(node.host, 0.0) for node in lab.nodes}
         done = batches.run_jobs(backend, workload, options, folder, batch, show, parallel=1 if alone else 0)
         return Rounded(done, lost)
 

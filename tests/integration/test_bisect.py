@@ -53,23 +53,29 @@ def slowed(four_nodes: Lab) -> Iterator[str]:
     four_nodes.inside(node, "rm", SLOW)
 
 
-def test_a_node_that_computes_slower_is_found_and_drained(four_nodes: Lab, slowed: str) -> None:
-    document = four_nodes.call("bisect", "spin", "--within", "60%", "--drain", "--json", limit=300).expect(5).json
+@pytest.mark.slow  # Beside other tests, which use the cores, no speed is certain.
+def test_a_node_that_computes_slower_is_found(four_nodes: Lab, slowed: str) -> None:
+    document = four_nodes.call("bisect", "spin", "--within", "60%", "--json", limit=300).expect(5).json
     assert [bad["node"] for bad in document["diagnosis"]["bad"]] == [slowed]
     assert document["diagnosis"]["bad"][0]["kind"] == "slow"
-    assert (document["diagnosis"]["links"], document["drained"]) == ([], [slowed])
+    assert document["diagnosis"]["links"] == []
     for run in document["diagnosis"]["bad"][0]["runs"]:
-        assert slowed in run["nodes"]
-    assert (four_nodes.path / "drained.txt").read_text().startswith(f"{slowed}  # slow, ")
+        assert run["nodes"] == [slowed]
+
+
+def test_a_bad_node_is_drained(four_nodes: Lab) -> None:
+    argv = ("bisect", "spin", "--within", "99%", "--drain", "--json", "--", "worker-2")
+    document = four_nodes.call(*argv, limit=300).expect(5).json
+    assert (document["diagnosis"]["links"], document["drained"]) == ([], ["worker-2"])
+    assert (four_nodes.path / "drained.txt").read_text().startswith("worker-2  # failing, ")
     (four_nodes.path / "nodes.txt").write_text("".join(f"worker-{number}\n" for number in range(4)))
     made = four_nodes.call("hostfiles", "nodes.txt", "--size", "1", "--json").expect(0).json
-    assert (len(made["hostfiles"]), made["drained"]) == (3, [slowed])
+    assert (len(made["hostfiles"]), made["drained"]) == (3, ["worker-2"])
     (four_nodes.path / "drained.txt").unlink()
 
 
 def test_a_node_on_which_a_run_fails_is_found_with_the_runs_that_show_it(four_nodes: Lab) -> None:
-    done = four_nodes.call("bisect", "spin", "--within", "90%", "--", "worker-1", limit=300).expect(5)
+    done = four_nodes.call("bisect", "spin", "--within", "99%", "--", "worker-1", limit=300).expect(5)
     assert "worker-1: failing\n" in done.out
-    assert "worker-1, " in done.out
-    assert "failed (rank-crashed)" in done.out
+    assert "worker-1: failed (rank-crashed)" in done.out
     assert "3 nodes good, 1 bad, 0 bad links" in done.out
