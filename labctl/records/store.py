@@ -564,7 +564,7 @@ class RunFilter(Struct, frozen=True, kw_only=True):
     """Local time."""
 
     def has(self, run: RunSummary) -> bool:
-        """Tell if the run matches."""
+        """Tell if a run began at or after ``since`` and has the workload and verdict; an empty field matches any."""
         # Ids begin with the local time.
         first = f"{self.since:%Y%m%d-%H%M%S}" if self.since else ""
         return run.run_id >= first and self.workload in ("", run.workload) and self.verdict in ("", run.verdict)
@@ -621,7 +621,7 @@ def read_record(path: Path) -> bytes | None:
 
 
 def state(lab: Path, run_id: str, active: Mapping[str, ActiveRun] = MappingProxyType({})) -> str:
-    """Return the state of a run, as in ``RunSummary``; ``active``: the runs that the launcher's agent reports."""
+    """Return a run's state: ``done``, else as the agent reports in ``active``, else ``running`` or ``orphaned``."""
     if os.path.lexists(directory(lab, run_id) / RESULT):
         return "done"
     if run_id in active and active[run_id].state != "lost":
@@ -659,7 +659,7 @@ def unjudged(lab: Path) -> list[str]:
 
 
 def unknown(lab: Path) -> dict[str, ActiveRun]:
-    """Return the runs without a result, in an unknown state, except those that a labctl on this machine records."""
+    """Return, as of unknown state, the runs without a result that no labctl on this machine records."""
     here = {path.stem for path in filelock.held_below(lab / filelock.RUNS)}
     waiting = [run_id for run_id in unjudged(lab) if run_id not in here]
     return {run_id: ActiveRun(id=run_id, nodes=(), state="unknown") for run_id in waiting}
@@ -679,7 +679,7 @@ def ids(lab: Path) -> list[str]:
 
 
 def _directories(lab: Path) -> list[str]:
-    """Return the names of directories in ``runs/`` that may be runs.
+    """Return the names of directories in ``runs/`` that may be runs; none if ``runs/`` cannot be read.
 
     It handles paths as text: a lab may have ten thousand runs, and each job of a batch lists all.
     """

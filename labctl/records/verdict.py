@@ -120,7 +120,7 @@ def _checks(criterion: Criterion, metric: Mapping[str, Any]) -> list[CriterionRe
 
 
 def final(metric: Mapping[str, Any]) -> str:
-    """Return the key of the number that a metric is judged by."""
+    """Return the key of the number that a metric is judged by: ``value`` if it has that, else ``last``."""
     return "value" if "value" in metric else "last"
 
 

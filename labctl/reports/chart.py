@@ -120,7 +120,7 @@ def lines(lines: Sequence[Line], along: str, unit: str, alt: str) -> Drawing:
 
 
 def _thinned(points: Sequence[tuple[float, float | None]]) -> tuple[Any, Any, Any, Any]:
-    """Return x and y, or of too many points: x, medians, least and largest values of each part."""
+    """Return x, y, None, None; if too many or one x twice: x, medians, least and largest values of each part."""
     import numpy as np
 
     x, y = np.array([(at, math.nan if value is None else value) for at, value in points], dtype=float).T

@@ -85,7 +85,7 @@ def write(directory: Path, report: Report) -> WrittenReport:
 
 
 def write_csv(file: Path, directory: Path) -> WrittenReport:
-    """Write the report of a metrics.csv to a directory. ConfigError if the file does not exist."""
+    """Write the report of a metrics.csv to a directory; return its paths. ConfigError without a table of epochs."""
     if not file.is_file():
         raise ConfigError(f"{file}: no such file", hint="labctl report RUN, or its id")
     return write(directory.absolute(), of_csv(file))
@@ -266,7 +266,7 @@ Axis = Literal["step", "seconds", "value"]
 
 
 def _axis(series: Iterable[Sample], unit: str) -> Axis:
-    """Return the x axis of a metric: time for rates, else steps, if all samples have it; else their number."""
+    """Return a metric's x axis: time for rates, else steps, else time, if all samples have it; else their number."""
     of_all = list(series)
     timed = all(sample.seconds is not None for sample in of_all)
     # Over time, as the samples of the machine are, to be compared with them.
