@@ -135,7 +135,7 @@ def _of_record(path: Path) -> dict[str, str]:
 
 
 def _without_secrets(value: Any) -> Any:
-    """Mask the values of keys that sound secret: in mappings, pairs and lists of settings."""
+    """Return a copy with the values of keys that sound secret masked: in mappings, pairs and lists of settings."""
     if isinstance(value, dict):
         named = _hides(value.get("key"))
         return {

@@ -183,6 +183,6 @@ def xml_text(text: str) -> str:
 
 
 def xml_document(root: Element) -> str:
-    """Render an element as an XML document."""
+    """Indent an element, in place, and render it as an XML document."""
     indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{tostring(root, encoding="unicode")}\n'

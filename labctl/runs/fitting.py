@@ -33,7 +33,7 @@ class Hardware(Struct, frozen=True, kw_only=True):
 
 
 def why_not_fit(lab: Lab, job: Job, limit: int) -> str | None:
-    """Return the reason why the workload does not fit in the nodes' memory on this CPU host; None if it may fit.
+    """Return why a workload does not fit in the nodes' memory; None if it may, or if the lab has devices.
 
     ``limit`` is that of a node in bytes, 0 for none.
     """
@@ -86,7 +86,7 @@ def smallest_device(devices: DeviceReport, accelerator: str) -> int | None:
 
 
 def settable(workload: Workload) -> fit.Options:
-    """Return the settings that a workload takes by ``--set``, as its scripts declare them."""
+    """Return what a workload takes by ``--set``: its scripts' options, DeepSpeed keys, and an optimizer on CPU."""
     if external.script_of(workload):
         return fit.Options(deepspeed=False, arguments=frozenset())
     scripts = tuple(scripts_of(workload))
