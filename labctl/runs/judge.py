@@ -273,7 +273,7 @@ def stop(backend: Backend, run_id: str, grace: float) -> Result:
 
 
 def _judge_or_wait(backend: Backend, run_id: str) -> Result:
-    """Judge a run, unless another labctl does; return the result. HostError if neither has one."""
+    """Judge a run, or wait for another labctl that does; return the result. HostError if that writes none in time."""
     with suppress(filelock.LockHeld):
         return judge(backend, run_id, _drop)
     return judged(backend, run_id)

@@ -227,7 +227,7 @@ def conclusion(effects: Collection[Effect], spreads: Iterable[Spread], target: s
 
 
 def titled(metric: str, *, at_end: bool) -> str:
-    """Return the name of a metric for people."""
+    """Return a metric's name for people: ``NAME at the end`` if its value is the last of a series."""
     return f"{metric} at the end" if at_end else metric
 
 

@@ -239,7 +239,7 @@ def _recover(backend: Backend, request: Request, ended: Result) -> RunOptions:
 
 
 def again(context: Context, workload: Workload, options: RunOptions, ended: Result) -> RunOptions:
-    """Return the options to start a run again with, from its last whole checkpoint or from the beginning."""
+    """Return a retry's options, and announce it: from the run's last whole checkpoint, else from the beginning."""
     checkpoint, why = None, f"`{workload.name}` does not say how it resumes"
     if workload.resume:
         checkpoint, why = checkpoints.last(context.directory, ended.run_id, workload.resume)
