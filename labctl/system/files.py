@@ -73,7 +73,7 @@ def link(path: Path, target: str) -> bool:
 
 
 def write(path: Path, content: str, mode: int = 0o600) -> bool:
-    """Replace a file atomically, making its folders; return False if content and mode were right. HostError."""
+    """Replace a file atomically, making its folders; return False if it was as wanted. HostError if that fails."""
     data = _bytes(content)
     with writing(path):
         make_private(path.parent)
@@ -154,7 +154,7 @@ def open_below(root: Path, path: Path) -> Iterator[int]:
 
 
 def _copy(name: str, source: int, into: int) -> None:
-    """Copy a file or a link, sharing its blocks if the file system can. OSError."""
+    """Copy a file or a link, sharing blocks if possible. OSError for another kind, or if the name is taken."""
     if stat.S_ISLNK(os.lstat(name, dir_fd=source).st_mode):
         os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=into)
         return
@@ -221,7 +221,7 @@ def create(name: str, parent: int, mode: int) -> BinaryIO:
 
 
 def replace_in(parent: int, name: str, pieces: Iterable[bytes], mode: int) -> None:
-    """Replace a file atomically in the directory with the descriptor ``parent``; a link is replaced itself. OSError."""
+    """Replace a file or link atomically in the directory with the descriptor ``parent``. OSError if that fails."""
     temporary = f".new-{os.urandom(8).hex()}"
     try:
         with create(temporary, parent, mode) as stream:

@@ -101,7 +101,7 @@ def stream_blocks(
     typed: Input | None = None,
     rest: bool = True,
 ) -> CompletedProcess:
-    """Run a program, passing on its output and errors in blocks of lines as they come; return the last 30. HostError.
+    """Run a program, passing on its output in blocks of lines as they come; return the last 30. HostError as ``run``.
 
     ``out`` keeps the last 30 lines. A line of more than 2 MiB comes in pieces. ``rest``: pass on an unfinished last
     line too, as a broken connection leaves it. With a ``pulse``, the program's input stays open until this process ends
