@@ -192,7 +192,7 @@ def _status(figure: Figure) -> str:
 
 
 def _badness(figure: Figure) -> tuple[int, bool, float]:
-    """Sort key of figures: those that missed, then without a number, then from the worst value to the best."""
+    """Sort key of figures: missed, unjudged, passed; in each those without a number, then from worst to best."""
     value = finite(figure.value)
     sign = -1 if figure.limit.startswith("<=") else 1
     return (False, None, True).index(figure.passed), value is not None, sign * (value or 0)

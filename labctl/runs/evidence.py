@@ -42,7 +42,7 @@ def write(
     warn: Callable[[str], object],
     witnesses: Callable[[float], Mapping[str, str]] | None = None,
 ) -> None:
-    """Write ``evidence.tar.gz`` into the record of a run that did not pass. A failure is a warning.
+    """Write ``evidence.tar.gz`` of a run that did not pass, with what ``witnesses`` saw. A failure is a warning.
 
     ``witnesses`` returns what hosts and engine saw since a time; without it the archive has the record alone.
     """

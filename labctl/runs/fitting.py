@@ -86,7 +86,7 @@ def smallest_device(devices: DeviceReport, accelerator: str) -> int | None:
 
 
 def settable(workload: Workload) -> fit.Options:
-    """Return what a workload takes by ``--set``: its scripts' options, DeepSpeed keys, and an optimizer on CPU."""
+    """Return the options of a workload's scripts, and if it takes DeepSpeed settings and an optimizer on the CPU."""
     if external.script_of(workload):
         return fit.Options(deepspeed=False, arguments=frozenset())
     scripts = tuple(scripts_of(workload))

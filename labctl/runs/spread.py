@@ -214,7 +214,7 @@ def _judgement(effect: Effect) -> str:
 
 
 def conclusion(effects: Collection[Effect], spreads: Iterable[Spread], target: str) -> str:
-    """Render how the usual difference was estimated, or the command that tells it; empty if nothing differs.
+    """Render how the usual difference was estimated, or the command that tells it; empty if neither is of use.
 
     ``target`` is what the command runs: the workload, or ``--script FILE``.
     """

@@ -92,7 +92,7 @@ def preview_run(backend: Backend, request: Request) -> PlanPreview:
 
 
 def begin(backend: Backend, request: Request, now: datetime, *, preview: bool = False) -> Run:
-    """Build a run with its job; if it resumes an earlier run, fetch that run's files first."""
+    """Build a run; if it resumes another, fetch that one's files first. HostError if the lab lacks its devices."""
     options = request.options
     if options.resume and not options.retried and not preview:
         gather(backend, options.resume)
@@ -207,7 +207,7 @@ def is_retried(ended: Result, options: RunOptions) -> bool:
 
 
 def run_again(backend: Backend, request: Request, ended: Result) -> tuple[Request, Result]:
-    """Bring the lab up after a run that lost a node or a device, and start the run again.
+    """Bring up the lab and run again a run that lost a part of it; if it stays down, warn and return the old result.
 
     If the lab does not come up, that is a warning and the last retry.
     """

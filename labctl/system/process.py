@@ -196,7 +196,7 @@ def _pulsing(child: subprocess.Popen[Any], typed: Input, seconds: float) -> Iter
     over = threading.Event()
 
     def send() -> None:
-        """Write an empty line until the block is left."""
+        """Write an empty line every ``seconds`` until the block is left."""
         while not over.wait(seconds):
             typed.write("")
 
@@ -234,7 +234,7 @@ def without(names: Iterable[str], argv: Sequence[str]) -> tuple[str, ...]:
 def attached(
     argv: Sequence[str], forward: Callable[[signal.Signals], None], *, env: Mapping[str, str] | None = None
 ) -> int:
-    """Run a program on our input and output, INT, TERM and HUP going to ``forward``; return its code. HostError.
+    """Run a program on our input and output, signals going to ``forward``; return its code. HostError if one ends it.
 
     ``env`` as ``run``. Signals that were ignored are not passed to ``forward``. HostError if the program is not found
     or ends by a signal; OutputClosed if its output is closed.

@@ -117,9 +117,9 @@ def resolve_bf16(workload: Workload, accelerator: str, hosts: Iterable[Host]) ->
 
 
 def complete(config: Config, *, ranks: int, accelerator: str, where: str) -> dict[str, Any]:
-    """Complete the batch sizes: batch = micro-batch x accumulation steps x ranks. ConfigError.
+    """Add the missing batch sizes. ConfigError for invalid sections, batch sizes or precision, or fp16 on CPUs.
 
-    It is raised for invalid sections, contradictory batch sizes, and for a precision that the device lacks.
+    The batch is micro-batch x accumulation steps x ranks.
     """
     check_sections(config, where)
     enabled = {name: config.get(name, {}).get("enabled", False) for name in ("fp16", "bf16")}
@@ -161,9 +161,9 @@ def check_sections(config: Config, where: str) -> None:
 
 
 def batch_sizes(config: Config, ranks: int, where: str) -> dict[str, int]:
-    """Return micro-batch, accumulation steps and batch by key, missing ones computed as by DeepSpeed. ConfigError.
+    """Return micro-batch, accumulation steps and batch by key, computing missing ones. ConfigError if they contradict.
 
-    From deepspeed/runtime/config.py, ``_set_batch_related_parameters``; ConfigError if they contradict each other.
+    From deepspeed/runtime/config.py, ``_set_batch_related_parameters``; also if it has neither batch nor micro-batch.
     """
     micro, steps, batch = (_positive(config, key, where) for key in (MICRO, STEPS, BATCH))
     if batch is None and micro is None:

@@ -80,7 +80,7 @@ def roots(settings: Settings) -> dict[str, Path]:
 def load(
     directory: Path, name: str, launchers: tuple[str, ...], clones: Mapping[str, Path], *, rehearse: bool = False
 ) -> Workload:
-    """Load the workload of that name, or its rehearsal, from the folder of workloads or a clone. ConfigError.
+    """Load a workload, or its rehearsal, by name from the workload files or a clone. ConfigError if there is none.
 
     It is raised as by ``loader.load``, and if the clone or the script in it is missing.
     """

@@ -26,7 +26,7 @@ Declared = tuple[Workload, Workload | None]
 
 
 def load(directory: Path, name: str, launchers: tuple[str, ...], *, rehearse: bool = False) -> Workload:
-    """Load the workload of that name, or its rehearsal; other files may be broken. ConfigError.
+    """Load the workload of that name, or its rehearsal; other files may be broken. ConfigError if there is none.
 
     It is raised if it is unknown, declared twice, broken, or has no rehearsal.
     """

@@ -246,7 +246,7 @@ def _criterion(value: Value) -> Criterion:
 
 
 def _consistent(criterion: Criterion, value: Value) -> Criterion:
-    """Return the criterion; raise ConfigError if its bounds contradict each other."""
+    """Return the criterion; raise ConfigError if ``min`` is above ``max`` or ``decrease`` is not a share."""
     if criterion.min is not None and criterion.max is not None and criterion.min > criterion.max:
         raise value.error("`min` is above `max`")
     if criterion.decrease is not None and not 0 < criterion.decrease <= 1:
@@ -263,7 +263,7 @@ def _repositories(value: Value) -> tuple[str, ...]:
 
 
 def _memory(value: Value) -> Memory:
-    """Return the fields for the memory estimate; numbers become defaults of the script's arguments."""
+    """Read the memory estimate's fields, numbers as argument defaults. ConfigError without a model or parameters."""
     defaults: Schema = {
         **dict.fromkeys(
             ("parameters", "sequence_length", "max_prompt_length", "max_answer_length", "lora_dim"),

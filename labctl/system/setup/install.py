@@ -193,7 +193,7 @@ class SetupResult(Struct, frozen=True):
 
 
 def setup(*, yes: bool, ask: Callable[[str], bool] | None, emit: Emit) -> bool:
-    """Set this host up to run a lab, asking first unless ``yes``; return False if it already was. HostError.
+    """Set this host up for labs, asking first unless ``yes``; return False if it was. HostError if refused or failed.
 
     ``ask`` is None without a terminal. HostError if root is needed and not available (the hint has the commands), if
     aborted, or if a step failed.
