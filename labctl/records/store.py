@@ -509,7 +509,7 @@ def job(path: Path) -> JobSummary:
 def abandon(
     lab: Lab, run_id: str, cause: Cause = "interrupted", message: str = "labctl ended before the run did"
 ) -> Result:
-    """Close the record of an unfinished run with an ERROR result; return that. HostError if it cannot be written."""
+    """Redact an unfinished run's logs and close its record with an ERROR result; return that. HostError if it fails."""
     path = directory(lab.directory, run_id)
     redact_ranks(path, lab.hidden)
     recorded = job(path)
@@ -659,7 +659,7 @@ def unjudged(lab: Path) -> list[str]:
 
 
 def unknown(lab: Path) -> dict[str, ActiveRun]:
-    """Return, as of unknown state, the runs without a result that no labctl on this machine records."""
+    """Return the runs without a result that no labctl on this machine records, each in the state ``unknown``."""
     here = {path.stem for path in filelock.held_below(lab / filelock.RUNS)}
     waiting = [run_id for run_id in unjudged(lab) if run_id not in here]
     return {run_id: ActiveRun(id=run_id, nodes=(), state="unknown") for run_id in waiting}

@@ -177,7 +177,7 @@ def usual_difference(samples: Iterable[Sequence[float]], count: int, other: int)
 
 
 def judged(effect: Effect, usual: float | None) -> Effect:
-    """Return the effect with its change, and with a verdict if the usual difference of the logarithms is known."""
+    """Return the effect with its change, and a verdict if the usual difference of logarithms is known and not large."""
     change = change_of(effect.value, effect.other)
     if change is None or usual is None:
         return replace(effect, change=change)

@@ -59,7 +59,7 @@ def _holds(path: Path, file: File) -> bool:
 
 
 def link(path: Path, target: str) -> bool:
-    """Create a symbolic link, and its folders, replacing another link; return False if it already exists. HostError."""
+    """Make a symbolic link and its folders, replacing another; return False if it exists. HostError if that fails."""
     try:
         make_private(path.parent)
         if path.is_symlink():

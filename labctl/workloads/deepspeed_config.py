@@ -163,7 +163,7 @@ def check_sections(config: Config, where: str) -> None:
 def batch_sizes(config: Config, ranks: int, where: str) -> dict[str, int]:
     """Return micro-batch, accumulation steps and batch by key, computing missing ones. ConfigError if they contradict.
 
-    From deepspeed/runtime/config.py, ``_set_batch_related_parameters``; also if it has neither batch nor micro-batch.
+    From deepspeed/runtime/config.py, ``_set_batch_related_parameters``.
     """
     micro, steps, batch = (_positive(config, key, where) for key in (MICRO, STEPS, BATCH))
     if batch is None and micro is None:

@@ -73,7 +73,7 @@ class SetupPlan(Struct, frozen=True):
 
 
 def plan(facts: Facts) -> SetupPlan:
-    """Plan the installation of missing requirements. HostError if labctl cannot install them on this distribution."""
+    """Plan to install what is missing, start Docker and admit the user. HostError if there are no packages for it."""
     missing = _missing(facts)
     present = f"Docker Engine {facts.engine}, buildx {facts.buildx}, compose {facts.compose}"
     if missing and facts.distribution not in {"debian", "ubuntu"}:
