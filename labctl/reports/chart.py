@@ -176,7 +176,7 @@ def _frame(axes: Axes, names: Sequence[str], unit: str, longest: float) -> None:
 
 
 def _bar(axes: Axes, row: int, bar: Bar) -> None:
-    """Draw a bar with its limit and number."""
+    """Draw a bar with its limit and number, hatched and with a cross if it missed the limit."""
     missed = bar.passed is False
     if bar.value is not None:
         axes.barh(row, bar.value, 0.66, **_fill(missed=missed))
