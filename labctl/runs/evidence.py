@@ -115,7 +115,7 @@ def _clock(time_and_rank: str) -> str:
 
 
 def _of_record(path: Path) -> dict[str, str]:
-    """Return files of the record by name, with values of keys that sound secret redacted."""
+    """Return the record's files and ends of samples and stacks, by name; values of secret-sounding keys are masked."""
     texts = {}
     for name in ("result.json", "job.json", "settings.json", "versions.json", "plan.txt"):
         content = store.read_record(path / name)

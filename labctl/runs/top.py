@@ -97,7 +97,7 @@ class Observer:
         return "waiting" if self._active.waits and progress.last_line is None else "running"
 
     def look(self) -> RunView:
-        """Read the lines printed so far, for at most CATCHING_UP seconds, and return the state of the run."""
+        """Ask the nodes, read the lines so far for at most CATCHING_UP seconds, and return the state of the run."""
         began, heard, since = time.time(), -1, 0.0
         deadline = time.monotonic() + CATCHING_UP
         self._ask_nodes()

@@ -73,7 +73,7 @@ class SetupPlan(Struct, frozen=True):
 
 
 def plan(facts: Facts) -> SetupPlan:
-    """Plan to install what is missing, start Docker and admit the user. HostError if there are no packages for it."""
+    """Plan to install what is missing, start Docker and add the user to its group. HostError if no package is known."""
     missing = _missing(facts)
     present = f"Docker Engine {facts.engine}, buildx {facts.buildx}, compose {facts.compose}"
     if missing and facts.distribution not in {"debian", "ubuntu"}:
