@@ -61,7 +61,7 @@ def list_all(directory: Path, launchers: tuple[str, ...]) -> tuple[tuple[Workloa
 
 
 def _scan(directory: Path, launchers: tuple[str, ...], name: str = "") -> tuple[list[Declared], list[ConfigError]]:
-    """Read the workload files, or those with ``name`` in the text; return declarations and errors. ConfigError."""
+    """Read workload files, all or those with ``name``; return workloads and errors. ConfigError without the folder."""
     if not directory.is_dir():
         hint = f"cd into a lab's directory, or `labctl init {shlex.quote(str(directory.parent))}`"
         raise ConfigError(f"{directory}: no such folder of workloads", hint=hint)
