@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from statistics import median
 
 from msgspec import Struct
@@ -64,13 +64,13 @@ class Trial:
         return evidence.rounds_needed(max(1, len(self.nodes) - 1), self.error) + SPARE
 
     def take(self, runs: Runs) -> None:
-        """Add runs and their readings, and judge the nodes anew by each metric."""
+        """Add runs and their readings, and judge the nodes again by each metric."""
         for job in runs.jobs:
             for node in job.nodes:
                 self.runs[node].append(job)
         for limit in self.check.limits:
             if self.check.nodes == "turns":
-                self.rounds[limit.metric] += [of_round for job in runs.jobs for of_round in job.rounds]
+                self.rounds[limit.metric] += chain.from_iterable(job.rounds for job in runs.jobs)
             else:
                 self.rounds[limit.metric].append(_round(limit, runs))
             self.judged[limit.metric] = self.judge(limit)
@@ -137,7 +137,7 @@ class Trial:
 
     def has_values(self, limit: Limit) -> bool:
         """Tell if a metric is other than 0 on any node; the bandwidth of a single rank is 0 by definition."""
-        return any(reading.speed for readings in self.rounds[limit.metric] for reading in readings.values())
+        return any(map(any, self.speeds(limit).values()))
 
     def judge(self, limit: Limit) -> dict[str, Judged]:
         """Judge the nodes by a metric's constant bound, else by the other nodes; without either they are left out."""
@@ -147,21 +147,19 @@ class Trial:
             judged = evidence.judge(rounds, self.within, self.error)
         for node in self.nodes:
             if bound := self.bounds.get((limit.metric, self.subject(node))):
-                readings = [readings[node] for readings in rounds if node in readings]
-                judged[node] = self.by_bound(node, limit, bound, readings)
+                judged[node] = self.by_bound(limit, bound, evidence.readings_of(node, rounds))
         return judged
 
-    def by_bound(self, node: str, limit: Limit, bound: Bound, readings: Sequence[Reading]) -> Judged:
+    def by_bound(self, limit: Limit, bound: Bound, readings: Sequence[Reading]) -> Judged:
         """Judge a node by a constant bound: good if the first reading holds it, else by the later undisturbed ones."""
-        undisturbed = [reading for reading in readings[1:] if reading.lost <= DISTURBED or self.check.nodes == "turns"]
+        undisturbed = [reading for reading in readings[1:] if reading.is_comparable]
         misses = [not bound.holds(_value(limit, reading)) for reading in undisturbed]
         verdict: Verdict = "good"
         if not (readings and bound.holds(_value(limit, readings[0]))):
             verdict = evidence.against_bound(misses, self.error)
         lost = sum(reading.lost for reading in readings) / max(1, len(readings))
         values = tuple(reading.speed for reading in readings)
-        p = min(1.0, 1 / evidence.evidence((miss, 2) for miss in misses))
-        return Judged(node=node, verdict=verdict, speed=None, p=p, lost=lost, values=values)
+        return Judged(verdict=verdict, speed=None, lost=lost, values=values)
 
     def failing(self) -> dict[str, str]:
         """Return the nodes whose first two runs failed, with the message of the last."""
@@ -206,11 +204,11 @@ class Trial:
 
     def figures(self) -> list[Figure]:
         """Return the figure of each metric of each node: the median of its readings."""
-        return [self.figure(node, limit) for limit in self.check.limits for node in self.nodes]
+        return [self.figure(node, limit) for limit, node in product(self.check.limits, self.nodes)]
 
     def figure(self, node: str, limit: Limit) -> Figure:
         """Return the figure of a metric of a node."""
-        readings = [readings[node] for readings in self.rounds[limit.metric] if node in readings]
+        readings = evidence.readings_of(node, self.rounds[limit.metric])
         values = tuple(_value(limit, reading) for reading in readings)
         units = [
             str(job.metrics[limit.metric].get("unit", "")) for job in self.runs[node] if limit.metric in job.metrics
@@ -300,8 +298,10 @@ def agreement(computed: Iterable[tuple[str, str, str]]) -> dict[str, Verdict]:
             verdicts |= dict.fromkeys(nodes, "unsure")
         else:
             for node in nodes:
-                own = [result != usual for of, result in results if of == node]
-                verdicts[node] = "bad" if 2 * sum(own) > len(own) else "unsure" if any(own) else "good"
+                others = [result != usual for of, result in results if of == node]
+                verdicts[node] = "unsure" if any(others) else "good"
+                if 2 * sum(others) > len(others):
+                    verdicts[node] = "bad"
     return verdicts
 
 

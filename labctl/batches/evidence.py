@@ -1,6 +1,6 @@
 """Tell slow nodes from noise by their ranks, round after round; valid after any round, whatever the noise is like.
 
-In each round all nodes are measured once, in an order that is drawn anew, so a disturbance meets each of them by equal
+In each round all nodes are measured once, in a random order, so a disturbance meets each of them by equal
 chance. A node is tested against ``references``, nodes that look good by the rounds before. If it is not slower than is
 allowed, its speed divided by the speed allowed is the lowest of k nodes with a probability of at most 1/k; if it is
 slower than a good node may be, its speed times that share is the highest with at most 1/k. The evidence against such a
@@ -17,6 +17,7 @@ import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from statistics import median, median_high
 from typing import Literal
 
@@ -37,7 +38,7 @@ DISTURBED = 0.25
 MOST_ROUNDS = 24
 """Rounds after which a node without a verdict is unsure."""
 OUTLIERS = 40
-"""One in so many references may be slower, or faster, than the node that wins a round: some always meet an accident."""
+"""Number of references of which one may be slower, or faster, than the node that wins: some always meet an accident."""
 FEWEST_REFERENCES = 2
 """References of a node, where the lab has as many others, even if they look slow themselves."""
 
@@ -71,7 +72,6 @@ Round = Mapping[str, Reading]
 class Judged(Struct, frozen=True, kw_only=True):
     """Verdict on a node: its speed as a share of the references', with its bounds, and the values of each round."""
 
-    node: str
     verdict: Verdict
     speed: float | None
     """Median over the rounds; None without a round that counts."""
@@ -83,6 +83,11 @@ class Judged(Struct, frozen=True, kw_only=True):
     lost: float = 0.0
     """Share of its time that other programs took, over all rounds."""
     values: tuple[float, ...] = ()
+
+
+def readings_of(node: str, rounds: Iterable[Round]) -> list[Reading]:
+    """Return the readings of a node, in order of the rounds that have one."""
+    return [readings[node] for readings in rounds if node in readings]
 
 
 def error_per_test(nodes: int, figures: int) -> float:
@@ -135,7 +140,7 @@ def judge(rounds: Sequence[Round], within: float, error: float) -> dict[str, Jud
     for number, now in enumerate(rounds[1:], start=1):
         for node, comparison in _comparisons(rounds[:number], now, within):
             compared[node].append(comparison)
-    nodes = dict.fromkeys(node for readings in rounds for node in readings)
+    nodes = dict.fromkeys(chain.from_iterable(rounds))
     return {node: _judged(node, rounds, compared[node], within, error) for node in nodes}
 
 
@@ -208,9 +213,8 @@ def _judged(node: str, rounds: Sequence[Round], compared: Sequence[_Compared], w
     # The evidence falls, or grows, with the share.
     surely_above = bisect_left(shares, True, key=lambda share: _evidence_above(compared, share) < 1 / error)
     surely_below = bisect_left(shares, True, key=lambda share: _evidence_below(compared, share) >= 1 / error)
-    readings = [now[node] for now in rounds if node in now]
+    readings = readings_of(node, rounds)
     return Judged(
-        node=node,
         verdict=verdict,
         speed=median(shares) if shares else None,
         low=shares[surely_above - 1] if surely_above else None,
@@ -233,7 +237,7 @@ def _evidence_above(compared: Iterable[_Compared], share: float) -> float:
 
 def _median_speed(node: str, rounds: Sequence[Round]) -> float:
     """Return the median of a node's speeds; 0 without rounds."""
-    return median([readings[node].speed for readings in rounds if node in readings] or [0.0])
+    return median([reading.speed for reading in readings_of(node, rounds)] or [0.0])
 
 
 def _exp(logarithm: float) -> float:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import Struct
 
 from labctl.system import human
+from labctl.system.process import CompletedProcess
 
-SECONDS = 0.5
-"""Time over which the use of the cores is counted."""
 SCRIPT = """\
 # processor time
 read_times() { set -- $(head -n 1 /proc/stat); echo $(($2 + $3 + $4 + $7 + $8)) $5 $6 ${9:-0}; }
 read_times; sleep 0.5; read_times; grep -c ^processor /proc/cpuinfo
 """
-"""Prints busy, idle, waiting and stolen ticks of all cores twice, and the number of cores (proc(5))."""
+"""Prints busy, idle, waiting and stolen ticks of all cores twice in half a second, and the number of cores (proc(5))."""
 LIMIT = 30.0
 """Seconds that a host may take to answer."""
 BUSY = 0.25
@@ -34,6 +35,12 @@ class Load(Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """Render as ``1.9 of 2 cores in use by other programs``."""
         return f"{human.number(round(self.used, 1))} of {human.count(self.cores, 'core')} in use by other programs"
+
+
+def by_host(done: Mapping[str, CompletedProcess]) -> dict[str, Load]:
+    """Return the load of each host on which ``SCRIPT`` ran; those with malformed output are left out."""
+    loads = {host: read(result.out) for host, result in done.items()}
+    return {host: load for host, load in loads.items() if load}
 
 
 def read(output: str) -> Load | None:

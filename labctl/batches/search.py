@@ -138,7 +138,7 @@ class Rounded(NamedTuple):
 def shares(backend: Backend) -> dict[str, float]:
     """Return the share of its cores that others use, by host that answers, and note busy ones; for an idle lab only."""
     done, _ = backend.on_hosts(load.SCRIPT, (), load.LIMIT)
-    loads = {host: read for host, result in done.items() if (read := load.read(result.out))}
+    loads = load.by_host(done)
     for host, read in loads.items():
         if read.share >= load.BUSY:
             backend.context.notice(f"{host} is busy: {read.text()}")
@@ -150,7 +150,7 @@ def search(
 ) -> tuple[Diagnosis, bool]:
     """Run rounds until the diagnosis is complete, or Ctrl-C, and tell which; ``run`` runs a directory of hostfiles."""
     slots = {node.name: node.slots for node in lab.nodes}
-    number = 0
+    number, interrupted = 0, False
     try:
         groups = next(steps)
         while True:
@@ -160,11 +160,12 @@ def search(
             try:
                 done = run(folder)
             except KeyboardInterrupt:
+                interrupted = True
                 steps.throw(Stopped(f"Interrupted in round {number}."))
             groups = steps.send(outcomes(groups, done))
     except StopIteration as ended:
         diagnosis: Diagnosis = ended.value
-        return diagnosis, diagnosis.note.startswith("Interrupted")
+        return diagnosis, interrupted
 
 
 def outcomes(groups: tuple[Group, ...], done: Rounded) -> dict[Group, Outcome]:

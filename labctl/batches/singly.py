@@ -12,14 +12,12 @@ from random import Random
 from statistics import median
 
 from labctl.batches import bisect, evidence
-from labctl.batches.bisect import BadNode, Diagnosis, Group, Outcome, Run, Steps, Stopped
+from labctl.batches.bisect import FAILURES, BadNode, Diagnosis, Group, Outcome, Run, Steps, Stopped
 from labctl.batches.evidence import MOST_ROUNDS, Judged, Reading, Round
 from labctl.system import human
 
 RUNS_ALONE = 0.99
 """``within`` of a search that judges by failures alone: no successful run is that far below the others."""
-FAILURES = 2
-"""Failed runs of a node, and none that passed, after which it is failing."""
 
 
 def diagnose(
@@ -100,9 +98,9 @@ class _Search:
             self.runs[node].append(run)
         self.judged = evidence.judge(self.rounds, self.within, self.error)
         for node in self.nodes:
-            if node not in self.bad and (found := self.bad_node(node)):
-                self.bad[node] = found
-                self.notice(f"{node} is {found.kind}: {self.text(found)}")
+            if node not in self.bad and (bad := self.bad_node(node)):
+                self.bad[node] = bad
+                self.notice(f"{node} is {bad.kind}: {self.text(bad)}")
 
     def is_below(self, value: float | None) -> bool:
         """Tell if a value is below the minimum, if there is one."""

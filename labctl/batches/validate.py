@@ -434,12 +434,14 @@ class _Course:
     def measured(self, check: Check, nodes: tuple[str, ...], turns: int, number: int) -> Runs:
         """Run a check on each of these nodes, or once on all of them in turn, with the load of their hosts."""
         record = f"{check.name}-again{number}" if number else check.name
-        groups = (nodes,) if check.nodes == "turns" else tuple((node,) for node in nodes)
+        groups: tuple[Group, ...] = tuple((node,) for node in nodes)
+        if check.nodes == "turns":
+            check, groups = in_turn(check, turns), (nodes,)
         if self.has_devices:
             # What devices compute does not depend on who else uses the cores.
-            return Runs(self.run(in_turn(check, turns) if check.nodes == "turns" else check, groups, record), {})
+            return Runs(self.run(check, groups, record), {})
         before = self.loads()
-        jobs = self.run(in_turn(check, turns) if check.nodes == "turns" else check, groups, record)
+        jobs = self.run(check, groups, record)
         after = self.loads()
         lost = {}
         for node in nodes:
@@ -451,7 +453,7 @@ class _Course:
     def loads(self) -> dict[str, Load]:
         """Read how much of each host others use while the lab runs nothing; a busy host is noted, at its busiest."""
         done, _ = self.subject.on_hosts(load.SCRIPT, (), load.LIMIT)
-        loads = {host: read for host, result in done.items() if (read := load.read(result.out))}
+        loads = load.by_host(done)
         for host, read in loads.items():
             if read.share >= load.BUSY and host not in self.busy:
                 self.notice(f"{host} is busy: {read.text()}")

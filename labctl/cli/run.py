@@ -374,8 +374,8 @@ def repeated_text(repeated: RepeatedRuns) -> str:
     from labctl.runs.spread import in_words
 
     runs = [(run.run_id, run.verdict, run.cause or "-", human.number(run.seconds)) for run in repeated.runs]
-    words = "\n".join(map(in_words, repeated.effects))
-    parts = (table(("RUN", "VERDICT", "CAUSE", "SECONDS"), runs), spread_table(repeated.spread), words)
+    effects = "\n".join(map(in_words, repeated.effects))
+    parts = (table(("RUN", "VERDICT", "CAUSE", "SECONDS"), runs), spread_table(repeated.spread), effects)
     return "\n\n".join(filter(None, (*parts, repeated.conclusion)))
 
 

@@ -175,14 +175,14 @@ def _changes(old: Training, new: Training, options: Options) -> Iterator[Change]
         setting = f"deepspeed.gradient_accumulation_steps={steps}"
         yield change(setting, f"gradients accumulated over {steps} steps", "keeps the batch as large as it was")
     if new.offload_optimizer != old.offload_optimizer:
-        words = "the optimizer offloaded to the host" + ("" if options.cpu_optimizer else ", as DeepSpeedCPUAdam")
+        offloaded = "the optimizer offloaded to the host" + ("" if options.cpu_optimizer else ", as DeepSpeedCPUAdam")
         setting = "deepspeed.zero_optimization.offload_optimizer.device=cpu"
         taken = options.deepspeed and options.cpu_optimizer
-        yield change(setting, words, "the device waits while the host computes the step", taken=taken)
+        yield change(setting, offloaded, "the device waits while the host computes the step", taken=taken)
     if new.offload_parameters != old.offload_parameters:
         setting = "deepspeed.zero_optimization.offload_param.device=cpu"
         yield change(setting, "the parameters offloaded to the host", "weights pass the host's bus in every pass")
     if new.lora_dim != old.lora_dim:
         taken = "lora-dim" in options.arguments
-        words = f"LoRA adapters of rank {new.lora_dim}"
-        yield change(f"lora-dim={new.lora_dim}", words, "trains adapters, not the weights", taken=taken)
+        adapters = f"LoRA adapters of rank {new.lora_dim}"
+        yield change(f"lora-dim={new.lora_dim}", adapters, "trains adapters, not the weights", taken=taken)

@@ -67,7 +67,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     differences: tuple[Difference, ...]
     effects: tuple[Effect, ...]
     conclusion: str
-    """How the usual difference was estimated, or the command that tells it."""
+    """Estimate of the usual difference, or the command that gives one."""
 
 
 def read(lab: Path, result: Result) -> RecordedRun:

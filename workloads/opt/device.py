@@ -18,7 +18,7 @@ def name() -> str:
 
 
 def hardware() -> str:
-    """What the last bits of a sum depend on: the device, or the model of the CPU and the threads."""
+    """The device, or the model of the CPU and the threads: the last bits of a sum depend on it."""
     if get_accelerator().device_name() != "cpu":
         return name()
     facts = Path("/proc/cpuinfo").read_text().splitlines()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from labctl.batches import singly
+from labctl.batches import bisect, singly
 from labctl.batches.bisect import Diagnosis, Group, Outcome, Stopped
 
 NAMES = ("worker-0", "worker-1", "worker-2", "worker-3")
@@ -81,7 +81,7 @@ def test_a_failing_node_runs_no_more() -> None:
 
     diagnosis, notices = diagnosed(speed)
     assert [(bad.node, bad.kind) for bad in diagnosis.bad] == [("worker-2", "failing")]
-    assert calls.count("worker-2") == singly.FAILURES
+    assert calls.count("worker-2") == bisect.FAILURES
     assert "worker-2 is failing: 2 runs failed, round 2" in notices
 
 

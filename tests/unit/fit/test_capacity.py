@@ -1,4 +1,4 @@
-"""Whether what is unknown decides if a training fits."""
+"""Tests of verdicts that depend on what is unknown."""
 
 from __future__ import annotations
 
