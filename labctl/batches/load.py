@@ -14,7 +14,7 @@ SCRIPT = """\
 read_times() { set -- $(head -n 1 /proc/stat); echo $(($2 + $3 + $4 + $7 + $8)) $5 $6 ${9:-0}; }
 read_times; sleep 0.5; read_times; grep -c ^processor /proc/cpuinfo
 """
-"""Prints busy, idle, waiting and stolen ticks of all cores twice in half a second, and the number of cores (proc(5))."""
+"""Prints busy, idle, waiting and stolen ticks (proc(5)) twice in half a second, and the number of cores."""
 LIMIT = 30.0
 """Seconds that a host may take to answer."""
 BUSY = 0.25
