@@ -181,7 +181,7 @@ class CrashWatch:
         if never := [name for name in speakers if name not in self._spoke_at]:
             return f"{human.listed(never, SHOWN)} wrote nothing"
         longest = min(speakers, key=self._spoke_at.__getitem__)
-        return f"{longest} wrote nothing for {human.duration(self.now - self._spoke_at[longest])}"
+        return f"{longest} wrote nothing for {human.duration(round(self.now - self._spoke_at[longest]))}"
 
 
 def judged(ended: Ended, watch: CrashWatch) -> tuple[Cause | None, str]:
