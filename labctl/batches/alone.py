@@ -82,8 +82,8 @@ class Trial:
         failed = [node for node in self.nodes if len(self.runs[node]) == 1 and not self.runs[node][0].passed]
         unsure = {limit: self.unsure(limit) for limit in self.check.limits}
         if any(unsure[limit] for limit in self.judged_by_others()):
-            running = [node for node in self.nodes if self.runs[node][-1].passed]
-            return tuple(dict.fromkeys((*failed, *(running if len(running) > 1 else []))))
+            running = self.running()
+            return tuple(dict.fromkeys((*failed, *(running if len(running) > 1 else ()))))
         if not {"good"}.issuperset(self.agreement().values()) and len(self.runs[self.nodes[0]]) < COMPUTED:
             return self.nodes
         return tuple(dict.fromkeys(chain(failed, *unsure.values())))
@@ -94,6 +94,20 @@ class Trial:
         judged = self.judged[limit.metric]
         unsure = [node for node in judged if judged[node].verdict == "unsure" and self.runs[node][-1].passed]
         return [node for node in unsure if 0 < len(judged[node].values) < most and len(self.runs[node]) < MOST_RUNS]
+
+    def running(self) -> tuple[str, ...]:
+        """Return the nodes whose last run passed."""
+        return tuple(node for node in self.nodes if self.runs[node][-1].passed)
+
+    def confirm(self, later: Trial) -> None:
+        """Add measurements that were taken some time later; a node is bad only if both times show it."""
+        for node, jobs in later.runs.items():
+            self.runs[node] += jobs
+        for metric, judged in later.judged.items():
+            self.rounds[metric] += later.rounds[metric]
+            for node, again in judged.items():
+                if first := self.judged[metric].get(node):
+                    self.judged[metric][node] = evidence.both(first, again)
 
     @property
     def failed_together(self) -> str:
@@ -317,6 +331,8 @@ def said(judged: Judged) -> str:
 
 def why_unsure(judged: Judged) -> str:
     """Return why a node is neither surely good nor surely bad: other programs, noise, or a speed near the limit."""
+    if judged.doubt:
+        return judged.doubt
     if judged.lost > DISTURBED:
         return f"other programs took {human.share(judged.lost)} of its time"
     bounds = [human.share(bound) for bound in (judged.low, judged.high) if bound is not None]

@@ -22,6 +22,7 @@ from statistics import median, median_high
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl.system import human
 
@@ -83,6 +84,8 @@ class Judged(Struct, frozen=True, kw_only=True):
     lost: float = 0.0
     """Share of its time that other programs took, over all rounds."""
     values: tuple[float, ...] = ()
+    doubt: str = ""
+    """Reason why it is unsure, if other than its noise."""
 
 
 def readings_of(node: str, rounds: Iterable[Round]) -> list[Reading]:
@@ -115,6 +118,27 @@ def against_bound(misses: Sequence[bool], error: float) -> Verdict:
     if evidence((missed, 2) for missed in misses) >= 1 / error:
         return "bad"
     return "good" if len(misses) - 2 * sum(misses) >= CLEARED else "unsure"
+
+
+def both(first: Judged, later: Judged) -> Judged:
+    """Return the verdict of two series of rounds, some time apart: bad if both are, good if one is and none is bad."""
+    verdicts = {first.verdict, later.verdict}
+    verdict: Verdict = "good" if "good" in verdicts and "bad" not in verdicts else "unsure"
+    doubt = ""
+    if verdicts == {"bad"}:
+        verdict = "bad"
+    elif "bad" in verdicts:
+        doubt = "it was surely slow in only one of two series of rounds"
+    speeds = [judged.speed for judged in (first, later) if judged.speed is not None]
+    return replace(
+        later,
+        verdict=verdict,
+        speed=median(speeds) if speeds else None,
+        p=max(first.p, later.p),
+        lost=(first.lost + later.lost) / 2,
+        values=(*first.values, *later.values),
+        doubt=doubt,
+    )
 
 
 def p_text(p: float) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import partial
 from itertools import count
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 NO_LAB = "the lab did not come up"
 NO_HOSTS = "labctl reaches no host of a cluster"
 REPEAT = "repeat when the hosts are idle: labctl validate"
+CONFIRMED_AFTER = 60.0
+"""Seconds after which a node on another host than the others must be found bad once more: a disturbance of its host may
+last for many rounds in a row."""
 TIMED_OUT = 124
 """Exit code of timeout(1)."""
 
@@ -112,13 +115,14 @@ def validate(
     baseline: Baseline | None = None,
     drained: tuple[str, ...] = (),
     keep: bool = False,
+    wait: Callable[[float], None] = time.sleep,
 ) -> Validation:
     """Validate the lab's cluster. Ctrl-C ends the current step; then only the lab is removed, and the verdict is ERROR.
 
     ``drained`` are machines that are left out, with the reason. ConfigError if the settings do not allow to bring the
     lab up.
     """
-    course = _Course(profile, subject, notice, operator, baseline)
+    course = _Course(profile, subject, notice, operator, baseline, wait)
     started, began = datetime.now(timezone.utc), time.monotonic()
     try:
         course.examine()
@@ -152,10 +156,11 @@ class _Course:
         notice: Callable[[str], None],
         operator: Operator,
         baseline: Baseline | None,
+        wait: Callable[[float], None],
     ) -> None:
         """Start without results; ``notice`` gets a line per step."""
         self.profile, self.subject, self.notice = profile, subject, notice
-        self.operator, self.baseline = operator, baseline
+        self.operator, self.baseline, self.wait = operator, baseline, wait
         self.steps: list[StepResult] = []
         self.figures: list[Figure] = []
         self.links: list[LinkVerdict] = []
@@ -407,14 +412,15 @@ class _Course:
 
     def check_alone(self, check: Check, nodes: tuple[str, ...]) -> Outcome:
         """Measure each node until all are judged; accuse bad and unsure ones."""
-        # Nodes of one host share its memory and disk; in turn, each has the cores to itself.
-        comparable = check.nodes == "turns" or len({self.placement[node] for node in nodes}) == len(nodes)
-        error = evidence.error_per_test(len(nodes), self.profile.figures)
-        trial = Trial(check, nodes, self.profile.within, error, compared=comparable)
         numbers = count()
-        trial.measure(
-            lambda nodes, turns: self.measured(check, nodes, turns, next(numbers)), partial(self.bounds, check)
-        )
+        trial = self.trial(check, nodes, numbers)
+        slow = [node for node in nodes if trial.proven_slow(node)]
+        hosts = {self.placement[node] for node in nodes}
+        if 0 < len(slow) < len(nodes) and len(hosts) > 1 and not trial.failed_together:
+            seconds = human.duration(CONFIRMED_AFTER)
+            self.notice(f"validate: {human.listed(slow)} may be slow; {check.name} is repeated in {seconds}")
+            self.wait(CONFIRMED_AFTER)
+            trial.confirm(self.trial(check, trial.running(), numbers))
         self.figures += trial.figures()
         if trial.failed_together:
             for node in nodes:
@@ -430,6 +436,17 @@ class _Course:
             else:
                 self.accuse_measured(check, trial, node, all_bad=all_bad)
         return _measured(trial, verdicts)
+
+    def trial(self, check: Check, nodes: tuple[str, ...], numbers: Iterator[int]) -> Trial:
+        """Measure nodes until all are judged; the runs of the check are numbered."""
+        # Nodes of one host share its memory and disk; in turn, each has the cores to itself.
+        comparable = check.nodes == "turns" or len({self.placement[node] for node in nodes}) == len(nodes)
+        error = evidence.error_per_test(len(nodes), self.profile.figures)
+        trial = Trial(check, nodes, self.profile.within, error, compared=comparable)
+        trial.measure(
+            lambda nodes, turns: self.measured(check, nodes, turns, next(numbers)), partial(self.bounds, check)
+        )
+        return trial
 
     def measured(self, check: Check, nodes: tuple[str, ...], turns: int, number: int) -> Runs:
         """Run a check on each of these nodes, or once on all of them in turn, with the load of their hosts."""

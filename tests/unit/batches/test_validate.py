@@ -140,7 +140,10 @@ class Cluster:
         return {}
 
     def validate(self, profile: Profile = PLAIN, **given: Any) -> Validation:
-        return validate("demo", profile, self, lambda _: None, **given)
+        return validate("demo", profile, self, lambda _: None, wait=self.wait, **given)
+
+    def wait(self, seconds: float) -> None:
+        self.calls.append(f"wait {seconds:g}")
 
 
 def code(validation: Validation) -> int:
@@ -209,11 +212,25 @@ def test_a_slow_node_is_named_once_noise_cannot_explain_it() -> None:
     assert verdicts(validation) == {**dict.fromkeys(NAMES, "good"), "worker-2": "slow"}
     assert validation.message == (
         "worker-2 is slow: memory: rate 80 GB/s, not >= 85 GB/s (15 % below the others), "
-        "80 % of the others (p < 0.001, 7 rounds)."
+        "80 % of the others (p < 0.001, 14 rounds)."
     )
+    assert "wait 60" in cluster.calls
     advice = "take red2 out of use by a line in drained.txt, and look at worker-2: labctl doctor -n worker-2"
     assert validation.nodes[2].advice == advice
     assert code(validation) == 5
+
+
+def test_a_node_that_is_slow_for_a_minute_is_unsure_and_nobody_is_drained() -> None:
+    cluster = Cluster()
+
+    def value(_: Check, group: Group) -> float:
+        return 50.0 if group == ("worker-2",) and "wait 60" not in cluster.calls else 100.0 * len(group)
+
+    cluster.value = value
+    validation = cluster.validate()
+    assert verdicts(validation) == {**dict.fromkeys(NAMES, "good"), "worker-2": "unsure"}
+    assert "it was surely slow in only one of two series of rounds" in validation.nodes[2].evidence[0]
+    assert code(validation) == 6
 
 
 def test_of_two_nodes_the_slower_is_named() -> None:
@@ -609,6 +626,7 @@ def test_on_a_busy_host_a_node_that_may_be_slow_is_unsure_and_none_is_accused() 
 def test_a_node_that_is_slow_while_it_runs_is_bad_on_a_busy_host_too() -> None:
     cluster = OneHost(lambda _, group: 50.0 if group == ("worker-2",) else 100.0, lost=0.4)
     assert verdicts(cluster.validate(TURNS))["worker-2"] == "slow"
+    assert "wait 60" not in cluster.calls
 
 
 def test_a_bandwidth_that_is_0_on_all_nodes_by_definition_is_not_compared() -> None:
