@@ -600,7 +600,7 @@ class _Course:
 
     @property
     def verdict(self) -> Literal["PASS", "FAIL", "UNSURE", "ERROR"]:
-        """Return ERROR (no nodes, Ctrl-C), FAIL (a step failed), PASS (all nodes good), UNSURE (noise), else FAIL."""
+        """Return the first of ERROR (no nodes, Ctrl-C), FAIL (failed step), UNSURE (noise), PASS (all good); else FAIL."""
         if self.interrupted or not self.slots:
             return "ERROR"
         if any(step.status == "failed" for step in self.steps):

@@ -66,7 +66,7 @@ class LoadedBundle(Struct, frozen=True, kw_only=True):
 def load_bundle(
     context: Context, file: Path, *, force: bool = False, ask: Callable[[str], bool] | None = None
 ) -> LoadedBundle:
-    """Verify a bundle, unpack it into the context's directory, and load images and cache here or on the lab's hosts.
+    """Verify a bundle, unpack it and its cache here; load its images here, or send both to the lab's remote hosts.
 
     The whole bundle is verified before anything is changed. Files that programs of this machine may execute are written
     only if ``ask`` returns True.

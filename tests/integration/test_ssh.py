@@ -17,7 +17,7 @@ pytestmark = pytest.mark.docker
 
 
 def private_keys(lab: Lab, node: str) -> set[str]:
-    """List the files with a private key in the usual places of a node."""
+    """List the files with a private key below /etc, /home, /root, /run, /tmp and /var/lib of a node."""
     search = "grep -rslF -- 'PRIVATE KEY-----' /etc /home /root /run /tmp /var/lib || true"
     return set(lab.inside(node, "sh", "-c", search).split())
 

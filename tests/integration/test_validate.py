@@ -89,6 +89,31 @@ def test_a_node_that_fails_with_others_is_found_by_bisection(fresh_lab: FreshLab
     assert lab.labelled() == []
 
 
+FLIP = """\
+        import os
+        if os.uname().nodename == "worker-2":
+            [*engine.parameters()][-1].data.view(torch.int32).view(-1)[0] ^= 1
+        loss = engine("""
+SAME_LOSSES = "[{workload: opt-tiny, name: same-losses, nodes: each, rehearse: true, equal: loss_curve}]"
+
+
+def test_a_node_that_flips_a_bit_computes_wrongly(fresh_lab: FreshLab) -> None:
+    lab = fresh_lab(LAB_NODES="3")
+    training = lab.path / "workloads/opt/sft.py"
+    text = training.read_text()
+    assert text.count("        loss = engine(") == 1
+    training.write_text(text.replace("        loss = engine(", FLIP))
+    profile = lab.path / "mine.yml"
+    profile.write_text(f"description: the same training on each node\nchecks: {SAME_LOSSES}\n")
+    validation = lab.call("validate", "--profile", str(profile), "--json", limit=300).expect(5).json["validation"]
+    assert {node["node"]: node["verdict"] for node in validation["nodes"]} == {
+        "worker-0": "good",
+        "worker-1": "good",
+        "worker-2": "failing",
+    }
+    assert "it computes wrongly" in validation["nodes"][2]["evidence"][0]
+
+
 def test_the_baseline_of_a_lab_that_is_up_is_kept(lab: Lab) -> None:
     profile, before = lab.path / "mine.yml", lab.identities()
     profile.write_text("description: mine\nwithin: 99%\nchecks: [{workload: hello, metrics: {answer: {}}}]\n")

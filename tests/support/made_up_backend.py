@@ -387,7 +387,7 @@ class MadeUpBackend:
         return {}
 
     def devices(self) -> DeviceReport:
-        """Return the cores of this machine, and how the nodes share them."""
+        """Report this machine's cores, and which of them each node has; no devices are made up."""
         lab = self.lab()
         host = lab.hosts[0]
         shares = tuple(

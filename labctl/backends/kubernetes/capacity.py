@@ -134,7 +134,7 @@ def nodes_with_free(api: Api, target: Target, beside: str = "") -> tuple[Cluster
 
 
 def _node(node: Manifest, target: Target) -> ClusterNode:
-    """Build a ClusterNode from its manifest; labels and taints that keep the target's workers off are obstacles."""
+    """Build a ClusterNode from its manifest; obstacles are missing labels and lasting taints, cordons are passing."""
     spec, labels = node["spec"], node["metadata"].get("labels", {})
     unlabelled = [f"no label {key}={value}" for key, value in target.node_selector if labels.get(key) != value]
     taints = [taint for taint in spec.get("taints") or () if taint["effect"] != "PreferNoSchedule"]
