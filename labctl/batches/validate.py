@@ -600,7 +600,7 @@ class _Course:
 
     @property
     def verdict(self) -> Literal["PASS", "FAIL", "UNSURE", "ERROR"]:
-        """Return the first of ERROR (no nodes, Ctrl-C), FAIL (failed step), UNSURE (noise), PASS (all good), or FAIL."""
+        """Return first of ERROR (no nodes, Ctrl-C), FAIL (failed step), UNSURE (noise), PASS (all good), or FAIL."""
         if self.interrupted or not self.slots:
             return "ERROR"
         if any(step.status == "failed" for step in self.steps):
