@@ -17,10 +17,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
+from docker.errors import NotFound
 from docker.models.containers import Container
 from msgspec import Struct
+from support.rack.rack import Rack
 
 import docker
 
@@ -33,18 +36,58 @@ BURST, PAUSE = 3, 4
 """Seconds of a burst of load, and between two."""
 
 
-class LabKind(Struct, frozen=True, kw_only=True):
-    """A lab to measure: its settings, and the cores that a node has to itself in its turn."""
+class OpenLab(Struct, frozen=True, kw_only=True):
+    """A lab to measure: where it is, and the cores that a node has to itself in its turn."""
 
-    settings: dict[str, str]
+    path: Path
+    environ: dict[str, str]
     cores: float
-    override: str = ""
+    planted: Callable[[], Container]
+    """Return the container of this machine that is made slow: that of PLANTED, which is up, or of its host."""
+
+
+@contextlib.contextmanager
+def on_this_machine(nodes: int, cores: float, override: str = "") -> Iterator[OpenLab]:
+    """Make the directory of a lab of nodes on this machine."""
+    with tempfile.TemporaryDirectory(prefix="labctl-noise-") as directory:
+        path = Path(directory).resolve()
+        subprocess.run((LABCTL, "init"), cwd=path, check=True, capture_output=True)
+        (path / ".env").write_text(f"LAB_NAME=noise\nLAB_NODES={nodes}\n")
+        if override:
+            (path / "compose.override.yml").write_text(override)
+
+        def planted() -> Container:
+            label: dict[str, str | list[str] | bool] = {
+                "label": [f"labctl.directory={path}", f"com.docker.compose.service={PLANTED}"]
+            }
+            (container,) = docker.from_env().containers.list(filters=label)
+            return container
+
+        yield OpenLab(path=path, environ=dict(os.environ), cores=cores, planted=planted)
+
+
+@contextlib.contextmanager
+def on_two_hosts() -> Iterator[OpenLab]:
+    """Start two containers that are hosts with a core each, and make the directory of a lab on them."""
+    engine = docker.from_env()
+    with (
+        tempfile.TemporaryDirectory(prefix="labctl-noise-") as directory,
+        contextlib.closing(Rack(engine, "noise", Path(directory).resolve(), IMAGE)) as rack,
+    ):
+        path = Path(directory).resolve() / "lab"
+        path.mkdir()
+        lab = rack.lab(path, "noise", rack.hosts(2), {})
+        containers = [engine.containers.get(f"noise-{host.name}") for host in lab.hosts]
+        for core, container in enumerate(containers):
+            container.update(cpuset_cpus=str(core))
+        yield OpenLab(path=path, environ=lab.environ, cores=1, planted=lambda: containers[1])
 
 
 CORE_EACH = "services: {worker-0: {cpuset: '0'}, worker-1: {cpuset: '1'}}\n"
-LABS = {
-    "two nodes, a core each": LabKind(settings={"LAB_NODES": "2"}, cores=1, override=CORE_EACH),
-    "four nodes in turn": LabKind(settings={"LAB_NODES": "4"}, cores=os.cpu_count() or 1),
+LABS: dict[str, Callable[[], contextlib.AbstractContextManager[OpenLab]]] = {
+    "two nodes, a core each": partial(on_this_machine, 2, 1, CORE_EACH),
+    "four nodes in turn": partial(on_this_machine, 4, os.cpu_count() or 1),
+    "two hosts, a core each": on_two_hosts,
 }
 
 
@@ -75,7 +118,12 @@ class Row(Struct, frozen=True, kw_only=True):
 def quota(container: Container, cores: float) -> Iterator[None]:
     """Hold a container to so many cores."""
     container.update(cpu_period=100_000, cpu_quota=int(cores * 100_000))
-    yield
+    try:
+        yield
+    finally:
+        # The node may be gone; a host stays.
+        with contextlib.suppress(NotFound):
+            container.update(cpu_period=100_000, cpu_quota=-1)
 
 
 @contextlib.contextmanager
@@ -122,26 +170,30 @@ def load(kind: str) -> Iterator[None]:
             container.kill()
 
 
-def planted(lab: Path, plant: str, cores: float) -> contextlib.AbstractContextManager[None]:
-    """Return the context that makes the lab's PLANTED node slow; its container must be up."""
+def planted(lab: OpenLab, plant: str) -> contextlib.AbstractContextManager[None]:
+    """Return the context that makes a node of the lab slow."""
     if plant == "nothing":
         return contextlib.nullcontext()
-    label: dict[str, str | list[str] | bool] = {
-        "label": [f"labctl.directory={lab}", f"com.docker.compose.service={PLANTED}"]
-    }
-    (container,) = docker.from_env().containers.list(filters=label)
+    container = lab.planted()
     container.reload()
-    return stops(container) if plant == "stops" else quota(container, cores * float(plant))
+    return stops(container) if plant == "stops" else quota(container, lab.cores * float(plant))
 
 
 # --- commands ------------------------------------------------------------------------------------------------
 
 
-def run(words: tuple[str, ...], lab: Path, begin: Callable[[], object], sign: str) -> dict[str, object]:
+def run(words: tuple[str, ...], lab: OpenLab, begin: Callable[[], object], sign: str) -> dict[str, object]:
     """Run labctl; call ``begin`` once it has said ``sign`` on standard error, at once if empty. Return its JSON."""
     with (
         tempfile.TemporaryFile("w+") as out,
-        subprocess.Popen((LABCTL, *words, "--json"), cwd=lab, stdout=out, stderr=subprocess.PIPE, text=True) as labctl,
+        subprocess.Popen(
+            (LABCTL, *words, "--json"),
+            cwd=lab.path,
+            env=lab.environ,
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as labctl,
     ):
         if not sign:
             begin()
@@ -155,14 +207,14 @@ def run(words: tuple[str, ...], lab: Path, begin: Callable[[], object], sign: st
         return dict(json.load(out))
 
 
-def measured(name: str, lab: Path, plant: str, kind: str, command: str) -> Row:
+def measured(name: str, lab: OpenLab, plant: str, kind: str, command: str) -> Row:
     """Plant a slow node and a load, run a command, and return its row."""
     words = ("bisect", "matmul", "--set", "rounds=10") if command == "bisect" else ("validate", "--profile", command)
-    subprocess.run((LABCTL, "up"), cwd=lab, check=True, capture_output=True)
+    subprocess.run((LABCTL, "up"), cwd=lab.path, env=lab.environ, check=True, capture_output=True)
     with contextlib.ExitStack() as stack:
 
         def begin() -> None:
-            stack.enter_context(planted(lab, plant, LABS[name].cores))
+            stack.enter_context(planted(lab, plant))
 
         # `up` of a validation renews nodes that are not as they should be.
         sign = "" if command == "bisect" else "validate: ssh-check"
@@ -170,7 +222,7 @@ def measured(name: str, lab: Path, plant: str, kind: str, command: str) -> Row:
         began = time.monotonic()
         answer = run(words, lab, begin, sign)
         seconds = time.monotonic() - began
-    subprocess.run((LABCTL, "down"), cwd=lab, check=True, capture_output=True)
+    subprocess.run((LABCTL, "down"), cwd=lab.path, env=lab.environ, check=True, capture_output=True)
     verdict, accused = accusation(command, answer)
     return Row(
         lab=name, plant=plant, load=kind, command=command, verdict=verdict, accused=accused, seconds=round(seconds)
@@ -187,16 +239,6 @@ def accusation(command: str, answer: dict) -> tuple[str, tuple[str, ...]]:  # ty
     diagnosis = answer["diagnosis"]
     accused = [bad["node"] for bad in diagnosis["bad"]] + [" - ".join(link["nodes"]) for link in diagnosis["links"]]
     return "FAIL" if accused else "UNSURE" if diagnosis["unsure"] else "PASS", tuple(accused)
-
-
-def new_lab(kind: LabKind, directory: Path) -> Path:
-    """Create a lab's directory with its settings."""
-    subprocess.run((LABCTL, "init"), cwd=directory, check=True, capture_output=True)
-    settings = {"LAB_NAME": "noise", **kind.settings}
-    (directory / ".env").write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-    if kind.override:
-        (directory / "compose.override.yml").write_text(kind.override)
-    return directory
 
 
 HEAD = """\
@@ -218,11 +260,10 @@ def main() -> None:
     options = parser.parse_args()
     commands = [("quick", options.runs), ("cpu", 1), ("bisect", 1)]
     sys.stdout.write(HEAD)
-    for name, kind in LABS.items():
+    for name, opened in LABS.items():
         if options.lab not in name:
             continue
-        with tempfile.TemporaryDirectory(prefix="labctl-noise-") as directory:
-            lab = new_lab(kind, Path(directory).resolve())
+        with opened() as lab:
             for busy in options.load or LOADS:
                 for plant in options.plant or PLANTS:
                     for command, times in commands:
