@@ -15,7 +15,7 @@ from labctl.accelerators import CPU
 from labctl.backends import Backend
 from labctl.batches import batch as batches
 from labctl.batches import bisect as tree
-from labctl.batches import evidence, hostfiles, load, singly
+from labctl.batches import evidence, hostfiles, singly
 from labctl.batches.bisect import BadLink, BadNode, Diagnosis, Group, Outcome, Steps, Stopped
 from labctl.batches.record import Batch, BatchJob
 from labctl.config import inventory
@@ -24,6 +24,7 @@ from labctl.jobs import job
 from labctl.jobs.request import RunOptions
 from labctl.model import Lab, Metric, Workload
 from labctl.system import files, human
+from labctl.system.load import Measured, Watch
 
 TOTALS = ("throughput", "tokens")
 """Metrics that add up over nodes; bandwidths and the rate of the slowest rank do not."""
@@ -51,6 +52,8 @@ class BisectReport(Struct, frozen=True, kw_only=True):
     """Names that were added to the list of drained nodes."""
     interrupted: bool = False
     """Ctrl-C ended the search; the diagnosis is what was known then."""
+    loads: tuple[Measured, ...] = ()
+    """Load of each host before each round on processors, in order."""
 
     @property
     def exit_code(self) -> int:
@@ -91,13 +94,14 @@ def bisect(
     chosen = _usable(backend, lab, nodes)
     backend.require_launcher(workload)
 
+    watch = Watch(backend.on_hosts, context.notice)
     alone = not links and len({node.host for node in lab.nodes if node.name in chosen}) < len(chosen)
 
     def run(folder: Path) -> Rounded:
         batch = batches.begin(folder, batches.plan(lab, workload, (folder,), options), lab, resume=False)
         # What devices compute does not depend on who else uses the cores.
-        used = shares(backend) if lab.accelerator == CPU else {}
-        lost = {node.name: used.get(node.host, 0.0) for node in lab.nodes}
+        loads = watch.read(folder.name, "before") if lab.accelerator == CPU else {}
+        lost = {node.name: loads[node.host].share for node in lab.nodes if node.host in loads}
         done = batches.run_jobs(backend, workload, options, folder, batch, show, parallel=1 if alone else 0)
         return Rounded(done, lost)
 
@@ -113,6 +117,7 @@ def bisect(
         diagnosis=diagnosis,
         drained=drained_by(lab, diagnosis, now.date()) if drain and diagnosis.bad else (),
         interrupted=interrupted,
+        loads=tuple(watch.measured),
     )
 
 
@@ -133,16 +138,6 @@ class Rounded(NamedTuple):
 
     batch: Batch
     lost: Mapping[str, float]
-
-
-def shares(backend: Backend) -> dict[str, float]:
-    """Return the share of its cores that others use, by host that answers, and note busy ones; for an idle lab only."""
-    done, _ = backend.on_hosts(load.SCRIPT, (), load.LIMIT)
-    loads = load.by_host(done)
-    for host, read in loads.items():
-        if read.share >= load.BUSY:
-            backend.context.notice(f"{host} is busy: {read.text()}")
-    return {host: read.share for host, read in loads.items()}
 
 
 def search(

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 from msgspec.structs import replace
 
 from labctl.backends.status import LabStatus
-from labctl.batches import evidence, figures, interfaces, load
+from labctl.batches import evidence, figures, interfaces
 from labctl.batches.alone import Runs, Trial, in_turn
 from labctl.batches.baseline import INTERRUPTED, Baseline
 from labctl.batches.bisect import Diagnosis, Group
 from labctl.batches.evidence import Verdict
 from labctl.batches.figures import Bound, JobOutcome
 from labctl.batches.hostfiles import groups as grouped
-from labctl.batches.load import Load
 from labctl.batches.operator import Operator
 from labctl.batches.profile import Check, Hook, Profile, digest
 from labctl.errors import ConfigError, Failures, HostError, LabError
 from labctl.model import HERE, LAUNCHER
 from labctl.reports.validation import HEALTH, Figure, Health, LinkVerdict, NodeVerdict, StepResult, Validation
 from labctl.system import human
+from labctl.system.load import Watch
 from labctl.system.process import CompletedProcess
 
 if TYPE_CHECKING:
@@ -142,7 +142,8 @@ def validate(
         figures=tuple(course.figures),
         checks={check.name: digest(check) for check in profile.checks},
         versions=course.versions,
-        busy=tuple(f"{host}: {read.text()}" for host, read in course.busy.items()),
+        busy=tuple(f"{host}: {load.text()}" for host, load in course.watch.busy.items()),
+        loads=tuple(course.watch.measured),
     )
 
 
@@ -182,8 +183,7 @@ class _Course:
         """First count, per host and name."""
         self.before: tuple[str, ...] | None = None
         """Containers, networks and processes of the lab before it was brought up; None until then."""
-        self.busy: dict[str, Load] = {}
-        """Busy hosts, while the lab ran nothing."""
+        self.watch = Watch(subject.on_hosts, notice)
         self.versions: Mapping[str, str] = {}
         self.interrupted = False
 
@@ -457,26 +457,15 @@ class _Course:
         if self.has_devices:
             # What devices compute does not depend on who else uses the cores.
             return Runs(self.run(check, groups, record), {})
-        before = self.loads()
+        before = self.watch.read(check.name, "before")
         jobs = self.run(check, groups, record)
-        after = self.loads()
+        after = self.watch.read(check.name, "after")
         lost = {}
         for node in nodes:
             of_host = [loads.get(self.placement[node]) for loads in (before, after)]
             # The lab's own runs, which have just ended, may show in one of the two.
             lost[node] = min((of_time.share for of_time in of_host if of_time), default=0.0)
         return Runs(jobs, lost)
-
-    def loads(self) -> dict[str, Load]:
-        """Read how much of each host others use while the lab runs nothing; a busy host is noted, at its busiest."""
-        done, _ = self.subject.on_hosts(load.SCRIPT, (), load.LIMIT)
-        loads = load.by_host(done)
-        for host, read in loads.items():
-            if read.share >= load.BUSY and host not in self.busy:
-                self.notice(f"{host} is busy: {read.text()}")
-            if read.share >= max(load.BUSY, self.busy[host].share if host in self.busy else 0.0):
-                self.busy[host] = read
-        return loads
 
     def accuse_measured(self, check: Check, trial: Trial, node: str, *, all_bad: bool) -> None:
         """Accuse a node that a check did not find good."""

@@ -13,6 +13,7 @@ from msgspec import Struct
 from labctl.reports import chart
 from labctl.reports.page import finite, render
 from labctl.system import files, human
+from labctl.system.load import Measured
 
 Health = Literal["failing", "not reached", "slow", "unsure", "good"]
 HEALTH: tuple[Health, ...] = ("failing", "not reached", "slow", "unsure", "good")
@@ -97,6 +98,8 @@ class Validation(Struct, frozen=True, kw_only=True):
     """Versions of labctl, Docker, the image, each host's kernel ..."""
     busy: tuple[str, ...] = ()
     """Hosts that were busy while the lab ran nothing, and how much of them others used."""
+    loads: tuple[Measured, ...] = ()
+    """Load of each host before and after each measurement of single nodes, in order."""
 
 
 class _Measure(Struct, frozen=True, kw_only=True):

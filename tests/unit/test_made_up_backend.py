@@ -47,7 +47,7 @@ if os.environ["RANK"] == "0":
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setitem(BACKENDS, "made-up", "support.made_up_backend")
     # Other tests use the cores of this machine.
-    monkeypatch.setattr("labctl.batches.load.SCRIPT", "true")
+    monkeypatch.setattr("labctl.system.load.SCRIPT", "true")
     flows.init(tmp_path)
     settings = ("LAB_NAME=demo", "LAB_ENGINE=made-up", "LAB_NODES=4", f"HOST_CACHE_PATH={tmp_path}/cache")
     (tmp_path / ".env").write_text("\n".join(settings))
@@ -110,6 +110,22 @@ def test_a_slow_node_is_found_by_bisecting(context: Context, directory: Path) ->
     report = flows.bisect(context, "mine", RunOptions(), lambda _: None, minimum=5, out=directory / "rounds")
     assert [(bad.node, bad.kind) for bad in report.diagnosis.bad] == [("worker-2", "slow")]
     assert set(report.diagnosis.good) == {"worker-0", "worker-1", "worker-3"}
+
+
+def test_a_search_keeps_the_load_before_each_round_and_notes_a_busy_host_once(
+    context: Context, directory: Path, events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("labctl.system.load.SCRIPT", "printf 'times 0 0 0 0\\ntimes 9 11 0 0\\ncores 2\\n'")
+    flows.up(context)
+    declare(directory, "mine", "busbw")
+    report = flows.bisect(context, "mine", RunOptions(), lambda _: None, minimum=5, out=directory / "rounds")
+    assert [(load.step, load.host, load.used) for load in report.loads][:2] == [
+        ("round01", "local", 0.9),
+        ("round02", "local", 0.9),
+    ]
+    assert len(report.loads) == report.diagnosis.rounds
+    busy = [event.text for event in events if "busy" in event.text]
+    assert busy == ["this machine is busy: 0.9 of 2 cores in use by other programs"]
 
 
 def test_the_quick_profile_validates_from_nothing_and_back(context: Context, directory: Path) -> None:

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from labctl.backends.finding import Finding, error, ok
 from labctl.backends.status import LabStatus, NodeStatus
-from labctl.batches import load
 from labctl.batches.baseline import Baseline, ValidationReport
 from labctl.batches.bisect import BadLink, BadNode, Diagnosis, Group
 from labctl.batches.evidence import Reading
@@ -23,6 +22,7 @@ from labctl.doctor.report import DoctorReport
 from labctl.errors import ConfigError, HostError
 from labctl.model import HostFailure
 from labctl.reports.validation import Figure, StepResult, Validation
+from labctl.system import load
 from labctl.system.process import CompletedProcess
 
 NAMES = ("worker-0", "worker-1", "worker-2", "worker-3")
@@ -37,7 +37,7 @@ Value = Callable[[Check, Group], float | None]
 
 def used(share: float) -> str:
     """Return the processor times of a host of which others use this share."""
-    return f"0 0 0 0\n{int(1000 * share)} {int(1000 * (1 - share))} 0 0\n2\n"
+    return f"times 0 0 0 0\ntimes {int(1000 * share)} {int(1000 * (1 - share))} 0 0\ncores 2\n"
 
 
 class Cluster:
@@ -621,6 +621,10 @@ def test_on_a_busy_host_a_node_that_may_be_slow_is_unsure_and_none_is_accused() 
     assert "other programs took 40 % of its time" in validation.nodes[0].evidence[0]
     assert validation.nodes[0].advice == "repeat when the hosts are idle: labctl validate"
     assert validation.busy[0] == "red0: 1.4 of 2 cores in use by other programs"
+    assert [(load.step, load.when, load.used) for load in validation.loads if load.host == "red0"][:2] == [
+        ("speed", "before", 1.4),
+        ("speed", "after", 1.4),
+    ]
 
 
 def test_a_node_that_is_slow_while_it_runs_is_bad_on_a_busy_host_too() -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
+from labctl.cli.output import to_json
 from labctl.reports.validation import Figure, Health, LinkVerdict, NodeVerdict, StepResult, Validation, html, write
+from labctl.system.load import Measured
 
 GOLDEN = Path(__file__).parents[2] / "golden/validation.html"
 LIMIT = 127
@@ -209,3 +212,11 @@ def test_a_page_stays_small(size: int, kib: int) -> None:
     links = tuple(LinkVerdict(a="worker-0", b=f"worker-{number}", verdict="good") for number in range(size))
     page = html(validation(size, figures=figures, versions=versions, links=links))
     assert len(page.encode()) < kib << 10
+
+
+def test_a_validation_without_loads_is_read_and_one_with_them_as_written() -> None:
+    measured = Measured(cores=2, used=1.9, runnable=6, step="matmul", when="before", host="red0")
+    document = to_json(validation(loads=(measured,)))
+    assert msgspec.convert(document, Validation).loads == (measured,)
+    del document["loads"]
+    assert msgspec.convert(document, Validation).loads == ()
