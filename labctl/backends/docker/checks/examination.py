@@ -27,6 +27,7 @@ from labctl.model import HERE, File, Host, Lab, Node
 from labctl.system import filelock, procfs
 from labctl.system.cached import once
 from labctl.system.hostpath import HostPath
+from labctl.system.load import Load
 
 SSH_SECONDS = 20.0
 """Time limit of logins to all workers."""
@@ -74,6 +75,8 @@ class CheckContext(Struct, frozen=True, kw_only=True, dict=True):
     """Name of the only node to examine; empty for all."""
     engine_error: HostError | None = None
     """Error of an engine that did not answer: it is not asked again."""
+    load: Load | None = None
+    """Load of the host before the checks; None if unknown."""
     root: HostPath = procfs.ROOT
     """The host's root directory, to read its /proc, /sys and /etc."""
 

@@ -43,6 +43,17 @@ def cores(ctx: CheckContext) -> Iterator[Finding]:
         yield warn("LAB-HOST-002", f"{ranks} ranks share {cpus} cores", impact, fix)
 
 
+def load(whole: CheckContext) -> Iterator[Finding]:
+    """Check that other programs leave the hosts' cores to the lab; during a run of the lab nothing is said of it."""
+    for ctx in whole.hosts or (whole,):
+        if ctx.load and not ctx.load.is_busy:
+            yield ok("LAB-HOST-009", ctx.load.text(), node=ctx.name)
+        elif ctx.load and not whole.run_active:
+            impact = "runs are slower and their figures vary: `validate` and `bisect` may stay unsure"
+            fix = ctx.command("top -b -n 1 | head -n 20  # end what is not needed")
+            yield warn("LAB-HOST-009", ctx.load.text(), impact, fix, node=ctx.name)
+
+
 def memory(ctx: CheckContext) -> Iterator[Finding]:
     """Check that the memory limits of the nodes fit into the host's memory."""
     limit, has, nodes = ctx.lab.memory, ctx.host.memory, len(ctx.nodes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from itertools import chain, islice, product
@@ -25,7 +26,7 @@ from labctl.backends.state import Container
 from labctl.config.context import Context, require_named
 from labctl.errors import ConfigError, HostError, LabError, parsing
 from labctl.model import HERE, Lab
-from labctl.system import human
+from labctl.system import human, load
 from labctl.system.parallel import map_hosts, run_with_deadlines
 
 ENGINE_SECONDS = 30.0
@@ -35,6 +36,8 @@ ANSWERING = 20
 SKEW = 30.0
 """Seconds between clocks above which `up` warns."""
 VENDOR_TOOL_SECONDS = 20.0
+LOAD_SECONDS = "0.3"
+"""Time for which the load of a host is read."""
 
 
 class Check(Struct, frozen=True):
@@ -67,6 +70,7 @@ class Check(Struct, frozen=True):
 
 CHECKS: tuple[Check, ...] = (
     Check("host.cores", engine=False),
+    Check("host.load", "lab", engine=False, lab=False),
     Check("host.memory", engine=False),
     Check("host.shared_memory", "machine", engine=False, stops="up"),
     Check("hosts.shared_directory", engine=False, lab=False, stops="up"),
@@ -317,7 +321,10 @@ def node_tasks(hosts: tuple[CheckContext, ...], lacking: Mapping[str, LabError])
 
 
 def ask_engine(ctx: CheckContext) -> CheckContext:
-    """Return the context with the answers of its engine that many checks need, or with the error."""
+    """Return the context with its host's load, and the answers of its engine that many checks need, or the error."""
+    # Before anything else, as the checks use cores, too.
+    with suppress(HostError):
+        ctx = replace(ctx, load=load.read(ctx.script(load.SCRIPT, LOAD_SECONDS)))
     try:
         with parsing(ctx.name):
             _ = ctx.info, ctx.observed, ctx.network

@@ -32,7 +32,7 @@ from labctl.cli.output import to_json
 from labctl.config import settings
 from labctl.errors import ConfigError, HostError
 from labctl.model import Device, DeviceMapping, Lab, Mount
-from labctl.system import filelock
+from labctl.system import filelock, load
 from labctl.system.parallel import run_with_deadlines
 from labctl.system.process import CompletedProcess
 
@@ -83,6 +83,12 @@ class Engine:
 
     def try_network(self, lab: str) -> str:  # noqa: ARG002
         return self.no_network
+
+
+@pytest.fixture(autouse=True)
+def unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the reading of this machine's load, which other tests use."""
+    monkeypatch.setattr(load, "SCRIPT", "true")
 
 
 @pytest.fixture
@@ -277,6 +283,31 @@ def test_the_makers_tool_is_called_once_for_all_nodes(
 
 
 # --- the host ------------------------------------------------------------------------------------------------
+
+
+def test_a_host_that_others_use_is_warned_of_unless_a_run_is_under_way(
+    examined: Callable[..., CheckContext], tmp_path: Path
+) -> None:
+    idle = load.Load(cores=2, used=0.1)
+    (quiet,) = host.load(replace(examined(), load=idle))
+    assert (quiet.level, quiet.summary) == ("ok", "0.1 of 2 cores in use by other programs")
+    busy = replace(examined(), load=load.Load(cores=2, used=1.9, runnable=6))
+    (finding,) = host.load(busy)
+    assert (finding.code, finding.level, finding.node) == ("LAB-HOST-009", "warn", "local")
+    assert finding.summary == "1.9 of 2 cores in use by other programs, 6 runnable tasks"
+    assert finding.fix.startswith("top ")
+    assert list(host.load(examined())) == []
+    with filelock.held(tmp_path / filelock.RUNS / "20260102-150405-hello-3fa2.lock", "a run"):
+        assert list(host.load(replace(busy, environ={"x": "y"}))) == []
+
+
+def test_the_load_is_read_before_the_checks_begin(
+    examined: Callable[..., CheckContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "SCRIPT", "printf 'times 0 0 0 0\\ntimes 9 91 0 0\\ncores 4\\n'")
+    monkeypatch.setattr(run, "CHECKS", (Check("host.load", "lab", engine=False, lab=False),))
+    (finding,) = run.examine(examined())
+    assert finding.summary == "0.4 of 4 cores in use by other programs"
 
 
 @pytest.mark.parametrize(

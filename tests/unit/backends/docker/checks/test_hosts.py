@@ -27,6 +27,7 @@ from labctl.config.inventory import InventoryHost
 from labctl.errors import HostError
 from labctl.model import Device, DeviceMapping
 from labctl.naming import lease_path
+from labctl.system import load
 from labctl.system.process import CompletedProcess
 
 
@@ -57,6 +58,12 @@ class Shell:
         argv = ("sh", "-c", script, "sh", *arguments)
         done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout, check=check)
         return CompletedProcess(argv, done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture(autouse=True)
+def unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the reading of this machine's load, which other tests use."""
+    monkeypatch.setattr(load, "SCRIPT", "true")
 
 
 @pytest.fixture
@@ -234,6 +241,15 @@ def test_findings_of_a_host_bear_its_name_and_its_commands_are_run_there(
         ("h1", "ssh -l ann -t h1 'sudo sysctl -w a=1'"),
         ("h2", "ssh -l ann -t h2 'sudo sysctl -w a=1'"),
     ]
+
+
+def test_each_busy_host_is_warned_of_with_the_command_to_look_at_it(second: Callable[..., CheckContext]) -> None:
+    idle, busy = (load.Load(cores=64, used=used) for used in (1.5, 40.0))
+    whole = replace(second(), hosts=(replace(second(first=True), load=idle), replace(second(), load=busy)))
+    free, taken = host.load(whole)
+    assert (free.node, free.level, taken.node, taken.level) == ("h1", "ok", "h2", "warn")
+    assert taken.summary == "40 of 64 cores in use by other programs"
+    assert taken.fix == "ssh -l ann h2 'top -b -n 1 | head -n 20'  # end what is not needed"
 
 
 @pytest.fixture
