@@ -658,6 +658,13 @@ def unjudged(lab: Path) -> list[str]:
     return sorted((name for name in names if _has_any(f"{runs}/{name}", MARK, FORMER_MARK)), reverse=True)
 
 
+def ran_within(lab: Path, seconds: float) -> bool:
+    """Tell if a run has no result yet, or ended in the last ``seconds``."""
+    since = time.time() - seconds
+    results = (directory(lab, run_id) / RESULT for run_id in ids(lab))
+    return any(not os.path.lexists(path) or path.lstat().st_mtime > since for path in results)
+
+
 def unknown(lab: Path) -> dict[str, ActiveRun]:
     """Return the runs without a result that no labctl on this machine records, each in the state ``unknown``."""
     here = {path.stem for path in filelock.held_below(lab / filelock.RUNS)}

@@ -31,6 +31,11 @@ def default_mtu(root: HostPath = ROOT) -> int:
     return int(text) if text.strip() else 1500
 
 
+def online(root: HostPath = ROOT) -> int:
+    """Return the number of a host's cores, also of those that this process may not use; 0 if unknown."""
+    return len(parse_cpulist(read(root / "sys/devices/system/cpu/online")))
+
+
 def cpus(root: HostPath = ROOT) -> tuple[int, ...]:
     """Return the cores that this process may use; of another host, those its reporting process may. Source: proc(5)."""
     if root == ROOT:
@@ -143,6 +148,12 @@ def lock_directory(root: HostPath = ROOT) -> str:
     preferred = root / "run/lock"
     everyones = preferred.is_dir() and preferred.stat().st_mode & 0o1777 == 0o1777
     return str(preferred if everyones else root / "tmp")
+
+
+def load_average(root: HostPath = ROOT) -> float:
+    """Return the mean number of a host's tasks that ran or waited in the last minute; 0 if unknown. Source: proc(5)."""
+    word = read(root / "proc/loadavg").partition(" ")[0]
+    return float(word) if word.replace(".", "", 1).isdecimal() else 0.0
 
 
 def has_systemd(root: HostPath = ROOT) -> bool:

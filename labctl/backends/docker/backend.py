@@ -416,6 +416,8 @@ class DockerBackend:
             self.context, self.cluster, new.lab, new.job, observed, launcher=launcher, preview=preview
         )
         readiness.require_free(new.job, new.active, options)
+        if not preview:
+            preflight.note_busy_hosts(self.context, self.cluster)
 
     def confirm_image(self, run: Run, ask: Callable[[str], bool] | None, *, preview: bool = False) -> None:
         """Ask if a workload's image may be built and the lab brought up with it. HostError if refused."""

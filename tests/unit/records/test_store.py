@@ -90,6 +90,17 @@ def test_a_run_goes_from_running_to_done(tmp_path: Path) -> None:
     assert store.state(tmp_path, "r1") == "done"
 
 
+def test_a_run_that_goes_on_or_ended_lately_is_known(tmp_path: Path) -> None:
+    of, run_id = replace(lab(), directory=tmp_path), "20260101-120000-hello-0001"
+    assert not store.ran_within(tmp_path, 60)
+    path = started(of, run_id)
+    assert store.ran_within(tmp_path, 60)
+    (path / store.RESULT).write_text("{}")
+    assert store.ran_within(tmp_path, 60)
+    os.utime(path / store.RESULT, (1e9, 1e9))
+    assert not store.ran_within(tmp_path, 60)
+
+
 def test_a_run_whose_process_ended_without_a_result_is_orphaned(tmp_path: Path) -> None:
     path = started(lab(directory=tmp_path), "r1")
     assert store.state(tmp_path, "r1") == "orphaned"

@@ -36,6 +36,15 @@ def test_memory_in_bytes(tmp_path: Path) -> None:
     assert (procfs.memory(tmp_path), procfs.memory_available(tmp_path)) == (2048 * 1024, 1024 * 1024)
 
 
+def test_load_average_and_cores(tmp_path: Path) -> None:
+    put(tmp_path, "proc/loadavg", "5.28 2.10 0.93 3/345 4711\n")
+    put(tmp_path, "sys/devices/system/cpu/online", "0-1,4\n")
+    assert (procfs.load_average(tmp_path), procfs.online(tmp_path)) == (5.28, 3)
+    put(tmp_path, "proc/loadavg", "many\n")
+    assert procfs.load_average(tmp_path) == 0
+    assert (procfs.load_average(tmp_path / "nothing"), procfs.online(tmp_path / "nothing")) == (0, 0)
+
+
 def test_bf16_is_an_instruction_of_some_processors(tmp_path: Path) -> None:
     for line, has in {
         "flags\t\t: fpu avx2 avx512_bf16": True,

@@ -12,12 +12,15 @@ from labctl.config.context import Context
 from labctl.errors import HostError
 from labctl.model import HERE, Lab
 from labctl.records.active import since
-from labctl.system import filelock
+from labctl.system import filelock, human
 
 if TYPE_CHECKING:
     from labctl.backends.docker.lab.cluster import Cluster
     from labctl.backends.plan import Step
     from labctl.backends.state import ObservedState
+
+SETTLED = 180.0
+"""Seconds after which no more than a twentieth of a run is left in the load average of a minute (exp(-3))."""
 
 
 def warn_excluded_hosts(context: Context, failed: Mapping[str, HostError]) -> None:
@@ -53,6 +56,24 @@ def warn_small_arp_table(context: Context, cluster: Cluster, lab: Lab) -> None:
             f"ARP table too small: gc_thresh3={table}, {len(lab.nodes)} nodes need {needed} entries: connections"
             " between them will time out; `labctl doctor` says what raises it"
         )
+
+
+def note_busy_hosts(context: Context, cluster: Cluster) -> None:
+    """Note hosts with a high load average, unless the lab has a run, or had one so lately that it may be the reason.
+
+    Cores in use can only be read over time, for which a run does not wait, and in which its own preparation uses some.
+    """
+    from labctl.records import store
+    from labctl.system import load, procfs
+
+    busy = {}
+    for host in cluster.connections:
+        average, cores = procfs.load_average(cluster.root(host)), procfs.online(cluster.root(host))
+        if cores and average >= load.BUSY * cores:
+            busy[host] = f"load average {human.number(average, 3)} on {human.count(cores, 'core')}"
+    if busy and not store.ran_within(context.directory, SETTLED):
+        for host, how in busy.items():
+            context.notice(load.busy_text(host, how))
 
 
 def require_no_run(context: Context, engine: Engine, observed: ObservedState, steps: Iterable[Step]) -> None:

@@ -120,7 +120,7 @@ text proc/self/status proc/meminfo etc/passwd
 }
 lines proc/sys/kernel/osrelease proc/sys/kernel/numa_balancing proc/sys/vm/nr_hugepages \
     proc/sys/kernel/random/boot_id proc/sys/net/ipv4/neigh/default/gc_thresh3 \
-    proc/cmdline sys/devices/system/cpu/online sys/devices/system/node/node[0-9]*/cpulist
+    proc/cmdline proc/loadavg sys/devices/system/cpu/online sys/devices/system/node/node[0-9]*/cpulist
 there etc/docker/daemon.json $accelerator_present
 folder run/lock
 if groups=$(getent group render video 2> /dev/null) && [ -n "$groups" ]; then

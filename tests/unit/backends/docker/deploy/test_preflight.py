@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from support import sysfs
 from support.builders import backend, cluster_of, deployment, lab, observed, workload
 from support.fake_backend import FakeBackend, active
 
@@ -22,8 +23,9 @@ from labctl.config import settings
 from labctl.config.context import Context
 from labctl.errors import HostError
 from labctl.model import HERE, Lab, Secret
+from labctl.records import store
 from labctl.runs import labs
-from labctl.system import filelock
+from labctl.system import filelock, procfs
 
 
 def prepare(of: Lab, image_id: str = "sha256:1") -> tuple[Step, ...]:
@@ -61,6 +63,26 @@ def test_a_changed_secret_renews_the_containers_and_is_not_in_the_text() -> None
 
 def at(directory: Path) -> Context:
     return Context(directory=directory, environ={}, emit=lambda _: None, flags={})
+
+
+def test_a_busy_host_is_noted_unless_the_labs_own_runs_may_be_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path, text in (("proc/loadavg", "5.28 2.10 0.93 3/345 4711\n"), ("sys/devices/system/cpu/online", "0-1\n")):
+        sysfs.put(tmp_path / "root" / path, text)
+    monkeypatch.setattr(procfs, "ROOT", tmp_path / "root")
+    notices: list[str] = []
+    context = replace(at(tmp_path), emit=lambda event: notices.append(event.text))
+    cluster = cluster_of(context)
+    preflight.note_busy_hosts(context, cluster)
+    assert notices == ["this machine is busy: load average 5.28 on 2 cores"]
+    monkeypatch.setattr(store, "ran_within", lambda *_: True)
+    preflight.note_busy_hosts(context, cluster)
+    monkeypatch.undo()
+    sysfs.put(tmp_path / "root/proc/loadavg", "0.42 2.10 0.93 3/345 4711\n")
+    monkeypatch.setattr(procfs, "ROOT", tmp_path / "root")
+    preflight.note_busy_hosts(context, cluster)
+    assert len(notices) == 1
 
 
 def test_a_lab_of_the_same_name_in_another_directory_is_left_alone(tmp_path: Path) -> None:
