@@ -128,6 +128,8 @@ TIMES = "output.times"
 """File with a line per line of the output: its time in seconds since 1970, and its rank or ``-``."""
 MARK, FORMER_MARK = "started", "run.lock"
 """File that marks a run's record from its beginning; and that of earlier records."""
+LATEST = 64
+"""Runs, the last to begin, of which one may be under way: all may be ten thousand."""
 REACHED = "reached"
 """Name of the note with the last step of a run that did not pass."""
 EVIDENCE = "evidence.tar.gz"
@@ -659,9 +661,10 @@ def unjudged(lab: Path) -> list[str]:
 
 
 def ran_within(lab: Path, seconds: float) -> bool:
-    """Tell if a run has no result yet, or ended in the last ``seconds``."""
+    """Tell if one of the latest runs has no result yet, or ended in the last ``seconds``."""
     since = time.time() - seconds
-    results = (directory(lab, run_id) / RESULT for run_id in ids(lab))
+    latest = sorted(_directories(lab), reverse=True)[:LATEST]
+    results = (directory(lab, run_id) / RESULT for run_id in latest)
     return any(not os.path.lexists(path) or path.lstat().st_mtime > since for path in results)
 
 
