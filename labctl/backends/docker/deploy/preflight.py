@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SETTLED = 180.0
 """Seconds after which no more than a twentieth of a run is left in the load average of a minute (exp(-3))."""
+BUSY = 0.5
+"""Load average per core from which a run says that a host is busy."""
 
 
 def warn_excluded_hosts(context: Context, failed: Mapping[str, HostError]) -> None:
@@ -69,7 +71,7 @@ def note_busy_hosts(context: Context, cluster: Cluster) -> None:
     busy = {}
     for host in cluster.connections:
         average, cores = procfs.load_average(cluster.root(host)), procfs.online(cluster.root(host))
-        if cores and average >= load.BUSY * cores:
+        if cores and average >= BUSY * cores:
             busy[host] = f"load average {human.number(average, 3)} on {human.count(cores, 'core')}"
     if busy and not store.ran_within(context.directory, SETTLED):
         for host, how in busy.items():
