@@ -170,7 +170,7 @@ def _combined(runs: list[Measured], prefix: str) -> JobResult:
 
 
 def _judged(job: JobResult, size: SizeResult | None, limits: Limits) -> JobResult:
-    """Judge a job against the limits: the first miss is its cause, all are its message; note if it is an outlier."""
+    """Judge a job: a failed run keeps its cause, else that of the first missed limit; set distance and outlier."""
     median = size.median if size else None
     vs_median = job.per_node / median - 1 if job.per_node is not None and median is not None and median > 0 else None
     misses = [(job.cause, job.message)] if job.cause else list(_misses(job, median, limits))
@@ -189,7 +189,7 @@ def _is_outlier(job: JobResult, size: SizeResult | None) -> bool:
 
 
 def _misses(job: JobResult, median: float | None, limits: Limits) -> Iterable[tuple[str, str]]:
-    """Yield cause and message of each threshold that a job missed, or cannot be compared with."""
+    """Yield cause and message of each limit missed, or only why none can be compared: no number, or nodes unknown."""
     if not limits.given:
         return
     if job.value is None:

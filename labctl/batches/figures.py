@@ -31,7 +31,7 @@ class JobOutcome(Struct, frozen=True, kw_only=True):
     """Readings of nodes that took turns in the run."""
 
     def value(self, metric: str) -> float | None:
-        """Return the value of a metric; None if the run failed or gave none."""
+        """Return the final value of a metric; None if the run failed or gave none."""
         values = self.metrics.get(metric, {})
         value = values.get(final(values))
         return float(value) if value is not None and self.passed else None
@@ -70,7 +70,7 @@ def bounds(
     baseline: Baseline | None,
     hosts: Mapping[str, str],
 ) -> dict[tuple[str, str], Bound]:
-    """Return the bound of each metric of each job, by metric and subject; no entry without one.
+    """Return bounds by metric and subject: the profile's constant, else the baseline's value, else the median of pairs.
 
     A pair without a constant bound is compared with the other pairs, if they are of several hosts: those of one host
     share its network. Nodes alone are not: ``evidence`` judges them.
@@ -95,7 +95,7 @@ def bounds(
 def _before(
     baseline: Baseline, check: Check, metric: str, nodes: Sequence[str], hosts: Mapping[str, str]
 ) -> float | None:
-    """Return the baseline's value of the same check on the same hosts, or on as many nodes; None without one."""
+    """Return an unchanged check's value in the baseline: of the same nodes and hosts, or all if as many; else None."""
     if baseline.checks.get(check.name) != digest(check):
         return None
     everyone = check.nodes == "all"
@@ -133,7 +133,7 @@ def _relative(limit: Limit, value: float, source: str, within: float) -> Bound:
 
 
 def judge(check: Check, jobs: Iterable[JobOutcome], limits: Mapping[tuple[str, str], Bound]) -> list[Figure]:
-    """Judge the figures of these jobs; a figure without a number has missed, also without a threshold."""
+    """Judge the figures of jobs; one without a number has missed, other ones without a bound are not judged (None)."""
     figures = []
     for job in jobs:
         name = subject(job.nodes, everyone=check.nodes == "all")

@@ -134,7 +134,7 @@ def listed_machines(context: Context, file: Path) -> tuple[dict[str, int], tuple
 
 
 def nodes_of_lab(context: Context) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return slots by node of the lab or its cluster, and the nodes left out as drained or unusable.
+    """Return slots by node in use of the lab or its cluster, and drained or unusable nodes, each noted as left out.
 
     HostError if no node is in use.
     """
@@ -161,7 +161,7 @@ def slots_in_lab(context: Context, names: tuple[str, ...]) -> dict[str, int]:
 
 
 def default_directory(count: int, size: int, pattern: Pattern) -> Path:
-    """Return the directory of a set if the user names none: ``hostfiles/4nodes_2xN_PATTERN``."""
+    """Return the default directory of a set: ``hostfiles/4nodes_2xN_PATTERN``, without the suffix if ``sequential``."""
     suffix = "" if pattern == "sequential" else f"_{pattern}"
     return Path("hostfiles", f"{count}node{'s' * (count > 1)}_{size}xN{suffix}")
 
@@ -177,7 +177,7 @@ def texts(chosen: tuple[Group, ...], slots: Mapping[str, int]) -> dict[str, str]
 
 
 def write(directory: Path, hostfiles: Mapping[str, str]) -> None:
-    """Write a set of hostfiles. ConfigError, with nothing written, if the directory has other hostfiles.
+    """Write a set of hostfiles. ConfigError, with nothing written, if a hostfile there has another name or text.
 
     HostError if it cannot be written.
     """

@@ -112,7 +112,7 @@ def of_batch(batch: Batch, directory: str) -> tuple[Measured, ...]:
 
 
 def _recorded(batch: Batch, job: BatchJob, directory: str) -> Measured:
-    """Return a run as the batch record has it: the recorded verdict counts, not the log."""
+    """Return a run by its record, not its log; one that is unfinished or lacks the batch's metric has failed."""
     cause, message = job.cause or job.verdict.lower(), job.message
     if job.state != "done" or job.cause == "interrupted":
         cause, message = "not-finished", f"not finished: {job.message or job.state}"
@@ -135,7 +135,7 @@ def _recorded(batch: Batch, job: BatchJob, directory: str) -> Measured:
 
 
 def _logged(path: str, pattern: re.Pattern[bytes], unit: str) -> Measured:
-    """Read a run from its log; a log that cannot be read is a failed run."""
+    """Read a run from its log; one that cannot be read or has no number is a failed run."""
     directory, log = os.path.split(path)
     stem = log[: -len(".log")]
     named = _JOB.fullmatch(stem)
@@ -191,7 +191,7 @@ def _hosts(lines: Iterable[bytes]) -> Iterator[str]:
 
 
 def last_number(data: bytes | mmap.mmap, pattern: re.Pattern[bytes]) -> tuple[float | None, str]:
-    """Return the last number that the pattern finds, or None and a message about the text found instead.
+    """Return the number of the last match, or None if it is no number; and a message on odd text, such as a cut number.
 
     A number at the very end of the data does not count: it may be incomplete.
     """

@@ -100,7 +100,7 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     @property
     def figures(self) -> int:
-        """Return the number of figures by which each node is judged."""
+        """Return the number of figures by which each node alone is judged."""
         judged = [check for check in self.checks if check.nodes in ("each", "turns")]
         return sum(len(check.limits) for check in judged)
 
@@ -159,7 +159,7 @@ def require_metrics(check: Check, metrics: Iterable[Metric], notes: Iterable[str
 
 
 def _share(value: Value) -> float:
-    """Parse a share such as ``10%``."""
+    """Parse a share below 100 %, such as ``10%``, as a fraction."""
     match = re.fullmatch(r"(\d{1,2}(?:\.\d+)?) ?%", value.text())
     if not match:
         raise value.error(f"`{value.name}` is a share below 100%, such as 10%, not `{value.text()}`")

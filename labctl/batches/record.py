@@ -71,7 +71,7 @@ class Batch(Struct, frozen=True, kw_only=True):
 
     @property
     def complete(self) -> bool:
-        """Tell if ``--resume`` would run nothing."""
+        """Tell if all jobs are done, failed ones too, and none was interrupted: ``--resume`` would run nothing."""
         return all(job.state == "done" and job.cause != "interrupted" for job in self.jobs)
 
 

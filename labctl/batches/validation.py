@@ -36,7 +36,7 @@ from labctl.system.process import CompletedProcess
 
 
 def run(context: Context, name: str, *, keep: bool, out: Path | None, compare: bool) -> ValidationReport:
-    """Validate the cluster of the lab by a profile's name or file, and write the report.
+    """Validate the lab's cluster by a profile's name or file, with ``compare`` against its baseline; write the report.
 
     Without a name it is the profile of the operator's TEST_CONFIGURATION, else ``quick``, or in a cluster ``cluster``.
     """
@@ -68,7 +68,7 @@ def run(context: Context, name: str, *, keep: bool, out: Path | None, compare: b
 
 
 def _baseline(context: Context, profile: Profile) -> Baseline | None:
-    """Read the lab's baseline; None if it has none of this profile."""
+    """Read the lab's baseline; None if it has none or, with a notice, if it is one of another profile."""
     recorded = baseline.read(context.directory / baseline.FILE)
     if recorded and recorded.profile != profile.name:
         context.notice(f"{baseline.FILE} is one of profile {recorded.profile}: not compared with")

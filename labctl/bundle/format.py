@@ -44,7 +44,7 @@ class BundleWriter:
     """Context manager that appends members to an image archive, and the checksums if the block succeeds."""
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
-        """Open an image archive and compute the checksums of its members; ``about`` is stored as metadata."""
+        """Open an image archive to append to, and compute its members' checksums; ``about`` is stored as metadata."""
         self._about = about
         self._sums: dict[str, str] = {}
         self._links: dict[str, str] = {}
