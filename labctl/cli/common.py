@@ -38,7 +38,7 @@ HERE = Path()
 
 
 def context(directory: Path, output: Output, overrides: list[str] | None = None, *, create: bool = False) -> Context:
-    """Return the context of -C's directory, by default of the nearest lab upwards. ConfigError if it does not exist.
+    """Return the context of -C's directory (default: the nearest lab upwards), which must exist unless ``create``.
 
     ConfigError if the directory does not exist and the command does not create it.
     """

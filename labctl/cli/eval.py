@@ -186,7 +186,7 @@ def evidence(node: NodeResult) -> str:
 
 
 def verdict(evaluation: Evaluation) -> str:
-    """Render the verdict, and the jobs and nodes that passed."""
+    """Render the verdict and how many jobs and nodes passed, or that nothing was judged."""
     if not evaluation.judged:
         failed = sum(job.status == "FAIL" for job in evaluation.jobs)
         of_jobs = f"FAIL: {failed:,} of {human.count(len(evaluation.jobs), 'job')} failed; nothing else judged"
