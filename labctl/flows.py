@@ -177,7 +177,7 @@ def plan_up(context: Context, *, workload: str = "") -> PlanPreview:
 
 
 def rotate_keys(context: Context) -> LabStatus:
-    """Replace the lab's ssh keys, and its containers if there are any. HostError during a run."""
+    """Remove the lab's ssh keys; if it has containers, bring it up with new ones. HostError during a run."""
     from labctl.runs import labs
 
     with docker(context, "keys rotate", initialised_settings(context)) as backend:
@@ -218,7 +218,7 @@ def plan_down(context: Context, *, images: bool = False) -> PlanPreview:
 
 
 def clean(context: Context) -> PlanPreview:
-    """Take the lab down, and remove its own state: keys, rendered files. Runs stay."""
+    """End the lab's runs, take it down and remove its keys and rendered files; the records of runs stay."""
     from labctl.runs import labs
 
     with docker(context, "clean", named_settings(context), drained=True) as backend:
@@ -391,7 +391,7 @@ def run_logs(
 
 
 def top(context: Context, run: str = "", show: Callable[[RunView], bool] | None = None) -> RunView:
-    """Observe a run under way, by default the latest: return its progress and the last samples of its nodes.
+    """View a run under way (default: latest) once, or with ``show`` each second until the run ends or it returns False.
 
     ``show`` is given one view after the other, about each second, until the run ends or it returns False.
     """
@@ -555,7 +555,7 @@ def fit(context: Context, name: str, options: RunOptions, asked: Hardware) -> Fi
 
 
 def cache(context: Context, name: str, extra: Cache, *, hosts: bool = False, dry_run: bool = False) -> CacheReport:
-    """Download models and datasets, those of a workload if one is named, and ``extra`` ones, into the shared cache.
+    """Download models and datasets of a workload and ``extra`` into the shared cache; with ``hosts`` send them there.
 
     ``hosts``: then send them to the lab's hosts, or all of the cache if nothing is named.
     Needs no lab that is up, no engine or device.

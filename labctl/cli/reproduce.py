@@ -29,7 +29,7 @@ def freeze_command(
     directory: Directory = HERE,
     json: Json = False,
 ) -> None:
-    """`labctl freeze`: write the lock file."""
+    """`labctl freeze`: write the facts of the lab to its lock file."""
     with answering(as_json=json) as output:
         lab = context(directory, output)
         answer = flows.freeze(lab, out or lab.directory / LOCK)

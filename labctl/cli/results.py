@@ -44,7 +44,7 @@ def report_command(
     directory: Directory = HERE,
     json: Json = False,
 ) -> None:
-    """`labctl report`: write an HTML report."""
+    """`labctl report`: write an HTML report of runs, or of a metrics.csv."""
     with answering(as_json=json) as output:
         answer = flows.report(context(directory, output), runs or ["latest"], out)
         output.answer(

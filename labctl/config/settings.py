@@ -359,7 +359,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 
 def load(directory: Path, environ: Mapping[str, str], flags: Mapping[str, str]) -> Settings:
-    """Load the settings of the lab in ``directory``; ``flags`` by key. ConfigError, ``origin: key: reason``."""
+    """Load a lab's settings from ``flags``, else ``environ``, .env, defaults. ConfigError, ``origin: key: reason``."""
     typed = [SettingValue(key, value, "flag") for key, value in flags.items()]
     exported = [SettingValue(key, value, "environment") for key, value in environ.items() if _is_known(key)]
     file = directory / ".env"

@@ -72,7 +72,7 @@ def endpoint_of(environ: Mapping[str, str]) -> str:
 
 
 def fetch(context: Context, hub: Hub, requested: Cache, *, dry_run: bool) -> tuple[Item, ...]:
-    """Download what the cache lacks of repositories, unless a dry run; report on each. HostError if one is not found.
+    """Download, under a lock, what the cache lacks, unless a dry run; report each item. HostError if one is not found.
 
     Nothing is downloaded before every repository was found and the disk has room for all; HostError otherwise.
     """
