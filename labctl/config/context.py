@@ -84,7 +84,7 @@ class Context(Struct, frozen=True, kw_only=True):
         (self.directory / KEPT).unlink(missing_ok=True)
 
     def declared(self) -> Settings:
-        """Load flags, environment and .env; add LAB_REQUIREMENTS to LAB_PACKAGES. ConfigError if invalid."""
+        """Load flags, environment and .env alone; LAB_PACKAGES gains LAB_REQUIREMENTS. ConfigError if invalid."""
         loaded = self._with_requirements(settings.load(self.directory, self.environ, self.flags))
         if name := loaded.text("LAB_DOCKERFILE"):
             path = self.directory.absolute() / Path(name).expanduser()
@@ -169,7 +169,7 @@ def require_initialised(context: Context) -> None:
 
 
 def require_named(context: Context, settings: Settings) -> None:
-    """Raise ConfigError without a .env or a set LAB_NAME: the default name would be another lab's."""
+    """Raise ConfigError if there is neither a .env nor a set LAB_NAME: the default name would be another lab's."""
     if settings.origin("LAB_NAME") == "default" and not (context.directory / ".env").exists():
         hint = "cd into the lab's directory, or name it: -C DIRECTORY; `labctl init DIRECTORY` creates one"
         raise ConfigError(f"{context.directory} is not a lab directory (no .env)", hint=hint)
