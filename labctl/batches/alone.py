@@ -289,6 +289,8 @@ DISAGREES = {
 }
 SPARE = 3
 """Turns more than are needed without noise."""
+HELD = 0.05
+"""Share of its time that a node's own quota takes, above which it is a reason of a low speed."""
 LEAST = 1e-12
 """Value of a metric of which less is better, below which it counts as 0."""
 AGAIN = 8
@@ -326,7 +328,10 @@ def said(judged: Judged) -> str:
     rounds = human.count(len(judged.values), "round")
     if judged.verdict == "unsure":
         return f"{human.share(judged.speed)} of the others ({rounds}); {why_unsure(judged)}"
-    return f"{human.share(judged.speed)} of the others ({evidence.p_text(judged.p)}, {rounds})"
+    text = f"{human.share(judged.speed)} of the others ({evidence.p_text(judged.p)}, {rounds})"
+    if judged.verdict == "bad" and judged.held > HELD:
+        return f"{text}; a quota of its own held it back for {human.share(judged.held)} of its time"
+    return text
 
 
 def why_unsure(judged: Judged) -> str:

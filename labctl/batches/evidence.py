@@ -18,7 +18,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from statistics import median, median_high
+from statistics import mean, median, median_high
 from typing import Literal
 
 from msgspec import Struct
@@ -54,6 +54,8 @@ class Reading(Struct, frozen=True):
     """Share of its time that other programs took; a quota of its own may hide behind it."""
     corrected: bool = False
     """The speed is that of the time in which it could run."""
+    held: float = 0.0
+    """Share of its time for which its own quota held it back."""
 
     @property
     def proven(self) -> float:
@@ -83,6 +85,8 @@ class Judged(Struct, frozen=True, kw_only=True):
     """Upper bound of the probability that noise alone gives so clear a verdict: 1 / evidence."""
     lost: float = 0.0
     """Share of its time that other programs took, over all rounds."""
+    held: float = 0.0
+    """Share of its time for which its own quota held it back, over all rounds."""
     values: tuple[float, ...] = ()
     doubt: str = ""
     """Reason why it is unsure, if other than its noise."""
@@ -136,6 +140,7 @@ def both(first: Judged, later: Judged) -> Judged:
         speed=median(speeds) if speeds else None,
         p=max(first.p, later.p),
         lost=(first.lost + later.lost) / 2,
+        held=(first.held + later.held) / 2,
         values=(*first.values, *later.values),
         doubt=doubt,
     )
@@ -244,7 +249,8 @@ def _judged(node: str, rounds: Sequence[Round], compared: Sequence[_Compared], w
         low=shares[surely_above - 1] if surely_above else None,
         high=shares[surely_below] if surely_below < len(shares) else None,
         p=min(1.0, 1 / (slow if verdict == "bad" else good)),
-        lost=sum(reading.lost for reading in readings) / len(readings),
+        lost=mean(reading.lost for reading in readings),
+        held=mean(reading.held for reading in readings),
         values=tuple(reading.speed for reading in readings),
     )
 

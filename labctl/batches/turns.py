@@ -10,7 +10,7 @@ from labctl.batches.evidence import Reading, Round
 
 OPTION = "turns"
 """Option of a workload whose nodes can take turns: the number of turns of each node."""
-LINE = re.compile(r"turn (\d+) of node (\d+) \(\S+\): (\S+) \S+, lost (\S+) to others$")
+LINE = re.compile(r"turn (\d+) of node (\d+) \(\S+\): (\S+) \S+, lost (\S+) to others, (\S+) to its own quota$")
 
 
 def read(lines: Iterable[str], nodes: Sequence[str]) -> tuple[Round, ...]:
@@ -18,6 +18,7 @@ def read(lines: Iterable[str], nodes: Sequence[str]) -> tuple[Round, ...]:
     rounds: defaultdict[int, dict[str, Reading]] = defaultdict(dict)
     for line in lines:
         if match := LINE.search(line.rstrip()):
-            number, node, speed, lost = match.groups()
-            rounds[int(number)][nodes[int(node)]] = Reading(float(speed), float(lost), corrected=True)
+            number, node, speed, lost, held = match.groups()
+            reading = Reading(float(speed), float(lost), corrected=True, held=float(held))
+            rounds[int(number)][nodes[int(node)]] = reading
     return tuple(rounds[number] for number in sorted(rounds))

@@ -39,7 +39,7 @@ TURNS = """
 if os.environ["RANK"] == "0":
     for number in range(int(sys.argv[sys.argv.index("--turns") + 1])):
         for node in range(4):
-            print(f"turn {number} of node {node} (n{node}): 8 TFLOP/s, lost 0.010 to others")
+            print(f"turn {number} of node {node} (n{node}): 8 TFLOP/s, lost 0.010 to others, 0.000 to its own quota")
 """
 
 

@@ -26,17 +26,23 @@ class Waits:
     busy: float
     stolen: float
 
+    def held_since(self, before: Waits) -> float:
+        """Seconds since an earlier reading for which the quota held back each thread that wanted to run, on average."""
+        return (self.throttled - before.throttled) / max(1, len(self.waited_since(before)))
+
+    def waited_since(self, before: Waits) -> list[float]:
+        """Seconds that each thread waited for a core since an earlier reading, of threads that did."""
+        waited = (seconds - before.ready.get(thread, 0.0) for thread, seconds in self.ready.items())
+        return [seconds for seconds in waited if seconds > 0]
+
     def since(self, before: Waits) -> float:
         """Seconds lost to others since an earlier reading, of the thread that lost most.
 
         A thread that a quota holds back counts as ready, too: what this container's quota took is taken off, and of
         other waits only as much counts as others used of the cores. The hypervisor's share counts.
         """
-        waited = [seconds - before.ready.get(thread, 0.0) for thread, seconds in self.ready.items()]
-        running = sum(seconds > 0 for seconds in waited)
-        held_back = (self.throttled - before.throttled) / max(1, running)
         others = (self.busy - before.busy) - (self.own - before.own)
-        waiting = max(0.0, max(waited, default=0.0) - held_back)
+        waiting = max(0.0, max(self.waited_since(before), default=0.0) - self.held_since(before))
         return min(waiting, max(0.0, others)) + self.stolen - before.stolen
 
 

@@ -18,13 +18,18 @@ HOST = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class Turn:
-    """Work per second of a node's slowest rank while it could run, and the share of the time that it could not."""
+    """Work per second of a node's slowest rank while it could run, and the shares of the time in which it could not."""
 
     number: int
     node: int
     name: str
     rate: float
     lost: float
+    held: float
+
+
+Reading = tuple[float, float, float]
+"""Rate of a rank's turn, and the shares of the time that others and its own quota took."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ def take(rounds: int, seconds: float, work: Callable[[float], float]) -> list[Tu
             dist.barrier()
             if own.name in nodes:
                 own_readings.append(measure(seconds, work))
-    readings: list[list[tuple[float, float]]] = [own_readings] * dist.get_world_size()
+    readings: list[list[Reading]] = [own_readings] * dist.get_world_size()
     dist.all_gather_object(readings, own_readings)
     return [turn for number in range(rounds) for turn in turns_of(number, seats, readings)]
 
@@ -68,29 +73,31 @@ def order(seats: Sequence[Seat], chance: random.Random) -> list[set[str]]:
     ]
 
 
-def measure(seconds: float, work: Callable[[float], float]) -> tuple[float, float]:
-    """Work per second in which this rank could run, and the share of the time in which others ran."""
+def measure(seconds: float, work: Callable[[float], float]) -> Reading:
+    """Work per second in which this rank could run, and the shares of the time that others and its own quota took."""
     before, began = contention.read(), time.perf_counter()
     done = work(seconds)
     took = time.perf_counter() - began
-    lost = min(0.95, contention.read().since(before) / took)
-    return done / (took * (1 - lost)), lost
+    now = contention.read()
+    lost = min(0.95, now.since(before) / took)
+    return done / (took * (1 - lost)), lost, min(1.0, now.held_since(before) / took)
 
 
-def turns_of(number: int, seats: Sequence[Seat], readings: Sequence[Sequence[tuple[float, float]]]) -> list[Turn]:
+def turns_of(number: int, seats: Sequence[Seat], readings: Sequence[Sequence[Reading]]) -> list[Turn]:
     """A round of each node: its slowest rank."""
     names = list(dict.fromkeys(seat.name for seat in seats))
     turns = []
     for node, name in enumerate(names):
         of_node = [reading[number] for seat, reading in zip(seats, readings, strict=True) if seat.name == name]
-        rate, lost = min(of_node)
-        turns.append(Turn(number, node, name, rate, lost))
+        rate, lost, held = min(of_node)
+        turns.append(Turn(number, node, name, rate, lost, held))
     return turns
 
 
 def lines(turns: Sequence[Turn]) -> list[str]:
     """A line for each turn."""
     return [
-        f"turn {turn.number} of node {turn.node} ({turn.name}): {turn.rate:.6g} TFLOP/s, lost {turn.lost:.3f} to others"
+        f"turn {turn.number} of node {turn.node} ({turn.name}): {turn.rate:.6g} TFLOP/s, "
+        f"lost {turn.lost:.3f} to others, {turn.held:.3f} to its own quota"
         for turn in turns
     ]

@@ -57,6 +57,8 @@ class Cluster:
         self.diagnosis: Diagnosis = given.get("diagnosis", NOTHING_BAD)
         self.lost: float = given.get("lost", 0.0)
         """Share of each turn that other programs took."""
+        self.held: dict[str, float] = given.get("held", {})
+        """Share of a node's turns that its own quota took."""
         self.suspicions: list[Suspicion] = []
 
     def doctor(self) -> DoctorReport:
@@ -117,7 +119,10 @@ class Cluster:
         if any(value is None for values in rounds for value in values.values()):
             rounds, message = [], "rank 0 crashed"
         readings = [
-            {node: Reading(value or 0.0, self.lost, corrected=True) for node, value in values.items()}
+            {
+                node: Reading(value or 0.0, self.lost, corrected=True, held=self.held.get(node, 0.0))
+                for node, value in values.items()
+            }
             for values in rounds
         ]
         metrics = {limit.metric: {"value": 1.0, "unit": "TFLOP/s"} for limit in check.limits}
@@ -631,6 +636,15 @@ def test_a_node_that_is_slow_while_it_runs_is_bad_on_a_busy_host_too() -> None:
     cluster = OneHost(lambda _, group: 50.0 if group == ("worker-2",) else 100.0, lost=0.4)
     assert verdicts(cluster.validate(TURNS))["worker-2"] == "slow"
     assert "wait 60" not in cluster.calls
+
+
+def test_a_slow_node_that_a_quota_holds_back_is_said_to_have_one() -> None:
+    held = {"worker-2": 0.52}
+    cluster = OneHost(lambda _, group: 50.0 if group == ("worker-2",) else 100.0, held=held)
+    assert cluster.validate(TURNS).nodes[2].evidence == (
+        "speed: tflops 50 TFLOP/s, not >= 85 TFLOP/s (15 % below the others), 50 % of the others (p < 0.001, 9 rounds)"
+        "; a quota of its own held it back for 52 % of its time",
+    )
 
 
 def test_a_bandwidth_that_is_0_on_all_nodes_by_definition_is_not_compared() -> None:

@@ -41,6 +41,11 @@ def test_time_is_lost_to_others_but_not_to_a_quota(
     assert waits(contention, *ready, **changes).since(before) == pytest.approx(lost)
 
 
+def test_a_quota_holds_back_each_thread_that_wants_to_run(contention: ModuleType) -> None:
+    before = waits(contention, 0.0, 0.0, 0.0)
+    assert waits(contention, 0.5, 0.5, 0.0, throttled=1.0).held_since(before) == pytest.approx(0.5)
+
+
 def test_the_counts_of_this_process_grow(contention: ModuleType) -> None:
     before = contention.read()
     end = time.process_time() + 0.05

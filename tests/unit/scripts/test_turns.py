@@ -32,12 +32,16 @@ def test_nodes_of_one_host_are_never_measured_at_the_same_time(turns: ModuleType
 
 def test_a_node_is_as_fast_as_its_slowest_rank_and_labctl_reads_what_is_printed(turns: ModuleType) -> None:
     seats = [turns.Seat(name=name, host="x") for name in ("n0", "n0", "n1")]
-    readings = [[(0.5, 0.1), (0.6, 0.0)], [(0.4, 0.2), (0.7, 0.0)], [(0.8, 0.0), (0.9, 0.25)]]
+    readings = [
+        [(0.5, 0.1, 0.0), (0.6, 0.0, 0.0)],
+        [(0.4, 0.2, 0.5), (0.7, 0.0, 0.0)],
+        [(0.8, 0.0, 0.0), (0.9, 0.25, 0.0)],
+    ]
     taken = [turn for number in range(2) for turn in turns.turns_of(number, seats, readings)]
     lines = [f"worker-0: {line}" for line in turns.lines(taken)]
-    assert lines[0] == "worker-0: turn 0 of node 0 (n0): 0.4 TFLOP/s, lost 0.200 to others"
+    assert lines[0] == "worker-0: turn 0 of node 0 (n0): 0.4 TFLOP/s, lost 0.200 to others, 0.500 to its own quota"
     assert reading.read(["other text", *lines], ("worker-3", "worker-1")) == (
-        {"worker-3": Reading(0.4, 0.2, corrected=True), "worker-1": Reading(0.8, 0.0, corrected=True)},
+        {"worker-3": Reading(0.4, 0.2, corrected=True, held=0.5), "worker-1": Reading(0.8, 0.0, corrected=True)},
         {"worker-3": Reading(0.6, 0.0, corrected=True), "worker-1": Reading(0.9, 0.25, corrected=True)},
     )
 
@@ -47,7 +51,10 @@ def test_speed_is_that_of_the_time_in_which_it_could_run(turns: ModuleType, monk
         def since(self, _: object) -> float:
             return 0.5
 
+        def held_since(self, _: object) -> float:
+            return 0.2
+
     clock = iter((10.0, 12.0))
     monkeypatch.setattr(turns.contention, "read", Waits)
     monkeypatch.setattr(turns.time, "perf_counter", lambda: next(clock))
-    assert turns.measure(1.0, lambda _: 3.0) == (3.0 / 1.5, 0.25)
+    assert turns.measure(1.0, lambda _: 3.0) == (3.0 / 1.5, 0.25, 0.1)
