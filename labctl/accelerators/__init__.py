@@ -185,7 +185,7 @@ class AcceleratorModule(Struct, frozen=True, kw_only=True):
         )
 
     def _way(self, host: Host) -> Request | None:
-        """Return the way in which the host's engine passes devices; None if containers get device files."""
+        """Return the host's way to pass devices, or the vendor's last if that is not one; None for device files."""
         ways = self.engine.ways
         if host.request in ways:
             return host.request

@@ -78,7 +78,7 @@ def container(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
 
 
 def host_checks(host: Host, read: Callable[[str], str]) -> Iterator[Advice]:
-    """Yield the checks of a Gaudi host: huge pages, NUMA balancing on kernels 5.9 to 5.16, IOMMU passthrough."""
+    """Yield advice on a Gaudi host, its impact empty if all is well: huge pages, NUMA balancing, IOMMU passthrough."""
     pages, count = read("proc/sys/vm/nr_hugepages") or "0", len(host.devices)
     required = HUGEPAGES * max(1, count) // 8
     impact = "the driver's buffers come from them: large models fail to allocate host memory"

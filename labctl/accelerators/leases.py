@@ -102,7 +102,7 @@ def is_foreign(lab: Lab, host: Host, held: Lease | None) -> bool:
 
 
 def remedy(lab: Lab, host: Host, held: Lease | None) -> str:
-    """Return a hint for a held device: end the other lab if it is this user's own, or use free devices."""
+    """Return a hint for a held device: end this user's other lab or ask its owner; or use free devices, if enough."""
     is_own = held and held.get("uid") == str(host.uid) and "directory" in held
     ways = [f"labctl down -C {shlex.quote(held['directory'])}" if held and is_own else "wait for it, or ask them"]
     if free := enough(lab, host):

@@ -99,7 +99,7 @@ def image_check(version: str, image: str, base: str, variables: Variables) -> Ad
 
 
 def cuda_of(image: str, base: str, variables: Variables) -> int:
-    """Return the major version of CUDA in labctl's own image; 0 if it is unknown.
+    """Return the major version of CUDA in an image of labctl's; 0 for any other image, or if it is unknown.
 
     The lock file has it for an image based on a distribution, CUDA_VERSION for an image based on NVIDIA's.
     """

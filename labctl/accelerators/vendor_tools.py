@@ -86,7 +86,7 @@ def completed(
 
 
 def complaint(device: Device, tool: Tool, row: Mapping[str, str] | None, messages: tuple[str, ...], code: int) -> str:
-    """Return the tool's complaint about a device: a line that names it, a cell, or the tool's failure; else empty."""
+    """Return a line that names the device, else a bad cell of its row, or without a row the tool's failure, or ""."""
     naming = [line for line in messages if device.pci and pci.address(line) == device.pci]
     if naming:
         return naming[0]

@@ -66,7 +66,7 @@ class Backend(Protocol):
         """Return the state of the nodes, without runs; hosts that do not answer are named in it."""
 
     def unusable(self, slots: int = 0) -> Mapping[str, str]:
-        """Return the nodes on which no run can begin now, each with the reason.
+        """Return the nodes on which no run of ``slots`` slots per node, 0 for all, can begin now, each with the reason.
 
         ``slots``: slots that the run uses of each node; 0 for all of them.
         """
@@ -123,7 +123,7 @@ class Backend(Protocol):
     def attach(
         self, nodes: tuple[str, ...], command: tuple[str, ...], *, stdin: Literal["terminal", "pipe"], prompt: bool
     ) -> int:
-        """Run a command in one node on this process's input and output, or in several (all workers if none is named).
+        """Run a command in one node, on this process's streams, or in several, all if none is named; return its code.
 
         Return its exit code; of several nodes the largest. ``prompt`` opens a shell. Runs are followed by ``output``.
         """
@@ -168,7 +168,7 @@ class Backend(Protocol):
         *,
         age: float = 0,
     ) -> RunOutcome:
-        """Launch a run, or without ``options`` follow one begun ``age`` seconds ago, to its end; ``keep`` gets lines.
+        """Launch a run, or without ``options`` follow one begun ``age`` seconds ago, to its end; ``keep`` records it.
 
         A run without ``options`` is followed by `attach`, or after it has ended, to be judged; one whose agent is gone
         ends as lost. A run that is launched here ends with Ctrl-C, which only the main thread gets. ``keep`` gets lines

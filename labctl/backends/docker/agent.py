@@ -138,7 +138,7 @@ class Follower:
         notice: Callable[[str], object] = len,
         given_up: Callable[[], bool] = bool,
     ) -> None:
-        """Follow from the first line; ``notice`` is told of lost connections, ``given_up`` tells when not to reconnect.
+        """Follow from the first line; ``notice`` gets lost connections, ``given_up`` tells when not to reconnect.
 
         ``on_lines`` gets lines that arrive together; ``notice`` a line for a connection that breaks; ``given_up`` tells
         if it is of no use to connect again.
@@ -155,7 +155,7 @@ class Follower:
         """``on_lines`` raised an error."""
 
     def read(self, texts: Sequence[str]) -> None:
-        """Parse lines of the agent: pass on those of the run and note their place; note the run's end."""
+        """Parse the agent's output: pass on the run's lines; note their place, the run's end, and other messages."""
         lines, last, ended = [], "", self.ended
         for text in texts:
             place, _, rest = text.partition(" ")
@@ -304,7 +304,7 @@ def follow(
     launch: Launch | None = None,
     standby: Standby | None = None,
 ) -> Ended:
-    """Launch a run, or resume one, and follow it to its end over successive connections; ``lost`` if its agent is gone.
+    """Follow a run, launched first with ``launch``, to its end over successive connections; ``lost`` without an agent.
 
     LaunchError if it cannot be started, as when other runs use its nodes. HostError if the launcher does not answer for
     ``PATIENCE`` seconds.
@@ -358,7 +358,7 @@ def reconnect(lab: Lab, engine: Engine, node: str) -> HostError | None:
 
 
 def look(lab: Lab, engine: Engine, run_id: str, follower: Follower, *arguments: str) -> HostError | None:
-    """Pass the agent's report of a run to the follower until either or the connection ends; return a HostError or None.
+    """Run the agent with ``arguments``, pass its output to the follower; return the HostError of a lost connection.
 
     Errors that the follower raises are raised. ``arguments``: the agent's command.
     """
@@ -473,7 +473,7 @@ def reap_node(lab: Lab, engine: Engine, node: str, run_id: str, grace: float, la
 
 
 def unhealthy(lab: Lab, engine: Engine, nodes: tuple[str, ...]) -> dict[str, str]:
-    """Run the health check of these nodes, all at once, as Docker runs it; return the output of those that fail it.
+    """Run Docker's health check in these nodes, all at once; return the output of those that fail, not of silent ones.
 
     Nodes that do not answer are left out.
     """

@@ -332,7 +332,7 @@ class DockerBackend:
         return target.attach(self.context, nodes, command, stdin=stdin, prompt=prompt)
 
     def logs(self, node: str | None, on_line: Callable[[str], None], *, follow: bool, colors: bool) -> None:
-        """Pass on the logs of a node's container, or of all containers."""
+        """Pass on the logs of a node, or of all, with ``follow`` until they end. HostError for silent hosts."""
         from labctl.backends.docker.attach import target
 
         name = self.settings.text("LAB_NAME")
@@ -434,7 +434,7 @@ class DockerBackend:
         readiness.require_launcher(self.context, self.cluster, self.lab(), workload)
 
     def plan_run(self, run: Run, *, ended: Collection[str] = (), preview: bool = False) -> RunPlan:
-        """Plan a run that is ready: check its nodes, send hosts its files, launch it."""
+        """Plan a run that is ready: check its nodes, record it, send hosts its files, launch it, collect results."""
         from labctl.backends.docker.deploy import artifacts, provenance, readiness
         from labctl.backends.docker.deploy.steps import CheckNodes, PushRun
         from labctl.jobs import inputs
@@ -461,7 +461,7 @@ class DockerBackend:
         )
 
     def _versions(self, new: NewRun) -> dict[str, Any]:
-        """Return the versions for a run's record, with the facts that were gathered in the background."""
+        """Return the versions for a run's record; wait for the facts that are gathered in the background."""
         first = new.lab.hosts[0].name
         image_id = new.observed.on(first).image if new.observed else None
         engine = self.cluster.engine.capabilities(first).versions()
@@ -500,7 +500,7 @@ class DockerBackend:
         *,
         age: float = 0,
     ) -> RunOutcome:
-        """Launch a run, or without ``options`` follow one begun before, to its end; ``keep`` gets its lines."""
+        """Launch a run, or without ``options`` follow one begun before, to its end; ``keep`` records its lines."""
         from labctl.backends.docker.supervise import supervise
 
         return supervise(

@@ -59,7 +59,7 @@ def pump(source: socket.socket, sink: socket.socket) -> None:
 
 @contextlib.contextmanager
 def connected(path: Path) -> Iterator[socket.socket]:
-    """Connect to a Unix socket by its descriptor, as its path may be longer than socket addresses.
+    """Connect to a Unix socket, by descriptor so that its path may be long. OSError if it or its folder is a link.
 
     OSError if it or its directory is a link: containers write there, and a link could lead to the engine's own socket.
     """

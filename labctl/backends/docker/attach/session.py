@@ -36,7 +36,7 @@ class ExecTarget(Struct, frozen=True, kw_only=True):
 
 
 def here_in(container: Container, moved: tuple[Path, str] | None = None) -> str | None:
-    """Return the current directory's path in a container; None if not mounted.
+    """Return the current directory's path in a container, None if not mounted; ``moved``: a folder, its path there.
 
     ``moved``: a directory of this machine, and its path on the container's host.
     """

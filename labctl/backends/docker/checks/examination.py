@@ -148,7 +148,7 @@ class CheckContext(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the lab's containers to examine: launcher first, then workers."""
+        """Return the names of the containers to examine: of this host, or if it is ``local`` of all; launcher first."""
         here = (name for name in self.lab.containers if self.name in (HERE, self.lab.host_of(name).name))
         return tuple(name for name in here if self.only in ("", name))
 
@@ -195,7 +195,7 @@ class CheckContext(Struct, frozen=True, kw_only=True, dict=True):
         return self.command(f"{self.sudo}{command}")
 
     def set_setting(self, key: str, value: str) -> str:
-        """Return the command that changes a setting at its origin: .env, environment or flag."""
+        """Return the command that changes a setting at its origin: .env, environment or flag; a default in .env."""
         name, origin, line = self._set_at(key)
         assignment = f"{name}={dotenv.quote(value)}"
         if line:

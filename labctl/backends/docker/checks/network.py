@@ -158,7 +158,7 @@ def astray(through: Mapping[str, int], chosen: str, kin: Sequence[str], expected
 
 
 def measure(ctx: CheckContext, workers: tuple[Container, ...]) -> dict[str, dict[str, Any]]:
-    """Return the byte counts of each node's interfaces while the others sent to the first. HostError if none arrive."""
+    """Have all other nodes send bytes to the first; return each node's interface counts. HostError if none arrive."""
     first, *others = workers
     address, limit = ctx.lab.host_of(first.node).address, SECONDS + 10
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()

@@ -37,7 +37,7 @@ SLOW = 1e6
 
 
 def states(ctx: CheckContext) -> Iterator[Finding]:
-    """Check that each container exists, runs, and is up to date with the settings."""
+    """Check that each container exists, runs and is up to date, and that the settings ask for it."""
     lab, observed = ctx.lab, ctx.observed
     if not observed.containers:
         yield ok("LAB-NODE-001", f"lab {lab.name} is down")
@@ -73,7 +73,7 @@ def state(ctx: CheckContext, name: str, container: Container | None, fingerprint
 
 
 def unusable(ctx: CheckContext, name: str, container: Container) -> Finding | None:
-    """Return the error of a container that is paused, is not running, or has lost what a run needs; else None."""
+    """Return the error of a container that is paused, lost what a run needs, is stuck or is not running; else None."""
     wrong = partial(error, node=name, auto_fixable=True)
     if container.state == "paused":
         fix = ctx.command(f"docker unpause {container.name}")
@@ -204,7 +204,7 @@ def covers(network: str, subnet: Subnet) -> bool:
 
 
 def master_port(ctx: CheckContext, container: Container, listener: dict[str, Any] | None) -> Finding:
-    """Return the finding about the master port of the first node; on a bridge network, host ports are not used."""
+    """Return the finding about the first node's master port: ok if free or a run's, else an error with its user."""
     bridge, port, code = ctx.lab.network == "bridge", ctx.lab.master_port, "LAB-PORT-001"
     if listener is None:
         whose = "the lab's own, none of the host is used" if bridge else "free for the lab"

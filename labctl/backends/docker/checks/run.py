@@ -138,7 +138,7 @@ def findings(context: Context, *, node: str = "") -> tuple[Finding, ...]:
 
 
 def not_examined(cluster: Cluster, failed: Iterable[Finding], failure: HostError) -> tuple[Finding, ...]:
-    """Return the findings if the lab cannot be loaded: on all hosts if one that failed is why, else of the failure."""
+    """Return findings of a lab that is not loaded: of all hosts if one is why, else of unreached ones and the error."""
     if any(failure is reason for reason in cluster.failed.values()):
         first = cluster.inventory[0].name
         summary = f"is reachable; examined once {first} was reached"

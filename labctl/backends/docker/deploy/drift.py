@@ -33,7 +33,7 @@ class Drift(Struct, frozen=True):
 def find(
     lab: Lab, connections: Mapping[str, Connection], changed: tuple[File, ...], failed: Collection[str]
 ) -> tuple[Drift, dict[str, HostError]]:
-    """Return the drift of hosts that have not ``failed``, and the errors of those that do not answer.
+    """Return hosts with outdated files, and containers that lost files or keys; also the errors of silent hosts.
 
     ``changed``: files that are yet to be written.
     """

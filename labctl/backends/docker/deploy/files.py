@@ -10,7 +10,7 @@ from labctl.system.files import write_all
 
 
 def render_all(context: Context, cluster: Cluster) -> render.RenderedFiles:
-    """Write the compose files, ssh configuration and secrets of every node, without a probe; return what changed.
+    """Write compose files, ssh configuration and secrets of all nodes, and remove old secrets; return what changed.
 
     Files of secrets that are no longer set are removed.
     """
