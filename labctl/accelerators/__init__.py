@@ -185,7 +185,7 @@ class AcceleratorModule(Struct, frozen=True, kw_only=True):
         )
 
     def _way(self, host: Host) -> Request | None:
-        """Return the host's way to pass devices, or the vendor's last if that is not one; None for device files."""
+        """Return how the host's engine passes devices, by default the vendor's last way; None for device files."""
         ways = self.engine.ways
         if host.request in ways:
             return host.request

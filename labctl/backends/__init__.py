@@ -123,7 +123,7 @@ class Backend(Protocol):
     def attach(
         self, nodes: tuple[str, ...], command: tuple[str, ...], *, stdin: Literal["terminal", "pipe"], prompt: bool
     ) -> int:
-        """Run a command in one node, on this process's streams, or in several, all if none is named; return its code.
+        """Run a command in one node on this process's streams, or in several (none: all workers); return the exit code.
 
         Return its exit code; of several nodes the largest. ``prompt`` opens a shell. Runs are followed by ``output``.
         """
@@ -219,7 +219,7 @@ class Backend(Protocol):
         """Remove the data that the nodes keep of a judged run."""
 
     def without_lost(self, options: RunOptions, ended: Result, error: HostError) -> RunOptions:
-        """Return the options without the nodes that did not come up again; raise ``error`` if none are left."""
+        """Return the options without the nodes that did not come up again; raise ``error`` if no run can go on so."""
 
 
 def settings_for(context: Context, settings: Settings, workload: Workload) -> Settings:

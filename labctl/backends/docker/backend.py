@@ -516,7 +516,7 @@ class DockerBackend:
         )
 
     def output(self, run: Run, on_lines: OnLines, given_up: Callable[[], bool] = bool) -> None:
-        """Pass on the lines of a run from its beginning to its end, over successive connections."""
+        """Pass on a run's lines from the first until it ends or is ``given_up``, over successive connections."""
         from labctl.backends.docker import agent
 
         follower = agent.Follower(on_lines, self.context.notice, given_up)

@@ -65,7 +65,7 @@ def public_files(lab: Lab, public: Callable[[Path], str]) -> Iterator[tuple[Path
 
 
 def unpinned(lab: Lab) -> frozenset[str]:
-    """Return the workers whose files bar the launcher: not in ``known_hosts``, or other ``authorized_keys``."""
+    """Return the workers whose key files bar the launcher: host key unknown to it, or its own key not accepted."""
     launcher = launcher_directory(lab)
     identity = admitted(lab, public_of(launcher / IDENTITY) or "")
     pins = set(_text(launcher / "known_hosts").splitlines(keepends=True))

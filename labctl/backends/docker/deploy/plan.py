@@ -141,7 +141,7 @@ def down(
     records: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     state: str = "",
 ) -> Plan:
-    """Plan to fetch runs left in ``sent`` folders; and to remove these, the lab's objects, image, records and state.
+    """Plan to remove the lab's objects, fetch runs left in ``sent`` folders, remove these, image, records and state.
 
     If ``image`` is given, also remove the observed image; also the ``records`` that hosts have nodes, and last the
     lab's ``state`` directory. Hosts that have ``failed`` are skipped.
@@ -159,7 +159,7 @@ def down(
 def down_on(
     host: str, observed: ObservedState, sent: Collection[str], image: str, records: tuple[str, ...]
 ) -> Iterator[HostStep]:
-    """Yield the steps that fetch runs left in ``sent`` folders, and remove these, objects, image, records of a host."""
+    """Yield the steps that remove a host's objects, fetch runs left in ``sent``, remove that, image and records."""
     why = "labctl down"
     if containers := (*observed.containers, *observed.probes):
         yield RemoveContainers(containers=containers, host=host, cause=why)

@@ -102,7 +102,7 @@ def require_idle(context: Context, engine: Engine, observed: ObservedState, node
 def runs_under_way(
     context: Context, engine: Engine, observed: ObservedState, nodes: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Render the runs that are under way: those in the launcher, and those that this machine begins or judges.
+    """Render the runs under way: in the launcher, with ``nodes`` on these; and all that this machine begins or judges.
 
     With ``nodes``, runs on other nodes are left out.
     """
@@ -133,7 +133,7 @@ def observe(context: Context, cluster: Cluster) -> tuple[ObservedState, Cluster]
 
 
 def find_foreign_labs(context: Context, name: str, observed: ObservedState) -> dict[str, HostError]:
-    """Return the hosts that have another user's lab of this name, with the error; raise it for this machine."""
+    """Return the hosts with a lab of this name of another user or directory, and why; raise it for this machine."""
     foreign = {}
     for host in observed.hosts:
         try:

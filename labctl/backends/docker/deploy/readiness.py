@@ -143,7 +143,7 @@ def require_program(lab: Lab, job: Job, engine: Engine) -> None:
 
 
 def require_port(lab: Lab, job: Job, engine: Engine, facts: Mapping[str, survey.HostFacts]) -> None:
-    """Raise HostError if LAB_MASTER_PORT is in use on the first node's host; not checked on a bridge network.
+    """Raise HostError if LAB_MASTER_PORT, in use in ``facts``, still is on the first node's host; not on a bridge.
 
     ``facts``: the hosts' earlier reports. The port is checked again, as a run of this lab may have been ended since.
     """

@@ -46,7 +46,7 @@ def missing(cluster: Cluster, lab: Lab, observed: ObservedState, run: ReplayedRu
 
 
 def _nodes(lab: Lab, run: ReplayedRun) -> Iterator[str]:
-    """Yield a line per node of the run whose slots, host, cores or devices differ from the recorded ones."""
+    """Yield a line per node that is gone, or has fewer slots, or other host, cores or devices than recorded."""
     nodes = {node.name: node for node in lab.nodes}
     for node in run.job.nodes:
         now = nodes.get(node.name)

@@ -32,7 +32,7 @@ def pull(
     turn: Callable[[], object] = lambda: None,
     seconds: float = 86400,
 ) -> PullResult:
-    """Merge a host's directory into a local one, alongside other hosts'; return a summary. HostError if incomplete.
+    """Merge a host's directory into a local one; the result tells if it is complete. HostError if the transfer breaks.
 
     Files that were ``pushed`` and are unchanged are skipped. A file whose name is ``reserved``, or whose path is taken
     by a file with other content, goes to ``hosts/<host>/``; but a log that has grown replaces its beginning. Paths are

@@ -56,7 +56,7 @@ def push(
     prune: str = "",
     seconds: float = 600,
 ) -> tuple[str, ...]:
-    """Make each ``directory/<name>`` match its tree, atomically; return new or changed paths as ``<name>/<path>``.
+    """Make each ``directory/<name>`` match its tree, atomically; remove others in ``prune``; return changed paths.
 
     Files that the host already has are not sent again. Other directories below ``directory/<prune>`` are removed.
     HostError, with nothing changed, if the host refuses it or it takes more than ``seconds``.

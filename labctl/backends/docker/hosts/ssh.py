@@ -288,7 +288,7 @@ class SshConnection(Connection):
         return ssh_errors.error(self.target, text)
 
     def _perform(self, work: Callable[[], CompletedProcess]) -> CompletedProcess:
-        """Run the work in a session slot. HostError if the connection is lost."""
+        """Wait for a free ssh session, and run the work in it. HostError if the connection is lost."""
         with self._sessions:
             if self._ended():
                 raise self._lost("")
@@ -393,7 +393,7 @@ class SshConnection(Connection):
             raise ssh_errors.error(self.target, f"{user} may not use {path}", hint)
 
     def _engine(self, seconds: float) -> Path:
-        """Return a local socket of the engine: forwarded, or a `docker system dial-stdio` relay."""
+        """Return a local socket of the engine: forwarded or, if sshd forbids it, a `docker system dial-stdio` relay."""
         path = self.target.docker
         forwarded = self.forward(path, seconds)
         if _answers(forwarded, min(seconds, PATIENCE)):
@@ -444,7 +444,7 @@ def connected(
     bound: int = WIDTH,
     waits: Callable[[str], object] = len,
 ) -> Iterator[tuple[dict[str, SshConnection], dict[str, HostError]]]:
-    """Connect to the hosts by ssh during the block; provide connections and errors by name. HostError without ssh here.
+    """Connect to the hosts by ssh during the block; provide connections and errors by name; ``waits`` gets slow hosts.
 
     ``opening`` is a POSIX sh script that each host runs first. At most ``bound`` hosts are tried at a time; with more
     hosts each gets a share of ``seconds``, so that silent hosts leave time for the rest. ``waits`` is called once with
