@@ -230,7 +230,7 @@ class DockerEngine:
         return self._error(f"Docker Engine does not answer: {why}", hint)
 
     def _client(self) -> Client:
-        """Connect the SDK's client. OSError if unreachable or without TLS files, DockerException if misconfigured."""
+        """Connect the SDK's client. OSError if that fails, DockerException if docker's config.json is invalid."""
         from docker.errors import DockerException, TLSParameterError
 
         from labctl.backends.docker.api import Client
@@ -409,7 +409,7 @@ class DockerEngine:
             actor.import_(archive, image)
 
     def file_of(self, image: str, path: str) -> str:
-        """Return the content of a text file of an image. HostError if it is not found."""
+        """Return the content of a text file of an image, by `cat` in a new container. HostError if that fails."""
         with self._acting(f"docker run {image} cat {path}") as actor:
             return str(actor.run(image, [path], entrypoint="cat", networks=["none"], remove=True))
 

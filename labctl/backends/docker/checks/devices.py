@@ -134,7 +134,7 @@ def why_closed(status: FileStatus, host: Host, groups: tuple[int, ...]) -> str:
 
 
 def health(ctx: CheckContext) -> Iterator[Finding]:
-    """Check the health of each device with the vendor's tool, if it is installed."""
+    """Check each device's health as the driver reports it and, if it is installed, as the vendor's tool does."""
 
     def run(argv: Sequence[str], seconds: float) -> CompletedProcess:
         return ctx.connection.run('exec "$@"', *argv, timeout=seconds, check=False)

@@ -171,7 +171,7 @@ def seconds_of(text: str) -> float:
 
 
 def space(ctx: CheckContext) -> Iterator[Finding]:
-    """Check the free disk where the engine keeps images; skipped if that is not on this host."""
+    """Check the free disk where the engine keeps images; skipped for this machine if it has no such folder."""
     folder = image_folder(ctx.info)
     if ctx.name == HERE and not folder.is_dir():
         return

@@ -15,7 +15,7 @@ from labctl.model import HERE, Lab
 
 
 def up(context: Context, cluster: Cluster, lab: Lab, observed: ObservedState) -> tuple[Plan, Failures]:
-    """Plan the steps of `up` in the lab directory and on hosts that have the image; also return the hosts to skip.
+    """Plan `up` in the lab directory and on hosts; also return hosts to skip. HostError if devices or nodes are in use.
 
     HostError if another lab holds devices, or if a run would lose its containers.
     """

@@ -232,7 +232,7 @@ class WaitForSsh(Step, frozen=True, kw_only=True):
             reach(deployment.lab, deployment.cluster.engine, self.nodes, self.seconds)
 
     def without(self, deployment: LabDeployment, lost: Failures) -> WaitForSsh | None:
-        """Return the check of the nodes on other hosts; None if the launcher's host is lost or no node is left."""
+        """Return the check without the nodes on lost hosts; None if the launcher's host is lost or no node is left."""
         lab = deployment.lab
         nodes = tuple(node.name for node in lab.nodes if node.name in self.nodes and node.host not in lost)
         return replace(self, nodes=nodes) if nodes and lab.host_of(LAUNCHER).name not in lost else None
