@@ -17,7 +17,7 @@ PATIENCE = 120
 
 
 def refused(docker: tuple[str, ...], lab: str, image: str, options: tuple[str, ...], *, because: str) -> bool:
-    """Tell if the daemon refuses to start a container with these options ``because`` of that; else HostError.
+    """Tell if the daemon refuses a container with these options, by an error with ``because``. HostError for another.
 
     HostError if it refuses for another reason.
     """
@@ -87,7 +87,7 @@ def _run(docker: tuple[str, ...], *arguments: str) -> process.CompletedProcess:
 
 
 def _complaint(done: process.CompletedProcess) -> str:
-    """Return the error of a command that failed, without its last line, which only repeats that; empty if it passed."""
+    """Return the error of a command that failed, without lines that repeat it or name the help; empty if it passed."""
     lines = done.err.strip().splitlines()
     kept = [line for line in lines if not line.startswith(("Error: failed to start", "See 'docker", "Run 'docker"))]
     return "" if done.code == 0 else "\n".join(kept or lines) or f"exit code {done.code}"

@@ -134,7 +134,7 @@ def supervise(
 def end_left(
     stop: RunStopper, ended: Ended, lasted: float, engine: Engine, notice: Callable[[str], object]
 ) -> list[str]:
-    """End processes of a run that its agent could not end, by Docker; return errors of those that remain."""
+    """Connect to hosts again; end by Docker what a run's agent left there; return errors of processes that remain."""
     lab, job = stop.lab, stop.job
 
     def reap(nodes: tuple[str, ...]) -> list[str]:
@@ -154,7 +154,7 @@ def end_left(
 
 
 def wait_for_hosts(stop: RunStopper, lab: Lab, engine: Engine, notice: Callable[[str], object]) -> bool:
-    """Connect again to the hosts of a run's nodes, for PATIENCE seconds; return False if one stays unreachable.
+    """Connect to the hosts of a run's nodes, for PATIENCE seconds; False if one fails or is lost, or after Ctrl-C.
 
     Also False, without trying, if the run lost a node, and after Ctrl-C.
     """
@@ -183,7 +183,7 @@ def follow(
     standby: agent.Standby | None,
     notice: Callable[[str], object],
 ) -> Ended:
-    """Launch or follow a run to its end, and note why it failed in ``stop``. HostError if the launcher stays silent."""
+    """Launch or follow a run to its end; note in ``stop`` why it failed; end a launched one that cannot be recorded."""
 
     def look(lines: Sequence[Line]) -> None:
         """Keep lines, and look for a failed rank in them."""
@@ -206,7 +206,7 @@ def follow(
 
 
 def end_unrecorded(lab: Lab, job: Job, engine: Engine, place: int) -> None:
-    """End a run whose output cannot be written, and ignore its lines after ``place``."""
+    """End a run whose output cannot be written, and wait for its end, ignoring its lines after ``place``."""
     rest = agent.Follower(len)
     rest.place = place
     with contextlib.suppress(HostError):

@@ -487,7 +487,7 @@ class KubernetesEngine:
         environment: Pairs = (),
         limit: float,
     ) -> int:
-        """Run a program in a pod, pass lines on, send it empty ones; return exit code. ProcessTimeout, HostError."""
+        """Run a program in a pod, pass on its lines, write empty ones to its stdin meanwhile; return its exit code."""
         with connected(self.api.execute(container, _within(argv, None, environment), stdin=True)) as socket:
             for line in _lines(outputs_of(socket, limit, argv, pulse=True)):
                 on_lines((line,))

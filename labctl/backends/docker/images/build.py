@@ -86,7 +86,7 @@ def request(settings: Settings, image: str, tag: str, directory: Path, environ: 
 
 
 def build(request: BuildRequest, emit: Emit) -> dict[str, Any]:
-    """Build labctl's own image, and its base if out of date; return a report. HostError if a step fails."""
+    """Build labctl's own image, and its base if stale; return a report. HostError on failure or if the tag is taken."""
     began = time.monotonic()
     engine, tag, lock = request.engine, request.tag, _text(request.image, "lock")
     require_own(request)
@@ -149,7 +149,7 @@ def prepared(
     hashes: frozenset[str] = frozenset(),
     labels: Pairs = (),
 ) -> Iterator[list[str]]:
-    """Provide the build arguments for base image and package sources; their files exist during the block."""
+    """Provide the build arguments for base image, labels and package sources, whose files exist during the block."""
     release = release_of(base, request.engine)
     sources = apt_list(release.get("ID", ""), release.get("VERSION_CODENAME", ""), request.apt_mirror)
     with tempfile.TemporaryDirectory(dir=state(request), prefix="build-") as folder:
@@ -178,7 +178,7 @@ def _base(request: BuildRequest, emit: Emit) -> str:
 
 
 def ensure_base(name: str, request: BuildRequest, emit: Emit) -> str:
-    """Return a base image that the engine has: this one, pulled if missing, or Debian made here. HostError if none.
+    """Return a base image that the engine has: this one, pulled if missing; for the default, also Debian made here.
 
     HostError if it can be neither pulled nor made. An image that the settings name is never replaced.
     """
@@ -253,7 +253,7 @@ def apt_list(distribution: str, codename: str, mirror: str) -> str:
 
 
 def release_of(image: str, engine: DockerEngine) -> Mapping[str, str]:
-    """Return ``/etc/os-release`` of an image; empty if it has none."""
+    """Return ``/etc/os-release`` of an image; empty if it has none or the engine fails."""
     try:
         return procfs.parse_os_release(engine.file_of(image, "/etc/os-release"))
     except HostError:
@@ -370,7 +370,7 @@ def run(
 
 
 def _failure(tag: str, output: str, log: Path, asked: Collection[str]) -> HostError:
-    """Return the error of a failed build, with its cause if the log names a package that pip did not find."""
+    """Return the error of a failed build; its cause if pip did not reach its index or find a package of ``asked``."""
     text = log.read_text(encoding="utf-8")
     unknown = re.search(r"No matching distribution found for (\S+)", text)
     if unknown and UNREACHED.search(text):

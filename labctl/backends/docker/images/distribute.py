@@ -122,7 +122,7 @@ def _transfer(transfers: Mapping[str, Transfer], notice: Callable[[str], None]) 
 
 
 def find_routes(direct: Iterable[Transfer]) -> dict[str, Transfer]:
-    """Return the transfers by host, each relayed by the host before it in its stream, if that reaches it by ssh."""
+    """Return the transfers by host; in a large stream the host before relays to it, if that reaches it by ssh."""
     groups: dict[str, list[Transfer]] = {}
     for transfer in direct:
         groups.setdefault(transfer.stream.key, []).append(transfer)
@@ -140,7 +140,7 @@ def find_routes(direct: Iterable[Transfer]) -> dict[str, Transfer]:
 
 
 def describe_routes(transfers: Iterable[Transfer]) -> Iterator[str]:
-    """Yield a line for each stream with the hosts that it goes to."""
+    """Yield a line for each stream: its size and layers, and the hosts in the order in which they relay it."""
     chains: dict[str, list[Transfer]] = {}
     for transfer in transfers:
         before = chains.pop(transfer.source.host) if transfer.source else ()
@@ -157,7 +157,7 @@ def describe_routes(transfers: Iterable[Transfer]) -> Iterator[str]:
 
 
 def install(transfer: Transfer, loading: At, notice: Callable[[str], None], *, keep: bool) -> None:
-    """Upload the image, load it, check its id and, unless ``keep``, remove the file. ImageRejected if not loaded."""
+    """Upload, load and check the image; remove the file unless ``keep``. ImageRejected if not loaded, but intact."""
     upload(transfer, notice)
     connection, host, image = transfer.connection, transfer.host, transfer.image
     try:
@@ -245,7 +245,7 @@ def preview(image: str, how: str, targets: ImageTargets) -> str:
 
 
 def send(image: str, targets: ImageTargets, directory: Path) -> Failures:
-    """Send this machine's image to the hosts without it, or have them pull it if it is not here; return the failures.
+    """Send this machine's image to the hosts without it or with another; if missing here, they pull it or fail.
 
     A copy of the image is written into ``directory`` meanwhile.
     """
@@ -279,7 +279,7 @@ def _not_labctls(image: str, host: str) -> HostError:
 
 
 def hand_out(archive: Archive, image: str, targets: ImageTargets) -> Failures:
-    """Send an archive's image to the hosts without it; return the hosts that failed, and why."""
+    """Send an archive's image to the hosts without it or with another of its name; return the hosts that failed."""
     ids = archive.image(image).ids
     states, failures = targets.image_states(image)
     lacking = {name: state for name, state in states.items() if not state.image or state.image["Id"] not in ids}
@@ -311,7 +311,7 @@ def build(image: str, targets: ImageTargets, build_on: Callable[[str], object], 
 
 
 def alike(image: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:
-    """Tell if two engines describe the same image; its id depends on how an engine stores images."""
+    """Tell if two engines describe the same image, by id or content, as ids depend on the store; False for None."""
     if image is None or image["Id"] == other["Id"]:
         return image is not None
     return _content(image) == _content(other)
@@ -327,6 +327,6 @@ def _is_labctls(tag: str, image: Mapping[str, Any]) -> bool:
 
 
 def _content(image: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return layers, time and configuration without empty values, in which engines differ."""
+    """Return an image's layers, creation time, and configuration without empty values, in which engines differ."""
     config = {key: value for key, value in (image.get("Config") or {}).items() if value}
     return image["RootFS"].get("Layers") or [], image.get("Created") or "", config

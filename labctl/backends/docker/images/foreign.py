@@ -25,7 +25,7 @@ def is_node(described: dict[str, Any]) -> bool:
 
 
 def require_node(engine: DockerEngine, image: str, base: str) -> dict[str, str]:
-    """Return the labels of an image, empty if it does not exist. HostError if its containers are not nodes.
+    """Return the labels of an image, empty if missing. HostError if it is no node, or a Dockerfile changed its user.
 
     ``base`` is the image that the user's Dockerfile was built on, or the image itself without a Dockerfile.
     """
@@ -81,7 +81,7 @@ def is_stale(image: str, labels: Mapping[str, str]) -> bool:
 
 
 def _added() -> str:
-    """Return a hash of the added files."""
+    """Return a hash of the Dockerfile and files that make a node image of a base."""
     digest = hashlib.sha256()
     for path in catalog.sources(files.path("docker", DOCKERFILE)):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")

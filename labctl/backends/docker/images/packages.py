@@ -87,7 +87,7 @@ def is_stale(labels: Mapping[str, str], base_id: str | None) -> bool:
 
 
 def make(request: BuildRequest, base: str, additions: Additions, emit: Emit) -> dict[str, Any]:
-    """Build the image with additions on a base, unless up to date; return a report. HostError if a step fails."""
+    """Build the image with additions on a base, unless up to date; return a report. HostError if it fails or is no node."""
     began = time.monotonic()
     engine = request.engine
     build.require_own(request)

@@ -150,7 +150,7 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def base_image(self) -> str:
-        """The image that the settings name, or labctl's own for the accelerator."""
+        """The user's image, or labctl's own for the accelerator: that of the workload's name, or the plain one."""
         return base_image(self.settings, lambda: self.accelerator)
 
     def with_usable_hosts(self) -> Cluster:
@@ -182,7 +182,7 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
         return done, self.excluding(failed)
 
     def lab(self, hosts: tuple[Host, ...]) -> Lab:
-        """Build the lab on these hosts, with the limits that they are known to grant."""
+        """Build the lab on these hosts, with the limits that they are known to grant and the user's override."""
         from labctl.backends import spec
         from labctl.backends.docker.lab import capabilities
         from labctl.config import override
@@ -269,7 +269,7 @@ def backend_here(seconds: int) -> Engine:
 
 
 def base_image(settings: Settings, detect: Callable[[], str]) -> str:
-    """Return the image that the user names, or else labctl's own for the accelerator.
+    """Return the user's image, or labctl's own for the accelerator: that of the workload's name, or the plain one.
 
     If a workload names an image, labctl's variant of it for the accelerator. ``detect`` returns the hosts' accelerator;
     it is called only if the settings do not name one.
@@ -285,7 +285,7 @@ def base_image(settings: Settings, detect: Callable[[], str]) -> str:
 
 
 def placement(settings: Settings, hosts: tuple[InventoryHost, ...]) -> dict[str, str]:
-    """Return the host of each container that the settings ask for."""
+    """Return each container's host: a worker per host, or LAB_NODES on a single host; the launcher on the first."""
     names = [host.name for host in hosts]
     if len(names) == 1:
         # Possibly more than the host has devices for, which are not known yet.
@@ -317,7 +317,7 @@ def _last_dumps(directory: Path, hosts: tuple[InventoryHost, ...]) -> dict[str, 
 
 
 def detect_hardware(cluster: Cluster) -> DetectedHardware:
-    """Detect the accelerator and examine the hosts; ``lacking`` has those without it. HostError if all lack it.
+    """Detect the accelerator and the hosts; ``lacking``: those without what a node needs. HostError if all lack it.
 
     Hosts that were never reached are left out. HostError if the first host is, which has the launcher. If all hosts
     lack the devices that the settings ask for, the settings are wrong: raises the first host's error.
@@ -387,7 +387,7 @@ def observe(setting: str, dump: facts.HostDump | None) -> tuple[str, Host]:
 
 
 def endpoints_of(cluster: Cluster, hosts: list[InventoryHost]) -> dict[str, routing.Endpoint]:
-    """Return interface and address of each host among several, by name; empty for a single host."""
+    """Return interface and address of each host, by name; empty if the lab's network is a bridge."""
     if cluster.network == "bridge":
         return {}
     from labctl.system import routing

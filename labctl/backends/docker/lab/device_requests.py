@@ -40,7 +40,7 @@ def resolve_device_request(
     refresh: bool = False,
     root: HostPath = ROOT,
 ) -> Host:
-    """Return the host with the way to request devices from its engine. HostError if none works, or a probe fails.
+    """Return the host with its way to request devices, probed or, without engine, cached. HostError if none works.
 
     Results of probes are cached per daemon until ``refresh``; without an engine, the cached result is used. ``root`` is
     the root directory of the engine's host.

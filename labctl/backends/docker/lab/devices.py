@@ -170,7 +170,7 @@ def effective_settings(context: Context) -> EffectiveSettings:
 
 
 def resolve(context: Context, settings: Settings) -> Iterator[ResolvedSetting]:
-    """Yield the detected accelerator and way to request devices, and the services that the user's override changes."""
+    """Yield the services in the user's override, the accelerator and, without inventory, the way to request devices."""
     if added := override.services(context.directory):
         yield ResolvedSetting("override", ", ".join(added), override.FILE)
     if settings.text("LAB_HOSTS"):
@@ -194,7 +194,7 @@ def resolve(context: Context, settings: Settings) -> Iterator[ResolvedSetting]:
 
 
 def on_hosts(context: Context, settings: Settings) -> tuple[str, str]:
-    """Return the accelerator of the inventory's hosts and the reason, from their current or last facts."""
+    """Return the inventory's accelerator, ``none`` or ``unknown``, and the reason, from current or last facts."""
     configured = settings.text("LAB_ACCELERATOR")
     with connect(context, settings, demand=False) as cluster:
         silent = [error.message for error in cluster.failed.values()]

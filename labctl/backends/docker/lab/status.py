@@ -44,7 +44,7 @@ def status_of(context: Context, cluster: Cluster, observed: ObservedState | None
 
 
 def _node_status(container: Container) -> NodeStatus:
-    """Return the status of a container, with the reason if it was changed by hand."""
+    """Return the status of a container, with the reason of its state, or that it was changed by hand."""
     return NodeStatus(
         name=container.node,
         role=container.role,
@@ -58,7 +58,7 @@ def _node_status(container: Container) -> NodeStatus:
 
 
 def _lab_state(containers: tuple[Container, ...], expected: set[str], *, is_complete: bool) -> str:
-    """Return ``up``, ``partial`` or ``down``; ``unknown`` without containers if the observation is not complete."""
+    """Return ``up`` if exactly the expected nodes run as made, else ``partial``; if none ``down`` or ``unknown``."""
     if not containers:
         return "down" if is_complete else "unknown"
     usable = [container for container in containers if container.state == "running" and not altered(container)]
@@ -67,7 +67,7 @@ def _lab_state(containers: tuple[Container, ...], expected: set[str], *, is_comp
 
 
 def own_containers(context: Context, observed: ObservedState, caller: str) -> ObservedState:
-    """Exclude containers of another lab with the same name, of another user or directory, with a warning per host.
+    """Warn of each host with another's lab of this name; exclude the containers of these, except on this machine.
 
     This machine's containers stay: a name belongs to a single lab on it.
     """
