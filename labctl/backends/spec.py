@@ -76,7 +76,7 @@ def image_of(settings: Settings, accelerator: str) -> str:
 
 
 def ports(settings: Settings, network: Network) -> tuple[tuple[str, int, int], ...]:
-    """Return the ports to publish. ConfigError if the launcher is on its host's network, which publishes none."""
+    """Return the ports to publish. ConfigError if there are any and the launcher is on its host's network."""
     setting = settings.values["LAB_PORTS"]
     if setting.value and network == "host":
         reason = "with several hosts the launcher has its host's own network, where a server's port is the host's port"

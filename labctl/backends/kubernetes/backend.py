@@ -260,7 +260,7 @@ class KubernetesBackend:
         stdin: Literal["terminal", "pipe"],
         prompt: bool,
     ) -> int:
-        """Run a command in nodes' pods (default: workers); return the largest exit code. ``prompt``: by terminal."""
+        """Run a command in nodes' pods (default: workers); return the largest exit code. ``prompt``: on a terminal."""
         if prompt:
             terminal.require(nodes[0], stdin)
         return labs.execute(self._cluster, nodes or labs.workers(self._cluster), command, stdin=stdin)

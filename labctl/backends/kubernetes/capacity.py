@@ -188,7 +188,7 @@ def _taint(taint: Manifest) -> str:
 
 
 def _used(api: Api, beside: str) -> dict[str, dict[str, float]] | None:
-    """Sum the requests on each node, of all pods but those of lab ``beside``; None if pods may not be listed.
+    """Sum pods' requests on each node, without ended or leaving pods and lab ``beside``'s; None if pods are hidden.
 
     Pods that are being deleted and those of the lab ``beside`` do not count.
     """

@@ -62,7 +62,7 @@ class ImportedJob(Struct, frozen=True, kw_only=True):
 
 
 def write(directory: Path, job: ImportedJob) -> ImportedJob:
-    """Write the files of an imported job, and return the job. ConfigError if a workload of its name exists."""
+    """Write the workload of an imported job, not its settings; return the job. ConfigError if its name is taken."""
     folder = directory / "workloads" / job.name
     if folder.exists():
         raise ConfigError(f"{folder} is there", hint="remove it, or rename the MPIJob")
@@ -72,7 +72,7 @@ def write(directory: Path, job: ImportedJob) -> ImportedJob:
 
 
 def read(path: Path) -> ImportedJob:
-    """Convert the only MPIJob of a file, without other objects. ConfigError if there is not one, or it is invalid."""
+    """Convert the only MPIJob of a file; list other objects as left out. ConfigError if there is none that is valid."""
     with naming(path):
         contents = [document.data() for document in documents(path, str(path))]
         # Dates are text to Kubernetes.

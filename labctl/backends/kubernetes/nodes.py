@@ -49,7 +49,7 @@ def _taken(node: ClusterNode, request: Amounts) -> str:
 
 
 def placement(of: Lab, hostnames: Mapping[str, str], options: RunOptions) -> Placement:
-    """Choose a run's nodes by its hostfile, --include and --exclude. ConfigError for numbered or unequal slots.
+    """Return the nodes that options name, or that --exclude alone leaves out. ConfigError for numbered, unequal slots.
 
     ``of`` is the lab of nodes, ``hostnames`` has their labels. ConfigError for slots by number, and for nodes with
     different slots.
@@ -77,7 +77,7 @@ def is_placed(options: RunOptions) -> bool:
 
 
 def require_free(lab: ClusterLab, placed: Placement, cluster_nodes: tuple[ClusterNode, ...], request: Amounts) -> None:
-    """Raise HostError if a named node is out of use, or other runs of the lab have workers on it."""
+    """Raise HostError if other runs of the lab have workers on a named node, or it is out of use or lacks room."""
     if users := _users(lab, placed):
         raise in_use(users)
     for name, reason in unusable(cluster_nodes, request).items():

@@ -665,7 +665,7 @@ def _receive(api: Api, pod: str, argv: tuple[str, ...], sink: IO[bytes]) -> None
 
 
 def clear(api: Api, run: ClusterRun, warn: Callable[[str], None]) -> None:
-    """Delete a run's job and its pods without waiting for them. Failures are warnings."""
+    """Delete a run's job and workers' pods without waiting; the launcher's goes with its job. Failures are warnings."""
     try:
         remove(api, run.kind, run.name)
         # The cluster would delete them in half a minute; a launcher would be replaced by its job.

@@ -161,7 +161,7 @@ def prepared(
 
 
 def _base(request: BuildRequest, emit: Emit) -> str:
-    """Return the base image, present in the engine: labctl's own, rebuilt if out of date, or the settings'."""
+    """Return the base image, present in the engine: labctl's own, rebuilt if stale; else the settings' or a default."""
     name = catalog.base_of(request.image)
     if name is None:
         vendor = accelerators.modules().get(request.image)
