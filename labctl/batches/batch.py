@@ -52,7 +52,7 @@ class BatchReport(Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """Return 5 if a job failed, else 0."""
+        """Return 5 if a job did not pass, else 0."""
         return 5 if self.failed else 0
 
 
@@ -69,7 +69,7 @@ def run(
     repeat: int = 1,
     resume: bool = False,
 ) -> BatchReport:
-    """Run a workload on each hostfile of these directories as a batch; write its record and logs to ``out``."""
+    """Run a workload on each hostfile of directories, but not on unusable nodes; write record and logs to ``out``."""
     context = backend.context
     workload = bounded(context.directory, workload)
     directory = out or next_directory(context.directory / default_directory(directories, name), resume=resume)
@@ -342,7 +342,7 @@ def run_job(
     job: BatchJob,
     note: Callable[[BatchJob], None],
 ) -> Result:
-    """Run a job, or follow its run if launched before, and log hostfile and output; an error becomes its result.
+    """Follow a job's earlier run; without one, or if it was interrupted, run the job; log it; errors become its result.
 
     If the job cannot run, the error becomes its result. HostError if the log cannot be written.
     """
@@ -423,7 +423,7 @@ def ended(job: BatchJob, metric: str, result: Result) -> BatchJob:
 
 
 def report(directory: Path, batch: Batch) -> BatchReport:
-    """Summarise a batch: wall-clock seconds, ideal seconds, jobs that passed and failed."""
+    """Summarise a batch: wall-clock seconds, seconds of its busiest node, jobs that passed, others, and remarks."""
     done = [job for job in batch.jobs if job.began and job.ended]
     passed = sum(job.verdict == "PASS" for job in done)
     in_use: dict[str, float] = {}

@@ -260,7 +260,7 @@ class KubernetesBackend:
         stdin: Literal["terminal", "pipe"],
         prompt: bool,
     ) -> int:
-        """Run a command in nodes' pods (default: workers); return the largest exit code. ``prompt``: on a terminal."""
+        """Run a command in nodes' pods (default: workers); return the largest exit code. ``prompt`` requires a tty."""
         if prompt:
             terminal.require(nodes[0], stdin)
         return labs.execute(self._cluster, nodes or labs.workers(self._cluster), command, stdin=stdin)

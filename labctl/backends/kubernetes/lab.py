@@ -354,7 +354,7 @@ def pod_of(lab: ClusterLab, node: str) -> str:
 
 
 def pod_of_run(lab: ClusterLab, run: Run, node: str) -> str:
-    """Return a node's pod in a run, or any if the run has none. HostError if not running, ConfigError if unknown."""
+    """Return a node's pod in a run, or in any if the run has none. HostError if not running, ConfigError if unknown."""
     containers = lab.engine.observe(lab.name).containers
     mine = tuple(container for container in containers if container.fingerprint == render.label(run.run_id))
     # A run that is yet to be submitted has the pods that the lab has.

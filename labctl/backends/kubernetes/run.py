@@ -129,7 +129,7 @@ def kind_of(api: Api, settings: Settings) -> Kind:
 
 
 def submit(api: Api, lab: str, manifests: Sequence[Manifest]) -> None:
-    """Create a job with its objects; on failure (HostError) remove them, unless the job existed before."""
+    """Create a job and its objects, which it then owns; on failure (HostError) remove them, if the job is new."""
     objects = prepare(api, lab, manifests)
     job = render.job_in(objects)
     kind, name = job["kind"], job["metadata"]["name"]

@@ -87,7 +87,7 @@ def is_stale(labels: Mapping[str, str], base_id: str | None) -> bool:
 
 
 def make(request: BuildRequest, base: str, additions: Additions, emit: Emit) -> dict[str, Any]:
-    """Build an image with additions on a base, unless up to date; return a report. HostError on failure or no node."""
+    """Build an image with additions, unless up to date; return a report. HostError on failure, or if it is no node."""
     began = time.monotonic()
     engine = request.engine
     build.require_own(request)

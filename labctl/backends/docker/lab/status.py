@@ -58,7 +58,7 @@ def _node_status(container: Container) -> NodeStatus:
 
 
 def _lab_state(containers: tuple[Container, ...], expected: set[str], *, is_complete: bool) -> str:
-    """Return ``up`` if exactly the expected nodes run as made, else ``partial``; if none ``down`` or ``unknown``."""
+    """Return ``up`` if the expected nodes run unaltered, else ``partial``; ``down`` or ``unknown`` if none exists."""
     if not containers:
         return "down" if is_complete else "unknown"
     usable = [container for container in containers if container.state == "running" and not altered(container)]
@@ -67,7 +67,7 @@ def _lab_state(containers: tuple[Container, ...], expected: set[str], *, is_comp
 
 
 def own_containers(context: Context, observed: ObservedState, caller: str) -> ObservedState:
-    """Warn of each host with another's lab of this name; exclude the containers of these, except on this machine.
+    """Exclude containers of another's lab of this name, but not on this machine; warn of each host with such a lab.
 
     This machine's containers stay: a name belongs to a single lab on it.
     """
