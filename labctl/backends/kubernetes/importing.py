@@ -72,7 +72,7 @@ def write(directory: Path, job: ImportedJob) -> ImportedJob:
 
 
 def read(path: Path) -> ImportedJob:
-    """Convert the only MPIJob of a file; list other objects as left out. ConfigError if there is none that is valid."""
+    """Convert the only MPIJob of a file; list other objects as left out. ConfigError unless there is one, and valid."""
     with naming(path):
         contents = [document.data() for document in documents(path, str(path))]
         # Dates are text to Kubernetes.

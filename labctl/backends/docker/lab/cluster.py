@@ -317,7 +317,7 @@ def _last_dumps(directory: Path, hosts: tuple[InventoryHost, ...]) -> dict[str, 
 
 
 def detect_hardware(cluster: Cluster) -> DetectedHardware:
-    """Detect the accelerator and the hosts; ``lacking``: those without what a node needs. HostError if all lack it.
+    """Detect accelerator, examine hosts; ``lacking`` has those without what a node needs. HostError if all lack it.
 
     Hosts that were never reached are left out. HostError if the first host is, which has the launcher. If all hosts
     lack the devices that the settings ask for, the settings are wrong: raises the first host's error.
