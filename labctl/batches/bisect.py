@@ -221,7 +221,7 @@ class _Bisection:
                 kind, figure = _summary(runs)
                 p = self.p(runs) if kind == "slow" else None
                 self.bad[node] = BadNode(node=node, kind=kind, figure=figure, runs=tuple(runs), p=p)
-                self.notice(f"{node} is {kind}{_of_median(figure)}, round {self.rounds}")
+                self.notice(f"{node} is {kind}: {shown_by(self.bad[node])}, round {self.rounds}")
             elif verdict == "unsure":
                 self.unsure.add(node)
         pairs: list[Group] = [group for group in groups if len(group) == 2 and self.usable(group) == group]
@@ -231,7 +231,7 @@ class _Bisection:
             if verdict == "bad":
                 link = self.bad_link((pair[0], pair[1]), runs)
                 self.links.append(link)
-                self.notice(f"the link {' - '.join(pair)} is {link.kind}{_of_median(link.figure)}, round {self.rounds}")
+                self.notice(f"the link {' - '.join(pair)} is {link.kind}: {shown_by(link)}, round {self.rounds}")
                 self.barred[pair[0]].add(pair[1])
                 self.barred[pair[1]].add(pair[0])
             elif verdict == "unsure":
@@ -523,8 +523,13 @@ class _Bisection:
         )
 
 
-def _of_median(figure: float | None) -> str:
-    return "" if figure is None else f", {human.share(figure)} of the median"
+def shown_by(bad: BadNode | BadLink) -> str:
+    """Render what shows that a node or link is bad: ``27 % of the others, p < 0.001``, or ``2 runs failed``."""
+    if bad.figure is None:
+        return f"{human.count(sum(run.value is None for run in bad.runs), 'run')} failed"
+    if isinstance(bad, BadNode) and bad.p is not None:
+        return f"{human.share(bad.figure)} of the others, {evidence.p_text(bad.p)}"
+    return f"{human.share(bad.figure)} of the median"
 
 
 def _summary(runs: Iterable[Run]) -> tuple[Literal["slow", "failing"], float | None]:

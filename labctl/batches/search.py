@@ -15,15 +15,15 @@ from labctl.accelerators import CPU
 from labctl.backends import Backend
 from labctl.batches import batch as batches
 from labctl.batches import bisect as tree
-from labctl.batches import evidence, hostfiles, singly
-from labctl.batches.bisect import BadLink, BadNode, Diagnosis, Group, Outcome, Steps, Stopped
+from labctl.batches import hostfiles, singly
+from labctl.batches.bisect import Diagnosis, Group, Outcome, Steps, Stopped
 from labctl.batches.record import Batch, BatchJob
 from labctl.config import inventory
 from labctl.errors import ConfigError
 from labctl.jobs import job
 from labctl.jobs.request import RunOptions
 from labctl.model import Lab, Metric, Workload
-from labctl.system import files, human
+from labctl.system import files
 from labctl.system.load import Measured, Watch
 
 TOTALS = ("throughput", "tokens")
@@ -192,16 +192,7 @@ def drained_by(lab: Lab, diagnosis: Diagnosis, today: date) -> tuple[str, ...]:
     drained = inventory.drained(lab.directory)
     # By node on one machine: it has other nodes, and stays in use.
     hosts = {node.name: node.name if lab.network == "bridge" else node.host for node in lab.nodes}
-    reasons = {hosts[bad.node]: described(bad) for bad in diagnosis.bad}
+    reasons = {hosts[bad.node]: f"{bad.kind}, {tree.shown_by(bad)}" for bad in diagnosis.bad}
     new = [f"{name}  # {reason}, {today}\n" for name, reason in reasons.items() if name.lower() not in drained]
     files.write(path, "".join((before.rstrip("\n") + "\n" if before else "", *new)), mode=0o644)
     return tuple(reasons)
-
-
-def described(bad: BadNode | BadLink) -> str:
-    """Render how bad a node or link is: ``slow, 52 % of the median``, or only its kind without a figure."""
-    if bad.figure is None:
-        return bad.kind
-    if isinstance(bad, BadNode) and bad.p is not None:
-        return f"{bad.kind}, {human.share(bad.figure)} of the others, {evidence.p_text(bad.p)}"
-    return f"{bad.kind}, {human.share(bad.figure)} of the median"

@@ -100,7 +100,7 @@ class _Search:
         for node in self.nodes:
             if node not in self.bad and (bad := self.bad_node(node)):
                 self.bad[node] = bad
-                self.notice(f"{node} is {bad.kind}: {self.text(bad)}")
+                self.notice(f"{node} is {bad.kind}: {bisect.shown_by(bad)}, round {self.number}")
 
     def is_below(self, value: float | None) -> bool:
         """Tell if a value is below the minimum, if there is one."""
@@ -131,12 +131,6 @@ class _Search:
         if judged and "bad" in (judged.verdict, self.below_minimum(node)):
             return BadNode(node=node, kind="slow", figure=judged.speed, runs=tuple(runs), p=judged.p)
         return None
-
-    def text(self, bad: BadNode) -> str:
-        """Render what shows that a node is bad: ``27 % of the others, p < 0.001, round 7``."""
-        if bad.figure is None or bad.p is None:
-            return f"{human.count(len(bad.runs), 'run')} failed, round {self.number}"
-        return f"{human.share(bad.figure)} of the others, {evidence.p_text(bad.p)}, round {self.number}"
 
     def diagnosis(self, note: str) -> Diagnosis:
         """Build the diagnosis from the runs so far; nobody is bad if no run passed."""

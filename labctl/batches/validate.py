@@ -19,7 +19,7 @@ from labctl.backends.status import LabStatus
 from labctl.batches import evidence, figures, interfaces
 from labctl.batches.alone import Runs, Trial, in_turn
 from labctl.batches.baseline import INTERRUPTED, Baseline
-from labctl.batches.bisect import Diagnosis, Group
+from labctl.batches.bisect import Diagnosis, Group, shown_by
 from labctl.batches.evidence import Verdict
 from labctl.batches.figures import Bound, JobOutcome
 from labctl.batches.hostfiles import groups as grouped
@@ -502,13 +502,11 @@ class _Course:
         """Find and accuse bad nodes and links behind a check that failed on several nodes, by runs of its workload."""
         diagnosis = self.subject.bisect(check, self.usable(), suspicion, self.profile.within)
         for node in diagnosis.bad:
-            text = f"{check.name}: {_measure(node.kind, node.figure)} in {len(node.runs)} runs with good partners"
+            text = f"{check.name}: {shown_by(node)}, of {human.count(len(node.runs), 'run')} with good partners"
             self.accuse(node.node, node.kind, text, self.advice(node.node))
         for link in diagnosis.links:
             a, b = link.nodes
-            text = (
-                f"{check.name}: {_measure(link.kind, link.figure)} in {len(link.runs)} runs; both are good with others"
-            )
+            text = f"{check.name}: {shown_by(link)}, of {human.count(len(link.runs), 'run')}; both are good with others"
             advice = f"look at cables and switch between {a} and {b}, then re-run"
             self.links.append(LinkVerdict(a=a, b=b, verdict=link.kind, evidence=(text,), advice=advice))
         for name in diagnosis.unsure:
@@ -698,10 +696,6 @@ def _summary(judged: Sequence[Figure]) -> str:
         values = [figure.value for figure in of_metric if figure.value is not None]
         parts.append(f"{metric} {human.span(values)} {of_metric[0].unit}".rstrip())
     return ", ".join(parts)
-
-
-def _measure(kind: str, figure: float | None) -> str:
-    return kind if figure is None else f"{human.share(figure)} of the median"
 
 
 def _look_at(check: Check) -> str:

@@ -183,15 +183,15 @@ def bisect_command(
 
 def bisect_text(report: BisectReport) -> str:
     """Render the diagnosis: bad nodes and links with their runs, unsure nodes, and totals."""
-    from labctl.batches.search import described
+    from labctl.batches.bisect import shown_by
 
     diagnosis = report.diagnosis
     unit = f" {report.unit} per node" if report.unit else " per node"
     lines = []
     for bad in diagnosis.bad:
-        lines += [f"{bad.node}: {described(bad)}", *(f"  {run_text(run, unit)}" for run in bad.runs)]
+        lines += [f"{bad.node}: {bad.kind}, {shown_by(bad)}", *(f"  {run_text(run, unit)}" for run in bad.runs)]
     for link in diagnosis.links:
-        lines.append(f"link {' - '.join(link.nodes)}: {described(link)}")
+        lines.append(f"link {' - '.join(link.nodes)}: {link.kind}, {shown_by(link)}")
         lines += [f"  {run_text(run, unit)}" for run in (*link.runs, *link.apart)]
     lines += [f"only as a whole: {run_text(run, unit)}" for run in diagnosis.unexplained]
     if diagnosis.unsure:
