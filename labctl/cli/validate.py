@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +19,7 @@ from labctl.system import human
 
 if TYPE_CHECKING:
     from labctl.batches.baseline import ValidationReport
-    from labctl.reports.validation import LinkVerdict, NodeVerdict, Validation
+    from labctl.reports.validation import Figure, LinkVerdict, NodeVerdict, Validation
 
 
 def complete_profile(incomplete: str) -> list[str]:
@@ -51,6 +52,7 @@ def validate_command(
     print_profile: Annotated[
         bool, typer.Option("--print-profile", help="Print the YAML of the profile, to copy and change, and exit.")
     ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print each measurement of each node.")] = False,
     directory: Directory = HERE,
     setting: Setting = None,
     json: Json = False,
@@ -68,7 +70,7 @@ def validate_command(
             )
             return
         report = flows.validate(lab, profile, keep=keep, out=out)
-        output.answer(report, report_text(report))
+        output.answer(report, report_text(report, verbose=verbose))
         sys.exit(report.exit_code)
 
 
@@ -108,8 +110,11 @@ def end_as_ctrl_c() -> None:
         signal.signal(signal.SIGHUP, hang_up)
 
 
-def report_text(report: ValidationReport) -> str:
-    """Render steps, bad nodes and links, busy hosts, drained machines, actions, verdict, and the path of the page."""
+def report_text(report: ValidationReport, *, verbose: bool = False) -> str:
+    """Render steps, bad nodes and links, busy hosts, drained machines, actions, verdict, and the path of the page.
+
+    With ``verbose`` also each measurement.
+    """
     validation = report.validation
     steps = table(
         ("STEP", "STATUS", "SECONDS", "RESULT"),
@@ -117,9 +122,23 @@ def report_text(report: ValidationReport) -> str:
     )
     busy = "\n".join(f"busy: {text}" for text in validation.busy)
     drained = f"drained: {', '.join(validation.drained)}" if validation.drained else ""
-    parts = [steps, verdicts_table(validation), busy, drained, actions_text(validation)]
+    measured = measurements_table(validation.figures) if verbose else ""
+    parts = [steps, measured, verdicts_table(validation), busy, drained, actions_text(validation)]
     parts.append(f"{validation.verdict}: {validation.message}\nreport: {report.page}")
     return "\n\n".join(filter(None, parts))
+
+
+def measurements_table(figures: Sequence[Figure]) -> str:
+    """Render a line per figure with its measurements, in order; empty if nothing was measured."""
+    rows = [
+        (f"{figure.step}: {figure.what}", figure.node or "all", figure.unit, measurements_text(figure))
+        for figure in figures
+    ]
+    return table(("FIGURE", "NODE", "UNIT", "EACH MEASUREMENT"), rows) if rows else ""
+
+
+def measurements_text(figure: Figure) -> str:
+    return "  ".join(map(human.number, figure.values or (figure.value,)))
 
 
 def verdicts_table(validation: Validation) -> str:
