@@ -143,6 +143,8 @@ class AcceleratorModule(Struct, frozen=True, kw_only=True):
     """Files to check for existence; those that exist are in ``Host.files``."""
     count: tuple[str, str] | None = None
     """Module of torch that counts its devices, and TensorFlow's kind of them: ``docker/count_devices.py``."""
+    health: str = ""
+    """Command that shows clocks, throttling and memory errors of a host's devices."""
     reset: str = ""
     """Root command that resets ``{device}``, which is not in use."""
     host_checks: Callable[[Host, Callable[[str], str]], Iterable[Advice]] = lambda *_: ()

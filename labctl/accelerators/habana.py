@@ -209,6 +209,8 @@ MODULE = AcceleratorModule(
     texts=("sys/module/habanalabs/version",),
     present=(GAUDINET,),
     count=("habana_frameworks.torch.hpu", "HPU"),
+    # -d shows only one kind of information at a time.
+    health="hl-smi -q",
     reset="sh -c 'modprobe -r habanalabs && modprobe habanalabs'",
     host_checks=host_checks,
     image_check=lambda version, image, base, _: Advice("LAB-IMAGE-003", why_mismatch(version, base or image)),

@@ -93,6 +93,8 @@ MODULE = AcceleratorModule(
     watch=Watch(files=("dri/renderD*",)),
     attributes=MEMORY,
     texts=("sys/module/i915/version", "sys/module/xe/version"),
+    # Source: XPU-SMI's user guide, "Health": temperature, power, memory and frequency of each device.
+    health="xpu-smi health -l",
     count=("torch.xpu", "XPU"),
     torch_index="https://download.pytorch.org/whl/xpu",
     images=(("horovod", "intel-tensorflow"),),

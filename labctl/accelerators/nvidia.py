@@ -161,6 +161,7 @@ MODULE = AcceleratorModule(
     watch=Watch(files=("nvidia[0-9]*", "nvidiactl", "nvidia-uvm"), tool=("nvidia-smi", "-L"), line="GPU [0-9]+:"),
     texts=("proc/driver/nvidia/version", f"{GPUS}/*/information", "sys/module/nvidia/version"),
     count=("torch.cuda", "GPU"),
+    health="nvidia-smi -q -d CLOCK,ECC,PERFORMANCE",
     reset="nvidia-smi --gpu-reset --id={device}",
     image_check=image_check,
     images=(("horovod", "nvidia-horovod"),),

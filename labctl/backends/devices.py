@@ -32,6 +32,8 @@ class HostDevices(Struct, frozen=True, kw_only=True):
     name: str
     accelerator: str | None
     reason: str
+    processor: str = ""
+    """Model of the processor; empty if unknown."""
     cpus: tuple[int, ...]
     numa: tuple[tuple[int, ...], ...]
     memory: int

@@ -119,6 +119,16 @@ class Trial:
         """Tell if a metric shows that a node is bad."""
         return any(of_metric[node].verdict == "bad" for of_metric in self.judged.values() if node in of_metric)
 
+    def misses_bound(self, node: str) -> bool:
+        """Tell if all that shows that a node is bad are constant bounds; other nodes say nothing about those."""
+        bad = [limit for limit in self.check.limits if self.is_bad(limit, node)]
+        others = node in self.failing() or self.agreement().get(node) == "bad"
+        return bool(bad) and not others and all(self.is_bounded(limit, node) for limit in bad)
+
+    def is_bad(self, limit: Limit, node: str) -> bool:
+        """Tell if a metric shows that a node is bad."""
+        return node in (judged := self.judged[limit.metric]) and judged[node].verdict == "bad"
+
     @property
     def is_judged(self) -> bool:
         """Tell if there is a metric with a constant bound, or that is judged by the other nodes, or none at all."""

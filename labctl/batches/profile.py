@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal, cast
@@ -89,6 +90,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     """Hooks and checks of a validation, in order."""
 
     name: str
+    word: str = ""
+    """Name or file by which `--profile` finds it; empty: its name."""
     description: str
     within: float = 0.15
     """Largest distance of a figure from the baseline, or from the median of the nodes, as a share of it."""
@@ -97,6 +100,11 @@ class Profile(Struct, frozen=True, kw_only=True):
     network: Network = Network()
     hooks: tuple[Hook, ...] = ()
     checks: tuple[Check, ...]
+
+    @property
+    def command(self) -> str:
+        """Return the command that validates by it."""
+        return f"labctl validate --profile {shlex.quote(self.word or self.name)}"
 
     @property
     def figures(self) -> int:
@@ -141,7 +149,8 @@ def read(path: Path) -> Profile:
         "hooks": lambda value: tuple(map(_hook, value.items())),
         "checks": _checks,
     }
-    return Profile(name=path.stem, **root.read(fields, required=("description", "checks")))
+    word = path.stem if path.parent == PACKAGED else str(path)
+    return Profile(name=path.stem, word=word, **root.read(fields, required=("description", "checks")))
 
 
 def require_metrics(check: Check, metrics: Iterable[Metric], notes: Iterable[str]) -> None:

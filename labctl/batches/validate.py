@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from labctl.backends.status import LabStatus
 from labctl.batches import evidence, figures, interfaces
+from labctl.batches.advice import Cause, on
 from labctl.batches.alone import Runs, Trial, in_turn
 from labctl.batches.baseline import INTERRUPTED, Baseline
 from labctl.batches.bisect import Diagnosis, Group, shown_by
@@ -27,7 +28,7 @@ from labctl.batches.operator import Operator
 from labctl.batches.profile import Check, Hook, Profile, digest
 from labctl.errors import ConfigError, Failures, HostError, LabError
 from labctl.model import HERE, LAUNCHER
-from labctl.reports.validation import HEALTH, Figure, Health, LinkVerdict, NodeVerdict, StepResult, Validation
+from labctl.reports.validation import HEALTH, Figure, Hardware, Health, LinkVerdict, NodeVerdict, StepResult, Validation
 from labctl.system import human
 from labctl.system.load import Watch
 from labctl.system.process import CompletedProcess
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 NO_LAB = "the lab did not come up"
 NO_HOSTS = "labctl reaches no host of a cluster"
-REPEAT = "repeat when the hosts are idle: labctl validate"
 CONFIRMED_AFTER = 60.0
 """Seconds after which a node on another host than the others must be found bad once more: a disturbance of its host may
 last for many rounds in a row."""
@@ -69,8 +69,8 @@ class ValidatedLab(Protocol):
     def status(self) -> LabStatus:
         """Read the state of the lab."""
 
-    def look_at(self, node: str) -> str:
-        """Return the command that shows what is wrong with a node."""
+    def look_at(self, node: str, host: Hardware, cause: Cause) -> str:
+        """Return the commands that show what is wrong with a node on this host."""
 
     def run(self, check: Check, groups: tuple[Group, ...], record: str, slots: Mapping[str, int]) -> list[JobOutcome]:
         """Run a check on groups of nodes with these slots, disjoint ones at once; ``record`` names its directory."""
@@ -86,6 +86,9 @@ class ValidatedLab(Protocol):
 
     def versions(self) -> Mapping[str, str]:
         """Return the versions of labctl, image, engines and kernels."""
+
+    def hardware(self) -> tuple[Hardware, ...]:
+        """Return the hardware of each host that is known."""
 
 
 class Outcome(NamedTuple):
@@ -138,6 +141,7 @@ def validate(
         drained=drained,
         nodes=course.node_verdicts(),
         links=tuple(course.links),
+        hardware=tuple(course.hardware.values()),
         steps=tuple(course.steps),
         figures=tuple(course.figures),
         checks={check.name: digest(check) for check in profile.checks},
@@ -185,6 +189,8 @@ class _Course:
         """Containers, networks and processes of the lab before it was brought up; None until then."""
         self.watch = Watch(subject.on_hosts, notice)
         self.versions: Mapping[str, str] = {}
+        self.hardware: dict[str, Hardware] = {}
+        """Hardware per host."""
         self.interrupted = False
 
     def examine(self) -> None:
@@ -321,7 +327,8 @@ class _Course:
     def judge_network(self, bad: Mapping[str, str], lost: Failures) -> Outcome:
         """Accuse hosts whose interfaces are bad or that were not reached; fail if there are any."""
         for host, why in bad.items():
-            self.accuse(host, "failing", f"network: {why}", f"look at cables and driver on {host}: ip -br link")
+            mend = f"look at cables and driver on {host}: `{on(host, 'ip -br link')}`"
+            self.accuse(host, "failing", f"network: {why}", mend)
         for host, error in lost.items():
             self.accuse(host, "not reached", error.message, error.hint)
         texts = [f"{host}: {why}" for host, why in bad.items()]
@@ -340,6 +347,7 @@ class _Course:
     def up(self) -> Outcome:
         """Bring the lab up; nodes of hosts that fail are left out."""
         self.before, _ = self.subject.remains()
+        self.hardware = {host.host: host for host in self.subject.hardware()}
         try:
             self.take(self.subject.up())
         except HostError as error:
@@ -366,7 +374,7 @@ class _Course:
             else:
                 failure = failures.get(node.host)
                 text = failure.message if failure else f"{node.state} {node.reason}".rstrip()
-                mend = self.subject.look_at(node.name) if without_launcher else "labctl up"
+                mend = self.look_at(node.name, "failing") if without_launcher else "labctl up"
                 self.accuse(node.name, "not reached", text, failure.hint if failure else mend)
 
     def doctor_of_nodes(self) -> Outcome:
@@ -425,17 +433,31 @@ class _Course:
         if trial.failed_together:
             for node in nodes:
                 if trial.proven_slow(node):
-                    self.accuse_measured(check, trial, node, all_bad=False)
+                    self.accuse_measured(check, trial, node, doubted=False)
             self.suspicion = Suspicion()
             return Outcome("failed", f"{check.name}: {trial.failed_together}")
         verdicts = {node: trial.verdict(node) for node in nodes}
-        all_bad = len(nodes) > 1 and set(verdicts.values()) == {"bad"}
+        doubted = _doubted(trial, verdicts)
         for node, verdict in verdicts.items():
             if verdict == "good":
                 self.tested.add(node)
             else:
-                self.accuse_measured(check, trial, node, all_bad=all_bad)
-        return _measured(trial, verdicts)
+                self.accuse_measured(check, trial, node, doubted=node in doubted)
+        outcome = _measured(trial, verdicts)
+        if doubted:
+            outcome = outcome._replace(message=self.suspected(trial, doubted), advice=self.doubt(check))
+        return outcome
+
+    def suspected(self, trial: Trial, nodes: Sequence[str]) -> str:
+        """Say of how many nodes are bad together what is suspected first: their host, and the limit or workload."""
+        hosts = {self.placement[node] for node in nodes}
+        place = f"the host {min(hosts)}" if len(hosts) == 1 else "what their hosts share"
+        how, blamed = "fail", "the workload"
+        if any(map(trial.misses_bound, nodes)):
+            sources = dict.fromkeys(bound.source for bound in trial.bounds.values())
+            how, blamed = "are slow in", f"the limit ({', '.join(sources)})"
+        counted = f"{len(nodes)} of {len(trial.nodes)} nodes {how} {trial.check.name}"
+        return f"{counted}: suspect {place} or {blamed}; {nodes[0]}: {_against(trial, nodes[0])}"
 
     def trial(self, check: Check, nodes: tuple[str, ...], numbers: Iterator[int]) -> Trial:
         """Measure nodes until all are judged; the runs of the check are numbered."""
@@ -467,18 +489,21 @@ class _Course:
             lost[node] = min((of_time.share for of_time in of_host if of_time), default=0.0)
         return Runs(jobs, lost)
 
-    def accuse_measured(self, check: Check, trial: Trial, node: str, *, all_bad: bool) -> None:
-        """Accuse a node that a check did not find good."""
-        unsure = trial.verdict(node) == "unsure"
-        advice = REPEAT if unsure else self.advice(node)
-        # If all nodes fail, the check may be wrong; the next one may tell them apart.
-        advice = _look_at(check) if all_bad else advice
-        if failure := trial.failing().get(node):
-            self.accuse(node, "unsure" if all_bad else "failing", failure, advice)
-        else:
-            health: Health = "failing" if trial.agreement().get(node) == "bad" else "slow"
-            for text in trial.texts(node):
-                self.accuse(node, "unsure" if unsure else health, text, advice)
+    def accuse_measured(self, check: Check, trial: Trial, node: str, *, doubted: bool) -> None:
+        """Accuse a node that a check did not find good; it is unsure if the check is ``doubted``."""
+        failure, computed = trial.failing().get(node), trial.agreement().get(node, "good")
+        cause: Cause = "failing" if failure else "slow"
+        if computed != "good":
+            cause = "wrong"
+        health: Health = "slow" if cause == "slow" else "failing"
+        advice = self.advice(node, cause)
+        if trial.verdict(node) == "unsure":
+            health, advice = "unsure", self.repeat
+        elif doubted:
+            # The next check may tell the nodes apart.
+            health, advice = "unsure", self.doubt(check)
+        for text in [failure] if failure else trial.texts(node):
+            self.accuse(node, health, text, advice)
 
     def bounds(self, check: Check, jobs: Sequence[JobOutcome]) -> dict[tuple[str, str], Bound]:
         """Return the bounds of a check's figures, by metric and node or pair."""
@@ -503,15 +528,16 @@ class _Course:
         diagnosis = self.subject.bisect(check, self.usable(), suspicion, self.profile.within)
         for node in diagnosis.bad:
             text = f"{check.name}: {shown_by(node)}, of {human.count(len(node.runs), 'run')} with good partners"
-            self.accuse(node.node, node.kind, text, self.advice(node.node))
+            self.accuse(node.node, node.kind, text, self.advice(node.node, node.kind))
         for link in diagnosis.links:
             a, b = link.nodes
             text = f"{check.name}: {shown_by(link)}, of {human.count(len(link.runs), 'run')}; both are good with others"
-            advice = f"look at cables and switch between {a} and {b}, then re-run"
+            looks = dict.fromkeys(self.look_at(node, "link") for node in link.nodes)
+            advice = f"look at cables and switch between {a} and {b}: {', '.join(looks)}; then {self.profile.command}"
             self.links.append(LinkVerdict(a=a, b=b, verdict=link.kind, evidence=(text,), advice=advice))
         for name in diagnosis.unsure:
             why = diagnosis.note or "its runs contradict each other"
-            self.accuse(name, "unsure", f"{check.name}: {why}", _look_at(check))
+            self.accuse(name, "unsure", f"{check.name}: {why}", self.doubt(check))
         self.tested |= set(diagnosis.good)
         names = [f"{node.node} is {node.kind}" for node in diagnosis.bad]
         names += [f"the link {' - '.join(link.nodes)} is {link.kind}" for link in diagnosis.links]
@@ -522,9 +548,9 @@ class _Course:
             # Nothing explains figures that are worse than others of the same check.
             self.steps[-1] = replace(self.steps[-1], status="unsure")
         if diagnosis.unsure and not diagnosis.none_good:
-            return Outcome("unsure", f"{human.listed(diagnosis.unsure)}: {diagnosis.note} ({tried})", REPEAT)
+            return Outcome("unsure", f"{human.listed(diagnosis.unsure)}: {diagnosis.note} ({tried})", self.repeat)
         if not diagnosis.good:
-            return Outcome("failed", f"{diagnosis.note} ({tried})", _look_at(check))
+            return Outcome("failed", f"{diagnosis.note} ({tried})", self.doubt(check))
         return Outcome("passed", f"no node or link alone is bad ({tried}) {diagnosis.note}".rstrip())
 
     def clean_up(self, *, keep: bool) -> Outcome:
@@ -548,10 +574,25 @@ class _Course:
         """Record evidence against a node or host."""
         self.evidence[name].append(Evidence(health, text, advice))
 
-    def advice(self, node: str) -> str:
-        """Return what to do about a node: drain its host, unless it is this machine, and look at it."""
-        look, host = f"look at {node}: {self.subject.look_at(node)}", self.placement[node]
-        return look if host == HERE else f"take {host} out of use by a line in drained.txt, and {look}"
+    def advice(self, node: str, cause: Cause) -> str:
+        """Return what to do about a node: look at it, and until then drain its host, unless it is this machine."""
+        look, host = f"look at {node}: {self.look_at(node, cause)}", self.placement[node]
+        return look if host == HERE else f"{look}; until it is mended, take {host} out of use by a line in drained.txt"
+
+    def look_at(self, node: str, cause: Cause) -> str:
+        """Return the commands that show what is wrong with a node."""
+        host = self.placement[node]
+        return self.subject.look_at(node, self.hardware.get(host, Hardware(host=host)), cause)
+
+    @property
+    def repeat(self) -> str:
+        """Return what to do where noise hides the verdict."""
+        return f"repeat when the hosts are idle: `{self.profile.command}`"
+
+    def doubt(self, check: Check) -> str:
+        """Return what to do where a check is doubted before the nodes that did not pass it."""
+        shown = f"`{self.profile.command} --print-profile`"
+        return f"look at what the nodes share (`labctl doctor`), and at workload and limits of {check.name} ({shown})"
 
     def evidence_of(self, node: str) -> list[Evidence]:
         """Return evidence against a node and its host, worst first; this machine is not accused as a host."""
@@ -656,6 +697,20 @@ def _checked(jobs: Sequence[JobOutcome], judged: Sequence[Figure], bad: Mapping[
     return Outcome("passed", _summary(judged) or human.count(len(jobs), "run"), run_id=run_id)
 
 
+def _doubted(trial: Trial, verdicts: Mapping[str, Verdict]) -> list[str]:
+    """Return bad nodes that are suspected after what they share: all, or more than half of three that miss a bound."""
+    bad = [node for node, verdict in verdicts.items() if verdict == "bad"]
+    if len(bad) == len(verdicts):
+        return bad if len(bad) > 1 else []
+    beyond = [node for node in bad if trial.misses_bound(node)]
+    return beyond if 2 * len(beyond) > len(verdicts) else []
+
+
+def _against(trial: Trial, node: str) -> str:
+    """Return what speaks against a node in a line."""
+    return trial.failing().get(node) or "; ".join(trial.texts(node))
+
+
 WORST: tuple[tuple[Verdict, Literal["failed", "unsure"]], ...] = (("bad", "failed"), ("unsure", "unsure"))
 
 
@@ -664,7 +719,7 @@ def _measured(trial: Trial, verdicts: Mapping[str, Verdict]) -> Outcome:
     for verdict, status in WORST:
         nodes = [node for node, of_node in verdicts.items() if of_node == verdict]
         if nodes:
-            texts = [f"{node}: {trial.failing().get(node) or '; '.join(trial.texts(node))}" for node in nodes[:3]]
+            texts = [f"{node}: {_against(trial, node)}" for node in nodes[:3]]
             run_id = trial.runs[nodes[0]][-1].run_id
             return Outcome(status, f"{len(nodes)} of {len(verdicts)} nodes: {'; '.join(texts)}", run_id=run_id)
     parts = [_summary(trial.figures()) or human.count(len(verdicts), "run")]
@@ -696,10 +751,6 @@ def _summary(judged: Sequence[Figure]) -> str:
         values = [figure.value for figure in of_metric if figure.value is not None]
         parts.append(f"{metric} {human.span(values)} {of_metric[0].unit}".rstrip())
     return ", ".join(parts)
-
-
-def _look_at(check: Check) -> str:
-    return f"look at the workload or threshold of {check.name}, and at what the nodes share, before any of them"
 
 
 def _boolean(value: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -11,11 +12,13 @@ from msgspec import Struct
 from labctl import backends
 from labctl.accelerators import CPU
 from labctl.backends import Backend
+from labctl.backends.devices import HostDevices
 from labctl.backends.status import LabStatus, NodeStatus
-from labctl.batches import baseline, operator, search, singly, turns
+from labctl.batches import advice, baseline, operator, search, singly, turns
 from labctl.batches import batch as batches
 from labctl.batches import hostfiles as sets
 from labctl.batches import profile as profiles
+from labctl.batches.advice import Cause
 from labctl.batches.baseline import Baseline, ValidationReport
 from labctl.batches.bisect import Diagnosis, Group
 from labctl.batches.evidence import Round
@@ -27,10 +30,11 @@ from labctl.config import inventory
 from labctl.config.context import Context, require_initialised
 from labctl.config.settings import Settings
 from labctl.doctor.report import DoctorReport
-from labctl.errors import ConfigError, Failures
+from labctl.errors import ConfigError, Failures, LabError
 from labctl.jobs.request import choose_workload
 from labctl.model import Workload
 from labctl.records import store
+from labctl.reports.validation import Hardware
 from labctl.runs import labs
 from labctl.system.process import CompletedProcess
 
@@ -128,11 +132,11 @@ class Subject(Struct, frozen=True, kw_only=True):
         with backends.connect(self.context, demand=False) as backend:
             return nodes_of(backend) if brings_nodes(backend.settings) else labs.status(backend)
 
-    def look_at(self, node: str) -> str:
-        """Return the command that shows what is wrong with a node."""
+    def look_at(self, node: str, host: Hardware, cause: Cause) -> str:
+        """Return the commands that show what is wrong with a node."""
         if brings_nodes(self.context.settings()):
             return f"kubectl describe node {node}"
-        return f"labctl doctor -n {node}"
+        return advice.look_at(node, host.host, cause, host.accelerator or CPU)
 
     def down(self) -> object:
         """Remove the lab."""
@@ -148,6 +152,15 @@ class Subject(Struct, frozen=True, kw_only=True):
         """Return the versions of labctl, image, engines and kernels."""
         with backends.connect(self.context) as backend:
             return backend.versions()
+
+    def hardware(self) -> tuple[Hardware, ...]:
+        """Return the hardware of each host; nothing, with a notice, where hosts or nodes may not be looked at."""
+        try:
+            with backends.connect(self.context, demand=False) as backend:
+                return tuple(map(_hardware, backend.devices().hosts))
+        except LabError as error:
+            self.context.notice(f"hardware is not known: {error.message}")
+            return ()
 
     def run(self, check: Check, groups: tuple[Group, ...], record: str, slots: Mapping[str, int]) -> list[JobOutcome]:
         """Run the workload of a check on groups of nodes, as a batch whose record is in the check's directory."""
@@ -221,6 +234,21 @@ class Subject(Struct, frozen=True, kw_only=True):
     def _workload(self, check: Check) -> Workload:
         context = self.context
         return choose_workload(context.directory, check.workload, check.options, context.settings())
+
+
+def _hardware(host: HostDevices) -> Hardware:
+    """Return the hardware of a host, with the devices of its accelerator alone."""
+    kind = host.accelerator or ""
+    named = Counter(device.name or device.kind for device in host.devices if device.kind == kind)
+    return Hardware(
+        host=host.name,
+        processor=host.processor,
+        cores=len(host.cpus),
+        memory=host.memory,
+        accelerator=kind,
+        devices=", ".join(f"{many} x {name}" for name, many in named.items()),
+        driver=host.drivers.get(kind, ""),
+    )
 
 
 def _require_searched(workload: Workload, check: Check, metric: str, sign: str) -> None:

@@ -75,6 +75,20 @@ class LinkVerdict(Struct, frozen=True, kw_only=True):
     advice: str = ""
 
 
+class Hardware(Struct, frozen=True, kw_only=True):
+    """Hardware of a host, as far as it is known."""
+
+    host: str
+    processor: str = ""
+    cores: int = 0
+    memory: int = 0
+    """Bytes."""
+    accelerator: str = ""
+    devices: str = ""
+    """Number and name of its devices: ``8 x NVIDIA H200``."""
+    driver: str = ""
+
+
 class Validation(Struct, frozen=True, kw_only=True):
     """Result of a validation; ``message`` is one line: the bad nodes, else those that are unsure, and the reason."""
 
@@ -90,6 +104,7 @@ class Validation(Struct, frozen=True, kw_only=True):
     """Machines that were left out, with the reason."""
     nodes: tuple[NodeVerdict, ...] = ()
     links: tuple[LinkVerdict, ...] = ()
+    hardware: tuple[Hardware, ...] = ()
     steps: tuple[StepResult, ...] = ()
     figures: tuple[Figure, ...] = ()
     checks: Mapping[str, str] = {}

@@ -54,6 +54,12 @@ def has_bf16(root: HostPath = ROOT) -> bool:
     return not flags or not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
 
 
+def processor(root: HostPath = ROOT) -> str:
+    """Return the model of a host's processor; empty where /proc/cpuinfo has none, as on most Arm."""
+    fields = (line.partition(":") for line in read(root / "proc/cpuinfo").splitlines())
+    return next((value.strip() for name, _, value in fields if name.strip() == "model name"), "")
+
+
 def numa_nodes(root: HostPath = ROOT) -> tuple[tuple[int, ...], ...]:
     """Return the usable cores of each NUMA node that has any; empty if the kernel shows no nodes."""
     usable = set(cpus(root))

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from labctl.backends.finding import Finding, error, ok
 from labctl.backends.status import LabStatus, NodeStatus
+from labctl.batches.advice import Cause
 from labctl.batches.baseline import Baseline, ValidationReport
 from labctl.batches.bisect import BadLink, BadNode, Diagnosis, Group
 from labctl.batches.evidence import Reading
@@ -21,7 +22,7 @@ from labctl.batches.validate import Suspicion, validate
 from labctl.doctor.report import DoctorReport
 from labctl.errors import ConfigError, HostError
 from labctl.model import HostFailure
-from labctl.reports.validation import Figure, StepResult, Validation
+from labctl.reports.validation import Figure, Hardware, StepResult, Validation
 from labctl.system import load
 from labctl.system.process import CompletedProcess
 
@@ -78,8 +79,11 @@ class Cluster:
         self.calls.append(script.partition("\n")[0])
         return {host: CompletedProcess((), self.code(script, host), "", "no such card") for host in hosts}, {}
 
-    def look_at(self, node: str) -> str:
-        return f"labctl doctor -n {node}"
+    def look_at(self, node: str, host: Hardware, cause: Cause) -> str:
+        return f"{cause} {node} on {host.host}"
+
+    def hardware(self) -> tuple[Hardware, ...]:
+        return tuple(Hardware(host=f"red{number}", processor="EPYC", cores=64) for number in range(4))
 
     def status(self) -> LabStatus:
         state = {node: "unreachable" if node in self.dead else "running" for node in NAMES}
@@ -151,6 +155,14 @@ class Cluster:
         self.calls.append(f"wait {seconds:g}")
 
 
+class OneHost(Cluster):
+    """A cluster whose four nodes share a host."""
+
+    def status(self) -> LabStatus:
+        observed = super().status()
+        return replace(observed, nodes=tuple(replace(node, host="red0") for node in observed.nodes))
+
+
 def code(validation: Validation) -> int:
     return ValidationReport(validation=validation, page="", data="").exit_code
 
@@ -220,8 +232,9 @@ def test_a_slow_node_is_named_once_noise_cannot_explain_it() -> None:
         "80 % of the others (p < 0.001, 14 rounds)."
     )
     assert "wait 60" in cluster.calls
-    advice = "take red2 out of use by a line in drained.txt, and look at worker-2: labctl doctor -n worker-2"
-    assert validation.nodes[2].advice == advice
+    assert validation.nodes[2].advice == (
+        "look at worker-2: slow worker-2 on red2; until it is mended, take red2 out of use by a line in drained.txt"
+    )
     assert code(validation) == 5
 
 
@@ -488,11 +501,38 @@ def test_a_profile_of_which_no_check_can_run_here_is_no_pass() -> None:
 def test_a_threshold_that_all_nodes_miss_is_doubted_before_the_nodes() -> None:
     limit = Limit(metric="rate", min=1000, source="a data sheet")
     validation = Cluster().validate(replace(PLAIN, checks=(replace(MEMORY, limits=(limit,)),)))
-    assert set(verdicts(validation).values()) == {"slow"}
+    assert (validation.verdict, set(verdicts(validation).values())) == ("FAIL", {"unsure"})
     assert "rate 100 GB/s, not >= 1000 GB/s (a data sheet), in 11 runs" in validation.nodes[0].evidence[0]
     assert {node.advice for node in validation.nodes} == {
-        "look at the workload or threshold of memory, and at what the nodes share, before any of them"
+        "look at what the nodes share (`labctl doctor`), and at workload and limits of memory "
+        "(`labctl validate --profile plain --print-profile`)"
     }
+
+
+@pytest.mark.parametrize("cluster", [Cluster, OneHost])
+@pytest.mark.parametrize(("bad", "verdict"), [(1, "slow"), (2, "slow"), (3, "unsure"), (4, "unsure")])
+def test_of_a_limit_that_most_nodes_miss_host_and_limit_are_suspected(
+    cluster: type[Cluster], bad: int, verdict: str
+) -> None:
+    bounded = replace(MEMORY, limits=(Limit(metric="rate", min=90, source="a data sheet"),))
+    lab = cluster(lambda _, group: 50.0 if group[0] in NAMES[:bad] else 100.0)
+    validation = lab.validate(replace(PLAIN, checks=(bounded,)))
+    assert verdicts(validation) == {node: verdict if node in NAMES[:bad] else "good" for node in NAMES}
+    assert (validation.verdict, code(validation)) == ("FAIL", 5)
+    place = {Cluster: "what their hosts share", OneHost: "the host red0"}[cluster]
+    suspected = f"{bad} of 4 nodes are slow in memory: suspect {place} or the limit (a data sheet); worker-0: "
+    assert (suspected in step(validation, "memory").message) == (verdict == "unsure")
+
+
+def test_a_limit_that_two_of_three_nodes_miss_is_suspected() -> None:
+    bounded = replace(MEMORY, limits=(Limit(metric="rate", min=90),))
+    lab = Cluster(lambda _, group: 50.0 if group[0] in NAMES[:2] else 100.0, dead=NAMES[3:])
+    assert verdicts(lab.validate(replace(PLAIN, checks=(bounded,))))["worker-0"] == "unsure"
+
+
+def test_most_nodes_that_fail_are_accused_each() -> None:
+    validation = Cluster(lambda _, group: None if group[0] in NAMES[:3] else 100.0).validate()
+    assert [verdicts(validation)[node] for node in NAMES] == ["failing", "failing", "failing", "good"]
 
 
 def test_a_trouble_of_this_machine_is_named_and_its_nodes_are_checked() -> None:
@@ -507,7 +547,7 @@ def test_a_trouble_of_this_machine_is_named_and_its_nodes_are_checked() -> None:
     assert "memory: worker-0 worker-1 worker-2 worker-3" in cluster.calls
     assert verdicts(validation) == {**dict.fromkeys(NAMES, "good"), "worker-1": "failing", "local": "failing"}
     # No list takes a node of one machine out of use.
-    assert validation.nodes[1].advice == "look at worker-1: labctl doctor -n worker-1"
+    assert validation.nodes[1].advice == "look at worker-1: failing worker-1 on local"
 
 
 def test_settings_that_no_lab_can_be_brought_up_with_end_it_at_once() -> None:
@@ -587,14 +627,6 @@ SPEED = Check(name="speed", workload="speed", declared="p:3", nodes="turns", lim
 TURNS = Profile(name="turns", description="", checks=(SPEED,))
 
 
-class OneHost(Cluster):
-    """A cluster whose four nodes share a host."""
-
-    def status(self) -> LabStatus:
-        observed = super().status()
-        return replace(observed, nodes=tuple(replace(node, host="red0") for node in observed.nodes))
-
-
 def test_nodes_of_one_host_are_compared_in_turn() -> None:
     cluster = OneHost(lambda _, group: 50.0 if group == ("worker-2",) else 100.0)
     validation = cluster.validate(TURNS)
@@ -624,7 +656,7 @@ def test_on_a_busy_host_a_node_that_may_be_slow_is_unsure_and_none_is_accused() 
     assert set(verdicts(validation).values()) == {"unsure"}
     assert step(validation, "speed").status == "unsure"
     assert "other programs took 40 % of its time" in validation.nodes[0].evidence[0]
-    assert validation.nodes[0].advice == "repeat when the hosts are idle: labctl validate"
+    assert validation.nodes[0].advice == "repeat when the hosts are idle: `labctl validate --profile turns`"
     assert validation.busy[0] == "red0: 1.4 of 2 cores in use by other programs"
     assert [(load.step, load.when, load.used) for load in validation.loads if load.host == "red0"][:2] == [
         ("speed", "before", 1.4),

@@ -93,6 +93,7 @@ def detect(
         name=name,
         accelerator=accelerator,
         reason=reason,
+        processor=procfs.processor(root),
         cpus=procfs.cpus(root),
         numa=procfs.numa_nodes(root),
         memory=procfs.memory(root),
