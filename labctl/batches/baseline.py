@@ -18,6 +18,8 @@ INTERRUPTED = "interrupted"
 """Message of a step that Ctrl-C interrupted or kept from starting."""
 DATA = "report.json"
 """JSON file of a validation, in the directory of its report."""
+CHECKS = "checks"
+"""Directory of the logs of the checks, beside it."""
 FILE = "baseline.json"
 """Baseline file of the lab, in the lab directory."""
 
@@ -69,7 +71,7 @@ def new_directory(path: Path, *, numbered: bool) -> Path:
     while numbered and directory.exists():
         number += 1
         directory = path.with_name(f"{path.name}-{number}")
-    if (directory / DATA).exists() or (directory / "checks").exists():
+    if (directory / DATA).exists() or (directory / CHECKS).exists():
         raise ConfigError(f"{directory} has the report of a validation", hint="--out names another directory")
     with files.writing(directory):
         directory.mkdir(parents=True, exist_ok=not numbered)

@@ -17,6 +17,8 @@ from labctl.records.verdict import final
 from labctl.reports.validation import Figure
 from labctl.system import human
 
+LATENCY = "latency"
+
 
 class JobOutcome(Struct, frozen=True, kw_only=True):
     """Result of one run of a check on some nodes."""
@@ -155,6 +157,15 @@ def judge(check: Check, jobs: Iterable[JobOutcome], limits: Mapping[tuple[str, s
             )
             figures.append(figure)
     return figures
+
+
+def latencies(check: Check, jobs: Iterable[JobOutcome]) -> list[Figure]:
+    """Return the latency of each pair, to show: a single one on the network of others is too uneven to be judged."""
+    if check.nodes != "pairs" or any(limit.metric == LATENCY for limit in check.limits):
+        return []
+    return judge(
+        replace(check, limits=(Limit(metric=LATENCY),)), [job for job in jobs if job.value(LATENCY) is not None], {}
+    )
 
 
 def missed(figure: Figure) -> str:

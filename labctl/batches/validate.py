@@ -19,7 +19,7 @@ from labctl.backends.status import LabStatus
 from labctl.batches import evidence, figures, interfaces
 from labctl.batches.advice import Cause, on
 from labctl.batches.alone import Runs, Trial, in_turn
-from labctl.batches.baseline import INTERRUPTED, Baseline
+from labctl.batches.baseline import CHECKS, INTERRUPTED, Baseline
 from labctl.batches.bisect import Diagnosis, Group, shown_by
 from labctl.batches.evidence import Verdict
 from labctl.batches.figures import Bound, JobOutcome
@@ -101,11 +101,13 @@ class Outcome(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """Evidence of a step against a node or host, and advice."""
+    """Evidence of a step against a node or host, and advice; with the run that shows it, or the logs of several."""
 
     health: Health
     text: str
     advice: str
+    run_id: str = ""
+    logs: str = ""
 
 
 def validate(
@@ -181,6 +183,8 @@ class _Course:
         self.tested: set[str] = set()
         """Nodes that were in a run that passed."""
         self.suspicion: Suspicion | None = None
+        self.logs: list[str] = []
+        """Directories of the logs of this step, relative to the report."""
         self.errors: list[tuple[str, Evidence]] = []
         """Errors of the last doctor step, with node or host."""
         self.interfaces: dict[str, dict[str, interfaces.Interface]] = {}
@@ -215,7 +219,7 @@ class _Course:
 
         ConfigError before the lab is brought up is raised.
         """
-        began = time.monotonic()
+        began, self.logs = time.monotonic(), []
         if self.interrupted and not always:
             outcome = Outcome("skipped", INTERRUPTED)
         else:
@@ -232,7 +236,7 @@ class _Course:
         seconds = round(time.monotonic() - began, 1)
         if outcome.status in ("failed", "unsure"):
             self.notice(f"validate: {name} {outcome.status}: {outcome.message}")
-        self.steps.append(StepResult(name=name, seconds=seconds, **outcome._asdict()))
+        self.steps.append(StepResult(name=name, seconds=seconds, logs=tuple(self.logs), **outcome._asdict()))
 
     # --- hosts ---
 
@@ -412,7 +416,7 @@ class _Course:
             bad = _bad(check, jobs, judged)
         if bad:
             self.suspicion = _suspicion(judged, bounds)
-        self.figures += judged
+        self.figures += [*judged, *figures.latencies(check, jobs)]
         for job in jobs:
             if job.nodes not in bad:
                 self.tested.update(job.nodes)
@@ -503,7 +507,7 @@ class _Course:
             # The next check may tell the nodes apart.
             health, advice = "unsure", self.doubt(check)
         for text in [failure] if failure else trial.texts(node):
-            self.accuse(node, health, text, advice)
+            self.accuse(node, health, text, advice, run_id=trial.runs[node][-1].run_id)
 
     def bounds(self, check: Check, jobs: Sequence[JobOutcome]) -> dict[tuple[str, str], Bound]:
         """Return the bounds of a check's figures, by metric and node or pair."""
@@ -521,23 +525,26 @@ class _Course:
 
     def run(self, check: Check, groups: tuple[Group, ...], record: str) -> list[JobOutcome]:
         """Run a check on groups of nodes; ``record`` names the record of the batch."""
+        self.logs.append(f"{CHECKS}/{record}")
         return self.subject.run(check, groups, record, self.slots)
 
     def bisect(self, check: Check, suspicion: Suspicion) -> Outcome:
         """Find and accuse bad nodes and links behind a check that failed on several nodes, by runs of its workload."""
+        logs = f"{CHECKS}/{check.name}-bisect"
+        self.logs.append(logs)
         diagnosis = self.subject.bisect(check, self.usable(), suspicion, self.profile.within)
         for node in diagnosis.bad:
             text = f"{check.name}: {shown_by(node)}, of {human.count(len(node.runs), 'run')} with good partners"
-            self.accuse(node.node, node.kind, text, self.advice(node.node, node.kind))
+            self.accuse(node.node, node.kind, text, self.advice(node.node, node.kind), logs=logs)
         for link in diagnosis.links:
             a, b = link.nodes
             text = f"{check.name}: {shown_by(link)}, of {human.count(len(link.runs), 'run')}; both are good with others"
             looks = dict.fromkeys(self.look_at(node, "link") for node in link.nodes)
             advice = f"look at cables and switch between {a} and {b}: {', '.join(looks)}; then {self.profile.command}"
-            self.links.append(LinkVerdict(a=a, b=b, verdict=link.kind, evidence=(text,), advice=advice))
+            self.links.append(LinkVerdict(a=a, b=b, verdict=link.kind, evidence=(text,), advice=advice, logs=(logs,)))
         for name in diagnosis.unsure:
             why = diagnosis.note or "its runs contradict each other"
-            self.accuse(name, "unsure", f"{check.name}: {why}", self.doubt(check))
+            self.accuse(name, "unsure", f"{check.name}: {why}", self.doubt(check), logs=logs)
         self.tested |= set(diagnosis.good)
         names = [f"{node.node} is {node.kind}" for node in diagnosis.bad]
         names += [f"the link {' - '.join(link.nodes)} is {link.kind}" for link in diagnosis.links]
@@ -570,9 +577,9 @@ class _Course:
 
     # --- verdicts ---
 
-    def accuse(self, name: str, health: Health, text: str, advice: str) -> None:
+    def accuse(self, name: str, health: Health, text: str, advice: str, *, run_id: str = "", logs: str = "") -> None:
         """Record evidence against a node or host."""
-        self.evidence[name].append(Evidence(health, text, advice))
+        self.evidence[name].append(Evidence(health, text, advice, run_id, logs))
 
     def advice(self, node: str, cause: Cause) -> str:
         """Return what to do about a node: look at it, and until then drain its host, unless it is this machine."""
@@ -624,6 +631,8 @@ class _Course:
             verdict=verdict,
             evidence=tuple(dict.fromkeys(item.text for item in against)),
             advice=against[0].advice if against else "",
+            runs=tuple(dict.fromkeys(item.run_id for item in against if item.run_id)),
+            logs=tuple(dict.fromkeys(item.logs for item in against if item.logs)),
         )
 
     @property

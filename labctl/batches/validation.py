@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl import backends
 from labctl.accelerators import CPU
@@ -31,6 +33,7 @@ from labctl.config.context import Context, require_initialised
 from labctl.config.settings import Settings
 from labctl.doctor.report import DoctorReport
 from labctl.errors import ConfigError, Failures, LabError
+from labctl.jobs.inputs import RUNS
 from labctl.jobs.request import choose_workload
 from labctl.model import Workload
 from labctl.records import store
@@ -61,14 +64,15 @@ def run(context: Context, name: str, *, keep: bool, out: Path | None, compare: b
     validation = validate(
         settings.text("LAB_NAME"),
         profile,
-        Subject(context=context, directory=directory / "checks"),
+        Subject(context=context, directory=directory / baseline.CHECKS),
         context.notice,
         operator=words_of_operator,
         baseline=_baseline(context, profile) if compare else None,
         drained=operator.drained(context),
         keep=keep,
     )
-    return baseline.write(directory, validation)
+    runs = os.path.relpath(context.directory / RUNS, directory)
+    return baseline.write(directory, replace(validation, runs=runs))
 
 
 def _baseline(context: Context, profile: Profile) -> Baseline | None:

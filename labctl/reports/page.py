@@ -44,6 +44,7 @@ def _environment() -> Any:
     environment.filters["prose"] = _prose
     environment.filters["number"] = human.number
     environment.filters["duration"] = human.duration
+    environment.filters["memory"] = human.memory
     environment.filters["share"] = human.share
     environment.filters["listed"] = human.listed
     return environment

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, permutations
 from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl.reports import chart
 from labctl.reports.page import finite, render
@@ -18,6 +20,8 @@ from labctl.system.load import Measured
 Health = Literal["failing", "not reached", "slow", "unsure", "good"]
 HEALTH: tuple[Health, ...] = ("failing", "not reached", "slow", "unsure", "good")
 """Worst first."""
+WIDEST = 32
+"""Nodes of which a page has a table, each with each."""
 
 
 class Figure(Struct, frozen=True, kw_only=True):
@@ -53,6 +57,8 @@ class StepResult(Struct, frozen=True, kw_only=True):
     advice: str = ""
     """Advice to the user; empty if there is nothing to do."""
     run_id: str = ""
+    logs: tuple[str, ...] = ()
+    """Directories with the logs of its runs, relative to the page."""
 
 
 class NodeVerdict(Struct, frozen=True, kw_only=True):
@@ -63,6 +69,10 @@ class NodeVerdict(Struct, frozen=True, kw_only=True):
     verdict: Health
     evidence: tuple[str, ...] = ()
     advice: str = ""
+    runs: tuple[str, ...] = ()
+    """Ids of runs that show it."""
+    logs: tuple[str, ...] = ()
+    """Directories with the logs of further runs, relative to the page."""
 
 
 class LinkVerdict(Struct, frozen=True, kw_only=True):
@@ -73,6 +83,9 @@ class LinkVerdict(Struct, frozen=True, kw_only=True):
     verdict: Literal["failing", "slow", "good"]
     evidence: tuple[str, ...] = ()
     advice: str = ""
+    runs: tuple[str, ...] = ()
+    logs: tuple[str, ...] = ()
+    """As in ``NodeVerdict``."""
 
 
 class Hardware(Struct, frozen=True, kw_only=True):
@@ -111,10 +124,29 @@ class Validation(Struct, frozen=True, kw_only=True):
     """Digest of each check, by name."""
     versions: Mapping[str, str] = {}
     """Versions of labctl, Docker, the image, each host's kernel ..."""
+    runs: str = ""
+    """Directory of the lab's runs, relative to the page; empty if unknown."""
     busy: tuple[str, ...] = ()
     """Hosts that were busy while the lab ran nothing, and how much of them others used."""
     loads: tuple[Measured, ...] = ()
     """Load of each host before and after each measurement of single nodes, in order."""
+
+
+class _Machines(Struct, frozen=True):
+    """Nodes of equal hardware, with their hosts."""
+
+    nodes: str
+    hosts: str
+    hardware: Hardware
+
+
+class _Grid(Struct, frozen=True, kw_only=True):
+    """Figures of one metric between nodes: rows and columns are nodes, None where the two were not measured."""
+
+    step: str
+    what: str
+    unit: str
+    rows: tuple[tuple[str, tuple[Figure | None, ...]], ...]
 
 
 class _Measure(Struct, frozen=True, kw_only=True):
@@ -146,7 +178,9 @@ def html(validation: Validation) -> str:
         links=_worst_first(validation.links),
         node_counts=_counts(validation.nodes),
         link_counts=_counts(validation.links),
+        machines=_machines(validation),
         measures=_measures(validation.figures),
+        grids=_grids(validation),
         status_of=_status,
     )
 
@@ -168,6 +202,57 @@ def _actions(validation: Validation) -> list[tuple[str, list[str]]]:
         if item.advice:
             concerned.setdefault(item.advice, []).append(_name(item))
     return list(concerned.items())
+
+
+def _machines(validation: Validation) -> list[_Machines]:
+    """Return nodes and hosts by hardware, each hardware once."""
+    nodes_of: defaultdict[str, list[str]] = defaultdict(list)
+    for node in validation.nodes:
+        if node.node != node.host:
+            nodes_of[node.host].append(node.node)
+    alike: defaultdict[Hardware, list[str]] = defaultdict(list)
+    for hardware in validation.hardware:
+        alike[replace(hardware, host="")].append(hardware.host)
+    return [
+        _Machines(_ranges(chain.from_iterable(nodes_of[host] for host in hosts)), _ranges(hosts), hardware)
+        for hardware, hosts in alike.items()
+    ]
+
+
+def _ranges(names: Iterable[str]) -> str:
+    """Join names, consecutive numbers as ``worker-0 to worker-3``."""
+    spans: list[list[str]] = []
+    for name in names:
+        if spans and name == _following(spans[-1][-1]):
+            spans[-1][1:] = [name]
+        else:
+            spans.append([name])
+    return human.listed(" to ".join(span) for span in spans)
+
+
+def _following(name: str) -> str:
+    """Return the name with the next number; empty if it has none."""
+    match = re.fullmatch(r"(.*?)([0-9]+)", name)
+    return f"{match[1]}{str(int(match[2]) + 1).zfill(len(match[2]))}" if match else ""
+
+
+def _grids(validation: Validation) -> list[_Grid]:
+    """Return a table per metric of links, if there are several hosts, and not more nodes than a page has room for."""
+    nodes = [node.node for node in validation.nodes if node.node != node.host]
+    if len({node.host for node in validation.nodes}) < 2 or len(nodes) > WIDEST:
+        return []
+    pairs = {f"{a} - {b}": {a, b} for a, b in permutations(nodes, 2)}
+    kinds: defaultdict[tuple[str, str, str], dict[frozenset[str], Figure]] = defaultdict(dict)
+    for figure in validation.figures:
+        if figure.node in pairs:
+            kinds[figure.step, figure.what, figure.unit][frozenset(pairs[figure.node])] = figure
+    return [_grid(*kind, nodes, of_kind) for kind, of_kind in kinds.items()]
+
+
+def _grid(step: str, what: str, unit: str, nodes: Sequence[str], figures: Mapping[frozenset[str], Figure]) -> _Grid:
+    """Return the table of one metric of links."""
+    rows = tuple((a, tuple(figures.get(frozenset((a, b))) for b in nodes)) for a in nodes)
+    return _Grid(step=step, what=what, unit=unit, rows=rows)
 
 
 def _name(item: NodeVerdict | LinkVerdict | StepResult) -> str:

@@ -364,6 +364,39 @@ def test_what_is_slow_together_is_bisected() -> None:
     )
 
 
+def test_steps_and_accused_nodes_name_their_logs() -> None:
+    bad = BadNode(node="worker-3", kind="slow", figure=0.5, runs=())
+    slow = Cluster(
+        lambda check, group: 80.0 if check is TRAIN or group == ("worker-1",) else 100.0,
+        diagnosis=replace(NOTHING_BAD, bad=(bad,), good=NAMES[:3]),
+    )
+    validation = slow.validate()
+    assert validation.nodes[1].runs == ("r1",)
+    assert validation.nodes[3].logs == ("checks/train-bisect",)
+    assert step(validation, "memory").logs[:2] == ("checks/memory", "checks/memory-again1")
+    assert step(validation, "bisect train").logs == ("checks/train-bisect",)
+    assert step(validation, "doctor").logs == ()
+
+
+def test_the_hardware_of_each_host_is_recorded() -> None:
+    assert [hardware.host for hardware in Cluster().validate().hardware] == ["red0", "red1", "red2", "red3"]
+
+
+def test_the_latency_of_pairs_is_shown_and_not_judged() -> None:
+    class Printing(Cluster):
+        def job(self, check: Check, group: Group) -> JobOutcome:
+            job = super().job(check, group)
+            return replace(job, metrics={**job.metrics, "latency": {"value": 10.0 ** int(group[0][-1]), "unit": "us"}})
+
+    validation = Printing().validate(replace(PLAIN, checks=(replace(MEMORY, nodes="pairs"),)))
+    latencies = [figure for figure in validation.figures if figure.what == "latency"]
+    assert [(figure.node, figure.value, figure.passed) for figure in latencies] == [
+        ("worker-0 - worker-2", 1.0, None),
+        ("worker-1 - worker-3", 10.0, None),
+    ]
+    assert validation.verdict == "PASS"
+
+
 def test_a_failed_run_is_bisected_by_runs_alone() -> None:
     cluster = Cluster(lambda check, _: None if check is TRAIN else 100.0)
     validation = cluster.validate()

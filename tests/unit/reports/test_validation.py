@@ -10,11 +10,25 @@ import pytest
 from msgspec.structs import replace
 
 from labctl.cli.output import to_json
-from labctl.reports.validation import Figure, Health, LinkVerdict, NodeVerdict, StepResult, Validation, html, write
+from labctl.reports.validation import (
+    Figure,
+    Hardware,
+    Health,
+    LinkVerdict,
+    NodeVerdict,
+    StepResult,
+    Validation,
+    html,
+    write,
+)
 from labctl.system.load import Measured
 
 GOLDEN = Path(__file__).parents[2] / "golden/validation.html"
 LIMIT = 127
+GPUS = Hardware(
+    host="", processor="AMD EPYC 9554", cores=128, memory=1 << 40, accelerator="nvidia", devices="8 x NVIDIA H200",
+    driver="570.124.06",
+)  # fmt: skip
 
 
 def node(number: int, verdict: Health = "good", advice: str = "") -> NodeVerdict:
@@ -50,20 +64,38 @@ def failed() -> Validation:
         3,
         verdict="FAIL",
         message="worker-2 on red2 is slow: check its cables.",
-        nodes=(node(0), node(1), node(2, "slow", advice)),
+        nodes=(node(0), node(1), replace(node(2, "slow", advice), runs=("20261120-141502",))),
+        hardware=(*(replace(GPUS, host=f"red{number}") for number in range(2)), replace(GPUS, host="red2", cores=64)),
+        runs="../../runs",
         links=(
             LinkVerdict(a="worker-0", b="worker-1", verdict="good"),
-            LinkVerdict(a="worker-1", b="worker-2", verdict="failing", evidence=("21 of 46 GB/s",), advice=advice),
+            LinkVerdict(
+                a="worker-1",
+                b="worker-2",
+                verdict="failing",
+                evidence=("21 of 46 GB/s",),
+                advice=advice,
+                logs=("checks/all_reduce-bisect",),
+            ),
         ),
         steps=(
             StepResult(name="doctor", status="passed", seconds=4.2),
-            StepResult(name="all_reduce", status="failed", message=broken, seconds=183, run_id="20261120-141502"),
+            StepResult(
+                name="all_reduce",
+                status="failed",
+                message=broken,
+                seconds=183,
+                run_id="20261120-141502",
+                logs=("checks/all_reduce", "checks/all_reduce-again"),
+            ),
             StepResult(name="train", status="skipped", message="Needs all nodes.", seconds=0),
         ),
         figures=(
             figure("worker-0", 141.26),
             figure("worker-1", None),
             figure("worker-2", 98.06),
+            figure("worker-0 - worker-1", 46.1, "bandwidth of links"),
+            figure("worker-2 - worker-0", 21.3, "bandwidth of links"),
             Figure(step="disk", what="disk read", value=2113.4, unit="MB/s", passed=None),
         ),
         versions={"labctl": "0.1.0", "kernel of red2": "6.8.0"},
@@ -119,7 +151,7 @@ def test_what_machines_say_is_text() -> None:
 def test_the_page_needs_no_network() -> None:
     page = html(failed())
     assert re.findall(r"https?:|@import|<(?:script|link|img|iframe|object)\b|\bsrc=", page) == []
-    assert re.findall(r"(?:href=\"|url\()(?!#|data:).{,40}", page) == []
+    assert re.findall(r"(?:href=\"|url\()(?!#|data:|\.\./\.\./runs/|checks/).{,40}", page) == []
 
 
 def test_every_id_is_used_once() -> None:
@@ -133,6 +165,55 @@ def test_bad_nodes_and_links_come_first() -> None:
     nodes = tuple(node(number, verdict) for number, verdict in enumerate(verdicts))
     assert rows(html(validation(nodes=nodes)), "Nodes") == [f"worker-{number}" for number in (4, 3, 2, 1, 0, 5)]
     assert rows(html(failed()), "Links") == ["worker-1 - worker-2", "worker-0 - worker-1"]
+
+
+def test_runs_lead_to_their_logs_beside_the_page() -> None:
+    page = html(failed())
+    log, files = "../../runs/20261120-141502/output.log", "../../runs/20261120-141502/"
+    nodes, links, steps = (page.partition(f"<h2>{heading}</h2>")[2] for heading in ("Nodes", "Links", "Steps"))
+    assert re.findall('href="(.*?)"', nodes.partition("</section>")[0]) == [log, files]
+    assert re.findall('href="(.*?)"', links.partition("</section>")[0]) == ["checks/all_reduce-bisect/"]
+    assert re.findall('href="(.*?)"', steps) == [log, files, "checks/all_reduce/", "checks/all_reduce-again/"]
+    assert "href" not in html(replace(failed(), runs="", links=(), steps=()))
+
+
+def test_nodes_of_equal_hardware_are_a_row() -> None:
+    page = html(failed())
+    assert rows(page, "Hardware") == ["worker-0 to worker-1", "worker-2"]
+    table = page.partition("<h2>Hardware</h2>")[2].partition("</table>")[0]
+    assert "red0 to red1" in table
+    assert "8 x NVIDIA H200" in table
+    assert "1 TiB" in table
+    assert "<h2>Hardware</h2>" not in html(validation())
+
+
+def test_nodes_of_one_host_are_a_row_with_their_host() -> None:
+    nodes = tuple(replace(node(number), host="local") for number in range(12))
+    page = html(validation(nodes=nodes, hardware=(Hardware(host="local", cores=2),)))
+    assert rows(page, "Hardware") == ["worker-0 to worker-11"]
+
+
+def between(page: str) -> list[list[str]]:
+    """Return the cells of the first table of nodes by nodes."""
+    table = page.partition('<table class="grid">')[2].partition("</table>")[0]
+    return [re.findall(r"<t[hd][^>]*>([^<]*)", row) for row in table.split("<tr>")[1:]]
+
+
+def test_figures_of_links_are_a_table_of_nodes_by_nodes() -> None:
+    assert between(html(failed())) == [
+        ["", "worker-0", "worker-1", "worker-2"],
+        ["worker-0", "-", "✕ 46.1", "✕ 21.3"],
+        ["worker-1", "✕ 46.1", "-", "-"],
+        ["worker-2", "✕ 21.3", "-", "-"],
+    ]
+
+
+def test_nodes_of_one_host_and_very_many_nodes_have_no_such_table() -> None:
+    link = figure("worker-0 - worker-1", 140, "bandwidth of links")
+    alone = tuple(replace(node(number), host="local") for number in range(2))
+    assert between(html(validation(figures=(link,), nodes=alone))) == []
+    assert between(html(validation(33, figures=(link,)))) == []
+    assert len(between(html(validation(32, figures=(link,))))) == 33
 
 
 def test_many_good_nodes_are_counted_and_folded() -> None:
