@@ -540,7 +540,7 @@ class _Course:
             a, b = link.nodes
             text = f"{check.name}: {shown_by(link)}, of {human.count(len(link.runs), 'run')}; both are good with others"
             looks = dict.fromkeys(self.look_at(node, "link") for node in link.nodes)
-            advice = f"look at cables and switch between {a} and {b}: {', '.join(looks)}; then {self.profile.command}"
+            advice = f"look at cables and switch between {a} and {b}: {', '.join(looks)}; then `{self.profile.command}`"
             self.links.append(LinkVerdict(a=a, b=b, verdict=link.kind, evidence=(text,), advice=advice, logs=(logs,)))
         for name in diagnosis.unsure:
             why = diagnosis.note or "its runs contradict each other"

@@ -20,6 +20,8 @@ from labctl.system.load import Measured
 Health = Literal["failing", "not reached", "slow", "unsure", "good"]
 HEALTH: tuple[Health, ...] = ("failing", "not reached", "slow", "unsure", "good")
 """Worst first."""
+TIMES = ("us", "µs", "ms", "s")
+"""Units of figures of which less is better."""
 WIDEST = 32
 """Nodes of which a page has a table, each with each."""
 
@@ -297,7 +299,7 @@ def _status(figure: Figure) -> str:
 def _badness(figure: Figure) -> tuple[int, bool, float]:
     """Sort key of figures: missed, unjudged, passed; in each those without a number, then from worst to best."""
     value = finite(figure.value)
-    sign = -1 if figure.limit.startswith("<=") else 1
+    sign = -1 if figure.limit.startswith("<=") or figure.unit in TIMES else 1
     return (False, None, True).index(figure.passed), value is not None, sign * (value or 0)
 
 

@@ -264,6 +264,9 @@ def test_of_times_the_longest_is_the_worst() -> None:
     labels = re.findall(r"<text [^>]*>([^<]*)", html(validation(figures=figures)))
     assert [label for label in labels if "worker" in label] == ["worker-1", "worker-0", "worker-2"]
     assert "✕ 31.5" in labels
+    unjudged = tuple(replace(figure, limit="", passed=None) for figure in figures)
+    labels = re.findall(r"<text [^>]*>([^<]*)", html(validation(figures=unjudged)))
+    assert [label for label in labels if "worker" in label] == ["worker-1", "worker-0", "worker-2"]
 
 
 @pytest.mark.parametrize(("size", "rows"), [(1, 1), (4, 4), (64, 13), (1000, 13)])
