@@ -145,6 +145,11 @@ def test_the_quick_profile_validates_from_nothing_and_back(context: Context, dir
         ),
         "passed",
     )
+    step = next(step for step in report.validation.steps if step.name == "ssh-check")
+    page = directory / "report"
+    assert (page / report.validation.runs / step.run_id / "output.log").is_file()
+    assert [(page / folder).is_dir() for folder in step.logs] == [True]
+    assert report.validation.hardware
     assert flows.status(context).state == "down"
 
 

@@ -59,6 +59,12 @@ def test_bf16_is_an_instruction_of_some_processors(tmp_path: Path) -> None:
     assert procfs.has_bf16(tmp_path / "nothing")
 
 
+def test_the_processor_is_named_where_the_kernel_names_it(tmp_path: Path) -> None:
+    put(tmp_path, "proc/cpuinfo", "processor\t: 0\nmodel name\t: AMD EPYC 9554\n\nmodel name\t: another\n")
+    assert procfs.processor(tmp_path) == "AMD EPYC 9554"
+    assert procfs.processor(tmp_path / "nothing") == ""
+
+
 def test_os_release(tmp_path: Path) -> None:
     put(tmp_path, "etc/os-release", '# who\nID=debian\nPRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\n\nVERSION_ID=\n')
     expected = {"ID": "debian", "PRETTY_NAME": "Debian GNU/Linux 12 (bookworm)", "VERSION_ID": ""}
