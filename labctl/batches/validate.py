@@ -707,7 +707,7 @@ def _checked(jobs: Sequence[JobOutcome], judged: Sequence[Figure], bad: Mapping[
 
 
 def _doubted(trial: Trial, verdicts: Mapping[str, Verdict]) -> list[str]:
-    """Return bad nodes that are suspected after what they share: all, or more than half of three that miss a bound."""
+    """Return bad nodes that are suspected after what they share: all, or most if it is a bound that they miss."""
     bad = [node for node, verdict in verdicts.items() if verdict == "bad"]
     if len(bad) == len(verdicts):
         return bad if len(bad) > 1 else []
