@@ -235,7 +235,7 @@ class Lab(Struct, frozen=True, kw_only=True):
 
     @property
     def addresses(self) -> str:
-        """Interface for Open MPI, which accepts a single name; or the smallest network of all hosts' addresses."""
+        """Interface for Open MPI or, if its name differs between hosts, the smallest network of their addresses."""
         if "," not in self.interfaces:
             return self.interfaces
         numbers = [int(IPv4Address(host.address)) for host in self.hosts]

@@ -67,7 +67,7 @@ def going_on(lab: Lab, workload: Workload, run_id: str, ranks: int) -> tuple[Wor
 
 
 def last(lab: Path, run_id: str, declared: Resume) -> tuple[Checkpoint | None, str]:
-    """Return the last complete checkpoint of a run, or of the runs that it resumed; else None and the reason."""
+    """Return the last complete checkpoint of a run, or of the runs that it resumed; else None and why it has none."""
     first = ""
     while True:
         checkpoint, why = last_of(lab, run_id, declared)
@@ -81,7 +81,7 @@ def last(lab: Path, run_id: str, declared: Resume) -> tuple[Checkpoint | None, s
 
 
 def last_of(lab: Path, run_id: str, declared: Resume) -> tuple[Checkpoint | None, str]:
-    """Return the last complete checkpoint in a run's own directory; else None and why the last one is incomplete."""
+    """Return a run's own last complete checkpoint; else None and why: none matches, or what the last one lacks."""
     top = store.directory(lab, run_id)
     # Links out of the run's directory are not of this run.
     places = [path for path in top.glob(declared.checkpoint) if path.resolve().is_relative_to(top.resolve())]
@@ -100,7 +100,7 @@ def by_number(path: str) -> list[tuple[int, str]]:
 
 
 def whole(place: Path, name: str) -> tuple[Marker | None, str]:
-    """Return the marker of a checkpoint and an empty text; None and the reason if the checkpoint is incomplete.
+    """Return the marker of a checkpoint, blank without ``name``, and an empty text; if incomplete, None and the reason.
 
     Without a marker name, every checkpoint is complete. A marker in JSON must be valid.
     """

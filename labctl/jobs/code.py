@@ -42,7 +42,7 @@ class _TooMuchError(Exception):
 
 
 def choose(lab: Lab, workload: Workload) -> tuple[Workload, Code]:
-    """Return the workload, an absolute script made relative, and the files to copy. ConfigError if they are unfit.
+    """Return the workload with its script relative to the folder to copy, and the folder's files. ConfigError if unfit.
 
     It is raised if a script cannot be started, a workload's folder is too large, or git fails.
     """

@@ -160,7 +160,7 @@ def _model_problem(config: Path) -> str | None:
 
 
 def require_mounted(lab: Lab, workload: Workload) -> None:
-    """Raise ConfigError if a declared script is not in a mounted folder: declarations may come from others."""
+    """Raise ConfigError if a declared absolute script exists, but in no mounted folder: others may have declared it."""
     path = Path(workload.script)
     if path.is_absolute() and path.is_file() and in_container(lab, path) is None:
         folder = shlex.quote(f"{path.parent}:{path.parent}:ro")

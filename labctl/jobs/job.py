@@ -19,7 +19,7 @@ from labctl.workloads import deepspeed_config
 
 
 def render_program(lab: Lab, job: Job) -> File:
-    """Render the script that every rank executes, or the launcher if the workload starts its ranks itself."""
+    """Render rank.sh, which every rank executes, or the launcher once if the workload starts its ranks itself."""
     workload = job.workload
     name = "start.sh.j2" if workload.launcher == "script" else "rank.sh.j2"
     content: str = template(Path(__file__).with_name(name)).render(

@@ -71,7 +71,7 @@ OWN = ("detach", "wait", "resume", "retries", "retried", "batch")
 
 
 def recorded(workload: Workload, options: RunOptions) -> dict[str, Any]:
-    """Return the workload's name, empty for a script alone, and the options that `--resume` uses again, as JSON."""
+    """Return a request's record: workload, empty for a script alone; options that `--resume` uses again; any batch."""
     asked = msgspec.to_builtins(options, enc_hook=lambda path: str(path.absolute()))
     kept = {key: value for key, value in asked.items() if value and key not in OWN}
     of = {"batch": options.batch} if options.batch else {}
@@ -99,7 +99,7 @@ def resumed(directory: Path, name: str, options: RunOptions) -> tuple[str, RunOp
 
 
 def over(before: RunOptions, now: RunOptions) -> RunOptions:
-    """Return the options ``before``, overridden by those of ``now``; ``--set`` is merged key by key."""
+    """Return options ``now``, unset ones except OWN as ``before``: ``--set`` key by key, nodes all or none."""
     nodes = ("hostfile", "include", "exclude")
     kept = [key for key in RunOptions.__struct_fields__ if key not in (*OWN, "arguments")]
     if any(getattr(now, key) for key in nodes):
@@ -294,7 +294,7 @@ def build_job(
     *,
     run_id: str = "",
 ) -> Job:
-    """Build the job of a run on the nodes that the options choose; ConfigError for wrong options or missing inputs.
+    """Build a run's job by its options; warn of files left out of its code. ConfigError for options or missing inputs.
 
     ``warn`` is told of files that are not copied. It is also raised for inputs missing on this host.
     """
@@ -320,7 +320,7 @@ def build_job(
 
 
 def job_name(options: RunOptions, nodes: int) -> str:
-    """Return the job's name in the hostfile of a set, such as ``2xN_batch0001``; else by the number of nodes."""
+    """Return the job name in the hostfile's file name, such as ``2xN_batch0001``; else ``2xN``, for two nodes."""
     name = hostfile.job_name(options.hostfile.name) if options.hostfile else ""
     return name or f"{nodes}xN"
 

@@ -109,7 +109,7 @@ def accepted() -> tuple[str, ...]:
 
 
 def get(text: str) -> LauncherModule:
-    """Return the module of a launcher, whatever its way; raise ConfigError that lists all if it is unknown."""
+    """Return the module of a launcher, one for all its ways. ConfigError if launcher or way is unknown."""
     launcher, _, asked = text.partition(":")
     if launcher not in names():
         raise ConfigError(f"unknown launcher `{text}`", hint=f"known: {', '.join(known())}")
@@ -226,7 +226,7 @@ def hostfile(launch: LaunchSpec) -> tuple[File, ...]:
 
 
 def open_mpi_options(launch: LaunchSpec) -> tuple[str, ...]:
-    """Return Open MPI's options for the lab's network.
+    """Return Open MPI's options: SSH from the launcher only, the lab's network, and for ranks that share cores.
 
     Workers hold no private key, so the launcher starts all daemons itself.
     """

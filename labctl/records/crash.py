@@ -154,7 +154,7 @@ class CrashWatch:
         return True
 
     def _crash_in(self, line: Line, text: str) -> RankFailure | None:
-        """Parse the failure of a rank in a line; None if the line reports none."""
+        """Return the failure that a line reports, with the rank's last output and the cause; None without one."""
         # Reports of ranks that a script starts itself may be in its own output.
         reported = REPORTED.match(line.said) if line.report else self._starts_itself and REPORTED.search(text)
         if reported:
@@ -185,7 +185,7 @@ class CrashWatch:
 
 
 def judged(ended: Ended, watch: CrashWatch) -> tuple[Cause | None, str]:
-    """Return cause and message of a run's end, by its agent or else its ranks' output; the cause may be None."""
+    """Return cause, or None, and message of a run's end: by its ranks' output unless the agent knows another cause."""
     if ended.cause not in (None, "rank-crashed"):
         return ended.cause, ended.message
     if watch.cause and (ended.cause or ended.code != 0):

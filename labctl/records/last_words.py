@@ -39,7 +39,7 @@ def kept(speakers: int) -> int:
 
 
 def quoted(written: Iterable[str], who: str = "") -> str:
-    """Return the last exception of ``rank N`` with its message, else its last line of text, as one line; else empty."""
+    """Return the fatal line or exception, else the last line, of ``rank N`` as one line; empty if it wrote no text."""
     lines = [line for line in _lines_of(who, written) if line and not SHELL.match(line)]
     for line in reversed(lines):
         if FATAL.match(line):
@@ -111,7 +111,7 @@ def _lines_of(who: str, written: Iterable[str]) -> list[str]:
 
 
 def _exception(lines: list[str]) -> str:
-    """Return the message of the last exception; empty if other output follows it."""
+    """Return the message of the last exception and what follows; empty if that is more than MOST_LINES."""
     begins = next((at for at in reversed(range(len(lines))) if TRACEBACK.match(lines[at])), None)
     if begins is None:
         return ""

@@ -99,7 +99,7 @@ def read_notes(notes: Pairs, lines: list[str]) -> dict[str, str]:
 
 
 def reduce_values(metrics: Iterable[Metric], values: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
-    """Reduce metrics to ``{"value", "unit"}`` or ``{"first", "last"}``, as in JSON; those without values are left out.
+    """Reduce metrics without ``skip`` values to ``{"value", "unit"}`` or ``{"first", "last"}``; omit those with none.
 
     nan and infinity, which JSON does not have, are None with a ``note``.
     """

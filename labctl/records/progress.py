@@ -64,7 +64,7 @@ class Tracker:
         return samples
 
     def _count(self, source: int, step: int, steps: int | None, when: float) -> None:
-        """Take a step from one of SOURCES into account, unless a better source was seen."""
+        """Count a step of one of SOURCES; begin again with a better one, or with the next bar after a full one."""
         another = source == self._source == 1 and self._steps not in (None, steps)
         if another and self._step < (self._steps or 0):
             # Another bar while the first is not at its end, as of an evaluation.

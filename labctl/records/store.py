@@ -97,7 +97,7 @@ def sha256(content: bytes) -> str:
 
 
 def versions(lab: Lab, engine: Mapping[str, str], image_id: str | None) -> dict[str, Any]:
-    """Return the versions of all that a run depends on; ``engine``: those that its first node's engine reports."""
+    """Return the versions of labctl, Python and image, and those that the first node's engine reports (``engine``)."""
     import platform
     from importlib import metadata
 
@@ -190,7 +190,7 @@ class RunLog:
     """
 
     def __init__(self, path: Path, lab: Lab, workload: Workload, *, over: bool = False) -> None:
-        """Create the record's files; with ``over`` replace them, to follow a run anew. HostError if that fails."""
+        """Create the record's files; with ``over`` replace those of an earlier labctl. HostError if that fails."""
         with files.writing(path / OUTPUT), files.opened(path) as folder:
             if over:
                 for name in (OUTPUT, TIMES, METRICS):
@@ -435,7 +435,7 @@ def last_lines(path: Path, size: int) -> list[str]:
 
 
 def _times(path: Path, rank: int | None) -> Iterator[float | None]:
-    """Yield the recorded times of the lines of a rank; None for all lines."""
+    """Yield the recorded times of the lines of a rank; of all lines if ``rank`` is None."""
     with suppress(OSError), files.open_regular(path) as stream:
         for line in stream:
             when, _, whose = line.decode("ascii").strip().partition(" ")

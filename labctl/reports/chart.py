@@ -76,7 +76,7 @@ class Drawing:
 
 
 def bars(bars: Sequence[Bar], unit: str, alt: str) -> Drawing:
-    """Draw horizontal bars from zero: the first ``ROWS`` by name, the others as a histogram in one row.
+    """Draw horizontal bars from zero: the first ``ROWS`` in a row each, the others as a histogram in one row.
 
     The limit is a dashed line. A bar that missed it is hatched and has a cross, so that it shows without color.
     """

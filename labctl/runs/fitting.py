@@ -28,7 +28,7 @@ class Hardware(Struct, frozen=True, kw_only=True):
 
     @property
     def is_elsewhere(self) -> bool:
-        """Tell if it is another machine's than the lab's."""
+        """Tell if it is another machine's than the lab's, because nodes or slots are asked for."""
         return bool(self.nodes or self.slots)
 
 
