@@ -14,7 +14,7 @@ UNREACHED: tuple[Cause, ...] = ("node-lost", "stalled")
 
 
 def unfinished(lab: Path, active: Mapping[str, ActiveRun], among: Iterable[str]) -> dict[str, str]:
-    """Return the runs to end before another, with the reason: orphaned ones ``among``, and the last if it lost a node.
+    """Return the runs to end before another, with reasons: the last if it lost a node or stalled, orphaned ``among``.
 
     Ask the backend for ``active`` after ``among`` are known: others may have been launched since.
     """

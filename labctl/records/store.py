@@ -217,7 +217,7 @@ class RunLog:
         return self._tracker.progress()
 
     def keep(self, lines: Sequence[Line]) -> Sequence[Line]:
-        """Write lines, and return them redacted. RecordError if they cannot be written."""
+        """Write lines, their times and samples; return the lines redacted. RecordError if that fails."""
         shown = redact_lines(lines, self._hidden)
         try:
             self._read(lines)

@@ -144,7 +144,7 @@ def initialised_settings(context: Context) -> Settings:
 
 
 def settings_for(context: Context, workload: str) -> Settings:
-    """Return the settings, with the image that a workload needs if one is named."""
+    """Return the settings, with the image that ``workload`` needs unless that is empty."""
     settings = context.settings()
     if not workload:
         return settings

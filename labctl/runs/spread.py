@@ -214,7 +214,7 @@ def _judgement(effect: Effect) -> str:
 
 
 def conclusion(effects: Collection[Effect], spreads: Iterable[Spread], target: str) -> str:
-    """Render how the usual difference was estimated, or the command that tells it; empty if neither is of use.
+    """Render how the usual difference was estimated, or that runs are too few, and the command for more; else empty.
 
     ``target`` is what the command runs: the workload, or ``--script FILE``.
     """

@@ -133,7 +133,7 @@ def ready(backend: Backend, request: Request) -> Run:
 
 
 def plan(backend: Backend, run: Run, options: RunOptions, *, preview: bool = False) -> Plan:
-    """Plan a run that is ready: what earlier runs left is ended, nodes are checked, then it is launched and judged."""
+    """Plan a run that is ready: end what earlier runs left, check nodes, launch and, unless detached, judge it."""
     unfinished = _unfinished(backend)
     of_backend = backend.plan_run(run, ended=unfinished, preview=preview)
     run_id, cause = run.run_id, f"run {run.run_id}"

@@ -36,7 +36,7 @@ def pool(width: int = WIDTH, *, endless: bool = False) -> Iterator[ThreadPoolExe
 
 
 def map_hosts(work: Callable[[K], T], hosts: Mapping[str, K]) -> tuple[dict[str, T], dict[str, HostError]]:
-    """Run ``work`` for each host at once; return results and HostErrors by host, in order. Raises any other exception.
+    """Run ``work`` for hosts in parallel; return results and, as HostErrors, failures by host, in order. Raises bugs.
 
     Other exceptions than those of hosts, files and settings are bugs: the first is raised after all work has ended.
     """

@@ -127,7 +127,7 @@ def words(of: Workload, key: str, value: str | None) -> tuple[str, ...]:
 
 
 def require_arguments(of: Workload, option: str) -> None:
-    """Raise ConfigError if the workload's script takes no arguments from the user, as by this option."""
+    """Raise ConfigError if a DeepSpeed-Chat script, which has its arguments written in it, gets more by this option."""
     if of.directory.name == DSCHAT.family and not (is_step(of) and option == "arguments"):
         raise ConfigError(
             f"{of.name} takes no {option}: its arguments are written in the script, which is run as it is",
@@ -136,7 +136,7 @@ def require_arguments(of: Workload, option: str) -> None:
 
 
 def is_step(of: Workload) -> bool:
-    """Tell if the workload is a script of Microsoft's, which is in the folder of a step."""
+    """Tell if the workload is a DeepSpeed-Chat script in the folder of a step, as in Microsoft's repository."""
     return of.directory.name == DSCHAT.family and "/" in "".join(of.arguments[:1])
 
 

@@ -61,7 +61,7 @@ def list_all(directory: Path, launchers: tuple[str, ...]) -> tuple[tuple[Workloa
 
 
 def _scan(directory: Path, launchers: tuple[str, ...], name: str = "") -> tuple[list[Declared], list[ConfigError]]:
-    """Read workload files, all or those with ``name``; return workloads and errors. ConfigError without the folder."""
+    """Read workload files, all or those that contain ``name``; return workloads, errors. ConfigError without folder."""
     if not directory.is_dir():
         hint = f"cd into a lab's directory, or `labctl init {shlex.quote(str(directory.parent))}`"
         raise ConfigError(f"{directory}: no such folder of workloads", hint=hint)

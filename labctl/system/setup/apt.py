@@ -63,7 +63,7 @@ def parse_deb822(text: str) -> Iterator[Source]:
 
 
 def archive(sources: tuple[Source, ...], distribution: str, suite: str) -> Source | None:
-    """Return the distribution's own main archive of a suite, over http; None if no source is that."""
+    """Return the distribution's own main archive of a suite, by its http and https URIs; None if no source is that."""
     for source in sources:
         uris = tuple(uri for uri in source.uris if urlsplit(uri).scheme in {"http", "https"})
         if suite in source.suites and "main" in source.components and _is_own(source, uris, distribution):
