@@ -41,6 +41,7 @@ class OpenLab(Struct, frozen=True, kw_only=True):
 
     path: Path
     environ: dict[str, str]
+    nodes: int
     cores: float
     planted: Callable[[], Container]
     """Return the container of this machine that is made slow: that of PLANTED, which is up, or of its host."""
@@ -63,7 +64,7 @@ def on_this_machine(nodes: int, cores: float, override: str = "") -> Iterator[Op
             (container,) = docker.from_env().containers.list(filters=label)
             return container
 
-        yield OpenLab(path=path, environ=dict(os.environ), cores=cores, planted=planted)
+        yield OpenLab(path=path, environ=dict(os.environ), nodes=nodes, cores=cores, planted=planted)
 
 
 @contextlib.contextmanager
@@ -80,7 +81,7 @@ def on_two_hosts() -> Iterator[OpenLab]:
         containers = [engine.containers.get(f"noise-{host.name}") for host in lab.hosts]
         for core, container in enumerate(containers):
             container.update(cpuset_cpus=str(core))
-        yield OpenLab(path=path, environ=lab.environ, cores=1, planted=lambda: containers[1])
+        yield OpenLab(path=path, environ=lab.environ, nodes=2, cores=1, planted=lambda: containers[1])
 
 
 CORE_EACH = "services: {worker-0: {cpuset: '0'}, worker-1: {cpuset: '1'}}\n"
