@@ -80,7 +80,7 @@ class Ranks:
         self.speeds: list[Floats] = []
         self.chances = np.array([[chance] for chance, _ in evidence.WINS])
         weights = np.log([[weight] for _, weight in evidence.WINS])
-        self.slow, self.good = (np.repeat(weights, nodes, axis=1) for _ in range(2))
+        self.slow, self.low, self.good = (np.repeat(weights, nodes, axis=1) for _ in range(3))
         """Logarithms of the likelihood ratios, by chance of winning and node."""
 
     def take(self, speeds: Floats, lost: Floats) -> None:
@@ -98,24 +98,33 @@ class Ranks:
         now = speeds[nodes]
         fast = before >= (1 - self.within) * median_high(before.tolist())
         proven = now * (1 - lost[nodes]) if self.corrected else now
-        slowest, fastest, odds = _references(now, before, fast)
-        chances, slow = self.chances, now < (1 - self.within) * slowest
+        slowest, quartile, fastest, odds, quartile_odds = _references(now, before, fast)
+        chances, least = self.chances, 1 - self.within
         good = proven > min(evidence.GOOD, 1 - self.within) * fastest
         won, not_won = np.log(chances * odds), np.log((1 - chances) * odds / (odds - 1))
-        self.slow[:, nodes] += np.where(slow, won, not_won)
+        self.slow[:, nodes] += np.where(now < least * slowest, won, not_won)
+        quartile_won, quartile_not_won = (
+            np.log(chances * quartile_odds),
+            np.log((1 - chances) * quartile_odds / (quartile_odds - 1)),
+        )
+        self.low[:, nodes] += np.where(now < least * quartile, quartile_won, quartile_not_won)
         self.good[:, nodes] += np.where(good, won, not_won)
 
     def verdicts(self) -> tuple[Verdict, ...]:
         """Return the verdict on each node."""
-        slow, good = (np.exp(np.minimum(logs, 700)).sum(axis=0) for logs in (self.slow, self.good))
+        slowest, low, good = (np.exp(np.minimum(logs, 700)).sum(axis=0) for logs in (self.slow, self.low, self.good))
+        slow = (slowest + low) / 2
         enough = 1 / self.error
         words = np.where(slow >= enough, "bad", np.where(good >= enough, "good", "unsure"))
         verdicts: list[Verdict] = words.tolist()
         return tuple(verdicts)
 
 
-def _references(now: Floats, before: Floats, fast: NDArray[np.bool_]) -> tuple[Floats, Floats, Floats]:
-    """Return the slowest and fastest reference of each node that are no outliers, and the odds."""
+References = tuple[Floats, Floats, Floats, Floats, Floats]
+
+
+def _references(now: Floats, before: Floats, fast: NDArray[np.bool_]) -> References:
+    """Return each node's slowest reference, their lower quartile, and their fastest, and the odds of the first two."""
     sorted_fast = np.flatnonzero(fast)[np.argsort(now[fast], kind="stable")]
     values = now[sorted_fast]
     place = np.full(len(now), len(values))
@@ -125,7 +134,9 @@ def _references(now: Floats, before: Floats, fast: NDArray[np.bool_]) -> tuple[F
         return _few_references(now, before, fast)
     outliers = others // evidence.OUTLIERS
     slowest, fastest = _without(values, place, outliers), _without(values, place, others - 1 - outliers)
-    return slowest, fastest, (others + 1) / (outliers + 1)
+    quarter = others // 4
+    quartile = _without(values, place, quarter)
+    return slowest, quartile, fastest, (others + 1) / (outliers + 1), (others + 1) / (quarter + 1)
 
 
 def _without(values: Floats, place: Indices, index: Indices) -> Floats:
@@ -134,7 +145,7 @@ def _without(values: Floats, place: Indices, index: Indices) -> Floats:
     return of_index
 
 
-def _few_references(now: Floats, before: Floats, fast: NDArray[np.bool_]) -> tuple[Floats, Floats, Floats]:
+def _few_references(now: Floats, before: Floats, fast: NDArray[np.bool_]) -> References:
     """Return the same where a node has too few fast others: then its references are the fastest ones before."""
     rows = []
     by_before = np.argsort(-before, kind="stable")
@@ -143,8 +154,10 @@ def _few_references(now: Floats, before: Floats, fast: NDArray[np.bool_]) -> tup
         if len(others) < evidence.FEWEST_REFERENCES:
             others = by_before[by_before != node][: evidence.FEWEST_REFERENCES]
         speeds = sorted(now[others].tolist())
+        many, quarter = len(speeds), len(speeds) // 4
+        fastest = speeds[-1 - many // evidence.OUTLIERS]
         rows.append(
-            (evidence.slowest(speeds), speeds[-1 - len(speeds) // evidence.OUTLIERS], evidence.odds(len(speeds)))
+            (evidence.slowest(speeds), speeds[quarter], fastest, evidence.odds(many), (many + 1) / (quarter + 1))
         )
-    slowest, fastest, odds = np.array(rows).T
-    return slowest, fastest, odds
+    slowest, quartile, fastest, odds, quartile_odds = np.array(rows).T
+    return slowest, quartile, fastest, odds, quartile_odds

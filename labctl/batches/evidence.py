@@ -3,7 +3,8 @@
 In each round all nodes are measured once, in a random order, so a disturbance meets each of them by equal
 chance. A node is tested against ``references``, nodes that look good by the rounds before. If it is not slower than is
 allowed, its speed divided by the speed allowed is the lowest of k nodes with a probability of at most 1/k; if it is
-slower than a good node may be, its speed times that share is the highest with at most 1/k. The evidence against such a
+slower than a good node may be, its speed times that share is the highest with at most 1/k; and so for the lower
+quartile, which shows more where some of many references are slow by accident. The evidence against such a
 hypothesis is the likelihood ratio of the rounds: the node wins with one of the probabilities ``WINS``, over 1/k. Its
 expectation is at most 1 if the hypothesis holds, so it ever exceeds 1/alpha with a probability of at most alpha.
 
@@ -132,7 +133,7 @@ def both(first: Judged, later: Judged) -> Judged:
     if verdicts == {"bad"}:
         verdict = "bad"
     elif "bad" in verdicts:
-        doubt = "it was surely slow in only one of two series of rounds"
+        doubt = "it was slow for some rounds in a row, and not a minute later"
     speeds = [judged.speed for judged in (first, later) if judged.speed is not None]
     return replace(
         later,
@@ -181,6 +182,10 @@ class _Compared(Struct, frozen=True, kw_only=True):
     """Of how many rounds a good node is at most once slower than ``slowest``, or faster than ``fastest``."""
     slowest: float
     """The slowest reference that is no outlier."""
+    quartile: float
+    """The lower quartile of the references: some of many are always slow for a moment."""
+    quartile_odds: float
+    """Of how many rounds a good node is at most once slower than ``quartile``."""
     middle: float
     fastest: float
     """The fastest reference that is no outlier."""
@@ -209,6 +214,8 @@ def _comparisons(before: Sequence[Round], now: Round, within: float) -> Iterator
                 reading=reading,
                 odds=odds(len(others)),
                 slowest=slowest(others),
+                quartile=others[len(others) // 4],
+                quartile_odds=(len(others) + 1) / (len(others) // 4 + 1),
                 middle=median(others),
                 fastest=others[-1 - len(others) // OUTLIERS],
             )
@@ -256,8 +263,14 @@ def _judged(node: str, rounds: Sequence[Round], compared: Sequence[_Compared], w
 
 
 def _evidence_below(compared: Iterable[_Compared], share: float) -> float:
-    """Return the evidence that a node's speed is below a share of its references' speed."""
-    return evidence((at.reading.speed < share * at.slowest, at.odds) for at in compared)
+    """Return the evidence that a node's speed is below a share of its references' speed.
+
+    The mean of two: of being slower than the slowest reference, and than their lower quartile.
+    """
+    compared = list(compared)
+    slowest = evidence((at.reading.speed < share * at.slowest, at.odds) for at in compared)
+    quartile = evidence((at.reading.speed < share * at.quartile, at.quartile_odds) for at in compared)
+    return (slowest + quartile) / 2
 
 
 def _evidence_above(compared: Iterable[_Compared], share: float) -> float:

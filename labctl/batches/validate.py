@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from msgspec.structs import replace
@@ -23,9 +23,9 @@ from labctl.batches.baseline import CHECKS, INTERRUPTED, Baseline
 from labctl.batches.bisect import Diagnosis, Group, shown_by
 from labctl.batches.evidence import Verdict
 from labctl.batches.figures import Bound, JobOutcome
-from labctl.batches.hostfiles import groups as grouped
 from labctl.batches.operator import Operator
 from labctl.batches.profile import Check, Hook, Profile, digest
+from labctl.batches.together import GroupTrial, Suspicion, groups_of
 from labctl.errors import ConfigError, Failures, HostError, LabError
 from labctl.model import HERE, LAUNCHER
 from labctl.reports.validation import HEALTH, Figure, Hardware, Health, LinkVerdict, NodeVerdict, StepResult, Validation
@@ -38,18 +38,15 @@ if TYPE_CHECKING:
 
 NO_LAB = "the lab did not come up"
 NO_HOSTS = "labctl reaches no host of a cluster"
-CONFIRMED_AFTER = 60.0
-"""Seconds after which a node on another host than the others must be found bad once more: a disturbance of its host may
-last for many rounds in a row."""
+CONFIRMATIONS = 2
+"""Times that a node on another host than the others must be found bad again: a disturbance of its host may last for
+many rounds in a row. With two, hosts that are slow for 10 % of the time, up to a minute each, are accused in 1 of 100
+validations at most (`python tests/validation_table.py episodes`)."""
+PAUSE = 60.0
+"""Seconds before each."""
+NOT_JUDGED = "not judged: nothing to compare with"
 TIMED_OUT = 124
 """Exit code of timeout(1)."""
-
-
-class Suspicion(NamedTuple):
-    """Reason of a check that failed on several nodes together: a missed metric and its bound; empty if a run failed."""
-
-    metric: str = ""
-    bound: Bound | None = None
 
 
 class ValidatedLab(Protocol):
@@ -405,34 +402,27 @@ class _Course:
 
     def check_together(self, check: Check, nodes: tuple[str, ...]) -> Outcome:
         """Run a check on pairs or all nodes, and judge it; what fails or is slow is left to `bisect`."""
-        jobs = self.run(check, _groups(check, nodes), check.name)
-        bounds = self.bounds(check, jobs)
-        judged = figures.judge(check, jobs, bounds)
-        bad = _bad(check, jobs, judged)
-        if missed := tuple(job.nodes for job in jobs if job.nodes in bad and job.passed):
-            # A single figure is not enough evidence.
-            jobs = [job for job in jobs if job.nodes not in missed] + self.run(check, missed, f"{check.name}-again")
-            judged = figures.judge(check, jobs, bounds)
-            bad = _bad(check, jobs, judged)
-        if bad:
-            self.suspicion = _suspicion(judged, bounds)
-        self.figures += [*judged, *figures.latencies(check, jobs)]
-        for job in jobs:
-            if job.nodes not in bad:
-                self.tested.update(job.nodes)
-        return _checked(jobs, judged, bad)
+        groups = groups_of(check, nodes)
+        trial = GroupTrial(check, evidence.error_per_test(len(groups), self.profile.figures))
+        trial.measure(partial(self.loaded, check), groups, partial(self.bounds, check))
+        self.figures += [*trial.figures(), *figures.latencies(check, trial.last())]
+        self.suspicion = trial.suspicion()
+        for group in trial.of("good"):
+            self.tested.update(group)
+        outcome = _together(trial)
+        return outcome._replace(advice=self.repeat) if outcome.status == "unsure" else outcome
 
     def check_alone(self, check: Check, nodes: tuple[str, ...]) -> Outcome:
         """Measure each node until all are judged; accuse bad and unsure ones."""
         numbers = count()
         trial = self.trial(check, nodes, numbers)
-        slow = [node for node in nodes if trial.proven_slow(node)]
-        hosts = {self.placement[node] for node in nodes}
-        if 0 < len(slow) < len(nodes) and len(hosts) > 1 and not trial.failed_together:
-            seconds = human.duration(CONFIRMED_AFTER)
-            self.notice(f"validate: {human.listed(slow)} may be slow; {check.name} is repeated in {seconds}")
-            self.wait(CONFIRMED_AFTER)
-            trial.confirm(self.trial(check, trial.running(), numbers))
+        for _ in range(CONFIRMATIONS):
+            if slow := self.to_confirm(trial):
+                self.notice(
+                    f"validate: {human.listed(slow)} may be slow; {check.name} is repeated in {human.duration(PAUSE)}"
+                )
+                self.wait(PAUSE)
+                trial.confirm(self.trial(check, trial.running(), numbers))
         self.figures += trial.figures()
         if trial.failed_together:
             for node in nodes:
@@ -463,6 +453,12 @@ class _Course:
         counted = f"{len(nodes)} of {len(trial.nodes)} nodes {how} {trial.check.name}"
         return f"{counted}: suspect {place} or {blamed}; {nodes[0]}: {_against(trial, nodes[0])}"
 
+    def to_confirm(self, trial: Trial) -> list[str]:
+        """Return the nodes that look slow beside others on other hosts; none if all nodes do."""
+        slow = [node for node in trial.nodes if trial.proven_slow(node)]
+        hosts = {self.placement[node] for node in trial.nodes}
+        return slow if len(hosts) > 1 and len(slow) < len(trial.nodes) and not trial.failed_together else []
+
     def trial(self, check: Check, nodes: tuple[str, ...], numbers: Iterator[int]) -> Trial:
         """Measure nodes until all are judged; the runs of the check are numbered."""
         # Nodes of one host share its memory and disk; in turn, each has the cores to itself.
@@ -476,10 +472,14 @@ class _Course:
 
     def measured(self, check: Check, nodes: tuple[str, ...], turns: int, number: int) -> Runs:
         """Run a check on each of these nodes, or once on all of them in turn, with the load of their hosts."""
-        record = f"{check.name}-again{number}" if number else check.name
         groups: tuple[Group, ...] = tuple((node,) for node in nodes)
         if check.nodes == "turns":
             check, groups = in_turn(check, turns), (nodes,)
+        return self.loaded(check, groups, number)
+
+    def loaded(self, check: Check, groups: tuple[Group, ...], number: int) -> Runs:
+        """Run a check on groups of nodes, with the load of their hosts; the record of a batch has its number."""
+        record = f"{check.name}-again{number}" if number else check.name
         if self.has_devices:
             # What devices compute does not depend on who else uses the cores.
             return Runs(self.run(check, groups, record), {})
@@ -487,7 +487,7 @@ class _Course:
         jobs = self.run(check, groups, record)
         after = self.watch.read(check.name, "after")
         lost = {}
-        for node in nodes:
+        for node in chain.from_iterable(groups):
             of_host = [loads.get(self.placement[node]) for loads in (before, after)]
             # The lab's own runs, which have just ended, may show in one of the two.
             lost[node] = min((of_time.share for of_time in of_host if of_time), default=0.0)
@@ -681,31 +681,6 @@ def _hook_failure(part: str, result: CompletedProcess) -> str:
     return f"{part} {how}: {last}".rstrip(": ")
 
 
-def _groups(check: Check, nodes: tuple[str, ...]) -> tuple[Group, ...]:
-    """Return all nodes, or the pairs that a check runs on; of an odd number of nodes, one is in two pairs."""
-    if check.nodes == "all":
-        return (nodes,)
-    odd = ((nodes[-1], nodes[0]),) if len(nodes) % 2 else ()
-    return (*grouped(nodes, 2, "pairs"), *odd)
-
-
-def _suspicion(judged: Sequence[Figure], bounds: Mapping[tuple[str, str], Bound]) -> Suspicion:
-    """Return the first figure with a number that missed its bound, with the bound; empty if runs failed."""
-    for figure in judged:
-        if figure.passed is False and figure.value is not None:
-            return Suspicion(figure.what, bounds[figure.what, figure.node])
-    return Suspicion()
-
-
-def _checked(jobs: Sequence[JobOutcome], judged: Sequence[Figure], bad: Mapping[Group, str]) -> Outcome:
-    """Summarise a check of several nodes together: the first bad groups, else its figures."""
-    run_id = next((job.run_id for job in jobs if job.nodes in bad or len(jobs) == 1), "")
-    if bad:
-        texts = [f"{', '.join(group)}: {why}" for group, why in bad.items()]
-        return Outcome("failed", f"{len(bad)} of {len(jobs)} runs: {'; '.join(texts[:3])}", run_id=run_id)
-    return Outcome("passed", _summary(judged) or human.count(len(jobs), "run"), run_id=run_id)
-
-
 def _doubted(trial: Trial, verdicts: Mapping[str, Verdict]) -> list[str]:
     """Return bad nodes that are suspected after what they share: all, or most if it is a bound that they miss."""
     bad = [node for node, verdict in verdicts.items() if verdict == "bad"]
@@ -723,6 +698,20 @@ def _against(trial: Trial, node: str) -> str:
 WORST: tuple[tuple[Verdict, Literal["failed", "unsure"]], ...] = (("bad", "failed"), ("unsure", "unsure"))
 
 
+def _together(trial: GroupTrial) -> Outcome:
+    """Summarise a check of several nodes together: the first bad groups, else unsure ones, else its figures."""
+    for verdict, status in WORST:
+        if reasons := trial.of(verdict):
+            texts = [f"{', '.join(group)}: {why}" for group, why in reasons.items()]
+            message = f"{len(reasons)} of {len(trial.runs)} runs: {'; '.join(texts[:3])}"
+            return Outcome(status, message, run_id=trial.runs[next(iter(reasons))][-1].run_id)
+    last = trial.last()
+    summary = _summary(trial.figures()) or human.count(len(last), "run")
+    if trial.check.limits and not trial.bounds:
+        summary += f"; {NOT_JUDGED}"
+    return Outcome("passed", summary, run_id=last[0].run_id if len(last) == 1 else "")
+
+
 def _measured(trial: Trial, verdicts: Mapping[str, Verdict]) -> Outcome:
     """Summarise a check that measured each node: the first bad nodes, else unsure ones, else its figures."""
     for verdict, status in WORST:
@@ -735,21 +724,8 @@ def _measured(trial: Trial, verdicts: Mapping[str, Verdict]) -> Outcome:
     if recovered := trial.recovered():
         parts.append(f"{', '.join(recovered)} passed when run again")
     if not trial.is_judged:
-        parts.append("not judged: nothing to compare with")
+        parts.append(NOT_JUDGED)
     return Outcome("passed", "; ".join(parts))
-
-
-def _bad(check: Check, jobs: Sequence[JobOutcome], judged: Sequence[Figure]) -> dict[Group, str]:
-    """Return the groups whose run failed or missed a threshold, with the reason."""
-    bad = {}
-    for job in jobs:
-        name = figures.subject(job.nodes, everyone=check.nodes == "all")
-        missed = [figures.missed(figure) for figure in judged if figure.node == name and figure.passed is False]
-        if not job.passed:
-            bad[job.nodes] = f"{check.name}: {job.message}"
-        elif missed:
-            bad[job.nodes] = "; ".join(missed)
-    return bad
 
 
 def _summary(judged: Sequence[Figure]) -> str:

@@ -27,7 +27,8 @@ from labctl.batches.evidence import Round
 from labctl.batches.figures import JobOutcome
 from labctl.batches.profile import Check, Profile
 from labctl.batches.record import BatchJob
-from labctl.batches.validate import Suspicion, validate
+from labctl.batches.together import Suspicion
+from labctl.batches.validate import validate
 from labctl.config import inventory
 from labctl.config.context import Context, require_initialised
 from labctl.config.settings import Settings

@@ -18,7 +18,8 @@ from labctl.batches.evidence import Reading
 from labctl.batches.figures import JobOutcome
 from labctl.batches.operator import Operator
 from labctl.batches.profile import Check, Hook, Limit, Network, Profile, digest
-from labctl.batches.validate import Suspicion, validate
+from labctl.batches.together import Suspicion
+from labctl.batches.validate import validate
 from labctl.doctor.report import DoctorReport
 from labctl.errors import ConfigError, HostError
 from labctl.model import HostFailure
@@ -229,7 +230,7 @@ def test_a_slow_node_is_named_once_noise_cannot_explain_it() -> None:
     assert verdicts(validation) == {**dict.fromkeys(NAMES, "good"), "worker-2": "slow"}
     assert validation.message == (
         "worker-2 is slow: memory: rate 80 GB/s, not >= 85 GB/s (15 % below the others), "
-        "80 % of the others (p < 0.001, 14 rounds)."
+        "80 % of the others (p < 0.001, 21 rounds)."
     )
     assert "wait 60" in cluster.calls
     assert validation.nodes[2].advice == (
@@ -247,7 +248,7 @@ def test_a_node_that_is_slow_for_a_minute_is_unsure_and_nobody_is_drained() -> N
     cluster.value = value
     validation = cluster.validate()
     assert verdicts(validation) == {**dict.fromkeys(NAMES, "good"), "worker-2": "unsure"}
-    assert "it was surely slow in only one of two series of rounds" in validation.nodes[2].evidence[0]
+    assert "it was slow for some rounds in a row, and not a minute later" in validation.nodes[2].evidence[0]
     assert code(validation) == 6
 
 
@@ -830,3 +831,32 @@ def test_of_two_nodes_that_differ_none_is_accused() -> None:
     cluster.dead = NAMES[2:]
     validation = cluster.validate(replace(PLAIN, checks=(SAME,)))
     assert {verdicts(validation)[node] for node in NAMES[:2]} == {"unsure"}
+
+
+def test_what_several_nodes_reach_together_is_repeated_until_it_is_certain() -> None:
+    values = chain((90.0, 300.0), repeat(300.0))
+    once = Cluster(lambda check, group: next(values) if check is TRAIN else 100.0 * len(group))
+    validation = once.validate(replace(PLAIN, checks=(TRAIN,)))
+    assert (validation.verdict, step(validation, "train").status) == ("PASS", "passed")
+    always = Cluster(lambda *_: 90.0)
+    validation = always.validate(replace(PLAIN, checks=(TRAIN,)))
+    assert validation.verdict == "FAIL"
+    assert step(validation, "train").message == (
+        "1 of 1 runs: worker-0, worker-1, worker-2, worker-3: "
+        "train: throughput 90 GB/s, not >= 100 GB/s (profile), in 8 runs"
+    )
+    assert "bisect train: worker-0 worker-1 worker-2 worker-3" in always.calls
+
+
+def test_what_several_nodes_reach_together_on_a_busy_host_is_unsure_and_not_bisected() -> None:
+    cluster = Cluster(lambda *_: 90.0, used=lambda host: used(0.7 if host == "red1" else 0.0))
+    validation = cluster.validate(replace(PLAIN, checks=(TRAIN,)))
+    assert (validation.verdict, code(validation)) == ("UNSURE", 6)
+    assert step(validation, "train").message.endswith("in 16 runs, 15 of them disturbed by other programs")
+    assert not [call for call in cluster.calls if call.startswith("bisect")]
+
+
+def test_a_speed_of_all_nodes_without_a_baseline_is_said_to_be_not_judged() -> None:
+    check = replace(TRAIN, limits=(Limit(metric="throughput"),))
+    validation = Cluster().validate(replace(PLAIN, checks=(check,)))
+    assert step(validation, "train").message == "throughput 400 GB/s; not judged: nothing to compare with"

@@ -44,7 +44,8 @@ def numbered(rounds: int, nodes: int) -> Series:
 
 def test_a_recording_is_read_from_the_output_of_a_run_of_turns() -> None:
     lines = [
-        f"worker-0: turn {turn} of node {node} (worker-{node}): 0.08{turn % 10}{node} TFLOP/s, lost 0.0{node} to others"
+        f"worker-0: turn {turn} of node {node} (worker-{node}): 0.08{turn % 10}{node} TFLOP/s, "
+        f"lost 0.0{node} to others, 0.000 to its own quota"
         for turn in range(50)
         for node in range(4)
     ]
@@ -55,7 +56,7 @@ def test_a_recording_is_read_from_the_output_of_a_run_of_turns() -> None:
 
 
 def test_a_run_that_lacks_turns_is_no_recording() -> None:
-    line = "turn 0 of node 0 (worker-0): 0.08 TFLOP/s, lost 0.01 to others"
+    line = "turn 0 of node 0 (worker-0): 0.08 TFLOP/s, lost 0.01 to others, 0.000 to its own quota"
     with pytest.raises(ValueError, match=r"four, idle: 1 rounds of 4 nodes, not 200 readings"):
         table.recorded("four", "idle", line, [f"worker-{node}" for node in range(4)], 215.0)
     with pytest.raises(ValueError, match="not every round has all of the nodes"):

@@ -1,0 +1,152 @@
+"""Checks of several nodes together: repeated while a group misses a bound, until that is certain."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from itertools import chain, count
+from statistics import median
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from labctl.batches import evidence, figures
+from labctl.batches.alone import MOST_RUNS, Bounds, Runs
+from labctl.batches.bisect import Group
+from labctl.batches.evidence import DISTURBED, Verdict
+from labctl.batches.figures import Bound, JobOutcome
+from labctl.batches.hostfiles import groups as grouped
+from labctl.batches.profile import Check
+from labctl.reports.validation import Figure
+from labctl.system import human
+
+
+class Suspicion(NamedTuple):
+    """Reason of a check that failed on several nodes together: a missed metric and its bound; empty if a run failed."""
+
+    metric: str = ""
+    bound: Bound | None = None
+
+
+class GroupTrial:
+    """Runs of a check on groups of nodes, and the verdicts on the groups that they allow so far."""
+
+    def __init__(self, check: Check, error: float) -> None:
+        """Start without runs."""
+        self.check, self.error = check, error
+        self.bounds: Bounds = {}
+        self.runs: defaultdict[Group, list[JobOutcome]] = defaultdict(list)
+        self.misses: defaultdict[Group, list[bool]] = defaultdict(list)
+        """Whether later runs that no other program disturbed missed a bound."""
+
+    def measure(
+        self,
+        run: Callable[[tuple[Group, ...], int], Runs],
+        groups: tuple[Group, ...],
+        bounds: Callable[[list[JobOutcome]], Bounds],
+    ) -> None:
+        """Run the check on all groups, then on those without a verdict; ``run`` takes groups and the round's number."""
+        for number in count():
+            runs = run(groups, number)
+            self.bounds = self.bounds or bounds(runs.jobs)
+            for job in runs.jobs:
+                self.take(job, max((runs.lost.get(node, 0.0) for node in job.nodes), default=0.0))
+            groups = tuple(group for group, jobs in self.runs.items() if self.is_open(group) and len(jobs) < MOST_RUNS)
+            if not groups:
+                return
+
+    def take(self, job: JobOutcome, lost: float) -> None:
+        """Add a run, in which other programs used this share of the group's cores."""
+        if self.runs[job.nodes] and lost <= DISTURBED:
+            self.misses[job.nodes].append(bool(self.missed(job)))
+        self.runs[job.nodes].append(job)
+
+    def missed(self, job: JobOutcome) -> list[tuple[str, Bound]]:
+        """Return the metrics of a run that miss a bound, with the bound."""
+        name = self.subject(job.nodes)
+        of_group = [(metric, bound) for (metric, subject), bound in self.bounds.items() if subject == name]
+        return [(metric, bound) for metric, bound in of_group if not bound.holds(job.value(metric))]
+
+    def subject(self, group: Group) -> str:
+        """Return the name of a group's figures."""
+        return figures.subject(group, everyone=self.check.nodes == "all")
+
+    def is_open(self, group: Group) -> bool:
+        """Tell if another run may change the verdict: it is unsure, or a single run is worse than those of others."""
+        if self.by_others(group):
+            return len(self.runs[group]) == 1
+        return self.verdict(group) == "unsure"
+
+    def by_others(self, group: Group) -> bool:
+        """Tell if a group missed, at first, only bounds that come from the other groups; `bisect` repeats those."""
+        first = self.runs[group][0]
+        missed = self.missed(first) if first.passed else []
+        return bool(missed) and all(bound.of_others for _, bound in missed)
+
+    def verdict(self, group: Group) -> Verdict:
+        """Judge a group: bad if its last run failed or gave no number, or it surely misses a bound in most runs."""
+        first, last = self.runs[group][0], self.runs[group][-1]
+        if not last.passed or any(last.value(limit.metric) is None for limit in self.check.limits):
+            return "bad"
+        if self.by_others(group):
+            return "bad" if self.missed(last) else "good"
+        return evidence.against_bound(self.misses[group], self.error) if self.missed(first) else "good"
+
+    def of(self, verdict: Verdict) -> dict[Group, str]:
+        """Return the groups with a verdict, with the reason; it is empty of good ones."""
+        return {group: self.why(group) for group in self.runs if self.verdict(group) == verdict}
+
+    def last(self) -> list[JobOutcome]:
+        """Return the last run of each group."""
+        return [jobs[-1] for jobs in self.runs.values()]
+
+    def why(self, group: Group) -> str:
+        """Return why a group is not good: the message of its failed run, else the figures that missed a bound."""
+        jobs = self.runs[group]
+        if not jobs[-1].passed:
+            return f"{self.check.name}: {jobs[-1].message}"
+        if self.verdict(group) == "good":
+            return ""
+        judged = [figure for figure in self.figures_of(group) if figure.limit or figure.value is None]
+        against = [figures.missed(figure) for figure in judged if figure.passed is not True]
+        text = f"{'; '.join(against)}, in {human.count(len(jobs), 'run')}"
+        disturbed = len(jobs) - 1 - len(self.misses[group])
+        return f"{text}, {disturbed} of them disturbed by other programs" if disturbed else text
+
+    def figures(self) -> list[Figure]:
+        """Return the figures of all groups: medians of their runs."""
+        return [figure for group in self.runs for figure in self.figures_of(group)]
+
+    def figures_of(self, group: Group) -> list[Figure]:
+        """Return the figures of a group: medians of its runs; one that misses its bound has the group's verdict."""
+        judged = figures.judge(self.check, self.runs[group][-1:], self.bounds)
+        return [self.over_runs(group, figure) for figure in judged]
+
+    def over_runs(self, group: Group, figure: Figure) -> Figure:
+        """Return the last run's figure of a group as the median of its runs; the same if it has a single number."""
+        values = tuple(value for job in self.runs[group] if (value := job.value(figure.what)) is not None)
+        if figure.value is None or len(values) < 2:
+            return figure
+        middle, bound = median(values), self.bounds.get((figure.what, figure.node))
+        passed = None
+        if bound:
+            passed = bound.holds(middle) or PASSED[self.verdict(group)]
+        return replace(figure, value=middle, values=values, passed=passed)
+
+    def suspicion(self) -> Suspicion | None:
+        """Return what `bisect` is to explain: the first metric that a bad group missed; empty if its run failed."""
+        bad = self.of("bad")
+        missed = chain.from_iterable(self.missed(self.runs[group][0]) for group in bad if self.runs[group][0].passed)
+        return Suspicion(*next(missed, ())) if bad else None
+
+
+PASSED: Mapping[Verdict, bool | None] = {"good": True, "unsure": None, "bad": False}
+"""By verdict: whether a figure that missed its bound passed all the same; None if unsure."""
+
+
+def groups_of(check: Check, nodes: Group) -> tuple[Group, ...]:
+    """Return all nodes, or the pairs that a check runs on; of an odd number of nodes, one is in two pairs."""
+    if check.nodes == "all":
+        return (nodes,)
+    odd = ((nodes[-1], nodes[0]),) if len(nodes) % 2 else ()
+    return (*grouped(nodes, 2, "pairs"), *odd)
