@@ -61,7 +61,15 @@ def record(only: str, loads: Sequence[str], out: Path) -> None:
 def record_lab(name: str, lab: OpenLab, loads: Sequence[str], out: Path) -> None:
     """Bring a lab up, record a run of turns under each load, and remove the lab."""
     nodes = names(lab.nodes)
-    run = partial(subprocess.run, cwd=lab.path, env=lab.environ, check=True, stdout=subprocess.PIPE, text=True)
+    run = partial(
+        subprocess.run,
+        cwd=lab.path,
+        env=lab.environ,
+        check=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     try:
         run((LABCTL, "up"))
         for kind in loads:
