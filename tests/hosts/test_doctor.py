@@ -13,6 +13,8 @@ pytestmark = pytest.mark.docker
 
 SSH_PORT = 12345
 STALE = "LAB-IMAGE-002"
+BUSY = "LAB-HOST-009"
+"""Other tests use this machine, too."""
 """Code for the outdated image of these hosts, which is expected."""
 
 
@@ -86,7 +88,7 @@ def test_bytes_take_the_interface_that_was_chosen_or_doctor_says_so(rack: Rack, 
     proofs = {finding["node"]: finding["level"] for finding in findings if finding["code"] == "LAB-NET-007"}
     assert proofs == {"worker-0": "ok", "worker-1": "ok"}
     assert second_host.traffic().sent - before.sent > 4 << 20
-    assert {finding["code"] for finding in findings if finding["level"] != "ok"} <= {STALE}
+    assert {finding["code"] for finding in findings if finding["level"] != "ok"} <= {STALE, BUSY}
 
     # Configure an interface of the second node that does not reach the first one.
     first, second = (host.interface(host.second_interface(rack.fabric)) for host in (first_host, second_host))
