@@ -12,9 +12,9 @@ from support.rack.rack import Rack
 pytestmark = pytest.mark.docker
 
 SSH_PORT = 12345
-STALE = "LAB-IMAGE-002"
 BUSY = "LAB-HOST-009"
-"""Other tests use this machine, too."""
+"""Code for a busy host: other tests use this machine, too."""
+STALE = "LAB-IMAGE-002"
 """Code for the outdated image of these hosts, which is expected."""
 
 
