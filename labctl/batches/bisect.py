@@ -12,7 +12,7 @@ beside it in groups of its size, as controls: so the load stays the same, and it
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import chain, combinations, islice, pairwise, zip_longest
@@ -295,7 +295,8 @@ class _Bisection:
         slowest is any of them.
         """
         many = len(run.peers)
-        if not many:
+        if many < 2:
+            # Whether a single peer was met cannot be seen: either may be the slower one.
             return 2.0
         if many >= evidence.OUTLIERS or run.peers[0] < (1 - self.within) * run.peers[-1]:
             return evidence.odds(many)
@@ -332,10 +333,10 @@ class _Bisection:
         return groups
 
     def partner(self, node: str, free: Sequence[str], runs: Iterable[Run]) -> str:
-        """Choose a partner from ``free`` that the node has not run with; if there is none, avoid bad pairs."""
-        met = {other for run in runs for other in run.nodes} | self.bad_with[node]
-        unmet = (other for other in free if other not in met)
-        return next(unmet, None) or min(free, key=self.bad_with[node].__contains__)
+        """Choose the partner from ``free`` that the node has run with least in these tests, and not in a bad pair."""
+        met = Counter(other for run in runs for other in run.nodes)
+        met.update(self.bad_with[node])
+        return min(free, key=met.__getitem__)
 
     def check(self, groups: list[Group]) -> Steps[list[Group]]:
         """Run merged groups and search the bad ones; return the good ones, without the bad nodes and links found."""
