@@ -1,0 +1,26 @@
+"""Earlier runs that may have left processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support import records
+
+from labctl.records import left
+
+
+@pytest.mark.parametrize(
+    ("cause", "reasons"),
+    [
+        ("node-lost", {"20260102-150405-b": "it lost a node"}),
+        ("stalled", {"20260102-150405-b": "it stalled"}),
+        ("criteria", {}),
+    ],
+)
+def test_the_last_run_is_ended_if_it_may_have_left_processes(
+    tmp_path: Path, cause: str, reasons: dict[str, str]
+) -> None:
+    records.write(tmp_path, "20260101-150405-a", verdict="FAIL", cause="node-lost")
+    records.write(tmp_path, "20260102-150405-b", verdict="FAIL", cause=cause)
+    assert left.unfinished(tmp_path, {}, ()) == reasons
