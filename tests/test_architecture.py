@@ -92,7 +92,7 @@ def module_name(path: Path) -> str:
 
 
 def part(name: str) -> str:
-    """Return the ring's package of a module: ``labctl.backends.docker.images.local`` -> ``backends.docker.images``."""
+    """Return the longest prefix of a module's name that RING has, else its first part: ``labctl.cli.x`` -> ``cli``."""
     parts = name.split(".")[1:]
     prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
     return next((prefix for prefix in prefixes if prefix in RING), parts[0] if parts else "")
@@ -104,7 +104,7 @@ def tree(path: Path) -> ast.Module:
 
 
 def imports(nodes: Iterator[ast.AST]) -> Iterator[tuple[str, int]]:
-    """Yield the full names of imported modules, with lines."""
+    """Yield the full names of imported modules, with lines; fail on relative imports."""
     for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
@@ -114,7 +114,7 @@ def imports(nodes: Iterator[ast.AST]) -> Iterator[tuple[str, int]]:
 
 
 def target_of(module: str, name: str) -> str:
-    """Return the module that ``from module import name`` loads."""
+    """Return the module that ``from module import name`` loads: ``module.name`` if that is a module of labctl."""
     folder = PACKAGE.parent.joinpath(*module.split("."))
     is_module = (folder / f"{name}.py").exists() or (folder / name).is_dir()
     return f"{module}.{name}" if module.startswith("labctl") and is_module else module

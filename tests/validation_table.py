@@ -85,7 +85,7 @@ def record_lab(name: str, lab: OpenLab, loads: Sequence[str], out: Path) -> None
 
 
 def command(nodes: int) -> tuple[str, ...]:
-    """Return the command whose turns are those of the profile quick, repeated."""
+    """Return labctl's arguments for a run of MEASUREMENTS readings of matmul, taken as in the profile quick."""
     return ("run", "matmul", "--timeout", "15m", "--set", "rounds=2", "--set", f"turns={MEASUREMENTS // nodes}")
 
 
@@ -123,7 +123,7 @@ class Count(Struct, frozen=True):
 
 
 def count(cases: Iterable[bool]) -> Count:
-    """Count the true ones."""
+    """Count all cases and the true ones."""
     listed = list(cases)
     return Count(sum(listed), len(listed))
 
@@ -139,7 +139,7 @@ def head(*cells: str) -> None:
 
 
 def layouts(recording: Recording) -> dict[str, Series]:
-    """Return the kinds of hosts that a recording stands for, by name."""
+    """Return a series for each kind of hosts that a recording stands for: as recorded, and with a node a host."""
     return {
         f"{recording.nodes} nodes a host": noise_recording.as_recorded(recording),
         "a node a host": noise_recording.node_each(recording),
@@ -180,7 +180,7 @@ def factors(nodes: int, speed: float | None, chance: np.random.Generator) -> Flo
 
 
 def slowed(drawn: Drawn, of_node: Floats) -> Drawn:
-    """Return the readings with the speed of each node as planted."""
+    """Multiply the readings by the speed of each node; keep the lost time."""
     return Drawn(speeds=drawn.speeds * of_node, lost=drawn.lost)
 
 
@@ -264,7 +264,7 @@ class RecordedCluster(Cluster, frozen=True, kw_only=True):
     """Share of a host that others use just before it, when labctl reads the load."""
 
     def run(self, group: Group, chance: Random) -> Outcome:
-        """Return the outcome of a run."""
+        """Draw the outcome of a run: the slowest node's speed times the slowest link's, no value if one fails."""
         factors = [self.slow.get(node, 1.0) for node in group]
         link = min((speed for ends, speed in self.links.items() if set(group).issuperset(ends)), default=1.0)
         if FAILS in (link, *factors):
@@ -274,7 +274,7 @@ class RecordedCluster(Cluster, frozen=True, kw_only=True):
 
 
 def runs_of(series: Series) -> tuple[Floats, Floats]:
-    """Return the speed of a run at each recorded time, over all of its time, and what others took just before it."""
+    """Return the median speed of a run from each reading on, lost time included, and what others took just before."""
     proven = (series.speeds * (1 - series.lost))[:, 0]
     windows = np.lib.stride_tricks.sliding_window_view(proven[1:], RUN)
     return np.median(windows, axis=1), series.lost[: len(windows), 0]
@@ -401,7 +401,7 @@ def accused_after(nodes: int, length: float, pause: float, way: str, seed: int) 
 
 
 def episodes(sizes: Sequence[int], many: int) -> Iterator[str]:
-    """Print how many validations accuse a good host by one series of rounds, and by several that must agree."""
+    """Print how many validations accuse a good host by one series of rounds, and by several that agree; yield none."""
     series = [f"false after {number} series" for number in range(1, SERIES + 1)]
     head("nodes", "measured", "episode, s", "pause, s", *series)
     for size, way, length, pause in product(sizes, PACES, EPISODES, PAUSES):

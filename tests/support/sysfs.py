@@ -47,7 +47,7 @@ def card(
 
 
 def nvidia(root: Path, address: str, minor: int | None, *, file: bool = True, **facts: object) -> Path:
-    """Write a GPU of the nvidia driver; ``minor`` None: no information of the driver, and no device file."""
+    """Write a GPU of the nvidia driver; ``minor`` None: empty driver information and no device file."""
     folder = card(root, address, "0x10de", driver="nvidia", **facts)  # type: ignore[arg-type]
     information = (
         ""

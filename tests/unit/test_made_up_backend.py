@@ -61,14 +61,14 @@ def events() -> list[Event]:
 
 @pytest.fixture
 def context(directory: Path, events: list[Event]) -> Iterator[Context]:
-    """A lab of four nodes, which is down."""
+    """Context of a lab of four nodes, which is not up; the lab is brought down after the test."""
     made = Context(directory=directory, environ={}, emit=events.append, flags={})
     yield made
     flows.down(made)
 
 
 def declare(directory: Path, name: str, metric: str = "throughput", program: str = "", **nodes: float) -> None:
-    """Write a workload whose ranks print a number, which may be given per node as ``n0=...``, and then do a program."""
+    """Write a workload whose ranks print a number, set per node with ``n0=...``, and then run the code ``program``."""
     folder = directory / "workloads" / name
     folder.mkdir(exist_ok=True)
     (folder / "workload.yml").write_text(DECLARED.format(metric=metric))

@@ -19,7 +19,7 @@ CORE = 3
 
 @pytest.fixture(autouse=True)
 def one_core(tmp_path: Path) -> None:
-    """Tree of a machine with one usable core, whatever this machine has."""
+    """Write a machine with one usable core to the test's tree, whatever this machine has."""
     sysfs.cores(tmp_path, str(CORE))
 
 

@@ -403,7 +403,7 @@ def test_a_run_that_was_under_way_is_gone_on_with_from_when_it_began(lab: Lab, t
 
 
 def launched(lab: Lab, run_id: str, batch: Batch, job: BatchJob) -> None:
-    """Write the record of a run that a batch launched."""
+    """Write the record of a batch's run that has started and not ended."""
     folder = lab.directory / "runs" / run_id
     folder.mkdir(parents=True)
     (folder / "started").touch()

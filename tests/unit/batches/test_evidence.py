@@ -18,7 +18,7 @@ def quiet(chance: random.Random) -> float:
 
 
 def bursts(chance: random.Random) -> float:
-    """Slow one measurement in four by up to five times."""
+    """Return a quiet measurement, in one case of four cut to 20 to 80 %."""
     return quiet(chance) * (chance.uniform(0.2, 0.8) if chance.random() < 0.25 else 1.0)
 
 
@@ -27,7 +27,7 @@ def wild(chance: random.Random) -> float:
 
 
 def verdicts(nodes: int, noise: Noise, seed: int, rounds: int = 24, **slow: float) -> dict[str, str]:
-    """Judge nodes n0, n1 ... after each round, until all have a verdict."""
+    """Judge nodes n0, n1 ... after each round until none is unsure, at most ``rounds`` times; return the verdicts."""
     chance, taken, judged = random.Random(seed), list[Round](), dict[str, evidence.Judged]()  # noqa: S311
     error = evidence.error_per_test(nodes, 1)
     while len(taken) < rounds and (not judged or "unsure" in {one.verdict for one in judged.values()}):

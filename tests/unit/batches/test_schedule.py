@@ -73,7 +73,7 @@ def batches(draw: st.DrawFn) -> tuple[Jobs, int, list[int]]:
 
 
 def steps(queue: JobQueue, ends: list[int]) -> Iterator[list[int]]:
-    """Yield the jobs that start after each end of a job, until none is left."""
+    """Yield the jobs that start at first and after each end of a job, until none is left."""
     number = 0
     while queue:
         yield queue.start()

@@ -16,7 +16,7 @@ Speed = Callable[[str, int], Outcome]
 
 
 def diagnosed(speed: Speed, nodes: Group = NAMES, stop_in: int = 0, **options: float) -> tuple[Diagnosis, list[str]]:
-    """Run the search with these outcomes, by node and round; return the diagnosis and what it told meanwhile."""
+    """Run the search with these outcomes, interrupted in round ``stop_in`` (0: never); return diagnosis and notices."""
     notices: list[str] = []
     steps = singly.diagnose(nodes, **{"within": 0.15, **options}, notice=notices.append)  # type: ignore[arg-type]
     number = 0

@@ -118,7 +118,7 @@ class Cluster:
         return JobOutcome(nodes=group, passed=value is not None, message=message, run_id="r1", metrics=metrics)
 
     def in_turn(self, check: Check, group: Group) -> JobOutcome:
-        """Give each node as many turns as the check asks for; a node without a value ends the run."""
+        """Return the outcome of as many turns as the check asks for; a node without a value fails the run."""
         turns, message = int(dict(check.options.arguments)["turns"] or 0), "All criteria met."
         rounds = [{node: self.value(check, (node,)) for node in group} for _ in range(turns)]
         if any(value is None for values in rounds for value in values.values()):

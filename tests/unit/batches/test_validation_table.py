@@ -104,7 +104,7 @@ def test_lasting_differences_of_recorded_nodes_are_not_noise_of_hosts_with_a_nod
 
 
 def source(series: Series, nodes: int, bad: float, seed: int) -> Draw:
-    """Return the rounds of nodes of which the first is bad, and of 16 or more the second is even slower."""
+    """Return a function that draws rounds of nodes: the first is bad, and of 16 or more the second is even slower."""
     chance = np.random.default_rng(seed)
     factors = np.ones(nodes)
     factors[0] = bad

@@ -609,7 +609,7 @@ def test_a_paused_node_is_said_with_what_wakes_it(labctl: Labctl, nodes: Nodes) 
 
 @pytest.fixture
 def followed(monkeypatch: pytest.MonkeyPatch) -> list[DockerEngine]:
-    """Daemons of more hosts than are served concurrently."""
+    """Daemons of the engine that commands reach, on more hosts than are served concurrently."""
     names = [f"h{number}" for number in range(WIDTH + 8)]
     ways: list[Any] = [SimpleNamespace(address=name, target=SimpleNamespace(name=name)) for name in names]
     daemons = [DockerEngine(way) for way in ways]

@@ -26,7 +26,7 @@ OFFLOADED = "deepspeed.zero_optimization.offload_optimizer.device"
 
 
 def fitted(name: str, device: str = "", *, slots: int = 1, host: str = "", offload: bool = False) -> FitReport:
-    """Report on a workload of this lab on one host of another machine."""
+    """Report how a workload of this project fits one node with the given hardware."""
     arguments = ((OFFLOADED, "cpu"),) if offload else ()
     chosen = choose_workload(ROOT, name, RunOptions(arguments=arguments), settings.load(ROOT / "none", {}, {}))
     memory = {key: in_bytes(text) for key, text in {"device_memory": device, "host_memory": host}.items() if text}

@@ -68,7 +68,7 @@ def test_what_a_script_elsewhere_takes_is_not_known(folder: Path, tmp_path: Path
 
 
 def ran(lab: Path, run_id: str, options: request.RunOptions, **changes: object) -> None:
-    """Write the record of a run of `hello` that has ended."""
+    """Write the record of an ended run of `hello` with these options; ``changes`` go to its job.json."""
     path = lab / "runs" / run_id
     path.mkdir(parents=True)
     (path / "result.json").write_text("{}")

@@ -26,7 +26,7 @@ def report(lab: Path, *run_ids: str) -> Report:
 
 
 def sampled(path: Path, devices: int, seconds: int = 30, *, lost: int | None = None) -> None:
-    """Write samples of a node with this many devices, the one at ``lost`` seconds being lost."""
+    """Write samples of a node with this many devices, one a second, empty at ``lost``; the last line is incomplete."""
     devices_read = (f"device {number} utilisation (%)" for number in range(devices))
     head = ["seconds (s)", "lost samples (count)", "cpu (%)", *devices_read]
     rows = [[f"{at}", "0", *([""] if at == lost else [f"{50 + at}"]) * (1 + devices)] for at in range(seconds)]

@@ -126,7 +126,7 @@ def test_a_second_export_takes_the_place_of_the_first(tmp_path: Path) -> None:
 
 
 def cases(result: Result) -> dict[str, tuple[str, str] | None]:
-    """Parse the JUnit report; return each case with its failure or error."""
+    """Return type and message of each case's failure or error in the JUnit report, or None; check its counts."""
     suite = ElementTree.fromstring(export.junit_xml(result))[0]  # noqa: S314
     element_by_name = {case.get("name", ""): next(iter(case), None) for case in suite.iter("testcase")}
     assert suite.get("tests") == str(len(element_by_name))

@@ -61,7 +61,7 @@ class Pod:
         return self.process
 
     def end(self) -> tuple[int, bytes, str]:
-        """Return exit code and output, and how the run ended, without its duration."""
+        """Wait for the process to end; return exit code, output, and how the run ended, without its duration."""
         output, _ = self.process.communicate(timeout=LIMIT)
         ended = (self.root / ".ended").read_text()
         return self.process.returncode, output, re.sub(r"^after [\d.]+ s(; )?", "", ended)

@@ -25,7 +25,7 @@ RUN, OTHER, THIRD = (f"{name}-{uuid.uuid4().hex}" for name in ("first", "second"
 
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The agent with local runs; it keeps its user, and ends processes with a run's id in their environment."""
+    """The agent with local runs and no samplers; it keeps its user, and `clean` kills processes by their run's id."""
     made = load()
     monkeypatch.setattr(made, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(made, "be_user", lambda _: None)

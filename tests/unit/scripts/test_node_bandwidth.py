@@ -196,7 +196,7 @@ def test_a_directory_in_memory_is_no_disk(
 
 @pytest.fixture
 def on_disk(disk: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Treat the test's directory as on disk: it may be in memory."""
+    """Treat the test's directory, which may be in memory, as on disk; set blocks of 64 KiB."""
     monkeypatch.setattr(disk, "file_system", lambda *_: "ext4")
     monkeypatch.setattr(disk, "BLOCK", 1 << 16)
 

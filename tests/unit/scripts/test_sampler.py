@@ -41,7 +41,7 @@ def load(name: str) -> ModuleType:
 
 @pytest.fixture
 def sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The sampler, on a machine without readable files."""
+    """The sampler, reading the machine's files from below the test's directory, where there are none yet."""
     module = load("sampler")
     for name in ("PROC", "SYS", "DEV"):
         monkeypatch.setattr(module, name, tmp_path / name.lower())

@@ -86,7 +86,7 @@ def peer(name: str, *addresses: str, ssh: str = "", iface: str = "", more: tuple
 
 
 def rack(count: int, *patterns: str, **changes: object) -> list[ClusterMember]:
-    """Build hosts ``gpu-0`` and so on; ``{}`` in their addresses is the host's number."""
+    """Build hosts ``gpu-0`` and so on; ``{}`` in their addresses is the host's number plus 10."""
     made = [peer(f"gpu-{i}", *(pattern.format(i + 10) for pattern in patterns)) for i in range(count)]
     return [replace(member, **changes) for member in made]
 

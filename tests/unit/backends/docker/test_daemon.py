@@ -143,7 +143,7 @@ class Execs(Answers):
             self.rest()
 
     def rest(self) -> None:
-        """End at once."""
+        """Do nothing after the output, so that the response ends; a subclass may wait here."""
 
 
 class Cut(Execs):

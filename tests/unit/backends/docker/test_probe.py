@@ -20,7 +20,7 @@ case $1 in create) echo c0ffee; exit;; rm) exit;; esac
 
 @pytest.fixture
 def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Path of a stand-in for docker on PATH; a test sets its action at `start`."""
+    """Path of a stand-in for docker on PATH that logs its calls; a test sets its action at `start`, limited to 1 s."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(probe, "PATIENCE", 1)
     program = tmp_path / "docker"

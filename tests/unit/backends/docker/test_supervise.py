@@ -33,7 +33,7 @@ LIMIT = 60.0
 
 
 def printing(*lines: str, code: int = 0, until: threading.Event | None = None) -> FakeBackend:
-    """An engine whose launch prints these lines, waits, and exits with that code; its agents find no processes."""
+    """An engine whose launch prints these lines, waits for reap or stop with ``until``, and exits with ``code``."""
 
     def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
         if "reap" in argv or "stop" in argv:
@@ -171,7 +171,7 @@ def test_a_device_that_is_lost_stops_the_run_with_its_own_cause() -> None:
 
 
 def with_devices(reason: str, launch: str = "") -> tuple[RunOutcome, list[str]]:
-    """Supervise a failing run with worker-1 unhealthy for ``reason``; return its outcome and the containers checked."""
+    """Supervise a failing run that prints ``launch``, worker-1 unhealthy for ``reason``; return end, nodes checked."""
     mapping = DeviceMapping(devices=devices("0"))
     of = lab((node(0, devices=mapping), node(1, devices=mapping)))
 

@@ -61,7 +61,7 @@ class FourNodes(ClusterInMemory):
         self.programs = self._programs
 
     def _program(self, container: str, argv: tuple[str, ...]) -> Iterator[str]:
-        """Print as the launch command of a run does, and as programs in pods do."""
+        """Print the ranks' output for ``mpirun``, and samples for a shell that reads a file of samples."""
         if argv[0] == "mpirun":
             yield from self._ranks(argv[1])
         elif argv[:2] == ("sh", "-c") and "samples" in argv[-1]:

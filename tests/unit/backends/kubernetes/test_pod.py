@@ -119,7 +119,7 @@ class Launcher:
         return re.sub(r" after [\d.]+ s", "", line.removeprefix(MARK))
 
     def printed(self) -> str:
-        """Return the next line of output, unchanged."""
+        """Return the next line of output without its line end; empty at the end."""
         assert self.process.stdout
         return self.process.stdout.readline().rstrip("\n")
 

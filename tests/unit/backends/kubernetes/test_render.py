@@ -63,7 +63,7 @@ def test_intels_fine_tuning_is_this_job(tmp_path: Path, request: pytest.FixtureR
 
 
 def compare(objects: list[render.Manifest], name: str, request: pytest.FixtureRequest) -> None:
-    """Check the objects against the golden file, without contents of files; --update-golden rewrites it."""
+    """Hide the ConfigMaps' data, and check the objects against the golden file, which --update-golden rewrites."""
     for one in objects:
         if one["kind"] == "ConfigMap":
             one["data"] = dict.fromkeys(one["data"], "...")

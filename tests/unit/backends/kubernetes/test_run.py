@@ -1211,7 +1211,7 @@ def _warnings(events: list[Event]) -> list[str]:
 
 @pytest.fixture
 def fetched(world: World) -> Callable[..., tuple[Path, list[str]]]:
-    """Function that fetches the results which tar prints; returns their folder and the warnings."""
+    """Function that records the run and fetches what tar prints; returns the results' folder and the warnings."""
 
     def fetch(*members: tuple[tarfile.TarInfo, bytes], end: tuple[int, bytes] = SUCCESS) -> tuple[Path, list[str]]:
         said: list[str] = []

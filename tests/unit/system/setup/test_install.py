@@ -194,7 +194,7 @@ def test_who_was_put_into_the_group_is_told_how_to_go_on(on: Callable[..., list[
 
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Function that replaces this host's facts, in sequence; returns the list of steps carried out."""
+    """Function that lets install see these facts in turn, the last for good; returns a list to which its steps go."""
 
     def pretend(*facts: Facts) -> list[str]:
         queue, done = list(facts), list[str]()

@@ -444,7 +444,7 @@ def test_the_disk_that_is_judged_has_the_images(type_of_store: str, socket: str,
 
 @pytest.fixture
 def speaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Function that puts a `docker` on PATH that prints this text and exits with this code."""
+    """Function that puts a `docker` on PATH that prints this text, to stderr if it fails, and exits with this code."""
 
     def make(printed: str, code: int = 0) -> None:
         program = tmp_path / "bin/docker"

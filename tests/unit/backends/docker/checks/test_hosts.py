@@ -68,7 +68,7 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def second(tmp_path: Path) -> Callable[..., CheckContext]:
-    """Function that builds the check context of the second of two hosts, from its facts and listening ports."""
+    """Function that builds the check context of one of two hosts, the second by default, from facts and busy ports."""
 
     def make(*listening: HostPortUser, up: bool = False, first: bool = False, **told: Any) -> CheckContext:
         names = ("h1", "h2")

@@ -45,7 +45,7 @@ INJECTIONS = [
 
 
 def read(of: Lab) -> dict[str, Any]:
-    """Parse the first node's compose file."""
+    """Render the first node's compose file and parse it."""
     document: dict[str, Any] = yaml.safe_load(render.render_node(of, of.nodes[0], {}).content)
     return document
 

@@ -46,7 +46,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
 
 @pytest.fixture
 def login(program: Program, tmp_path: Path) -> Login:
-    """Function that sets the script of a login; the script's ``$last`` is the command."""
+    """Function that puts an `ssh` on PATH whose login runs this script; the script's ``$last`` is the command."""
     return lambda text: program("ssh", SSH.format(folder=tmp_path, login=text))
 
 

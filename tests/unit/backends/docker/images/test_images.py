@@ -300,7 +300,7 @@ class Builder:
         return name
 
     def prepare(self, image: str, base: str = "") -> str:
-        """Return the base that the image would be built on."""
+        """Prepare a build and keep its arguments; return the base that the image would be built on."""
         request = BuildRequest(image=image, tag=catalog.tag(image), directory=self._directory, base_image=base)
         with build.prepared(request, build._base(request, print), {}) as arguments:
             self.arguments = arguments
