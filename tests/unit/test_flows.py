@@ -874,15 +874,15 @@ def test_a_record_of_an_earlier_labctl_is_not_replayed(context: Context, ran: Re
 @pytest.fixture
 def beside(context: Context, engine: Engine, ran: Result) -> None:
     """Record another run, which is active on worker-7, after the end of ``ran``."""
-    folder = context.directory / "runs/20270101-000000-hello-0000"
+    folder = context.directory / "runs/29990101-000000-hello-0000"
     folder.mkdir(parents=True)
     (folder / store.MARK).touch()
-    engine.answer = active("20270101-000000-hello-0000", "worker-7")
+    engine.answer = active("29990101-000000-hello-0000", "worker-7")
 
 
 @pytest.mark.usefixtures("beside")
 def test_a_replay_waits_for_nobody_and_is_refused_beside_other_runs(context: Context, ran: Result) -> None:
-    with pytest.raises(HostError, match="in use by run 20270101-000000-hello-0000"):
+    with pytest.raises(HostError, match="in use by run 29990101-000000-hello-0000"):
         flows.replay(context, ran.run_id)
 
 
