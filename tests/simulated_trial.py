@@ -35,7 +35,7 @@ class Judgement(Struct, frozen=True, kw_only=True):
 
 
 def by_trial(draw: Draw, nodes: int, within: float, check: Check = TURNS) -> Judgement:
-    """Measure the nodes by labctl's own loop, and judge them."""
+    """Judge nodes by labctl's own loop, with drawn rounds as their measurements."""
     names = tuple(f"worker-{number}" for number in range(nodes))
     trial = Trial(check, names, within, evidence.error_per_test(nodes, 1), compared=True)
     trial.measure(partial(_run, draw, check), lambda _: {})
@@ -44,7 +44,7 @@ def by_trial(draw: Draw, nodes: int, within: float, check: Check = TURNS) -> Jud
 
 
 def _run(draw: Draw, check: Check, nodes: tuple[str, ...], turns: int) -> Runs:
-    """Return a run of all nodes in turn, or a run of each."""
+    """Draw a run of all nodes in turn with ``turns`` rounds, or a run of each node with one, as the check says."""
     if check.nodes == "turns":
         return Runs([JobOutcome(nodes=nodes, passed=True, message="", rounds=draw(turns).rounds(nodes))], {})
     (readings,) = draw(1).rounds(nodes)
@@ -90,7 +90,7 @@ class Ranks:
         self.speeds.append(speeds)
 
     def compare(self, speeds: Floats, lost: Floats) -> None:
-        """Add the evidence of a round."""
+        """Add a round's evidence on its nodes, undisturbed ones unless ``corrected``; none if fewer than two."""
         nodes = np.flatnonzero(self.corrected | (lost <= evidence.DISTURBED))
         if len(nodes) < 2:
             return
@@ -111,7 +111,7 @@ class Ranks:
         self.good[:, nodes] += np.where(good, won, not_won)
 
     def verdicts(self) -> tuple[Verdict, ...]:
-        """Return the verdict on each node."""
+        """Return each node's verdict: bad or else good if the evidence suffices, unsure if not."""
         slowest, low, good = (np.exp(np.minimum(logs, 700)).sum(axis=0) for logs in (self.slow, self.low, self.good))
         slow = (slowest + low) / 2
         enough = 1 / self.error
@@ -124,7 +124,7 @@ References = tuple[Floats, Floats, Floats, Floats, Floats]
 
 
 def _references(now: Floats, before: Floats, fast: NDArray[np.bool_]) -> References:
-    """Return each node's slowest reference, their lower quartile, and their fastest, and the odds of the first two."""
+    """Return each node's slowest reference, lower quartile and fastest but for outliers, and the first two's odds."""
     sorted_fast = np.flatnonzero(fast)[np.argsort(now[fast], kind="stable")]
     values = now[sorted_fast]
     place = np.full(len(now), len(values))
@@ -146,7 +146,7 @@ def _without(values: Floats, place: Indices, index: Indices) -> Floats:
 
 
 def _few_references(now: Floats, before: Floats, fast: NDArray[np.bool_]) -> References:
-    """Return the same where a node has too few fast others: then its references are the fastest ones before."""
+    """Return the same, node by node; a node with too few fast others has the fastest nodes before as references."""
     rows = []
     by_before = np.argsort(-before, kind="stable")
     for node in range(len(now)):

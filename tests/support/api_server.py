@@ -41,7 +41,7 @@ class Frames:
     subprotocol = ws_client.V4_CHANNEL_PROTOCOL
 
     def __init__(self, frames: tuple[tuple[int, bytes], ...], *, lost: bool = False, silent: bool = False) -> None:
-        """Queue these frames; the connection ends after them, or stays open if ``silent``."""
+        """Queue these frames; after them the connection closes, breaks if ``lost``, or stays open if ``silent``."""
         self.connected, self.sent = True, list[bytes]()
         self._lost, self._frames = lost, list(frames)
         self.sock, self._far = socket.socketpair()

@@ -203,7 +203,7 @@ class FakeBackend:
         return 0
 
     def _reason(self, crashes: list[str]) -> dict[str, str]:
-        """Return the cause and message that the agent reports for the end of a run; empty if unknown."""
+        """Return a run's cause and message: the first stop's, else a crash's unless elastic or a script, else {}."""
         if self.stops:
             return dict(zip(("cause", "message"), self.stops[0][1:], strict=True))
         launch = self.launched[-1]
@@ -241,7 +241,7 @@ class FakeBackend:
         return 0, ""
 
     def reaped(self) -> list[str]:
-        """List the containers in which the agent's ``reap`` ended a run's processes, sorted by name."""
+        """List the containers in which the agent's ``reap`` was started, sorted by name."""
         return sorted({container for container, argv in self.started if "reap" in argv})
 
     # --- capabilities ---

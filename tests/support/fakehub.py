@@ -167,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def misbehave(self, body: bytes) -> bytes:
-        """Apply the failure settings to the body of a large file; send a part if one says so; return what is left."""
+        """Apply the failure settings: return zeros, a cut body, or the rest once a part was sent and ``go`` is set."""
         hub = self.hub
         if hub.spoil:
             return bytes(len(body))

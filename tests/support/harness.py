@@ -363,7 +363,7 @@ class Lab:
             time.sleep(0.05)
 
     def plant_canary(self, node: str) -> Callable[[], bool]:
-        """Start a process that belongs to no run; return a function that says if the process is alive."""
+        """Start a process that belongs to no run and wait for it; return a function that tells if it is alive."""
         seconds = str(80_000 + time.monotonic_ns() % 9_000)
         container = self.containers()[node]
         self.canaries.append(f"sleep {seconds}")

@@ -32,7 +32,7 @@ class Labs:
 
     @contextlib.contextmanager
     def lend(self, **settings: str) -> Iterator[Lab]:
-        """Yield a lab with these settings, up; restore it after a block without error, or destroy it if that fails."""
+        """Yield an idle or new lab with these settings, up; after a block without error, restore or else destroy it."""
         idle = self._idle[tuple(sorted(settings.items()))]
         lab = idle.pop() if idle else self._new(settings)
         before = state(lab)

@@ -147,7 +147,7 @@ class Machine:
     # --- its engine ---
 
     def configure(self, config: Dockerd) -> None:
-        """Apply a configuration of the engine; restart dockerd only if it changes."""
+        """Start dockerd with this configuration, stopping another; do nothing if it already runs with it."""
         if self._dockerd and self._configured == config:
             return
         self.stop_engine()
