@@ -203,7 +203,7 @@ class Ranks:
                 return
 
     def stop(self, grace: float, message: str, cause: Cause = "interrupted") -> None:
-        """End the ranks for the first reason given: TERM, and KILL after ``grace`` seconds."""
+        """End running ranks: TERM, and KILL after ``grace`` seconds; the first stop's cause and message count."""
         with self._changed:
             if self.ended:
                 return
@@ -223,7 +223,7 @@ class Ranks:
 
 
 def _code(returned: int) -> int:
-    """Convert the exit code to a shell's."""
+    """Convert Popen's exit code to a shell's: 128+N for signal N."""
     return 128 - returned if returned < 0 else returned
 
 
@@ -232,7 +232,7 @@ RUNS: defaultdict[Path, dict[str, Ranks]] = defaultdict(dict)
 
 
 def lose_nodes(directory: Path) -> None:
-    """Remove all nodes of a lab and end their processes, as a power failure does."""
+    """Remove all nodes of a lab, kill their processes and forget their runs, as a power failure does."""
     shutil.rmtree(directory / NODES)
     for ranks in RUNS.pop(directory, {}).values():
         ranks.stop(0, "")
@@ -277,7 +277,7 @@ class MakeNode(Step, frozen=True, kw_only=True):
         return f"make {NODES}/{self.node}"
 
     def do(self, deployment: Deployment) -> None:
-        """Create the directory, and the links to the shared files."""
+        """Create the node's directory with a log, and the lab's links to the shared files where they are missing."""
         path = deployment.nodes / self.node
         path.mkdir(parents=True)
         (path / LOG).write_text("it listens\n")
@@ -366,7 +366,7 @@ class MadeUpBackend:
         return spec.build(settings, directory, accelerator, (host,), Limits(), image="none", owner=owner())
 
     def status(self) -> LabStatus:
-        """Observe the existing nodes."""
+        """Report each existing node as running, and the lab as up, partial or down."""
         lab, made = self.lab(), self._made()
         slots = {node.name: node.slots for node in lab.nodes}
         nodes = tuple(
@@ -431,7 +431,7 @@ class MadeUpBackend:
         return Plan(tuple(RemoveNode(node=name, cause="labctl down") for name in self._made()))
 
     def carry_out(self, plan: Plan) -> None:
-        """Carry out a plan."""
+        """Carry out a plan; raise the failures of its steps."""
         raise_all(carry_out(plan.steps, Deployment(self.context)))
 
     def under_way(self) -> tuple[str, ...]:
@@ -483,12 +483,12 @@ class MadeUpBackend:
     def attach(
         self, nodes: tuple[str, ...], command: tuple[str, ...], *, stdin: Literal["terminal", "pipe"], prompt: bool
     ) -> int:
-        """Run a command in one node after the other; return the largest exit code."""
+        """Run a command in each of these nodes, or of all workers, one by one; return the largest exit code."""
         chosen = nodes or tuple(node.name for node in self.lab().nodes)
         return max(process.attached(("env", "-C", str(self._place(node)), *command), lambda _: None) for node in chosen)
 
     def logs(self, node: str | None, on_line: Callable[[str], None], *, follow: bool, colors: bool) -> None:
-        """Pass the log lines of a node, or of all nodes, to ``on_line``, with the node's name in front."""
+        """Pass the present log lines of one or all nodes to ``on_line``, with the node's name in front."""
         for name in (node,) if node else self._made():
             for line in (self._place(name) / LOG).read_text().splitlines():
                 on_line(f"{name}  | {line}")

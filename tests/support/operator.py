@@ -187,7 +187,7 @@ def operating(kubeconfig: Path, namespace: str) -> Iterator[Operator]:
 
 @contextlib.contextmanager
 def fresh_namespace(kubeconfig: Path) -> Iterator[str]:
-    """Create a namespace and yield its name; after the block, remove it with its objects."""
+    """Create a namespace and yield its name; after the block, delete it and wait until it is gone."""
     api = DynamicClient(config.new_client_from_config(config_file=str(kubeconfig)))
     namespaces, name = api.resources.get(api_version="v1", kind="Namespace"), f"op-{secrets.token_hex(4)}"
     namespaces.create(body={"metadata": {"name": name}})

@@ -143,7 +143,7 @@ def recorded(of: ClusterLab, new: NewClusterRun) -> None:
 
 
 def launched(of: ClusterLab, **status: Any) -> ClusterRun:
-    """Submit a run and detach; set its pods' ``status``, if given."""
+    """Submit a run of `hello`, detach, and return it; add its pods with ``status``, if given."""
     backend = clusters.backend(of)
     run = of.run(start.launch(backend, asked(of, detach=True)).run_id)
     for node in ("launcher", "worker-0", "worker-1") if status else ():

@@ -80,7 +80,7 @@ class Host:
             self.known = f"{where} {self.run('cat', '/etc/ssh/ssh_host_ed25519_key.pub').stdout}"
 
     def give_image(self, name: str) -> None:
-        """Copy one of this machine's images into the host's engine; running containers are stopped."""
+        """Copy an image of this machine to the host's engine; stop its containers if this machine uses overlay2."""
         if arguments := images.given(self._outer, name, self.engine.images.list()):
             self._stop_engine()
             self.run("/opt/rack/give.sh", *arguments)
@@ -89,7 +89,7 @@ class Host:
             images.load(name, f"unix://{self._socket}")
 
     def clean(self, image: str) -> None:
-        """Cure the host, and remove all containers, all images except ``image``, and the home directory's files."""
+        """Cure the host, empty its engine except for ``image``, copied if missing, and remove the home's files."""
         self.cure()
         for container in self.engine.containers.list(all=True, ignore_removed=True):
             container.remove(force=True, v=True)

@@ -65,7 +65,7 @@ class Rack:
     # --- hosts ---
 
     def hosts(self, number: int) -> tuple[Host, ...]:
-        """Return the first shared hosts, h1, h2 ..., each clean and with the lab's image."""
+        """Return the first shared hosts, h1, h2 ..., for `clear` to clean; start missing ones with the lab's image."""
         names = [f"h{n}" for n in range(1, number + 1)]
         missing = [name for name in names if name not in self._hosts]
         self.make(*missing, image=self._lab_image)
