@@ -160,7 +160,7 @@ def observed(of: Lab, **changes: dict[str, Any]) -> ObservedState:
 
 
 def printed(text: str, rank: int | None = None) -> Line:
-    """Build an output line, printed now; ``|``, which is dropped, ends a launcher's prefix. A mark is parsed instead.
+    """Build a line printed now: parsed if it has a mark, else split after a launcher's prefix at ``|``, dropped.
 
     Text with the mark of rank_output.py is parsed instead.
     """
