@@ -306,7 +306,7 @@ class Searched(Struct, frozen=True):
 
 
 def searched(recording: Recording, nodes: int, plant: tuple[str, float] | None, seed: int) -> Searched:
-    """Simulate a bisection."""
+    """Simulate a bisection of a cluster with planted bad nodes or links; count those found and wrongly accused."""
     cluster = planted(recording, nodes, plant, Random(f"{nodes} {seed}"))  # noqa: S311
     diagnosis = solve(cluster, seed)
     bad = {*cluster.slow, *map(frozenset, cluster.links)}

@@ -133,7 +133,7 @@ class SecretLab:
         return str(self.call(*RUN, "--json", "--launcher", launcher).json["run_id"])
 
     def crashed(self) -> str:
-        """Run `fails`, whose traceback the verdict quotes; return the run's id."""
+        """Crash `environ` with secrets in its error, which `show` must redact; return the run's id."""
         self.call(*RUN, "--set", "end=crash", code=4)
         (run_id,) = self.lab.run_ids()[-1:]
         assert "RuntimeError: refused: [REDACTED]" in self.call("show", run_id).out

@@ -135,7 +135,7 @@ def code(lab: Lab, host: Host) -> list[tuple[Kind, str]]:
 
 
 def repositories(cache: Cache) -> dict[str, Path]:
-    """Return the folders of models and data sets below the shared cache, by ``model NAME`` or ``dataset NAME``."""
+    """Map ``model NAME`` and ``dataset NAME`` of those a workload declares to their paths below the shared cache."""
     hub = Hub(endpoint="", token=None, cache=Path(HUB))
     models = {f"model {name}": hub.folder("model", name) for name in cache.models}
     return models | {f"dataset {name}": hub.folder("dataset", name) for name in cache.datasets}
