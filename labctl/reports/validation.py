@@ -100,7 +100,7 @@ class Hardware(Struct, frozen=True, kw_only=True):
     """Bytes."""
     accelerator: str = ""
     devices: str = ""
-    """Number and name of its devices: ``8 x NVIDIA H200``."""
+    """Number and name of its devices."""
     driver: str = ""
 
 
