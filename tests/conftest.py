@@ -61,7 +61,7 @@ SHARED = ("shared_rack", "shared_machine")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Distribute tests over xdist workers: one for the rack, one for the second machine, one per other module.
+    """Assign tests to xdist workers: one for the rack, one for the second machine, one per other module; longest first.
 
     Tests of the second machine that want the same of its engine run one after the other: another costs a restart.
     """
@@ -169,7 +169,7 @@ def fresh_lab(new_lab: NewLab, image: str) -> Iterator[FreshLab]:
 
 @pytest.fixture(scope="session")
 def labs(new_lab: NewLab, image: str) -> Labs:
-    """Shared labs that are up; tests leave them up."""
+    """Pool of shared labs, each brought up when first lent; tests leave them up."""
     return Labs(new_lab)
 
 
@@ -278,7 +278,7 @@ def rack_lab(rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="session")
 def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copy of LABCTL_TEST_KUBECONFIG with the cluster's certificate authority; skip the test if it is not set."""
+    """Copy of LABCTL_TEST_KUBECONFIG that verifies the cluster's certificate; skip the test if it is not set."""
     given = os.environ.get("LABCTL_TEST_KUBECONFIG")
     if not given:
         pytest.skip("LABCTL_TEST_KUBECONFIG names no cluster")

@@ -347,7 +347,7 @@ VENDORS_PLACES = ("accelerators/", "workloads/external.py")
 
 
 def vendors_words() -> re.Pattern[str]:
-    """Return a pattern of the vendors' names, without generic ones."""
+    """Return a pattern of the vendors' names, aliases and libraries, without ``gpu``."""
     aliases = (alias for name in VENDORS for alias in accelerators.get(name).aliases)
     words = {*VENDORS, *aliases, *LIBRARIES} - {"gpu"}
     return re.compile(rf"(?<![a-z])({'|'.join(sorted(words))})", re.IGNORECASE)

@@ -118,7 +118,7 @@ def context_of(directory: Path, *settings: str) -> Context:
 
 @pytest.fixture(params=EVERYWHERE)
 def site(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """A lab of two nodes on each backend: on Docker a shared one that is up, else a new one that is down."""
+    """A lab of two nodes on each backend: on Docker here a shared one that is up, else a new one that is down."""
     if request.param in IN_MEMORY:
         made = IN_MEMORY[request.param](tmp_path, monkeypatch)
         yield made
@@ -225,7 +225,7 @@ def test_logs_are_those_of_the_node_that_is_named(site: Site) -> None:
 
 @pytest.fixture
 def ready(site: Site) -> Iterator[Context]:
-    """A lab that is ready for a run; the run is stopped afterwards."""
+    """A lab that is ready for a run; runs that have not ended are stopped afterwards."""
     site.prepare()
     yield site.context
     for run in flows.runs(site.context).runs:
@@ -333,7 +333,7 @@ def result_of(context: Context, run_id: str) -> Result | None:
 
 
 def every_node(context: Context) -> Path:
-    """Write the hostfile of all nodes that the lab has; return its directory."""
+    """Write a hostfile of all the lab's nodes into a new folder; return the folder."""
     with backends.connect(context) as backend:
         size = len(backend.lab().nodes)
     out = context.directory / "every"

@@ -66,7 +66,7 @@ class EngineLab:
 
 @pytest.fixture(params=["fake", DOCKER])
 def lab(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineLab:
-    """A lab that is up: on Docker a shared one."""
+    """A lab that is up: a shared one on Docker, or a new one on an in-memory engine."""
     if request.param == "docker":
         lent: Lab = request.getfixturevalue("lend")()
         made = EngineLab(Context(directory=lent.path, environ=lent.environ, emit=lambda _: None, flags={}))
@@ -109,7 +109,7 @@ def test_a_container_that_is_lost_is_reported(lab: EngineLab) -> None:
         first = thread.submit(next, events)
 
         def lose() -> bool:
-            """Remove the node, repeatedly, as a loss before the engine is listened to is not reported."""
+            """Bring the lab up and remove the node; return True if that is reported: a loss before listening is not."""
             flows.up(lab.context)
             lab.lose("worker-1")
             return bool(wait_for([first], 5).done)

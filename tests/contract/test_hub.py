@@ -52,7 +52,7 @@ class Person:
 
     @property
     def hub(self) -> Path:
-        """Return the hub's cache, which is HF_HOME in containers."""
+        """Return the folder of the hub's cache, in containers ``hub`` in HF_HOME."""
         return self.directory / "shared/huggingface/hub"
 
     @property

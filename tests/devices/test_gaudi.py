@@ -20,7 +20,7 @@ NETWORK = '{"NIC_NET_CONFIG": []}'
 
 @pytest.fixture(scope="module")
 def lab(module_machine: Machine, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Two nodes on a machine with four Gaudis, an NPU, and a network description."""
+    """A lab of two nodes, up, on a machine with four Gaudis, an NPU, and a network description."""
     for index, module in enumerate(MODULES):
         hardware.gaudi(module_machine, index, module=module)
     hardware.npu(module_machine, 4)

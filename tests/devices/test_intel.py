@@ -18,7 +18,7 @@ NODES = [("worker-0", "0000:04:00.0", "/dev/dri/renderD129"), ("worker-1", "0000
 
 @pytest.fixture(scope="module")
 def lab(module_machine: Machine, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Two nodes on a machine with an AMD card and two Intel cards, which `auto` picks."""
+    """A lab of two nodes, up, on a machine with an AMD card and two Intel cards, which `auto` picks."""
     for number, vendor in enumerate((AMD, INTEL, INTEL)):
         hardware.card(module_machine, number, vendor=vendor)
     hardware.groups(module_machine, render=hardware.RENDER, video=VIDEO)

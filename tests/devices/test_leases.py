@@ -136,7 +136,7 @@ def test_a_lease_and_its_node_live_and_die_together(machine_lab: FreshLab) -> No
 
 @pytest.fixture
 def theirs(machine: Machine, machine_lab: FreshLab) -> Iterator[Lab]:
-    """A lab of a user other than root, on the same machine, with the same device."""
+    """A lab, not up, of a user other than root, on the same machine, with the same device."""
     group = machine.at("/run/docker.sock").stat().st_gid
     prefix = (*machine.prefix, "setpriv", f"--reuid={UID}", f"--regid={UID}", f"--groups={group}")
     home = Path(tempfile.mkdtemp(prefix="labctl-theirs-"))

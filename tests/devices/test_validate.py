@@ -21,7 +21,7 @@ STATUS = ["manage_network_ifs.sh --status"]
 
 @pytest.fixture
 def lab(machine: Machine, machine_lab: FreshLab) -> Lab:
-    """A node with eight Gaudis, their ports, and the vendor's programs, which record their arguments."""
+    """A lab of one node, not up, on a machine with eight Gaudis, their ports, and stand-ins for Habana's programs."""
     for index in range(CARDS):
         hardware.gaudi(machine, index, module=index)
     for port in range(PORTS):
@@ -43,7 +43,7 @@ def listed(cards: int) -> str:
 
 
 def validated(lab: Lab, *, code: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run Gaudi's validation without checks that need one; return document and steps by name; fail on another code."""
+    """Run the gaudi profile with only ssh-check as check; return document and steps by name; fail on another code."""
     gaudi = lab.call("validate", "--profile", "gaudi", "--print-profile").expect(0).out
     (lab.path / "gaudi.yml").write_text(f"{gaudi.partition('checks:')[0]}checks: [{{workload: ssh-check}}]\n")
     answer = lab.call("validate", "--profile", "gaudi.yml", "--json", limit=400).expect(code)

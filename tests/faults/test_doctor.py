@@ -333,7 +333,7 @@ def large_mtu(lab: Lab) -> Iterator[Environ]:
 
 @contextlib.contextmanager
 def slow_link(lab: Lab) -> Iterator[Environ]:
-    """Limit worker-1's link to 1 Mbit/s at the host's end; skip the test without root, tc or the kernel's support."""
+    """Limit worker-1's link to 1 Mbit/s, and leave it so; skip the test without root, tc or the kernel's support."""
     if os.geteuid() != 0 or not shutil.which("tc"):
         pytest.skip("to slow a link down takes root and tc")
     number = lab.inside("worker-1", "cat", "/sys/class/net/eth0/iflink").strip()

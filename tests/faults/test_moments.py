@@ -34,7 +34,7 @@ LONG = "6000"
 
 @pytest.fixture
 def lab(lend: FreshLab) -> Iterator[Lab]:
-    """A lab of two nodes that is up and idle, checked again after the test."""
+    """A lab of two nodes, up; after the test its runs are stopped, and it is brought up and checked for errors."""
     lent = lend(LAB_RUN_PATIENCE=str(PATIENCE))
     (lent.path / "steps.py").write_text(STEPS)
     yield lent
@@ -51,7 +51,7 @@ def runs(lab: Lab) -> dict[str, dict[str, Any]]:
 
 
 def looks(lab: Lab) -> tuple[str, list[str]]:
-    """Return the lab's state from `status`, and the sorted codes of doctor's errors."""
+    """Return the state from `status`, whose runs must agree with `runs`, and the sorted codes of doctor's errors."""
     before = runs(lab)
     status = lab.call("status", "--json").expect(0).json
     after = runs(lab)

@@ -32,7 +32,7 @@ def mounting(new_lab: Callable[[dict[str, str]], Lab], image: str) -> Iterator[L
 
 
 def refused(lab: Lab, source: Path | str) -> str:
-    """Return the message with which `up` refuses a mount; check that it created nothing."""
+    """Return the message with which `up` refuses ``source`` as HOST_CACHE_PATH; check that it created nothing."""
     lab.configure({"LAB_NODES": "1", "HOST_CACHE_PATH": str(source)})
     answer = lab.call("up", "--json").expect(2)
     assert lab.labelled() == []

@@ -17,7 +17,7 @@ NODES = ["launcher", "worker-0", "worker-1"]
 
 
 def result(answer: Answer, code: int, cause: str, of_run: int | None = None) -> dict[str, Any]:
-    """Return the answer's document; fail unless it is an error of this cause and exit code (``of_run``: the run's)."""
+    """Return the document of an ERROR of this cause; fail on an exit code but ``code``, or ``of_run`` for the run."""
     document: dict[str, Any] = answer.expect(code).json
     assert (document["verdict"], document["cause"], document["exit_code"]) == ("ERROR", cause, of_run or code)
     return document
