@@ -70,7 +70,7 @@ def load_job(folder: Path, of: Lab) -> Job | None:
 
 
 def rendered(folder: Path, scratch: Path) -> dict[str, str]:
-    """Render the files of a case by path under ``expected/``, without the leading ``.lab/`` that git ignores."""
+    """Render files and plans of a case by path under ``expected/``, without the leading ``.lab/`` that git ignores."""
     of = load_case(folder, scratch)
     files = render.render(of)
     contents = {file.path.removeprefix(".lab/"): file.content for file in files}

@@ -46,7 +46,7 @@ def compare(row: Callable[..., None], what: str, labctl: object, machine: object
 
 
 def _compare_sampler(fixtures: Path, row: Callable[..., None], nvml: Any, handles: list[Any]) -> None:
-    """Pass the sampler's and NVML's values of idle cards to ``row``, as they vary; keep the sampler's as a fixture."""
+    """Pass the sampler's and NVML's values of idle cards to ``row``, compare only throttling; keep the sampler's."""
     sys.path.append(str(ROOT / "docker"))
     import nvidia_sampler
     from sampler import columns
@@ -71,7 +71,7 @@ def _compare_sampler(fixtures: Path, row: Callable[..., None], nvml: Any, handle
 
 
 def _keep(fixtures: Path, addresses: list[str]) -> None:
-    """Copy the files that `nvidia.find` reads, and the output of nvidia-smi."""
+    """Copy the files that `nvidia.find` reads; write the names of device files and the output of nvidia-smi."""
     gpus = Path("/") / nvidia.GPUS
     files = [Path("/proc/driver/nvidia/version"), Path("/sys/module/nvidia/version"), *gpus.glob("*/information")]
     files += [Path(f"/sys/bus/pci/devices/{address}/{name}") for address in addresses for name in KEPT]

@@ -105,7 +105,7 @@ class Ended:
 
 
 def run(argv: Sequence[str], place: Place, log: str, directory: Path, environment: Mapping[str, str] = {}) -> Ended:
-    """Run a program to its end or to the deadline, and then kill its process tree; keep its output."""
+    """Run a program and return how it ended; kill its process tree at the deadline; keep its output in ``log``."""
     lines: list[tuple[float, str]] = []
     with (
         (place.out / f"{log}.log").open("w", encoding="utf-8") as kept,
@@ -213,7 +213,7 @@ PAIRS = {
 
 
 def measure_upstream(place: Place) -> None:
-    """Alternate runs of both scripts, with equal batch, length, precision and ZeRO stage; add the ratio."""
+    """Run upstream's script and ours twice each, in turn, with equal settings; add a row per run, and the ratios."""
     speeds: dict[str, dict[str, list[float]]] = {name: {"theirs": [], "ours": []} for name in PAIRS}
     folders = {name: make_model(name.partition("_")[0], batch_of(name), place) for name in PAIRS}
     for order in (("theirs", "ours"), ("ours", "theirs")):
@@ -308,7 +308,7 @@ def write_text(folder: Path) -> None:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Render the rows of workloads and ratios as a Markdown table."""
+    """Render all rows, with their figures and failures, as a Markdown table."""
     lines = ["| what | figures |", "|---|---|"]
     for row in rows:
         figures = row.get("figures") or {
@@ -321,7 +321,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Measure the parts named in sys.argv, write rows and table to --out; return the number of failures."""
+    """Measure the parts named in sys.argv, or all; write rows and table to --out; return the number of failed rows."""
     parser = argparse.ArgumentParser(
         "measure.sh",
         description=(__doc__ or "").partition("\n")[0],

@@ -82,7 +82,7 @@ def lie(host: Host, answer: bytes, honest: int, framed: bool) -> None:
 
 
 def alone(lab: RackLab, answer: Answer) -> None:
-    """Check that the error names the lying host, has no traceback, and that labctl used little memory."""
+    """Check that labctl succeeded or named the lying host, printed no traceback, and used little memory."""
     assert answer.code in (0, 3), answer.err
     assert "Traceback" not in answer.err
     if answer.code:

@@ -49,7 +49,7 @@ PAUSE = 3
 
 @pytest.fixture(scope="module")
 def lab(lend_module: FreshLab) -> Lab:
-    """A lab of four nodes with sets of one and of two nodes."""
+    """A lab of four nodes, up, with workload `steps` and folders of hostfiles of one and of two nodes."""
     lab = lend_module(LAB_NODES="4")
     folder = lab.path / "workloads/steps"
     folder.mkdir()

@@ -55,12 +55,12 @@ class Cluster:
         return str(self.api.request("POST", path, body=body).status.token)
 
     def forget_person(self) -> None:
-        """Invalidate the user's tokens, as if expired."""
+        """Delete the user's service account, which invalidates its tokens as if expired."""
         self._kind("ServiceAccount").delete(name=PERSON, namespace=self.namespace)
 
     @contextlib.contextmanager
     def serving(self, *versions: str) -> Iterator[None]:
-        """Set the versions of MPIJob that the cluster serves within the block; existing jobs stay unchanged."""
+        """Make the cluster serve just these versions of MPIJob in the block; wait until it does, keep existing jobs."""
         definitions = self._kind("CustomResourceDefinition", "apiextensions.k8s.io/v1")
         name = "mpijobs.kubeflow.org"
         before = definitions.get(name=name).to_dict()["spec"]["versions"]

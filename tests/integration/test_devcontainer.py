@@ -19,7 +19,7 @@ PACKAGE = "@devcontainers/cli@0.89.0"
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Command of the CLI: from PATH, or installed by npm into a temporary folder."""
+    """Command of the devcontainer CLI: from PATH or installed by npm; skip the tests if there is neither."""
     if path := shutil.which("devcontainer"):
         return (path,)
     npm, node = shutil.which("npm"), shutil.which("node")
