@@ -63,7 +63,7 @@ class Drawn(Struct, frozen=True, kw_only=True):
 
 
 def recorded(lab: str, load: str, rounds: Sequence[Round], seconds: float) -> Recording:
-    """Return the recording of a run of turns. ValueError if a round lacks a node that another one has."""
+    """Return the recording of a run of turns. ValueError without nodes, or if a round lacks one that another has."""
     nodes = sorted({node for readings in rounds for node in readings})
     if not nodes or any(sorted(readings) != nodes for readings in rounds):
         raise ValueError(f"{lab}, {load}: not every round has all of the nodes {nodes}")
@@ -88,13 +88,13 @@ def read(directory: Path = DATA) -> list[Recording]:
 
 
 def as_recorded(recording: Recording) -> Series:
-    """Return hosts with as many nodes as were recorded: a disturbance meets those of a host as it did then."""
+    """Return the series of a host with all recorded nodes, which disturbances meet together as they did then."""
     readings = np.array(recording.rounds)
     return Series(speeds=readings[..., 0], lost=readings[..., 1], seconds=recording.seconds * recording.nodes)
 
 
 def node_each(recording: Recording) -> Series:
-    """Return hosts with a node each, which has all turns of the recorded host, one after the other.
+    """Return the series of a host with one node, which has all turns of the recorded nodes, one after the other.
 
     A speed is divided by the median of its recorded node, so that lasting differences of nodes are not noise.
     """

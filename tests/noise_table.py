@@ -49,7 +49,7 @@ class OpenLab(Struct, frozen=True, kw_only=True):
 
 @contextlib.contextmanager
 def on_this_machine(nodes: int, cores: float, override: str = "") -> Iterator[OpenLab]:
-    """Make the directory of a lab of nodes on this machine."""
+    """Make a temporary directory of a lab on this machine, with ``override`` as compose.override.yml unless empty."""
     with tempfile.TemporaryDirectory(prefix="labctl-noise-") as directory:
         path = Path(directory).resolve()
         subprocess.run((LABCTL, "init"), cwd=path, check=True, capture_output=True)
@@ -104,7 +104,7 @@ class Row(Struct, frozen=True, kw_only=True):
     seconds: float
 
     def result(self) -> str:
-        """Return ``right``, ``unsure``, ``missed``, or ``FALSE`` if a good node was accused."""
+        """Return ``FALSE`` if a good node was accused, else ``right``, ``unsure`` or ``missed``."""
         if set(self.accused) - ({PLANTED} if self.plant != "nothing" else set()):
             return "FALSE"
         if self.plant == "nothing" or self.accused:
@@ -172,7 +172,7 @@ def load(kind: str) -> Iterator[None]:
 
 
 def planted(lab: OpenLab, plant: str) -> contextlib.AbstractContextManager[None]:
-    """Return the context that makes a node of the lab slow."""
+    """Return the context that slows a node down by ``stops`` or a share of its cores, or does ``nothing``."""
     if plant == "nothing":
         return contextlib.nullcontext()
     container = lab.planted()
@@ -209,7 +209,7 @@ def run(words: tuple[str, ...], lab: OpenLab, begin: Callable[[], object], sign:
 
 
 def measured(name: str, lab: OpenLab, plant: str, kind: str, command: str) -> Row:
-    """Plant a slow node and a load, run a command, and return its row."""
+    """Bring the lab up, run a command with a planted slow node and a load, take the lab down, and return the row."""
     words = ("bisect", "matmul", "--set", "rounds=10") if command == "bisect" else ("validate", "--profile", command)
     subprocess.run((LABCTL, "up"), cwd=lab.path, env=lab.environ, check=True, capture_output=True)
     with contextlib.ExitStack() as stack:

@@ -46,7 +46,7 @@ while True:
 
 @pytest.fixture(scope="module")
 def serving(new_lab: Callable[[dict[str, str]], Lab], image: str) -> Iterator[Lab]:
-    """A lab with a stand-in for a notebook server in its worker, and none in its launcher."""
+    """A lab, up, with a stand-in for a notebook server in its worker, and none in its launcher."""
     lab = new_lab({"LAB_NODES": "1"})
     lab.call("up").expect(0)
     packed = io.BytesIO()

@@ -38,7 +38,7 @@ KINDS = ("MPIJob", "Pod", "ConfigMap", "Secret", "Service")
 
 
 def labelled(operator: Operator, lab: Lab) -> list[str]:
-    """List a lab's objects in the cluster, by the name prefix of its jobs."""
+    """List kind and name of a lab's objects in the cluster, found by the name prefix of its jobs."""
     names = [(kind, name) for kind in KINDS for name in operator.objects(kind)]
     return [f"{kind} {name}" for kind, name in names if name.startswith(f"{lab.name}-")]
 
@@ -58,7 +58,7 @@ def verdict(answer: Answer) -> tuple[str, str | None]:
 
 
 def stubborn(lab: Lab) -> Iterator[Running]:
-    """Start a run that never ends by itself; yield it once its ranks are up."""
+    """Start a run that never ends by itself; yield it once its ranks are up; then kill its labctl."""
     with lab.start("run", "stubborn", "--json") as running:
         wait_until(lambda: running.err.count("does not listen") == 2, 120, f"both ranks are up:\n{running.err}")
         yield running

@@ -21,7 +21,7 @@ MPIRUN = ("--launcher", "mpirun")
 
 
 def metrics_of(answer: Answer) -> dict[str, Any]:
-    """Return the metrics of a run that passed on two ranks, one per node."""
+    """Check that a run passed on two ranks, one per node, with plausible metrics; return the metrics."""
     result = answer.expect(0).json
     assert result["verdict"] == "PASS"
     assert result["ranks"] == [{"rank": 0, "node": "worker-0"}, {"rank": 1, "node": "worker-1"}]

@@ -21,7 +21,7 @@ UID = 1234
 
 @pytest.fixture(scope="module")
 def theirs(engine: DockerClient, family: str, image: str) -> Iterator[Lab]:
-    """A lab, up, of a user without an entry in /etc/passwd whose group may use the engine's socket."""
+    """A lab, up, of a user who is not in /etc/passwd but may use the engine; skip the test if that is impossible."""
     socket = Path("/var/run/docker.sock")
     if os.geteuid() != 0 or not shutil.which("setpriv") or not socket.exists():
         pytest.skip("to act as another person takes root, setpriv and the engine's socket")

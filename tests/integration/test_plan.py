@@ -22,7 +22,7 @@ def made(lab: Lab) -> dict[str, str]:
 
 
 def planned(lab: Lab, *arguments: str) -> list[str]:
-    """Return the steps of a dry run; check that it creates no file."""
+    """Return the steps of a dry run; check that it changes no file, container, network or volume."""
     before = made(lab), lab.labelled(), lab.identities()
     plan: list[str] = lab.call(*arguments, "--dry-run", "--json").expect(0).json["plan"]
     assert (made(lab), lab.labelled(), lab.identities()) == before
@@ -30,7 +30,7 @@ def planned(lab: Lab, *arguments: str) -> list[str]:
 
 
 def carried_out(err: str) -> list[str]:
-    """List the steps that a command announced, each cut to the screen's width."""
+    """List the steps that a command announced on stderr, which it cuts to the screen's width."""
     return [line.partition("] ")[2].removesuffix("...") for line in err.splitlines() if re.match(r"\[\d+/\d+\] ", line)]
 
 
@@ -50,7 +50,7 @@ def written(plan: list[str]) -> set[str]:
 
 
 def same_steps(plan: list[str], err: str) -> None:
-    """Check that the announced steps are those of the plan, in order; run ids differ."""
+    """Check that the announced steps begin like those of the plan, in order, whatever the run ids."""
     run = re.compile(r"\d{8}-\d{6}-([\w-]+)-[0-9a-f]{6}\b")
     steps = [run.sub(r"\1", text) for text in texts(plan)]
     announced = [run.sub(r"\1", text) for text in carried_out(err)]

@@ -47,7 +47,7 @@ def broken(lab: Lab, arguments: tuple[str, ...], step: str) -> str:
 
 
 def output_by_step(lab: Lab, run_id: str, pattern: str) -> dict[str, str]:
-    """Return the output for each step or epoch, without speeds."""
+    """Return the output of each step or epoch, by its number, from the two groups of ``pattern``."""
     log = (record(lab, run_id) / "output.log").read_text()
     return dict(re.findall(pattern, log))
 

@@ -19,7 +19,7 @@ def wait_for(terminal: Terminal, pattern: str) -> None:
 
 
 def leave(terminal: Terminal) -> None:
-    """Clear the line and end the shell."""
+    """Clear the line, type `exit`, and wait for the end of the shell."""
     terminal.press("\x15")
     terminal.type("exit")
     terminal.code(120)

@@ -24,7 +24,7 @@ TOGETHER = "[{workload: picky}]"
 
 
 def picky(lab: Lab, checks: str) -> Path:
-    """Write a profile with these checks, of which `picky` fails on worker-1; return its path."""
+    """Write workload `picky`, which fails on worker-1, and a profile with these checks; return the profile's path."""
     folder = lab.path / "workloads/picky"
     folder.mkdir()
     (folder / "workload.yml").write_text(PICKY)
