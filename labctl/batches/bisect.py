@@ -333,7 +333,7 @@ class _Bisection:
         return groups
 
     def partner(self, node: str, free: Sequence[str], runs: Iterable[Run]) -> str:
-        """Choose the partner from ``free`` that the node has run with least in these tests, and not in a bad pair."""
+        """Choose the partner from ``free`` that the node has run with least in these tests and in earlier bad pairs."""
         met = Counter(other for run in runs for other in run.nodes)
         met.update(self.bad_with[node])
         return min(free, key=met.__getitem__)

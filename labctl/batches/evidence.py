@@ -133,13 +133,13 @@ def both(first: Judged, later: Judged) -> Judged:
     if verdicts == {"bad"}:
         verdict = "bad"
     elif "bad" in verdicts:
-        doubt = "it was slow for some rounds in a row, and not a minute later"
+        doubt = "it was slow in one of two series of rounds, a minute apart, and not in the other"
     speeds = [judged.speed for judged in (first, later) if judged.speed is not None]
     return replace(
         later,
         verdict=verdict,
         speed=median(speeds) if speeds else None,
-        p=max(first.p, later.p),
+        p=max(judged.p for judged in (first, later) if judged.verdict == verdict or verdict == "unsure"),
         lost=(first.lost + later.lost) / 2,
         held=(first.held + later.held) / 2,
         values=(*first.values, *later.values),

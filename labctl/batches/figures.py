@@ -47,6 +47,8 @@ class Bound(Struct, frozen=True, kw_only=True):
     source: str
     of_others: bool = False
     """It comes from other figures of the same validation."""
+    of_baseline: bool = False
+    """It comes from an earlier validation."""
 
     def holds(self, value: float | None) -> bool:
         """Tell if a value meets the bound; no value does not."""
@@ -85,9 +87,8 @@ def bounds(
             if bound := _absolute(limit):
                 by_subject[limit.metric, name] = bound
             elif baseline and (before := _before(baseline, check, limit.metric, nodes, hosts)) is not None:
-                by_subject[limit.metric, name] = _relative(
-                    limit, before, f"baseline of {baseline.recorded[:10]}", within
-                )
+                bound = _relative(limit, before, f"baseline of {baseline.recorded[:10]}", within)
+                by_subject[limit.metric, name] = replace(bound, of_baseline=True)
             elif len(values) > 1 and check.nodes == "pairs" and len({hosts.get(node) for node in nodes}) > 1:
                 bound = _relative(limit, *_usual(limit, values), within)
                 by_subject[limit.metric, name] = replace(bound, of_others=True)

@@ -418,11 +418,7 @@ class _Course:
         trial = self.trial(check, nodes, numbers)
         for _ in range(CONFIRMATIONS):
             if slow := self.to_confirm(trial):
-                self.notice(
-                    f"validate: {human.listed(slow)} may be slow; {check.name} is repeated in {human.duration(PAUSE)}"
-                )
-                self.wait(PAUSE)
-                trial.confirm(self.trial(check, trial.running(), numbers))
+                self.confirm(check, trial, slow, numbers)
         self.figures += trial.figures()
         if trial.failed_together:
             for node in nodes:
@@ -452,6 +448,18 @@ class _Course:
             how, blamed = "are slow in", f"the limit ({', '.join(sources)})"
         counted = f"{len(nodes)} of {len(trial.nodes)} nodes {how} {trial.check.name}"
         return f"{counted}: suspect {place} or {blamed}; {nodes[0]}: {_against(trial, nodes[0])}"
+
+    def confirm(self, check: Check, trial: Trial, slow: list[str], numbers: Iterator[int]) -> None:
+        """Measure the nodes again after a pause; after Ctrl-C the slow ones are unsure."""
+        self.notice(f"validate: {human.listed(slow)} may be slow; {check.name} is repeated in {human.duration(PAUSE)}")
+        try:
+            self.wait(PAUSE)
+            trial.confirm(self.trial(check, trial.running(), numbers))
+        except KeyboardInterrupt:
+            self.figures += trial.figures()
+            for node in slow:
+                self.accuse(node, "unsure", f"{check.name}: it may be slow; {INTERRUPTED}", self.repeat)
+            raise
 
     def to_confirm(self, trial: Trial) -> list[str]:
         """Return the nodes that look slow beside others on other hosts; none if all nodes do."""
@@ -551,8 +559,8 @@ class _Course:
         tried = f"{human.count(diagnosis.runs, 'run')} in {human.count(diagnosis.rounds, 'round')}"
         if names:
             return Outcome("failed", f"{', '.join(names)} ({tried})")
-        if suspicion.bound and suspicion.bound.of_others:
-            # Nothing explains figures that are worse than others of the same check.
+        if suspicion.bound and (suspicion.bound.of_others or suspicion.bound.of_baseline):
+            # Nothing explains figures that are worse than others of the same check, or than those of another day.
             self.steps[-1] = replace(self.steps[-1], status="unsure")
         if diagnosis.unsure and not diagnosis.none_good:
             return Outcome("unsure", f"{human.listed(diagnosis.unsure)}: {diagnosis.note} ({tried})", self.repeat)

@@ -116,3 +116,9 @@ def test_a_constant_bound_is_missed_if_more_than_half_surely_miss(misses: list[b
 def test_fewer_rounds_are_needed_among_more_nodes() -> None:
     needed = [evidence.rounds_needed(nodes - 1, evidence.error_per_test(nodes, 1)) for nodes in (2, 4, 8, 64, 1024)]
     assert needed == [9, 6, 5, 4, 5]
+
+
+def test_a_node_that_is_surely_good_in_one_series_is_as_sure_as_there() -> None:
+    good = evidence.Judged(verdict="good", speed=1.0, p=0.002)
+    unsure = evidence.Judged(verdict="unsure", speed=0.9, p=0.6)
+    assert (evidence.both(unsure, good).verdict, evidence.both(unsure, good).p) == ("good", 0.002)
