@@ -139,7 +139,7 @@ def both(first: Judged, later: Judged) -> Judged:
         later,
         verdict=verdict,
         speed=median(speeds) if speeds else None,
-        p=max(judged.p for judged in (first, later) if judged.verdict == verdict or verdict == "unsure"),
+        p=max(judged.p for judged in (first, later) if verdict in (judged.verdict, "unsure")),
         lost=(first.lost + later.lost) / 2,
         held=(first.held + later.held) / 2,
         values=(*first.values, *later.values),
