@@ -76,6 +76,6 @@ def test_a_bad_node_is_drained(four_nodes: Lab) -> None:
 
 def test_a_node_on_which_a_run_fails_is_found_with_the_runs_that_show_it(four_nodes: Lab) -> None:
     done = four_nodes.call("bisect", "spin", "--within", "99%", "--", "worker-1", limit=300).expect(5)
-    assert "worker-1: failing\n" in done.out
+    assert "worker-1: failing, 2 runs failed\n" in done.out
     assert "worker-1: failed (rank-crashed)" in done.out
     assert "3 nodes good, 1 bad, 0 bad links" in done.out
