@@ -134,7 +134,7 @@ def _references(now: Floats, before: Floats, fast: NDArray[np.bool_]) -> Referen
         return _few_references(now, before, fast)
     outliers = others // evidence.OUTLIERS
     slowest, fastest = _without(values, place, outliers), _without(values, place, others - 1 - outliers)
-    quarter = others // 4
+    quarter = others // evidence.QUARTER
     quartile = _without(values, place, quarter)
     return slowest, quartile, fastest, (others + 1) / (outliers + 1), (others + 1) / (quarter + 1)
 
@@ -154,10 +154,9 @@ def _few_references(now: Floats, before: Floats, fast: NDArray[np.bool_]) -> Ref
         if len(others) < evidence.FEWEST_REFERENCES:
             others = by_before[by_before != node][: evidence.FEWEST_REFERENCES]
         speeds = sorted(now[others].tolist())
-        many, quarter = len(speeds), len(speeds) // 4
+        many, quarter = len(speeds), evidence.QUARTER
         fastest = speeds[-1 - many // evidence.OUTLIERS]
-        rows.append(
-            (evidence.slowest(speeds), speeds[quarter], fastest, evidence.odds(many), (many + 1) / (quarter + 1))
-        )
+        slowest_two = evidence.slowest(speeds), evidence.slowest(speeds, quarter)
+        rows.append((*slowest_two, fastest, evidence.odds(many), evidence.odds(many, quarter)))
     slowest, quartile, fastest, odds, quartile_odds = np.array(rows).T
     return slowest, quartile, fastest, odds, quartile_odds

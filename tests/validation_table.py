@@ -43,8 +43,8 @@ SPEEDS = (None, 0.75, 0.5, 0.2)
 """Speed of the bad nodes; None without any."""
 MOST_BAD = 4
 SAMPLE = 50
-"""One in so many validations is done by labctl's own loop, too, of many nodes one in ten times as many: the verdicts
-must be equal."""
+"""Number of validations of which labctl's own loop does one, too, of many nodes ten times as many: the verdicts must
+be equal."""
 
 
 # --- record --------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from labctl.batches import evidence, turns
-from labctl.batches.evidence import DISTURBED, MOST_ROUNDS, Judged, Reading, Round, Verdict
+from labctl.batches.evidence import DISTURBED, MOST_ROUNDS, PASSED, Judged, Reading, Round, Verdict
 from labctl.batches.figures import Bound, JobOutcome, missed
 from labctl.batches.profile import Check, Limit
 from labctl.reports.validation import Figure
@@ -116,8 +116,8 @@ class Trial:
         return next((job.message for job in jobs if not job.passed), "")
 
     def proven_slow(self, node: str) -> bool:
-        """Tell if a metric shows that a node is bad."""
-        return any(of_metric[node].verdict == "bad" for of_metric in self.judged.values() if node in of_metric)
+        """Tell if any metric shows that a node is bad."""
+        return any(self.is_bad(limit, node) for limit in self.check.limits)
 
     def misses_bound(self, node: str) -> bool:
         """Tell if all that shows that a node is bad are constant bounds; other nodes say nothing about those."""
@@ -377,7 +377,7 @@ def _value(limit: Limit, reading: Reading) -> float:
 
 def _passed(judged: Judged | None) -> bool | None:
     """Return False for a bad node, True for a good one; None if it is unsure, or was not judged."""
-    return {"bad": False, "good": True, "unsure": None}[judged.verdict] if judged else None
+    return PASSED[judged.verdict] if judged else None
 
 
 def in_turn(check: Check, many: int) -> Check:

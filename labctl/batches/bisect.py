@@ -334,7 +334,7 @@ class _Bisection:
 
     def partner(self, node: str, free: Sequence[str], runs: Iterable[Run]) -> str:
         """Choose the partner from ``free`` that the node has run with least in these tests and in earlier bad pairs."""
-        met = Counter(other for run in runs for other in run.nodes)
+        met = Counter(chain.from_iterable(run.nodes for run in runs))
         met.update(self.bad_with[node])
         return min(free, key=met.__getitem__)
 

@@ -39,12 +39,16 @@ DISTURBED = 0.25
 """Share of its time that other programs took from a node, above which a speed that includes it is not compared."""
 MOST_ROUNDS = 24
 """Rounds after which a node without a verdict is unsure."""
+QUARTER = 4
+"""Number of references of which one is below their lower quartile."""
 OUTLIERS = 40
 """Number of references of which one may be slower, or faster, than the node that wins: some always meet an accident."""
 FEWEST_REFERENCES = 2
 """References of a node, where the lab has as many others, even if they look slow themselves."""
 
 Verdict = Literal["bad", "good", "unsure"]
+PASSED: Mapping[Verdict, bool | None] = {"good": True, "unsure": None, "bad": False}
+"""Whether a figure passed, by verdict; None if unsure."""
 
 
 class Reading(Struct, frozen=True):
@@ -214,22 +218,22 @@ def _comparisons(before: Sequence[Round], now: Round, within: float) -> Iterator
                 reading=reading,
                 odds=odds(len(others)),
                 slowest=slowest(others),
-                quartile=others[len(others) // 4],
-                quartile_odds=(len(others) + 1) / (len(others) // 4 + 1),
+                quartile=slowest(others, QUARTER),
+                quartile_odds=odds(len(others), QUARTER),
                 middle=median(others),
                 fastest=others[-1 - len(others) // OUTLIERS],
             )
             yield node, comparison
 
 
-def slowest(speeds: Sequence[float]) -> float:
-    """Return the slowest of these sorted speeds that is no outlier."""
-    return speeds[len(speeds) // OUTLIERS]
+def slowest(speeds: Sequence[float], one_in: int = OUTLIERS) -> float:
+    """Return the slowest of these sorted speeds, of which the slowest one in ``one_in`` are left out."""
+    return speeds[len(speeds) // one_in]
 
 
-def odds(references: int) -> float:
-    """Return N: a good node is slower than the slowest reference that is no outlier in at most one of N rounds."""
-    return (references + 1) / (references // OUTLIERS + 1)
+def odds(references: int, one_in: int = OUTLIERS) -> float:
+    """Return N: a good node is slower than the slowest of so many, without ``one_in``, in at most one of N rounds."""
+    return (references + 1) / (references // one_in + 1)
 
 
 def usual(speeds: Iterable[float]) -> float:

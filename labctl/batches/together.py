@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import chain, count
 from statistics import median
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from labctl.batches import evidence, figures
 from labctl.batches.alone import MOST_RUNS, Bounds, Runs
 from labctl.batches.bisect import Group
-from labctl.batches.evidence import DISTURBED, Verdict
+from labctl.batches.evidence import DISTURBED, PASSED, Verdict
 from labctl.batches.figures import Bound, JobOutcome
 from labctl.batches.hostfiles import groups as grouped
 from labctl.batches.profile import Check
@@ -37,7 +37,7 @@ class GroupTrial:
         self.bounds: Bounds = {}
         self.runs: defaultdict[Group, list[JobOutcome]] = defaultdict(list)
         self.misses: defaultdict[Group, list[bool]] = defaultdict(list)
-        """Whether later runs that no other program disturbed missed a bound."""
+        """Later runs that no other program disturbed: True for one that missed a bound."""
 
     def measure(
         self,
@@ -92,9 +92,9 @@ class GroupTrial:
             return "bad" if self.missed(last) else "good"
         return evidence.against_bound(self.misses[group], self.error) if self.missed(first) else "good"
 
-    def of(self, verdict: Verdict) -> dict[Group, str]:
-        """Return the groups with a verdict, with the reason; it is empty of good ones."""
-        return {group: self.why(group) for group in self.runs if self.verdict(group) == verdict}
+    def of(self, verdict: Verdict) -> list[Group]:
+        """Return the groups with a verdict."""
+        return [group for group in self.runs if self.verdict(group) == verdict]
 
     def last(self) -> list[JobOutcome]:
         """Return the last run of each group."""
@@ -105,8 +105,6 @@ class GroupTrial:
         jobs = self.runs[group]
         if not jobs[-1].passed:
             return f"{self.check.name}: {jobs[-1].message}"
-        if self.verdict(group) == "good":
-            return ""
         judged = [figure for figure in self.figures_of(group) if figure.limit or figure.value is None]
         against = [figures.missed(figure) for figure in judged if figure.passed is not True]
         text = f"{'; '.join(against)}, in {human.count(len(jobs), 'run')}"
@@ -115,7 +113,7 @@ class GroupTrial:
 
     def figures(self) -> list[Figure]:
         """Return the figures of all groups: medians of their runs."""
-        return [figure for group in self.runs for figure in self.figures_of(group)]
+        return list(chain.from_iterable(map(self.figures_of, self.runs)))
 
     def figures_of(self, group: Group) -> list[Figure]:
         """Return the figures of a group: medians of its runs; one that misses its bound has the group's verdict."""
@@ -138,10 +136,6 @@ class GroupTrial:
         bad = self.of("bad")
         missed = chain.from_iterable(self.missed(self.runs[group][0]) for group in bad if self.runs[group][0].passed)
         return Suspicion(*next(missed, ())) if bad else None
-
-
-PASSED: Mapping[Verdict, bool | None] = {"good": True, "unsure": None, "bad": False}
-"""By verdict: whether a figure that missed its bound passed all the same; None if unsure."""
 
 
 def groups_of(check: Check, nodes: Group) -> tuple[Group, ...]:

@@ -709,10 +709,10 @@ WORST: tuple[tuple[Verdict, Literal["failed", "unsure"]], ...] = (("bad", "faile
 def _together(trial: GroupTrial) -> Outcome:
     """Summarise a check of several nodes together: the first bad groups, else unsure ones, else its figures."""
     for verdict, status in WORST:
-        if reasons := trial.of(verdict):
-            texts = [f"{', '.join(group)}: {why}" for group, why in reasons.items()]
-            message = f"{len(reasons)} of {len(trial.runs)} runs: {'; '.join(texts[:3])}"
-            return Outcome(status, message, run_id=trial.runs[next(iter(reasons))][-1].run_id)
+        if groups := trial.of(verdict):
+            texts = [f"{', '.join(group)}: {trial.why(group)}" for group in groups[:3]]
+            message = f"{len(groups)} of {len(trial.runs)} runs: {'; '.join(texts)}"
+            return Outcome(status, message, run_id=trial.runs[groups[0]][-1].run_id)
     last = trial.last()
     summary = _summary(trial.figures()) or human.count(len(last), "run")
     if trial.check.limits and not trial.bounds:

@@ -253,8 +253,11 @@ def _grids(validation: Validation) -> list[_Grid]:
 
 def _grid(step: str, what: str, unit: str, nodes: Sequence[str], figures: Mapping[frozenset[str], Figure]) -> _Grid:
     """Return the table of one metric of links."""
-    rows = tuple((a, tuple(figures.get(frozenset((a, b))) for b in nodes)) for a in nodes)
-    return _Grid(step=step, what=what, unit=unit, rows=rows)
+
+    def row(node: str) -> tuple[Figure | None, ...]:
+        return tuple(figures.get(frozenset((node, other))) for other in nodes)
+
+    return _Grid(step=step, what=what, unit=unit, rows=tuple((node, row(node)) for node in nodes))
 
 
 def _name(item: NodeVerdict | LinkVerdict | StepResult) -> str:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.doctoring import wrong
 from support.harness import Answer, Running, wait_until
 from support.rack.host import Host
 from support.rack.rack import Rack, RackLab
@@ -193,9 +194,7 @@ def test_a_host_that_does_not_answer_is_named_by_all_that_looks_and_the_others_a
         assert decided["value"] == "cpu"
         assert "on h1, h3; on h2 when last reached; h2 (" in decided["why"]
         findings = lab.call("doctor", "--node", "worker-1", "--json").expect(3).json["findings"]
-        assert [(finding["node"], finding["code"]) for finding in findings if finding["level"] == "error"] == [
-            ("h2", "LAB-HOST-004")
-        ]
+        assert [(finding["node"], finding["code"]) for finding in wrong(findings)] == [("h2", "LAB-HOST-004")]
         assert {finding["node"] for finding in findings} == {"h2", "local"}
         for arguments in (("logs", "worker-1"), ("exec", "-n", "worker-1", "--", "true"), ("logs",)):
             answer = lab.call(*arguments).expect(3)

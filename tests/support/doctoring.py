@@ -14,8 +14,13 @@ Environ = dict[str, str]
 Finding = dict[str, Any]
 
 
+BUSY = "LAB-HOST-009"
+"""Code for a busy host."""
+
+
 def wrong(findings: list[Finding]) -> list[Finding]:
-    return [finding for finding in findings if finding["level"] != "ok"]
+    """Return the findings that are not ok, but for a busy host: other tests use this machine, too."""
+    return [finding for finding in findings if finding["level"] != "ok" and finding["code"] != BUSY]
 
 
 def doctor(lab: Lab, environ: Environ | None = None) -> list[Finding]:
