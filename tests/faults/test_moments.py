@@ -98,7 +98,10 @@ def ended(lab: Lab, run_id: str, limit: float = ENDING) -> dict[str, Any]:
 def test_labctl_is_killed_before_the_launch(lab: Lab) -> None:
     before = set(lab.run_ids())
     with lab.start("run", "--script", "steps.py", "--launcher", "mpirun", "--", LONG) as running:
-        (run_id,) = wait_until(lambda: set(lab.run_ids()) - before, 120, "it has a record")
+        # The mark is the last file of a record that is written before the launch.
+        (run_id,) = wait_until(
+            lambda: {mark.parent.name for mark in lab.path.glob("runs/*/started")} - before, 120, "it has a record"
+        )
         running.press(signal.SIGKILL)
         running.process.wait()
     run = runs(lab)[run_id]
