@@ -145,6 +145,11 @@ def test_rotated_keys_are_others_and_in_force(fresh_lab: Callable[..., Lab]) -> 
     assert lab.containers() == {}
 
 
+def is_refused(lab: Lab) -> bool:
+    """Tell if ssh of the launcher refuses the host key of worker-1."""
+    return "REMOTE HOST IDENTIFICATION HAS CHANGED" in lab.call("exec", "--", "ssh", "worker-1", "true").err
+
+
 def test_a_host_key_that_changed_on_a_worker_is_refused_with_the_reason(lab: Lab) -> None:
     path = lab.path / ".lab/nodes/worker-1/ssh/ssh_host_ed25519_key"
     right = path.read_bytes()
@@ -153,6 +158,8 @@ def test_a_host_key_that_changed_on_a_worker_is_refused_with_the_reason(lab: Lab
             Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
         )
         lab.containers()["worker-1"].restart(timeout=0)
+        # A run begins only when every sshd answers in time.
+        wait_until(lambda: is_refused(lab), 60, "sshd of worker-1 answers")
         result = lab.call("run", "hello", "--json").expect(4).json
         assert (result["cause"], result["ranks"]) == ("node-lost", [])
         assert "worker-1: host key is not the pinned one (REMOTE HOST IDENTIFICATION HAS CHANGED)" in result["message"]
