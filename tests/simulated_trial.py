@@ -98,16 +98,17 @@ class Ranks:
         now = speeds[nodes]
         fast = before >= (1 - self.within) * median_high(before.tolist())
         proven = now * (1 - lost[nodes]) if self.corrected else now
+        possible = now if self.corrected else now / (1 - lost[nodes])
         slowest, quartile, fastest, odds, quartile_odds = _references(now, before, fast)
         chances, least = self.chances, 1 - self.within
         good = proven > min(evidence.GOOD, 1 - self.within) * fastest
         won, not_won = np.log(chances * odds), np.log((1 - chances) * odds / (odds - 1))
-        self.slow[:, nodes] += np.where(now < least * slowest, won, not_won)
+        self.slow[:, nodes] += np.where(possible < least * slowest, won, not_won)
         quartile_won, quartile_not_won = (
             np.log(chances * quartile_odds),
             np.log((1 - chances) * quartile_odds / (quartile_odds - 1)),
         )
-        self.low[:, nodes] += np.where(now < least * quartile, quartile_won, quartile_not_won)
+        self.low[:, nodes] += np.where(possible < least * quartile, quartile_won, quartile_not_won)
         self.good[:, nodes] += np.where(good, won, not_won)
 
     def verdicts(self) -> tuple[Verdict, ...]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
+from collections.abc import Callable
 from typing import Literal
 
 from labctl import accelerators
 from labctl.accelerators import CPU
-from labctl.model import HERE
 
 Cause = Literal["slow", "failing", "wrong", "link"]
 Commands = tuple[tuple[str, str], ...]
@@ -32,17 +31,15 @@ OF_PROCESSOR = {"slow": USE + QUOTA, "failing": DOCTOR + KERNEL, "wrong": MEMORY
 OF_DEVICES = {"slow": DEVICES + USE, "failing": DOCTOR + KERNEL, "wrong": DEVICES + KERNEL, "link": LINKS}
 
 
-def look_at(node: str, host: str, cause: Cause, accelerator: str = CPU) -> str:
-    """Return the commands for a node with such devices, each with what it shows, as ``HOW (WHAT), HOW (WHAT)``."""
+def look_at(node: str, typed: Callable[[str], str], cause: Cause, accelerator: str = CPU) -> str:
+    """Return the commands for a node with such devices, each with what it shows, as ``HOW (WHAT), HOW (WHAT)``.
+
+    ``typed`` returns the command line that runs a shell command on the node's host.
+    """
     devices = accelerators.get(accelerator).health
     texts = []
     for shown, template in (OF_DEVICES if devices else OF_PROCESSOR)[cause]:
         command = template.format(node=node, devices=devices)
-        here = command if command.startswith("labctl") else on(host, command)
+        here = command if command.startswith("labctl") else typed(command)
         texts.append(f"`{here}` ({shown})")
     return ", ".join(texts)
-
-
-def on(host: str, command: str) -> str:
-    """Return the command line that runs a shell command on a host."""
-    return command if host in ("", HERE) else f"ssh {host} {shlex.quote(command)}"

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from labctl.batches import evidence, turns
 from labctl.batches.evidence import DISTURBED, MOST_ROUNDS, PASSED, Judged, Reading, Round, Verdict
-from labctl.batches.figures import Bound, JobOutcome, missed
+from labctl.batches.figures import Bound, JobOutcome, against
 from labctl.batches.profile import Check, Limit
 from labctl.reports.validation import Figure
 from labctl.system import human
@@ -175,12 +175,9 @@ class Trial:
         return judged
 
     def by_bound(self, limit: Limit, bound: Bound, readings: Sequence[Reading]) -> Judged:
-        """Judge a node by a constant bound: good if the first reading holds it, else by the later undisturbed ones."""
-        undisturbed = [reading for reading in readings[1:] if reading.is_comparable]
-        misses = [not bound.holds(_value(limit, reading)) for reading in undisturbed]
-        verdict: Verdict = "good"
-        if not (readings and bound.holds(_value(limit, readings[0]))):
-            verdict = evidence.against_bound(misses, self.error)
+        """Judge a node by a constant bound."""
+        misses = [bound.misses(_value(limit, reading.speed), reading.included) for reading in readings]
+        verdict = evidence.against_bound(misses, self.error)
         lost = sum(reading.lost for reading in readings) / max(1, len(readings))
         values = tuple(reading.speed for reading in readings)
         return Judged(verdict=verdict, speed=None, lost=lost, values=values)
@@ -233,11 +230,11 @@ class Trial:
     def figure(self, node: str, limit: Limit) -> Figure:
         """Return the figure of a metric of a node."""
         readings = evidence.readings_of(node, self.rounds[limit.metric])
-        values = tuple(_value(limit, reading) for reading in readings)
+        values = tuple(_value(limit, reading.speed) for reading in readings)
         units = [
             str(job.metrics[limit.metric].get("unit", "")) for job in self.runs[node] if limit.metric in job.metrics
         ]
-        judged, bound = self.judged[limit.metric].get(node), self.bounds.get((limit.metric, self.subject(node)))
+        judged, bound = self.judged[limit.metric].get(node), self.bound_of(limit, node)
         unit = units[0] if units else ""
         figure = Figure(
             step=self.check.name,
@@ -247,24 +244,25 @@ class Trial:
             unit=unit,
             passed=_passed(judged) if values else False,
             values=values if len(values) > 1 else (),
+            judged=said(judged) if judged else "",
         )
-        if bound:
-            text = f"{bound.sign} {human.exact(bound.value)} {unit}".rstrip()
-            return replace(figure, limit=text, source=bound.source)
-        if judged and judged.speed is not None:
-            return replace(figure, limit=self.usual_limit(limit, unit), judged=said(judged), source=self.source(limit))
-        return figure
+        return replace(figure, limit=bound.text(unit), source=bound.source) if bound else figure
 
-    def usual_limit(self, limit: Limit, unit: str) -> str:
+    def bound_of(self, limit: Limit, node: str) -> Bound | None:
+        """Return the bound of a node's figure: a constant one, else the usual one if the others judge it."""
+        if bound := self.bounds.get((limit.metric, self.subject(node))):
+            return bound
+        judged = self.judged[limit.metric].get(node)
+        return self.usual_bound(limit) if judged and judged.speed is not None else None
+
+    def usual_bound(self, limit: Limit) -> Bound:
         """Return what a node that is judged by the others would need, were their medians without noise."""
         speeds = [median(of_node) for of_node in self.speeds(limit).values()]
         least = (1 - self.within) * evidence.usual(speeds)
-        bound = f"<= {human.exact(1 / least)}" if limit.lower_is_better else f">= {human.exact(least)}"
-        return f"{bound} {unit}".rstrip()
-
-    def source(self, limit: Limit) -> str:
-        """Return the source of that limit: ``15 % below the others``."""
-        return f"{human.share(self.within)} {'above' if limit.lower_is_better else 'below'} the others"
+        share = human.share(self.within)
+        if limit.lower_is_better:
+            return Bound(sign="<=", value=1 / least, source=f"{share} above the others", of_others=True)
+        return Bound(sign=">=", value=least, source=f"{share} below the others", of_others=True)
 
     def speeds(self, limit: Limit) -> dict[str, list[float]]:
         """Return the readings of each node, in order."""
@@ -276,19 +274,17 @@ class Trial:
 
     def texts(self, node: str) -> list[str]:
         """Return what speaks against a node: unequal results, and metrics that are bad, unsure, or missing."""
-        figures = [self.figure(node, limit) for limit in self.check.limits]
-        against = [figure for figure in figures if figure.passed is False or (figure.passed is None and figure.source)]
-        texts = [f"{missed(figure)}, {figure.judged or self.times(node)}" for figure in against]
+        texts = []
+        for limit in self.check.limits:
+            figure, bound = self.figure(node, limit), self.bound_of(limit, node)
+            if figure.passed is False or (figure.passed is None and bound):
+                texts.append(against(figure, bound, len(self.runs[node])))
         last, verdict = self.runs[node][-1], self.agreement().get(node, "good")
         if last.passed:
             texts += [f"{self.check.name}: it printed no {name}" for name in self.without_number(node)]
         else:
             texts.append(f"{self.check.name}: its last run failed: {last.message}")
         return [*([f"{self.check.name}: {DISAGREES[verdict]}"] if verdict != "good" else []), *texts]
-
-    def times(self, node: str) -> str:
-        """Return how often a node ran the check: ``in 11 runs``."""
-        return f"in {human.count(len(self.runs[node]), 'run')}"
 
 
 COMPUTED = 3
@@ -353,7 +349,8 @@ def why_unsure(judged: Judged) -> str:
     bounds = [human.share(bound) for bound in (judged.low, judged.high) if bound is not None]
     if len(bounds) == 2:
         return f"surely between {bounds[0]} and {bounds[1]}, too near to the limit"
-    return f"its speed varied from {human.number(min(judged.values))} to {human.number(max(judged.values))}"
+    varied = max(judged.values) / max(min(judged.values), LEAST)
+    return f"its fastest round was {human.number(varied)} times as fast as its slowest"
 
 
 def _round(limit: Limit, runs: Runs) -> Round:
@@ -368,11 +365,11 @@ def _round(limit: Limit, runs: Runs) -> Round:
     return readings
 
 
-def _value(limit: Limit, reading: Reading) -> float:
-    """Return the value of a reading as the workload printed it."""
+def _value(limit: Limit, speed: float) -> float:
+    """Return the value of a speed as the workload prints it."""
     if not limit.lower_is_better:
-        return reading.speed
-    return 0.0 if reading.speed >= 1 / LEAST else 1 / reading.speed
+        return speed
+    return 0.0 if speed >= 1 / LEAST else 1 / speed
 
 
 def _passed(judged: Judged | None) -> bool | None:

@@ -19,6 +19,7 @@ from itertools import chain, combinations, islice, pairwise, zip_longest
 from typing import Literal, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl.batches import evidence
 from labctl.system import human
@@ -28,6 +29,8 @@ Group = tuple[str, ...]
 
 FAILURES = 2
 """Failed tests of a node or link, and none that passed, after which it is failing."""
+NOT_CONFIRMED = "It was slow in one of two series of rounds, a minute apart, and not in the other."
+"""Note of a diagnosis with nodes or links that were not slow again."""
 MAX_TESTS = 16
 """Tests of one node or link at most; it is unsure without a verdict by then."""
 
@@ -62,11 +65,13 @@ class BadNode(Struct, frozen=True, kw_only=True):
     node: str
     kind: Literal["slow", "failing"]
     figure: float | None
-    """The median of its bad runs' figures; None if it is failing."""
+    """The median of its bad runs' figures; None if it is failing, or nothing was comparable."""
     runs: tuple[Run, ...]
     """Tests of the node, with partners that are good with others, or alone if no such partner is known."""
     p: float | None = None
     """Upper bound of the probability that noise alone makes it look so slow; None where that is not known."""
+    minimum: float | None = None
+    """Value below which a run is bad, if there was one."""
 
 
 class BadLink(Struct, frozen=True, kw_only=True):
@@ -75,11 +80,13 @@ class BadLink(Struct, frozen=True, kw_only=True):
     nodes: tuple[str, str]
     kind: Literal["slow", "failing"]
     figure: float | None
-    """The median of its bad runs' figures; None if it is failing."""
+    """The median of its bad runs' figures; None if it is failing, or nothing was comparable."""
     runs: tuple[Run, ...]
     """Tests of the two nodes together."""
     apart: tuple[Run, ...]
     """A good run of each node without the other."""
+    minimum: float | None = None
+    """Value below which a run is bad, if there was one."""
 
 
 class Diagnosis(Struct, frozen=True, kw_only=True):
@@ -100,6 +107,12 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     none_good: bool = False
     """No run was good."""
 
+    @property
+    def slow(self) -> tuple[str, ...]:
+        """Return the names of slow nodes and links."""
+        links = (" - ".join(link.nodes) for link in self.links if link.kind == "slow")
+        return (*(bad.node for bad in self.bad if bad.kind == "slow"), *links)
+
 
 T = TypeVar("T")
 Steps = Generator[tuple[Group, ...], Mapping[Group, Outcome], T]
@@ -113,6 +126,7 @@ def diagnose(
     minimum: float | None = None,
     seed: int = 0,
     rounds: int = 100,
+    figures: int = 1,
     notice: Callable[[str], None] = lambda _: None,
 ) -> Steps[Diagnosis]:
     """Yield rounds, disjoint groups to run at the same time; take their outcomes by send(); return the diagnosis.
@@ -120,16 +134,63 @@ def diagnose(
     A run is bad if it failed, if its value per node is below ``minimum``, or if it is more than ``within`` below the
     median of good runs of about its size; up to a third of the nodes may be bad. ``seed`` shuffles the nodes: another
     seed pairs them differently. After ``rounds`` rounds, or if Stopped is thrown in, nodes without a verdict are
-    unsure. ``notice`` gets a line for each round, and for each bad node or link as soon as it is certain.
+    unsure. The false accusations that are allowed are shared with so many ``figures``. ``notice`` gets a line for each
+    round, and for each bad node or link as soon as it is certain.
 
     Two nodes have no other pair to compare with: a slow link between them is found only with ``minimum``.
     """
-    bisection = _Bisection(_shuffled(nodes, seed), within, minimum, rounds, notice)
+    bisection = _Bisection(_shuffled(nodes, seed), within, minimum, rounds, figures, notice)
     try:
         yield from bisection.all_nodes()
     except Stopped as stopped:
         return bisection.diagnosis(nodes, str(stopped))
     return bisection.diagnosis(nodes)
+
+
+def confirm(
+    first: Diagnosis,
+    *,
+    within: float = 0.1,
+    minimum: float | None = None,
+    seed: int = 0,
+    rounds: int = 100,
+    figures: int = 1,
+    notice: Callable[[str], None] = lambda _: None,
+) -> Steps[Diagnosis]:
+    """Yield rounds that test what is slow by a diagnosis again, by new runs alone; return the diagnosis of both.
+
+    What is not bad again is unsure. ``rounds`` and the others are those of ``diagnose``.
+    """
+    slow = [bad for bad in first.bad if bad.kind == "slow"]
+    links = [link for link in first.links if link.kind == "slow"]
+    failing = {bad.node: bad for bad in first.bad if bad.kind == "failing"}
+    nodes = tuple(bad.node for bad in first.bad) + first.good + first.unsure
+    again = _Bisection(_shuffled(nodes, seed), within, minimum, rounds, figures, notice)
+    again.good, again.bad = set(first.good), dict(failing)
+    note = ""
+    try:
+        yield from again.opening()
+        # Of two nodes, each is compared with the other one.
+        suspects = nodes if len(nodes) == 2 else tuple(bad.node for bad in slow)
+        yield from again.resolve([link.nodes for link in links], suspects)
+    except Stopped as stopped:
+        note = str(stopped)
+    confirmed = {link.nodes for link in again.links}
+    not_bad = {bad.node for bad in slow} - again.bad.keys()
+    not_links = [link for link in links if link.nodes not in confirmed]
+    doubted = not_bad.union(*(link.nodes for link in not_links))
+    if doubted:
+        note = note or NOT_CONFIRMED
+    return replace(
+        first,
+        bad=tuple(bad for bad in first.bad if bad.node not in not_bad),
+        links=tuple(link for link in first.links if link not in not_links),
+        good=tuple(node for node in first.good if node not in doubted),
+        unsure=tuple(node for node in nodes if node in doubted or node in first.unsure),
+        rounds=first.rounds + again.rounds,
+        runs=first.runs + len(again.record),
+        note=note or first.note,
+    )
 
 
 class Stopped(Exception):
@@ -140,10 +201,17 @@ class _Bisection:
     """State of a bisection. Methods that return Steps run groups."""
 
     def __init__(
-        self, order: Group, within: float, minimum: float | None, limit: int, notice: Callable[[str], None]
+        self,
+        order: Group,
+        within: float,
+        minimum: float | None,
+        limit: int,
+        figures: int,
+        notice: Callable[[str], None],
     ) -> None:
         """Start with nodes in this order; ``limit`` is the number of rounds."""
         self.order, self.within, self.minimum, self.limit, self.notice = order, within, minimum, limit, notice
+        self.figures = figures
         self.rounds = 0
         self.doing = "all nodes in pairs"
         """Reason of the next round."""
@@ -220,7 +288,9 @@ class _Bisection:
             if verdict == "bad":
                 kind, figure = _summary(runs)
                 p = self.p(runs) if kind == "slow" else None
-                self.bad[node] = BadNode(node=node, kind=kind, figure=figure, runs=tuple(runs), p=p)
+                self.bad[node] = BadNode(
+                    node=node, kind=kind, figure=figure, runs=tuple(runs), p=p, minimum=self.minimum
+                )
                 self.notice(f"{node} is {kind}: {shown_by(self.bad[node])}, round {self.rounds}")
             elif verdict == "unsure":
                 self.unsure.add(node)
@@ -276,7 +346,7 @@ class _Bisection:
         """
         if len(runs) >= FAILURES and all(run.value is None for run in runs):
             return "bad"
-        enough = 1 / evidence.error_per_test(of_kind, 2)
+        enough = 1 / evidence.error_per_test(of_kind, 2 * self.figures)
         if 1 / self.p(runs) >= enough:
             return "bad"
         misses = sum(run.bad for run in runs)
@@ -306,8 +376,9 @@ class _Bisection:
         """Tell if a test failed, or is below the minimum or, by ``within``, its slowest peer; without peers, if bad."""
         if run.value is None or not run.peers:
             return run.bad
-        below = self.minimum is not None and run.value < self.minimum
-        return below or run.value < (1 - self.within) * evidence.slowest(run.peers)
+        possible = evidence.undisturbed(run.value, run.lost)
+        below = self.minimum is not None and possible < self.minimum
+        return below or possible < (1 - self.within) * evidence.slowest(run.peers)
 
     def with_partners(self, subjects: list[Group], tests: Mapping[Group, list[Run]]) -> dict[Group, Group]:
         """Return disjoint groups to run, by subject, some left out: a node has a good partner, or is alone if none is.
@@ -492,13 +563,15 @@ class _Bisection:
         """Build the verdict on a link, with a good run of each end without the other."""
         kind, figure = _summary(runs)
         a, b = nodes
-        apart = (self.good_run(a, without=b), self.good_run(b, without=a))
-        return BadLink(nodes=nodes, kind=kind, figure=figure, runs=tuple(runs), apart=apart)
+        apart = filter(None, (self.good_run(a, without=b), self.good_run(b, without=a)))
+        return BadLink(
+            nodes=nodes, kind=kind, figure=figure, runs=tuple(runs), apart=tuple(apart), minimum=self.minimum
+        )
 
-    def good_run(self, node: str, *, without: str) -> Run:
-        """Return the latest good run of a node without another one."""
+    def good_run(self, node: str, *, without: str) -> Run | None:
+        """Return the latest good run of a node without another one; None if it had none."""
         good = (run for run in reversed(self.record) if not run.bad)
-        return next(run for run in good if node in run.nodes and without not in run.nodes)
+        return next((run for run in good if node in run.nodes and without not in run.nodes), None)
 
     def diagnosis(self, nodes: Group, note: str = "") -> Diagnosis:
         """Build the diagnosis from the runs so far; no node is bad if no run was good."""
@@ -526,8 +599,11 @@ class _Bisection:
 
 def shown_by(bad: BadNode | BadLink) -> str:
     """Render what shows that a node or link is bad: ``27 % of the others, p < 0.001``, or ``2 runs failed``."""
-    if bad.figure is None:
+    if bad.kind == "failing":
         return f"{human.count(sum(run.value is None for run in bad.runs), 'run')} failed"
+    below = [run for run in bad.runs if bad.minimum is not None and (run.value or 0.0) < bad.minimum]
+    if bad.figure is None or 2 * len(below) > len(bad.runs):
+        return f"below {human.number(bad.minimum)} in {len(below)} of {human.count(len(bad.runs), 'run')}"
     if isinstance(bad, BadNode) and bad.p is not None:
         return f"{human.share(bad.figure)} of the others, {evidence.p_text(bad.p)}"
     return f"{human.share(bad.figure)} of the median"
@@ -539,9 +615,9 @@ def _summary(runs: Iterable[Run]) -> tuple[Literal["slow", "failing"], float | N
 
     bad = [run for run in runs if run.bad]
     figures = [run.figure for run in bad if run.figure is not None]
-    if 2 * len(figures) < len(bad) or not figures:
+    if 2 * sum(run.value is None for run in bad) > len(bad):
         return "failing", None
-    return "slow", median(figures)
+    return "slow", median(figures) if figures else None
 
 
 def _has_any(group: Group, pairs: Iterable[Group]) -> bool:

@@ -34,7 +34,13 @@ GOOD = 0.75
 WINS = ((0.7, 0.1), (0.9, 0.15), (0.995, 0.75))
 """Probabilities that a slow node is the slowest of a round, with their weights."""
 CLEARED = 2
-"""Values that must hold a bound that an earlier one missed, more than miss it again."""
+"""Values that must hold a bound, more than miss it: a single lucky one clears nobody."""
+CONFIRMATIONS = 2
+"""Times that a node on another host than the others must be found bad again: a disturbance of its host may last for
+many rounds in a row. With two, hosts that are slow for 10 % of the time, up to a minute each, are accused in 1 of 100
+validations at most (`python tests/validation_table.py episodes`)."""
+PAUSE = 60.0
+"""Seconds before each."""
 DISTURBED = 0.25
 """Share of its time that other programs took from a node, above which a speed that includes it is not compared."""
 MOST_ROUNDS = 24
@@ -68,9 +74,19 @@ class Reading(Struct, frozen=True):
         return self.speed * (1 - self.lost) if self.corrected else self.speed
 
     @property
+    def included(self) -> float:
+        """Return the share of its time that other programs took and that the speed includes."""
+        return 0.0 if self.corrected else self.lost
+
+    @property
+    def possible(self) -> float:
+        """Return the speed that it may have had without the other programs."""
+        return undisturbed(self.speed, self.included)
+
+    @property
     def is_comparable(self) -> bool:
-        """Tell if other programs cannot be the reason of a low speed."""
-        return self.corrected or self.lost <= DISTURBED
+        """Tell if it is known well enough what other programs took."""
+        return self.included <= DISTURBED
 
 
 Round = Mapping[str, Reading]
@@ -119,14 +135,20 @@ def evidence(wins: Iterable[tuple[bool, float]]) -> float:
     return max(sum(map(_exp, logs)), 1e-300)
 
 
-def against_bound(misses: Sequence[bool], error: float) -> Verdict:
+def against_bound(misses: Sequence[bool | None], error: float) -> Verdict:
     """Judge values against a constant bound, by whether each misses it: bad if more than half surely do.
 
-    Good as soon as ``CLEARED`` more hold than miss.
+    Good as soon as ``CLEARED`` more hold than miss. The first value, which may have raised the suspicion, is no
+    evidence against it. Of None it is not known, as other programs may be why it misses.
     """
-    if evidence((missed, 2) for missed in misses) >= 1 / error:
+    if evidence((missed, 2) for missed in misses[1:] if missed is not None) >= 1 / error:
         return "bad"
-    return "good" if len(misses) - 2 * sum(misses) >= CLEARED else "unsure"
+    return "good" if misses.count(False) - misses.count(True) >= CLEARED else "unsure"
+
+
+def undisturbed(speed: float, lost: float) -> float:
+    """Return the speed that a run may have had without other programs, which took this share of its time."""
+    return speed / max(1 - lost, 1 - DISTURBED)
 
 
 def both(first: Judged, later: Judged) -> Judged:
@@ -272,8 +294,8 @@ def _evidence_below(compared: Iterable[_Compared], share: float) -> float:
     The mean of two: of being slower than the slowest reference, and than their lower quartile.
     """
     compared = list(compared)
-    slowest = evidence((at.reading.speed < share * at.slowest, at.odds) for at in compared)
-    quartile = evidence((at.reading.speed < share * at.quartile, at.quartile_odds) for at in compared)
+    slowest = evidence((at.reading.possible < share * at.slowest, at.odds) for at in compared)
+    quartile = evidence((at.reading.possible < share * at.quartile, at.quartile_odds) for at in compared)
     return (slowest + quartile) / 2
 
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from labctl.batches.baseline import Baseline
-from labctl.batches.evidence import Round
+from labctl.batches.evidence import DISTURBED, Round, undisturbed
 from labctl.batches.profile import Check, Limit, digest
 from labctl.records.verdict import final
 from labctl.reports.validation import Figure
@@ -50,11 +50,24 @@ class Bound(Struct, frozen=True, kw_only=True):
     of_baseline: bool = False
     """It comes from an earlier validation."""
 
+    def text(self, unit: str) -> str:
+        """Render as ``>= 12 GB/s``."""
+        return f"{self.sign} {human.exact(self.value)} {unit}".rstrip()
+
     def holds(self, value: float | None) -> bool:
         """Tell if a value meets the bound; no value does not."""
         if value is None:
             return False
         return value >= self.value if self.sign == ">=" else value <= self.value
+
+    def misses(self, value: float, lost: float) -> bool | None:
+        """Tell if a value misses the bound; None if other programs, which took this share of its time, may be why."""
+        if self.holds(value):
+            return False
+        if lost > DISTURBED:
+            return None
+        factor = undisturbed(1.0, lost)
+        return None if self.holds(value * factor if self.sign == ">=" else value / factor) else True
 
 
 def subject(nodes: Sequence[str], *, everyone: bool) -> str:
@@ -152,7 +165,7 @@ def judge(check: Check, jobs: Iterable[JobOutcome], limits: Mapping[tuple[str, s
                 node=name,
                 value=value,
                 unit=unit,
-                limit=f"{bound.sign} {human.exact(bound.value)} {unit}".rstrip() if bound else "",
+                limit=bound.text(unit) if bound else "",
                 passed=passed,
                 source=bound.source if bound else "",
             )
@@ -169,7 +182,14 @@ def latencies(check: Check, jobs: Iterable[JobOutcome]) -> list[Figure]:
     )
 
 
-def missed(figure: Figure) -> str:
-    """Render a figure that missed its threshold."""
-    limit = f", not {figure.limit} ({figure.source})" if figure.limit else ""
-    return f"{figure.step}: {figure.what} {human.number(figure.value)} {figure.unit}".rstrip() + limit
+def against(figure: Figure, bound: Bound | None, runs: int) -> str:
+    """Render a figure that is not good after so many runs: its value, and what speaks against it."""
+    value = f"{figure.step}: {figure.what} {human.number(figure.value)} {figure.unit}".rstrip()
+    counted = human.count(runs, "run")
+    if not bound:
+        return f"{value}, in {counted}"
+    limit = f"not {figure.limit} ({figure.source})"
+    if not bound.holds(figure.value):
+        return f"{value}, {limit}, {figure.judged or f'in {counted}'}"
+    misses = [single for single in figure.values if not bound.holds(single)]
+    return f"{value}, {figure.judged or f'{limit} in {len(misses)} of {counted}'}"

@@ -108,9 +108,8 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     @property
     def figures(self) -> int:
-        """Return the number of figures by which each node alone is judged."""
-        judged = [check for check in self.checks if check.nodes in ("each", "turns")]
-        return sum(len(check.limits) for check in judged)
+        """Return the number of figures by which nodes are judged, alone or with others."""
+        return sum(len(check.limits) for check in self.checks)
 
 
 def names() -> tuple[str, ...]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from datetime import date, datetime
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,13 +18,14 @@ from labctl.batches import batch as batches
 from labctl.batches import bisect as tree
 from labctl.batches import hostfiles, singly
 from labctl.batches.bisect import Diagnosis, Group, Outcome, Steps, Stopped
+from labctl.batches.evidence import CONFIRMATIONS, PAUSE
 from labctl.batches.record import Batch, BatchJob
 from labctl.config import inventory
 from labctl.errors import ConfigError
 from labctl.jobs import job
 from labctl.jobs.request import RunOptions
 from labctl.model import Lab, Metric, Workload
-from labctl.system import files
+from labctl.system import files, human
 from labctl.system.load import Measured, Watch
 
 TOTALS = ("throughput", "tokens")
@@ -79,12 +81,15 @@ def bisect(
     out: Path | None = None,
     drain: bool = False,
     links: bool = False,
+    figures: int = 1,
+    wait: Callable[[float], None] = time.sleep,
 ) -> BisectReport:
     """Find the bad nodes and links by runs of a workload on groups of these nodes (default: all), round after round.
 
     A run is bad that fails, or whose metric per node is below ``minimum``, or more than ``within`` below the median.
-    Nodes of one host run alone, unless ``links`` asks to look for bad links between them, too. With ``drain`` bad nodes
-    are added to the lab's list of machines to leave out.
+    Nodes of one host run alone, unless ``links`` asks to look for bad links between them, too. What is slow beside
+    other hosts must be slow again later. With ``drain`` bad nodes are added to the lab's list of machines to leave out.
+    The false accusations that are allowed are shared with so many ``figures``.
     """
     now, context = datetime.now(), backend.context
     directory = out or context.directory / f"output/bisect_{name.replace('/', '-')}_{now:%Y%m%d-%H%M%S}"
@@ -95,7 +100,8 @@ def bisect(
     backend.require_launcher(workload)
 
     watch = Watch(backend.on_hosts, context.notice)
-    alone = not links and len({node.host for node in lab.nodes if node.name in chosen}) < len(chosen)
+    hosts = {node.host for node in lab.nodes if node.name in chosen}
+    alone = not links and len(hosts) < len(chosen)
 
     def run(folder: Path) -> Rounded:
         batch = batches.begin(folder, batches.plan(lab, workload, (folder,), options), lab, resume=False)
@@ -105,9 +111,16 @@ def bisect(
         done = batches.run_jobs(backend, workload, options, folder, batch, show, parallel=1 if alone else 0)
         return Rounded(done, lost)
 
-    diagnose = partial(singly.diagnose if alone else tree.diagnose, notice=context.notice)
-    steps = diagnose(chosen, within=within, minimum=minimum)
-    diagnosis, interrupted = search(lab, steps, directory, run)
+    searched = partial(search, lab, directory, run)
+    chosen_by: dict[str, Any] = {"within": within, "minimum": minimum, "figures": figures, "notice": context.notice}
+    diagnose = singly.diagnose if alone else tree.diagnose
+    diagnosis, interrupted = searched(diagnose(chosen, **chosen_by))
+    for _ in range(CONFIRMATIONS if len(hosts) > 1 and not alone else 0):
+        if diagnosis.slow and not interrupted:
+            later = human.duration(PAUSE)
+            context.notice(f"{human.listed(diagnosis.slow)} may be slow: tested again in {later}")
+            steps = tree.confirm(diagnosis, **chosen_by)
+            diagnosis, interrupted = searched(steps, before=diagnosis.rounds, begin=partial(wait, PAUSE))
     metric = batches.metric_of(workload)
     return BisectReport(
         directory=str(directory),
@@ -141,11 +154,20 @@ class Rounded(NamedTuple):
 
 
 def search(
-    lab: Lab, steps: Steps[Diagnosis], directory: Path, run: Callable[[Path], Rounded]
+    lab: Lab,
+    directory: Path,
+    run: Callable[[Path], Rounded],
+    steps: Steps[Diagnosis],
+    *,
+    before: int = 0,
+    begin: Callable[[], object] = bool,
 ) -> tuple[Diagnosis, bool]:
-    """Run rounds until the diagnosis is complete, or Ctrl-C, and tell which; ``run`` runs a directory of hostfiles."""
+    """Run rounds until the diagnosis is complete, or Ctrl-C, and tell which; ``run`` runs a directory of hostfiles.
+
+    ``begin`` is called before the first; there were so many rounds ``before``.
+    """
     slots = {node.name: node.slots for node in lab.nodes}
-    number, interrupted = 0, False
+    number, interrupted = before, False
     try:
         groups = next(steps)
         while True:
@@ -153,6 +175,8 @@ def search(
             folder = directory / f"round{number:02}"
             hostfiles.write(folder, hostfiles.texts(groups, slots))
             try:
+                if number == before + 1:
+                    begin()
                 done = run(folder)
             except KeyboardInterrupt:
                 interrupted = True

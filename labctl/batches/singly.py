@@ -14,6 +14,7 @@ from statistics import median
 from labctl.batches import bisect, evidence
 from labctl.batches.bisect import FAILURES, BadNode, Diagnosis, Group, Outcome, Run, Steps, Stopped
 from labctl.batches.evidence import MOST_ROUNDS, Judged, Reading, Round
+from labctl.batches.figures import Bound
 from labctl.system import human
 
 RUNS_ALONE = 0.99
@@ -27,15 +28,16 @@ def diagnose(
     minimum: float | None = None,
     seed: int = 0,
     rounds: int = MOST_ROUNDS,
+    figures: int = 1,
     notice: Callable[[str], None] = lambda _: None,
 ) -> Steps[Diagnosis]:
     """Yield rounds, nodes to run one after the other; take their outcomes by send(); return the diagnosis.
 
     A node is bad if it fails, if it is surely more than ``within`` slower than the others, or surely below ``minimum``.
-    ``notice`` gets a line for each bad node, as soon as it is certain, and one per round. If nodes alone have a value
-    of 0, they are searched in pairs.
+    The false accusations that are allowed are shared with so many ``figures``. ``notice`` gets a line for each bad
+    node, as soon as it is certain, and one per round. If nodes alone have a value of 0, they are searched in pairs.
     """
-    search = _Search(nodes, within, minimum, notice)
+    search = _Search(nodes, within, minimum, figures, notice)
     order = Random(seed)  # noqa: S311 - which node is first, no secret
     note = ""
     try:
@@ -44,7 +46,10 @@ def diagnose(
             outcomes = yield tuple((node,) for node in order.sample(left, len(left)))
             if all(outcome.value == 0 for outcome in outcomes.values()):
                 # The bandwidth of a single rank is 0 by definition.
-                return (yield from bisect.diagnose(nodes, within=within, minimum=minimum, seed=seed, notice=notice))
+                pairs = bisect.diagnose(
+                    nodes, within=within, minimum=minimum, seed=seed, figures=figures, notice=notice
+                )
+                return (yield from pairs)
             search.take(outcomes)
     except Stopped as stopped:
         note = str(stopped)
@@ -54,9 +59,11 @@ def diagnose(
 class _Search:
     """Runs of each node so far, and the verdicts that they allow."""
 
-    def __init__(self, nodes: Group, within: float, minimum: float | None, notice: Callable[[str], None]) -> None:
+    def __init__(
+        self, nodes: Group, within: float, minimum: float | None, figures: int, notice: Callable[[str], None]
+    ) -> None:
         self.nodes, self.within, self.minimum, self.notice = nodes, within, minimum, notice
-        self.error = evidence.error_per_test(len(nodes), 1)
+        self.error = evidence.error_per_test(len(nodes), figures)
         self.number = 0
         """Rounds so far."""
         self.runs: defaultdict[str, list[Run]] = defaultdict(list)
@@ -66,7 +73,7 @@ class _Search:
 
     def left(self) -> list[str]:
         """Return the nodes to run again: all that do not fail, if one of them has no verdict; else none."""
-        running = [node for node in self.nodes if node not in self.bad or self.bad[node].kind != "failing"]
+        running = [node for node in self.nodes if not self.is_failing(node)]
         verdicts = {self.verdict(node) for node in running}
         return running if "unsure" in verdicts and (len(running) > 1 or self.minimum is not None) else []
 
@@ -94,10 +101,10 @@ class _Search:
                 or (figure is not None and figure < 1 - self.within)
                 or self.is_below(outcome.value)
             )
-            run = Run(nodes=(node,), value=outcome.value, figure=figure, bad=low, why=outcome.why)
+            run = Run(nodes=(node,), value=outcome.value, figure=figure, bad=low, why=outcome.why, lost=outcome.lost)
             self.runs[node].append(run)
         self.judged = evidence.judge(self.rounds, self.within, self.error)
-        for node in self.nodes:
+        for node in () if self.none_good else self.nodes:
             if node not in self.bad and (bad := self.bad_node(node)):
                 self.bad[node] = bad
                 self.notice(f"{node} is {bad.kind}: {bisect.shown_by(bad)}, round {self.number}")
@@ -106,9 +113,19 @@ class _Search:
         """Tell if a value is below the minimum, if there is one."""
         return self.minimum is not None and value is not None and value < self.minimum
 
+    @property
+    def none_good(self) -> bool:
+        """Tell if there were runs, and all failed or were below the minimum: that says nothing about a node."""
+        return bool(self.runs) and all(run.bad for runs in self.runs.values() for run in runs)
+
+    def is_failing(self, node: str) -> bool:
+        """Tell if all runs of a node failed, more than once."""
+        runs = self.runs[node]
+        return len(runs) >= FAILURES and all(run.value is None for run in runs)
+
     def verdict(self, node: str) -> evidence.Verdict:
         """Return the verdict on a node so far."""
-        if node in self.bad:
+        if node in self.bad or self.is_failing(node):
             return "bad"
         if self.within >= RUNS_ALONE and self.minimum is None:
             return "good" if any(run.value is not None for run in self.runs[node]) else "unsure"
@@ -118,32 +135,36 @@ class _Search:
         return below if below != "good" else self.judged[node].verdict
 
     def below_minimum(self, node: str) -> evidence.Verdict:
-        """Judge a node by the minimum, from its second run on if the first is below it; good without one."""
-        misses = [self.is_below(run.value) for run in self.runs[node]]
-        return evidence.against_bound(misses[1:], self.error) if misses and misses[0] else "good"
+        """Judge a node by the minimum; good without one."""
+        if self.minimum is None:
+            return "good"
+        bound = Bound(sign=">=", value=self.minimum, source="")
+        misses = [bound.misses(run.value, run.lost) for run in self.runs[node] if run.value is not None]
+        return evidence.against_bound(misses, self.error)
 
     def bad_node(self, node: str) -> BadNode | None:
         """Return the node if its runs show that it is bad; else None."""
         runs = self.runs[node]
-        if len(runs) >= FAILURES and all(run.value is None for run in runs):
+        if self.is_failing(node):
             return BadNode(node=node, kind="failing", figure=None, runs=tuple(runs))
         judged = self.judged.get(node)
         if judged and "bad" in (judged.verdict, self.below_minimum(node)):
-            return BadNode(node=node, kind="slow", figure=judged.speed, runs=tuple(runs), p=judged.p)
+            p = judged.p if judged.verdict == "bad" else None
+            return BadNode(node=node, kind="slow", figure=judged.speed, runs=tuple(runs), p=p, minimum=self.minimum)
         return None
 
     def diagnosis(self, note: str) -> Diagnosis:
-        """Build the diagnosis from the runs so far; nobody is bad if no run passed."""
-        passed = any(run.value is not None for runs in self.runs.values() for run in runs)
+        """Build the diagnosis from the runs so far; nobody is bad if no run was good."""
         verdicts = {node: self.verdict(node) for node in self.nodes}
-        bad = tuple(self.bad.values()) if passed else ()
         unsure = [
-            node for node, verdict in verdicts.items() if verdict == "unsure" or (verdict == "bad" and not passed)
+            node
+            for node, verdict in verdicts.items()
+            if verdict == "unsure" or (verdict == "bad" and node not in self.bad)
         ]
-        if not passed and self.runs:
-            note = note or "No run passed: look at the workload."
+        if self.none_good:
+            note = note or "No run was good: look at the workload, or at the minimum."
         return Diagnosis(
-            bad=bad,
+            bad=tuple(self.bad.values()),
             links=(),
             good=tuple(node for node, verdict in verdicts.items() if verdict == "good"),
             unsure=tuple(unsure),
@@ -151,7 +172,7 @@ class _Search:
             rounds=self.number,
             runs=sum(map(len, self.runs.values())),
             note=note or self.why_unsure(unsure),
-            none_good=bool(self.runs) and not passed,
+            none_good=self.none_good,
         )
 
     def why_unsure(self, unsure: Sequence[str]) -> str:

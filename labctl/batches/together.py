@@ -13,12 +13,11 @@ from msgspec.structs import replace
 from labctl.batches import evidence, figures
 from labctl.batches.alone import MOST_RUNS, Bounds, Runs
 from labctl.batches.bisect import Group
-from labctl.batches.evidence import DISTURBED, PASSED, Verdict
+from labctl.batches.evidence import PASSED, Verdict
 from labctl.batches.figures import Bound, JobOutcome
 from labctl.batches.hostfiles import groups as grouped
 from labctl.batches.profile import Check
 from labctl.reports.validation import Figure
-from labctl.system import human
 
 
 class Suspicion(NamedTuple):
@@ -36,8 +35,8 @@ class GroupTrial:
         self.check, self.error = check, error
         self.bounds: Bounds = {}
         self.runs: defaultdict[Group, list[JobOutcome]] = defaultdict(list)
-        self.misses: defaultdict[Group, list[bool]] = defaultdict(list)
-        """Later runs that no other program disturbed: True for one that missed a bound."""
+        self.misses: defaultdict[Group, list[bool | None]] = defaultdict(list)
+        """True for a run that missed a bound; None if other programs may be why."""
 
     def measure(
         self,
@@ -57,15 +56,20 @@ class GroupTrial:
 
     def take(self, job: JobOutcome, lost: float) -> None:
         """Add a run, in which other programs used this share of the group's cores."""
-        if self.runs[job.nodes] and lost <= DISTURBED:
-            self.misses[job.nodes].append(bool(self.missed(job)))
+        if job.passed:
+            bounds = [(metric, bound) for metric, bound in self.bounds_of(job.nodes) if not bound.of_others]
+            misses = [bound.misses(job.value(metric) or 0.0, lost) for metric, bound in bounds]
+            self.misses[job.nodes].append(next((word for word in (True, None) if word in misses), False))
         self.runs[job.nodes].append(job)
+
+    def bounds_of(self, group: Group) -> list[tuple[str, Bound]]:
+        """Return the metrics of a group that have a bound, with the bound."""
+        name = self.subject(group)
+        return [(metric, bound) for (metric, subject), bound in self.bounds.items() if subject == name]
 
     def missed(self, job: JobOutcome) -> list[tuple[str, Bound]]:
         """Return the metrics of a run that miss a bound, with the bound."""
-        name = self.subject(job.nodes)
-        of_group = [(metric, bound) for (metric, subject), bound in self.bounds.items() if subject == name]
-        return [(metric, bound) for metric, bound in of_group if not bound.holds(job.value(metric))]
+        return [(metric, bound) for metric, bound in self.bounds_of(job.nodes) if not bound.holds(job.value(metric))]
 
     def subject(self, group: Group) -> str:
         """Return the name of a group's figures."""
@@ -73,24 +77,26 @@ class GroupTrial:
 
     def is_open(self, group: Group) -> bool:
         """Tell if another run may change the verdict: it is unsure, or a single run is worse than those of others."""
-        if self.by_others(group):
-            return len(self.runs[group]) == 1
-        return self.verdict(group) == "unsure"
+        jobs = self.runs[group]
+        return self.verdict(group) == "unsure" or (len(jobs) == 1 and self.is_behind(jobs[0]))
 
-    def by_others(self, group: Group) -> bool:
-        """Tell if a group missed, at first, only bounds that come from the other groups; `bisect` repeats those."""
-        first = self.runs[group][0]
-        missed = self.missed(first) if first.passed else []
-        return bool(missed) and all(bound.of_others for _, bound in missed)
+    def is_behind(self, job: JobOutcome) -> bool:
+        """Tell if a run that passed missed a bound that comes from the other groups."""
+        return job.passed and any(bound.of_others for _, bound in self.missed(job))
 
     def verdict(self, group: Group) -> Verdict:
-        """Judge a group: bad if its last run failed or gave no number, or it surely misses a bound in most runs."""
+        """Judge a group: bad if its last run failed or gave no number, or it misses a bound.
+
+        A constant bound must surely be missed in most runs, one that comes from other groups in first and last:
+        `bisect` repeats those.
+        """
         first, last = self.runs[group][0], self.runs[group][-1]
         if not last.passed or any(last.value(limit.metric) is None for limit in self.check.limits):
             return "bad"
-        if self.by_others(group):
-            return "bad" if self.missed(last) else "good"
-        return evidence.against_bound(self.misses[group], self.error) if self.missed(first) else "good"
+        if self.is_behind(first) and self.is_behind(last):
+            return "bad"
+        is_bounded = any(not bound.of_others for _, bound in self.bounds_of(group))
+        return evidence.against_bound(self.misses[group], self.error) if is_bounded else "good"
 
     def of(self, verdict: Verdict) -> list[Group]:
         """Return the groups with a verdict."""
@@ -105,11 +111,13 @@ class GroupTrial:
         jobs = self.runs[group]
         if not jobs[-1].passed:
             return f"{self.check.name}: {jobs[-1].message}"
-        judged = [figure for figure in self.figures_of(group) if figure.limit or figure.value is None]
-        against = [figures.missed(figure) for figure in judged if figure.passed is not True]
-        text = f"{'; '.join(against)}, in {human.count(len(jobs), 'run')}"
-        disturbed = len(jobs) - 1 - len(self.misses[group])
-        return f"{text}, {disturbed} of them disturbed by other programs" if disturbed else text
+        texts = []
+        for figure in self.figures_of(group):
+            bound = self.bounds.get((figure.what, figure.node))
+            if figure.value is None or (bound and figure.passed is not True):
+                texts.append(figures.against(figure, bound, len(jobs)))
+        disturbed = self.misses[group].count(None)
+        return "; ".join(texts) + (f", {disturbed} of them disturbed by other programs" if disturbed else "")
 
     def figures(self) -> list[Figure]:
         """Return the figures of all groups: medians of their runs."""
@@ -125,11 +133,10 @@ class GroupTrial:
         values = tuple(value for job in self.runs[group] if (value := job.value(figure.what)) is not None)
         if figure.value is None or len(values) < 2:
             return figure
-        middle, bound = median(values), self.bounds.get((figure.what, figure.node))
-        passed = None
+        bound, passed = self.bounds.get((figure.what, figure.node)), None
         if bound:
-            passed = bound.holds(middle) or PASSED[self.verdict(group)]
-        return replace(figure, value=middle, values=values, passed=passed)
+            passed = all(map(bound.holds, values)) or PASSED[self.verdict(group)]
+        return replace(figure, value=median(values), values=values, passed=passed)
 
     def suspicion(self) -> Suspicion | None:
         """Return what `bisect` is to explain: the first metric that a bad group missed; empty if its run failed."""

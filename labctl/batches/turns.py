@@ -10,15 +10,19 @@ from labctl.batches.evidence import Reading, Round
 
 OPTION = "turns"
 """Option of a workload whose nodes can take turns: the number of turns of each node."""
-LINE = re.compile(r"turn (\d+) of node (\d+) \(\S+\): (\S+) \S+, lost (\S+) to others, (\S+) to its own quota$")
+NUMBER = r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)"
+LINE = re.compile(
+    rf"turn (\d+) of node (\d+) \(\S+\): {NUMBER} \S+, lost {NUMBER} to others(?:, {NUMBER} to its own quota)?$"
+)
 
 
 def read(lines: Iterable[str], nodes: Sequence[str]) -> tuple[Round, ...]:
     """Return the rounds that a run printed; ``nodes`` are in the order of their ranks. Other lines are ignored."""
     rounds: defaultdict[int, dict[str, Reading]] = defaultdict(dict)
     for line in lines:
-        if match := LINE.search(line.rstrip()):
-            number, node, speed, lost, held = match.groups()
+        match = LINE.search(line.rstrip())
+        if match and int(match[2]) < len(nodes):
+            number, node, speed, lost, held = match.groups(default="0")
             reading = Reading(float(speed), float(lost), corrected=True, held=float(held))
             rounds[int(number)][nodes[int(node)]] = reading
     return tuple(rounds[number] for number in sorted(rounds))

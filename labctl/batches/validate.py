@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from labctl.backends.status import LabStatus
 from labctl.batches import evidence, figures, interfaces
-from labctl.batches.advice import Cause, on
+from labctl.batches.advice import Cause
 from labctl.batches.alone import Runs, Trial, in_turn
 from labctl.batches.baseline import CHECKS, INTERRUPTED, Baseline
 from labctl.batches.bisect import Diagnosis, Group, shown_by
@@ -38,12 +38,6 @@ if TYPE_CHECKING:
 
 NO_LAB = "the lab did not come up"
 NO_HOSTS = "labctl reaches no host of a cluster"
-CONFIRMATIONS = 2
-"""Times that a node on another host than the others must be found bad again: a disturbance of its host may last for
-many rounds in a row. With two, hosts that are slow for 10 % of the time, up to a minute each, are accused in 1 of 100
-validations at most (`python tests/validation_table.py episodes`)."""
-PAUSE = 60.0
-"""Seconds before each."""
 NOT_JUDGED = "not judged: nothing to compare with"
 TIMED_OUT = 124
 """Exit code of timeout(1)."""
@@ -69,11 +63,17 @@ class ValidatedLab(Protocol):
     def look_at(self, node: str, host: Hardware, cause: Cause) -> str:
         """Return the commands that show what is wrong with a node on this host."""
 
+    def typed(self, host: str, command: str) -> str:
+        """Return the command line to type here that runs a shell command on a host."""
+
     def run(self, check: Check, groups: tuple[Group, ...], record: str, slots: Mapping[str, int]) -> list[JobOutcome]:
         """Run a check on groups of nodes with these slots, disjoint ones at once; ``record`` names its directory."""
 
-    def bisect(self, check: Check, nodes: tuple[str, ...], why: Suspicion, within: float) -> Diagnosis:
-        """Find the bad nodes and links that explain ``why``, by runs of a check; ``within``: tolerance of values."""
+    def bisect(self, check: Check, nodes: tuple[str, ...], why: Suspicion, within: float, figures: int) -> Diagnosis:
+        """Find the bad nodes and links that explain ``why``, by runs of a check; ``within``: tolerance of values.
+
+        The false accusations that are allowed are shared with so many figures.
+        """
 
     def down(self) -> object:
         """Remove the lab."""
@@ -328,7 +328,7 @@ class _Course:
     def judge_network(self, bad: Mapping[str, str], lost: Failures) -> Outcome:
         """Accuse hosts whose interfaces are bad or that were not reached; fail if there are any."""
         for host, why in bad.items():
-            mend = f"look at cables and driver on {host}: `{on(host, 'ip -br link')}`"
+            mend = f"look at cables and driver on {host}: `{self.subject.typed(host, 'ip -br link')}`"
             self.accuse(host, "failing", f"network: {why}", mend)
         for host, error in lost.items():
             self.accuse(host, "not reached", error.message, error.hint)
@@ -416,7 +416,7 @@ class _Course:
         """Measure each node until all are judged; accuse bad and unsure ones."""
         numbers = count()
         trial = self.trial(check, nodes, numbers)
-        for _ in range(CONFIRMATIONS):
+        for _ in range(evidence.CONFIRMATIONS):
             if slow := self.to_confirm(trial):
                 self.confirm(check, trial, slow, numbers)
         self.figures += trial.figures()
@@ -451,9 +451,11 @@ class _Course:
 
     def confirm(self, check: Check, trial: Trial, slow: list[str], numbers: Iterator[int]) -> None:
         """Measure the nodes again after a pause; after Ctrl-C the slow ones are unsure."""
-        self.notice(f"validate: {human.listed(slow)} may be slow; {check.name} is repeated in {human.duration(PAUSE)}")
+        self.notice(
+            f"validate: {human.listed(slow)} may be slow; {check.name} is repeated in {human.duration(evidence.PAUSE)}"
+        )
         try:
-            self.wait(PAUSE)
+            self.wait(evidence.PAUSE)
             trial.confirm(self.trial(check, trial.running(), numbers))
         except KeyboardInterrupt:
             self.figures += trial.figures()
@@ -463,7 +465,7 @@ class _Course:
 
     def to_confirm(self, trial: Trial) -> list[str]:
         """Return the nodes that look slow beside others on other hosts; none if all nodes do."""
-        slow = [node for node in trial.nodes if trial.proven_slow(node)]
+        slow = [node for node in trial.running() if trial.proven_slow(node)]
         hosts = {self.placement[node] for node in trial.nodes}
         return slow if len(hosts) > 1 and len(slow) < len(trial.nodes) and not trial.failed_together else []
 
@@ -540,7 +542,7 @@ class _Course:
         """Find and accuse bad nodes and links behind a check that failed on several nodes, by runs of its workload."""
         logs = f"{CHECKS}/{check.name}-bisect"
         self.logs.append(logs)
-        diagnosis = self.subject.bisect(check, self.usable(), suspicion, self.profile.within)
+        diagnosis = self.subject.bisect(check, self.usable(), suspicion, self.profile.within, self.profile.figures)
         for node in diagnosis.bad:
             text = f"{check.name}: {shown_by(node)}, of {human.count(len(node.runs), 'run')} with good partners"
             self.accuse(node.node, node.kind, text, self.advice(node.node, node.kind), logs=logs)

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
@@ -140,8 +141,13 @@ class Subject(Struct, frozen=True, kw_only=True):
     def look_at(self, node: str, host: Hardware, cause: Cause) -> str:
         """Return the commands that show what is wrong with a node."""
         if brings_nodes(self.context.settings()):
-            return f"kubectl describe node {node}"
-        return advice.look_at(node, host.host, cause, host.accelerator or CPU)
+            return f"`kubectl describe node {node}`"
+        return advice.look_at(node, partial(self.typed, host.host), cause, host.accelerator or CPU)
+
+    def typed(self, host: str, command: str) -> str:
+        """Return the command line to type here that runs a shell command on a host."""
+        with backends.connect(self.context, demand=False) as backend:
+            return backend.typed(host, command)
 
     def down(self) -> object:
         """Remove the lab."""
@@ -201,8 +207,8 @@ class Subject(Struct, frozen=True, kw_only=True):
             )
         return outcomes
 
-    def bisect(self, check: Check, nodes: tuple[str, ...], why: Suspicion, within: float) -> Diagnosis:
-        """Find the bad nodes and links that explain why a check failed, or missed a bound.
+    def bisect(self, check: Check, nodes: tuple[str, ...], why: Suspicion, within: float, figures: int) -> Diagnosis:
+        """Find the bad nodes and links that explain why a check failed, or missed a bound; one of so many figures.
 
         ConfigError for a metric that no search compares runs by.
         """
@@ -224,6 +230,7 @@ class Subject(Struct, frozen=True, kw_only=True):
                 nodes=nodes,
                 within=within,
                 minimum=minimum,
+                figures=figures,
                 out=self.directory / f"{check.name}-bisect",
             )
         if report.interrupted:

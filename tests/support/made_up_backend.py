@@ -449,6 +449,10 @@ class MadeUpBackend:
         items = prefetch.fetch(self.context, hub, wanted, dry_run=preview)
         return CacheReport(workload=workload, cache=self.settings.text("HOST_CACHE_PATH"), items=items, seconds=0)
 
+    def typed(self, host: str, command: str) -> str:
+        """Return the command itself: this machine is the only host."""
+        return command
+
     def on_hosts(
         self, script: str, arguments: tuple[str, ...], seconds: float
     ) -> tuple[Mapping[str, CompletedProcess], Failures]:

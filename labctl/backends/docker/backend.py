@@ -14,14 +14,14 @@ from msgspec.structs import replace
 from labctl import naming
 from labctl.backends import Backend, OnLines, Replay, RunPlan
 from labctl.backends.docker.deploy import preflight
-from labctl.backends.docker.lab.cluster import Cluster, load_lab, preview_lab
+from labctl.backends.docker.lab.cluster import Cluster, load_lab, preview_lab, read_inventory
 from labctl.backends.docker.lab.cluster import connect as connect_hosts
 from labctl.backends.plan import Plan, carry_out
 from labctl.backends.state import ObservedState
 from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.errors import Failures, HostError, raise_all
-from labctl.model import LAUNCHER, Cache, Job, Lab, Result, Workload
+from labctl.model import HERE, LAUNCHER, Cache, Job, Lab, Result, Workload
 from labctl.records import store
 from labctl.records.active import ActiveRun, Run
 from labctl.records.lines import Line
@@ -271,6 +271,15 @@ class DockerBackend:
         from labctl.backends.docker.deploy import on_hosts
 
         return on_hosts.run(self.cluster, script, arguments, seconds)
+
+    def typed(self, host: str, command: str) -> str:
+        """Return the command line to type here that runs a shell command on a host of LAB_HOSTS, or on this machine."""
+        from labctl.backends.docker.hosts import ssh_errors
+
+        targets = {
+            target.name: target for target in read_inventory(self.context.directory, self.settings, drained=True)
+        }
+        return command if host == HERE else ssh_errors.typed(targets[host], command)
 
     def remains(self) -> tuple[tuple[str, ...], Failures]:
         """Describe what hosts still have of the lab and its runs; also return the hosts that do not answer."""

@@ -219,6 +219,10 @@ class KubernetesBackend:
         """Run nothing and return empty mappings: labctl has no access to the hosts of a cluster's nodes."""
         return {}, {}
 
+    def typed(self, host: str, command: str) -> str:  # noqa: ARG002
+        """Return the command that describes a node: labctl has no access to the hosts of a cluster's nodes."""
+        return f"kubectl describe node {host}"
+
     def remains(self) -> tuple[tuple[str, ...], Failures]:
         """Return ``KIND NAME`` of each object of the lab except claim and namespace, and no failures."""
         return tuple(f"{item['kind']} {item['metadata']['name']}" for item in labs.owned(self._cluster)), {}

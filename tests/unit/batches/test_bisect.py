@@ -8,7 +8,7 @@ from math import ceil, log2
 import pytest
 from bisect_table import FAILS, SCENARIOS, Cluster, names, score, solve
 
-from labctl.batches.bisect import Diagnosis, Group, Outcome, diagnose
+from labctl.batches.bisect import NOT_CONFIRMED, Diagnosis, Group, Outcome, Steps, confirm, diagnose, shown_by
 
 
 def accused(diagnosis: Diagnosis) -> set[str | frozenset[str]]:
@@ -185,3 +185,50 @@ def test_it_ends_within_the_limit_whatever_runs_say() -> None:
 
 def test_another_seed_pairs_other_nodes() -> None:
     assert next(diagnose(names(8), seed=1)) == next(diagnose(names(8), seed=1)) != next(diagnose(names(8), seed=2))
+
+
+def done(steps: Steps[Diagnosis], cluster: Cluster, seed: int = 0) -> Diagnosis:
+    """Run the rounds of a search on a cluster; return the diagnosis."""
+    chance = random.Random(seed)  # noqa: S311
+    try:
+        groups = next(steps)
+        while True:
+            groups = steps.send({group: cluster.run(group, chance) for group in groups})
+    except StopIteration as ended:
+        diagnosis: Diagnosis = ended.value
+        return diagnosis
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 8, 16, 64])
+def test_what_is_slow_at_one_time_alone_is_unsure(count: int) -> None:
+    bad = Cluster(nodes=names(count), slow={"worker-1": 0.6})
+    for seed in range(20):
+        first = done(diagnose(names(count), seed=seed), bad, seed)
+        assert accused(first) == {"worker-1"}
+        again = done(confirm(first, seed=seed), bad, seed)
+        assert (accused(again), set(again.good)) == ({"worker-1"}, {*names(count)} - {"worker-1"})
+        later = done(confirm(first, seed=seed), Cluster(nodes=names(count)), seed)
+        assert (accused(later), later.unsure, later.note) == (set(), ("worker-1",), NOT_CONFIRMED)
+        assert later.rounds > first.rounds
+
+
+def test_a_link_must_be_slow_again_too() -> None:
+    bad = Cluster(nodes=names(16), links={("worker-3", "worker-12"): 0.5})
+    first = done(diagnose(names(16)), bad)
+    assert accused(done(confirm(first), bad)) == {frozenset(("worker-3", "worker-12"))}
+    later = done(confirm(first), Cluster(nodes=names(16)))
+    assert (accused(later), later.unsure) == (set(), ("worker-3", "worker-12"))
+
+
+def test_a_bad_node_below_a_minimum_is_shown_by_it() -> None:
+    (bad,) = done(diagnose(names(16), minimum=80), Cluster(nodes=names(16), slow={"worker-1": 0.7})).bad
+    assert shown_by(bad) == "below 80 in 3 of 3 runs"
+
+
+def test_a_slow_run_counts_for_nothing_that_other_programs_may_have_taken() -> None:
+    class Busy(Cluster, frozen=True):
+        def run(self, group: Group, _: random.Random) -> Outcome:
+            lost = 0.2 if "worker-1" in group else 0.0
+            return Outcome(100.0 * (1 - lost), lost=lost)
+
+    assert accused(done(diagnose(names(8)), Busy(nodes=names(8)))) == set()

@@ -55,7 +55,7 @@ def job(name: str, nodes: tuple[str, ...], value: float | None) -> BatchJob:
 def diagnosed(directory: Path, speed: Speed, rounds: list[list[tuple[str, ...]]], nodes: int = 8) -> Diagnosis:
     of = lab(directory, nodes)
     names = tuple(node.name for node in of.nodes)
-    diagnosis, interrupted = search.search(of, bisect.diagnose(names), directory / "out", running(speed, rounds))
+    diagnosis, interrupted = search.search(of, directory / "out", running(speed, rounds), bisect.diagnose(names))
     assert not interrupted
     return diagnosis
 
@@ -128,7 +128,7 @@ def test_ctrl_c_returns_what_is_known(tmp_path: Path) -> None:
 
     of = lab(tmp_path, 8)
     names = tuple(node.name for node in of.nodes)
-    diagnosis, ended = search.search(of, bisect.diagnose(names), tmp_path / "out", interrupted)
+    diagnosis, ended = search.search(of, tmp_path / "out", interrupted, bisect.diagnose(names))
     assert (ended, diagnosis.note, [bad.node for bad in diagnosis.bad]) == (
         True,
         "Interrupted in round 7.",

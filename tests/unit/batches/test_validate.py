@@ -83,6 +83,9 @@ class Cluster:
     def look_at(self, node: str, host: Hardware, cause: Cause) -> str:
         return f"{cause} {node} on {host.host}"
 
+    def typed(self, host: str, command: str) -> str:
+        return f"ssh {host} {command}"
+
     def hardware(self) -> tuple[Hardware, ...]:
         return tuple(Hardware(host=f"red{number}", processor="EPYC", cores=64) for number in range(4))
 
@@ -135,7 +138,7 @@ class Cluster:
             nodes=group, passed=bool(rounds), message=message, run_id="r1", metrics=metrics, rounds=tuple(readings)
         )
 
-    def bisect(self, check: Check, nodes: tuple[str, ...], why: Suspicion, _: float) -> Diagnosis:
+    def bisect(self, check: Check, nodes: tuple[str, ...], why: Suspicion, _: float, _figures: int) -> Diagnosis:
         self.calls.append(f"bisect {check.name}: {' '.join(nodes)}")
         self.suspicions.append(why)
         return self.diagnosis
@@ -186,7 +189,7 @@ def test_a_good_cluster_passes_and_nothing_is_left() -> None:
     assert (validation.verdict, code(validation), validation.message) == ("PASS", 0, "All 4 nodes are good.")
     assert set(statuses(validation).values()) == {"passed"}
     assert set(verdicts(validation).values()) == {"good"}
-    assert [call for call in cluster.calls if not call.startswith("memory-again")] == [
+    assert [call for call in cluster.calls if "-again" not in call] == [
         "doctor",
         "network",
         "up",
@@ -230,7 +233,7 @@ def test_a_slow_node_is_named_once_noise_cannot_explain_it() -> None:
     assert verdicts(validation) == {**dict.fromkeys(NAMES, "good"), "worker-2": "slow"}
     assert validation.message == (
         "worker-2 is slow: memory: rate 80 GB/s, not >= 85 GB/s (15 % below the others), "
-        "80 % of the others (p < 0.001, 21 rounds)."
+        "80 % of the others (p < 0.001, 24 rounds)."
     )
     assert "wait 60" in cluster.calls
     assert validation.nodes[2].advice == (
@@ -425,7 +428,14 @@ def test_figures_carry_their_threshold_and_its_source() -> None:
     validation = Cluster().validate(replace(PLAIN, checks=(replace(TRAIN, limits=(limit,)),)))
     (figure,) = (figure for figure in validation.figures if figure.step == "train")
     assert figure == Figure(
-        step="train", what="throughput", value=400, unit="GB/s", limit=">= 127 GB/s", passed=True, source="a data sheet"
+        step="train",
+        what="throughput",
+        value=400,
+        unit="GB/s",
+        limit=">= 127 GB/s",
+        passed=True,
+        source="a data sheet",
+        values=(400, 400),
     )
 
 
@@ -855,7 +865,7 @@ def test_what_several_nodes_reach_together_on_a_busy_host_is_unsure_and_not_bise
     cluster = Cluster(lambda *_: 90.0, used=lambda host: used(0.7 if host == "red1" else 0.0))
     validation = cluster.validate(replace(PLAIN, checks=(TRAIN,)))
     assert (validation.verdict, code(validation)) == ("UNSURE", 6)
-    assert step(validation, "train").message.endswith("in 16 runs, 15 of them disturbed by other programs")
+    assert step(validation, "train").message.endswith("in 16 runs, 16 of them disturbed by other programs")
     assert not [call for call in cluster.calls if call.startswith("bisect")]
 
 

@@ -184,11 +184,7 @@ class CheckContext(Struct, frozen=True, kw_only=True, dict=True):
 
     def command(self, command: str) -> str:
         """Return the command to type here that runs a command on the host; its ``  # comment`` stays outside."""
-        if self.name == HERE:
-            return command
-        command, mark, comment = command.partition("  # ")
-        terminal = ("-t",) if "sudo " in command else ()
-        return f"{ssh_errors.command(self.connection.target, *terminal)} {shlex.quote(command)}{mark}{comment}"
+        return command if self.name == HERE else ssh_errors.typed(self.connection.target, command)
 
     def as_root(self, command: str) -> str:
         """Return the command to type here that runs a command as root on the host."""

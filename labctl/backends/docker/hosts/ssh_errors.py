@@ -33,6 +33,13 @@ def command(target: InventoryHost, *more: str) -> str:
     return shlex.join(("ssh", *options(target), *more, destination(target)))
 
 
+def typed(target: InventoryHost, script: str) -> str:
+    """Return the command that the user types to run a shell command on the host; its ``  # comment`` stays outside."""
+    script, mark, comment = script.partition("  # ")
+    terminal = ("-t",) if "sudo " in script else ()
+    return f"{command(target, *terminal)} {shlex.quote(script)}{mark}{comment}"
+
+
 def named(target: InventoryHost) -> str:
     """Return the host's name, with its address if that differs."""
     return f"{target.name} ({target.address})" if target.address not in ("", target.name) else target.name

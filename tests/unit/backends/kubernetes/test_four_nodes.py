@@ -259,7 +259,7 @@ def test_a_cluster_is_validated_without_its_hosts(context: Context, api: FourNod
     validation = flows.validate(context, str(profile)).validation
     verdicts = {verdict.node: verdict.verdict for verdict in validation.nodes}
     assert verdicts == {"n0": "good", "n1": "slow", "n2": "good", "n3": "not reached"}
-    assert validation.nodes[3].advice == "kubectl describe node n3"
+    assert validation.nodes[3].advice == "`kubectl describe node n3`"
     statuses = {step.name: (step.status, step.message) for step in validation.steps}
     assert statuses["network"] == ("skipped", "labctl reaches no host of a cluster")
     assert statuses["up"] == ("passed", "3 nodes on 4 hosts")

@@ -112,3 +112,11 @@ def test_a_login_shell_that_cannot_read_a_script_is_named() -> None:
     error = ssh_errors.why(InventoryHost(name="a"), "Unmatched '.\n")
     assert "such as csh or tcsh: it prints `Unmatched '.`" in error.message
     assert error.hint == "ssh -t a chsh -s /bin/sh"
+
+
+def test_a_command_to_type_names_user_port_and_key_and_has_a_terminal_for_sudo() -> None:
+    target = InventoryHost(name="red", address="10.0.0.5", user="lab", port=2222)
+    assert ssh_errors.typed(target, "uptime") == "ssh -l lab -p 2222 10.0.0.5 uptime"
+    assert ssh_errors.typed(target, "sudo dmesg  # its kernel") == (
+        "ssh -l lab -p 2222 -t 10.0.0.5 'sudo dmesg'  # its kernel"
+    )
