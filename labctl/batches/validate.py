@@ -6,17 +6,16 @@ A failed step does not stop steps that can still give results. Only a ``Validate
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import partial
 from itertools import chain, count
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
 from labctl.backends.status import LabStatus
-from labctl.batches import evidence, figures, interfaces
+from labctl.batches import evidence, figures, interfaces, summary
 from labctl.batches.advice import Cause
 from labctl.batches.alone import Runs, Trial, in_turn
 from labctl.batches.baseline import CHECKS, INTERRUPTED, Baseline
@@ -25,10 +24,12 @@ from labctl.batches.evidence import Verdict
 from labctl.batches.figures import Bound, JobOutcome
 from labctl.batches.operator import Operator
 from labctl.batches.profile import Check, Hook, Profile, digest
+from labctl.batches.summary import Outcome
 from labctl.batches.together import GroupTrial, Suspicion, groups_of
+from labctl.batches.verdicts import Evidence, Verdicts
 from labctl.errors import ConfigError, Failures, HostError, LabError
 from labctl.model import HERE, LAUNCHER
-from labctl.reports.validation import HEALTH, Figure, Hardware, Health, LinkVerdict, NodeVerdict, StepResult, Validation
+from labctl.reports.validation import Figure, Hardware, Health, LinkVerdict, StepResult, Validation
 from labctl.system import human
 from labctl.system.load import Watch
 from labctl.system.process import CompletedProcess
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 NO_LAB = "the lab did not come up"
 NO_HOSTS = "labctl reaches no host of a cluster"
-NOT_JUDGED = "not judged: nothing to compare with"
 TIMED_OUT = 124
 """Exit code of timeout(1)."""
 
@@ -88,25 +88,6 @@ class ValidatedLab(Protocol):
         """Return the hardware of each host that is known."""
 
 
-class Outcome(NamedTuple):
-    """Result of a validation step: status, message, advice, and id of its run."""
-
-    status: Literal["passed", "failed", "unsure", "skipped"]
-    message: str = ""
-    advice: str = ""
-    run_id: str = ""
-
-
-class Evidence(NamedTuple):
-    """Evidence of a step against a node or host, and advice; with the run that shows it, or the logs of several."""
-
-    health: Health
-    text: str
-    advice: str
-    run_id: str = ""
-    logs: str = ""
-
-
 def validate(
     lab: str,
     profile: Profile,
@@ -150,7 +131,7 @@ def validate(
     )
 
 
-class _Course:
+class _Course(Verdicts):
     """State of a running validation, with a method per step."""
 
     def __init__(
@@ -163,22 +144,13 @@ class _Course:
         wait: Callable[[float], None],
     ) -> None:
         """Start without results; ``notice`` gets a line per step."""
+        super().__init__()
         self.profile, self.subject, self.notice = profile, subject, notice
         self.operator, self.baseline, self.wait = operator, baseline, wait
-        self.steps: list[StepResult] = []
         self.figures: list[Figure] = []
-        self.links: list[LinkVerdict] = []
-        self.evidence: defaultdict[str, list[Evidence]] = defaultdict(list)
-        """Per node or host."""
-        self.placement: dict[str, str] = {}
-        """Host per node."""
-        self.slots: dict[str, int] = {}
-        """Slots per node that is up."""
         self.launched = False
         """The launcher is up."""
         self.has_devices = False
-        self.tested: set[str] = set()
-        """Nodes that were in a run that passed."""
         self.suspicion: Suspicion | None = None
         self.logs: list[str] = []
         """Directories of the logs of this step, relative to the report."""
@@ -192,7 +164,6 @@ class _Course:
         self.versions: Mapping[str, str] = {}
         self.hardware: dict[str, Hardware] = {}
         """Hardware per host."""
-        self.interrupted = False
 
     def examine(self) -> None:
         """Run all steps but the clean-up."""
@@ -409,7 +380,7 @@ class _Course:
         self.suspicion = trial.suspicion()
         for group in trial.of("good"):
             self.tested.update(group)
-        outcome = _together(trial)
+        outcome = summary.of_groups(trial)
         return outcome._replace(advice=self.repeat) if outcome.status == "unsure" else outcome
 
     def check_alone(self, check: Check, nodes: tuple[str, ...]) -> Outcome:
@@ -433,7 +404,7 @@ class _Course:
                 self.tested.add(node)
             else:
                 self.accuse_measured(check, trial, node, doubted=node in doubted)
-        outcome = _measured(trial, verdicts)
+        outcome = summary.of_nodes(trial, verdicts)
         if doubted:
             outcome = outcome._replace(message=self.suspected(trial, doubted), advice=self.doubt(check))
         return outcome
@@ -447,7 +418,7 @@ class _Course:
             sources = dict.fromkeys(bound.source for bound in trial.bounds.values())
             how, blamed = "are slow in", f"the limit ({', '.join(sources)})"
         counted = f"{len(nodes)} of {len(trial.nodes)} nodes {how} {trial.check.name}"
-        return f"{counted}: suspect {place} or {blamed}; {nodes[0]}: {_against(trial, nodes[0])}"
+        return f"{counted}: suspect {place} or {blamed}; {nodes[0]}: {summary.against(trial, nodes[0])}"
 
     def confirm(self, check: Check, trial: Trial, slow: list[str], numbers: Iterator[int]) -> None:
         """Measure the nodes again after a pause; after Ctrl-C the slow ones are unsure."""
@@ -587,10 +558,6 @@ class _Course:
 
     # --- verdicts ---
 
-    def accuse(self, name: str, health: Health, text: str, advice: str, *, run_id: str = "", logs: str = "") -> None:
-        """Record evidence against a node or host."""
-        self.evidence[name].append(Evidence(health, text, advice, run_id, logs))
-
     def advice(self, node: str, cause: Cause) -> str:
         """Return what to do about a node: look at it, and until then drain its host, unless it is this machine."""
         look, host = f"look at {node}: {self.look_at(node, cause)}", self.placement[node]
@@ -611,78 +578,6 @@ class _Course:
         shown = f"`{self.profile.command} --print-profile`"
         return f"look at what the nodes share (`labctl doctor`), and at workload and limits of {check.name} ({shown})"
 
-    def evidence_of(self, node: str) -> list[Evidence]:
-        """Return evidence against a node and its host, worst first; this machine is not accused as a host."""
-        host = self.placement.get(node, "")
-        on_host = self.evidence[host] if host not in ("", HERE, node) else []
-        return sorted([*self.evidence[node], *on_host], key=lambda item: HEALTH.index(item.health))
-
-    def health(self, node: str) -> Health | None:
-        """Return the worst health that the evidence against a node shows; None without evidence."""
-        return next((item.health for item in self.evidence_of(node)), None)
-
-    def node_verdicts(self) -> tuple[NodeVerdict, ...]:
-        """Judge all nodes, the hosts that failed before they had a node, and this machine if it has evidence."""
-        others = {*self.placement.values()} - {HERE}
-        hosts = [name for name, items in self.evidence.items() if items and name not in others]
-        return tuple(map(self.node_verdict, dict.fromkeys((*self.placement, *hosts))))
-
-    def node_verdict(self, node: str) -> NodeVerdict:
-        """Judge a node: not reached if not up, else by its worst evidence; without any good, or unsure if untested."""
-        against = self.evidence_of(node)
-        if not against and node not in self.tested:
-            against = [Evidence("unsure", "no run on it passed", "")]
-        verdict: Health = against[0].health if against else "good"
-        if node in self.placement and node not in self.slots:
-            verdict = "not reached"
-        return NodeVerdict(
-            node=node,
-            host=self.placement.get(node, node),
-            verdict=verdict,
-            evidence=tuple(dict.fromkeys(item.text for item in against)),
-            advice=against[0].advice if against else "",
-            runs=tuple(dict.fromkeys(item.run_id for item in against if item.run_id)),
-            logs=tuple(dict.fromkeys(item.logs for item in against if item.logs)),
-        )
-
-    @property
-    def verdict(self) -> Literal["PASS", "FAIL", "UNSURE", "ERROR"]:
-        """Return first of ERROR (no nodes, Ctrl-C), FAIL (failed step), UNSURE (noise), PASS (all good), or FAIL."""
-        if self.interrupted or not self.slots:
-            return "ERROR"
-        if any(step.status == "failed" for step in self.steps):
-            return "FAIL"
-        if any(step.status == "unsure" for step in self.steps):
-            return "UNSURE"
-        return "PASS" if all(node.verdict == "good" for node in self.node_verdicts()) else "FAIL"
-
-    def message(self) -> str:
-        """Summarise the validation in a line: bad nodes and links with the reason, else the first failed step."""
-        if self.interrupted:
-            return "Interrupted."
-        if self.verdict == "PASS":
-            return f"All {len(self.slots)} nodes are good." if len(self.slots) > 1 else "The node is good."
-        nodes = [node for node in self.node_verdicts() if node.verdict != "good"]
-        worst = sorted(nodes, key=lambda node: HEALTH.index(node.verdict))
-        parts = [_accusation(node.node, node) for node in worst if node.verdict != "unsure"][:3]
-        parts += [_accusation(f"the link {link.a} - {link.b}", link) for link in self.links][:3]
-        if parts:
-            return f"{'; '.join(parts)}."
-        failed = next((step for step in self.steps if step.status == "failed"), None)
-        unsure = next((step for step in self.steps if step.status == "unsure"), None)
-        if failed:
-            parts = [f"step {failed.name} failed: {failed.message}"]
-        elif nodes:
-            parts = [_accusation(node.node, node) for node in nodes[:3]]
-        elif unsure:
-            parts = [f"step {unsure.name} is unsure: {unsure.message}"]
-        return f"{'; '.join(parts)}."
-
-
-def _accusation(name: str, verdict: NodeVerdict | LinkVerdict) -> str:
-    """Render the verdict on a node or link with its worst evidence."""
-    return f"{name} is {verdict.verdict}: {verdict.evidence[0]}"
-
 
 def _hook_failure(part: str, result: CompletedProcess) -> str:
     """Render how a command of a hook failed, with the end of its output."""
@@ -698,54 +593,6 @@ def _doubted(trial: Trial, verdicts: Mapping[str, Verdict]) -> list[str]:
         return bad if len(bad) > 1 else []
     beyond = [node for node in bad if trial.misses_bound(node)]
     return beyond if 2 * len(beyond) > len(verdicts) else []
-
-
-def _against(trial: Trial, node: str) -> str:
-    """Return what speaks against a node in a line."""
-    return trial.failing().get(node) or "; ".join(trial.texts(node))
-
-
-WORST: tuple[tuple[Verdict, Literal["failed", "unsure"]], ...] = (("bad", "failed"), ("unsure", "unsure"))
-
-
-def _together(trial: GroupTrial) -> Outcome:
-    """Summarise a check of several nodes together: the first bad groups, else unsure ones, else its figures."""
-    for verdict, status in WORST:
-        if groups := trial.of(verdict):
-            texts = [f"{', '.join(group)}: {trial.why(group)}" for group in groups[:3]]
-            message = f"{len(groups)} of {len(trial.runs)} runs: {'; '.join(texts)}"
-            return Outcome(status, message, run_id=trial.runs[groups[0]][-1].run_id)
-    last = trial.last()
-    summary = _summary(trial.figures()) or human.count(len(last), "run")
-    if trial.check.limits and not trial.bounds:
-        summary += f"; {NOT_JUDGED}"
-    return Outcome("passed", summary, run_id=last[0].run_id if len(last) == 1 else "")
-
-
-def _measured(trial: Trial, verdicts: Mapping[str, Verdict]) -> Outcome:
-    """Summarise a check that measured each node: the first bad nodes, else unsure ones, else its figures."""
-    for verdict, status in WORST:
-        nodes = [node for node, of_node in verdicts.items() if of_node == verdict]
-        if nodes:
-            texts = [f"{node}: {_against(trial, node)}" for node in nodes[:3]]
-            run_id = trial.runs[nodes[0]][-1].run_id
-            return Outcome(status, f"{len(nodes)} of {len(verdicts)} nodes: {'; '.join(texts)}", run_id=run_id)
-    parts = [_summary(trial.figures()) or human.count(len(verdicts), "run")]
-    if recovered := trial.recovered():
-        parts.append(f"{', '.join(recovered)} passed when run again")
-    if not trial.is_judged:
-        parts.append(NOT_JUDGED)
-    return Outcome("passed", "; ".join(parts))
-
-
-def _summary(judged: Sequence[Figure]) -> str:
-    """Summarise the figures of a check, as ``memory 11.2 to 12.1 GB/s``."""
-    parts = []
-    for metric in dict.fromkeys(figure.what for figure in judged):
-        of_metric = [figure for figure in judged if figure.what == metric]
-        values = [figure.value for figure in of_metric if figure.value is not None]
-        parts.append(f"{metric} {human.span(values)} {of_metric[0].unit}".rstrip())
-    return ", ".join(parts)
 
 
 def _boolean(value: bool) -> str:
