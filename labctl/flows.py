@@ -263,7 +263,8 @@ def plan_run(context: Context, name: str, options: RunOptions, ask: Ask | None =
 
 def repeat(context: Context, name: str, options: RunOptions, count: int, ask: Ask | None = None) -> RepeatedRuns:
     """Run a workload ``count`` times, one by one, and compare how metrics spread; an interrupted run is the last."""
-    from labctl.runs.spread import repeated, target_of
+    from labctl.jobs import program
+    from labctl.runs.spread import repeated
 
     if options.detach or options.resume:
         raise ConfigError(
@@ -273,7 +274,7 @@ def repeat(context: Context, name: str, options: RunOptions, count: int, ask: As
     while len(results) < count and not (results and results[-1].cause == "interrupted"):
         context.notice(f"repeat {len(results) + 1} of {count}")
         results.append(run(context, name, options, ask))
-    return repeated(results, target_of(name, options.script))
+    return repeated(results, name or program.text(options))
 
 
 def replay(context: Context, run: str) -> Result:

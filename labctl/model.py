@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
@@ -359,8 +360,21 @@ class Resume(NamedTuple):
     marker: str = ""
 
 
+class Project(Struct, frozen=True, kw_only=True):
+    """Folder of a person's code, which a run copies under its own name."""
+
+    root: Path
+    start: str = "."
+    """Directory that ranks start in, relative to it."""
+    install: bool = False
+    """Install its Python package, editable, before the ranks start."""
+
+
 class Workload(Struct, frozen=True, kw_only=True):
-    """A script, relative to its directory or absolute, its launcher and its criteria. ``timeout`` in seconds."""
+    """A program, its launcher and its criteria. ``timeout`` in seconds.
+
+    The program is a script, relative to the directory that ranks start in or absolute, a module or a command.
+    """
 
     name: str
     description: str
@@ -369,12 +383,19 @@ class Workload(Struct, frozen=True, kw_only=True):
     directory: Path
     launcher: str
     script: str
+    """Empty for a module or a command."""
     arguments: tuple[str, ...]
     environment: Pairs
     timeout: float
     metrics: tuple[Metric, ...]
     criteria: tuple[Criterion, ...]
     launcher_arguments: tuple[str, ...] = ()
+    module: str = ""
+    """Module that Python runs as a program (``python -m``)."""
+    command: tuple[str, ...] = ()
+    """Program of the image, with its first arguments."""
+    project: Project | None = None
+    """None for the workload's own folder."""
     image: str = ""
     packages: tuple[str, ...] = ()
     """Additional Python packages of its image, as pip requirements."""
@@ -397,6 +418,30 @@ class Workload(Struct, frozen=True, kw_only=True):
     resume: Resume | None = None
     elastic: bool = False
     """True if it can resume a checkpoint with fewer ranks, after a node is lost for good."""
+
+    @property
+    def starts_itself(self) -> bool:
+        """Tell if the program runs once, in the launcher, and starts its ranks itself, if any."""
+        return self.launcher.partition(":")[0] == "script"
+
+    @property
+    def called(self) -> tuple[str, ...]:
+        """Return the script, module or command, as a person names it."""
+        return self.command or (("-m", self.module) if self.module else (self.script,))
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """Return the command that starts it: Python files with the image's Python, any other script directly."""
+        if self.module or self.script.endswith(".py"):
+            return ("python", "-u", *self.called)
+        if self.command or "/" in self.script:
+            return self.called
+        return (f"./{self.script}",)
+
+    @property
+    def start(self) -> str:
+        """Return the directory that ranks start in, relative to that of the copied code."""
+        return posixpath.normpath(f"{self.project.root.name}/{self.project.start}") if self.project else "."
 
     @property
     def has_own_image(self) -> bool:
@@ -426,6 +471,14 @@ class Job(Struct, frozen=True, kw_only=True):
     """Earlier attempts, and how each ended."""
     replays: str = ""
     """Id of the run that it replays."""
+
+    @property
+    def ranks(self) -> int:
+        """Return the number of processes that report as ranks: one per slot or node; none if it runs ``once``."""
+        name, _, way = self.workload.launcher.partition(":")
+        if name == "pdsh":
+            return len(self.nodes)
+        return 0 if (name, way) == ("script", "once") else sum(node.slots for node in self.nodes)
 
     @property
     def containers(self) -> tuple[str, ...]:

@@ -106,7 +106,7 @@ class WithArguments(TyperCommand):
         return super().parse_args(ctx, args[:end])
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        return [*super().collect_usage_pieces(ctx), "[-- ARGUMENTS...]"]
+        return [*super().collect_usage_pieces(ctx), "[-- ARGUMENTS... | -- COMMAND...]"]
 
 
 Rehearse = Annotated[bool, typer.Option("--rehearse", help="Smoke test: tiny model, a few steps.")]
@@ -144,6 +144,21 @@ def run_command(
     script: Annotated[
         Path | None, typer.Option(help="Run this script, on its own or instead of the workload's.")
     ] = None,
+    module: Annotated[
+        str, typer.Option("--module", "-m", metavar="MODULE", help="Run this Python module, as `python -m` does.")
+    ] = "",
+    project: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Copy this folder to the nodes (default: the repository, else the folder)."),
+    ] = None,
+    install: Annotated[
+        bool, typer.Option("--install", help="Install the project's Python package, editable, before the run.")
+    ] = False,
+    per_rank: Annotated[bool, typer.Option("--per-rank", help="Start the program for each rank.")] = False,
+    per_node: Annotated[
+        bool, typer.Option("--per-node", help="Start it once on each node, as `torchrun` and `accelerate launch`.")
+    ] = False,
+    once: Annotated[bool, typer.Option("--once", help="Start it once, in the launcher.")] = False,
     local_rank: Annotated[
         bool, typer.Option("--local-rank", help="Pass --local_rank=N to the script, as DeepSpeed's launcher does.")
     ] = False,
@@ -176,12 +191,19 @@ def run_command(
     with answering(as_json=json, stopped=stopped, quiet=quiet) as output:
         if resume == "":
             raise ConfigError("--resume names no run", hint="--resume latest, or an id of `labctl runs`")
+        words, program = ctx.meta[ARGUMENTS], name or script or module or resume
         options = options_of(
             timeout=timeout,
             expect=expect,
             set_=set_,
             rehearse=rehearse,
-            words=ctx.meta[ARGUMENTS],
+            words=words if program else (),
+            command=() if program else words,
+            module=module,
+            project=project,
+            install=install,
+            here=None if name and not script else Path.cwd(),
+            per=_per({"rank": per_rank, "node": per_node, "once": once}),
             local_rank=local_rank,
             launcher=launcher,
             launcher_arguments=tuple(launcher_arg or ()),
@@ -211,6 +233,14 @@ def run_command(
             answer = flows.run(lab, name, options, ask)
             output.answer(answer, run_text(answer, lab.directory))
             sys.exit(answer.exit_code)
+
+
+def _per(flags: Mapping[str, bool]) -> str:
+    """Return the name of the flag that is given, empty without one. ConfigError for several."""
+    given = [name for name, is_given in flags.items() if is_given]
+    if len(given) > 1:
+        raise ConfigError("--per-rank, --per-node and --once exclude each other", hint="leave all but one of them out")
+    return next(iter(given), "")
 
 
 def options_of(

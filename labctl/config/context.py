@@ -130,6 +130,10 @@ def find_lab(directory: Path, environ: Mapping[str, str]) -> Path:
     return directory
 
 
+OWN = (".env", ".lab", ".devcontainer", "runs")
+"""Files and folders of labctl in a lab directory, which are not copied into a run."""
+
+
 def is_lab(directory: Path) -> bool:
     """Tell if a directory has a readable .env that sets LAB_NAME."""
     dotenv = directory / ".env"

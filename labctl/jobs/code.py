@@ -1,11 +1,12 @@
-"""Code of a run: a copy of the workload's folder, or of a script's folder, which ranks may change."""
+"""Code of a run: a copy of the workload's folder, or of a person's project, which ranks may change."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import stat
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path, PurePath
 
@@ -15,19 +16,22 @@ from msgspec.structs import replace
 from labctl.config import context
 from labctl.errors import ConfigError
 from labctl.jobs import inputs
+from labctl.jobs import project as projects
 from labctl.jobs.job import WORK
-from labctl.model import Copy, Lab, Workload
+from labctl.model import Copy, File, Lab, Project, Workload
 from labctl.system import git, human
 from labctl.system.files import PASSWORDS, SKIPPED, leads_out, walk
 
 LARGEST = 50_000_000
 """Largest file beside the script to copy, in bytes: data belong into the cache."""
-MOST_BYTES, MOST_FILES = 500_000_000, 10_000
+MOST_BYTES, MOST_FILES = 500_000_000, 50_000
 """Largest folder to copy."""
-KEPT = (".env", ".lab", ".devcontainer", "runs")
-"""Files and folders of labctl in a lab directory, which are not copied."""
+DIFFERENCE, MOST_DIFFERENCE = "project.diff", 1_000_000
+"""File of a run's record with what its project has that its commit has not, and most of its characters."""
 SHOWN = 5
 """Files that a warning names."""
+LARGEST_FOLDERS = 3
+"""Folders that the refusal of too large a project names."""
 
 
 class Code(Struct, frozen=True):
@@ -35,42 +39,57 @@ class Code(Struct, frozen=True):
 
     copies: tuple[Copy, ...]
     left_out: tuple[str, ...] = ()
+    difference: str = ""
+    """Changes since the last commit of its repository, as a patch, at most MOST_DIFFERENCE characters."""
 
-
-class _TooMuchError(Exception):
-    """A folder has more than MOST_BYTES or MOST_FILES."""
+    @property
+    def files(self) -> tuple[File, ...]:
+        """Return the files of the record that describe it."""
+        return (File(path=DIFFERENCE, content=self.difference),) if self.difference else ()
 
 
 def choose(lab: Lab, workload: Workload) -> tuple[Workload, Code]:
-    """Return the workload with its script relative to the folder to copy, and the folder's files. ConfigError if unfit.
+    """Return the workload with its script relative to where ranks start, and the files to copy. ConfigError if unfit.
 
-    It is raised if a script cannot be started, a workload's folder is too large, or git fails.
+    It is raised if a script cannot be started, the folder to copy is too large, or git fails.
     """
     path = Path(workload.script)
-    if not path.is_absolute():
-        try:
-            folder = workload.directory.resolve()
-            return workload, _read(folder, walk(folder), workload.script)
-        except _TooMuchError:
-            raise ConfigError(
-                f"{workload.directory} holds more than a run copies: {MOST_FILES} files, {human.size(MOST_BYTES)}",
-                hint="move data below HOST_CACHE_PATH",
-            ) from None
-    inputs.require_script(lab, workload)
-    path = path.resolve()
-    listed = git.files(path.parent, "--exclude-standard", "--cached", "--others")
+    if workload.project is None and not path.is_absolute():
+        folder = workload.directory.resolve()
+        names = walk(folder) if workload.script else ()
+        return workload, _read(folder, names, WORK, workload.script, hint="move data below HOST_CACHE_PATH")
+    path = workload.directory / path
+    if workload.script:
+        inputs.require_script(lab, replace(workload, script=str(path)))
+    project = workload.project or Project(root=path.resolve().parent)
+    root, placed = project.root, replace(workload, project=project)
+    script = _below(root, path.resolve()) if workload.script else ""
+    names, ignored = _listed(root, script)
+    others = (name for name in names if name != script)
+    work = f"{WORK}/{root.name}"
+    wanted = (*filter(None, (script,)), *_outside_labs(lab, root, others))
+    hint = "--project DIR names a smaller one, .gitignore leaves files out, LAB_MOUNTS mounts data"
+    code = _read(root, wanted, work, script, hint=hint)
+    relative = os.path.relpath(script, project.start) if script else ""
+    changes = git.difference(root)[:MOST_DIFFERENCE]
+    return replace(placed, script=relative), replace(code, left_out=(*code.left_out, *ignored), difference=changes)
+
+
+def _below(root: Path, script: Path) -> str:
+    """Return the path of a script relative to its project. ConfigError if it is not in it."""
+    if not script.is_relative_to(root):
+        raise ConfigError(f"script {script} is not in the project {root}", hint="name the root of both")
+    return str(script.relative_to(root))
+
+
+def _listed(root: Path, script: str) -> tuple[Iterable[str], Iterable[str]]:
+    """Return the files of a project, and those that git ignores, to name; without git all but hidden ones."""
+    if projects.is_all(root):
+        return (), (f"the rest of {root} (it is more than a project; --project DIR names one)",)
+    # Git lists the files of submodules only among those that it tracks.
+    listed = git.files(root, "--cached", "--recurse-submodules") + git.files(root, "--exclude-standard", "--others")
     # If git ignores the folder itself, its list is empty: copy all.
-    names, ignored = (listed, _ignored(path)) if listed else (walk(path.parent, hidden=False), ())
-    others = (name for name in names if name != path.name)
-    try:
-        code = _read(path.parent, (path.name, *_outside_labs(lab, path.parent, others)), path.name)
-        code = replace(code, left_out=(*code.left_out, *ignored))
-    except _TooMuchError:
-        alone = f"the rest of {path.parent}, which holds more than {MOST_FILES} files or {human.size(MOST_BYTES)}"
-        code = Code(
-            _read(path.parent, [path.name], path.name).copies, (f"{alone} (give the script a folder of its own)",)
-        )
-    return replace(workload, script=path.name), code
+    return (dict.fromkeys(listed), _ignored(root, script)) if listed else (walk(root, hidden=False), ())
 
 
 def remark(code: Code) -> str:
@@ -89,22 +108,22 @@ def _outside_labs(lab: Lab, folder: Path, names: Iterable[str]) -> Iterator[str]
 
     for name in names:
         parts = PurePath(name).parts
-        if not any(part in KEPT and is_lab(folder.joinpath(*parts[:at])) for at, part in enumerate(parts)):
+        if not any(part in context.OWN and is_lab(folder.joinpath(*parts[:at])) for at, part in enumerate(parts)):
             yield name
 
 
-def _ignored(script: Path) -> Iterator[str]:
-    """Yield ``NAME (ignored by git)`` for each path beside a script that git ignores, but not hidden ones."""
-    for name in git.files(script.parent, "--exclude-standard", "--others", "--ignored", "--directory"):
+def _ignored(root: Path, script: str) -> Iterator[str]:
+    """Yield ``NAME (ignored by git)`` for each path of a project that git ignores, but not script and hidden ones."""
+    for name in git.files(root, "--exclude-standard", "--others", "--ignored", "--directory"):
         path = Path(name)
-        if path.name not in (script.name, *SKIPPED) and not any(part.startswith(".") for part in path.parts):
+        if name != script and path.name not in SKIPPED and not any(part.startswith(".") for part in path.parts):
             yield f"{shlex.quote(name)} (ignored by git)"
 
 
-def _read(folder: Path, names: Iterable[str], script: str) -> Code:
-    """Sort names into files to copy and left out; the script may have any size. _TooMuchError if there are too many.
+def _read(folder: Path, names: Iterable[str], work: str, script: str, *, hint: str) -> Code:
+    """Sort names into files to copy to ``work`` and left out; the script may have any size. ConfigError if too many.
 
-    _TooMuchError if it is more than a run copies, ConfigError if the script cannot be copied.
+    ConfigError with this ``hint`` if it is more than a run copies, also if the script cannot be copied.
     """
 
     @cache
@@ -113,7 +132,7 @@ def _read(folder: Path, names: Iterable[str], script: str) -> Code:
 
     copies: list[Copy] = []
     left_out: list[str] = []
-    size = 0
+    sizes: Counter[str] = Counter()
     for name in names:
         try:
             # Git may list removed files, and files below a folder that is now a file or link.
@@ -131,11 +150,21 @@ def _read(folder: Path, names: Iterable[str], script: str) -> Code:
         if reason:
             left_out.append(f"{shlex.quote(name)} ({reason})")
             continue
-        size += 0 if is_script else status.st_size
-        copies.append(Copy(path=f"{WORK}/{name}", root=folder, name=name))
-        if size > MOST_BYTES or len(copies) > MOST_FILES:
-            raise _TooMuchError
+        sizes[name.partition("/")[0] if "/" in name else "."] += 0 if is_script else status.st_size
+        copies.append(Copy(path=f"{work}/{name}", root=folder, name=name))
+    if sizes.total() > MOST_BYTES or len(copies) > MOST_FILES:
+        raise ConfigError(_too_much(folder, copies, sizes), hint=hint)
     return Code(tuple(copies), tuple(left_out))
+
+
+def _too_much(folder: Path, copies: Sequence[Copy], sizes: Counter[str]) -> str:
+    """Say that a folder holds more than a run copies, with the folders in it that hold most."""
+    many = Counter(copy.name.partition("/")[0] for copy in copies if "/" in copy.name)
+    by_share = sorted(many, key=lambda name: -max(many[name] / MOST_FILES, sizes[name] / MOST_BYTES))
+    largest = [f"{name}/ {human.count(many[name], 'file')}, {human.size(sizes[name])}" for name in by_share]
+    holds = f"{human.count(len(copies), 'file')}, {human.size(sizes.total())}"
+    text = f"{folder} holds more than a run copies: {holds}, not {MOST_FILES:,} files and {human.size(MOST_BYTES)}"
+    return f"{text}; largest: {'; '.join(largest[:LARGEST_FOLDERS])}" if largest else text
 
 
 def _reason(folder: Path, name: str, status: os.stat_result) -> str:

@@ -160,8 +160,15 @@ def _model_problem(config: Path) -> str | None:
 
 
 def require_mounted(lab: Lab, workload: Workload) -> None:
-    """Raise ConfigError if a declared absolute script exists, but in no mounted folder: others may have declared it."""
-    path = Path(workload.script)
+    """Raise ConfigError if a declared script or project is in no mounted folder: others may have declared it."""
+    path, project = Path(workload.script), workload.project
+    own = workload.directory.resolve()
+    if project and not project.root.is_relative_to(own) and in_container(lab, project.root) is None:
+        folder = shlex.quote(f"{project.root}:{project.root}:ro")
+        raise ConfigError(
+            f"{workload.declared}: project {project.root} is not in a folder that the lab mounts",
+            hint=f"LAB_MOUNTS={folder} in .env",
+        )
     if path.is_absolute() and path.is_file() and in_container(lab, path) is None:
         folder = shlex.quote(f"{path.parent}:{path.parent}:ro")
         raise ConfigError(

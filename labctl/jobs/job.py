@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import posixpath
 import socket
 from collections import Counter
 from pathlib import Path
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 from labctl import accelerators, launchers
 from labctl.config import hostfile
 from labctl.errors import ConfigError
+from labctl.jobs.program import PER_NODE
 from labctl.launchers import LaunchSpec
 from labctl.model import HERE, Copy, File, Host, Job, Lab, Node, Workload
 from labctl.system.templates import template
@@ -21,16 +23,22 @@ from labctl.workloads import deepspeed_config
 def render_program(lab: Lab, job: Job) -> File:
     """Render rank.sh, which every rank executes, or the launcher once if the workload starts its ranks itself."""
     workload = job.workload
-    name = "start.sh.j2" if workload.launcher == "script" else "rank.sh.j2"
+    name = "start.sh.j2" if workload.starts_itself else "rank.sh.j2"
+    project = workload.project
+    work = f"{job.directory}/{WORK}"
+    root = f"{work}/{project.root.name}" if project else work
     content: str = template(Path(__file__).with_name(name)).render(
         job=job,
         lab=lab,
-        work=f"{job.directory}/{WORK}",
-        command=command(workload.script),
+        work=posixpath.normpath(f"{root}/{project.start}") if project else work,
+        project=root if project else "",
+        install=bool(project and project.install),
+        command=workload.program,
+        per_node=workload.launcher == PER_NODE,
         arguments=workload.arguments,
         elastic=launchers.is_elastic(workload.launcher),
         one_thread=is_crowded(lab) and "OMP_NUM_THREADS" not in dict(lab.environment),
-        prepare=(*command(workload.prepare), *workload.arguments) if workload.prepare else (),
+        prepare=(*replace(workload, script=workload.prepare).program, *workload.arguments) if workload.prepare else (),
         prepare_directory=prepare_directory(lab, job),
     )
     return File(path="rank.sh", content=content, mode=0o755)
@@ -60,13 +68,6 @@ def limited(job: Job) -> tuple[str, ...]:
 
 WORK = "work"
 """Directory of the copied code in the run's directory; ranks start in it."""
-
-
-def command(script: str) -> tuple[str, ...]:
-    """Return the command that starts a script: .py with the image's Python, anything else directly."""
-    if script.endswith(".py"):
-        return ("python", "-u", script)
-    return (script if "/" in script else f"./{script}",)
 
 
 CONFIG = "ds_config.json"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -18,8 +17,9 @@ from labctl import launchers
 from labctl.config import hostfile
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, nearest
-from labctl.jobs import checkpoints, code, inputs, job
-from labctl.model import BOUNDS, Criterion, Job, Lab, Relative, Workload
+from labctl.jobs import checkpoints, code, inputs, job, program, project
+from labctl.jobs.program import DEEPSPEED
+from labctl.model import BOUNDS, Criterion, Job, Lab, Project, Relative, Workload
 from labctl.records import store
 from labctl.records.verdict import final
 from labctl.system.decode import convert
@@ -27,12 +27,8 @@ from labctl.system.files import read_limited
 from labctl.workloads import deepspeed_config, external
 from labctl.workloads.schema import launcher_name
 
-DEEPSPEED = "deepspeed."
-"""Prefix of options that are keys of DeepSpeed's configuration."""
 SCRIPT = "script"
 """Launcher of scripts that start their ranks themselves."""
-DAY = 24 * 3600
-"""Default time limit of a script, in seconds."""
 
 
 class RunOptions(Struct, frozen=True, kw_only=True):
@@ -48,6 +44,18 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     launcher: str = ""
     launcher_arguments: tuple[str, ...] = ()
     script: Path | None = None
+    module: str = ""
+    """Module to run as a program (``python -m``)."""
+    command: tuple[str, ...] = ()
+    """Program of the image to run, with its arguments."""
+    project: Path | None = None
+    """Root of the code to copy; None for the repository, else the folder."""
+    install: bool = False
+    """Install the project's Python package."""
+    here: Path | None = None
+    """Directory that the person stands in."""
+    per: Literal["", "rank", "node", "once"] = ""
+    """Start the program for each rank, for each node or once in the launcher; empty for as is usual for it."""
     local_rank: bool = False
     deepspeed_config: Path | None = None
     hostfile: Path | None = None
@@ -119,7 +127,7 @@ def without(options: RunOptions, nodes: tuple[str, ...]) -> RunOptions:
 
 def choose_workload(directory: Path, name: str, options: RunOptions, settings: Settings) -> Workload:
     """Load a workload, or without a name build the script's, with this run's options. ConfigError if they misfit."""
-    chosen = _declared(directory, name, options, settings) if name else of_script(options)
+    chosen = _declared(directory, name, options, settings) if name else program.of(options)
     _require_metrics(chosen, options.expect)
     launcher = _launcher(name, chosen, options)
     same = launchers.name(launcher) == launchers.name(chosen.launcher)
@@ -136,12 +144,26 @@ def choose_workload(directory: Path, name: str, options: RunOptions, settings: S
         # Declared launcher arguments are for the declared launcher only.
         launcher_arguments=(*(chosen.launcher_arguments if same else ()), *options.launcher_arguments),
         script=str(options.script.absolute()) if options.script else chosen.script,
+        project=_project(options) if options.script else chosen.project,
         deepspeed=choose_config(chosen, options),
     )
 
 
+def _project(options: RunOptions) -> Project | None:
+    """Return the project of the options' script."""
+    return project.choose(options.script, given=options.project, here=options.here, install=options.install)
+
+
 def _declared(directory: Path, name: str, options: RunOptions, settings: Settings) -> Workload:
-    """Load the workload ``name`` of the lab or of an external family. ConfigError if it is not found or invalid."""
+    """Load the workload ``name`` of the lab or of an external family. ConfigError if it is not found or invalid.
+
+    ConfigError for options that only a program takes which no workload declares.
+    """
+    if options.module or options.per:
+        flag = "-m" if options.module else f"--per-{options.per}".replace("--per-once", "--once")
+        raise ConfigError(f"{flag}: `{name}` is a workload, which names its program itself", hint=f"leave out {name}")
+    if (options.project or options.install) and not options.script:
+        raise ConfigError(f"--project and --install: `{name}` is a workload", hint="`project:` in its workload.yml")
     roots = external.roots(settings)
     return external.load(directory / "workloads", name, launchers.accepted(), roots, rehearse=options.rehearse)
 
@@ -157,7 +179,7 @@ def _require_metrics(workload: Workload, criteria: Iterable[Criterion]) -> None:
 
 def _launcher(name: str, workload: Workload, options: RunOptions) -> str:
     """Return the launcher to use. ConfigError if the workload cannot run under it."""
-    launcher = launcher_name(options.launcher) or workload.launcher
+    launcher = (launcher_name(options.launcher) if name else "") or workload.launcher
     launchers.get(launcher)
     if launcher != workload.launcher and SCRIPT in (launchers.name(launcher), workload.launcher):
         itself = "starts its ranks itself" if workload.launcher == SCRIPT else "does not start its ranks itself"
@@ -205,33 +227,6 @@ def latest(directory: Path, workload: str) -> str:
     )
 
 
-def of_script(options: RunOptions) -> Workload:
-    """Build a workload for the options' script, which none declares. ConfigError without one, or for --rehearse."""
-    if options.script is None:
-        hint = "labctl run WORKLOAD, as `labctl workloads` lists them, or labctl run --script FILE"
-        if options.words:
-            hint += f"; a command: labctl exec --all -- {shlex.join(options.words)}"
-        raise ConfigError("neither a workload nor a script is named", hint=hint)
-    if options.rehearse:
-        raise ConfigError("--rehearse shrinks a workload; a script is run as it is", hint="leave it out")
-    script = options.script.absolute()
-    configured = options.deepspeed_config or any(key.startswith(DEEPSPEED) for key, _ in options.arguments)
-    return Workload(
-        name=re.sub(r"[^A-Za-z0-9]+", "-", script.stem).strip("-")[:40] or "script",
-        description=str(script),
-        declared=f"--script {options.script}",
-        directory=Path(),
-        launcher=launcher_name(options.launcher) or ("torchrun" if script.suffix == ".py" else "mpirun"),
-        script=str(script),
-        arguments=(),
-        environment=(),
-        timeout=DAY,
-        metrics=(),
-        criteria=(),
-        deepspeed={} if configured else None,
-    )
-
-
 def choose_config(chosen: Workload, options: RunOptions) -> deepspeed_config.Config | None:
     """Return --deepspeed-config or else the workload's section, with --set's keys, or None. ConfigError if invalid.
 
@@ -256,9 +251,12 @@ def choose_config(chosen: Workload, options: RunOptions) -> deepspeed_config.Con
 
 def unknown(workload: Workload, options: RunOptions) -> Iterator[str]:
     """Yield warnings about unknown launcher options, script options and DeepSpeed keys, which are passed on."""
+    if text := program.remark(options):
+        yield text
     yield from launchers.unknown_options(workload.launcher, workload.launcher_arguments)
     given = [key for key, _ in options.arguments if not key.startswith(DEEPSPEED)]
-    scripts = workload.directory.rglob("*.py") if given and not Path(workload.script).is_absolute() else ()
+    is_own = workload.directory != Path() and not Path(workload.script).is_absolute()
+    scripts = workload.directory.rglob("*.py") if given and is_own else ()
     declared = set(chain.from_iterable(map(options_of, scripts)))
     for key in given:
         # argparse accepts unique prefixes too.
@@ -308,7 +306,7 @@ def build_job(
         workload, checkpoint = checkpoints.going_on(lab, workload, options.resume, ranks)
     workload = bounded(lab.directory, workload)
     workload = inputs.resolve(lab, external.at(workload, job_name(options, len(chosen)), directory))
-    if not options.script:
+    if workload.directory != Path() and not options.script:
         inputs.require_mounted(lab, workload)
     workload, chosen_code = code.choose(lab, workload)
     if text := code.remark(chosen_code):
@@ -316,7 +314,8 @@ def build_job(
     timeout = options.timeout or workload.timeout
     configured = config_source(workload, options)
     built = job.build(lab, workload, run_id, chosen, timeout, code=chosen_code.copies, config_source=configured)
-    return replace(built, request=asked, resumed=checkpoint, retried=options.retried)
+    files = (*built.files, *chosen_code.files)
+    return replace(built, files=files, request=asked, resumed=checkpoint, retried=options.retried)
 
 
 def job_name(options: RunOptions, nodes: int) -> str:

@@ -79,9 +79,10 @@ class CrashWatch:
     def __init__(self, lab: Lab, job: Job) -> None:
         """Start without a failure."""
         self._lab, self._nodes = lab, {node.name: node.slots for node in job.nodes}
-        self._starts_itself = job.workload.launcher == "script"
+        self._starts_itself = job.workload.starts_itself
+        self._ranks = [f"rank {rank}" for rank in range(job.ranks)]
         self._elastic = launchers.is_elastic(job.workload.launcher)
-        self._speakers = {*self._nodes, *(f"rank {rank}" for rank in range(sum(self._nodes.values())))}
+        self._speakers = {*self._nodes, *self._ranks}
         self._kept = last_words.kept(len(self._speakers))
         self._killed: dict[str, str] = {}
         patterns = (OUT_OF_MEMORY, *(module.out_of_memory for module in accelerators.modules().values()))
@@ -173,9 +174,8 @@ class CrashWatch:
     def silence(self) -> str:
         """Render the ranks or nodes that wrote nothing, else the one silent for longest; empty if not known."""
         nodes = [*self._nodes]
-        ranks = [f"rank {rank}" for rank in range(sum(self._nodes.values()))]
         # Lines of a script's own ranks are marked by node or by rank, as its launcher has it.
-        speakers = ranks if self._spoke_at.keys() & set(ranks) else nodes
+        speakers = self._ranks if self._spoke_at.keys() & set(self._ranks) else nodes
         if not self._spoke_at:
             return "" if self._starts_itself else SILENT
         if never := [name for name in speakers if name not in self._spoke_at]:

@@ -47,7 +47,7 @@ def record(
         "workload": job.workload.name,
         "launcher": job.workload.launcher,
         "argv": job.argv,
-        "rank_argv": [job.workload.script, *job.workload.arguments],
+        "rank_argv": [*job.workload.called, *job.workload.arguments],
         "environment": dict(job.workload.environment),
         "timeout": job.timeout,
         "nodes": nodes,
@@ -204,7 +204,7 @@ class RunLog:
         self._tracker = Tracker(workload.metrics)
         self._notes = [re.compile(pattern) for _, pattern in workload.notes]
         # Reports of ranks that a script starts itself may be in its own output.
-        self._starts_itself = workload.launcher == "script"
+        self._starts_itself = workload.starts_itself
         self.lines: list[str] = []
 
     @property

@@ -64,9 +64,10 @@ def _failure(job: Job, ended: RunOutcome, world_size: int) -> Verdict | None:
         return error(ended.cause, ended.message or f"The run was stopped: {ended.cause}.")
     if ended.exit_code:
         return error("launcher-failed", ended.message or f"The launcher failed with exit code {ended.exit_code}.")
-    expected = sum(node.slots for node in job.nodes)
-    if world_size < expected:
-        return error("launcher-failed", f"Only {world_size} of {expected} ranks reported.")
+    if world_size < job.ranks:
+        text = f"Only {world_size} of {job.ranks} ranks reported."
+        none = " A program that starts no ranks: `labctl run --once`." if job.workload.starts_itself else ""
+        return error("launcher-failed", text + none)
     return None
 
 

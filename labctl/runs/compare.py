@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import posixpath
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from pathlib import Path
@@ -13,12 +14,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from labctl.config.settings import sounds_secret
-from labctl.model import Metric, Result
+from labctl.jobs import program
+from labctl.jobs.request import RunOptions
+from labctl.model import Metric, Result, Workload
 from labctl.records import store
 from labctl.records.metrics import Sample
 from labctl.runs import series, spread
 from labctl.runs.spread import Effect, Spread
 from labctl.system import files
+from labctl.system.decode import convert
 
 CODE = (".py", ".sh")
 """Suffixes of files in a run's ``work/`` that are compared beside the script: ranks write other files there too."""
@@ -33,7 +37,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
 
     result: Result
     target: str
-    """Its workload, or ``--script FILE``, as `labctl run` takes it."""
+    """Its workload, ``--script FILE``, ``-m MODULE`` or ``-- COMMAND``, as `labctl run` takes it."""
     facts: Mapping[str, str]
     declared: Mapping[str, Metric]
     series: Mapping[str, Sequence[Sample]]
@@ -85,8 +89,10 @@ def read(lab: Path, result: Result) -> RecordedRun:
 def _target(path: Path, result: Result) -> str:
     """Return what `labctl run` takes to run it again, by its record."""
     request = store.job(path).request or {}
-    script = (request.get("options") or {}).get("script")
-    return spread.target_of(request.get("workload") or ("" if script else result.workload), script)
+    options = convert(request.get("options") or {}, RunOptions)
+    if request.get("workload") or not (options.script or options.module or options.command):
+        return request.get("workload") or result.workload
+    return program.text(options)
 
 
 def compare(runs: Sequence[RecordedRun]) -> Comparison:
@@ -201,9 +207,9 @@ def _facts(path: Path, result: Result) -> dict[str, str]:
         **dict(_flat("deepspeed", config)),
     }
     facts |= {row["key"]: row["value"] for row in settings or ()}
-    facts |= _origin(versions, _copied(path.parents[1], job))
+    facts |= _origin(versions, _copied(path.parents[1], workload))
     facts |= {f"file {name}": digest[:12] for name, digest in job.get("shared", {}).items()}
-    facts |= dict(_code(path / "work", workload.script))
+    facts |= dict(_code(path / "work", posixpath.normpath(f"{workload.start}/{workload.script}")))
     facts |= {name: text for name, text in result.notes.items() if name not in RESULTS}
     facts["resumed from"] = result.resumed
     # On Kubernetes the names of nodes end in the workload and the last part of the id.
@@ -211,10 +217,9 @@ def _facts(path: Path, result: Result) -> dict[str, str]:
     return {key: text.replace(result.run_id, "RUN").replace(suffix, "RUN") for key, text in facts.items() if text}
 
 
-def _copied(lab: Path, job: dict[str, Any]) -> set[str]:
+def _copied(lab: Path, workload: Workload) -> set[str]:
     """Return the folders that a run copied its code from: their files are compared, not their commits."""
-    script = ((job.get("request") or {}).get("options") or {}).get("script")
-    return {str(lab / "workloads"), *([str(Path(script).parent.resolve())] if script else ())}
+    return {str(lab / "workloads"), *([str(workload.project.root)] if workload.project else ())}
 
 
 def _origin(versions: dict[str, Any], copied: Collection[str]) -> dict[str, str]:

@@ -100,7 +100,9 @@ def settable(workload: Workload) -> fit.Options:
 def scripts_of(workload: Workload) -> Iterable[Path]:
     """Return the Python files of a workload: those of its directory, or a script that lies elsewhere."""
     script = Path(workload.script)
-    return (script,) if script.is_absolute() else workload.directory.rglob("*.py")
+    if script.is_absolute():
+        return (script,)
+    return workload.directory.rglob("*.py") if workload.directory != Path() else ()
 
 
 def node_memory(lab: Lab, nodes: int, limit: int) -> int:

@@ -8,7 +8,6 @@ standard deviation of the logarithms of their figures, t Student's for 99 % and 
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from statistics import mean, median, stdev, variance
@@ -94,11 +93,6 @@ def repeated(runs: Sequence[Result], target: str) -> RepeatedRuns:
     return RepeatedRuns(
         runs=tuple(runs), spread=spread, effects=effects, conclusion=conclusion(effects, spread.values(), target)
     )
-
-
-def target_of(workload: str, script: object) -> str:
-    """Return what `labctl run` takes to run it again: the workload, else ``--script FILE``."""
-    return workload or f"--script {shlex.quote(str(script))}"
 
 
 def spreads(results: Sequence[Result]) -> dict[str, Spread]:

@@ -4,10 +4,47 @@ from __future__ import annotations
 
 import re
 import shlex
+import tempfile
 from pathlib import Path
 
 from labctl.errors import ConfigError
 from labctl.system import process
+from labctl.system.process import CompletedProcess
+
+
+def root(folder: Path) -> Path | None:
+    """Return the root of the repository that a folder is in; None outside a repository."""
+    return next((parent for parent in (folder, *folder.parents) if (parent / ".git").exists()), None)
+
+
+def ignores(repository: Path, folder: Path) -> bool:
+    """Tell if a repository ignores a folder in it."""
+    if folder == repository:
+        return False
+    return _git(repository, "check-ignore", "-q", str(folder)).code == 0
+
+
+def difference(folder: Path) -> str:
+    """Return the changes to tracked files since the last commit, as a patch; empty without any, and outside git."""
+    where = _git(folder, "rev-parse", "HEAD", "--show-toplevel", "--git-path", "index", "--git-path", "objects")
+    if where.code:
+        return ""
+    commit, top, index, objects = where.out.splitlines()
+    with tempfile.TemporaryDirectory() as own:
+        # With a separate git directory: that of a mounted clone, which containers may write, can name programs to run.
+        for name in ("refs", "objects"):
+            Path(own, name).mkdir()
+        Path(own, "HEAD").write_text(f"{commit}\n")
+        paths = {"GIT_INDEX_FILE": folder / index, "GIT_OBJECT_DIRECTORY": folder / objects}
+        places = {"GIT_DIR": own, "GIT_WORK_TREE": top, **{name: str(path) for name, path in paths.items()}}
+        git = ("git", "-C", top, "diff", "--no-ext-diff", "--no-textconv", "--ignore-submodules", "HEAD")
+        return process.run(git, env={"LC_ALL": "C", **places}, check=False, errors="replace").out
+
+
+def _git(folder: Path, *words: str) -> CompletedProcess:
+    """Run a git command in a folder; never a program that the repository's configuration names as its monitor."""
+    git = ("git", "-c", "core.fsmonitor=false", "-C", str(folder))
+    return process.run([*git, *words], env={"LC_ALL": "C"}, check=False, errors="surrogateescape")
 
 
 def files(folder: Path, *options: str) -> list[str]:
@@ -15,11 +52,9 @@ def files(folder: Path, *options: str) -> list[str]:
 
     ConfigError if git fails: otherwise ignored files, such as keys, would be taken too.
     """
-    if not any((parent / ".git").exists() for parent in (folder, *folder.parents)):
+    if root(folder) is None:
         return []
-    # The repository's configuration may name a program to run as file system monitor.
-    git = ("git", "-c", "core.fsmonitor=false", "-C", str(folder), "ls-files", "-z")
-    done = process.run([*git, *options], env={"LC_ALL": "C"}, check=False, errors="surrogateescape")
+    done = _git(folder, "ls-files", "-z", *options)
     if done.code == 0:
         return sorted(set(filter(None, done.out.split("\0"))))
     # If only the repository's own folder is missing, git words it differently: that is an error, as ignored files are

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from labctl.config.yaml_reader import Value, compose, content
 from labctl.errors import ConfigError, did_you_mean, nearest
-from labctl.model import Criterion, Metric, Workload
+from labctl.model import Criterion, Metric, Project, Workload
 from labctl.workloads import deepspeed_config
 from labctl.workloads.schema import FORMER_KEYS, NAME, schema
 
@@ -124,9 +124,15 @@ def _declare(name: str, folder: Path, at: Value, common: dict[str, Any], variant
     if not NAME.fullmatch(name):
         raise at.error(f"bad workload name `{name}`", hint="letters, digits, `.`, `_` and `-`, at most 63")
     fields = {**common, **variant}
-    for key in ("description", "launcher", "script", "timeout"):
+    for key in ("description", "launcher", "timeout"):
         if key not in fields:
             raise at.error(f"workload `{name}` has no `{key}`")
+    programs = [key for key in ("script", "module", "command") if fields.get(key)]
+    if len(programs) != 1:
+        has = " and ".join(f"`{key}`" for key in programs) or "no `script`"
+        raise at.error(f"workload `{name}` has {has}", hint="one of `script`, `module` and `command`")
+    if not fields.get("script"):
+        fields = {"project": Project(root=folder.resolve()), **fields, "script": ""}
     listed = fields.pop("requirements", ())
     if listed or "packages" in fields:
         fields["packages"] = (*fields.get("packages", ()), *listed)

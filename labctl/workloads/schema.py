@@ -11,7 +11,7 @@ from labctl.config import requirements
 from labctl.config.settings import distribution_packages, require_requirement
 from labctl.config.yaml_reader import Schema, Value, finite
 from labctl.errors import ConfigError
-from labctl.model import BOUNDS, Cache, Criterion, Memory, Metric, Reduce, Relative, Resume, Sign
+from labctl.model import BOUNDS, Cache, Criterion, Memory, Metric, Project, Reduce, Relative, Resume, Sign
 from labctl.system.files import is_below
 from labctl.workloads import deepspeed_config
 
@@ -77,6 +77,9 @@ def schema(folder: Path, launchers: tuple[str, ...]) -> Schema:
         "requirements": lambda value: _requirements(value, folder),
         "apt": lambda value: tuple(map(_distribution_package, value.items())),
         "script": lambda value: _script(value, folder),
+        "module": _module,
+        "command": _words,
+        "project": lambda value: _project(value, folder),
         "prepare": lambda value: _file(value, folder),
         "arguments": _words,
         "inputs": _inputs,
@@ -126,6 +129,24 @@ def _file(value: Value, folder: Path) -> str:
             f"script `{text}` is not in {folder}", hint="put it there; a script elsewhere is named by its whole path"
         )
     return text
+
+
+def _module(value: Value) -> str:
+    """Return the name of a Python module. ConfigError unless it is words of letters, digits and `_`, with dots."""
+    if not re.fullmatch(rf"{_VARIABLE.pattern}(\.{_VARIABLE.pattern})*", value.text()):
+        raise value.error(f"bad module `{value.text()}`", hint="as after `python -m`: package.train")
+    return value.text()
+
+
+def _project(value: Value, folder: Path) -> Project:
+    """Load the project: its root, the workload's folder by default, where ranks start in it, and its installation."""
+    fields: Schema = {"path": Value.text, "start": Value.text, "install": Value.flag}
+    entries = value.read(fields)
+    root = (folder / Path(entries.get("path", ".")).expanduser()).resolve()
+    start = (root / entries.get("start", ".")).resolve()
+    if not start.is_dir() or not start.is_relative_to(root):
+        raise value.error(f"`{start}` is not a folder of the project", hint="`path`, its root, and `start` in it")
+    return Project(root=root, start=str(start.relative_to(root)), install=entries.get("install", False))
 
 
 def _image(value: Value) -> str:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from labctl import model, naming
+from labctl import launchers, model, naming
 from labctl.backends.docker.engine import Engine
 from labctl.backends.docker.hosts.ssh_errors import ssh_reason
 from labctl.backends.state import ObservedState
@@ -439,11 +439,11 @@ def reap(
 
     def end(node: str) -> str:
         """End the run's processes in a container; return the error, or an empty text."""
-        leavers = node != model.LAUNCHER or launcher == "script"
+        leavers = node != model.LAUNCHER or launchers.name(launcher) == "script"
         return reap_node(lab, engine, node, run_id, grace, lasted if leavers else None)
 
     # A script's children on the nodes belong to its ssh sessions until those end.
-    first = (model.LAUNCHER,) if launcher == "script" else ()
+    first = (model.LAUNCHER,) if launchers.name(launcher) == "script" else ()
     containers = (model.LAUNCHER, *nodes) if nodes else lab.containers
     others = tuple(name for name in containers if name not in first)
     with pool(len(containers)) as threads:

@@ -616,5 +616,5 @@ def _launch_text(job: Job) -> str:
     """Render the launch of a job for its plan."""
     import shlex
 
-    started = shlex.join((job.workload.script, *job.workload.arguments))
+    started = shlex.join((*job.workload.called, *job.workload.arguments))
     return f"in launcher, at most {human.duration(job.timeout)}: {shlex.join(job.argv)}, which starts {started}"

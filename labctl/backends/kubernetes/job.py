@@ -186,7 +186,7 @@ def build(
         owner=owner,
         lab=lab,
         job=built,
-        files=files(built, workload, run_id, launch),
+        files=files(lab, built, workload, run_id, launch),
         environment=environment(lab, target, built.directory, variables, kept=KEPT if owner else 0),
         launch=launch,
         placement=placement,
@@ -313,10 +313,10 @@ AGENT = ("labnode.py", "step.regex", "sampler.py")
 """Agent of labctl's images, which keeps the limits of a run, its pattern of steps, and the sampler that it starts."""
 
 
-def files(built: Job, workload: Workload, run_id: str, launch: str) -> tuple[tuple[str, bytes, bool], ...]:
+def files(lab: Lab, built: Job, workload: Workload, run_id: str, launch: str) -> tuple[tuple[str, bytes, bool], ...]:
     """Return the files of run, workload and ``common``, but no hostfile. ConfigError if too large for a ConfigMap."""
     run = f"outputs/{run_id}"
-    common = workload.directory.parent / "common"
+    common = lab.directory / "workloads/common"
     contents = [(f"{run}/{file.path}", file.content.encode(), bool(file.mode & 0o100)) for file in built.files]
     # The operator writes the hostfile.
     contents = [entry for entry in contents if entry[0] != f"{run}/hostfile"]
@@ -334,6 +334,6 @@ def files(built: Job, workload: Workload, run_id: str, launch: str) -> tuple[tup
         raise ConfigError(
             f"{workload.name}: {human.memory(size)} of files, most in {largest[0]}; "
             f"a ConfigMap holds {human.memory(MOST_BYTES)}",
-            hint=f"build an image with them (LAB_IMAGE), or put them on the claim ({STORAGE})",
+            hint=f"--project DIR names a smaller folder; an image has them (LAB_IMAGE), or the claim ({STORAGE})",
         )
     return tuple(sorted(contents))

@@ -1,0 +1,115 @@
+"""Programs that no workload declares: a script, a module or a command, as `labctl run` is given them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from labctl.errors import ConfigError
+from labctl.jobs import project
+from labctl.model import Workload
+from labctl.workloads.schema import launcher_name
+
+if TYPE_CHECKING:
+    from labctl.jobs.request import RunOptions
+
+DEEPSPEED = "deepspeed."
+"""Prefix of options that are keys of DeepSpeed's configuration."""
+DAY = 24 * 3600
+"""Default time limit of a program, in seconds."""
+PER_NODE, ONCE = "pdsh", "script:once"
+"""Launchers of a program that starts the ranks of its node itself, and of one that runs once."""
+
+Per = Literal["rank", "node", "once"]
+STARTERS: Mapping[str, Per] = {
+    "accelerate": "node",
+    "torchrun": "node",
+    "torch.distributed.run": "node",
+    "torch.distributed.launch": "node",
+    "deepspeed": "once",
+    "horovodrun": "once",
+    "mpiexec": "once",
+    "mpirun": "once",
+}
+"""Programs and modules that start ranks themselves, those of their node or all."""
+
+
+def of(options: RunOptions) -> Workload:
+    """Build a workload for the options' script, module or command. ConfigError without one, and for --rehearse."""
+    script = options.script.absolute() if options.script else None
+    _require_one(options)
+    if options.rehearse:
+        raise ConfigError("--rehearse shrinks a workload; a program is run as it is", hint="leave it out")
+    configured = options.deepspeed_config or any(key.startswith(DEEPSPEED) for key, _ in options.arguments)
+    stem = script.stem if script else options.module or Path(options.command[0]).name
+    return Workload(
+        name=re.sub(r"[^A-Za-z0-9]+", "-", stem).strip("-")[:40] or "script",
+        description=text(options),
+        declared=text(options),
+        directory=Path(),
+        launcher=launcher(options),
+        script=str(script or ""),
+        module=options.module,
+        command=options.command,
+        project=project.choose(script, given=options.project, here=options.here, install=options.install),
+        arguments=(),
+        environment=(),
+        timeout=DAY,
+        metrics=(),
+        criteria=(),
+        deepspeed={} if configured else None,
+    )
+
+
+def _require_one(options: RunOptions) -> None:
+    """Raise ConfigError unless exactly one of script, module and command is given."""
+    given = [options.script, options.module, options.command]
+    if not any(given):
+        hint = "labctl run WORKLOAD, as `labctl workloads` lists them, --script FILE, -m MODULE, or -- COMMAND"
+        raise ConfigError("neither a workload nor a program is named", hint=hint)
+    if sum(map(bool, given)) > 1:
+        raise ConfigError("--script and -m both name a program", hint="leave one of them out")
+
+
+def text(options: RunOptions) -> str:
+    """Return what names the program to `labctl run`: ``--script FILE``, ``-m MODULE`` or ``-- COMMAND``."""
+    if options.script:
+        return f"--script {shlex.quote(str(options.script))}"
+    return f"-m {options.module}" if options.module else f"-- {shlex.join(options.command)}"
+
+
+def per(options: RunOptions) -> Per:
+    """Return how often the program starts: as the options say, else as is usual for it."""
+    if options.per:
+        return options.per
+    command = options.command
+    named = Path(command[0]).name if command else options.module
+    if re.fullmatch(r"python[\d.]*", named) and command[1:2] == ("-m",):
+        named = "".join(command[2:3])
+    return STARTERS.get(named, "rank")
+
+
+def launcher(options: RunOptions) -> str:
+    """Return the launcher that starts the program. ConfigError for one that does not fit --per-node or --once."""
+    often, asked = per(options), launcher_name(options.launcher)
+    if often == "rank":
+        runs_python = options.module or options.command or options.script is None or options.script.suffix == ".py"
+        return asked or ("torchrun" if runs_python else "mpirun")
+    usual = PER_NODE if often == "node" else ONCE
+    if asked and asked != usual:
+        flag = "--once" if often == "once" else "--per-node"
+        hint = "--per-rank starts it for each rank" if not options.per else f"leave out {flag} or --launcher"
+        raise ConfigError(f"{text(options)} runs {flag[2:].replace('-', ' ')}, not under `{asked}`", hint=hint)
+    return usual
+
+
+def remark(options: RunOptions) -> str:
+    """Say that a program which starts ranks itself is not started for each rank; empty if that was not chosen here."""
+    often = per(options)
+    if options.per or often == "rank" or not (options.command or options.module):
+        return ""
+    place = "on each node" if often == "node" else "in the launcher"
+    return f"{text(options)}: it starts its ranks itself, so it runs once {place}; --per-rank starts it for each rank"

@@ -1,0 +1,71 @@
+"""Project of a run: the folder of a person's code to copy, and the directory in it that ranks start in."""
+
+from __future__ import annotations
+
+import shlex
+from itertools import pairwise
+from pathlib import Path
+
+from labctl.config import context
+from labctl.errors import ConfigError
+from labctl.model import Project
+from labctl.system import git
+
+
+def choose(
+    script: Path | None, *, given: Path | None = None, here: Path | None = None, install: bool = False
+) -> Project | None:
+    """Return the project of a script, or of a module or command that is started ``here``; None if there is none.
+
+    It is ``given``, else the repository, else the script's folder or ``here``, but never the home directory or ``/``.
+    Ranks start ``here`` if that is in it, else in the script's folder or, if the project is given, in its root.
+    ConfigError if the given project is no such folder, or lacks the script.
+    """
+    here = here.resolve() if here else None
+    script = script.resolve() if script else None
+    folder = script.parent if script else here
+    root = _given(given, script) if given else _root(folder)
+    if root is None:
+        if install:
+            raise ConfigError("--install: no project to install", hint="--project DIR names its root")
+        return None
+    start = root if given or folder is None or not folder.is_relative_to(root) else folder
+    if here and here.is_relative_to(root) and (here == root or not context.is_lab(here)):
+        start = here
+    return Project(root=root, start=str(start.relative_to(root)), install=install)
+
+
+def _given(given: Path, script: Path | None) -> Path:
+    """Return the root that a person names. ConfigError if it is too large a thing to copy, or lacks the script."""
+    root = given.resolve()
+    if not root.is_dir():
+        raise ConfigError(f"--project {shlex.quote(str(given))}: not a directory")
+    if is_all(root):
+        raise ConfigError(f"--project {root}: not copied, as it is more than a project", hint="name a folder in it")
+    if script and not script.is_relative_to(root):
+        raise ConfigError(f"script {script} is not in the project {root}", hint="leave out --project, or name another")
+    return root
+
+
+def _root(folder: Path | None) -> Path | None:
+    """Return the repository that a folder is in, else the folder; None for the home directory and ``/``.
+
+    What a repository ignores, and the copy that an earlier run had, is no part of it.
+    """
+    if folder is None:
+        return None
+    repository = git.root(folder)
+    if repository and not is_all(repository) and not _is_of_lab(folder) and not git.ignores(repository, folder):
+        return repository
+    return None if is_all(folder) else folder
+
+
+def _is_of_lab(folder: Path) -> bool:
+    """Tell if a folder is in what labctl keeps in a lab directory."""
+    above = pairwise((folder, *folder.parents))
+    return any(inner.name in context.OWN and context.is_lab(outer) for inner, outer in above)
+
+
+def is_all(folder: Path) -> bool:
+    """Tell if a folder is ``/``, or is or holds the home directory."""
+    return Path.home().resolve().is_relative_to(folder)
