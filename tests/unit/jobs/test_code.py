@@ -14,7 +14,7 @@ from support.builders import lab, workload
 from labctl.errors import ConfigError, HostError
 from labctl.jobs import code, inputs
 from labctl.jobs.code import Code
-from labctl.model import Lab, Mount
+from labctl.model import Lab, Mount, Project
 from labctl.system import files, process
 from labctl.system.process import CompletedProcess
 from labctl.workloads import loader
@@ -100,7 +100,7 @@ def test_names_that_are_not_utf_8_come_too(of: Lab, tmp_path: Path) -> None:
     chosen = script(of, path)
     assert names(chosen) == {"train.py", name}
     files.create_all(tmp_path / "run", (), copies=chosen.copies)
-    assert (tmp_path / "run/work" / name).exists()
+    assert (tmp_path / "run/work/mine" / name).exists()
 
 
 @pytest.mark.parametrize("in_git", [True, False])
@@ -212,7 +212,7 @@ def test_a_folder_of_many_folders_is_copied_with_few_descriptors(of: Lab, tmp_pa
         files.create_all(tmp_path / "run", (), copies=copies)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert (tmp_path / "run/work/part-199/x/data.json").read_text() == "part-199/x/data.json"
+    assert (tmp_path / "run/work/mine/part-199/x/data.json").read_text() == "part-199/x/data.json"
 
 
 def test_big_files_and_links_that_lead_out_are_left_out_by_name(of: Lab, tmp_path: Path) -> None:
@@ -233,16 +233,64 @@ def test_big_files_and_links_that_lead_out_are_left_out_by_name(of: Lab, tmp_pat
     )
 
 
-def test_from_a_folder_with_far_too_much_in_it_only_the_script_comes(
+def test_a_folder_with_too_much_in_it_is_refused_with_its_largest_folders(
     of: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(code, "MOST_FILES", 3)
-    path = write(tmp_path / "home", "train.py", "a", "b", "c")
-    chosen = script(of, path)
+    path = write(tmp_path / "mine", "train.py", "a/1", "b/1", "b/2", "b/3", "c/1", "c/2", "d/1")
+    with pytest.raises(ConfigError) as caught:
+        script(of, path)
+    assert caught.value.message == (
+        f"{tmp_path}/mine holds more than a run copies: 8 files, 21 B, not 3 files and 500 MB; "
+        "largest: b/ 3 files, 9 B; c/ 2 files, 6 B; a/ 1 file, 3 B"
+    )
+    assert ".gitignore" in caught.value.hint
+    with pytest.raises(ConfigError, match="holds more than a run copies: 8 files"):
+        code.choose(of, workload(directory=tmp_path / "mine", script="train.py"))
+
+
+def test_of_the_home_directory_the_script_alone_comes(of: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    chosen = script(of, write(tmp_path / "me", "train.py", "photos/cat.jpg"))
     assert names(chosen) == {"train.py"}
-    assert "(give the script a folder of its own)" in code.remark(chosen)
-    with pytest.raises(ConfigError, match="holds more than a run copies: 3 files"):
-        code.choose(of, workload(directory=tmp_path / "home", script="train.py"))
+    assert "it is more than a project" in code.remark(chosen)
+
+
+def test_a_project_is_copied_under_its_own_name_and_its_script_is_relative_to_where_ranks_start(
+    of: Lab, tmp_path: Path
+) -> None:
+    root = tmp_path / "mine"
+    path = write(root, "src/train.py", "configs/a.yaml", "pkg/__init__.py")
+    for start, relative in ((".", "src/train.py"), ("src", "train.py"), ("configs", "../src/train.py")):
+        placed, chosen = code.choose(of, workload(script=str(path), project=Project(root=root, start=start)))
+        assert placed.script == relative
+        assert {copy.path for copy in chosen.copies} == {f"work/mine/{name}" for name in names(chosen)}
+        assert names(chosen) == {"src/train.py", "configs/a.yaml", "pkg/__init__.py"}
+
+
+def test_a_module_or_command_brings_its_project_too(of: Lab, tmp_path: Path) -> None:
+    write(tmp_path / "mine", "pkg/train.py")
+    placed, chosen = code.choose(of, workload(script="", module="pkg.train", project=Project(root=tmp_path / "mine")))
+    assert (placed.script, names(chosen)) == ("", {"pkg/train.py"})
+    assert code.choose(of, workload(script="", command=("lm_eval",), directory=Path()))[1] == Code(())
+
+
+def test_a_repository_brings_its_submodules_and_what_differs_from_its_commit(of: Lab, tmp_path: Path) -> None:
+    other, root = tmp_path / "other", tmp_path / "mine"
+    write(other, "lib.py")
+    path = write(root, "train.py", "notes.txt")
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "protocol.file.allow=always")
+    for folder in (other, root):
+        subprocess.run([*git, "init", "-q", folder], check=True)
+        subprocess.run([*git, "-C", folder, "add", "--all"], check=True)
+        subprocess.run([*git, "-C", folder, "commit", "-qm", "x"], check=True)
+    subprocess.run([*git, "-C", root, "submodule", "--quiet", "add", other, "sub"], check=True)
+    path.write_text("changed\n")
+    write(root, "new.py")
+    _, chosen = code.choose(of, workload(script=str(path), project=Project(root=root)))
+    assert names(chosen) == {"train.py", "notes.txt", "new.py", ".gitmodules", "sub/lib.py"}
+    assert "+changed" in chosen.difference
+    assert [file.path for file in chosen.files] == ["project.diff"]
 
 
 @pytest.mark.parametrize("at", ["clone", "link-to-clone"])
@@ -264,7 +312,7 @@ def test_a_folder_that_becomes_a_link_meanwhile_is_not_followed(of: Lab, tmp_pat
     (tmp_path / "mine/ssh").symlink_to(tmp_path / "keys")
     with pytest.raises(HostError):
         files.create_all(tmp_path / "run", (), copies=chosen.copies)
-    assert not (tmp_path / "run/work/ssh/id_ed25519").exists()
+    assert not (tmp_path / "run/work/mine/ssh/id_ed25519").exists()
 
 
 def test_the_copy_has_the_same_bytes_and_modes_and_may_be_written(of: Lab, tmp_path: Path) -> None:
@@ -274,7 +322,7 @@ def test_the_copy_has_the_same_bytes_and_modes_and_may_be_written(of: Lab, tmp_p
     (mine / "sub/tool").chmod(0o555)
     (mine / "link").symlink_to("sub/tool")
     files.create_all(tmp_path / "run", (), copies=script(of, path).copies)
-    work = tmp_path / "run/work"
+    work = tmp_path / "run/work/mine"
     assert (work / "link").readlink() == Path("sub/tool")
     assert (work / "link").read_bytes() == (mine / "sub/tool").read_bytes()
     assert (work / "sub/tool").stat().st_mode & 0o777 == 0o755

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -20,7 +21,7 @@ from support.builders import host, job, lab, node, workload
 from labctl.errors import ConfigError
 from labctl.jobs import job as jobs
 from labctl.jobs.job import choose
-from labctl.model import Copy, Job, Lab, Pairs
+from labctl.model import Copy, Job, Lab, Pairs, Project
 from labctl.records.lines import line_of
 
 ODD = ["a;b", "$(touch x)", "`touch x`", "it's", 'say "x"', "two\nlines", "", "*", "~", "-n", "\\", "$HOME", "ü", "a b"]
@@ -248,6 +249,7 @@ class Ranks:
         given: dict[str, str] | None = None,
         prepare: str = "",
         run_id: str = "",
+        **workload: Any,
     ) -> tuple[int, str]:
         of = job(
             lab(project_path=str(self.project)),
@@ -255,6 +257,7 @@ class Ranks:
             arguments=arguments,
             environment=environment,
             prepare=prepare,
+            **workload,
         )
         self.make(of.run_id)
         script = self.root / "rank.sh"
@@ -320,6 +323,56 @@ def test_arguments_reach_the_script_unchanged(ranks: Ranks) -> None:
     assert ranks.recorded("argv") == ["-u", "hello.py", *ARGUMENTS]
     assert (ranks.root / "cwd").read_text() == f"{ranks.project}/outputs/r1/work\n"
     assert not list(ranks.root.rglob("x"))
+
+
+def test_ranks_start_where_the_project_says(ranks: Ranks) -> None:
+    project = Project(root=Path("/home/me/my repo"), start="src")
+    assert ranks.run(*ARGUMENTS, project=project, script="../a b.py")[0] == 0
+    work = f"{ranks.project}/outputs/r1/work/my repo"
+    assert (ranks.root / "cwd").read_text() == f"{work}/src\n"
+    assert ranks.recorded("argv") == ["-u", "../a b.py", *ARGUMENTS]
+    assert f"LABCTL_PROJECT={work}" in ranks.recorded("env")
+
+
+def test_a_module_finds_the_projects_root_first(ranks: Ranks) -> None:
+    project = Project(root=Path("/home/me/mine"), start="src")
+    assert ranks.run(*ARGUMENTS, project=project, script="", module="pkg.train")[0] == 0
+    assert ranks.recorded("argv") == ["-u", "-m", "pkg.train", *ARGUMENTS]
+    root = f"{ranks.project}/outputs/r1/work/mine"
+    assert f"PYTHONPATH={root}:{ranks.project}/workloads/common" in ranks.recorded("env")
+
+
+def test_a_command_gets_its_words_unchanged(ranks: Ranks) -> None:
+    assert ranks.run("last", script="", command=("python", *ARGUMENTS))[0] == 0
+    assert ranks.recorded("argv") == [*ARGUMENTS, "last"]
+
+
+def test_a_program_of_a_node_finds_its_node_and_no_rank(ranks: Ranks) -> None:
+    del ranks.environment["RANK"], ranks.environment["WORLD_SIZE"]
+    _, output = ranks.run(launcher="pdsh", given={"LABCTL_NODE_RANK": "1"})
+    environment = dict(line.split("=", 1) for line in ranks.recorded("env"))
+    of_node = {
+        "NODE_RANK": "1",
+        "NNODES": "2",
+        "NPROC_PER_NODE": "1",
+        "MASTER_ADDR": "worker-0",
+        "MASTER_PORT": "29500",
+    }
+    expected = of_node | {f"PET_{name}": value for name, value in of_node.items()}
+    assert {name: environment.get(name) for name in expected} == expected
+    assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & environment.keys()
+    assert output.splitlines()[0] == "labctl: rank 1 of 2 on worker-1"
+
+
+def test_a_project_is_installed_once_on_each_node(ranks: Ranks) -> None:
+    project = Project(root=Path("/home/me/mine"), install=True)
+    (ranks.root / "bin/python").write_text('#!/bin/bash\necho "$*" >> "$SEEN/calls"\n')
+    for _ in range(2):
+        assert ranks.run(project=project)[0] == 0
+    calls = (ranks.root / "calls").read_text().splitlines()
+    root = f"{ranks.project}/outputs/r1/work/mine"
+    install = "-m pip install --quiet --no-index --no-deps --no-build-isolation --prefix /tmp/labctl-site-r1 --editable"
+    assert calls == [f"{install} {root}", "-u hello.py", "-u hello.py"]
 
 
 def test_environment_reaches_the_script_unchanged(ranks: Ranks) -> None:

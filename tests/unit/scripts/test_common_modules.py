@@ -104,3 +104,24 @@ def test_no_workloads_module_has_the_name_of_a_common_one_or_of_pythons() -> Non
     for folder in WORKLOADS.iterdir():
         if folder != COMMON:
             assert not set(MODULES) & {path.stem for path in folder.glob("*.py")}, folder
+
+
+def test_a_projects_root_and_src_are_last_on_pythons_path_so_that_they_hide_no_package(tmp_path: Path) -> None:
+    for folder in ("datasets", "mine/json", "mine/pkg", "mine/src/inner"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "__init__.py").touch()
+    code = "import sys, json, pkg, inner\nprint(json.__file__)\nprint(*sys.path[-2:], sep='\\n')"
+    done = run(tmp_path, code, LABCTL_PROJECT=str(tmp_path / "mine"))
+    hidden, *last = done.stdout.splitlines()
+    assert str(tmp_path) not in hidden
+    assert last == [str(tmp_path / "mine"), str(tmp_path / "mine/src")]
+
+
+def test_what_a_project_installed_is_found(tmp_path: Path) -> None:
+    packages = tmp_path / "site/lib/python3.11/site-packages"
+    packages.mkdir(parents=True)
+    (tmp_path / "code/pkg").mkdir(parents=True)
+    (tmp_path / "code/pkg/__init__.py").touch()
+    (packages / "editable.pth").write_text(f"{tmp_path}/code\n")
+    done = run(tmp_path, "import pkg\nprint(pkg.__file__)", LABCTL_SITE=str(tmp_path / "site"))
+    assert done.stdout == f"{tmp_path}/code/pkg/__init__.py\n"
