@@ -77,7 +77,7 @@ def test_a_lab_lives_and_ends_alike(lab: Lab, launcher: str) -> None:
     options = ("--script", str(mine / "train.py"), "--launcher", launcher, "--local-rank", "--json")
     result = lab.call("run", *options, "--", "--steps", "3").expect(0).json
     assert (result["verdict"], result["ranks"], result["workload"]) == ("PASS", RANKS, "train")
-    work = lab.path / "runs" / result["run_id"] / "work"
+    work = lab.path / "runs" / result["run_id"] / "work/mine"
     texts = [(work / f"rank-{rank}.txt").read_text() for rank in (0, 1)]
     assert texts == ["beside it --local_rank=0 --steps 3"] * 2
     assert sorted(path.name for path in mine.iterdir()) == ["lib", "train.py"]

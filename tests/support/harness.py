@@ -209,12 +209,20 @@ class Lab:
 
     # --- driving it ---
 
-    def call(self, *arguments: str, limit: float = 300, environ: dict[str, str] | None = None) -> Answer:
-        """Run labctl in the lab's directory; return its output and exit code, whatever the code."""
+    def call(
+        self,
+        *arguments: str,
+        limit: float = 300,
+        environ: dict[str, str] | None = None,
+        here: Path | None = None,
+    ) -> Answer:
+        """Run labctl in the lab's directory, or ``here`` with -C; return its output and exit code, whatever the code."""
         began = time.monotonic()
+        if here:
+            arguments = (arguments[0], "-C", str(self.path), *arguments[1:])
         done = subprocess.run(
             [*self.prefix, LABCTL, *arguments],
-            cwd=self.path,
+            cwd=here or self.path,
             env={**self.environ, **(environ or {})},
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -1,0 +1,107 @@
+"""Programs of a repository that is none of labctl's: by script, module and command, from its root."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.harness import Lab
+
+WORDS = ("a b", "", "$HOME", "'\"", "x;y", "naïve\n(*)", "--steps=3")
+SAYS = """\
+import json, os, sys
+from pathlib import Path
+from package.words import WORD
+
+shown = {
+    "argv": sys.argv[1:],
+    "cwd": os.getcwd().rpartition("/work/")[2],
+    "rank": os.environ.get("RANK", os.environ.get("NODE_RANK")),
+    "world": os.environ.get("WORLD_SIZE", os.environ.get("NNODES")),
+    "config": Path("configs/a.yaml").read_text(),
+    "word": WORD,
+}
+Path(f"said-{shown['rank'] or 'once'}.json").write_text(json.dumps(shown))
+"""
+
+
+pytestmark = pytest.mark.docker
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a git repository with a package, a script in `src/`, a configuration and an ignored folder."""
+    root = tmp_path_factory.mktemp("projects") / "my repo"
+    files = {
+        "package/__init__.py": "",
+        "package/words.py": "WORD = 'of the package'\n",
+        "package/says.py": SAYS,
+        "src/train.py": SAYS,
+        "configs/a.yaml": "lr: 0.1\n",
+        "tool": "#!/usr/bin/env python\n" + SAYS,
+        "data/big.bin": "ignored",
+        ".gitignore": "data/\n",
+    }
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(content)
+    (root / "tool").chmod(0o755)
+    subprocess.run(["git", "init", "-q", root], check=True)
+    return root
+
+
+def said(lab: Lab, result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what each process of a run wrote into its copy of the repository, by name."""
+    work = lab.path / "runs" / result["run_id"] / "work/my repo"
+    assert not (work / "data").exists()
+    return [json.loads(path.read_text()) for path in sorted(work.glob("said-*.json"))]
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "mpirun"])
+@pytest.mark.parametrize("program", [("--script", "src/train.py"), ("-m", "package.says")], ids=["script", "module"])
+def test_a_program_runs_from_the_root_of_its_repository(
+    lab: Lab, repository: Path, launcher: str, program: tuple[str, ...]
+) -> None:
+    command = ("run", *program, "--launcher", launcher, "--json", "--", *WORDS)
+    shown = said(lab, lab.call(*command, here=repository).expect(0).json)
+    assert [(entry["rank"], entry["world"]) for entry in shown] == [("0", "2"), ("1", "2")]
+    for entry in shown:
+        assert (entry["argv"], entry["cwd"], entry["config"]) == ([*WORDS], "my repo", "lr: 0.1\n")
+        assert entry["word"] == "of the package"
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks"),
+    [(("--per-rank",), ["0", "1"]), (("--per-node",), ["0", "1"]), (("--once",), [None])],
+    ids=["per rank", "per node", "once"],
+)
+def test_a_command_runs_as_often_as_it_is_said(
+    lab: Lab, repository: Path, flags: tuple[str, ...], ranks: list[str | None]
+) -> None:
+    result = lab.call("run", *flags, "--json", "--", "./tool", *WORDS, here=repository).expect(0).json
+    shown = said(lab, result)
+    assert [entry["rank"] for entry in shown] == ranks
+    assert all(entry["argv"] == [*WORDS] for entry in shown)
+
+
+def test_torchrun_by_hand_starts_the_ranks_of_its_node(lab: Lab, repository: Path) -> None:
+    answer = lab.call("run", "--json", "--", "torchrun", "src/train.py", *WORDS, here=repository).expect(0)
+    assert "it starts its ranks itself, so it runs once on each node" in answer.err
+    assert [(entry["rank"], entry["world"]) for entry in said(lab, answer.json)] == [("0", "2"), ("1", "2")]
+
+
+def test_a_projects_package_is_installed_for_the_run(lab: Lab, repository: Path) -> None:
+    (repository / "setup.py").write_text(
+        "from setuptools import setup\n"
+        "setup(name='says', version='1', packages=['package'],\n"
+        "      entry_points={'console_scripts': ['says = package.words:main']})\n"
+    )
+    words = repository / "package/words.py"
+    words.write_text("WORD = 'of the package'\n\ndef main():\n    print('it is installed:', __file__)\n")
+    result = lab.call("run", "--install", "--json", "--", "says", here=repository).expect(0).json
+    log = (lab.path / "runs" / result["run_id"] / "output.log").read_text()
+    assert log.count("it is installed: ") == 2
+    assert f"{result['run_id']}/work/my repo/package/words.py" in log
