@@ -216,7 +216,7 @@ class Lab:
         environ: dict[str, str] | None = None,
         here: Path | None = None,
     ) -> Answer:
-        """Run labctl in the lab's directory, or ``here`` with -C; return its output and exit code, whatever the code."""
+        """Run labctl in the lab's directory, or ``here`` with -C; return output and exit code, whatever the code."""
         began = time.monotonic()
         if here:
             arguments = (arguments[0], "-C", str(self.path), *arguments[1:])
