@@ -369,6 +369,11 @@ class Project(Struct, frozen=True, kw_only=True):
     install: bool = False
     """Install its Python package, editable, before the ranks start."""
 
+    @property
+    def work(self) -> str:
+        """Return the directory that ranks start in, relative to that of the copied code."""
+        return posixpath.normpath(f"{self.root.name}/{self.start}")
+
 
 class Workload(Struct, frozen=True, kw_only=True):
     """A program, its launcher and its criteria. ``timeout`` in seconds.
@@ -437,11 +442,6 @@ class Workload(Struct, frozen=True, kw_only=True):
         if self.command or "/" in self.script:
             return self.called
         return (f"./{self.script}",)
-
-    @property
-    def start(self) -> str:
-        """Return the directory that ranks start in, relative to that of the copied code."""
-        return posixpath.normpath(f"{self.project.root.name}/{self.project.start}") if self.project else "."
 
     @property
     def has_own_image(self) -> bool:

@@ -56,7 +56,7 @@ def choose(lab: Lab, workload: Workload) -> tuple[Workload, Code]:
     path = Path(workload.script)
     if workload.project is None and not path.is_absolute():
         folder = workload.directory.resolve()
-        names = walk(folder) if workload.script else ()
+        names: Iterable[str] = walk(folder) if workload.script else ()
         return workload, _read(folder, names, WORK, workload.script, hint="move data below HOST_CACHE_PATH")
     path = workload.directory / path
     if workload.script:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import posixpath
 import socket
 from collections import Counter
 from pathlib import Path
@@ -26,12 +25,11 @@ def render_program(lab: Lab, job: Job) -> File:
     name = "start.sh.j2" if workload.starts_itself else "rank.sh.j2"
     project = workload.project
     work = f"{job.directory}/{WORK}"
-    root = f"{work}/{project.root.name}" if project else work
     content: str = template(Path(__file__).with_name(name)).render(
         job=job,
         lab=lab,
-        work=posixpath.normpath(f"{root}/{project.start}") if project else work,
-        project=root if project else "",
+        work=f"{work}/{project.work}" if project else work,
+        project=f"{work}/{project.root.name}" if project else "",
         install=bool(project and project.install),
         command=workload.program,
         per_node=workload.launcher == PER_NODE,

@@ -1,6 +1,7 @@
 """A script that starts its ranks by itself: it runs once, in the launcher container.
 
-It reads the nodes from ``$LABCTL_HOSTFILE``, and every rank must report in with ``labctl: rank R of W on NODE``.
+It reads the nodes from ``$LABCTL_HOSTFILE``, and every rank must report in with ``labctl: rank R of W on NODE``;
+``script:once`` is for a program that starts none.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from labctl.launchers import LaunchSpec, first_slots_only, hostfile
 
 PROGRAM = ""
-WAYS = ("script",)
+WAYS = ("script", "once")
 OPTIONS: Mapping[str, int] = {}
 RESERVED: frozenset[str] = frozenset()
 

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from labctl import naming
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError, nearest
-from labctl.model import Cause, Copy, File, Job, Lab, Metric, Progress, Rank, Result, Secret, Workload
+from labctl.model import Cause, Copy, File, Job, Lab, Metric, Progress, Project, Rank, Result, Secret, Workload
 from labctl.records.active import ActiveRun
 from labctl.records.lines import Line
 from labctl.records.metrics import searched
@@ -478,6 +478,7 @@ class DeclaredWorkload(Struct, frozen=True):
     """Parts of the workload that are read from ``job.json``, as declared when the run began."""
 
     script: str = ""
+    project: Project | None = None
     metrics: tuple[Metric, ...] = ()
     launcher_arguments: tuple[str, ...] = ()
 

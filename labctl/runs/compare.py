@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from labctl.config.settings import sounds_secret
 from labctl.jobs import program
 from labctl.jobs.request import RunOptions
-from labctl.model import Metric, Result, Workload
+from labctl.model import Metric, Project, Result
 from labctl.records import store
 from labctl.records.metrics import Sample
 from labctl.runs import series, spread
@@ -207,9 +207,10 @@ def _facts(path: Path, result: Result) -> dict[str, str]:
         **dict(_flat("deepspeed", config)),
     }
     facts |= {row["key"]: row["value"] for row in settings or ()}
-    facts |= _origin(versions, _copied(path.parents[1], workload))
+    facts |= _origin(versions, _copied(path.parents[1], workload.project))
     facts |= {f"file {name}": digest[:12] for name, digest in job.get("shared", {}).items()}
-    facts |= dict(_code(path / "work", posixpath.normpath(f"{workload.start}/{workload.script}")))
+    start = workload.project.work if workload.project else "."
+    facts |= dict(_code(path / "work", posixpath.normpath(f"{start}/{workload.script}")))
     facts |= {name: text for name, text in result.notes.items() if name not in RESULTS}
     facts["resumed from"] = result.resumed
     # On Kubernetes the names of nodes end in the workload and the last part of the id.
@@ -217,9 +218,9 @@ def _facts(path: Path, result: Result) -> dict[str, str]:
     return {key: text.replace(result.run_id, "RUN").replace(suffix, "RUN") for key, text in facts.items() if text}
 
 
-def _copied(lab: Path, workload: Workload) -> set[str]:
+def _copied(lab: Path, project: Project | None) -> set[str]:
     """Return the folders that a run copied its code from: their files are compared, not their commits."""
-    return {str(lab / "workloads"), *([str(workload.project.root)] if workload.project else ())}
+    return {str(lab / "workloads"), *([str(project.root)] if project else ())}
 
 
 def _origin(versions: dict[str, Any], copied: Collection[str]) -> dict[str, str]:

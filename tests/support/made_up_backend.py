@@ -117,7 +117,7 @@ class Ranks:
 
     def _start(self, rank: int, node: str, local: int, lab: Lab) -> subprocess.Popen[bytes]:
         job = self._job
-        program, *rest = jobs.command(job.workload.script)
+        program, *rest = job.workload.program
         given = {
             "RANK": str(rank),
             "WORLD_SIZE": str(len(self._placement)),
@@ -128,7 +128,7 @@ class Ranks:
         }
         return subprocess.Popen(
             (sys.executable if program == "python" else program, *rest, *job.workload.arguments),
-            cwd=Path(job.directory, jobs.WORK),
+            cwd=Path(job.directory, jobs.WORK, job.workload.project.work if job.workload.project else ""),
             env={
                 **os.environ,
                 **dict(lab.environment),

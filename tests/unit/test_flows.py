@@ -852,7 +852,7 @@ def test_a_replay_of_a_script_compares_as_the_same_though_its_clone_moved_on(
     assert [(version["path"], version["dirty"]) for version in versions["code"]] == [(str(clone), False)]
     script.write_text("print(2)\n")
     again = to_json(flows.replay(context, first))["run_id"]
-    assert (context.directory / "runs" / again / "work/own.py").read_text() == "print(1)\n"
+    assert (context.directory / "runs" / again / "work/clone/own.py").read_text() == "print(1)\n"
     assert len(flows.compare(context, [first, again]).groups) == 1
 
 

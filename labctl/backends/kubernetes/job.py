@@ -316,7 +316,8 @@ AGENT = ("labnode.py", "step.regex", "sampler.py")
 def files(lab: Lab, built: Job, workload: Workload, run_id: str, launch: str) -> tuple[tuple[str, bytes, bool], ...]:
     """Return the files of run, workload and ``common``, but no hostfile. ConfigError if too large for a ConfigMap."""
     run = f"outputs/{run_id}"
-    common = lab.directory / "workloads/common"
+    workloads = lab.directory / "workloads" if workload.directory == Path() else workload.directory.parent
+    common = workloads / "common"
     contents = [(f"{run}/{file.path}", file.content.encode(), bool(file.mode & 0o100)) for file in built.files]
     # The operator writes the hostfile.
     contents = [entry for entry in contents if entry[0] != f"{run}/hostfile"]

@@ -371,8 +371,22 @@ def test_a_project_is_installed_once_on_each_node(ranks: Ranks) -> None:
         assert ranks.run(project=project)[0] == 0
     calls = (ranks.root / "calls").read_text().splitlines()
     root = f"{ranks.project}/outputs/r1/work/mine"
-    install = "-m pip install --quiet --no-index --no-deps --no-build-isolation --prefix /tmp/labctl-site-r1 --editable"
+    install = (
+        "-m pip install --quiet --no-index --no-deps --no-build-isolation --use-pep517 "
+        "--prefix /tmp/labctl-site-r1 --editable"
+    )
     assert calls == [f"{install} {root}", "-u hello.py", "-u hello.py"]
+
+
+def test_a_build_backend_that_the_image_lacks_is_named(ranks: Ranks) -> None:
+    project = Project(root=Path("/home/me/mine"), install=True)
+    error = "pip._vendor.pyproject_hooks._impl.BackendUnavailable: Cannot import 'hatchling.build'"
+    (ranks.root / "bin/python").write_text(f'#!/bin/bash\necho "{error}" >&2\nexit 1\n')
+    code, output = ranks.run(project=project)
+    assert code == 1
+    assert output.splitlines()[-2] == (
+        "labctl: the project's package was not installed: add `hatchling`, which builds it, to LAB_PACKAGES"
+    )
 
 
 def test_environment_reaches_the_script_unchanged(ranks: Ranks) -> None:
