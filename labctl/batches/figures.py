@@ -51,8 +51,9 @@ class Bound(Struct, frozen=True, kw_only=True):
     """It comes from an earlier validation."""
 
     def text(self, unit: str) -> str:
-        """Render as ``>= 12 GB/s``."""
-        return f"{self.sign} {human.exact(self.value)} {unit}".rstrip()
+        """Render as ``>= 12 GB/s``: exact, or if it is computed from other values, with four digits."""
+        value = human.exact(self.value, 4) if self.of_others or self.of_baseline else human.exact(self.value)
+        return f"{self.sign} {value} {unit}".rstrip()
 
     def holds(self, value: float | None) -> bool:
         """Tell if a value meets the bound; no value does not."""

@@ -258,7 +258,7 @@ class _Course(Verdicts):
         """Count the interfaces of each host before the lab comes up, and compare with the number in the profile."""
         self.interfaces, lost = self.count()
         expected = self.profile.network.up
-        limit, source = (f">= {expected} interfaces", "profile") if expected is not None else ("", "")
+        limit, source = (f">= {expected}", "profile") if expected is not None else ("", "")
         short = {}
         for host, by_name in self.interfaces.items():
             up = interfaces.up(by_name)
@@ -271,7 +271,7 @@ class _Course(Verdicts):
                     what="interfaces up",
                     node=host,
                     value=up,
-                    unit="interfaces",
+                    unit="",
                     limit=limit,
                     passed=enough,
                     source=source,

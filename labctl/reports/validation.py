@@ -319,18 +319,19 @@ def _result(figures: Sequence[Figure], unit: str) -> str:
         parts.append(f"no figure for {absent:,}" if several else "no figure")
     if values:
         middle = f", median {human.number(median(values))}" if len(values) > 1 else ""
-        parts.append(f"{human.span(values)} {unit}{middle}")
+        parts.append(f"{human.span(values)} {unit}".rstrip() + middle)
     return "; ".join(parts)
 
 
 def _chart(figures: Sequence[Figure], unit: str, alt: str) -> str:
-    """Draw the figures as SVG; empty if no figure of a node or link has a number."""
+    """Draw the figures as SVG; empty if there is nothing to compare: no number of a node or link, or a single one."""
     bars = [
         chart.Bar(name=figure.node or "all", value=finite(figure.value), limit=_limit(figure), passed=figure.passed)
         for figure in figures
     ]
     drawn = any(figure.node and bar.value is not None for figure, bar in zip(figures, bars, strict=True))
-    return chart.bars(bars, unit, alt).svg() if drawn else ""
+    compared = len(figures) > 1 or any(bar.limit is not None for bar in bars)
+    return chart.bars(bars, unit, alt).svg() if drawn and compared else ""
 
 
 def _limit(figure: Figure) -> float | None:

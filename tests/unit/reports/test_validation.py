@@ -136,8 +136,9 @@ def test_what_machines_say_is_text() -> None:
             nodes=(NodeVerdict(node=evil, host=evil * 2, verdict="slow", evidence=(evil,), advice=evil),),
             links=(LinkVerdict(a=evil, b=evil, verdict="slow", evidence=(evil,)),),
             steps=(StepResult(name=evil, status="failed", message=f"`{evil}`", seconds=1, run_id=evil),),
-            figures=(
-                Figure(step=evil, what=evil, node=evil, value=1, unit=evil, limit=evil, passed=True, source=evil),
+            figures=tuple(
+                Figure(step=evil, what=evil, node=node, value=1, unit=evil, limit=evil, passed=True, source=evil)
+                for node in (evil, "worker-1")
             ),
             versions={evil: evil},
         )
