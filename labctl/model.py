@@ -421,6 +421,8 @@ class Workload(Struct, frozen=True, kw_only=True):
     notes: Pairs = ()
     """Texts of the output to record: pairs of a name and a pattern with a single group."""
     resume: Resume | None = None
+    known_metrics: Literal["none", "asked", "all"] = "none"
+    """Undeclared metrics to find in its output: those that criteria ask for, or all that are printed in known ways."""
     elastic: bool = False
     """True if it can resume a checkpoint with fewer ranks, after a node is lost for good."""
 

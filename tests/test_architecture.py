@@ -58,6 +58,8 @@ PURE = {
     "launchers",
     "model",
     "naming",
+    "records.finder",
+    "records.known_metrics",
     "records.metrics",
     "records.verdict",
     "reports",
