@@ -19,8 +19,8 @@ from labctl.config.settings import Settings
 from labctl.errors import ConfigError, nearest
 from labctl.jobs import checkpoints, code, inputs, job, program, project
 from labctl.jobs.program import DEEPSPEED
-from labctl.model import BOUNDS, Criterion, Job, Lab, Project, Relative, Workload
-from labctl.records import store
+from labctl.model import BOUNDS, Criterion, Job, Lab, Metric, Project, Relative, Workload
+from labctl.records import known_metrics, store
 from labctl.records.verdict import final
 from labctl.system.decode import convert
 from labctl.system.files import read_limited
@@ -37,6 +37,8 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     rehearse: bool = False
     timeout: float | None = None
     expect: tuple[Criterion, ...] = ()
+    metrics: tuple[Metric, ...] = ()
+    """Metrics beside the workload's; one of the same name replaces it."""
     arguments: tuple[tuple[str, str | None], ...] = ()
     """``key, value``: the script gets ``--key value``; ``deepspeed.key`` is a key of DeepSpeed's configuration."""
     words: tuple[str, ...] = ()
@@ -126,9 +128,9 @@ def without(options: RunOptions, nodes: tuple[str, ...]) -> RunOptions:
 
 
 def choose_workload(directory: Path, name: str, options: RunOptions, settings: Settings) -> Workload:
-    """Load a workload, or without a name build the script's, with this run's options. ConfigError if they misfit."""
+    """Load a workload, or without a name build the program's, with this run's options. ConfigError if they misfit."""
     chosen = _declared(directory, name, options, settings) if name else program.of(options)
-    _require_metrics(chosen, options.expect)
+    chosen = with_metrics(chosen, options, is_program=not name)
     launcher = _launcher(name, chosen, options)
     same = launchers.name(launcher) == launchers.name(chosen.launcher)
     given = [(key, value) for key, value in options.arguments if not key.startswith(DEEPSPEED)]
@@ -138,7 +140,6 @@ def choose_workload(directory: Path, name: str, options: RunOptions, settings: S
     return replace(
         chosen,
         arguments=(*chosen.arguments, *extra, *options.words),
-        criteria=(*chosen.criteria, *options.expect),
         local_rank=chosen.local_rank or options.local_rank,
         launcher=launcher,
         # Declared launcher arguments are for the declared launcher only.
@@ -168,13 +169,39 @@ def _declared(directory: Path, name: str, options: RunOptions, settings: Setting
     return external.load(directory / "workloads", name, launchers.accepted(), roots, rehearse=options.rehearse)
 
 
-def _require_metrics(workload: Workload, criteria: Iterable[Criterion]) -> None:
-    """Raise ConfigError if a criterion is about a metric that the workload does not have."""
-    names = {metric.name for metric in workload.metrics}
-    for criterion in criteria:
-        if criterion.metric not in names:
-            hint = f"it has {', '.join(sorted(names))}" if names else "declare it in a workload.yml: docs/workloads.md"
-            raise ConfigError(f"--expect: {workload.name} has no metric `{criterion.metric}`", hint=hint)
+def with_metrics(workload: Workload, options: RunOptions, *, is_program: bool) -> Workload:
+    """Return the workload with the options' metrics and criteria; undeclared metrics are found in its output.
+
+    Without metrics of its own it has all that are printed in known ways, else those that criteria are about.
+    ConfigError for a criterion on another metric, unless it is a program, which no file describes.
+    """
+    metrics = {metric.name: metric for metric in (*workload.metrics, *options.metrics)}
+    criteria = [criterion if criterion.metric in metrics else _on_found(criterion) for criterion in options.expect]
+    undeclared = [criterion.metric for criterion in criteria if criterion.metric not in metrics]
+    if not is_program:
+        _require_known(workload.name, metrics, undeclared)
+    how: Literal["none", "asked", "all"] = "asked" if undeclared else "none"
+    return replace(
+        workload,
+        metrics=tuple(metrics.values()),
+        criteria=(*workload.criteria, *criteria),
+        known_metrics=how if workload.metrics else "all",
+    )
+
+
+def _on_found(criterion: Criterion) -> Criterion:
+    """Return a criterion with the name that its metric has if it is found in the output."""
+    return replace(criterion, metric=known_metrics.found_name(criterion.metric))
+
+
+def _require_known(workload: str, declared: Iterable[str], names: Iterable[str]) -> None:
+    """Raise ConfigError if a metric is not one that programs print in a known way."""
+    for name in names:
+        if not known_metrics.name_of(name):
+            has = ", ".join(sorted(declared))
+            hint = f"declare it in its workload.yml, or by `labctl run --metric '{name}=REGEX'`"
+            hint = f"it has {has}; {hint}" if has else hint
+            raise ConfigError(f"--expect: {workload} has no metric `{name}`", hint=hint)
 
 
 def _launcher(name: str, workload: Workload, options: RunOptions) -> str:
@@ -204,7 +231,9 @@ def _bounded(directory: Path, workload: str, criterion: Criterion) -> Criterion:
         return criterion
     run_id = latest(directory, workload) if run == "latest" else store.find(directory, run)
     result = store.read_result(directory, run_id)
-    metric = result.metrics.get(criterion.metric, {}) if result else {}
+    recorded = result.metrics if result else {}
+    name = criterion.metric if criterion.metric in recorded else known_metrics.stand_in(criterion.metric, recorded)
+    metric = recorded.get(name, {})
     value = metric.get(final(metric))
     if not isinstance(value, (int, float)):
         raise ConfigError(

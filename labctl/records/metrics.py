@@ -56,10 +56,14 @@ class Sampler:
                 with suppress(ValueError):
                     number = float(match[1] or "")
                     self.values[name].append(number)
-                    value, note = finite(number)
-                    at = None if seconds is None else round(seconds, 3)
-                    samples.append(Sample(metric=name, step=self._steps.get(rank), seconds=at, value=value, note=note))
+                    samples.append(self.sample(name, number, rank, seconds))
         return samples
+
+    def sample(self, name: str, number: float, rank: int | None, seconds: float | None) -> Sample:
+        """Return the sample of a metric at the last step that its rank named."""
+        value, note = finite(number)
+        at = None if seconds is None else round(seconds, 3)
+        return Sample(metric=name, step=self._steps.get(rank), seconds=at, value=value, note=note)
 
 
 def searched(text: str) -> str:

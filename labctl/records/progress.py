@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
-from labctl.model import Metric, Progress
+from labctl.model import Metric, Progress, Workload
 from labctl.records import places
+from labctl.records.finder import Finder, finder_of
 from labctl.records.lines import Line
 from labctl.records.metrics import Sample, Sampler, finite, searched
 
@@ -26,10 +27,11 @@ class Tracker:
     Ranks print the same steps: a step counts once, and steps of ranks that are behind do not count.
     """
 
-    def __init__(self, metrics: Sequence[Metric]) -> None:
-        """Start without progress."""
+    def __init__(self, metrics: Sequence[Metric], finder: Finder | None = None) -> None:
+        """Start without progress; ``finder`` finds metrics beside the declared."""
         self._units = {metric.name: metric.unit for metric in metrics}
         self._sampler = Sampler(metrics)
+        self._finder = finder
         self._began: float | None = None
         self._last_line: float | None = None
         # Index of the best source seen so far, which counts.
@@ -41,8 +43,15 @@ class Tracker:
 
     @property
     def values(self) -> Mapping[str, Sequence[float]]:
-        """Return the values of each metric, in order."""
+        """Return the values of each declared metric, in order."""
         return self._sampler.values
+
+    def found(self, hide: Callable[[str], str] = str) -> dict[str, dict[str, Any]]:
+        """Return the metrics that were found beside the declared, reduced, each with its format and a line.
+
+        ``hide`` redacts secrets in a line.
+        """
+        return self._finder.reduced(hide) if self._finder else {}
 
     def read(self, lines: Iterable[Line]) -> list[Sample]:
         """Count progress from lines; return their samples, with seconds since the first line."""
@@ -53,6 +62,8 @@ class Tracker:
             self._last_line = line.when
             text = searched(line.text)
             samples += self._sampler.read(text, line.rank, line.when - self._began)
+            for name, value in self._finder.read(line) if self._finder else ():
+                samples.append(self._sampler.sample(name, value, line.rank, line.when - self._began))
             bar = last_bar(text) if "%|" in text else None
             if step := self._sampler.step:
                 # Log lines of transformers.Trainer have the step, its bar the number of steps.
@@ -106,6 +117,16 @@ class Tracker:
             if values:
                 value, note = finite(values[-1])
                 yield name, {"value": value, "unit": self._units[name], **({"note": note} if note else {})}
+        # Another thread may find the first value of a metric meanwhile.
+        for name, series in list(self._finder.series.items()) if self._finder else ():
+            value, note = finite(series.values[-1])
+            mark = {"found": series.example, **({"note": note} if note else {})}
+            yield name, {"value": value, "unit": series.unit, **mark}
+
+
+def tracker_of(workload: Workload) -> Tracker:
+    """Return a tracker of a run of a workload: of its declared metrics, and of those to find in its output."""
+    return Tracker(workload.metrics, finder_of(workload))
 
 
 def last_bar(text: str) -> tuple[int, int] | None:

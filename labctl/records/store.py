@@ -30,7 +30,7 @@ from labctl.model import Cause, Copy, File, Job, Lab, Metric, Progress, Project,
 from labctl.records.active import ActiveRun
 from labctl.records.lines import Line
 from labctl.records.metrics import searched
-from labctl.records.progress import Tracker
+from labctl.records.progress import tracker_of
 from labctl.system import decode as decoding
 from labctl.system import filelock, files
 from labctl.system.decode import convert
@@ -201,7 +201,7 @@ class RunLog:
             self._series = files.create(METRICS, folder, 0o644)
         self._hidden = lab.hidden
         self._path = path
-        self._tracker = Tracker(workload.metrics)
+        self._tracker = tracker_of(workload)
         self._notes = [re.compile(pattern) for _, pattern in workload.notes]
         # Reports of ranks that a script starts itself may be in its own output.
         self._starts_itself = workload.starts_itself
@@ -209,8 +209,12 @@ class RunLog:
 
     @property
     def values(self) -> Mapping[str, Sequence[float]]:
-        """Return the numbers of each metric, in order."""
+        """Return the numbers of each declared metric, in order."""
         return self._tracker.values
+
+    def found(self) -> dict[str, dict[str, Any]]:
+        """Return the metrics that were found beside the declared, reduced, each with its format and a redacted line."""
+        return self._tracker.found(lambda text: redact(text, self._hidden))
 
     def progress(self) -> Progress:
         """Return the progress of the run so far."""
@@ -549,6 +553,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """Nodes of a run that is under way."""
     step: str = ""
     """The last step or epoch that it printed, such as ``step 12/100``."""
+    metrics: Mapping[str, Mapping[str, Any]] = {}
+    """Metrics of its result."""
 
 
 class ShownRun(Struct, frozen=True):
@@ -728,7 +734,7 @@ def summary(lab: Path, run_id: str, active: Mapping[str, ActiveRun] = MappingPro
     values: dict[str, Any] = {name: getattr(result, name, None) for name in fields}
     path, run, now = directory(lab, run_id), active.get(run_id), state(lab, run_id, active)
     if now == "done":
-        return RunSummary(run_id=run_id, state=now, **values)
+        return RunSummary(run_id=run_id, state=now, metrics=result.metrics if result else {}, **values)
     values["workload"] = job(path).workload
     if run:
         now, values = "waiting" if run.waits else now, {**values, "nodes": run.nodes, "step": run.step}

@@ -47,7 +47,7 @@ def judge(job: Job, metrics: Mapping[str, Mapping[str, Any]], ended: RunOutcome,
         metric = metrics.get(criterion.metric, {})
         needed = ["first", "last"] if criterion.decrease is not None else [final(metric)]
         if any(metric.get(key) is None for key in needed):
-            return error("no-metric", _why_absent(job.workload, criterion.metric, metric))
+            return error("no-metric", _why_absent(job.workload, criterion.metric, metrics))
         checks += _checks(criterion, metric)
     missed = [check for check in checks if not check.passed]
     if missed:
@@ -90,12 +90,15 @@ def error(cause: Cause, message: str) -> Verdict:
     return Verdict(status="ERROR", cause=cause, message=message, exit_code=EXIT_CODES.get(cause, 4))
 
 
-def _why_absent(workload: Workload, name: str, metric: Mapping[str, Any]) -> str:
+def _why_absent(workload: Workload, name: str, metrics: Mapping[str, Mapping[str, Any]]) -> str:
     """Render the reason why the criteria of a metric cannot be checked."""
-    if metric:
+    if metric := metrics.get(name):
         return f"Metric `{name}` is {metric.get('note', 'incomplete')}; its criteria cannot be checked."
-    pattern = next(declared.pattern for declared in workload.metrics if declared.name == name)
-    return f"Metric `{name}` not found in the output, by the pattern `{pattern}`; the criteria need it."
+    pattern = next((declared.pattern for declared in workload.metrics if declared.name == name), "")
+    if pattern:
+        return f"Metric `{name}` not found in the output, by the pattern `{pattern}`; the criteria need it."
+    others = f"; what was found: {human.listed(metrics)}" if metrics else ""
+    return f"Metric `{name}` not found in the output, as `{name}: 1.2`, `{name}=1.2` or alike{others}."
 
 
 def _checks(criterion: Criterion, metric: Mapping[str, Any]) -> list[CriterionResult]:

@@ -22,8 +22,9 @@ from labctl.jobs.job import GRACE
 from labctl.model import Job, Lab, Metric, Result, Verdict, Workload
 from labctl.records import left, metrics, store
 from labctl.records.active import ActiveRun, Run
+from labctl.records.finder import answered
 from labctl.records.lines import Line
-from labctl.records.progress import Tracker
+from labctl.records.progress import tracker_of
 from labctl.records.verdict import RunOutcome, error
 from labctl.records.verdict import judge as verdict_of
 from labctl.runs import evidence
@@ -76,12 +77,13 @@ def result_of(run: Run, outcome: RunOutcome, log: store.RunLog, seconds: float, 
     """Judge a run by its log and outcome; return the result, which is not written."""
     job = run.job
     ranks = tuple(replace(rank, node=run.short(rank.node)) for rank in store.ranks_of(log.lines))
-    reduced = metrics.reduce_values(job.workload.metrics, log.values)
+    reduced = {**metrics.reduce_values(job.workload.metrics, log.values), **log.found()}
     notes = metrics.read_notes(job.workload.notes, log.lines)
-    verdict, progress = verdict_of(job, reduced, outcome, len(ranks)), log.progress()
-    if verdict.status != "PASS" and progress.step is not None:
-        of_all = f" of {progress.steps}" if progress.steps else ""
-        notes[store.REACHED] = f"{progress.counts} {progress.step}{of_all}"
+    judged_job = replace(job, workload=answered(job.workload, reduced))
+    verdict, reached = verdict_of(judged_job, reduced, outcome, len(ranks)), log.progress()
+    if verdict.status != "PASS" and reached.step is not None:
+        of_all = f" of {reached.steps}" if reached.steps else ""
+        notes[store.REACHED] = f"{reached.counts} {reached.step}{of_all}"
     measured = {"metrics": reduced, "notes": notes, "ranks": ranks, "world_size": len(ranks)}
     return _result(run.lab, job, verdict, now, seconds=seconds, **measured)
 
@@ -239,7 +241,7 @@ def attach(backend: Backend, run_id: str) -> Result:
         return judge(backend, run_id, context.lines)
     context.notice(f"{filelock.holder(store.lock(context.directory, run_id))} records it")
     run = backend.recorded(run_id)
-    tracker = Tracker(run.job.workload.metrics)
+    tracker = tracker_of(run.job.workload)
 
     def show(lines: Sequence[Line]) -> None:
         tracker.read(lines)

@@ -14,7 +14,7 @@ from labctl.model import Progress
 from labctl.records import samples, store
 from labctl.records.active import ActiveRun
 from labctl.records.lines import Line
-from labctl.records.progress import Tracker
+from labctl.records.progress import tracker_of
 from labctl.records.samples import NodeSamples
 from labctl.system.parallel import begin, pool
 
@@ -58,7 +58,7 @@ class Observer:
     def __init__(self, backend: Backend, run: ActiveRun) -> None:
         self._backend, self._active = backend, run
         self._run = backend.recorded(run.id)
-        self._tracker = Tracker(self._run.job.workload.metrics)
+        self._tracker = tracker_of(self._run.job.workload)
         self._over = threading.Event()
         self._heard = 0
         """Batches of lines; an empty one is a sign that all was told."""

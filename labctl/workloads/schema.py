@@ -51,6 +51,15 @@ def parse_expectation(text: str) -> Criterion:
     return Criterion(metric=match[1], **bounds)
 
 
+def parse_metric(text: str) -> Metric:
+    """Parse ``NAME=REGEX`` into a metric; raise ConfigError for an invalid name or a pattern without one group."""
+    name, _, pattern = text.partition("=")
+    if not NAME.fullmatch(name) or not pattern:
+        raise ConfigError(f"--metric {text}: no name and pattern", hint=r"such as --metric 'bleu=BLEU = (\S+)'")
+    require_group(pattern)
+    return Metric(name=name, pattern=pattern)
+
+
 def _bounds(sign: str, text: str) -> dict[str, Any]:
     """Return the fields of a criterion for a sign and the text after it; empty if they are not a bound."""
     if sign == "=":
@@ -239,17 +248,24 @@ def _notes(value: Value) -> dict[str, str]:
 
 
 def _pattern(value: Value, content: str = "number") -> str:
-    """Return a regular expression that has exactly one group; raise ConfigError otherwise."""
+    """Return a regular expression that has exactly one group; raise ConfigError with ``file:line`` otherwise."""
     text = value.text()
     try:
-        groups = re.compile(text).groups
-    except (re.error, OverflowError, RecursionError) as error:
-        raise value.error(f"`{text}` is not a regular expression: {error}") from None
-    if groups != 1:
-        raise value.error(
-            f"`{text}` must have exactly one group, the {content}; it has {groups}", hint="(?:...) is no group"
-        )
+        require_group(text, content)
+    except ConfigError as error:
+        raise value.error(error.message, error.hint) from None
     return text
+
+
+def require_group(pattern: str, content: str = "number") -> None:
+    """Raise ConfigError for a regular expression that is invalid or does not have exactly one group."""
+    try:
+        groups = re.compile(pattern).groups
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ConfigError(f"`{pattern}` is not a regular expression: {error}") from None
+    if groups != 1:
+        message = f"`{pattern}` must have exactly one group, the {content}; it has {groups}"
+        raise ConfigError(message, hint="(?:...) is no group")
 
 
 def _criterion(value: Value) -> Criterion:

@@ -13,7 +13,7 @@ from support.builders import workload
 
 from labctl.errors import ConfigError
 from labctl.jobs import request
-from labctl.model import Criterion, Relative, Workload
+from labctl.model import Criterion, Metric, Relative, Workload
 from labctl.records import store
 from labctl.system import filelock
 
@@ -209,3 +209,52 @@ def test_a_run_that_has_not_the_number_is_refused(tmp_path: Path, run: str, metr
     ran(tmp_path, "r2", request.RunOptions())
     with pytest.raises(ConfigError, match=reason):
         request.bounded(tmp_path, expecting(run, metric=metric))
+
+
+# --- metrics -------------------------------------------------------------------------------------------------
+
+
+def expecting_all(of: Workload, *names: str, is_program: bool = False, metrics: tuple[Metric, ...] = ()) -> Workload:
+    criteria = tuple(Criterion(metric=name, max=1) for name in names)
+    return request.with_metrics(of, request.RunOptions(expect=criteria, metrics=metrics), is_program=is_program)
+
+
+SPEED = Metric(name="speed", pattern="speed (.*)")
+
+
+@pytest.mark.parametrize(
+    ("declared", "names", "how"),
+    [((), (), "all"), ((), ("loss",), "all"), ((SPEED,), ("speed",), "none"), ((SPEED,), ("speed", "loss"), "asked")],
+)
+def test_undeclared_metrics_are_found_if_none_is_declared_or_a_criterion_asks_for_one(
+    declared: tuple[Metric, ...], names: tuple[str, ...], how: str
+) -> None:
+    chosen = expecting_all(workload(metrics=declared), *names)
+    assert chosen.known_metrics == how
+    assert [criterion.metric for criterion in chosen.criteria] == [*names]
+
+
+def test_a_criterion_has_the_name_that_its_metric_is_found_by() -> None:
+    chosen = expecting_all(workload(), "acc", "Valid.Loss", "My.Score", is_program=True)
+    assert [criterion.metric for criterion in chosen.criteria] == ["accuracy", "val_loss", "my.score"]
+
+
+def test_a_workload_has_only_metrics_that_it_declares_or_programs_print_in_known_ways() -> None:
+    with pytest.raises(ConfigError, match="hello has no metric `bleu`") as caught:
+        expecting_all(workload(metrics=(SPEED,)), "bleu")
+    assert caught.value.hint == "it has speed; declare it in its workload.yml, or by `labctl run --metric 'bleu=REGEX'`"
+    with pytest.raises(ConfigError, match="hello has no metric `bleu`"):
+        expecting_all(workload(), "bleu")
+
+
+def test_a_metric_of_the_command_line_is_added_or_replaces_the_one_of_its_name() -> None:
+    bleu, speed = Metric(name="bleu", pattern="b (.*)"), Metric(name="speed", pattern="s (.*)")
+    chosen = expecting_all(workload(metrics=(SPEED,)), "bleu", metrics=(bleu, speed))
+    assert (chosen.metrics, chosen.known_metrics) == ((speed, bleu), "none")
+    assert expecting_all(workload(), "bleu", metrics=(bleu,)).known_metrics == "all"
+
+
+def test_a_criterion_that_is_relative_to_a_run_finds_its_loss_by_another_name(tmp_path: Path) -> None:
+    judged(tmp_path, "r1", train_loss={"value": 2.0})
+    (criterion,) = request.bounded(tmp_path, expecting("r1", 0.5, metric="loss")).criteria
+    assert criterion.min == 3.0

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from labctl.model import Metric, Progress
+from labctl.records.finder import Finder
 from labctl.records.lines import Line
 from labctl.records.metrics import LONGEST_LINE
 from labctl.records.progress import RECENT, Tracker
@@ -112,6 +113,19 @@ def test_the_last_value_of_each_metric_is_told_with_its_unit() -> None:
         "throughput": {"value": 7.0, "unit": "samples/s"},
     }
     assert tracked.last_line == 1002.0
+
+
+def test_metrics_that_are_found_are_told_with_their_format_and_have_samples_at_their_steps() -> None:
+    tracker = Tracker((THROUGHPUT,), Finder(declared=["throughput"]))
+    samples = tracker.read((Line("step 3 Throughput: 7 loss: 2.5", 1000.0, 0), Line("loss: nan", 1001.0, 0)))
+    assert [(sample.metric, sample.step, sample.seconds, sample.value) for sample in samples] == [
+        ("throughput", 3, 0.0, 7.0),
+        ("loss", 3, 0.0, 2.5),
+        ("loss", 3, 1.0, None),
+    ]
+    assert tracker.progress().metrics["loss"] == {"value": None, "unit": "", "found": "name: 1.2", "note": "nan"}
+    assert tracker.found()["loss"]["line"] == "loss: nan"
+    assert Tracker((THROUGHPUT,)).found() == {}
 
 
 def test_a_bar_beside_one_that_is_not_at_its_end_does_not_count() -> None:

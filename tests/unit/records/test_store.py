@@ -266,6 +266,18 @@ def test_of_many_lines_only_numbers_stay_in_memory(tmp_path: Path) -> None:
     assert held < 5000 * 40
 
 
+def test_a_secret_is_redacted_in_the_quote_of_a_found_metric_wherever_that_is_cut(tmp_path: Path) -> None:
+    of = replace(lab(), hidden=(Secret("CANARY-token"),))
+    for blanks in range(20, 80):
+        path = tmp_path / str(blanks)
+        path.mkdir()
+        with closing(store.RunLog(path, of, workload(known_metrics="all"))) as recorder:
+            recorder.keep((printed(f"CANARY-token {'.' * blanks} loss: 1.5 {'.' * blanks} CANARY-token"),))
+        quote = recorder.found()["loss"]["line"]
+        assert "CAN" not in quote
+        assert "ken" not in quote
+
+
 def test_whatever_lies_under_the_name_of_a_log_does_not_cost_the_verdict(tmp_path: Path) -> None:
     (tmp_path / "folder.log").mkdir()
     (tmp_path / "elsewhere").write_text("secret", encoding="utf-8")

@@ -130,6 +130,15 @@ def test_the_pattern_of_a_missing_number_is_named() -> None:
     assert r"by the pattern `throughput: (\S+)`" in _judge(criteria=[THROUGHPUT], metrics={}).message
 
 
+def test_a_metric_that_is_to_be_found_and_was_not_is_named_with_those_that_were() -> None:
+    ran = job(lab(2), criteria=(Criterion(metric="loss", max=1),), known_metrics="all")
+    ended = RunOutcome(exit_code=0, cause=None, message="")
+    found = judge(ran, {"accuracy": {"value": 0.5}, "val_loss": {"value": 2.0}}, ended, 2)
+    said = "Metric `loss` not found in the output, as `loss: 1.2`, `loss=1.2` or alike"
+    assert (found.cause, found.message) == ("no-metric", f"{said}; what was found: accuracy, val_loss.")
+    assert judge(ran, {}, ended, 2).message == f"{said}."
+
+
 def test_a_number_that_no_criterion_needs_may_be_missing() -> None:
     verdict = _judge(criteria=[THROUGHPUT], metrics={**GOOD, "loss": {"first": 4, "last": None, "note": "nan"}})
     assert verdict.status == "PASS"

@@ -14,9 +14,11 @@ from support.in_memory import InMemory
 
 from labctl.backends.docker import agent
 from labctl.errors import ConfigError
-from labctl.model import Lab, Metric, Result
+from labctl.model import Criterion, Lab, Metric, Result
 from labctl.records import store
+from labctl.records.active import Run
 from labctl.records.lines import Line
+from labctl.records.verdict import RunOutcome
 from labctl.runs import judge
 
 
@@ -117,3 +119,23 @@ def test_metrics_that_no_line_matched_are_remarked_unless_they_are_optional() ->
     assert judge.unmatched(of, silent) == [loss]
     assert judge.unmatched(of, replace(silent, metrics={"loss": {"value": 3.0}})) == []
     assert judge.unmatched(of, replace(silent, verdict="ERROR")) == []
+
+
+def test_a_script_is_judged_by_the_loss_that_was_found_in_its_output(of: Lab) -> None:
+    asked = job(of, run_id="r1", criteria=(Criterion(metric="loss", below=1),), known_metrics="all")
+    lines = [Line(f"labctl: rank {rank} of 2 on worker-{rank}", 1.0, rank, report=True) for rank in (0, 1)]
+    lines = [replace(line, said=line.text) for line in lines]
+    with closing(store.RunLog(store.create(of, "r1", ()), of, asked.workload)) as log:
+        log.keep([*lines, Line("step 1 train loss: 0.5, lr: 0.1", 2.0, 0), Line("nothing", 3.0, 1)])
+        result = judge.result_of(
+            Run(lab=of, job=asked), RunOutcome(exit_code=0, cause=None, message=""), log, 1.0, datetime.now()
+        )
+    assert (result.verdict, [check.criterion for check in result.checks]) == ("PASS", ["train_loss < 1"])
+    assert result.metrics["train_loss"] == {
+        "value": 0.5,
+        "unit": "",
+        "found": "name: 1.2",
+        "line": "step 1 train loss: 0.5, lr: 0.1",
+    }
+    samples = (of.directory / "runs/r1/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(sample)["metric"] for sample in samples] == ["train_loss", "learning_rate"]

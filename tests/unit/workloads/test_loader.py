@@ -8,7 +8,7 @@ import pytest
 from labctl.errors import ConfigError
 from labctl.model import Criterion, Memory, Metric, Relative, Resume, Workload
 from labctl.workloads.loader import list_all, load
-from labctl.workloads.schema import parse_duration, parse_expectation
+from labctl.workloads.schema import parse_duration, parse_expectation, parse_metric
 
 LAUNCHERS = ("deepspeed", "mpirun", "script")
 
@@ -388,6 +388,27 @@ def test_expectations(text: str, criterion: Criterion) -> None:
 def test_what_is_no_expectation(text: str) -> None:
     with pytest.raises(ConfigError, match="is not an expectation"):
         parse_expectation(text)
+
+
+def test_a_metric_is_written_as_a_name_and_a_pattern() -> None:
+    assert parse_metric(r"bleu=BLEU = (\S+)") == Metric(name="bleu", pattern=r"BLEU = (\S+)")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("bleu", "no name and pattern"),
+        ("bleu=", "no name and pattern"),
+        ("=(x)", "no name and pattern"),
+        ("a b=(x)", "no name and pattern"),
+        ("bleu=x", "must have exactly one group, the number; it has 0"),
+        ("bleu=(x)(y)", "it has 2"),
+        ("bleu=(x", "is not a regular expression"),
+    ],
+)
+def test_what_is_no_metric(text: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        parse_metric(text)
 
 
 def test_a_criterion_may_be_written_as_for_expect(tmp_path: Path) -> None:
