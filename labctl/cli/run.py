@@ -39,8 +39,10 @@ if TYPE_CHECKING:
     from labctl.records.store import RunSummary
     from labctl.runs.spread import RepeatedRuns, Spread
 
-SHOWN = 8
-"""Ranks that the text of a result lists."""
+MAIN = ("loss", "train_loss", "throughput")
+"""Metrics that stand for a run in a list, the first that it has."""
+SHOWN, FOUND = 8, 3
+"""Ranks, and lines with metrics that were found, that the text of a result has at most."""
 ARGUMENTS = "labctl.arguments"
 """Key in ``ctx.meta`` of the arguments after `--`."""
 NOT_FOUND = r"No such file or directory: '(/(?!workspace/|proc/|sys/)[^']+)"
@@ -117,6 +119,14 @@ Expect = Annotated[
         help="Such as 'throughput>=600', 'loss<2.5', 'throughput=600..700' or 'throughput>=-5% of RUN' (repeatable).",
     ),
 ]
+MetricOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metric",
+        metavar="NAME=REGEX",
+        help="Declare a metric by the pattern of its line, with one group, the number (repeatable).",
+    ),
+]
 SetArgument = Annotated[
     list[str] | None,
     typer.Option(
@@ -134,6 +144,7 @@ def run_command(
     rehearse: Rehearse = False,
     timeout: Annotated[str | None, typer.Option(help="Time limit, such as 90s, 20m, 2h.")] = None,
     expect: Expect = None,
+    metric: MetricOption = None,
     set_: SetArgument = None,
     launcher: Annotated[
         str, typer.Option(metavar="NAME[:WAY]", help="Use this launcher, such as mpirun or horovod:mpi.")
@@ -195,6 +206,7 @@ def run_command(
         options = options_of(
             timeout=timeout,
             expect=expect,
+            metric=metric,
             set_=set_,
             rehearse=rehearse,
             words=words if program else (),
@@ -247,16 +259,18 @@ def options_of(
     *,
     timeout: str | None = None,
     expect: list[str] | None = None,
+    metric: list[str] | None = None,
     set_: list[str] | None = None,
     **others: Any,
 ) -> RunOptions:
-    """Build run options: parse time limit, criteria and `--set`; keep others. ConfigError if one is invalid."""
+    """Build run options: parse time limit, criteria, metrics, `--set`; keep others. ConfigError if one is invalid."""
     from labctl.jobs.request import RunOptions
-    from labctl.workloads.schema import parse_duration, parse_expectation
+    from labctl.workloads.schema import parse_duration, parse_expectation, parse_metric
 
     return RunOptions(
         timeout=parse_duration(timeout) if timeout else None,
         expect=tuple(map(parse_expectation, expect or ())),
+        metrics=tuple(map(parse_metric, metric or ())),
         arguments=settings_of_script(set_ or []),
         **others,
     )
@@ -351,10 +365,12 @@ def list_runs(
                 run.verdict or "-",
                 run.cause or "-",
                 "-" if run.seconds is None else human.number(run.seconds),
+                main_metric(run.metrics) or "-",
             )
             for run in listed.runs
         ]
-        output.answer(listed, table(("RUN", "STATE", "AGE", "NODES", "STEP", "VERDICT", "CAUSE", "SECONDS"), rows))
+        head = ("RUN", "STATE", "AGE", "NODES", "STEP", "VERDICT", "CAUSE", "SECONDS", "METRIC")
+        output.answer(listed, table(head, rows))
 
 
 @runs_command.command("prune", help="Remove the oldest finished runs.")
@@ -429,7 +445,8 @@ def metric_title(name: str, spread: Spread) -> str:
     from labctl.runs.spread import titled
 
     title = titled(name, at_end=spread.at_end)
-    return f"{title} ({spread.unit})" if spread.unit else title
+    remarks = ", ".join(filter(None, (spread.unit, "found" if spread.found else "")))
+    return f"{title} ({remarks})" if remarks else title
 
 
 def run_text(run: Result | RunSummary, lab: Path) -> str:
@@ -452,10 +469,9 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
     rows = list(result.notes.items())
     for name, value in result.metrics.items():
         unit = f" {value['unit']}" if value.get("unit") else ""
-        if "first" in value:
-            rows.append((name, f"{figure(value, 'first')} -> {figure(value, 'last')}{unit}"))
-        else:
-            rows.append((name, f"{figure(value)}{unit}"))
+        of_all = f"{figure(value, 'first')} -> {figure(value, 'last')}" if "first" in value else figure(value)
+        rows.append((name, f"{of_all}{unit}{found_mark(value)}"))
+    rows += [("found in", line) for line in found_lines(result.metrics)]
     if result.resumed:
         rows.append(("resumed", f"from {result.resumed}"))
     rows += [("retried", attempt) for attempt in result.retried]
@@ -470,6 +486,28 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
     if step := next_step(result):
         rows.append(("next", step))
     return rows
+
+
+def main_metric(metrics: Mapping[str, Mapping[str, Any]]) -> str:
+    """Render the loss of a run, else its throughput or its first metric, as ``loss 2.31``; empty without metrics."""
+    from labctl.records.verdict import final
+
+    name = next((name for name in (*MAIN, *metrics) if name in metrics), "")
+    if not name:
+        return ""
+    metric = metrics[name]
+    return f"{name} {figure(metric, final(metric))} {metric.get('unit', '')}".rstrip() + found_mark(metric)
+
+
+def found_mark(metric: Mapping[str, Any]) -> str:
+    """Return the mark of a metric that was found in the output; empty for one that is declared."""
+    return " (found)" if "found" in metric else ""
+
+
+def found_lines(metrics: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the texts in which metrics were found, each once, at most FOUND of them."""
+    lines = dict.fromkeys(str(metric["line"]) for metric in metrics.values() if "line" in metric)
+    return list(lines)[:FOUND]
 
 
 def next_step(result: Result) -> str:

@@ -117,7 +117,9 @@ def view_text(view: RunView, width: int = 0, height: int = 0) -> str:
         steps.append(f"{clock(progress.seconds_left)} left")
     if progress.seconds_per_step is not None:
         steps.append(f"{human.number(progress.seconds_per_step)} s per {progress.counts}")
-    lines += filter(None, (with_bar(progress, steps, width or WIDE), fitting(metric_texts(progress.metrics), width)))
+    found = ["(found in the output)"] if any("found" in metric for metric in progress.metrics.values()) else []
+    shown = fitting((*metric_texts(progress.metrics), *found), width)
+    lines += filter(None, (with_bar(progress, steps, width or WIDE), shown))
     for head, rows in (("NODE",), node_rows(view.nodes)), (("NODE", "DEVICE"), device_rows(view.nodes)):
         if rows:
             lines += ["", *sampled(head, rows, width)]

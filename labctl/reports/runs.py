@@ -117,6 +117,7 @@ def of_runs(lab: Path, runs: Sequence[RecordedRun]) -> Report:
         described=list(compare.described(compared)),
         checks=_checks(sections, only_missed=len(runs) > 1),
         metrics=_at_end(compared),
+        found_in=_found_in(compared),
         environments=[(group.name, *_environment(by_id[group.runs[0]].facts)) for group in compared.groups],
     )
 
@@ -134,6 +135,12 @@ def _at_end(compared: Comparison) -> dict[str, bool]:
     """Return for each metric, in order of their first group, whether its values are the last of a series."""
     spreads = chain.from_iterable(group.metrics.items() for group in compared.groups)
     return {name: spread.at_end for name, spread in spreads}
+
+
+def _found_in(compared: Comparison) -> dict[str, str]:
+    """Return for each metric that was found in the output the text that has it; empty for one that is declared."""
+    spreads = chain.from_iterable(group.metrics.items() for group in compared.groups)
+    return {name: spread.found for name, spread in spreads}
 
 
 def of_csv(path: Path) -> Report:
@@ -255,7 +262,7 @@ def _curves(runs: Mapping[Label, RecordedRun]) -> Iterator[Picture]:
     names = dict.fromkeys(chain.from_iterable(run.series for run in runs.values()))
     for name in sorted(names, key=lambda name: name != "loss"):
         series = {label: run.series.get(name, ()) for label, run in runs.items()}
-        unit = next((run.declared[name].unit for run in runs.values() if name in run.declared), "")
+        unit = next((run.unit(name) for run in runs.values() if name in run.series), "")
         axis = _axis(chain.from_iterable(series.values()), unit)
         lines = _lines((label, _points(of_run, axis)) for label, of_run in series.items())
         yield from _picture(name, lines, axis, unit)
@@ -389,10 +396,13 @@ def _section(label: str, run: RecordedRun, path: Path) -> Section:
 def _missed(run: RecordedRun, lines: Sequence[str]) -> Iterator[str]:
     """Yield the line of each metric that missed a criterion."""
     criteria = [check.criterion for check in run.result.checks if not check.passed]
-    for name, metric in run.declared.items():
-        if any(criterion.startswith(f"{name} ") for criterion in criteria) and name in run.result.metrics:
-            recorded = run.result.metrics[name]
-            yield from metrics.line_of(metric, recorded.get(verdict.final(recorded)), lines)
+    for name, recorded in run.result.metrics.items():
+        if not any(criterion.startswith(f"{name} ") for criterion in criteria):
+            continue
+        if name in run.declared:
+            yield from metrics.line_of(run.declared[name], recorded.get(verdict.final(recorded)), lines)
+        elif "line" in recorded:
+            yield str(recorded["line"])
 
 
 def _excerpt(lines: Iterable[str]) -> str:

@@ -42,6 +42,11 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
     declared: Mapping[str, Metric]
     series: Mapping[str, Sequence[Sample]]
 
+    def unit(self, metric: str) -> str:
+        """Return the unit of a metric, as declared or as found in the output; empty if it has none."""
+        declared = self.declared.get(metric)
+        return declared.unit if declared else str(self.result.metrics.get(metric, {}).get("unit", ""))
+
 
 class Group(Struct, frozen=True, kw_only=True):
     """Runs with equal facts, and the spread of their metrics."""

@@ -42,6 +42,8 @@ class Spread(Struct, frozen=True, kw_only=True):
     """The values are the last of a series, as of a loss."""
     change: float | None = None
     """Difference of the mean to that of the first column of a comparison, as a share."""
+    found: str = ""
+    """Text of the output in which the metric was found; empty for one that is declared."""
 
     @property
     def usual(self) -> float | None:
@@ -108,6 +110,7 @@ def spreads(results: Sequence[Result]) -> dict[str, Spread]:
                 mean=mean(values),
                 cv=stdev(values) / abs(mean(values)) if len(values) > 1 and mean(values) else None,
                 at_end=any("last" in metric for metric in recorded),
+                found=str(recorded[-1].get("line", "")),
             )
     return spread
 

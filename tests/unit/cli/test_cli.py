@@ -412,7 +412,8 @@ def test_workloads_lists_what_can_be_run_and_what_is_broken(labctl: Labctl) -> N
 
 def test_runs_of_a_new_lab_are_none(labctl: Labctl) -> None:
     assert labctl("runs", "--json").document["runs"] == []
-    assert labctl("runs").out.split() == ["RUN", "STATE", "AGE", "NODES", "STEP", "VERDICT", "CAUSE", "SECONDS"]
+    head = ["RUN", "STATE", "AGE", "NODES", "STEP", "VERDICT", "CAUSE", "SECONDS", "METRIC"]
+    assert labctl("runs").out.split() == head
 
 
 def recorded(labctl: Labctl, ago: timedelta, workload: str = "hello", verdict: str = "PASS") -> str:
@@ -430,6 +431,21 @@ def recorded(labctl: Labctl, ago: timedelta, workload: str = "hello", verdict: s
     }
     (path / "result.json").write_text(json.dumps({**fields, "verdict": verdict, "exit_code": 0}))
     return run_id
+
+
+@pytest.mark.parametrize(
+    ("metrics", "shown"),
+    [
+        ({"speed": {"value": 9.5, "unit": "/s"}, "loss": {"first": 8.0, "last": 2.25}}, "loss 2.25"),
+        ({"train_loss": {"first": 8.0, "last": 2.25, "found": "name: 1.2", "line": "x"}}, "train_loss 2.25 (found)"),
+        ({"speed": {"value": 9.5, "unit": "/s"}}, "speed 9.5 /s"),
+    ],
+)
+def test_a_run_is_listed_with_its_loss_or_its_first_metric(labctl: Labctl, metrics: dict[str, Any], shown: str) -> None:
+    path = labctl.directory / "runs" / recorded(labctl, timedelta(hours=1)) / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "metrics": metrics}))
+    assert labctl("runs").out.splitlines()[1].endswith(f"  {shown}")
+    assert labctl("runs", "--json").document["runs"][0]["metrics"] == metrics
 
 
 def test_runs_are_chosen_by_workload_verdict_and_time(labctl: Labctl) -> None:

@@ -157,6 +157,17 @@ def test_a_result_shows_loss_throughput_ranks_and_verdict() -> None:
     ]
 
 
+def test_metrics_that_were_found_are_marked_with_the_lines_that_have_them() -> None:
+    line = {"found": "name: 1.2", "line": "step 9 loss: 1.5 lr: 0.1"}
+    metrics = {"loss": {"first": 4.0, "last": 1.5, **line}, "learning_rate": {"value": 0.1, "unit": "", **line}}
+    shown = run_text(replace(RESULT, metrics=metrics), Path("/srv/lab")).splitlines()[1:4]
+    assert shown == [
+        "loss          4 -> 1.5 (found)",
+        "learning_rate 0.1 (found)",
+        "found in      step 9 loss: 1.5 lr: 0.1",
+    ]
+
+
 def test_the_result_of_a_run_that_lost_a_node_says_what_is_next() -> None:
     text = run_text(replace(RESULT, cause="node-lost"), Path("/srv/lab"))
     assert text.splitlines()[-2].startswith("next       `labctl up` starts the node again; then `labctl run --resume ")

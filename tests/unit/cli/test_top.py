@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 from rich.text import Text
 from support.commandline import Labctl
@@ -76,6 +77,12 @@ worker-1  0       97      40,960"""
 @pytest.mark.parametrize(("width", "expected"), [(0, WIDE), (120, WIDE), (80, WIDE), (40, NARROW)])
 def test_a_narrow_terminal_has_fewer_columns_and_no_line_wraps(width: int, expected: str) -> None:
     assert view_text(view(), width) == expected
+
+
+def test_metrics_that_were_found_in_the_output_are_marked() -> None:
+    progress = Progress(metrics={"loss": {"value": 3.25, "unit": "", "found": "name: 1.2"}})
+    shown = view_text(replace(view(), progress=progress)).splitlines()
+    assert "loss 3.25  (found in the output)" in shown
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])

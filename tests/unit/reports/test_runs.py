@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,20 @@ def test_a_run_that_missed_a_criterion_shows_the_line_of_its_metric_in_place_of_
     assert "Lines with the cause" not in page
     shown = page.partition("<h2>Lines with the missed metric</h2>")[2].partition("</section>")[0]
     assert shown.strip() == "<pre>Throughput: 24.8 samples/sec</pre>"
+
+
+def test_a_metric_that_was_found_is_shown_with_its_unit_and_the_text_that_has_it(tmp_path: Path) -> None:
+    line = {"found": "1.2 samples/s", "line": "step 9: 24.8 samples/s"}
+    metrics = {"samples_per_second": {"value": 24.8, "unit": "samples/s", **line}}
+    checks = [{"criterion": "samples_per_second >= 600 samples/s", "value": 24.8, "passed": False}]
+    missed: dict[str, Any] = {"verdict": "FAIL", "cause": "criteria", "exit_code": 5, "checks": checks}
+    path = records.write(tmp_path, FIRST, metrics=metrics, message="1 of 1 criterion not met.", **missed)
+    samples = [{"metric": "samples_per_second", "step": at, "seconds": float(at), "value": 20.0 + at} for at in (1, 2)]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    page = report(tmp_path, FIRST).html
+    assert '<span class="dim">found in “step 9: 24.8 samples/s”</span>' in page
+    assert "<pre>step 9: 24.8 samples/s</pre>" in page
+    assert "21 to 22 samples/s" in page
 
 
 def test_a_run_that_left_nothing_but_its_result_has_a_report(tmp_path: Path) -> None:
