@@ -145,7 +145,7 @@ def test_the_labs_interface_is_named(name: str) -> None:
     assert "lab0" in " ".join(argv(name))
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"script"}))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"script", "script:once"}))
 def test_an_option_of_the_launcher_reaches_it(name: str) -> None:
     for option, values in launchers.get(name).OPTIONS.items():
         words = (option, *("1" for _ in range(values)))
@@ -156,7 +156,7 @@ def test_an_option_of_the_launcher_reaches_it(name: str) -> None:
         assert shown.index(" ".join(words)) < shown.index(LAUNCH.program)
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"script"}))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"script", "script:once"}))
 def test_an_unknown_option_reaches_the_launcher_with_a_warning(name: str) -> None:
     words = ("--tune", "tuned.conf", "--tuned-by=me")
     launchers.check(name, launch(name, options=words))
@@ -167,7 +167,7 @@ def test_an_unknown_option_reaches_the_launcher_with_a_warning(name: str) -> Non
 
 
 @pytest.mark.parametrize("word", ["stray", "node-0"])
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"script"}))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"script", "script:once"}))
 def test_a_stray_word_is_refused(name: str, word: str) -> None:
     with pytest.raises(ConfigError, match=f"unknown .* option `{word}`"):
         launchers.check(name, launch(name, options=(word,)))
@@ -178,7 +178,7 @@ def test_a_script_of_its_own_ranks_has_no_options() -> None:
         launchers.check("script", launch("script", options=("--no-such-thing",)))
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"script"}))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"script", "script:once"}))
 def test_what_labctl_sets_cannot_be_set(name: str) -> None:
     for option in launchers.get(name).RESERVED:
         with pytest.raises(ConfigError, match="set by labctl"):
