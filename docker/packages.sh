@@ -40,7 +40,8 @@ fi
 # Built for another torch they install as well, and fail in the first rank.
 for name in torchvision torchaudio; do
     if command -v pip > /dev/null && pip show --quiet $name 2> /dev/null && ! python -c "import $name" 2> /dev/null; then
-        echo "$name is not built for the torch of this image: name it in LAB_PACKAGES, and its index in LAB_TORCH_INDEX" >&2
+        echo "this $name is not built for the image's torch, $(pip show torch | sed -n 's/^Version: //p'): the one that is" \
+            'comes from the index of that torch (LAB_TORCH_INDEX), or as a wheel from a directory of LAB_PIP_FIND_LINKS' >&2
         exit 1
     fi
 done

@@ -23,15 +23,20 @@ import time
 PIECE = 1 << 16
 # Bytes that a launcher reads at once, and the lines among them for which Open MPI's buffer has room for its own marks.
 AT_ONCE, MOST_LINES = 4096, 128
+# Bytes of a line that every launcher passes on whole: of a longer one it gets the beginning, and the log all.
+LONGEST = 1 << 18
 
 
 class Output:
     """Output of a rank: its log, and the pipe to its launcher."""
 
     def __init__(self, rank: str, log: str) -> None:
+        self._rank, self._name = rank, os.path.basename(log)  # noqa: PTH119
         self._mark, self._report_mark = b"\x01%s\x02" % rank.encode(), b"\x01%s!\x02" % rank.encode()
         self._out = launcher_pipe()
         self._partial: list[bytes] = []
+        self._size = 0
+        """Bytes of the unfinished line in ``_partial``, or of one too long to keep, whose beginning was printed."""
         self._bar_printed = 0.0
         self._log = -1
         try:
@@ -43,23 +48,43 @@ class Output:
         """Print the lines of the rank that the text completes."""
         # pdsh ends a line at a NUL. Only this program may print the first byte of a mark.
         text = text.replace(b"\0", b"").replace(b"\x01", b"")
+        if self._size > LONGEST:
+            rest, newline, text = text.partition(b"\n")
+            write(self._log, rest)
+            self._size += len(rest)
+            if not newline:
+                return
+            self.end_line()
         end = text.rfind(b"\n") + 1
         if end:
             lines, self._partial = b"".join((*self._partial, text[:end])), [text[end:]]
+            self._size = len(text) - end
             self._print(lines, self._mark)
             return
         self._partial.append(text)
+        self._size += len(text)
         # A progress bar, redrawn after carriage returns, is printed as a line each second.
         if b"\r" in text and time.monotonic() >= self._bar_printed + 1:
             text = b"".join(self._partial)
             end = text.rfind(b"\r")
             self._partial, self._bar_printed = [text[end:]], time.monotonic()
+            self._size = len(text) - end
             self._print(text[:end] and text[:end] + b"\n", self._mark)
+        if self._size > LONGEST and self._partial:
+            text, self._partial = b"".join(self._partial), []
+            write(self._log, text)
+            self._send(text[:LONGEST] + b"\n", self._mark)
 
     def end_line(self) -> None:
-        """Print the last line of the rank, which has no newline."""
-        text, self._partial = b"".join(self._partial), []
-        self._print(text and text + b"\n", self._mark)
+        """Print the last line of the rank, which has no newline, or how long one is whose beginning was printed."""
+        text, size = b"".join(self._partial), self._size
+        self._partial, self._size = [], 0
+        if size <= LONGEST:
+            self._print(text and text + b"\n", self._mark)
+            return
+        write(self._log, b"\n")
+        cut = f"cut to {LONGEST:,} here; {self._name} has all"
+        self.report(os.fsencode(f"labctl: rank {self._rank} printed a line of {size:,} bytes, {cut}\n"))
 
     def report(self, lines: bytes) -> None:
         """Print lines of rank.sh."""
@@ -67,6 +92,9 @@ class Output:
 
     def _print(self, lines: bytes, mark: bytes) -> None:
         write(self._log, lines)
+        self._send(lines, mark)
+
+    def _send(self, lines: bytes, mark: bytes) -> None:
         marked = lines and mark + lines[:-1].replace(b"\n", b"\n" + mark) + b"\n"
         while marked:
             size, cut = AT_ONCE, 0

@@ -526,7 +526,7 @@ class Progress(Struct, frozen=True, kw_only=True):
 
 Cause = Literal[
     "timeout", "stalled", "node-lost", "device-lost", "rank-crashed", "out-of-memory",
-    "launcher-failed", "no-metric", "criteria", "does-not-fit", "interrupted", "no-image", "lab-lost",
+    "launcher-failed", "no-metric", "criteria", "does-not-fit", "interrupted", "no-image", "lab-lost", "disk-full",
 ]  # fmt: skip
 
 
@@ -538,6 +538,10 @@ class Verdict(Struct, frozen=True, kw_only=True):
     message: str
     exit_code: int
     checks: tuple[CriterionResult, ...] = ()
+
+
+COMPLETED = "completed"
+"""Outcome of a run that passed and was not judged."""
 
 
 class HostFailure(Struct, frozen=True):
@@ -581,3 +585,8 @@ class Result(Struct, frozen=True, kw_only=True):
     """Earlier attempts, and how each ended."""
     replays: str = ""
     """Id of the run that it replayed."""
+
+    @property
+    def outcome(self) -> str:
+        """The verdict as people read it: COMPLETED for a run that passed without criteria, else ``verdict``."""
+        return COMPLETED if self.verdict == "PASS" and not self.checks else self.verdict

@@ -122,6 +122,8 @@ class AcceleratorModule(Struct, frozen=True, kw_only=True):
     """Function that returns the vendor's part of a container's device mapping; see ``mapping``."""
     aliases: tuple[str, ...] = ()
     """Other names that users write for it."""
+    chosen_by: tuple[str, ...] = ()
+    """Variables by which a program chooses among the devices of its machine."""
     missed: str = ""
     """Pattern of the error of programs that find none of its devices."""
     kernel: str = ""

@@ -185,6 +185,7 @@ _RUNTIME = "/usr/bin/habana-container-runtime"
 MODULE = AcceleratorModule(
     sought="/dev/accel/accel<N> served by habanalabs",
     aliases=("gaudi", "hpu"),
+    chosen_by=("HABANA_VISIBLE_DEVICES", "HABANA_VISIBLE_MODULES"),
     kernel="habanalabs",
     out_of_memory="PT_DEVMEM.*Allocation failed",
     order=20,

@@ -78,6 +78,7 @@ def container(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
 MODULE = AcceleratorModule(
     sought="Intel GPU under /dev/dri",
     aliases=("xpu",),
+    chosen_by=("ZE_AFFINITY_MASK",),
     kernel="i915|xe 0000",
     out_of_memory="ERROR_OUT_OF_(?:DEVICE|HOST)_MEMORY",
     order=30,

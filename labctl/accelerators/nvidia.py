@@ -128,6 +128,7 @@ _CONFIGURE = "nvidia-ctk runtime configure --runtime=docker"
 MODULE = AcceleratorModule(
     sought="/dev/nvidia<N>",
     aliases=("cuda", "gpu"),
+    chosen_by=("CUDA_VISIBLE_DEVICES",),
     missed="not compiled with CUDA|_cuda_setDevice|Found no NVIDIA driver",
     kernel="NVRM|nvidia",
     out_of_memory="(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT)_(?:STATUS_)?ALLOC_FAILED|cudaErrorMemoryAllocation",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from urllib.parse import unquote
@@ -18,6 +18,8 @@ from labctl.system import human, pci
 from labctl.system.hostpath import HostPath
 from labctl.system.procfs import ROOT
 
+EVERY = "all"
+"""Value of a variable that chooses every device."""
 KEPT = ".lab/home"
 """Folder in the lab directory for files of shells and notebooks that outlive `down`, such as histories."""
 
@@ -155,6 +157,40 @@ def chosen_devices(settings: Settings, accelerator: str, host: Host) -> tuple[De
         device = devices_by_name[name]
         chosen[device.path] = device
     return tuple(chosen.values())
+
+
+def unused_choices(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield a warning for each variable of a person's environment that chooses devices, which a lab does not take.
+
+    Such a variable numbers the devices of one shell's machine: a lab may have others, and keeps the devices of its
+    nodes from `up` on. None for a vendor that LAB_ACCELERATOR rules out, or if a setting of labctl chooses.
+    """
+    asked = settings.text("LAB_ACCELERATOR")
+    set_for_ranks = {name for name, _ in settings.environment}
+    if settings.text("LAB_DEVICES"):
+        return
+    for accelerator, module in accelerators.modules().items():
+        if asked not in ("auto", accelerator):
+            continue
+        for name in module.chosen_by:
+            value = environ.get(name, EVERY)
+            if value != EVERY and name not in set_for_ranks:
+                shown = human.shortened(f"{name}={value}", 80)
+                yield f"{shown} of the environment is not used: {_chosen_here(settings, value)}"
+
+
+def _chosen_here(settings: Settings, value: str) -> str:
+    """Return how settings and options of labctl choose the devices that a variable has chosen."""
+    if settings.text("LAB_ENGINE") == "kubernetes":
+        return "a cluster chooses the devices of a pod; LAB_SLOTS says how many it has"
+    if value in ("", "-1", "none", "NoDevFiles"):
+        return "LAB_ACCELERATOR=cpu in .env makes a lab without devices"
+    # A mask may name tiles of devices, as 0.1; labctl passes whole devices.
+    ids = ",".join(dict.fromkeys(word.strip().partition(".")[0] for word in value.split(",")))
+    return (
+        f"LAB_DEVICES={ids} in .env chooses devices of the lab, as `labctl devices` numbers them; "
+        "`run --include worker-0:0,1` chooses slots of a run"
+    )
 
 
 def names_of(device: Device) -> tuple[str, ...]:

@@ -242,10 +242,11 @@ def again(job: BatchJob, launched: Mapping[str, str], unjudged: Collection[str])
 
 
 def most_slots(batch: Batch) -> int:
-    """Return the most slots that a hostfile of the batch asks of a node."""
+    """Return the most slots that a hostfile of the batch asks of a node; 0 if one asks for all that a node has."""
     paths = {job.hostfile for job in batch.jobs}
     listed = chain.from_iterable(hostfile.parse(read_text(Path(path)), path) for path in paths)
-    return max(slots for _, slots in listed)
+    asked = {slots for _, slots in listed}
+    return hostfile.OWN if hostfile.OWN in asked else max(asked)
 
 
 def leave_out(directory: Path, batch: Batch, unusable: Mapping[str, str]) -> Batch:

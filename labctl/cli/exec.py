@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Annotated
 
@@ -14,6 +15,8 @@ from labctl.errors import ConfigError, Interrupted
 from labctl.model import LAUNCHER
 
 NODE = "launcher or a worker."
+NODES = re.compile(r"launcher|worker-\d+(,worker-\d+)*")
+"""Pattern of the nodes that `exec` takes."""
 
 
 def shell_command(
@@ -27,7 +30,9 @@ def shell_command(
 
 
 def exec_command(
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="Command and arguments.")],
+    command: Annotated[
+        list[str], typer.Argument(metavar="[NODE] -- COMMAND", help="Node, as for -n; command and arguments.")
+    ],
     node: Annotated[
         str, typer.Option("--node", "-n", help="launcher, a worker, or several workers: worker-0,worker-3.")
     ] = LAUNCHER,
@@ -40,6 +45,8 @@ def exec_command(
     """`labctl exec`: run a command in nodes; exit with its code."""
     with answering() as output:
         lab = context(directory, output, setting)
+        if command[1:2] == ["--"] and NODES.fullmatch(command[0]) and node == LAUNCHER:
+            node, _, *command = command
         sys.exit(flows.execute(lab, tuple(command), node, everywhere=everywhere, terminal=on_terminal()))
 
 

@@ -75,7 +75,7 @@ def comparison_text(compared: Comparison) -> str:
 
     runs: list[tuple[str, str, str]] = []
     for group in compared.groups:
-        runs += [(group.name, run_id, verdict) for run_id, verdict in zip(group.runs, group.verdicts, strict=True)]
+        runs += [(group.name, run_id, outcome) for run_id, outcome in zip(group.runs, group.outcomes, strict=True)]
     parts = [table(("GROUP", "RUN", "VERDICT"), runs), differences(compared), figures(compared.columns)]
     for heading, words in described(compared):
         parts.append("\n".join((heading, *(f"  {line}" for line in words)) if heading else words))

@@ -28,10 +28,11 @@ from labctl.cli.common import (
     confirmation,
     context,
 )
+from labctl.cli.next_step import next_step
 from labctl.cli.output import figure, table
 from labctl.config.context import Context
 from labctl.errors import ConfigError, Interrupted
-from labctl.model import Result
+from labctl.model import COMPLETED, Result
 from labctl.system import human
 
 if TYPE_CHECKING:
@@ -45,35 +46,6 @@ SHOWN, FOUND = 8, 3
 """Ranks, and lines with metrics that were found, that the text of a result has at most."""
 ARGUMENTS = "labctl.arguments"
 """Key in ``ctx.meta`` of the arguments after `--`."""
-NOT_FOUND = r"No such file or directory: '(/(?!workspace/|proc/|sys/)[^']+)"
-STEPS = (
-    (
-        r"No module named '(\w+)",
-        "check the name if `{0}` is a file of yours; if it lies elsewhere in your clone: LAB_MOUNTS and "
-        "LAB_ENV_PYTHONPATH, docs/bring-your-own.md; else add the package of `{0}` to LAB_PACKAGES in .env, "
-        "then `labctl up`",
-    ),
-    (
-        "terminate called without an active exception",
-        "torch's Gloo aborts at times while Python shuts down: if the work was done, "
-        "end the script with sys.stdout.flush(); os._exit(0)",
-    ),
-    ("ran out of memory", "LAB_MEMORY in .env is what each node may have; `labctl fit` tells what a training needs"),
-    (
-        "^no step and no line",
-        "stacks/ of its files has what each process did; stacks of Python there, or last in its log",
-    ),
-    ("Read-only file system", "write to the current directory, which is the run's own, or to $LABCTL_RUN_DIR"),
-    (NOT_FOUND, "ranks see what is mounted: LAB_MOUNTS={0}:{0}:ro in .env, then `labctl up`"),
-    (
-        r"couldn't connect to 'https?://|offline mode is enabled|LocalEntryNotFoundError",
-        "the hub was not reached: where there is a network, `labctl cache --model NAME` or `--dataset NAME`, or "
-        "`labctl cache WORKLOAD`, downloads below HOST_CACHE_PATH",
-    ),
-    ("the following arguments are required: ", "pass them to the script after `--`, or by --set KEY=VALUE"),
-    ("EOFError: EOF when reading a line", "nobody can answer a rank: pass what it asks for as an argument, after `--`"),
-)
-"""Pattern of a result's message, and advice; ``{0}`` is the first group."""
 
 
 def complete_workload(incomplete: str) -> list[str]:
@@ -362,7 +334,7 @@ def list_runs(
                 "-" if run.age is None else human.duration(run.age),
                 ",".join(run.nodes) or "-",
                 run.step or "-",
-                run.verdict or "-",
+                run.outcome or "-",
                 run.cause or "-",
                 "-" if run.seconds is None else human.number(run.seconds),
                 main_metric(run.metrics) or "-",
@@ -419,7 +391,7 @@ def repeated_text(repeated: RepeatedRuns) -> str:
     """Render verdict and duration of each run, the spread of their metrics, and whether one differs more than usual."""
     from labctl.runs.spread import in_words
 
-    runs = [(run.run_id, run.verdict, run.cause or "-", human.number(run.seconds)) for run in repeated.runs]
+    runs = [(run.run_id, run.outcome, run.cause or "-", human.number(run.seconds)) for run in repeated.runs]
     effects = "\n".join(map(in_words, repeated.effects))
     parts = (table(("RUN", "VERDICT", "CAUSE", "SECONDS"), runs), spread_table(repeated.spread), effects)
     return "\n\n".join(filter(None, (*parts, repeated.conclusion)))
@@ -482,7 +454,8 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
         rows.append(("ranks", f"{result.world_size} ({ranks})"))
         rows.append(("seconds", human.number(result.seconds)))
     cause = f" ({result.cause})" if result.cause else ""
-    rows.append(("verdict", f"{result.verdict}{cause}: {result.message}"))
+    unjudged = ", nothing judged" if result.outcome == COMPLETED else ""
+    rows.append(("verdict", f"{result.outcome}{cause}{unjudged}: {result.message}"))
     if step := next_step(result):
         rows.append(("next", step))
     return rows
@@ -508,35 +481,3 @@ def found_lines(metrics: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the texts in which metrics were found, each once, at most FOUND of them."""
     lines = dict.fromkeys(str(metric["line"]) for metric in metrics.values() if "line" in metric)
     return list(lines)[:FOUND]
-
-
-def next_step(result: Result) -> str:
-    """Return advice for the way a run ended; empty if there is none."""
-    if result.cause == "node-lost":
-        on = f"`labctl run --resume {result.run_id}` goes on from its last checkpoint, if it saved any"
-        return f"`labctl up` starts the node again; then {on}"
-    if result.cause == "timeout":
-        return "if it needs more time: --timeout, such as --timeout 2h"
-    from labctl import accelerators
-
-    for name, module in accelerators.modules().items():
-        if module.missed and re.search(module.missed, result.message):
-            return f"the lab has no {name} device: `labctl devices` lists what it has"
-    for pattern, step in STEPS:
-        match = re.search(pattern, result.message)
-        if match and pattern is not NOT_FOUND:
-            return step.format(*match.groups())
-        if match:
-            path = Path(match[1])
-            absent = "" if path.exists() else f" (this machine has no {path} either)"
-            return f"{step.format(mountable(path))}{absent}"
-    return ""
-
-
-def mountable(path: Path) -> str:
-    """Return the directory to mount so that a path exists in nodes; ``DIRECTORY`` if it may not be mounted."""
-    from labctl.config import mount_sources
-
-    folder = path if path.is_dir() else path.parent
-    refused = mount_sources.refusal(str(folder), str(Path.home()), here=True)
-    return "DIRECTORY" if refused else str(folder)

@@ -1,4 +1,4 @@
-"""DeepSpeed hostfiles: a strict parser, a writer, and --include/--exclude."""
+"""Hostfiles of DeepSpeed and of MPI: a strict parser, a writer, and --include/--exclude."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ from labctl.errors import ConfigError
 MAX_SLOTS = 1024
 PREFIX = "hostfile_"
 """Prefix of the files of a hostfile set; the job's name follows."""
+OWN = 0
+"""Slots of an entry that names a node alone: those that the node has."""
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+# A number of slots in the words of other launchers and schedulers.
+_COUNT = re.compile(r"(?:(?:slots?|max[-_]slots|np|ppn|count|n?(?:cpu|gpu|proc)s?)[=:]?|=)?([0-9]{1,4})", re.IGNORECASE)
 
 
 def parse(text: str, path: str) -> tuple[tuple[str, int], ...]:
     """Parse a hostfile into pairs of node and slots, in order; raise ConfigError, ``path:line: reason``.
 
-    DeepSpeed takes ``^(\\S+)\\s+slots=(\\d+)`` from each line and ignores the rest (fetch_hostfile in
-    deepspeed/launcher/runner.py); here the rest may only be a comment.
+    A line is ``worker-0 slots=2`` (DeepSpeed, Open MPI), ``worker-0:2`` (MPICH, Intel MPI), or a name alone, whose
+    slots are ``OWN``. DeepSpeed takes ``^(\\S+)\\s+slots=(\\d+)`` from each line and ignores the rest
+    (fetch_hostfile in deepspeed/launcher/runner.py); here the rest may only be a comment.
     """
     if text.startswith("\ufeff"):
         raise ConfigError(f"{path}:1: begins with a byte order mark", hint="save it as UTF-8 without BOM")
@@ -32,12 +37,13 @@ def parse(text: str, path: str) -> tuple[tuple[str, int], ...]:
         fields = line.partition("#")[0].split()
         if not fields:
             continue
-        name = host_name(fields[0], where)
+        name, slots_of_line = _entry(fields, where)
         # DNS and ssh ignore case.
         earlier = first_line.setdefault(name.lower(), number)
         if earlier != number:
-            raise ConfigError(f"{where}: duplicate host {quote(name)}, first named on line {earlier}")
-        slots[name] = _slots(fields, where)
+            hint = f"name it once, with all of its slots: `{name} slots=8`"
+            raise ConfigError(f"{where}: duplicate host {quote(name)}, first named on line {earlier}", hint=hint)
+        slots[name] = slots_of_line
     if not slots:
         raise ConfigError(f"{path}:1: no nodes listed", hint="write one line per node, such as `worker-0 slots=8`")
     return tuple(slots.items())
@@ -45,7 +51,7 @@ def parse(text: str, path: str) -> tuple[tuple[str, int], ...]:
 
 def format_hostfile(entries: Iterable[tuple[str, int]]) -> str:
     """Return the text of a hostfile; the inverse of ``parse``."""
-    return "".join(f"{name} slots={slots}\n" for name, slots in entries)
+    return "".join(f"{name} slots={slots}\n" if slots != OWN else f"{name}\n" for name, slots in entries)
 
 
 def job_name(name: str) -> str:
@@ -98,7 +104,8 @@ def _filter(text: str, slots: dict[str, int], option: str) -> dict[str, set[int]
 def host_name(word: str, where: str) -> str:
     """Return a host name if it is valid by RFC 1123; raise ConfigError otherwise."""
     if "@" in word:
-        raise ConfigError(f"{where}: {quote(word)} names a user; user and port belong in the ssh config")
+        hint = f"write {quote(word.rpartition('@')[2])}"
+        raise ConfigError(f"{where}: {quote(word)} names a user; user and port belong in the ssh config", hint=hint)
     if len(word) > 253 or not _NAME.fullmatch(word):
         raise ConfigError(
             f"{where}: bad host name {quote(word)}",
@@ -107,16 +114,43 @@ def host_name(word: str, where: str) -> str:
     return word
 
 
-def _slots(fields: list[str], where: str) -> int:
-    """Return the slots of a hostfile line, split at blanks. ConfigError if they are missing or invalid."""
-    if len(fields) == 1:
-        raise ConfigError(f"{where}: slots are missing", hint=f"write `{fields[0]} slots=8`")
-    key, equals, count = fields[1].partition("=")
+def _entry(fields: list[str], where: str) -> tuple[str, int]:
+    """Return node and slots of a hostfile line, split at blanks. ConfigError, with the line written right, if wrong."""
+    word, *rest = fields
+    if "," in word:
+        hint = f"write a line for each, such as {quote(word.partition(',')[0])}"
+        raise ConfigError(f"{where}: several nodes in {quote(word)}", hint=hint)
+    name, colon, count = word.partition(":") if word.count(":") == 1 else (word, "", "")
+    name = host_name(name, where)
+    if not colon and not rest:
+        return name, OWN
+    try:
+        return name, _slots(f":{count}" if colon else "", rest, where)
+    except ConfigError as error:
+        raise ConfigError(error.message, hint=_written_right(name, [count, *rest])) from None
+
+
+def _slots(behind: str, words: list[str], where: str) -> int:
+    """Return the slots ``behind`` the name of a line, as ``:2``, or in the words after it. ConfigError if wrong."""
+    if not words:
+        return slot_count(behind[1:], where)
+    key, equals, count = words[0].partition("=")
     if key != "slots" or not equals:
-        raise ConfigError(f"{where}: expected `slots=N`, found {quote(fields[1])}")
-    if len(fields) > 2:
-        raise ConfigError(f"{where}: unknown word {quote(fields[2])} after the slots")
+        raise ConfigError(f"{where}: expected `slots=N`, found {quote(words[0])}")
+    if behind:
+        raise ConfigError(f"{where}: slots are given twice: {quote(behind)} and {quote(words[0])}")
+    if len(words) > 1:
+        raise ConfigError(f"{where}: unknown word {quote(words[1])} after the slots")
     return slot_count(count, where)
+
+
+def _written_right(name: str, words: Iterable[str]) -> str:
+    """Return how to write a line whose words after the name are wrong: with the slots that they seem to give."""
+    counts = (match[1] for match in map(_COUNT.fullmatch, words) if match)
+    slots = next((count for count in counts if 0 < int(count) <= MAX_SLOTS), "")
+    if slots:
+        return f"write `{name} slots={int(slots)}`"
+    return f"write `{name} slots=8`, or `{name}` alone for all slots that it has"
 
 
 def slot_count(count: str, where: str) -> int:

@@ -155,7 +155,7 @@ def choose(
 ) -> tuple[tuple[Node, tuple[int, ...]], ...]:
     """Return the nodes and slots that --include or --exclude leaves of ``entries`` or the lab. ConfigError if unknown.
 
-    It is raised if the lab does not have a node or slot.
+    An entry without slots has all of its node. ConfigError if the lab does not have a node or slot.
     """
     by_name = {node.name: node for node in lab.nodes}
     meant = nodes_of(lab, tuple(name for name, _ in entries), source)
@@ -163,7 +163,7 @@ def choose(
         if slots > node.slots:
             called = name if name == node.name else f"{name} ({node.name})"
             raise ConfigError(f"{source}: {called} has {node.slots} slots, not {slots}")
-    named = tuple((node.name, slots) for node, (_, slots) in zip(meant, entries, strict=True))
+    named = tuple((node.name, slots or node.slots) for node, (_, slots) in zip(meant, entries, strict=True))
     named = named or tuple((node.name, node.slots) for node in lab.nodes)
     return tuple((by_name[name], slots) for name, slots in hostfile.select(named, include, exclude))
 

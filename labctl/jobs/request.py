@@ -23,8 +23,7 @@ from labctl.model import BOUNDS, Criterion, Job, Lab, Metric, Project, Relative,
 from labctl.records import known_metrics, store
 from labctl.records.verdict import final
 from labctl.system.decode import convert
-from labctl.system.files import read_limited
-from labctl.workloads import deepspeed_config, external
+from labctl.workloads import deepspeed_config, external, script_options
 from labctl.workloads.schema import launcher_name
 
 SCRIPT = "script"
@@ -284,9 +283,8 @@ def unknown(workload: Workload, options: RunOptions) -> Iterator[str]:
         yield text
     yield from launchers.unknown_options(workload.launcher, workload.launcher_arguments)
     given = [key for key, _ in options.arguments if not key.startswith(DEEPSPEED)]
-    is_own = workload.directory != Path() and not Path(workload.script).is_absolute()
-    scripts = workload.directory.rglob("*.py") if given and is_own else ()
-    declared = set(chain.from_iterable(map(options_of, scripts)))
+    known = bool(given) and script_options.are_all_declared(workload.directory, workload.script)
+    declared = script_options.declared(workload.directory.rglob("*.py")) if known else frozenset()
     for key in given:
         # argparse accepts unique prefixes too.
         if declared and not any(option.startswith(key) for option in declared):
@@ -294,15 +292,6 @@ def unknown(workload: Workload, options: RunOptions) -> Iterator[str]:
             hint = f"; did you mean `{near}`?" if near else ""
             yield f"--set {key}: no script of {workload.name} has an option `--{key}`; passed on as it is{hint}"
     yield from deepspeed_config.unknown_keys(workload.deepspeed or {}, config_source(workload, options))
-
-
-def options_of(script: Path) -> list[str]:
-    """Return the names of options in quotes in a script's text, without dashes; none if it cannot be read."""
-    try:
-        text = read_limited(script).decode("utf-8", "replace")
-    except OSError:
-        return []
-    return re.findall(r"""["']--([\w-]+)["']""", text)
 
 
 def config_source(workload: Workload, options: RunOptions) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from msgspec import Struct
@@ -23,6 +23,7 @@ DEEPSPEED_REPORTED = re.compile(r"^(\S+): .*\[launch\.py:.* exits with return co
 # The rank or node of a line, as marked by pdsh (`worker-0: `), Open MPI (`[1,0]<stdout>:`) or Horovod (`[0]<stderr>:`).
 SPEAKER = re.compile(r"(?:\[(?:\d+,)?(\d+)\](?:<std\w+>:)? ?|(\S+): )(.*)")
 OUT_OF_MEMORY = r"out of memory|OutOfMemoryError|can(?:'t|not) allocate memory|\bMemoryError\b|bad_alloc"
+NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]|\b(?:ENOSPC|EDQUOT)\b")
 # Printed by rank.sh.
 OUT_OF_HOST_MEMORY = re.compile(r"labctl: (\S+) (ran out of memory: .*)$")
 # Errors of gloo, torch's store, NCCL and Horovod in a rank that lost its peer.
@@ -32,6 +33,8 @@ PEER_LOST = re.compile(
     re.IGNORECASE,
 )
 SILENT = "no rank wrote a line"
+SCRIPT = "the script"
+"""Speaker of the lines that name no rank or node, of a script that starts its ranks itself."""
 # Other ranks that a message names.
 SHOWN = 4
 
@@ -44,13 +47,15 @@ class RankFailure(Struct, frozen=True):
     code: int
     words: str
     cause: Cause
+    place: str = ""
+    """File and line of the person's code in which its exception was raised, as ``train.py:3``."""
 
     def __str__(self) -> str:
         """Render the failure with its last output, which is marked as such unless it is about an error."""
         if not self.words:
             return self.ended
         before = ": " if last_words.is_error(self.words) else "; the last it wrote: "
-        return f"{self.ended}{before}{self.words}"
+        return f"{self.ended}{before}{self.words}" + (f" ({self.place})" if self.place else "")
 
     @property
     def ended(self) -> str:
@@ -130,13 +135,15 @@ class CrashWatch:
             return
         if who in self._speakers and output and not output.isspace():
             self._keep(who, output)
+            self._spoke_at[who] = self.now
+        elif self._starts_itself and not who and text.strip():
+            self._keep(SCRIPT, text)
 
     def _keep(self, who: str, output: str) -> None:
-        """Keep the last output of a rank or node, and when it was printed."""
+        """Keep the last output of a rank or node, or of a script itself."""
         if who not in self._last:
             self._last[who] = deque(maxlen=self._kept)
         self._last[who].append(output[: last_words.LONGEST])
-        self._spoke_at[who] = self.now
 
     def _hear_report(self, line: Line, text: str) -> bool:
         """Take a report about a rank into account; return True if it is of a failure."""
@@ -165,11 +172,25 @@ class CrashWatch:
         else:
             return None
         lines = self._last.get(who) or self._last.get(node) or ()
-        quote = self._killed.get(node) or last_words.quoted(lines, who)
-        # A quoted error decides: an earlier line about memory may have been a warning.
-        searched = (quote,) if last_words.is_error(quote) else lines
-        cause: Cause = "out-of-memory" if any(map(self._out_of_memory.search, searched)) else "rank-crashed"
-        return RankFailure(who, node, code if code >= 0 else 128 - code, quote, cause)
+        killed = self._killed.get(node)
+        quote = killed or last_words.quoted(lines, who)
+        place = "" if killed else last_words.place(lines, who)
+        return RankFailure(who, node, code if code >= 0 else 128 - code, quote, self._cause_in(quote, lines), place)
+
+    def _cause_in(self, quote: str, lines: Iterable[str]) -> Cause:
+        """Return the cause of a rank's failure by its quoted error, or by its last lines if the quote is no error."""
+        # An earlier line about memory may have been a warning.
+        searched = (quote,) if last_words.is_error(quote) else tuple(lines)
+        if any(map(self._out_of_memory.search, searched)):
+            return "out-of-memory"
+        return "disk-full" if any(map(NO_SPACE.search, searched)) else "rank-crashed"
+
+    def gave_up(self) -> str:
+        """Render the first speaker whose last line says that it gives up, and that line; empty if there is none."""
+        for who, lines in self._last.items():
+            if words := last_words.giving_up(lines):
+                return f"{who}: {words}"
+        return ""
 
     def silence(self) -> str:
         """Render the ranks or nodes that wrote nothing, else the one silent for longest; empty if not known."""

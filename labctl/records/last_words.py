@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Reversible, Sequence
+from functools import lru_cache
+from itertools import chain, islice
+
+from labctl import accelerators
 
 MOST, FEWEST, ALL = 300, 60, 30_000
 """Lines to keep: per rank or node at most, if there are very many of them, and of all together."""
@@ -23,6 +27,11 @@ TRACEBACK = re.compile(r"^(  File \".+\", line \d+|Traceback \(most recent call 
 GROUP, MEMBER = re.compile(r"^\s*\+ Exception Group Traceback "), re.compile(r"^\s*\| (\S.*)")
 # Follows the first failure in a message.
 OTHERS = re.compile(r"; rank \d+ on \S+ exited with code .*")
+FRAME = re.compile(r'  File "(.+)", line (\d+)')
+# Code that is not the person's own: Python's, the image's packages, and what has no file.
+LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|^/usr/|^/opt/|^<")
+# Follows the quoted text of an exception.
+PLACE = re.compile(r" \([^()\s]+:\d+\)\.?$")
 FATAL = re.compile(r"^Fatal Python error: ")
 # Beginning of a log line, which is not part of an exception's message.
 RECORD = re.compile(r"^(\[?[WEI]\d{4}|\[W|(WARNING|INFO|ERROR)\b|\d{4}-\d\d-\d\d|/\S+\.py:\d+: \w*Warning)")
@@ -31,6 +40,22 @@ ERROR = re.compile(
     r"|invalid|refused|unable|fatal|panic|interrupt|exit|required|missing",
     re.IGNORECASE,
 )
+# A program that lacks something and ends by itself, with exit code 0: both a reason and an end, or that there is no
+# ``{device}``. One that goes on says so in the same line; one that has done its work may say that it exits, too.
+GIVES_UP = (
+    r"(?=.*\b(?:unable to|can(?:no|')t|could(?: not|n't)|failed to|not enough|insufficient|not found|no such|missing"
+    r"|requires?|needs?|no {device})\b).*\b(?:exit|abort|quit|bail|giv|skipp)(?:s|es|ed|ting|ing)?\b"
+    r"|\b{device}\b.{{0,20}}\b(?:unavailable|not (?:available|found|detected|supported))\b"
+    r"|\bno {device}(?: devices?)?(?: (?:is|are|was|were))? (?:available|found|detected|visible)\b"
+    r"|\b(?:requires?|needs?)\b(?: at least)?(?: \w+)? {device}\b"
+)
+GOES_ON = re.compile(
+    r"\busing\b|\bwill use\b|fall(?:s|ing)? ?back|\binstead\b|\b(?:on|to) (?:the )?cpu\b|continu|ignor|disabl|warning"
+    r"|early.stopping|improve|converge|\b(?:done|complete|finish|success)",
+    re.IGNORECASE,
+)
+LOOKED_BACK = 3
+"""Last lines to search for one that says that a program gives up: log records of libraries may follow it."""
 
 
 def kept(speakers: int) -> int:
@@ -58,6 +83,24 @@ def is_error(text: str) -> bool:
     return bool(ERROR.search(text))
 
 
+def giving_up(written: Reversible[str]) -> str:
+    """Return the last line of a program, before log records, if it says that the program gives up; else empty."""
+    for line in islice(reversed(written), LOOKED_BACK):
+        if _gives_up().search(line) and not GOES_ON.search(line):
+            return line.strip()
+        if not RECORD.match(line):
+            break
+    return ""
+
+
+@lru_cache
+def _gives_up() -> re.Pattern[str]:
+    """Return GIVES_UP with the names of accelerators that programs print."""
+    names = ("gpu", "accelerator", *chain.from_iterable(module.aliases for module in accelerators.modules().values()))
+    device = f"(?:{'|'.join(map(re.escape, names))})s?"
+    return re.compile(GIVES_UP.format(device=device), re.IGNORECASE)
+
+
 BEFORE, AFTER, STACKS = 12, 4, 60
 """Lines to show before and after the cause of a failure; and after it if the run stalled, as stacks follow."""
 
@@ -67,7 +110,7 @@ def cause_lines(message: str, lines: Sequence[str], *, stalled: bool = False) ->
 
     If the text has several lines, its first one is searched for.
     """
-    parts = OTHERS.sub("", message).split(": ")
+    parts = PLACE.sub("", OTHERS.sub("", message)).split(": ")
     ends = [end for begin in range(len(parts)) if len(end := ": ".join(parts[begin:]).rstrip(".")) > 3]
     at = _position(ends, lines)
     if at is None:
@@ -110,14 +153,33 @@ def _lines_of(who: str, written: Iterable[str]) -> list[str]:
     return next((marked[mark] for mark in tries if mark in marked), [])
 
 
+def place(written: Iterable[str], who: str = "") -> str:
+    """Return file and line of the quoted exception's innermost frame of no library, as ``train.py:3``; else empty."""
+    lines = [line for line in _lines_of(who, written) if line and not SHELL.match(line)]
+    if any(map(FATAL.match, lines)) or _group(lines) or not _exception(lines):
+        return ""
+    for line in reversed(lines[: _message_at(lines)]):
+        if line.startswith("Traceback "):
+            break
+        if (frame := FRAME.match(line)) and not LIBRARY.search(frame[1]):
+            # A run's copy of the code is in work/ of its directory.
+            return f"{re.sub(r'^.*/outputs/[^/]+/work/', '', frame[1])}:{frame[2]}"
+    return ""
+
+
+def _message_at(lines: list[str]) -> int | None:
+    """Return the index of the line with the message of the last exception, if its traceback is there; else None."""
+    message = next((at + 1 for at in reversed(range(len(lines))) if TRACEBACK.match(lines[at])), None)
+    while message is not None and message < len(lines) and lines[message][:1].isspace():
+        message += 1
+    return message
+
+
 def _exception(lines: list[str]) -> str:
     """Return the message of the last exception and what follows; empty if that is more than MOST_LINES."""
-    begins = next((at for at in reversed(range(len(lines))) if TRACEBACK.match(lines[at])), None)
-    if begins is None:
+    message = _message_at(lines)
+    if message is None:
         return ""
-    message = begins + 1
-    while message < len(lines) and lines[message][:1].isspace():
-        message += 1
     text_lines: list[str] = []
     for line in lines[message:]:
         if RECORD.match(line):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+STREAM = "<stderr>"
+"""Stream in Open MPI's prefix: rank_output.py writes all lines there, whichever stream the rank wrote to."""
+
 
 class Line(Struct, frozen=True, gc=False):
     """A line of a run; ``said`` is the part that its rank printed, behind the prefixes of launchers, if known."""
@@ -18,7 +21,7 @@ class Line(Struct, frozen=True, gc=False):
 
 
 def line_of(text: str, when: float) -> Line:
-    """Parse a line as printed: the mark of its rank is taken out.
+    """Parse a line as printed: the mark of its rank and STREAM are taken out.
 
     rank_output.py puts the mark before each line, behind the prefixes of launchers. No rank can print one.
     """
@@ -26,5 +29,5 @@ def line_of(text: str, when: float) -> Line:
     before, begins, rank = before.rpartition("\x01")
     number = rank[:-1] if (report := rank.endswith("!")) else rank
     if mark and begins and number.isdecimal() and len(number) < 8:
-        return Line(before + output, when, int(number), output, report)
+        return Line(before.replace(STREAM, "") + output, when, int(number), output, report)
     return Line(text, when)

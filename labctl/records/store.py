@@ -32,7 +32,7 @@ from labctl.records.lines import Line
 from labctl.records.metrics import searched
 from labctl.records.progress import tracker_of
 from labctl.system import decode as decoding
-from labctl.system import filelock, files
+from labctl.system import filelock, files, human
 from labctl.system.decode import convert
 
 
@@ -159,6 +159,10 @@ class RecordError(HostError):
     """The output of a run cannot be recorded."""
 
 
+class DiskFull(RecordError):
+    """The output of a run cannot be recorded, because its disk is full."""
+
+
 def new_id(workload: str, now: datetime) -> str:
     """Return a new run id, which sorts by time: ``20260102-150405-opt-tiny-3fa2c1``."""
     return f"{now:%Y%m%d-%H%M%S}-{workload.replace('/', '-')}-{secrets.token_hex(3)}"
@@ -205,6 +209,7 @@ class RunLog:
         self._notes = [re.compile(pattern) for _, pattern in workload.notes]
         # Reports of ranks that a script starts itself may be in its own output.
         self._starts_itself = workload.starts_itself
+        self._is_full = False
         self.lines: list[str] = []
 
     @property
@@ -233,9 +238,18 @@ class RunLog:
             for stream in (self._series, self._times, self._stream):
                 stream.flush()
         except OSError as error:
-            path = self._path / OUTPUT
-            raise RecordError(f"cannot write {path}: {error.strerror}", hint=f"df -h {path.parent}") from error
+            raise self._unwritten(error) from error
         return shown
+
+    def _unwritten(self, error: OSError) -> RecordError:
+        """Return the error of output that cannot be written: DiskFull, with the space that is left, if that is why."""
+        path = self._path / OUTPUT
+        message, hint = f"cannot write {path}: {error.strerror}", f"df -h {path.parent}"
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return RecordError(message, hint=hint)
+        self._is_full = True
+        room = files.room_at(path)
+        return DiskFull(f"{message}; {human.memory(room.free)} free at {room.filesystem}", hint=hint)
 
     def keep_and_show(self, on_lines: Callable[[Iterable[str]], object]) -> Callable[[Sequence[Line]], Sequence[Line]]:
         """Return ``keep``, extended to pass the text of the redacted lines to ``on_lines``."""
@@ -272,11 +286,17 @@ class RunLog:
         return bool(RANKS_STARTED.search(text))
 
     def close(self) -> None:
-        """Close the log, if it is open, and redact the logs of ranks. HostError if output cannot be written."""
+        """Close the log, if it is open, and redact the logs of ranks. HostError if output cannot be written.
+
+        Not for a disk that was full before: the run has ended for it.
+        """
         if not self._stream.closed:
             try:
                 with files.writing(self._path / OUTPUT), self._series, self._times, self._stream:
                     pass
+            except HostError:
+                if not self._is_full:
+                    raise
             finally:
                 redact_ranks(self._path, self._hidden)
 
@@ -381,18 +401,20 @@ def _redact_texts(value: Any, hidden: tuple[Secret, ...]) -> Any:
 
 
 def finish(lab: Lab, result: Result) -> Result:
-    """Write ``result.json``, the last file of a run, redacted and with ``seconds`` rounded; return its content.
-
-    HostError if it cannot be written.
-    """
-    content = msgspec.to_builtins(result)
-    texts = {key: _redact_texts(content[key], lab.hidden) for key in ("message", "ranks", "metrics", "notes", "checks")}
-    content = {"schema": SCHEMA, **content, **texts, "seconds": round(result.seconds, 3)}
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    """Write ``result.json``, the last file of a run, as ``final_result``; return its content. HostError if it fails."""
+    result = final_result(lab, result)
+    text = json.dumps({"schema": SCHEMA, **msgspec.to_builtins(result)}, indent=2, allow_nan=False) + "\n"
     path = directory(lab.directory, result.run_id)
     with files.writing(path / RESULT), files.opened(path) as folder:
         files.replace_in(folder, RESULT, [text.encode()], 0o644)
-    return convert(content, Result)
+    return result
+
+
+def final_result(lab: Lab, result: Result) -> Result:
+    """Return a result with the lab's secrets redacted and ``seconds`` rounded to milliseconds."""
+    content = msgspec.to_builtins(result)
+    texts = {key: _redact_texts(content[key], lab.hidden) for key in ("message", "ranks", "metrics", "notes", "checks")}
+    return convert({**content, **texts, "seconds": round(result.seconds, 3)}, Result)
 
 
 def output(lab: Path, run_id: str, rank: int | None = None) -> Iterator[tuple[float | None, str]]:
@@ -545,6 +567,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     state: str
     workload: str | None = None
     verdict: str | None = None
+    outcome: str | None = None
+    """As ``Result.outcome``."""
     cause: str | None = None
     seconds: float | None = None
     started: str | None = None
@@ -730,7 +754,7 @@ def _is_id(name: str) -> bool:
 def summary(lab: Path, run_id: str, active: Mapping[str, ActiveRun] = MappingProxyType({})) -> RunSummary:
     """Return the summary of a run; ``active`` as in ``state``."""
     result = read_result(lab, run_id)
-    fields = ("workload", "verdict", "cause", "seconds", "started")
+    fields = ("workload", "verdict", "outcome", "cause", "seconds", "started")
     values: dict[str, Any] = {name: getattr(result, name, None) for name in fields}
     path, run, now = directory(lab, run_id), active.get(run_id), state(lab, run_id, active)
     if now == "done":

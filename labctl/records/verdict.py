@@ -29,6 +29,8 @@ class RunOutcome(Struct, frozen=True, kw_only=True):
     message: str
     silent: bool = False
     """True if no rank wrote a line."""
+    gave_up: str = ""
+    """Rank that seems to have given up, and its last line, as ``rank 0: no GPU found``."""
     seconds: float = 0
     """Duration of its command, as measured in the launcher."""
     gone: tuple[str, ...] = ()
@@ -75,10 +77,12 @@ def _passed(
     checks: Sequence[CriterionResult], metrics: Mapping[str, Mapping[str, Any]], ended: RunOutcome, world_size: int
 ) -> str:
     """Render the message of a run that passed: its criteria, and remarks for the user."""
-    ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
-    message = f"All criteria met on {ranks}: {_list(checks)}." if checks else f"Completed on {ranks}; no criteria."
+    ranks = human.count(world_size, "rank") if world_size else "The program"
+    message = f"All criteria met on {ranks}: {_list(checks)}." if checks else f"{ranks} ended with code 0; no criteria."
     if ended.silent:
         message += " No rank wrote a line."
+    if ended.gave_up and not checks:
+        message += f" The program may have given up; the last line of {ended.gave_up}"
     if odd := [f"`{name}` is {metric['note']}" for name, metric in metrics.items() if "note" in metric]:
         message += f" No criterion needs it, but {', '.join(odd)}."
     if ended.gone:

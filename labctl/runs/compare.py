@@ -54,6 +54,8 @@ class Group(Struct, frozen=True, kw_only=True):
     name: str
     runs: tuple[str, ...]
     verdicts: tuple[str, ...]
+    outcomes: tuple[str, ...]
+    """As ``Result.outcome``."""
     metrics: Mapping[str, Spread]
 
 
@@ -185,6 +187,7 @@ def _group(name: str, results: Sequence[Result]) -> Group:
         name=name,
         runs=tuple(result.run_id for result in results),
         verdicts=tuple(result.verdict for result in results),
+        outcomes=tuple(result.outcome for result in results),
         metrics=spread.spreads(results),
     )
 

@@ -12,10 +12,9 @@ from labctl import fit
 from labctl.backends.devices import DeviceReport
 from labctl.errors import ConfigError
 from labctl.fit import training_script
-from labctl.jobs.request import options_of
 from labctl.model import HERE, Job, Lab, Workload
 from labctl.system import procfs
-from labctl.workloads import deepspeed_config, external
+from labctl.workloads import deepspeed_config, external, script_options
 
 
 class Hardware(Struct, frozen=True, kw_only=True):
@@ -93,7 +92,7 @@ def settable(workload: Workload) -> fit.Options:
     made_by_deepspeed = "optimizer" in (workload.deepspeed or {})
     return fit.Options(
         cpu_optimizer=made_by_deepspeed or any("DeepSpeedCPUAdam" in procfs.read(script) for script in scripts),
-        arguments=frozenset(chain.from_iterable(map(options_of, scripts))),
+        arguments=script_options.declared(scripts),
     )
 
 

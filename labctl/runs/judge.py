@@ -62,9 +62,20 @@ def judge(backend: Backend, run_id: str, on_lines: Callable[[Iterable[str]], obj
 def conclude(
     backend: Backend, run: Run, outcome: RunOutcome, log: store.RunLog, seconds: float, now: datetime
 ) -> Result:
-    """Judge a run that has ended and was collected: write result and evidence, and remove its data on nodes."""
+    """Judge a run that has ended and was collected: write result and evidence, and remove its data on nodes.
+
+    The result of a run whose disk is full is returned if it cannot be written, too; the nodes then keep its data, so
+    that a later command writes it.
+    """
     warn = backend.context.warn
-    result = store.finish(run.lab, result_of(run, outcome, log, seconds, now))
+    result = result_of(run, outcome, log, seconds, now)
+    try:
+        result = store.finish(run.lab, result)
+    except HostError as error:
+        if outcome.cause != "disk-full":
+            raise
+        warn(f"{error.message}: `labctl show {run.run_id}` writes it once there is room")
+        return store.final_result(run.lab, result)
     evidence.write(run.lab, result, warn, partial(backend.evidence, run))
     with suppress(HostError):
         backend.forget(run)

@@ -45,7 +45,9 @@ def docker(context: Context, command: str, settings: Settings | None = None, **o
 def to_bring_up(context: Context, workload: str) -> Iterator[Backend]:
     """Connect the backend for `up`, with the image of ``workload`` if it is named. ConfigError if not initialised."""
     contexts.require_initialised(context)
-    with connected(context, "up", settings_for(context, workload)) as backend:
+    settings = settings_for(context, workload)
+    warn_of_environment(context, settings)
+    with connected(context, "up", settings) as backend:
         yield backend
 
 
@@ -78,6 +80,7 @@ def to_run(
     workload = request.choose_workload(context.directory, name, options, settings)
     settings = backends.settings_for(context, settings, workload)
     if not again:
+        warn_of_environment(context, settings)
         start.warn_of_unknown(context, settings, workload, options)
     with backends.connect(context, settings) as backend:
         yield backend, start.Request(workload=workload, options=options, name=name, ask=ask)
@@ -121,8 +124,17 @@ def of_batch(context: Context, command: str, name: str, options: RunOptions) -> 
     settings = context.settings()
     backends.require(settings, command)
     workload = choose_workload(context.directory, name, options, settings)
+    warn_of_environment(context, settings)
     with backends.connect(context, backends.settings_for(context, settings, workload)) as backend:
         yield backend, workload
+
+
+def warn_of_environment(context: Context, settings: Settings) -> None:
+    """Warn of variables of the person's environment that choose devices, which a lab does not take."""
+    from labctl.backends import spec
+
+    for text in spec.unused_choices(settings, context.environ):
+        context.warn(text)
 
 
 def named_settings(context: Context, *, quiet: bool = False) -> Settings:

@@ -44,7 +44,9 @@ def test_a_full_disk_is_named_and_loses_nothing(disk: Path, engine: DockerClient
     (greedy / "workload.yml").write_text(
         "description: fills the disk\nlauncher: mpirun\nscript: greedy.sh\ntimeout: 2m\n"
     )
-    (greedy / "greedy.sh").write_text("#!/bin/bash\ncat /dev/zero > $LABCTL_RUN_DIR/big\nyes | head -c 1000000\n")
+    (greedy / "greedy.sh").write_text(
+        "#!/bin/bash\ncat /dev/zero > $LABCTL_RUN_DIR/big || [[ $1 != --fail ]] || exit 1\nyes | head -c 1000000\n"
+    )
     (greedy / "greedy.sh").chmod(0o755)
     try:
         filler = fill(disk)
@@ -61,14 +63,21 @@ def test_a_full_disk_is_named_and_loses_nothing(disk: Path, engine: DockerClient
         error = lab.call("run", "hello", "--json").expect(3).json["error"]
         assert f" free at {lab.path}" in error["message"]
         filler.unlink()
-        error = lab.call("run", "greedy", "--json").expect(3).json["error"]
-        (run_id,) = lab.run_ids()[-1:]
-        assert "No space left on device" in error["message"]
-        assert str(lab.path / "runs" / run_id) in error["message"]
+        result = lab.call("run", "greedy", "--json").expect(4).json
+        run_id = result["run_id"]
+        assert (result["verdict"], result["cause"]) == ("ERROR", "disk-full")
+        full = f"{lab.path / 'runs' / run_id}/output.log: No space left on device; 0 B free at {disk}"
+        assert full in result["message"]
         assert lab.processes_of(run_id) == []
         for path in (lab.path / "runs").rglob("big"):
             path.unlink()
         assert (lab.path / "runs" / earlier / "result.json").read_bytes() == before
+        assert lab.call("show", run_id, "--json").expect(0).json["cause"] == "disk-full"
+        result = lab.call("run", "greedy", "--json", "--", "--fail").expect(4).json
+        assert (result["verdict"], result["cause"]) == ("ERROR", "disk-full")
+        assert "No space left on device; worker-0 has 0 B of 160 MiB free at /workspace/outputs" in result["message"]
+        for path in (lab.path / "runs").rglob("big"):
+            path.unlink()
         lab.call("run", "hello").expect(0)
         lab.call("up").expect(0)
         assert lab.identities() == nodes

@@ -61,7 +61,7 @@ def test_a_script_finds_packages_and_a_lab_that_came_up_for_a_workload_is_what_o
     argv = ("--script", str(mine / "train.py"), "--launcher", "mpirun")
     document = lab.call("run", *argv, "--json").expect(0).json
     record = lab.path / "runs" / document["run_id"]
-    assert (document["verdict"], document["message"]) == ("PASS", "Completed on 2 ranks; no criteria.")
+    assert (document["verdict"], document["message"]) == ("PASS", "2 ranks ended with code 0; no criteria.")
     assert [(record / f"work/mine/seen-{rank}").read_text() for rank in range(2)] == ["beside it, from the data"] * 2
     assert sorted(path.name for path in mine.iterdir()) == ["helper.py", "train.py"]
     assert (record / "output.log").read_text().count("einops 0.8.0 of-the-image") == 2

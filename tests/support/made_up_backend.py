@@ -629,5 +629,6 @@ def outcome(run: Run, ended: Ended, watch: CrashWatch) -> RunOutcome:
         cause=cause,
         message=store.redact(message, run.lab.hidden),
         silent=silence == SILENT,
+        gave_up=store.redact(watch.gave_up(), run.lab.hidden),
         seconds=ended.seconds,
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +36,7 @@ from labctl.errors import ConfigError, HostError
 from labctl.jobs.request import RunOptions
 from labctl.model import Event, Relative, Result
 from labctl.records import store
+from labctl.records.lines import Line
 from labctl.runs import labs, opening
 from labctl.runs.fitting import Hardware
 from labctl.system import filelock
@@ -497,13 +499,38 @@ def test_a_disk_that_is_full_ends_a_run_with_one_error_and_keeps_what_was_record
             os.dup2(full, int(log.name))
             os.close(full)
 
-    with pytest.raises(HostError, match=r"^cannot write .*/output\.log: No space left on device$") as caught:
-        flows.run(replace(context, emit=emit), "hello", RunOptions())
-    assert "df -h" in caught.value.hint
+    result = flows.run(replace(context, emit=emit), "hello", RunOptions())
+    assert (result.verdict, result.cause, result.exit_code) == ("ERROR", "disk-full", 4)
+    assert re.fullmatch(r"cannot write .*/output\.log: No space left on device; .* free at /.*", result.message)
     (record,) = records(context)
     assert (record / "output.log").read_text() == "one\n"
-    assert [message for _, _, message in engine.stops] == ["its output cannot be written"]
-    assert flows.status(context).runs[0].state == "orphaned"
+    assert [(cause, message) for _, cause, message in engine.stops] == [("disk-full", result.message)]
+    assert [run.cause for run in flows.runs(context).runs] == ["disk-full"]
+
+
+def test_a_disk_with_no_room_for_the_result_either_leaves_it_to_the_next_command(
+    context: Context, engine: Engine, lab_is_up: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab_is_up()
+    launching(engine, "one")
+    replacing, events = os.replace, list[Event]()
+
+    def full(source: str, name: str, **options: int) -> None:
+        if name == "result.json":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replacing(source, name, **options)
+
+    def keep(self: store.RunLog, lines: Sequence[Line]) -> Sequence[Line]:
+        raise store.DiskFull("cannot write output.log: No space left on device; 0 B free at /data")
+
+    monkeypatch.setattr(os, "replace", full)
+    monkeypatch.setattr(store.RunLog, "keep", keep)
+    result = flows.run(replace(context, emit=events.append), "hello", RunOptions())
+    assert (result.verdict, result.cause, result.exit_code) == ("ERROR", "disk-full", 4)
+    warnings = [event.text for event in events if event.kind == "warning"]
+    assert warnings[-1].endswith(f"`labctl show {result.run_id}` writes it once there is room")
+    (record,) = records(context)
+    assert not (record / "result.json").exists()
 
 
 def test_whether_a_run_has_ended_is_unknown_where_its_launcher_does_not_answer(

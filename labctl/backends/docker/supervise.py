@@ -6,12 +6,13 @@ The run goes on if the connection to it breaks: its output is then read on from 
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from labctl import launchers
+from labctl import launchers, naming
 from labctl.backends.docker import agent
 from labctl.backends.docker.engine import Engine
 from labctl.backends.docker.events import Losses
@@ -26,11 +27,15 @@ from labctl.records.crash import SILENT, CrashWatch, judged, memory_limit
 from labctl.records.lines import Line
 from labctl.records.verdict import RunOutcome
 from labctl.system import filelock, human
+from labctl.system.parallel import pool
 
 # Seconds until an agent is asked again to end a run, which it may not have begun yet.
 ASK_AGAIN = 0.5
 # Seconds in which a node has to let the launcher in, after a run of which no rank began.
 REACHING = 5
+# A line of `df -Pk`: size and free space in KiB, and where it is mounted; and the free share of a full file system.
+DF_LINE = re.compile(r"\S.*? +(\d+) +\d+ +(\d+) +\d+% (/.*)")
+FULL = 0.01
 # Causes that may hide a lost device, which ranks notice before the node's health check.
 SYMPTOMS: tuple[Cause | None, ...] = (None, "rank-crashed", "launcher-failed")
 
@@ -114,6 +119,8 @@ def supervise(
             stop.cause, stop.message = explain(ended, lab, job, engine, silent=watch.silence() == SILENT)
         if ended.code != 0 and stop.cause in SYMPTOMS:
             look_at_devices(stop, lab, job, engine)
+        if stop.cause == watch.cause == "disk-full" and (disks := full_disks(lab, job, engine)):
+            stop.message += f"; {disks}"
     silence = watch.silence()
     if stop.cause == "timeout" and silence:
         stop.message += f"; {silence}"
@@ -126,6 +133,7 @@ def supervise(
         cause=stop.cause,
         message=message,
         silent=silence == SILENT,
+        gave_up=store.redact(watch.gave_up(), lab.hidden),
         seconds=ended.seconds,
         gone=tuple(stop.gone.values()),
     )
@@ -192,10 +200,15 @@ def follow(
     follower = agent.Follower(look, notice, lambda: stop.cause in ("interrupted", "node-lost"))
     try:
         ended = agent.follow(lab, engine, job.run_id, follower, launch, standby)
-    except (store.RecordError, KeyboardInterrupt):
-        if launch:
-            end_unrecorded(lab, job, engine, follower.place)
-        raise
+    except (store.RecordError, KeyboardInterrupt) as error:
+        if not launch:
+            raise
+        full = error.message if isinstance(error, store.DiskFull) else ""
+        if full:
+            stop.note("disk-full", full)
+        ended = end_unrecorded(lab, job, engine, follower.place, full)
+        if not full:
+            raise
     watch.now = ended.at or watch.now
     cause, message = judged(ended, watch)
     if cause:
@@ -205,13 +218,18 @@ def follow(
     return ended
 
 
-def end_unrecorded(lab: Lab, job: Job, engine: Engine, place: int) -> None:
-    """End a run whose output cannot be written, and wait for its end, ignoring its lines after ``place``."""
+def end_unrecorded(lab: Lab, job: Job, engine: Engine, place: int, full: str = "") -> Ended:
+    """End a run whose output cannot be written, and return how it ended, ignoring its lines after ``place``.
+
+    ``full`` is the message about a full disk, which is then the cause of its end.
+    """
     rest = agent.Follower(len)
     rest.place = place
+    cause: Cause = "disk-full" if full else "interrupted"
     with contextlib.suppress(HostError):
-        agent.stop(lab, engine, job.run_id, 1, "its output cannot be written")
-        agent.follow(lab, engine, job.run_id, rest)
+        agent.stop(lab, engine, job.run_id, 1, full or "its output cannot be written", cause)
+        return agent.follow(lab, engine, job.run_id, rest)
+    return Ended(code=137, lost=True)
 
 
 def explain(ended: Ended, lab: Lab, job: Job, engine: Engine, *, silent: bool) -> tuple[Cause | None, str]:
@@ -258,6 +276,30 @@ def look_at_devices(stop: RunStopper, lab: Lab, job: Job, engine: Engine) -> Non
             earlier = f" ({stop.message})" if stop.message else ""
             stop.cause, stop.message = "device-lost", f"{describe_node(name, job)}: {reason}{earlier}"
             return
+
+
+def full_disks(lab: Lab, job: Job, engine: Engine) -> str:
+    """Render the file systems of a run's nodes that are full, each once per host; empty if none is, or none answers."""
+    look = ("df", "-Pk", job.directory, f"{lab.project_path}/.cache", "/tmp", "/dev/shm")  # noqa: S108 - of a container
+
+    def ask(node: str) -> str:
+        """Return what df prints in a node, also with exit code 1 for a path that is missing; empty if it fails."""
+        try:
+            return engine.exec(naming.container_name(lab, node), look, user="0", limit=agent.CHECKING).out
+        except HostError:
+            return ""
+
+    names = [node.name for node in job.nodes]
+    with pool(len(names)) as threads:
+        printed = list(threads.map(ask, names))
+    full: dict[tuple[str, str], str] = {}
+    for name, text in zip(names, printed, strict=True):
+        for line in filter(None, map(DF_LINE.match, text.splitlines())):
+            size, free, mount = 1024 * int(line[1]), 1024 * int(line[2]), line[3]
+            if free < FULL * size:
+                left = f"{name} has {human.memory(free)} of {human.memory(size)} free at {mount}"
+                full.setdefault((lab.host_of(name).name, mount), left)
+    return "; ".join(full.values())
 
 
 def describe_node(name: str, job: Job) -> str:

@@ -562,6 +562,7 @@ def supervise(
         cause=stop.cause,
         message=run.short(store.redact(stop.message, run.lab.hidden)),
         silent=silence == SILENT,
+        gave_up=store.redact(watch.gave_up(), run.lab.hidden),
         seconds=ended.seconds,
     )
 

@@ -58,6 +58,50 @@ def test_no_share_is_filled_up_with_what_is_near_another_nodes_devices() -> None
 # --- devices -------------------------------------------------------------------------------------------------
 
 
+def unused(tmp_path: Path, text: str, **environ: str) -> list[str]:
+    (tmp_path / ".env").write_text(text, encoding="utf-8")
+    return list(spec.unused_choices(settings.load(tmp_path, {"HOME": "/home/someone"}, {}), environ))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "way"),
+    [
+        ("CUDA_VISIBLE_DEVICES", "4,5", "LAB_DEVICES=4,5 in .env"),
+        ("CUDA_VISIBLE_DEVICES", "GPU-8932f937", "LAB_DEVICES=GPU-8932f937 in .env"),
+        ("CUDA_VISIBLE_DEVICES", "", "LAB_ACCELERATOR=cpu in .env makes a lab without devices"),
+        ("CUDA_VISIBLE_DEVICES", "-1", "LAB_ACCELERATOR=cpu in .env makes a lab without devices"),
+        ("HABANA_VISIBLE_DEVICES", "0, 1", "LAB_DEVICES=0,1 in .env"),
+        ("ZE_AFFINITY_MASK", "0.0,0.1,2", "LAB_DEVICES=0,2 in .env"),
+    ],
+)
+def test_a_variable_that_chooses_devices_is_named_with_labctls_way(
+    tmp_path: Path, name: str, value: str, way: str
+) -> None:
+    (warning,) = unused(tmp_path, "", **{name: value})
+    assert warning.startswith(f"{name}={value} of the environment is not used: {way}")
+
+
+@pytest.mark.parametrize(
+    ("text", "environ"),
+    [
+        ("LAB_DEVICES=0,1\n", {"CUDA_VISIBLE_DEVICES": "4,5"}),
+        ("LAB_ENV_CUDA_VISIBLE_DEVICES=0\n", {"CUDA_VISIBLE_DEVICES": "4,5"}),
+        ("LAB_ACCELERATOR=cpu\n", {"CUDA_VISIBLE_DEVICES": "4,5"}),
+        ("", {"HABANA_VISIBLE_DEVICES": "all"}),
+        ("", {"PATH": "/bin"}),
+    ],
+)
+def test_a_variable_is_not_named_where_the_choice_is_made_or_there_is_none(
+    tmp_path: Path, text: str, environ: dict[str, str]
+) -> None:
+    assert unused(tmp_path, text, **environ) == []
+
+
+def test_a_cluster_chooses_the_devices_of_its_pods(tmp_path: Path) -> None:
+    (warning,) = unused(tmp_path, "LAB_ENGINE=kubernetes\n", CUDA_VISIBLE_DEVICES="4,5")
+    assert warning.endswith("a cluster chooses the devices of a pod; LAB_SLOTS says how many it has")
+
+
 @pytest.mark.parametrize(
     ("text", "slots"), [("LAB_NODES=3", 2), ("LAB_NODES=2\nLAB_SLOTS=3", 3), ("LAB_NODES=4\nLAB_SLOTS=2", 2)]
 )

@@ -552,8 +552,34 @@ def test_a_nodes_name_where_a_command_belongs_is_told_with_what_was_meant(
 ) -> None:
     monkeypatch.setattr(session, "run", lambda *_, **__: 127)
     monkeypatch.setattr(session, "lacks", lambda *_: True)
-    assert labctl("exec", "worker-0", "--", "id", "-u").err.endswith("hint: labctl exec -n worker-0 -- id -u\n")
-    assert "labctl exec -n" not in labctl("exec", "worker-7", "--", "id").err
+    assert labctl("exec", "worker-0", "id", "-u").err.endswith("hint: labctl exec -n worker-0 -- id -u\n")
+    assert "labctl exec -n" not in labctl("exec", "worker-7", "id").err
+
+
+@pytest.mark.parametrize(
+    ("typed", "node", "command"),
+    [
+        (["worker-1", "--", "id", "-u"], "worker-1", ("id", "-u")),
+        (["worker-0,worker-1", "--", "id"], "worker-0,worker-1", ("id",)),
+        (["launcher", "--", "grep", "--", "-x"], "launcher", ("grep", "--", "-x")),
+        (["-n", "worker-1", "--", "id"], "worker-1", ("id",)),
+        (["-n", "worker-1", "worker-0", "--", "id"], "worker-1", ("worker-0", "--", "id")),
+        (["grep", "--", "-x"], "launcher", ("grep", "--", "-x")),
+        (["--", "worker-1"], "launcher", ("worker-1",)),
+    ],
+)
+def test_exec_takes_the_node_as_shell_does(
+    labctl: Labctl, monkeypatch: pytest.MonkeyPatch, typed: list[str], node: str, command: tuple[str, ...]
+) -> None:
+    given: list[object] = []
+
+    def execute(_: object, argv: tuple[str, ...], name: str, **__: object) -> int:
+        given.extend((argv, name))
+        return 0
+
+    monkeypatch.setattr("labctl.flows.execute", execute)
+    assert labctl("exec", *typed).code == 0
+    assert given == [command, node]
 
 
 @pytest.mark.parametrize("arguments", GOING_IN)

@@ -12,7 +12,7 @@ from labctl.backends.docker.lab.devices import ResolvedSetting
 from labctl.cli.output import Output, say, say_printed, table, to_json
 from labctl.cli.run import run_text
 from labctl.errors import HostError
-from labctl.model import Event, Rank, Result
+from labctl.model import CriterionResult, Event, Rank, Result
 
 ERROR = HostError("no engine", hint="labctl setup", node="worker-1")
 RESULT = Result(
@@ -188,12 +188,51 @@ def test_the_result_of_a_run_that_lost_a_node_says_what_is_next() -> None:
             "rank 1 on worker-1 exited with code 134 (SIGABRT): terminate called without an active exception",
             "os._exit(0)",
         ),
+        ("ModuleNotFoundError: No module named 'torchvision'", "LAB_PACKAGES=torchvision in .env"),
+        ("ModuleNotFoundError: No module named 'cv2'", "add opencv-python-headless to LAB_PACKAGES"),
+        (
+            "ValueError: Some specified arguments are not used by the HfArgumentParser: ['--deepspeed_config', 'c']",
+            "`deepspeed_option: deepspeed` in its workload.yml",
+        ),
+        ("train.py: error: unrecognized arguments: --deepspeed_config c.json", "`-- --deepspeed FILE`"),
+        ("train.py: error: unrecognized arguments: --local_rank=0", "leave out --local-rank"),
+        ("train.py: error: unrecognized arguments: --lr 1", "what follows `--`"),
+        (
+            "Exception: URL fetch failure on https://storage.example/tf-keras-datasets/mnist.npz: None -- [Errno -3] "
+            "Temporary failure in name resolution (mnist.py:9)",
+            "put mnist.npz into keras/datasets/ below HOST_CACHE_PATH (~/.cache/labctl)",
+        ),
+        ("URLError: <urlopen error [Errno -2] Name or service not known> (train.py:3)", "torch/hub/checkpoints/"),
+        ("RuntimeError: Error downloading train-images-idx3-ubyte.gz: ", "LAB_MOUNTS; or HTTPS_PROXY"),
+        ("LookupError: Resource punkt not found. Please use the NLTK Downloader", "nltk.downloader -d DIRECTORY punkt"),
+        (
+            "RuntimeError: unable to write to file </torch_12_1>: No space left on device (28) (train.py:3)",
+            "LAB_SHM_SIZE in .env",
+        ),
     ],
 )
 def test_a_failure_that_every_newcomer_meets_has_its_way_out(message: str, step: str) -> None:
     text = run_text(replace(RESULT, verdict="ERROR", cause="rank-crashed", message=message), Path("/srv/lab"))
     (line,) = (line for line in text.splitlines() if line.startswith("next"))
     assert step in line
+
+
+def test_a_run_that_nothing_judged_is_completed_and_has_the_way_to_a_verdict() -> None:
+    passed = replace(RESULT, verdict="PASS", cause=None, message="9 ranks ended with code 0; no criteria.")
+    lines = run_text(passed, Path("/srv/lab")).splitlines()
+    assert "verdict    completed, nothing judged: 9 ranks ended with code 0; no criteria." in lines
+    assert "next       a criterion has it judged, such as --expect 'loss<2.5'" in lines
+    assert to_json(passed)["verdict"] == "PASS"
+    check = CriterionResult(criterion="loss < 2.5", value=1.0, passed=True)
+    judged = run_text(replace(passed, checks=(check,), message="All criteria met."), Path("/srv/lab"))
+    assert "verdict    PASS: All criteria met." in judged
+    assert "next " not in judged
+
+
+def test_a_run_whose_disk_was_full_has_a_way_to_room() -> None:
+    message = "cannot write output.log: No space left on device; 0 B free at /data"
+    text = run_text(replace(RESULT, verdict="ERROR", cause="disk-full", message=message), Path("/srv/lab"))
+    assert "next       `labctl runs prune --keep N` removes old runs" in text
 
 
 def test_data_that_is_nowhere_on_this_machine_is_said_to_be_so(tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ def test_compare_says_what_differs_and_what_it_did(two: Labctl) -> None:
     assert answer.code == 0
     expected = f"""\
 GROUP  RUN                            VERDICT
-A      {FAST}  PASS
-B      {SLOW}  PASS
+A      {FAST}  completed
+B      {SLOW}  completed
 
 DIFFERS        A  B
 --micro-batch  4  1
@@ -61,8 +61,8 @@ def test_compare_of_two_runs_with_the_same_settings_says_that_they_are_too_few(l
         records.write(labctl.directory, run_id, throughput=figure)
     expected = f"""\
 GROUP  RUN                            VERDICT
-A      {FAST}  PASS
-A      {SLOW}  PASS
+A      {FAST}  completed
+A      {SLOW}  completed
 
 nothing that was recorded differs
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labctl.config.hostfile import format_hostfile, parse
+from labctl.config.hostfile import OWN, format_hostfile, parse
 from labctl.errors import ConfigError
 
 NAMES = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,10}[a-z0-9])?(\.[a-z0-9]{1,5})?", fullmatch=True)
@@ -22,6 +22,8 @@ NAMES = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,10}[a-z0-9])?(\.[a-z0-9]{1,5})?", f
         ("ml-512-node-001 slots=1024\n10.0.0.7 slots=08\n", (("ml-512-node-001", 1024), ("10.0.0.7", 8))),
         ("Node1.lab.example slots=2", (("Node1.lab.example", 2),)),
         (f"{'a' * 63} slots=1", (("a" * 63, 1),)),
+        ("worker-0\n10.0.0.7\n", (("worker-0", OWN), ("10.0.0.7", OWN))),
+        ("worker-0:2  # MPICH\nworker-1:08\nworker-2 slots=4\n", (("worker-0", 2), ("worker-1", 8), ("worker-2", 4))),
     ],
 )
 def test_nodes_are_read_in_order(text: str, nodes: tuple[tuple[str, int], ...]) -> None:
@@ -46,7 +48,13 @@ def test_nodes_are_read_in_order(text: str, nodes: tuple[tuple[str, int], ...]) 
         ("a slots=0", 1, "slots must be between 1 and 1024, not `0`"),
         ("a slots=1025", 1, "slots must be between 1 and 1024"),
         (f"a slots={'9' * 10_000}", 1, "slots must be between 1 and 1024"),
-        ("# first\na", 2, "slots are missing"),
+        ("a:", 1, "slots must be a number, not ``"),
+        ("a:0", 1, "slots must be between 1 and 1024, not `0`"),
+        ("a:2222", 1, "slots must be between 1 and 1024"),
+        ("a:2 slots=4", 1, "slots are given twice: `:2` and `slots=4`"),
+        ("a:2 b:2", 1, "expected `slots=N`, found `b:2`"),
+        ("a:2,b:2", 1, "several nodes in `a:2,b:2`"),
+        ("[::1]:2", 1, "bad host name `[::1]:2`"),
         ("a slots=", 1, "slots must be a number"),
         ("a slots=eight", 1, "slots must be a number, not `eight`"),
         ("a slots=-1", 1, "slots must be a number"),
@@ -73,7 +81,32 @@ def test_what_cannot_be_read_names_file_line_and_reason(text: str, line: int, re
     assert len(caught.value.message) < 250
 
 
-@given(st.lists(st.tuples(NAMES, st.integers(1, 1024)), min_size=1, unique_by=lambda entry: entry[0]))
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("a slots = 8", "write `a slots=8`"),
+        ("a 8", "write `a slots=8`"),
+        ("a Slots=8", "write `a slots=8`"),
+        ("a slots=4 max_slots=8", "write `a slots=4`"),
+        ("a np=2", "write `a slots=2`"),
+        ("a gpus:2", "write `a slots=2`"),
+        ("a:2 slots=4", "write `a slots=2`"),
+        ("a slots=0", "write `a slots=8`, or `a` alone for all slots that it has"),
+        ("a:2222", "write `a slots=8`, or `a` alone for all slots that it has"),
+        ("a slots=eight", "write `a slots=8`, or `a` alone for all slots that it has"),
+        ("a address=10.0.0.5 user=ann", "write `a slots=8`, or `a` alone for all slots that it has"),
+        ("root@a slots=1", "write `a`"),
+        ("a:2,b:2", "write a line for each, such as `a:2`"),
+        ("a\na", "name it once, with all of its slots: `a slots=8`"),
+    ],
+)
+def test_a_line_that_cannot_be_meant_is_shown_written_right(line: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(line, "hostfile")
+    assert caught.value.hint == hint
+
+
+@given(st.lists(st.tuples(NAMES, st.integers(0, 1024)), min_size=1, unique_by=lambda entry: entry[0]))
 def test_formatted_entries_read_back_the_same(entries: list[tuple[str, int]]) -> None:
     assert parse(format_hostfile(entries), "hostfile") == tuple(entries)
 
@@ -87,7 +120,8 @@ def test_any_text_is_read_or_refused_with_its_place(text: str) -> None:
 
 
 def test_format_is_one_line_per_node() -> None:
-    assert format_hostfile([("worker-0", 8), ("worker-1", 1)]) == "worker-0 slots=8\nworker-1 slots=1\n"
+    entries = [("worker-0", 8), ("worker-1", 1), ("worker-2", OWN)]
+    assert format_hostfile(entries) == "worker-0 slots=8\nworker-1 slots=1\nworker-2\n"
 
 
 def test_a_hundred_thousand_lines_take_as_few_calls_each_as_a_thousand() -> None:

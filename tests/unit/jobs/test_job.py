@@ -18,6 +18,7 @@ import pytest
 from msgspec.structs import replace
 from support.builders import host, job, lab, node, workload
 
+from labctl.config import hostfile
 from labctl.errors import ConfigError
 from labctl.jobs import job as jobs
 from labctl.jobs.job import choose
@@ -111,6 +112,13 @@ def test_an_unknown_machine_is_refused_with_the_nodes_and_hosts_that_there_are()
 def test_a_hostfile_with_too_many_slots_says_which_node_its_machine_is() -> None:
     with pytest.raises(ConfigError, match=r"^h: localhost \(worker-0\) has 1 slots, not 8$"):
         choose(lab(2), (("localhost", 8),), "h")
+
+
+def test_a_node_that_a_hostfile_names_alone_has_all_of_its_slots() -> None:
+    of = lab((node(0, slots=2), node(1, slots=4)))
+    chosen = choose(of, hostfile.parse("worker-1\nworker-0:1\n", "h"), "h")
+    assert [(node.name, slots) for node, slots in chosen] == [("worker-1", (0, 1, 2, 3)), ("worker-0", (0,))]
+    assert choose(of, hostfile.parse("worker-1", "h"), include="worker-1:3") == ((of.nodes[1], (3,)),)
 
 
 def test_nodes_can_be_left_out() -> None:
@@ -304,6 +312,28 @@ def test_open_mpi_reads_whole_lines_with_room_for_its_marks(ranks: Ranks) -> Non
     assert all(piece.endswith(b"\n") and piece.count(b"\n") <= 128 for piece in pieces)
     text = b"".join(pieces).replace(b"\x013\x02", b"").decode()
     assert text.split("\n", 1)[1] == f"{printed}\n"
+
+
+@pytest.mark.parametrize("end", ["\\n", ""])
+def test_a_line_that_is_too_long_for_launchers_is_cut_and_said_to_be_and_the_log_has_it_whole(
+    ranks: Ranks, end: str
+) -> None:
+    program = f"head -c 700000 /dev/zero | tr '\\0' x; printf '{end}'; printf 'step 2\\n'; exit 9"
+    pipe = subprocess.PIPE
+    with subprocess.Popen(["bash", ranks.script(program)], env=ranks.environment, stdout=pipe, text=True) as child:
+        assert child.stdout
+        lines = [line_of(line, 0) for line in child.stdout.read().splitlines()]
+    words, said = ("", ["step 2"]) if end else ("step 2", [])
+    assert [line.text for line in lines] == [
+        "labctl: rank 3 of 4 on worker-1",
+        "x" * 262_144,
+        f"labctl: rank 3 printed a line of {700_000 + len(words):,} bytes, cut to 262,144 here; rank-3.log has all",
+        *said,
+        "labctl: rank 3 on worker-1 exited with code 9",
+    ]
+    assert all(line.rank == 3 for line in lines)
+    logged = (ranks.project / "outputs/r1/ranks/rank-3.log").read_text().splitlines()
+    assert logged == [lines[0].text, "x" * 700_000 + words, *(line.text for line in lines[2:])]
 
 
 def test_a_bar_that_is_drawn_over_and_over_is_seen_before_its_end(ranks: Ranks) -> None:

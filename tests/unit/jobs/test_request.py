@@ -21,7 +21,11 @@ from labctl.system import filelock
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Folder of a workload whose script has two options."""
-    (tmp_path / "hello.py").write_text('add("--learning-rate", type=float)\nadd("--steps", type=int)\n')
+    (tmp_path / "hello.py").write_text(
+        "import argparse\n"
+        "add = argparse.ArgumentParser().add_argument\n"
+        'add("--learning-rate", type=float)\nadd("--steps", type=int)\n'
+    )
     return tmp_path
 
 

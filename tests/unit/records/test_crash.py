@@ -83,6 +83,45 @@ def test_a_crashed_ranks_last_words_are_in_the_reason() -> None:
     assert watch.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
 
 
+def test_an_exception_without_a_word_has_its_place_in_the_reason() -> None:
+    watch = watching()
+    for text in (
+        "Traceback (most recent call last):",
+        '  File "/workspace/outputs/r1/work/train.py", line 9, in save',
+        '  File "/opt/venv/lib/python3.11/site-packages/transformers/base.py", line 2581, in save_vocabulary',
+        "NotImplementedError",
+    ):
+        watch.look_at((printed(f"worker-1: |{text}", 1),))
+    watch.look_at((printed(CRASH),))
+    assert watch.message == "rank 1 on worker-1 exited with code 9: NotImplementedError (train.py:9)"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "OSError: [Errno 28] No space left on device: 'ckpt/last.pt'",
+        "RuntimeError: [enforce fail at inline_container.cc:626] . unexpected pos; No space left on device",
+        "OSError: [Errno 122] Disk quota exceeded",
+    ],
+)
+def test_a_rank_that_found_no_room_ended_for_a_full_disk(words: str) -> None:
+    watch = watching()
+    watch.look_at((printed(f"worker-1: {words}"),))
+    watch.look_at((printed(CRASH),))
+    assert (watch.cause, watch.message) == ("disk-full", f"rank 1 on worker-1 exited with code 9: {words}")
+
+
+def test_the_rank_whose_last_line_gives_up_is_named() -> None:
+    watch = watching()
+    watch.look_at((printed("worker-0: |step 3", 0), printed("worker-1: |CUDA is not available", 1)))
+    assert watch.gave_up() == "rank 1: CUDA is not available"
+    watch.look_at((printed("worker-1: |using the CPU", 1),))
+    assert watch.gave_up() == ""
+    script = watching("script")
+    script.look_at((printed("No GPU found"), printed("")))
+    assert (script.gave_up(), script.silence()) == ("the script: No GPU found", "")
+
+
 def test_a_last_line_that_tells_of_no_error_is_not_told_as_one() -> None:
     watch = watching()
     watch.look_at((printed("worker-1: step 3, loss 0.5"),))

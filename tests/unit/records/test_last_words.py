@@ -101,6 +101,82 @@ def test_ranks_whose_lines_alternate_are_quoted_apart() -> None:
     assert last_words.quoted([*lines, "killed by someone"], "rank 2") == "killed by someone"
 
 
+IN_LIBRARY = """\
+Traceback (most recent call last):
+  File "/workspace/outputs/r1/work/train.py", line 9, in <module>
+    main()
+  File "/workspace/outputs/r1/work/utils/saving.py", line 88, in save
+    tokenizer.save_vocabulary(folder)
+  File "/opt/venv/lib/python3.11/site-packages/transformers/tokenization_utils_base.py", line 2581, in save_vocabulary
+    raise NotImplementedError
+NotImplementedError
+"""
+
+
+@pytest.mark.parametrize(
+    ("written", "place"),
+    [
+        (IN_LIBRARY, "utils/saving.py:88"),
+        ("".join(f"[rank1]: {line}\n" for line in IN_LIBRARY.splitlines()), "utils/saving.py:88"),
+        (TRACEBACK.format("ValueError: no such data"), "train.py:3"),
+        (
+            IN_LIBRARY + "\nDuring handling of the above exception, another exception occurred:\n\n"
+            'Traceback (most recent call last):\n  File "/workspace/clone/run.py", line 4, in f\nValueError: b\n',
+            "/workspace/clone/run.py:4",
+        ),
+        (IN_LIBRARY.replace("/workspace/outputs/r1/work/", "/usr/lib/python3.11/"), ""),
+        (TRACEBACK.format("ValueError: caught\n" + "step\n" * 20 + "step 21"), ""),
+        (f"{IN_LIBRARY}Fatal Python error: Segmentation fault", ""),
+        ("ValueError: no such data", ""),
+    ],
+)
+def test_an_exception_has_its_place_in_the_innermost_file_of_no_library(written: str, place: str) -> None:
+    assert last_words.place(written.splitlines(), "rank 1") == place
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Unable to locate sufficient 2 gpus to run this example. Exiting.",
+        "CUDA is not available",
+        "XPU unavailable",
+        "No GPUs detected. Exiting program.",
+        "Requires at least 2 GPUs to run, but got 1.",
+        "This example needs 2 GPUs",
+        "Cannot find data folder, exiting",
+        "Failed to load config. Exiting...",
+        "torch.cuda is not available! Exit.",
+    ],
+)
+def test_a_last_line_that_gives_up_is_known(line: str) -> None:
+    assert last_words.giving_up(["step 1", line]) == line
+    record = "[W1129 10:00:00 socket.cpp:1] destroy_process_group() was not called"
+    assert last_words.giving_up(["step 1", line, record]) == line
+    assert last_words.giving_up([line, "step 1"]) == ""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "CUDA is not available, using CPU",
+        "Device: cpu (GPU not available, running on CPU)",
+        "UserWarning: 'pin_memory' argument is set as true but no accelerator is found",
+        "No cuda runtime is found, using CUDA_HOME='/usr/local/cuda'",
+        "Early stopping: no improvement in 5 epochs, exiting",
+        "Training done. Exiting.",
+        "Finished in 3 s; exiting",
+        "Exiting",
+        "Skipping validation",
+        "12 passed, 0 failed",
+        "needs 4 GPUs for the full model; completed on 2",
+        "It requires 3 GB of GPU memory",
+        "step 100 of 100, loss: 0.3",
+    ],
+)
+def test_a_last_line_of_a_program_that_did_its_work_is_not_taken_for_one_that_gives_up(line: str) -> None:
+    assert last_words.giving_up([line]) == ""
+
+
 def test_very_many_ranks_keep_fewer_lines_each() -> None:
     assert [last_words.kept(ranks) for ranks in (2, 100, 300, 4096)] == [300, 300, 100, 60]
 
@@ -143,6 +219,7 @@ def test_a_long_message_is_cut() -> None:
             ["b", "ValueError: x is 1", "c", "d"],
         ),
         ("rank 1 exited with code 7: ValueError: x is 1 but should be 2", ["b", "ValueError: x is 1", "c", "d"]),
+        ("rank 1 exited with code 7: ValueError: x is 1 (train.py:3)", ["b", "ValueError: x is 1", "c", "d"]),
         ("The run was stopped: timeout.", ["ValueError: x is 1"]),
     ],
 )

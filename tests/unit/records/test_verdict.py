@@ -147,12 +147,20 @@ def test_a_number_that_no_criterion_needs_may_be_missing() -> None:
 
 def test_without_criteria_a_good_end_passes() -> None:
     verdict = _judge(criteria=[], world_size=1, expected_world_size=1)
-    assert (verdict.status, verdict.message) == ("PASS", "Completed on 1 rank; no criteria.")
+    assert (verdict.status, verdict.message) == ("PASS", "1 rank ended with code 0; no criteria.")
 
 
 def test_a_pass_without_a_line_of_output_says_so() -> None:
     verdict = _judge(criteria=[], silent=True)
-    assert verdict.message == "Completed on 2 ranks; no criteria. No rank wrote a line."
+    assert verdict.message == "2 ranks ended with code 0; no criteria. No rank wrote a line."
+
+
+def test_a_program_that_gives_up_is_quoted_where_nothing_was_judged() -> None:
+    words = "rank 0: CUDA is not available"
+    verdict = _judge(criteria=[], gave_up=words)
+    assert verdict.status == "PASS"
+    assert verdict.message.endswith(" The program may have given up; the last line of rank 0: CUDA is not available")
+    assert "CUDA" not in _judge(criteria=[THROUGHPUT], gave_up=words).message
 
 
 def _judge(
@@ -165,9 +173,10 @@ def _judge(
     world_size: int = 2,
     expected_world_size: int = 2,
     silent: bool = False,
+    gave_up: str = "",
 ) -> Verdict:
     criteria = [THROUGHPUT, LOSS] if criteria is None else criteria
     declared = tuple(Metric(name=metric.metric, pattern=rf"{metric.metric}: (\S+)") for metric in criteria)
     ran = job(lab(expected_world_size), criteria=tuple(criteria), metrics=declared)
-    ended = RunOutcome(exit_code=exit_code, cause=cause, message=message, silent=silent)
+    ended = RunOutcome(exit_code=exit_code, cause=cause, message=message, silent=silent, gave_up=gave_up)
     return judge(ran, GOOD if metrics is None else metrics, ended, world_size)

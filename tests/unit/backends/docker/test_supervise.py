@@ -297,15 +297,49 @@ def test_a_record_that_cannot_be_written_leaves_no_process_behind(tmp_path: Path
         return log.keep(lines)
 
     engine = printing("one", "two", "three")
-    with pytest.raises(HostError, match=r"^cannot write .*/runs/r1/output\.log: No space left on device$") as caught:
-        supervise.supervise(of, JOB, engine, keep, LAUNCH)
-    assert (caught.value.exit_code, caught.value.hint) == (3, f"df -h {path}")
-    assert engine.stops == [("1", "interrupted", "its output cannot be written")]
+    ended = supervise.supervise(of, JOB, engine, keep, LAUNCH)
+    assert ended.cause == "disk-full"
+    assert re.fullmatch(rf"cannot write {path}/output\.log: No space left on device; .* free at /.*", ended.message)
+    assert engine.stops == [("1", "disk-full", ended.message)]
     assert "follow" in {argv[len(agent.AGENT)] for _, argv in engine.started if argv[: len(agent.AGENT)] == agent.AGENT}
-    with pytest.raises(HostError, match="No space left on device"):
-        log.close()
+    log.close()
     log.close()
     assert (path / "output.log").read_text() == "one\n"
+
+
+def test_output_that_cannot_be_written_for_another_reason_is_an_error(tmp_path: Path) -> None:
+    def keep(_: Sequence[Line]) -> Sequence[Line]:
+        raise store.RecordError("cannot write output.log: Input/output error")
+
+    engine = printing("one", "two")
+    with pytest.raises(HostError, match="Input/output error") as caught:
+        supervise.supervise(lab(directory=tmp_path), JOB, engine, keep, LAUNCH)
+    assert caught.value.exit_code == 3
+    assert engine.stops == [("1", "interrupted", "its output cannot be written")]
+
+
+DF = """\
+Filesystem     1024-blocks     Used Available Capacity Mounted on
+tmpfs               163840   163840         0     100% /workspace/outputs
+overlay          264212084 66036740  40354172      63% /
+shm                8388608  8380000      8608     100% /dev/shm
+"""
+
+
+def test_a_rank_that_found_no_room_has_the_file_systems_that_are_full_in_its_message() -> None:
+    engine = printing("worker-1: OSError: [Errno 28] No space left on device", CRASH, code=1)
+    answer_of_run = engine.answer
+
+    def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        return iter(DF.splitlines()) if argv[0] == "df" else answer_of_run(container, argv)
+
+    engine.answer = answer
+    ended, _ = run(engine)
+    assert ended.cause == "disk-full"
+    assert ended.message == (
+        "rank 1 on worker-1 exited with code 9: OSError: [Errno 28] No space left on device; "
+        "worker-0 has 0 B of 160 MiB free at /workspace/outputs; worker-0 has 8.406 MiB of 8 GiB free at /dev/shm"
+    )
 
 
 TOKEN = "hf_CANARYCANARY"  # noqa: S105

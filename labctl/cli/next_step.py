@@ -1,0 +1,136 @@
+"""What to do next after a run: advice for the way it ended, from its cause and message."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from labctl.model import COMPLETED, Result
+
+PACKAGES = {
+    "PIL": "pillow",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python-headless",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+"""Packages of modules that have another name."""
+CACHE = "below HOST_CACHE_PATH (~/.cache/labctl)"
+NOT_TAKEN = r"(?:unrecognized arguments: |not used by the HfArgumentParser: ).*"
+"""Pattern of what argparse and transformers say of arguments that a script does not take."""
+NOT_FOUND = r"No such file or directory: '(/(?!workspace/|proc/|sys/)[^']+)"
+NO_MODULE = r"No module named '(\w+)"
+STEPS = (
+    (
+        "terminate called without an active exception",
+        "torch's Gloo aborts at times while Python shuts down: if the work was done, "
+        "end the script with sys.stdout.flush(); os._exit(0)",
+    ),
+    ("ran out of memory", "LAB_MEMORY in .env is what each node may have; `labctl fit` tells what a training needs"),
+    (
+        "^no step and no line",
+        "stacks/ of its files has what each process did; stacks of Python there, or last in its log",
+    ),
+    ("Read-only file system", "write to the current directory, which is the run's own, or to $LABCTL_RUN_DIR"),
+    (
+        r"insufficient shared memory|/dev/shm|</torch_\d+",
+        "LAB_SHM_SIZE in .env is the shared memory of each node; then `labctl up`",
+    ),
+    (
+        r"couldn't connect to 'https?://|offline mode is enabled|LocalEntryNotFoundError|huggingface\.co",
+        "the hub was not reached: where there is a network, `labctl cache --model NAME` or `--dataset NAME`, or "
+        "`labctl cache WORKLOAD`, downloads below HOST_CACHE_PATH",
+    ),
+    (
+        r"URL fetch failure on \S+/([^/\s:]+)",
+        f"put {{0}} into keras/datasets/ {CACHE}, where Keras looks in the nodes; or HTTPS_PROXY in .env, "
+        "then `labctl up`",
+    ),
+    (
+        r"Resource '?(\w+)'? not found",
+        f"NLTK looks in nltk_data/ {CACHE}: where there is a network, `python -m nltk.downloader -d DIRECTORY {{0}}`",
+    ),
+    (
+        r"urlopen error|HTTPS?ConnectionPool\(|Error downloading |NameResolutionError|ClientConnectorError",
+        f"a download did not reach its server: put the files {CACHE} (torch/hub/checkpoints/, keras/datasets/, "
+        "nltk_data/, tensorflow_datasets/), or mount them by LAB_MOUNTS; or HTTPS_PROXY in .env, then `labctl up`",
+    ),
+    (
+        f"{NOT_TAKEN}--deepspeed_config",
+        "`deepspeed_option: deepspeed` in its workload.yml gives the configuration as --deepspeed, as Hugging Face's "
+        "scripts take it; without a workload.yml: `-- --deepspeed FILE`",
+    ),
+    (f"{NOT_TAKEN}--local[-_]rank", "leave out --local-rank: the variable LOCAL_RANK is set for each rank"),
+    (NOT_TAKEN, "what follows `--`, and --set KEY=VALUE as --KEY VALUE, reaches the script as it is"),
+    ("the following arguments are required: ", "pass them to the script after `--`, or by --set KEY=VALUE"),
+    ("EOFError: EOF when reading a line", "nobody can answer a rank: pass what it asks for as an argument, after `--`"),
+)
+"""Pattern of a result's message, and advice; ``{0}`` is the first group."""
+
+
+def next_step(result: Result) -> str:
+    """Return advice for the way a run ended; empty if there is none."""
+    if result.outcome == COMPLETED:
+        return "a criterion has it judged, such as --expect 'loss<2.5'"
+    if result.cause == "node-lost":
+        on = f"`labctl run --resume {result.run_id}` goes on from its last checkpoint, if it saved any"
+        return f"`labctl up` starts the node again; then {on}"
+    if result.cause == "timeout":
+        return "if it needs more time: --timeout, such as --timeout 2h"
+    by_message = (_missing_device, _missing_module, _missing_path, _step)
+    advice = next(filter(None, (of(result.message) for of in by_message)), "")
+    return advice or ("`labctl runs prune --keep N` removes old runs" if result.cause == "disk-full" else "")
+
+
+def _missing_device(message: str) -> str:
+    """Return advice for a program that found no device of a vendor; empty for other messages."""
+    from labctl import accelerators
+
+    for name, module in accelerators.modules().items():
+        if module.missed and re.search(module.missed, message):
+            return f"the lab has no {name} device: `labctl devices` lists what it has"
+    return ""
+
+
+def _missing_module(message: str) -> str:
+    """Return advice for a module that the image does not have; empty for other messages."""
+    match = re.search(NO_MODULE, message)
+    if not match:
+        return ""
+    module = match[1]
+    if module in ("torchvision", "torchaudio"):
+        return f"LAB_PACKAGES={module} in .env, then `labctl up`: its build for the image's torch, by the index of that"
+    add = f"add {PACKAGES.get(module, f'the package of `{module}`')} to LAB_PACKAGES"
+    return (
+        f"check the name if `{module}` is a file of yours; if it lies elsewhere in your clone: LAB_MOUNTS and "
+        f"LAB_ENV_PYTHONPATH, docs/bring-your-own.md; else {add} in .env, then `labctl up`"
+    )
+
+
+def _missing_path(message: str) -> str:
+    """Return advice for a path that the nodes do not have; empty for other messages."""
+    match = re.search(NOT_FOUND, message)
+    if not match:
+        return ""
+    path = Path(match[1])
+    mount = mountable(path)
+    absent = "" if path.exists() else f" (this machine has no {path} either)"
+    return f"ranks see what is mounted: LAB_MOUNTS={mount}:{mount}:ro in .env, then `labctl up`{absent}"
+
+
+def _step(message: str) -> str:
+    """Return the advice of STEPS for a message; empty if no pattern matches."""
+    for pattern, step in STEPS:
+        if match := re.search(pattern, message):
+            return step.format(*match.groups())
+    return ""
+
+
+def mountable(path: Path) -> str:
+    """Return the directory to mount so that a path exists in nodes; ``DIRECTORY`` if it may not be mounted."""
+    from labctl.config import mount_sources
+
+    folder = path if path.is_dir() else path.parent
+    refused = mount_sources.refusal(str(folder), str(Path.home()), here=True)
+    return "DIRECTORY" if refused else str(folder)
