@@ -345,7 +345,7 @@ def why_unsure(judged: Judged) -> str:
     if judged.doubt:
         return judged.doubt
     if judged.lost > DISTURBED:
-        return f"other programs took {human.share(judged.lost)} of its time"
+        return f"other programs took {human.share(judged.lost)} of its time, which may hide that it is slow"
     bounds = [human.share(bound) for bound in (judged.low, judged.high) if bound is not None]
     if len(bounds) == 2:
         return f"surely between {bounds[0]} and {bounds[1]}, too near to the limit"

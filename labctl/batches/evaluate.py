@@ -111,7 +111,7 @@ class Evaluation(Struct, frozen=True, kw_only=True):
     sizes: tuple[SizeResult, ...]
     nodes: tuple[NodeResult, ...]
     remarks: tuple[str, ...]
-    """Differences between jobs of a size that ``within`` would judge, as text; empty with it."""
+    """Differences between jobs of a size that ``within`` would judge, as text; with it, what has too few runs."""
 
 
 def judge(runs: Sequence[Measured], limits: Limits) -> Evaluation:
@@ -129,7 +129,7 @@ def judge(runs: Sequence[Measured], limits: Limits) -> Evaluation:
         jobs=jobs,
         sizes=sizes,
         nodes=_by_node(jobs),
-        remarks=tuple(_remarks(jobs, sizes)) if limits.within is None else (),
+        remarks=tuple(_remarks(jobs, sizes) if limits.within is None else _too_few(jobs)),
     )
 
 
@@ -279,6 +279,16 @@ def _remarks(jobs: Sequence[JobResult], sizes: Iterable[SizeResult]) -> Iterable
         if size.min < (1 - FAR) * size.median and (size.workload, size.size) not in clear:
             differ = f"the {size.jobs:,} jobs on {human.count(size.size, 'node')} differ, and none stands out"
             yield f"{differ}: {human.span((size.min, size.max))} per node"
+
+
+def _too_few(jobs: Iterable[JobResult]) -> Iterable[str]:
+    """Yield a line about jobs that failed beside others by fewer than FEWEST runs."""
+    slow = [job.job for job in jobs if job.cause == "below-median" and job.repeats < FEWEST]
+    if slow:
+        yield (
+            f"{human.listed(slow, SHOWN)}: fewer than {FEWEST} runs do not tell a slow node from noise; "
+            f"`labctl batch ... --repeat {FEWEST}`, or `labctl bisect`, which repeats until it is certain"
+        )
 
 
 def _by_node(jobs: Iterable[JobResult]) -> tuple[NodeResult, ...]:

@@ -264,3 +264,11 @@ def test_the_evidence_lists_three_jobs() -> None:
     assert message.startswith("5 of 5 jobs failed: 1xN_0 ")
     assert message.endswith(" and 2 more")
     assert message.count("below-min") == 3
+
+
+def test_a_job_that_is_slow_in_too_few_runs_is_said_to_be_so() -> None:
+    limits = Limits(within=0.1)
+    (remark,) = judge(alone([100, 100, 100, 50]), limits).remarks
+    assert "fewer than 3 runs do not tell a slow node from noise" in remark
+    repeated = judge([run for _ in range(3) for run in alone([100, 100, 100, 50])], limits)
+    assert (repeated.passed, repeated.remarks) == (False, ())
