@@ -410,12 +410,13 @@ def test_a_project_is_installed_once_on_each_node(ranks: Ranks) -> None:
 
 def test_a_build_backend_that_the_image_lacks_is_named(ranks: Ranks) -> None:
     project = Project(root=Path("/home/me/mine"), install=True)
-    error = "pip._vendor.pyproject_hooks._impl.BackendUnavailable: Cannot import 'hatchling.build'"
+    error = "pip._vendor.pyproject_hooks._impl.BackendUnavailable: Cannot import 'pdm.backend'"
     (ranks.root / "bin/python").write_text(f'#!/bin/bash\necho "{error}" >&2\nexit 1\n')
     code, output = ranks.run(project=project)
     assert code == 1
     assert output.splitlines()[-2] == (
-        "labctl: the project's package was not installed: add `hatchling`, which builds it, to LAB_PACKAGES"
+        "labctl: the project's package was not installed: `pdm` is missing; "
+        "add to LAB_PACKAGES what its pyproject.toml requires to build it"
     )
 
 
