@@ -93,6 +93,7 @@ class CrashWatch:
         patterns = (OUT_OF_MEMORY, *(module.out_of_memory for module in accelerators.modules().values()))
         self._out_of_memory = re.compile("|".join(filter(None, patterns)), re.IGNORECASE)
         self._last: dict[str, deque[str]] = {}
+        self._unmarked: deque[str] = deque(maxlen=last_words.MOST)
         self._spoke_at: dict[str, float] = {}
         self.now = 0.0
         """Time of the last line, in seconds since 1970."""
@@ -136,8 +137,17 @@ class CrashWatch:
         if who in self._speakers and output and not output.isspace():
             self._keep(who, output)
             self._spoke_at[who] = self.now
-        elif self._starts_itself and not who and text.strip():
+            return
+        if self._starts_itself and not who and text.strip():
             self._keep(SCRIPT, text)
+        if who not in self._speakers:
+            self._unmarked.append(text.rpartition("\r")[2][: last_words.LONGEST])
+
+    @property
+    def launcher_words(self) -> str:
+        """Last error in output that is of no rank or node, of the launcher or a program in its place; empty if none."""
+        words = last_words.quoted(self._unmarked)
+        return words if last_words.is_error(words) else ""
 
     def _keep(self, who: str, output: str) -> None:
         """Keep the last output of a rank or node, or of a script itself."""

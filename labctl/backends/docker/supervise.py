@@ -117,6 +117,9 @@ def supervise(
         if ended.code != 0 and stop.cause is None:
             ended = ended if ended.seconds else replace(ended, seconds=time.monotonic() - began)
             stop.cause, stop.message = explain(ended, lab, job, engine, silent=watch.silence() == SILENT)
+        if ended.code != 0 and not stop.message and (words := watch.launcher_words):
+            named = "program" if job.workload.starts_itself else "launcher"
+            stop.message = f"the {named} exited with code {ended.code}: {words}"
         if ended.code != 0 and stop.cause in SYMPTOMS:
             look_at_devices(stop, lab, job, engine)
         if stop.cause == watch.cause == "disk-full" and (disks := full_disks(lab, job, engine)):

@@ -128,7 +128,7 @@ def test_two_sets_of_one_name_are_refused(lab: Lab, tmp_path: Path) -> None:
     [
         ("worker-9 slots=1\n", "lab demo has no node `worker-9`"),
         ("worker-0 slots=2\n", "worker-0 has 1 slots, not 2"),
-        ("worker-0\n", "slots are missing"),
+        ("worker-0 8\n", "expected `slots=N`, found `8`"),
         ("", "no nodes listed"),
     ],
 )

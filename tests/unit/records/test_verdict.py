@@ -150,6 +150,12 @@ def test_without_criteria_a_good_end_passes() -> None:
     assert (verdict.status, verdict.message) == ("PASS", "1 rank ended with code 0; no criteria.")
 
 
+def test_a_pass_of_a_program_without_ranks_names_none() -> None:
+    once = job(launcher="script:once", criteria=(), metrics=())
+    verdict = judge(once, {}, RunOutcome(exit_code=0, cause=None, message=""), 0)
+    assert (verdict.status, verdict.message) == ("PASS", "Completed; no criteria.")
+
+
 def test_a_pass_without_a_line_of_output_says_so() -> None:
     verdict = _judge(criteria=[], silent=True)
     assert verdict.message == "2 ranks ended with code 0; no criteria. No rank wrote a line."

@@ -93,6 +93,14 @@ def test_a_launcher_that_fails_by_itself_keeps_its_code() -> None:
     assert (ended.exit_code, ended.cause) == (2, None)
 
 
+def test_the_error_of_a_program_that_runs_once_is_quoted() -> None:
+    once = job(LAB, launcher="script:once")
+    engine = printing("Traceback (most recent call last):", '  File "a.py", line 1', "ValueError: no data", code=1)
+    ended = supervise.supervise(LAB, once, engine, as_printed, LAUNCH)
+    assert (ended.exit_code, ended.cause) == (1, None)
+    assert ended.message == "the program exited with code 1: ValueError: no data"
+
+
 def test_processes_that_cannot_be_ended_are_named() -> None:
     def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
         if "reap" in argv and "worker-1" in container:
