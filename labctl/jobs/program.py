@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -29,12 +29,10 @@ STARTERS: Mapping[str, Per] = {
     "torchrun": "node",
     "torch.distributed.run": "node",
     "torch.distributed.launch": "node",
-    "deepspeed": "once",
-    "horovodrun": "once",
-    "mpiexec": "once",
-    "mpirun": "once",
 }
-"""Programs and modules that start ranks themselves, those of their node or all."""
+"""Programs and modules that start the ranks of their node themselves."""
+BY_HOSTFILE = {"deepspeed": "deepspeed", "horovodrun": "horovod", "mpiexec": "mpirun", "mpirun": "mpirun"}
+"""Programs that start all ranks, by a hostfile, and labctl's launcher of each."""
 
 
 def of(options: RunOptions) -> Workload:
@@ -89,7 +87,23 @@ def per(options: RunOptions) -> Per:
     named = Path(command[0]).name if command else options.module
     if re.fullmatch(r"python[\d.]*", named) and command[1:2] == ("-m",):
         named = "".join(command[2:3])
+    _require_all_nodes(named, command)
     return STARTERS.get(named, "rank")
+
+
+def _require_all_nodes(named: str, command: Sequence[str]) -> None:
+    """Raise ConfigError for a program that would start ranks on a single machine, and call that a run of all nodes."""
+    if used := BY_HOSTFILE.get(named):
+        raise ConfigError(
+            f"{named} starts ranks by a hostfile, as labctl does",
+            hint=f"labctl run --launcher {used} --script FILE -- ARGUMENTS; or --once, with $LABCTL_HOSTFILE",
+        )
+    told = ("--num_machines", "--num-machines", "--config_file", "--config-file")
+    if named == "accelerate" and command[1:2] == ("launch",) and not any(word.startswith(told) for word in command):
+        raise ConfigError(
+            "accelerate launch starts ranks of one machine unless it is told of the others (--num_machines)",
+            hint="docs/bring-your-own.md has the command; --per-node starts this one as it is",
+        )
 
 
 def launcher(options: RunOptions) -> str:

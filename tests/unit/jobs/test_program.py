@@ -22,9 +22,10 @@ RUN = ("python3", "-m", "torch.distributed.run")
         (RunOptions(module="pkg.train", launcher="deepspeed"), "deepspeed", ("python", "-u", "-m", "pkg.train")),
         (RunOptions(command=("lm_eval", "--model", "hf")), "torchrun", ("lm_eval", "--model", "hf")),
         (RunOptions(command=("torchrun", "a.py")), "pdsh", ("torchrun", "a.py")),
-        (RunOptions(command=("accelerate", "launch", "a.py")), "pdsh", ("accelerate", "launch", "a.py")),
+        (RunOptions(command=("accelerate", "test")), "pdsh", ("accelerate", "test")),
+        (RunOptions(command=("accelerate", "launch", "a.py"), per="node"), "pdsh", ("accelerate", "launch", "a.py")),
         (RunOptions(command=(*RUN, "a.py")), "pdsh", (*RUN, "a.py")),
-        (RunOptions(command=("mpirun", "a")), "script:once", ("mpirun", "a")),
+        (RunOptions(command=("mpirun", "a"), per="once"), "script:once", ("mpirun", "a")),
         (RunOptions(command=("mpirun", "a"), per="rank"), "torchrun", ("mpirun", "a")),
         (RunOptions(script=Path("/a/train.py"), per="once"), "script:once", ("python", "-u", "/a/train.py")),
         (RunOptions(script=Path("/a/start.sh"), per="node"), "pdsh", ("/a/start.sh",)),
@@ -66,6 +67,8 @@ def test_it_is_said_if_a_program_is_not_started_for_each_rank() -> None:
         (RunOptions(module="b", rehearse=True), "--rehearse shrinks a workload"),
         (RunOptions(command=("torchrun", "a"), launcher="mpirun"), "runs per node, not under `mpirun`"),
         (RunOptions(module="b", per="once", launcher="torchrun"), "runs once, not under `torchrun`"),
+        (RunOptions(command=("deepspeed", "a.py")), "deepspeed starts ranks by a hostfile, as labctl does"),
+        (RunOptions(command=("accelerate", "launch", "a.py")), "starts ranks of one machine unless it is told"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(options: RunOptions, message: str) -> None:

@@ -153,7 +153,7 @@ def test_without_criteria_a_good_end_passes() -> None:
 def test_a_pass_of_a_program_without_ranks_names_none() -> None:
     once = job(launcher="script:once", criteria=(), metrics=())
     verdict = judge(once, {}, RunOutcome(exit_code=0, cause=None, message=""), 0)
-    assert (verdict.status, verdict.message) == ("PASS", "Completed; no criteria.")
+    assert (verdict.status, verdict.message) == ("PASS", "The program ended with code 0; no criteria.")
 
 
 def test_a_pass_without_a_line_of_output_says_so() -> None:
