@@ -21,6 +21,7 @@ from labctl.backends.kubernetes import lab as labs
 from labctl.backends.kubernetes import run as cluster_runs
 from labctl.backends.kubernetes import steps
 from labctl.backends.kubernetes.api import Manifest
+from labctl.batches import search
 from labctl.batches.evaluate import Limits
 from labctl.config.context import Context
 from labctl.errors import ConfigError, HostError
@@ -244,7 +245,8 @@ def test_a_drained_node_gets_no_worker_unless_it_is_named(context: Context, api:
     assert flows.run(context, "hello", RunOptions(include="n2")).verdict == "PASS"
 
 
-def test_a_slow_node_is_found_by_bisection(context: Context, api: FourNodes) -> None:
+def test_a_slow_node_is_found_by_bisection(context: Context, api: FourNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "PAUSE", 0)
     api.slow["n2"] = 0.5
     report = flows.bisect(context, "hello", RunOptions(), lambda _: None, within=0.2)
     assert [(bad.node, bad.kind) for bad in report.diagnosis.bad] == [("n2", "slow")]
