@@ -21,7 +21,7 @@ from labctl.backends.kubernetes import lab as labs
 from labctl.backends.kubernetes import run as cluster_runs
 from labctl.backends.kubernetes import steps
 from labctl.backends.kubernetes.api import Manifest
-from labctl.batches import search
+from labctl.batches import evidence, search
 from labctl.batches.evaluate import Limits
 from labctl.config.context import Context
 from labctl.errors import ConfigError, HostError
@@ -253,7 +253,10 @@ def test_a_slow_node_is_found_by_bisection(context: Context, api: FourNodes, mon
     assert report.diagnosis.links == ()
 
 
-def test_a_cluster_is_validated_without_its_hosts(context: Context, api: FourNodes) -> None:
+def test_a_cluster_is_validated_without_its_hosts(
+    context: Context, api: FourNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence, "PAUSE", 0)
     profile = context.directory / "numbers.yml"
     profile.write_text(PROFILE)
     api.slow["n1"] = 0.5
