@@ -375,6 +375,10 @@ class Project(Struct, frozen=True, kw_only=True):
         return posixpath.normpath(f"{self.root.name}/{self.start}")
 
 
+PER_NODE, ONCE = "pdsh", "script:once"
+"""Launchers of a program that starts the ranks of its node itself, and of one that runs once and starts none."""
+
+
 class Workload(Struct, frozen=True, kw_only=True):
     """A program, its launcher and its criteria. ``timeout`` in seconds.
 
@@ -432,6 +436,11 @@ class Workload(Struct, frozen=True, kw_only=True):
         return self.launcher.partition(":")[0] == "script"
 
     @property
+    def is_per_node(self) -> bool:
+        """Tell if the program runs once on each node, and starts the ranks of its node itself."""
+        return self.launcher.partition(":")[0] == PER_NODE
+
+    @property
     def called(self) -> tuple[str, ...]:
         """Return the script, module or command, as a person names it."""
         return self.command or (("-m", self.module) if self.module else (self.script,))
@@ -477,10 +486,9 @@ class Job(Struct, frozen=True, kw_only=True):
     @property
     def ranks(self) -> int:
         """Return the number of processes that report as ranks: one per slot or node; none if it runs ``once``."""
-        name, _, way = self.workload.launcher.partition(":")
-        if name == "pdsh":
+        if self.workload.is_per_node:
             return len(self.nodes)
-        return 0 if (name, way) == ("script", "once") else sum(node.slots for node in self.nodes)
+        return 0 if self.workload.launcher == ONCE else sum(node.slots for node in self.nodes)
 
     @property
     def containers(self) -> tuple[str, ...]:

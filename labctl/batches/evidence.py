@@ -54,7 +54,7 @@ FEWEST_REFERENCES = 2
 
 Verdict = Literal["bad", "good", "unsure"]
 PASSED: Mapping[Verdict, bool | None] = {"good": True, "unsure": None, "bad": False}
-"""Whether a figure passed, by verdict; None if unsure."""
+"""Result of a figure by verdict: True if it passed, None if that is unsure."""
 
 
 class Reading(Struct, frozen=True):

@@ -112,14 +112,14 @@ def bisect(
         return Rounded(done, lost)
 
     searched = partial(search, lab, directory, run)
-    chosen_by: dict[str, Any] = {"within": within, "minimum": minimum, "figures": figures, "notice": context.notice}
+    criteria: dict[str, Any] = {"within": within, "minimum": minimum, "figures": figures, "notice": context.notice}
     diagnose = singly.diagnose if alone else tree.diagnose
-    diagnosis, interrupted = searched(diagnose(chosen, **chosen_by))
+    diagnosis, interrupted = searched(diagnose(chosen, **criteria))
     for _ in range(CONFIRMATIONS if len(hosts) > 1 and not alone else 0):
         if diagnosis.slow and not interrupted:
             later = human.duration(PAUSE)
             context.notice(f"{human.listed(diagnosis.slow)} may be slow: tested again in {later}")
-            steps = tree.confirm(diagnosis, **chosen_by)
+            steps = tree.confirm(diagnosis, **criteria)
             diagnosis, interrupted = searched(steps, before=diagnosis.rounds, begin=partial(wait, PAUSE))
     metric = batches.metric_of(workload)
     return BisectReport(

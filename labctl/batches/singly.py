@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from random import Random
 from statistics import median
 
@@ -116,7 +117,7 @@ class _Search:
     @property
     def none_good(self) -> bool:
         """Tell if there were runs, and all failed or were below the minimum: that says nothing about a node."""
-        return bool(self.runs) and all(run.bad for runs in self.runs.values() for run in runs)
+        return bool(self.runs) and all(run.bad for run in chain.from_iterable(self.runs.values()))
 
     def is_failing(self, node: str) -> bool:
         """Tell if all runs of a node failed, more than once."""
@@ -154,7 +155,7 @@ class _Search:
         return None
 
     def diagnosis(self, note: str) -> Diagnosis:
-        """Build the diagnosis from the runs so far; nobody is bad if no run was good."""
+        """Build the diagnosis from the runs so far; no node is bad if no run was good."""
         verdicts = {node: self.verdict(node) for node in self.nodes}
         unsure = [
             node

@@ -57,8 +57,8 @@ class GroupTrial:
     def take(self, job: JobOutcome, lost: float) -> None:
         """Add a run, in which other programs used this share of the group's cores."""
         if job.passed:
-            bounds = [(metric, bound) for metric, bound in self.bounds_of(job.nodes) if not bound.of_others]
-            misses = [bound.misses(job.value(metric) or 0.0, lost) for metric, bound in bounds]
+            constant = self.constant_bounds(job.nodes)
+            misses = [bound.misses(job.value(metric) or 0.0, lost) for metric, bound in constant]
             self.misses[job.nodes].append(next((word for word in (True, None) if word in misses), False))
         self.runs[job.nodes].append(job)
 
@@ -66,6 +66,10 @@ class GroupTrial:
         """Return the metrics of a group that have a bound, with the bound."""
         name = self.subject(group)
         return [(metric, bound) for (metric, subject), bound in self.bounds.items() if subject == name]
+
+    def constant_bounds(self, group: Group) -> list[tuple[str, Bound]]:
+        """Return the metrics of a group that have a bound which does not come from other groups, with the bound."""
+        return [(metric, bound) for metric, bound in self.bounds_of(group) if not bound.of_others]
 
     def missed(self, job: JobOutcome) -> list[tuple[str, Bound]]:
         """Return the metrics of a run that miss a bound, with the bound."""
@@ -95,8 +99,7 @@ class GroupTrial:
             return "bad"
         if self.is_behind(first) and self.is_behind(last):
             return "bad"
-        is_bounded = any(not bound.of_others for _, bound in self.bounds_of(group))
-        return evidence.against_bound(self.misses[group], self.error) if is_bounded else "good"
+        return evidence.against_bound(self.misses[group], self.error) if self.constant_bounds(group) else "good"
 
     def of(self, verdict: Verdict) -> list[Group]:
         """Return the groups with a verdict."""

@@ -1,4 +1,4 @@
-"""What to do next after a run: advice for the way it ended, from its cause and message."""
+"""Advice on what to do next after a run, by the way it ended: its cause and message."""
 
 from __future__ import annotations
 

@@ -117,8 +117,9 @@ def view_text(view: RunView, width: int = 0, height: int = 0) -> str:
         steps.append(f"{clock(progress.seconds_left)} left")
     if progress.seconds_per_step is not None:
         steps.append(f"{human.number(progress.seconds_per_step)} s per {progress.counts}")
-    found = ["(found in the output)"] if any("found" in metric for metric in progress.metrics.values()) else []
-    shown = fitting((*metric_texts(progress.metrics), *found), width)
+    has_found = any("found" in metric for metric in progress.metrics.values())
+    remark = ("(found in the output)",) if has_found else ()
+    shown = fitting((*metric_texts(progress.metrics), *remark), width)
     lines += filter(None, (with_bar(progress, steps, width or WIDE), shown))
     for head, rows in (("NODE",), node_rows(view.nodes)), (("NODE", "DEVICE"), device_rows(view.nodes)):
         if rows:

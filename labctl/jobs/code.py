@@ -150,7 +150,9 @@ def _read(folder: Path, names: Iterable[str], work: str, script: str, *, hint: s
         if reason:
             left_out.append(f"{shlex.quote(name)} ({reason})")
             continue
-        sizes[name.partition("/")[0] if "/" in name else "."] += 0 if is_script else status.st_size
+        top, is_below, _ = name.partition("/")
+        if not is_script:
+            sizes[top if is_below else "."] += status.st_size
         copies.append(Copy(path=f"{work}/{name}", root=folder, name=name))
     if sizes.total() > MOST_BYTES or len(copies) > MOST_FILES:
         raise ConfigError(_too_much(folder, copies, sizes), hint=hint)

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from labctl import accelerators, launchers
 from labctl.config import hostfile
 from labctl.errors import ConfigError
-from labctl.jobs.program import PER_NODE
 from labctl.launchers import LaunchSpec
 from labctl.model import HERE, Copy, File, Host, Job, Lab, Node, Workload
 from labctl.system.templates import template
@@ -30,9 +29,10 @@ def render_program(lab: Lab, job: Job) -> File:
         lab=lab,
         work=f"{work}/{project.work}" if project else work,
         project=f"{work}/{project.root.name}" if project else "",
+        project_part=str(Path(__file__).with_name("project.sh.j2")),
         install=bool(project and project.install),
         command=workload.program,
-        per_node=workload.launcher == PER_NODE,
+        per_node=workload.is_per_node,
         arguments=workload.arguments,
         elastic=launchers.is_elastic(workload.launcher),
         one_thread=is_crowded(lab) and "OMP_NUM_THREADS" not in dict(lab.environment),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from labctl.errors import ConfigError
 from labctl.jobs import project
-from labctl.model import Workload
+from labctl.model import ONCE, PER_NODE, Project, Workload
 from labctl.workloads.schema import launcher_name
 
 if TYPE_CHECKING:
@@ -20,10 +20,9 @@ DEEPSPEED = "deepspeed."
 """Prefix of options that are keys of DeepSpeed's configuration."""
 DAY = 24 * 3600
 """Default time limit of a program, in seconds."""
-PER_NODE, ONCE = "pdsh", "script:once"
-"""Launchers of a program that starts the ranks of its node itself, and of one that runs once."""
-
 Per = Literal["rank", "node", "once"]
+FLAGS: Mapping[str, str] = {"rank": "--per-rank", "node": "--per-node", "once": "--once"}
+"""Options of `labctl run` that say how often a program starts."""
 STARTERS: Mapping[str, Per] = {
     "accelerate": "node",
     "torchrun": "node",
@@ -52,7 +51,7 @@ def of(options: RunOptions) -> Workload:
         script=str(script or ""),
         module=options.module,
         command=options.command,
-        project=project.choose(script, given=options.project, here=options.here, install=options.install),
+        project=project_of(options),
         arguments=(),
         environment=(),
         timeout=DAY,
@@ -60,6 +59,11 @@ def of(options: RunOptions) -> Workload:
         criteria=(),
         deepspeed={} if configured else None,
     )
+
+
+def project_of(options: RunOptions) -> Project | None:
+    """Return the project of the options' program."""
+    return project.choose(options.script, given=options.project, here=options.here, install=options.install)
 
 
 def _require_one(options: RunOptions) -> None:
@@ -98,8 +102,9 @@ def _require_all_nodes(named: str, command: Sequence[str]) -> None:
             f"{named} starts ranks by a hostfile, as labctl does",
             hint=f"labctl run --launcher {used} --script FILE -- ARGUMENTS; or --once, with $LABCTL_HOSTFILE",
         )
-    told = ("--num_machines", "--num-machines", "--config_file", "--config-file")
-    if named == "accelerate" and command[1:2] == ("launch",) and not any(word.startswith(told) for word in command):
+    machines = ("--num_machines", "--num-machines", "--config_file", "--config-file")
+    names_machines = any(word.startswith(machines) for word in command)
+    if named == "accelerate" and command[1:2] == ("launch",) and not names_machines:
         raise ConfigError(
             "accelerate launch starts ranks of one machine unless it is told of the others (--num_machines)",
             hint="docs/bring-your-own.md has the command; --per-node starts this one as it is",
@@ -114,7 +119,7 @@ def launcher(options: RunOptions) -> str:
         return asked or ("torchrun" if runs_python else "mpirun")
     usual = PER_NODE if often == "node" else ONCE
     if asked and asked != usual:
-        flag = "--once" if often == "once" else "--per-node"
+        flag = FLAGS[often]
         hint = "--per-rank starts it for each rank" if not options.per else f"leave out {flag} or --launcher"
         raise ConfigError(f"{text(options)} runs {flag[2:].replace('-', ' ')}, not under `{asked}`", hint=hint)
     return usual

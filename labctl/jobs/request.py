@@ -17,9 +17,9 @@ from labctl import launchers
 from labctl.config import hostfile
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, nearest
-from labctl.jobs import checkpoints, code, inputs, job, program, project
+from labctl.jobs import checkpoints, code, inputs, job, program
 from labctl.jobs.program import DEEPSPEED
-from labctl.model import BOUNDS, Criterion, Job, Lab, Metric, Project, Relative, Workload
+from labctl.model import BOUNDS, Criterion, Job, Lab, Metric, Relative, Workload
 from labctl.records import known_metrics, store
 from labctl.records.verdict import final
 from labctl.system.decode import convert
@@ -144,14 +144,9 @@ def choose_workload(directory: Path, name: str, options: RunOptions, settings: S
         # Declared launcher arguments are for the declared launcher only.
         launcher_arguments=(*(chosen.launcher_arguments if same else ()), *options.launcher_arguments),
         script=str(options.script.absolute()) if options.script else chosen.script,
-        project=_project(options) if options.script else chosen.project,
+        project=program.project_of(options) if options.script else chosen.project,
         deepspeed=choose_config(chosen, options),
     )
-
-
-def _project(options: RunOptions) -> Project | None:
-    """Return the project of the options' script."""
-    return project.choose(options.script, given=options.project, here=options.here, install=options.install)
 
 
 def _declared(directory: Path, name: str, options: RunOptions, settings: Settings) -> Workload:
@@ -160,7 +155,7 @@ def _declared(directory: Path, name: str, options: RunOptions, settings: Setting
     ConfigError for options that only a program takes which no workload declares.
     """
     if options.module or options.per:
-        flag = "-m" if options.module else f"--per-{options.per}".replace("--per-once", "--once")
+        flag = "-m" if options.module else program.FLAGS[options.per]
         raise ConfigError(f"{flag}: `{name}` is a workload, which names its program itself", hint=f"leave out {name}")
     if (options.project or options.install) and not options.script:
         raise ConfigError(f"--project and --install: `{name}` is a workload", hint="`project:` in its workload.yml")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from contextlib import suppress
+from itertools import product
 from typing import NamedTuple
 
 # --- names ---------------------------------------------------------------------------------------------------
@@ -117,7 +118,7 @@ def stand_in(name: str, found: Collection[str]) -> str:
     if name == "loss":
         candidates = ["train_loss"]
     elif name == "throughput":
-        candidates = [f"{split}{items}_per_second" for items in ITEMS.values() for split in ("", "train_")]
+        candidates = [f"{split}{items}_per_second" for items, split in product(ITEMS.values(), ("", "train_"))]
     return next((candidate for candidate in candidates if candidate in found), "")
 
 

@@ -37,8 +37,8 @@ def difference(folder: Path) -> str:
         Path(own, "HEAD").write_text(f"{commit}\n")
         paths = {"GIT_INDEX_FILE": folder / index, "GIT_OBJECT_DIRECTORY": folder / objects}
         places = {"GIT_DIR": own, "GIT_WORK_TREE": top, **{name: str(path) for name, path in paths.items()}}
-        git = ("git", "-C", top, "diff", "--no-ext-diff", "--no-textconv", "--ignore-submodules", "HEAD")
-        return process.run(git, env={"LC_ALL": "C", **places}, check=False, errors="replace").out
+        git = ("git", "-C", top, "diff", "--no-ext-diff", "--no-textconv", "--ignore-submodules", "HEAD", "--")
+        return process.run((*git, str(folder)), env={"LC_ALL": "C", **places}, check=False, errors="replace").out
 
 
 def _git(folder: Path, *words: str) -> CompletedProcess:

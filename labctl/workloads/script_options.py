@@ -27,8 +27,9 @@ def are_all_declared(folder: Path, script: str) -> bool:
     deepspeed.add_config_arguments of its own, are in no text of the folder.
     """
     trees = [] if Path(script).is_absolute() else list(_trees(folder, folder / script, set()))
-    functions = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    nodes = list(chain.from_iterable(map(ast.walk, trees)))
+    functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
     has_parser = any(_name(call.func) == PARSER for call in calls)
     return has_parser and not any(map(_imports_another, trees)) and not any(_adds(call, functions) for call in calls)
 

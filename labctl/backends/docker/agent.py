@@ -437,13 +437,15 @@ def reap(
     ``launcher`` script: under others no process of the workload runs there, but a user's editor may.
     """
 
+    starts_itself = launchers.name(launcher) == "script"
+
     def end(node: str) -> str:
         """End the run's processes in a container; return the error, or an empty text."""
-        leavers = node != model.LAUNCHER or launchers.name(launcher) == "script"
+        leavers = node != model.LAUNCHER or starts_itself
         return reap_node(lab, engine, node, run_id, grace, lasted if leavers else None)
 
     # A script's children on the nodes belong to its ssh sessions until those end.
-    first = (model.LAUNCHER,) if launchers.name(launcher) == "script" else ()
+    first = (model.LAUNCHER,) if starts_itself else ()
     containers = (model.LAUNCHER, *nodes) if nodes else lab.containers
     others = tuple(name for name in containers if name not in first)
     with pool(len(containers)) as threads:

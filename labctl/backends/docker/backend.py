@@ -276,10 +276,10 @@ class DockerBackend:
         """Return the command line to type here that runs a shell command on a host of LAB_HOSTS, or on this machine."""
         from labctl.backends.docker.hosts import ssh_errors
 
-        targets = {
-            target.name: target for target in read_inventory(self.context.directory, self.settings, drained=True)
-        }
-        return command if host == HERE else ssh_errors.typed(targets[host], command)
+        if host == HERE:
+            return command
+        listed = read_inventory(self.context.directory, self.settings, drained=True)
+        return ssh_errors.typed(next(target for target in listed if target.name == host), command)
 
     def remains(self) -> tuple[tuple[str, ...], Failures]:
         """Describe what hosts still have of the lab and its runs; also return the hosts that do not answer."""

@@ -291,6 +291,10 @@ def test_a_repository_brings_its_submodules_and_what_differs_from_its_commit(of:
     assert names(chosen) == {"train.py", "notes.txt", "new.py", ".gitmodules", "sub/lib.py"}
     assert "+changed" in chosen.difference
     assert [file.path for file in chosen.files] == ["project.diff"]
+    of_part = code.choose(of, workload(script="", module="lib", project=Project(root=root / "sub")))[1]
+    assert of_part.difference == ""
+    write(root, "part/x.py")
+    assert code.choose(of, workload(script="", module="x", project=Project(root=root / "part")))[1].difference == ""
 
 
 @pytest.mark.parametrize("at", ["clone", "link-to-clone"])
