@@ -38,5 +38,6 @@ def test_an_installed_wheel_makes_and_renders_a_lab_anywhere(tmp_path: Path) -> 
     templates = {path.name for path in Path(shipped.strip()).parent.rglob("*.j2")}
     fragments = {f"{name}.yml.j2" for name in accelerators.modules()}
     pages = {"curves.html.j2", "metrics.html.j2", "page.html.j2", "runs.html.j2", "validation.html.j2"}
-    assert templates == {"node.yml.j2", "ssh_config.j2", "rank.sh.j2", "start.sh.j2", *pages, *fragments}
+    scripts = {"project.sh.j2", "rank.sh.j2", "start.sh.j2"}
+    assert templates == {"node.yml.j2", "ssh_config.j2", *scripts, *pages, *fragments}
     assert (tmp_path / "lab/workloads/common/script_exit.py").is_file()
