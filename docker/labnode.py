@@ -677,6 +677,8 @@ MOST_STEP_LINES = 64
 STEP_WORDS = (b"step", b"iter", b"epoch")
 # The mark that rank_output.py puts before each line of a rank.
 RANK = re.compile(rb"\x01(\d+)!?\x02")
+# That mark, and a plus sign in it if the next line of the rank continues this one.
+PIECE = re.compile(rb"\x01(\d+!?)(\+?)\x02")
 # The report of rank.sh on a rank that left processes on its node.
 LEFT = re.compile(rb"\x01\d+!\x02labctl: rank \d+ on \S+ (?:has ended; what it started and left|left processes)")
 # Exit codes of timeout(1) when it ends its command.
@@ -1140,18 +1142,55 @@ def record(output: IO[bytes], lines: bytes) -> None:
 
 def read_output(source: IO[bytes], keep: Callable[[bytes], object], state: RunState) -> None:
     """Pass whole lines to ``keep`` as they arrive; a last line without a newline gets one."""
-    partial = b""
+    partial, pieces = b"", Pieces()
+
+    def add(lines: bytes) -> None:
+        if lines:
+            keep(lines)
+            state.add(lines)
+
     while text := os.read(source.fileno(), 1 << 16):
         end = text.rfind(b"\n") + 1
         lines, partial = (partial + text[:end], text[end:]) if end else (b"", partial + text)
         if len(partial) > LONGEST_LINE:
             lines, partial = lines + partial + b"\n", b""
-        if lines:
-            keep(lines)
-            state.add(lines)
-    if partial:
-        keep(partial + b"\n")
-        state.add(partial)
+        add(pieces.join(lines))
+    add(pieces.join(partial and partial + b"\n") + pieces.unfinished())
+
+
+class Pieces:
+    """Long lines of ranks, which rank_output.py cuts for Open MPI."""
+
+    def __init__(self) -> None:
+        self._begun: dict[bytes, bytes] = {}
+        """Rank, with ``!`` for a report -> the beginning of its line."""
+
+    def join(self, lines: bytes) -> bytes:
+        """Join the pieces among whole lines; keep back a line whose end has not come."""
+        if not self._begun and b"+\x02" not in lines:
+            return lines
+        whole = []
+        for line in lines[:-1].split(b"\n"):
+            joined = self._join(line)
+            if joined is not None:
+                whole.append(joined + b"\n")
+        return b"".join(whole)
+
+    def _join(self, line: bytes) -> bytes | None:
+        mark = PIECE.search(line)
+        if not mark:
+            return line
+        rank, goes_on = mark.groups()
+        begun = self._begun.pop(rank, line[: mark.start()] + b"\x01%b\x02" % rank)
+        joined = begun + line[mark.end() :]
+        if not goes_on:
+            return joined
+        self._begun[rank] = joined
+        return None
+
+    def unfinished(self) -> bytes:
+        """Return the lines whose end has not come."""
+        return b"".join(line + b"\n" for line in self._begun.values())
 
 
 def finish(folder: Path, ended: dict[str, object]) -> None:

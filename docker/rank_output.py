@@ -14,6 +14,7 @@ from __future__ import annotations
 import array
 import fcntl
 import os
+import re
 import select
 import stat
 import sys
@@ -23,8 +24,10 @@ import time
 PIECE = 1 << 16
 # Bytes that a launcher reads at once, and the lines among them for which Open MPI's buffer has room for its own marks.
 AT_ONCE, MOST_LINES = 4096, 128
-# Bytes of a line that every launcher passes on whole: of a longer one it gets the beginning, and the log all.
-LONGEST = 1 << 18
+# Bytes of a line that every launcher passes on whole: of a longer one it gets the beginning, and the log all. pdsh cuts
+# lines at 128 KiB.
+LONGEST = 120_000
+LONG = re.compile(rb"[^\n]{%d,}" % AT_ONCE)
 
 
 class Output:
@@ -34,6 +37,7 @@ class Output:
         self._rank, self._name = rank, os.path.basename(log)  # noqa: PTH119
         self._mark, self._report_mark = b"\x01%s\x02" % rank.encode(), b"\x01%s!\x02" % rank.encode()
         self._out = launcher_pipe()
+        self._is_open_mpi = self._out != 1
         self._partial: list[bytes] = []
         self._size = 0
         """Bytes of the unfinished line in ``_partial``, or of one too long to keep, whose beginning was printed."""
@@ -48,13 +52,13 @@ class Output:
         """Print the lines of the rank that the text completes."""
         # pdsh ends a line at a NUL. Only this program may print the first byte of a mark.
         text = text.replace(b"\0", b"").replace(b"\x01", b"")
-        if self._size > LONGEST:
-            rest, newline, text = text.partition(b"\n")
-            write(self._log, rest)
-            self._size += len(rest)
+        line, newline, rest = text.partition(b"\n")
+        if self._size + len(line) > LONGEST:
+            self._add_to_long(line)
             if not newline:
                 return
             self.end_line()
+            text = rest
         end = text.rfind(b"\n") + 1
         if end:
             lines, self._partial = b"".join((*self._partial, text[:end])), [text[end:]]
@@ -70,10 +74,15 @@ class Output:
             self._partial, self._bar_printed = [text[end:]], time.monotonic()
             self._size = len(text) - end
             self._print(text[:end] and text[:end] + b"\n", self._mark)
-        if self._size > LONGEST and self._partial:
-            text, self._partial = b"".join(self._partial), []
-            write(self._log, text)
+
+    def _add_to_long(self, text: bytes) -> None:
+        """Log a part of a line that is too long, and print the beginning of the line."""
+        if self._size <= LONGEST:
+            text, self._partial = b"".join((*self._partial, text)), []
             self._send(text[:LONGEST] + b"\n", self._mark)
+            self._size = 0
+        write(self._log, text)
+        self._size += len(text)
 
     def end_line(self) -> None:
         """Print the last line of the rank, which has no newline, or how long one is whose beginning was printed."""
@@ -96,6 +105,8 @@ class Output:
 
     def _send(self, lines: bytes, mark: bytes) -> None:
         marked = lines and mark + lines[:-1].replace(b"\n", b"\n" + mark) + b"\n"
+        if self._is_open_mpi:
+            marked = LONG.sub(pieces, marked)
         while marked:
             size, cut = AT_ONCE, 0
             while not cut or marked.count(b"\n", 0, cut) > MOST_LINES:
@@ -115,6 +126,18 @@ def launcher_pipe() -> int:
         return 1
     fcntl.fcntl(2, fcntl.F_SETFL, fcntl.fcntl(2, fcntl.F_GETFL) | os.O_DIRECT)
     return 2
+
+
+def pieces(line: re.Match[bytes]) -> bytes:
+    """Cut a marked line into lines that Open MPI reads at once, of which all but the last have the mark of a piece.
+
+    The agent in the launcher joins them: Open MPI would put its own mark, or a line of another rank, between reads.
+    """
+    mark, _, text = line[0].partition(b"\x02")
+    of_piece = mark + b"+\x02"
+    room = AT_ONCE - len(of_piece) - 1
+    *begun, last = (text[at : at + room] for at in range(0, len(text), room))
+    return b"".join(b"%b%b\n" % (of_piece, piece) for piece in begun) + mark + b"\x02" + last
 
 
 def write(file: int, text: bytes) -> None:

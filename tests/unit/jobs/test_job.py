@@ -24,6 +24,7 @@ from labctl.jobs import job as jobs
 from labctl.jobs.job import choose
 from labctl.model import Copy, Job, Lab, Pairs, Project
 from labctl.records.lines import line_of
+from unit.scripts.test_labnode import labnode
 
 ODD = ["a;b", "$(touch x)", "`touch x`", "it's", 'say "x"', "two\nlines", "", "*", "~", "-n", "\\", "$HOME", "ü", "a b"]
 ARGUMENTS = ("--words", *ODD)
@@ -302,7 +303,8 @@ def ranks(tmp_path: Path) -> Ranks:
 
 
 def test_open_mpi_reads_whole_lines_with_room_for_its_marks(ranks: Ranks) -> None:
-    printed = "".join(f"{number}\n" * (number % 3) + "\n" * (number % 5) for number in range(3000))
+    short = "".join(f"{number}\n" * (number % 3) + "\n" * (number % 5) for number in range(3000))
+    printed = short + "".join("x" * size + "\n" for size in (4091, 4092, 4093, 4094, 9000, 100_000))
     script = ranks.script(f"cat <<'END'\n{printed}\nEND")
     environment = {**ranks.environment, "OMPI_COMM_WORLD_RANK": "3"}
     pipe = subprocess.PIPE
@@ -310,7 +312,12 @@ def test_open_mpi_reads_whole_lines_with_room_for_its_marks(ranks: Ranks) -> Non
         assert child.stderr
         pieces = [*iter(functools.partial(os.read, child.stderr.fileno(), 4096), b"")]
     assert all(piece.endswith(b"\n") and piece.count(b"\n") <= 128 for piece in pieces)
-    text = b"".join(pieces).replace(b"\x013\x02", b"").decode()
+    with os.fdopen(os.memfd_create("printed"), "wb+") as output:
+        output.write(b"".join(pieces))
+        output.seek(0)
+        lines: list[bytes] = []
+        labnode.read_output(output, lines.append, labnode.RunState())
+    text = b"".join(lines).replace(b"\x013\x02", b"").decode()
     assert text.split("\n", 1)[1] == f"{printed}\n"
 
 
@@ -326,8 +333,8 @@ def test_a_line_that_is_too_long_for_launchers_is_cut_and_said_to_be_and_the_log
     words, said = ("", ["step 2"]) if end else ("step 2", [])
     assert [line.text for line in lines] == [
         "labctl: rank 3 of 4 on worker-1",
-        "x" * 262_144,
-        f"labctl: rank 3 printed a line of {700_000 + len(words):,} bytes, cut to 262,144 here; rank-3.log has all",
+        "x" * 120_000,
+        f"labctl: rank 3 printed a line of {700_000 + len(words):,} bytes, cut to 120,000 here; rank-3.log has all",
         *said,
         "labctl: rank 3 on worker-1 exited with code 9",
     ]
@@ -628,14 +635,14 @@ def test_lines_that_come_at_once_are_marked_each_and_none_is_lost(
     of = job(lab(project_path=str(ranks.project)), run_id="r1", script="says")
     says = ranks.project / "outputs/r1/work/says"
     lines = [b"%d %b" % (number, b"x" * (number % 200)) for number in range(20_000)]
-    (ranks.root / "lines").write_bytes(b"\n".join((*lines, b"y" * 300_000, b"\xff\r bar\r bar", b"")))
+    (ranks.root / "lines").write_bytes(b"\n".join((*lines, b"y" * 110_000, b"\xff\r bar\r bar", b"")))
     says.write_text(f"#!/bin/bash\ncat {ranks.root / 'lines'}\n")
     says.chmod(0o755)
     script = ranks.root / "rank.sh"
     script.write_text(files(of)["rank.sh"], encoding="utf-8")
     done = subprocess.run(["bash", str(script)], env=ranks.environment, check=False, timeout=60, capture_output=True)
     _, *marked = done.stdout.split(b"\n")[:-1]
-    assert [line.removeprefix(b"\x013\x02") for line in marked] == [*lines, b"y" * 300_000, b"\xff\r bar\r bar"]
+    assert [line.removeprefix(b"\x013\x02") for line in marked] == [*lines, b"y" * 110_000, b"\xff\r bar\r bar"]
     assert all(line.startswith(b"\x013\x02") for line in marked)
     log = ranks.project / "outputs/r1/ranks/rank-3.log"
     assert log.read_bytes().split(b"\n", 1)[1] == (ranks.root / "lines").read_bytes()

@@ -264,6 +264,17 @@ def test_long_steps_are_told_in_whole_seconds(agent: ModuleType, now: list[float
     assert "; steps took 123 s; " in steps.stalled(30)
 
 
+def test_pieces_of_long_lines_are_joined_though_ranks_print_between_them(agent: ModuleType) -> None:
+    pieces = agent.Pieces()
+    assert pieces.join(b"mpirun: no mark\n[1,0]:\x010\x02whole\n") == b"mpirun: no mark\n[1,0]:\x010\x02whole\n"
+    assert pieces.join(b"[1,0]:\x010+\x02be\n[1,1]:\x011+\x02be\n[1,0]:\x010!\x02labctl: report\n") == (
+        b"[1,0]:\x010!\x02labctl: report\n"
+    )
+    assert pieces.join(b"[1,0]:\x010+\x02gun\n") == b""
+    assert pieces.join(b"[1,0]:\x010\x02 and ended\nno mark\n") == b"[1,0]:\x010\x02begun and ended\nno mark\n"
+    assert pieces.unfinished() == b"[1,1]:\x011\x02be\n"
+
+
 def test_a_step_before_many_other_lines_that_came_with_it_is_heard(agent: ModuleType, now: list[float]) -> None:
     state = agent.RunState()
     for step in range(1, 10):
