@@ -11,8 +11,8 @@ Standard library only, Python >= 3.8, so that it works in any vendor's image:
                                          a process is left. With LABCTL_RUN_SECONDS, the age of the run, also to orphans
                                          that removed the run's id from their environment
     labnode.py signal RUN_ID NUMBER      send a signal to every process of a run, as soon as it has one
-    labnode.py stacks RUN_ID DIRECTORY   write the state of each process of a run to stacks/NODE.txt there. A Python
-                                         process that py-spy cannot read is aborted and writes its stacks to its log
+    labnode.py stacks RUN_ID DIRECTORY   write the state of each process of a run, its stacks and collectives to
+                                         stacks/NODE.txt there, and print them as one line of JSON
 
 As root in the launcher, so that ranks cannot interfere:
 
@@ -24,6 +24,7 @@ As root in the launcher, so that ranks cannot interfere:
                                          kill it at once in either case
     labnode.py runs                      print one JSON line for each run that is running or not forgotten
     labnode.py forget RUN_ID             remove the record of a run that has ended
+    labnode.py look RUN_ID               print one JSON line on what the ranks of a run that is running wait for
     labnode.py user DIRECTORY COMMAND... become that command as the lab's user, in the directory
 
 In the launcher's pod of a cluster, as its only user:
@@ -41,7 +42,6 @@ import json
 import math
 import os
 import re
-import resource
 import select
 import shlex
 import shutil
@@ -58,7 +58,8 @@ from pathlib import Path
 # typing and concurrent.futures take longer to import than most commands last.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
     from typing import IO, Any, NoReturn
 
 USER = "lab"
@@ -553,111 +554,43 @@ def processes(run_id: str, before: dict[int, str] | None = None, began: float = 
 
 # --- stacks --------------------------------------------------------------------------------------------------
 
-# Seconds over which a process's CPU use is measured, and the timeout of py-spy for one process.
-CPU_PERIOD, PY_SPY_LIMIT = 0.5, 5
-# The connection states in /proc/net/tcp that matter to a run that hangs; net/tcp_states.h.
-CONNECTED = {"01": "established", "02": "connecting", "08": "closed by the peer"}
-
 
 def stacks(run_id: str, directory: str) -> None:
-    """Write the state, stacks and connections of a run's processes to ``stacks/<node>.txt`` in the run's directory.
-
-    py-spy reads the stacks of Python processes if the image has it and permits it. The other Python processes are
-    aborted, so that Python's fault handler writes their stacks to their logs: the run is about to be ended anyway.
-    """
-    folder = Path(directory, "stacks")
-    folder.mkdir(exist_ok=True)
-    before: dict[int, int] = {}
+    """Write what a run's processes do to ``stacks/<node>.txt`` in the run's directory; print it as JSON."""
+    looker = beside("stacks")
+    pids = []
     for pid in processes(run_id):
         with contextlib.suppress(OSError):
             if str(SAMPLER) not in command_line(pid):
-                before[pid] = cpu_ticks(pid)
-    time.sleep(CPU_PERIOD)
-    unread = []
-    with (folder / f"{os.uname().nodename}.txt").open("w") as out:
-        for pid, ticks in sorted(before.items()):
-            with contextlib.suppress(OSError):
-                share = (cpu_ticks(pid) - ticks) / os.sysconf("SC_CLK_TCK") / CPU_PERIOD
-                out.write(describe_process(pid, share))
-                python_stacks = py_spy(pid) if is_python(pid) else ""
-                out.write(python_stacks)
-                variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                if not python_stacks and b"PYTHONFAULTHANDLER=1" in variables:
-                    unread.append(pid)
-        out.write("connections\n")
-        out.writelines(f"  {line}\n" for line in connections(before))
-    for pid in unread:
-        with contextlib.suppress(OSError):
-            if is_python(pid):
-                # A core dump of a rank may have gigabytes.
-                resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
-                os.kill(pid, signal.SIGABRT)
+                pids.append(pid)
+    looked = looker.look(pids)
+    folder = Path(directory, "stacks")
+    folder.mkdir(exist_ok=True)
+    (folder / f"{os.uname().nodename}.txt").write_text("".join(f"{line}\n" for line in looker.render(looked)))
+    print(json.dumps({"node": os.uname().nodename, "processes": looked}))
 
 
-def cpu_ticks(pid: int) -> int:
-    """Return the CPU time of a process, user and system, in clock ticks; proc(5)."""
-    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
+def beside(name: str) -> ModuleType:
+    """Import a program beside this one, which is not on Python's path."""
+    import importlib.util
 
-
-def is_python(pid: int) -> bool:
-    # Path.readlink needs Python 3.9.
-    return os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith("python")  # noqa: PTH115, PTH119
-
-
-def describe_process(pid: int, share: float) -> str:
-    """Return the command of a process, its state, its CPU use, and the kernel function that it waits in."""
-    lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
-    status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-    state = f"{status['State'].strip()}, {100 * share:.0f} % of a core, {status['Threads'].strip()} threads"
-    with contextlib.suppress(OSError):
-        if function := Path(f"/proc/{pid}/wchan").read_text().strip("0\n"):
-            state += f", in {function}"
-    return f"process {pid}: {command_line(pid)[:200]}\n  {state}\n"
-
-
-def py_spy(pid: int) -> str:
-    """Return the Python stacks of a process; empty if py-spy is not installed or may not read them."""
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        command = ["py-spy", "dump", "--pid", str(pid)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PY_SPY_LIMIT, check=False)
-        return "".join(f"  {line}\n" for line in done.stdout.splitlines()) if done.returncode == 0 else ""
-    return ""
-
-
-def connections(pids: Iterable[int]) -> Iterator[str]:
-    """Yield a line for each TCP connection of the processes, with the bytes in its queues; proc(5)."""
-    owners: dict[str, int] = {}
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-                with contextlib.suppress(OSError):
-                    owners[os.readlink(str(descriptor))] = pid  # noqa: PTH115
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path(table).read_text().splitlines()[1:]:
-                fields = line.split()
-                owner = owners.get(f"socket:[{fields[9]}]")
-                if owner and fields[3] in CONNECTED:
-                    to_send, to_read = (int(number, 16) for number in fields[4].split(":"))
-                    ends = f"port {int(fields[1][-4:], 16)} to {address(fields[2])}"
-                    queues = f"{to_send} bytes to send, {to_read} to read"
-                    yield f"process {owner}: {ends}, {CONNECTED[fields[3]]}, {queues}"
-
-
-def address(text: str) -> str:
-    """Return an address of /proc/net/tcp in readable form; its 32-bit words are in the host's byte order."""
-    digits, port = text.split(":")
-    packed = b"".join(int(digits[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(digits), 8))
-    family = socket.AF_INET if len(packed) == 4 else socket.AF_INET6
-    return f"{socket.inet_ntop(family, packed)} port {int(port, 16)}"
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    if spec is None or spec.loader is None:
+        raise ImportError(name)
+    module = importlib.util.module_from_spec(spec)
+    # dataclasses look it up.
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 # --- runs ----------------------------------------------------------------------------------------------------
 
 RUNS = Path("/var/lib/lab/runs")
 # The report of rank.sh on a rank that failed, and the seconds that the launcher then has to end the other ranks.
-CRASHED, CRASH_GRACE = re.compile(rb"\x01\d+!\x02labctl: (rank \d+ on \S+ exited with code \d+)"), 5
+CRASHED, CRASH_GRACE = re.compile(rb"\x01\d+!\x02labctl: (rank (\d+) on \S+ exited with code (\d+))"), 5
+# Its first line, by a rank that has begun.
+BEGUN = re.compile(rb"\x01\d+!\x02labctl: rank (\d+) of \d+ on (\S+)")
 GRACE = 5
 # Bytes. Longer lines are split.
 LONGEST_LINE = 1_000_000
@@ -679,12 +612,22 @@ STEP_WORDS = (b"step", b"iter", b"epoch")
 RANK = re.compile(rb"\x01(\d+)!?\x02")
 # That mark, and a plus sign in it if the next line of the rank continues this one.
 PIECE = re.compile(rb"\x01(\d+!?)(\+?)\x02")
+# The report of rank_output.py on a launcher's process of a node that has ended before its rank.
+KILLED = re.compile(rb"\x01\d+!\x02labctl: (\S+ on \S+ was killed) while rank \d+ ran")
 # The report of rank.sh on a rank that left processes on its node.
 LEFT = re.compile(rb"\x01\d+!\x02labctl: rank \d+ on \S+ (?:has ended; what it started and left|left processes)")
 # Exit codes of timeout(1) when it ends its command.
 TIMED_OUT = (124, 137)
-# Timeout in seconds for writing the stacks of a stalled run.
-STACKS_LIMIT = 30
+# Timeout in seconds for looking at a node's processes.
+LOOK_LIMIT = 10
+# A run with steps that is silent for QUIET_STEPS times its longest step, and QUIET seconds, is looked at.
+QUIET_STEPS, QUIET = 4, 10
+# Seconds, and steps, that a rank must have waited for others before a run that still prints steps is called stuck.
+STUCK, STUCK_STEPS = 2, 3
+# What is no hang by itself: nobody waits, or nothing is known.
+HARMLESS = ("all-outside", "unknown")
+# Reasons to end a run before which its ranks are looked at.
+LOOKED_AT = ("stalled", "timeout", "rank-crashed", "launcher-failed", "interrupted")
 # All nodes of a run have the same image, so this program has the same path there.
 AGENT = (sys.executable, "-I", __file__)
 SAMPLER = Path(__file__).with_name("sampler.py")
@@ -928,10 +871,18 @@ class RunState:
         """Time at which the first rank failed."""
         self.crash = ""
         """Message about the first rank that failed."""
+        self.killed: float | None = None
+        """Time at which a launcher's process of a node was seen to be killed."""
+        self.kill = ""
+        """Message about it."""
         self.leaves = False
         """True if a rank left processes on its node."""
         self.lost: dict[str, str] = {}
         """Lost nodes -> reason."""
+        self.places: dict[int, str] = {}
+        """Ranks that have begun -> their node."""
+        self.codes: dict[int, int] = {}
+        """Ranks that have failed -> their exit code."""
         self.uncleaned: set[str] = set()
         """Nodes on which processes of the run could not be ended."""
         self.steps = Steps()
@@ -946,9 +897,16 @@ class RunState:
             self.steps.add(line)
 
     def _add_reports(self, lines: bytes) -> None:
-        crash = CRASHED.search(lines)
-        if self.crashed is None and crash:
-            self.crashed, self.crash = time.monotonic(), crash[1].decode(errors="replace")
+        for rank, node in BEGUN.findall(lines):
+            self.places[int(rank)] = node.decode(errors="replace")
+            self.codes.pop(int(rank), None)
+        for crash in CRASHED.finditer(lines):
+            self.codes[int(crash[2])] = int(crash[3])
+            if self.crashed is None:
+                self.crashed, self.crash = time.monotonic(), crash[1].decode(errors="replace")
+        killed = KILLED.search(lines)
+        if self.killed is None and killed:
+            self.killed, self.kill = time.monotonic(), killed[1].decode(errors="replace")
         self.leaves = self.leaves or bool(LEFT.search(lines))
 
 
@@ -991,18 +949,44 @@ class Steps:
         if number != before or key not in self._at:
             self._at[key], self._last = (number, now), (kind, number, count)
 
+    @property
+    def last(self) -> str:
+        """The last step that was printed, as ``step 12/100``; empty without one."""
+        return render_step(*self._last) if self._last[1] else ""
+
+    @property
+    def silent(self) -> float:
+        """Seconds since the last output."""
+        return time.monotonic() - self._last_output
+
+    @property
+    def is_last(self) -> bool:
+        """Tell if the last of a known number of steps was printed."""
+        return bool(self._last[1]) and self._last[1] == self._last[2]
+
+    @property
+    def median(self) -> float:
+        """Median duration of the last steps in seconds; 0 without enough of them."""
+        return sorted(self._seconds)[len(self._seconds) // 2] if len(self._seconds) >= LEAST_STEPS else 0
+
+    def quiet_since(self, least: float) -> float | None:
+        """Return the time of the last output, if a run like this is seldom silent for so long; else None.
+
+        ``least``: seconds of silence after which it is in any case; 0 turns the check off.
+        """
+        limit = least
+        if self.median and not self.is_last:
+            limit = min(least, max(QUIET, QUIET_STEPS * max(self._seconds)))
+        return self._last_output if least and self.silent > limit else None
+
     def stalled(self, least: float) -> str:
         """Return the reason why the run is stalled, or an empty text: no output for much longer than a step takes.
 
         ``least``: seconds without output that are never a stall; 0 turns the check off. After the last step of a known
         number of steps a run is never stalled.
         """
-        silent = time.monotonic() - self._last_output
-        is_last_step = self._last[1] == self._last[2]
-        if not least or silent <= least or len(self._seconds) < LEAST_STEPS or is_last_step:
-            return ""
-        median = sorted(self._seconds)[len(self._seconds) // 2]
-        if silent <= STALL_STEPS * median:
+        silent, median = self.silent, self.median
+        if not least or silent <= least or not median or self.is_last or silent <= STALL_STEPS * median:
             return ""
         took = round(median, 3 if median < 10 else 0)
         last = render_step(*self._last)
@@ -1201,16 +1185,21 @@ def finish(folder: Path, ended: dict[str, object]) -> None:
 
 def judge(job: dict[str, Any], state: RunState, code: int, began: float, seconds: float) -> dict[str, object]:
     """Return the cause and message if a command that ended by itself had a crashed rank or timed out; else empty."""
+    if state.killed is not None and code and not job.get("elastic"):
+        return {"cause": "launcher-failed", "message": state.kill}
     in_time = state.crashed is not None and state.crashed - began < job["limit"]
     if in_time and not job.get("elastic"):
         return {"cause": "rank-crashed", "message": state.crash}
     if code in TIMED_OUT and seconds >= job["limit"]:
-        return timed_out(job)
+        return timed_out(job, state)
     return {}
 
 
-def timed_out(job: dict[str, Any]) -> dict[str, object]:
-    return {"cause": "timeout", "message": "timed out after {:g} s".format(job["limit"])}
+def timed_out(job: dict[str, Any], state: RunState) -> dict[str, object]:
+    """Return the cause and message of a run at its time limit, with the last step that it printed."""
+    step = state.steps.last
+    at = f", after {step}" if step else ""
+    return {"cause": "timeout", "message": "timed out after {:g} s{}".format(job["limit"], at)}
 
 
 def oversee(
@@ -1228,6 +1217,7 @@ def oversee(
     """
     command_ended = threading.Event()
     threading.Thread(target=watch_nodes, args=(folder, job, state, command_ended), daemon=True).start()
+    looker = Looker(folder, job, state, keep)
     ending: dict[str, object] = {}
     end, kill = threading.Thread(), threading.Thread(target=clean, args=(job, state, 0, began), daemon=True)
     while child.poll() is None:
@@ -1236,15 +1226,19 @@ def oversee(
             ending = stop_request or reason_to_end(folder, job, state, began) or {}
             if ending:
                 grace = float(ending.pop("grace", GRACE))  # type: ignore[arg-type]
-                # A run that labctl ends as stalled has a paused node, which could not write stacks.
-                stalled = not stop_request and ending["cause"] == "stalled"
-                if stalled:
-                    # Printed before the ranks are ended, so that a follower does not take their end for a crash.
+                # Printed before the ranks are ended, so that a follower does not take their end for a crash.
+                if not stop_request and ending["cause"] == "stalled":
                     keep("labctl: stalled: {}\n".format(ending["message"]).encode())
+                # A run that labctl ends as stalled has a paused node, which does not answer.
+                looks = (
+                    bool(grace) and ending["cause"] in LOOKED_AT and not (stop_request and ending["cause"] == "stalled")
+                )
                 end = threading.Thread(
-                    target=end_run, args=(job, state, grace, began), kwargs={"stalled": stalled}, daemon=True
+                    target=end_run, args=(job, state, grace, began, looks and looker, ending), daemon=True
                 )
                 end.start()
+            else:
+                looker.poll()
         elif kill.ident is None and (folder / "at-once").exists():
             kill.start()
         if reader.is_alive():
@@ -1269,19 +1263,27 @@ def read_stop_request(folder: Path) -> dict[str, object] | None:
 def reason_to_end(folder: Path, job: dict[str, Any], state: RunState, began: float) -> dict[str, object] | None:
     """Return the cause and message if the run must be ended now, or None."""
     now = time.monotonic()
-    # One second later than timeout(1), which normally ends the command.
-    if now - began > job["limit"] + 1:
-        return timed_out(job)
-    if state.crashed is not None and not job.get("elastic") and now - state.crashed > CRASH_GRACE:
-        return {"cause": "rank-crashed", "message": state.crash}
-    if state.lost:
-        node, error = next(iter(state.lost.items()))
-        return {"cause": "node-lost", "message": f"{node}: {error}"}
+    if now - began > job["limit"]:
+        return timed_out(job, state)
+    if failure := failed(job, state, now):
+        return failure
     if stall := state.steps.stalled(job.get("stall", 0)):
         return {"cause": "stalled", "message": stall}
     unwatched = seconds_since(folder / "watched")
     if job["patience"] and unwatched is not None and unwatched > job["patience"]:
         return {"cause": "interrupted", "message": "labctl was away for {:g} s".format(job["patience"])}
+    return None
+
+
+def failed(job: dict[str, Any], state: RunState, now: float) -> dict[str, object] | None:
+    """Return the cause and message if a rank, a launcher's process or a node has failed and the run does not end."""
+    if state.killed is not None and not job.get("elastic") and now - state.killed > CRASH_GRACE:
+        return {"cause": "launcher-failed", "message": state.kill}
+    if state.crashed is not None and not job.get("elastic") and now - state.crashed > CRASH_GRACE:
+        return {"cause": "rank-crashed", "message": state.crash}
+    if state.lost:
+        node, error = next(iter(state.lost.items()))
+        return {"cause": "node-lost", "message": f"{node}: {error}"}
     return None
 
 
@@ -1350,12 +1352,111 @@ def become_as_user(directory: str, *command: str) -> NoReturn:
     become(command)
 
 
-def end_run(job: dict[str, Any], state: RunState, grace: float, began: float, *, stalled: bool) -> None:
-    """End a run; if it is stalled, write the stacks of its processes first."""
-    if stalled:
-        command = [*AGENT, "stacks", job["id"], job["directory"]]
-        run_on_nodes(job, STACKS_LIMIT, command, command)
+def end_run(
+    job: dict[str, Any], state: RunState, grace: float, began: float, looker: Looker | None, ending: dict[str, object]
+) -> None:
+    """End a run; with a ``looker`` tell first what its ranks wait for, and add that to the reason of the end."""
+    if looker and (sentence := looker.last(ending["cause"])) and ending["cause"] in ("stalled", "timeout"):
+        ending["message"] = "{}; {}".format(ending["message"], sentence)
     clean(job, state, grace, began)
+
+
+class Looker:
+    """Looks at what the ranks of a run wait for: once per silence, when `look` asks, and before they are ended."""
+
+    def __init__(self, folder: Path, job: dict[str, Any], state: RunState, keep: Callable[[bytes], object]) -> None:
+        self._folder, self._job, self._state, self._keep = folder, job, state, keep
+        self._told: float | None = None
+        """Time of the last output before the silence that was told of."""
+        self._thread = threading.Thread()
+
+    def poll(self) -> None:
+        """Start to look if that is due and not under way."""
+        if self._thread.is_alive():
+            return
+        if (self._folder / "look").exists():
+            self._thread = threading.Thread(target=self._answer, daemon=True)
+        else:
+            since = self._state.steps.quiet_since(self._job.get("stall", 0))
+            if since in (None, self._told):
+                return
+            self._told = since
+            self._thread = threading.Thread(target=self._tell, daemon=True)
+        self._thread.start()
+
+    def last(self, cause: object) -> str:
+        """Look before the ranks are ended; return the sentence on what they wait for, empty if they are not stuck."""
+        if self._thread.ident is not None:
+            self._thread.join(LOOK_LIMIT)
+        found = look_at_ranks(self._job, self._state)
+        if found["kind"] == "unknown" or (cause != "stalled" and not is_stuck(found, self._state.steps)):
+            return ""
+        self._print(found["sentence"], found)
+        return str(found["sentence"])
+
+    def _answer(self) -> None:
+        found = look_at_ranks(self._job, self._state)
+        write(self._folder / "looked.new", json.dumps(found).encode())
+        (self._folder / "look").unlink()
+        (self._folder / "looked.new").rename(self._folder / "looked.json")
+
+    def _tell(self) -> None:
+        silent = self._state.steps.silent
+        found = look_at_ranks(self._job, self._state)
+        # Not if the run has printed something meanwhile.
+        if self._state.steps.silent > silent:
+            self._print("silent for {:.0f} s: {}".format(silent, found["sentence"]), found)
+
+    def _print(self, sentence: str, found: dict[str, Any]) -> None:
+        """Print what ranks wait for, and keep it in ``stacks/hang.json`` of the run."""
+        lines = [sentence, *("  " + line for line in found["lines"])]
+        self._keep("".join(f"labctl: {line}\n" for line in lines).encode())
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            keeper = as_user(self._job["directory"], ["tee", "stacks/hang.json"])
+            quiet = subprocess.DEVNULL
+            subprocess.run(keeper, input=json.dumps(found).encode(), stdout=quiet, stderr=quiet, timeout=5, check=False)
+
+
+def is_stuck(found: dict[str, Any], steps: Steps) -> bool:
+    """Tell if ranks have waited for others for so long that a run with such steps does not go on."""
+    if found["kind"] in HARMLESS or not found["collective"]:
+        return False
+    waited = steps.silent if found["seconds"] is None else found["seconds"]
+    return bool(waited > max(STUCK, STUCK_STEPS * steps.median))
+
+
+def look_at_ranks(job: dict[str, Any], state: RunState) -> dict[str, Any]:
+    """Return what the ranks of a run wait for, by diagnosis.py; each node writes its stacks."""
+    command = [*AGENT, "stacks", job["id"], job["directory"]]
+    nodes: dict[str, dict[str, object]] = {}
+    for name, (code, printed) in ask_nodes(job, LOOK_LIMIT, command, command).items():
+        try:
+            answer = json.loads(printed)
+            nodes[answer["node"]] = answer
+        except (ValueError, KeyError, TypeError):
+            nodes[name.partition(".")[0]] = {"error": "no answer over ssh" if code else "its answer is not understood"}
+    return dict(beside("diagnosis").explain(nodes, state.places, state.codes))
+
+
+def look(run_id: str) -> None:
+    """Have the supervisor of a run look at its ranks, and print what it finds."""
+    folder = RUNS / run_id
+    if not folder.is_dir():
+        folder = Path(os.environ["HOME"]) / ".agent"
+    began = time.time()
+    try:
+        (folder / "look").touch()
+    except OSError:
+        sys.exit(f"run {run_id} is not running")
+    answer = folder / "looked.json"
+    deadline = time.monotonic() + 2 * LOOK_LIMIT
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            if answer.stat().st_mtime >= began:
+                print(answer.read_text())
+                return
+        time.sleep(POLL)
+    sys.exit(f"run {run_id} is not running")
 
 
 def clean(job: dict[str, Any], state: RunState, grace: float, began: float, *, last: bool = False) -> None:
@@ -1378,29 +1479,36 @@ def clean(job: dict[str, Any], state: RunState, grace: float, began: float, *, l
 
 
 def run_on_nodes(job: dict[str, Any], limit: float, in_launcher: list[str], in_workers: list[str]) -> list[str]:
+    """Run a command as `ask_nodes` does; return the nodes on which it fails, or that are unreachable."""
+    return [node for node, (code, _) in ask_nodes(job, limit, in_launcher, in_workers).items() if code]
+
+
+def ask_nodes(
+    job: dict[str, Any], limit: float, in_launcher: list[str], in_workers: list[str]
+) -> dict[str, tuple[int, bytes]]:
     """Run a command in this container and a command in each of the run's workers at once, as the lab's user.
 
-    Returns the nodes on which it fails, or that are unreachable.
+    Returns exit code and output by node; the exit code of one that is unreachable, or takes too long, is not 0.
     """
     from concurrent.futures import ThreadPoolExecutor
 
     ssh = ["ssh", "-n", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "--"]
     commands = {"launcher": in_launcher, **{node: [*ssh, node, shlex.join(in_workers)] for node in job["nodes"]}}
 
-    def failed(node: str) -> str:
-        """Return the node's name if its command failed; else empty."""
-        quiet = subprocess.DEVNULL
-        command, variables = as_user("/", commands[node]), {**os.environ, "HOME": str(HOME)}
+    def ask(command: list[str]) -> tuple[int, bytes]:
+        quiet, pipe = subprocess.DEVNULL, subprocess.PIPE
+        variables = {**os.environ, "HOME": str(HOME)}
         try:
             done = subprocess.run(
-                command, stdin=quiet, stdout=quiet, stderr=quiet, env=variables, timeout=limit, check=False
+                as_user("/", command), stdin=quiet, stdout=pipe, stderr=quiet, env=variables, timeout=limit, check=False
             )
         except (OSError, subprocess.SubprocessError):
-            return node
-        return node if done.returncode else ""
+            return 1, b""
+        return done.returncode, done.stdout
 
     with ThreadPoolExecutor(min(len(commands), 64)) as pool:
-        return [node for node in pool.map(failed, commands) if node]
+        answers = list(pool.map(ask, commands.values()))
+    return {node: answers[at] for at, node in enumerate(commands)}
 
 
 if __name__ == "__main__":
@@ -1414,6 +1522,7 @@ if __name__ == "__main__":
         "launch": launch_from_stdin,
         "follow": follow,
         "stop": stop,
+        "look": look,
         "runs": list_runs,
         "forget": forget,
         "user": become_as_user,

@@ -27,6 +27,8 @@ AT_ONCE, MOST_LINES = 4096, 128
 # Bytes of a line that every launcher passes on whole: of a longer one it gets the beginning, and the log all. pdsh cuts
 # lines at 128 KiB.
 LONGEST = 120_000
+# Seconds between two looks at the launcher, and after its end until its rank must have ended.
+LOOK, ENDING = 1, 2
 LONG = re.compile(rb"[^\n]{%d,}" % AT_ONCE)
 
 
@@ -156,15 +158,65 @@ def buffered(file: int) -> int:
     return count[0]
 
 
-def pump(output: Output, reports: int) -> None:
+class Parent:
+    """The process of a launcher that started this rank. It outlives its ranks unless it is killed."""
+
+    def __init__(self, rank: str) -> None:
+        self._rank, self._script = rank, os.getppid()
+        self._pid = parent_of(self._script)
+        self._name = name_of(self._pid)
+        self._gone: float | None = None
+
+    def report(self) -> bytes:
+        """Return a report if the launcher was killed, once; empty if not, or if the rank may be about to end, too."""
+        if not self._pid or parent_of(self._script) == self._pid:
+            return b""
+        self._gone = self._gone or time.monotonic()
+        if time.monotonic() < self._gone + ENDING:
+            return b""
+        self._pid = 0
+        text = f"labctl: {self._name} on {os.uname().nodename} was killed while rank {self._rank} ran\n"
+        return os.fsencode(text)
+
+
+def parent_of(pid: int) -> int:
+    """Return the parent of a process; 0 if it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", errors="replace") as file:  # noqa: PTH123 - pathlib takes longer to import
+            return int(file.read().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def name_of(pid: int) -> str:
+    """Return the name of a program; of one that an interpreter runs, the name of its script or module."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123
+            words = [os.fsdecode(word) for word in file.read().split(b"\0")]
+    except OSError:
+        return "its launcher"
+    name = os.path.basename(words[0])  # noqa: PTH119
+    if not name.startswith("python"):
+        return name
+    if "-m" in words[:4]:
+        return words[words.index("-m") + 1]
+    return next((os.path.basename(word) for word in words[1:] if word and not word.startswith("-")), name)  # noqa: PTH119
+
+
+def pump(output: Output, reports: int, parent: Parent) -> None:
     """Print the rank's output until it closes, and each report after the output that came before it."""
     poll = select.poll()
     poll.register(0, select.POLLIN)
     poll.register(reports, select.POLLIN)
     partial = b""
-    is_open = True
+    is_open, looked = True, time.monotonic()
     while is_open:
-        ready = [file for file, _ in poll.poll()]
+        ready = [file for file, _ in poll.poll(1000 * LOOK)]
+        if time.monotonic() >= looked + LOOK:
+            looked = time.monotonic()
+            output.report(parent.report())
+        if not ready:
+            continue
         if reports not in ready:
             text = os.read(0, PIECE)
             output.add(text)
@@ -185,7 +237,7 @@ def pump(output: Output, reports: int) -> None:
 def main(rank: str, log: str, reports: str, greeting: str) -> None:
     output = Output(rank, log)
     output.report(os.fsencode(greeting) + b"\n")
-    pump(output, int(reports))
+    pump(output, int(reports), Parent(rank))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from labctl.fit import FitReport
     from labctl.hub.report import CacheReport
     from labctl.jobs.request import RunOptions
-    from labctl.model import Cache, Result
+    from labctl.model import Cache, Hang, Result
     from labctl.records.store import RunFilter, RunList, RunSummary, ShownRun
     from labctl.reports.runs import WrittenReport
     from labctl.runs.compare import Comparison
@@ -373,6 +373,12 @@ def stop(context: Context, run: str, grace: float) -> Result:
 
     with of_run(context, run) as (backend, run_id):
         return judge.stop(backend, run_id, grace)
+
+
+def stacks(context: Context, run: str) -> Hang:
+    """Tell what the ranks of a running run wait for; each node writes what its processes do to the run's stacks/."""
+    with of_run(context, run) as (backend, run_id):
+        return backend.look(backend.recorded(run_id))
 
 
 def run_logs(

@@ -567,6 +567,24 @@ class Rank(Struct, frozen=True, kw_only=True):
     node: str
 
 
+class Hang(Struct, frozen=True, kw_only=True):
+    """Explanation of a run that stands still: what its ranks wait for. Kinds: docs/workloads.md."""
+
+    kind: str
+    sentence: str
+    lines: tuple[str, ...] = ()
+    """What the ranks that others wait for do instead."""
+    ranks: tuple[int, ...] = ()
+    """Ranks that others wait for; empty if it may be any."""
+    nodes: tuple[str, ...] = ()
+    collective: str = ""
+    """Operation that ranks wait in, and its position in their group, as ``all_reduce #6``."""
+    place: str = ""
+    """File and line of the person's code that calls it."""
+    seconds: float | None = None
+    """Seconds that a rank has waited for the others."""
+
+
 class Result(Struct, frozen=True, kw_only=True):
     """The outcome of a run, as written to ``result.json``. ``seconds`` is wall-clock time."""
 
@@ -593,6 +611,8 @@ class Result(Struct, frozen=True, kw_only=True):
     """Earlier attempts, and how each ended."""
     replays: str = ""
     """Id of the run that it replayed."""
+    hang: Hang | None = None
+    """What ranks waited for when it was silent, or ended; None for a run that passed."""
 
     @property
     def outcome(self) -> str:

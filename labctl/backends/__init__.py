@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from labctl.hub.report import CacheReport
     from labctl.jobs.replay import ReplayedRun
     from labctl.jobs.request import RunOptions
-    from labctl.model import Cache, File, Job, Lab, Result, Workload
+    from labctl.model import Cache, File, Hang, Job, Lab, Result, Workload
     from labctl.records.active import ActiveRun, Run
     from labctl.records.lines import Line
     from labctl.records.verdict import RunOutcome
@@ -202,6 +202,9 @@ class Backend(Protocol):
 
     def stop(self, run: Run, grace: float, message: str) -> None:
         """Have the agent of a run end it: TERM, and KILL after ``grace`` seconds. HostError if it is not running."""
+
+    def look(self, run: Run) -> Hang:
+        """Have the agent of a run tell what its ranks wait for now. HostError if the run is not running."""
 
     def leaves_processes(self, run_id: str) -> bool:
         """Tell if an earlier run was on this backend and only labctl ends the processes that it left on nodes.

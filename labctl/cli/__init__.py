@@ -42,6 +42,7 @@ COMMANDS = {
     "run": ("run", "run a workload and check its criteria"),
     "attach": ("run", "follow a run that is detached, or whose labctl has ended"),
     "top": ("top", "watch a run: steps, loss, throughput, time left, and usage of nodes and devices"),
+    "stacks": ("run", "tell what the ranks of a run wait for, and where in their code they are"),
     "stop": ("run", "stop a run"),
     "runs": ("run", "list runs, or remove old ones"),
     "show": ("run", "show the result of a run"),

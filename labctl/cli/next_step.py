@@ -28,10 +28,6 @@ STEPS = (
         "end the script with sys.stdout.flush(); os._exit(0)",
     ),
     ("ran out of memory", "LAB_MEMORY in .env is what each node may have; `labctl fit` tells what a training needs"),
-    (
-        "^no step and no line",
-        "stacks/ of its files has what each process did; stacks of Python there, or last in its log",
-    ),
     ("Read-only file system", "write to the current directory, which is the run's own, or to $LABCTL_RUN_DIR"),
     (
         r"insufficient shared memory|/dev/shm|</torch_\d+",
@@ -76,6 +72,8 @@ def next_step(result: Result) -> str:
     if result.cause == "node-lost":
         on = f"`labctl run --resume {result.run_id}` goes on from its last checkpoint, if it saved any"
         return f"`labctl up` starts the node again; then {on}"
+    if result.hang and result.cause in ("timeout", "stalled"):
+        return "stacks/ of its files has the stacks of all threads, the last collectives and connections of each node"
     if result.cause == "timeout":
         return "if it needs more time: --timeout, such as --timeout 2h"
     by_message = (_missing_device, _missing_module, _missing_path, _step)

@@ -289,6 +289,14 @@ def stop_command(
         output.answer(answer, run_text(answer, lab.directory))
 
 
+def stacks_command(run: Run = "latest", directory: Directory = HERE, json: Json = False) -> None:
+    """`labctl stacks`: tell what the ranks of a running run wait for, and where in their code they are."""
+    with answering(as_json=json) as output:
+        lab = context(directory, output)
+        answer = flows.stacks(lab, run)
+        output.answer(answer, "\n".join((answer.sentence, *(f"  {line}" for line in answer.lines))))
+
+
 runs_command = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
 
 
@@ -453,6 +461,8 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
         ranks = human.listed((f"{rank.rank} on {rank.node}" for rank in result.ranks), SHOWN)
         rows.append(("ranks", f"{result.world_size} ({ranks})"))
         rows.append(("seconds", human.number(result.seconds)))
+    if result.hang:
+        rows += [("hang", line) for line in (result.hang.sentence, *result.hang.lines)]
     cause = f" ({result.cause})" if result.cause else ""
     unjudged = ", nothing judged" if result.outcome == COMPLETED else ""
     rows.append(("verdict", f"{result.outcome}{cause}{unjudged}: {result.message}"))

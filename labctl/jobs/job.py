@@ -60,10 +60,12 @@ GRACE = 5
 
 
 def limited(job: Job) -> tuple[str, ...]:
-    """Return the launch command, wrapped in timeout(1) with the run's time limit."""
-    return ("timeout", f"--kill-after={GRACE}", f"{job.timeout:g}", *job.argv)
+    """Return the launch command, wrapped in timeout(1) in case the agent, which has the time limit, is gone."""
+    return ("timeout", f"--kill-after={GRACE}", f"{job.timeout + LOOKING:g}", *job.argv)
 
 
+LOOKING = 15
+"""Seconds that the agent has at the time limit to see what ranks wait for, before the command is ended in any case."""
 WORK = "work"
 """Directory of the copied code in the run's directory; ranks start in it."""
 

@@ -15,7 +15,6 @@ from labctl.model import Cause, Job, Lab
 from labctl.records import last_words, metrics, store
 from labctl.records.active import Ended
 from labctl.records.lines import Line
-from labctl.system import human
 
 REPORTED = re.compile(r"labctl: (rank \d+) on (\S+) exited with code (\d+)")
 # Printed by DeepSpeed's launcher on the node of a failed rank; deepspeed/launcher/launch.py.
@@ -32,7 +31,6 @@ PEER_LOST = re.compile(
     r"|HorovodInternalError",
     re.IGNORECASE,
 )
-SILENT = "no rank wrote a line"
 SCRIPT = "the script"
 """Speaker of the lines that name no rank or node, of a script that starts its ranks itself."""
 # Other ranks that a message names.
@@ -94,9 +92,7 @@ class CrashWatch:
         self._out_of_memory = re.compile("|".join(filter(None, patterns)), re.IGNORECASE)
         self._last: dict[str, deque[str]] = {}
         self._unmarked: deque[str] = deque(maxlen=last_words.MOST)
-        self._spoke_at: dict[str, float] = {}
-        self.now = 0.0
-        """Time of the last line, in seconds since 1970."""
+        self._has_spoken = False
         self._ended: list[RankFailure] = []
         self.reason: RankFailure | None = None
 
@@ -126,7 +122,7 @@ class CrashWatch:
 
     def _look_at(self, line: Line) -> None:
         """Take a line into account: the report of a failure, or output of a rank or node."""
-        text, self.now = metrics.searched(line.text), line.when
+        text = metrics.searched(line.text)
         reports = line.report or "[launch.py:" in text or (self._starts_itself and "labctl: " in text)
         if reports and self._hear_report(line, text):
             return
@@ -136,11 +132,12 @@ class CrashWatch:
             return
         if who in self._speakers and output and not output.isspace():
             self._keep(who, output)
-            self._spoke_at[who] = self.now
+            self._has_spoken = True
             return
         if self._starts_itself and not who and text.strip():
             self._keep(SCRIPT, text)
-        if who not in self._speakers:
+        # The agent's own lines are not the launcher's.
+        if who not in self._speakers and not text.startswith("labctl: "):
             self._unmarked.append(text.rpartition("\r")[2][: last_words.LONGEST])
 
     @property
@@ -202,17 +199,10 @@ class CrashWatch:
                 return f"{who}: {words}"
         return ""
 
-    def silence(self) -> str:
-        """Render the ranks or nodes that wrote nothing, else the one silent for longest; empty if not known."""
-        nodes = [*self._nodes]
-        # Lines of a script's own ranks are marked by node or by rank, as its launcher has it.
-        speakers = self._ranks if self._spoke_at.keys() & set(self._ranks) else nodes
-        if not self._spoke_at:
-            return "" if self._starts_itself else SILENT
-        if never := [name for name in speakers if name not in self._spoke_at]:
-            return f"{human.listed(never, SHOWN)} wrote nothing"
-        longest = min(speakers, key=self._spoke_at.__getitem__)
-        return f"{longest} wrote nothing for {human.duration(round(self.now - self._spoke_at[longest]))}"
+    @property
+    def is_silent(self) -> bool:
+        """True if no rank or node wrote a line; False for a script that starts its ranks itself."""
+        return not self._has_spoken and not self._starts_itself
 
 
 def judged(ended: Ended, watch: CrashWatch) -> tuple[Cause | None, str]:

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from labctl import naming
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError, nearest
-from labctl.model import Cause, Copy, File, Job, Lab, Metric, Progress, Project, Rank, Result, Secret, Workload
+from labctl.model import Cause, Copy, File, Hang, Job, Lab, Metric, Progress, Project, Rank, Result, Secret, Workload
 from labctl.records.active import ActiveRun
 from labctl.records.lines import Line
 from labctl.records.metrics import searched
@@ -121,6 +121,7 @@ def _json(path: str, content: object) -> File:
 
 SCHEMA = 1
 SHARED = "workloads/common"
+MOST_HANG_LINES = 6
 RESULT = "result.json"
 OUTPUT = "output.log"
 METRICS = "metrics.jsonl"
@@ -632,6 +633,15 @@ def find(lab: Path, run_id: str) -> str:
 def read_result(lab: Path, run_id: str) -> Result | None:
     """Return the result of a run; None if ``result.json`` is missing or broken."""
     return decode(directory(lab, run_id) / RESULT, Result)
+
+
+def read_hang(lab: Lab, run_id: str) -> Hang | None:
+    """Return what the ranks of a run waited for, as its agent wrote there, redacted; None if it wrote nothing."""
+    found = decode(directory(lab.directory, run_id) / "stacks/hang.json", Hang)
+    if not found:
+        return None
+    lines = tuple(redact(line, lab.hidden) for line in found.lines[:MOST_HANG_LINES])
+    return replace(found, sentence=redact(found.sentence, lab.hidden), lines=lines)
 
 
 def decode(path: Path, kind: type[T]) -> T | None:

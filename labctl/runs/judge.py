@@ -69,6 +69,8 @@ def conclude(
     """
     warn = backend.context.warn
     result = result_of(run, outcome, log, seconds, now)
+    if result.verdict != "PASS":
+        result = replace(result, hang=store.read_hang(run.lab, run.run_id))
     try:
         result = store.finish(run.lab, result)
     except HostError as error:

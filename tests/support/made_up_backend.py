@@ -41,10 +41,10 @@ from labctl.hub import prefetch
 from labctl.hub.report import CacheReport
 from labctl.jobs import job as jobs
 from labctl.jobs.request import RunOptions, build_job
-from labctl.model import HERE, LAUNCHER, Cache, Cause, Job, Lab, Limits, Result, Workload
+from labctl.model import HERE, LAUNCHER, Cache, Cause, Hang, Job, Lab, Limits, Result, Workload
 from labctl.records import outputs, store
 from labctl.records.active import ActiveRun, Ended, LaunchError, Run
-from labctl.records.crash import SILENT, CrashWatch, judged
+from labctl.records.crash import CrashWatch, judged
 from labctl.records.lines import Line, line_of
 from labctl.records.verdict import RunOutcome
 from labctl.system import process
@@ -593,6 +593,12 @@ class MadeUpBackend:
             raise HostError(f"run {run.run_id} has ended", hint=f"labctl show {run.run_id}")
         ranks.stop(grace, message)
 
+    def look(self, run: Run) -> Hang:
+        """Tell nothing of ranks. HostError if the run is not running."""
+        if self._ranks(run.run_id).ended:
+            raise HostError(f"run {run.run_id} is not running", hint=f"labctl show {run.run_id}")
+        return Hang(kind="unknown", sentence="nothing is known of its ranks")
+
     def leaves_processes(self, run_id: str) -> bool:
         """Return True: only labctl ends the ranks of a run."""
         return True
@@ -622,13 +628,12 @@ class MadeUpBackend:
 
 def outcome(run: Run, ended: Ended, watch: CrashWatch) -> RunOutcome:
     """Return how a run ended; for a crash, the last line of the rank that failed first."""
-    silence = watch.silence()
     cause, message = judged(ended, watch)
     return RunOutcome(
         exit_code=ended.code,
         cause=cause,
         message=store.redact(message, run.lab.hidden),
-        silent=silence == SILENT,
+        silent=watch.is_silent,
         gave_up=store.redact(watch.gave_up(), run.lab.hidden),
         seconds=ended.seconds,
     )

@@ -380,6 +380,12 @@ def stop(lab: Lab, engine: Engine, run_id: str, grace: float, message: str, caus
     agent(lab, engine, model.LAUNCHER, "stop", run_id, f"{grace:g}", cause, message, root=True)
 
 
+def look_at_ranks(lab: Lab, engine: Engine, run_id: str) -> model.Hang:
+    """Have the agent tell what the ranks of a run wait for. HostError if it is not running."""
+    (answer,) = agent(lab, engine, model.LAUNCHER, "look", run_id, root=True)
+    return decode(answer.encode(), model.Hang)
+
+
 def forget(lab: Lab, engine: Engine, run_id: str) -> None:
     """Have the agent remove its data of a run that has ended, and do not wait for it."""
     command = ("sh", "-c", IN_NODE, "sh", "background", *AGENT, "forget", run_id)

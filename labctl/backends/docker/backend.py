@@ -21,7 +21,7 @@ from labctl.backends.state import ObservedState
 from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.errors import Failures, HostError, raise_all
-from labctl.model import HERE, LAUNCHER, Cache, Job, Lab, Result, Workload
+from labctl.model import HERE, LAUNCHER, Cache, Hang, Job, Lab, Result, Workload
 from labctl.records import store
 from labctl.records.active import ActiveRun, Run
 from labctl.records.lines import Line
@@ -569,6 +569,12 @@ class DockerBackend:
         from labctl.backends.docker import agent
 
         agent.stop(run.lab, self.cluster.engine, run.run_id, grace, message)
+
+    def look(self, run: Run) -> Hang:
+        """Have the agent in the launcher tell what the ranks of a run wait for. HostError if it is not running."""
+        from labctl.backends.docker import agent
+
+        return agent.look_at_ranks(run.lab, self.cluster.engine, run.run_id)
 
     def leaves_processes(self, run_id: str) -> bool:
         """Tell if a run was on Docker hosts; a cluster ends the processes of its runs itself."""

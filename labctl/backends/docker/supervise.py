@@ -23,7 +23,7 @@ from labctl.jobs.job import limited
 from labctl.model import LAUNCHER, Cause, Job, Lab
 from labctl.records import store
 from labctl.records.active import Ended, LaunchError
-from labctl.records.crash import SILENT, CrashWatch, judged, memory_limit
+from labctl.records.crash import CrashWatch, judged, memory_limit
 from labctl.records.lines import Line
 from labctl.records.verdict import RunOutcome
 from labctl.system import filelock, human
@@ -116,7 +116,7 @@ def supervise(
         left = end_left(stop, ended, time.monotonic() - began, engine, notice)
         if ended.code != 0 and stop.cause is None:
             ended = ended if ended.seconds else replace(ended, seconds=time.monotonic() - began)
-            stop.cause, stop.message = explain(ended, lab, job, engine, silent=watch.silence() == SILENT)
+            stop.cause, stop.message = explain(ended, lab, job, engine, silent=watch.is_silent)
         if ended.code != 0 and not stop.message and (words := watch.launcher_words):
             named = "program" if job.workload.starts_itself else "launcher"
             stop.message = f"the {named} exited with code {ended.code}: {words}"
@@ -124,9 +124,8 @@ def supervise(
             look_at_devices(stop, lab, job, engine)
         if stop.cause == watch.cause == "disk-full" and (disks := full_disks(lab, job, engine)):
             stop.message += f"; {disks}"
-    silence = watch.silence()
-    if stop.cause == "timeout" and silence:
-        stop.message += f"; {silence}"
+    if stop.cause == "timeout" and watch.is_silent:
+        stop.message += "; no rank wrote a line"
     if left:
         stop.cause = stop.cause or "launcher-failed"
         stop.message = "; ".join((stop.message, "could not kill: " + ", ".join(left))).lstrip("; ")
@@ -135,7 +134,7 @@ def supervise(
         exit_code=ended.code,
         cause=stop.cause,
         message=message,
-        silent=silence == SILENT,
+        silent=watch.is_silent,
         gave_up=store.redact(watch.gave_up(), lab.hidden),
         seconds=ended.seconds,
         gone=tuple(stop.gone.values()),
@@ -212,7 +211,6 @@ def follow(
         ended = end_unrecorded(lab, job, engine, follower.place, full)
         if not full:
             raise
-    watch.now = ended.at or watch.now
     cause, message = judged(ended, watch)
     if cause:
         stop.note(cause, message)

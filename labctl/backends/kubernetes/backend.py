@@ -32,7 +32,7 @@ from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError, raise_all
 from labctl.jobs.replay import renamed
 from labctl.jobs.request import bounded
-from labctl.model import File, Job, Lab, Result, Workload
+from labctl.model import File, Hang, Job, Lab, Result, Workload
 from labctl.records import outputs, store
 from labctl.records.active import ActiveRun, Run
 from labctl.records.lines import Line
@@ -469,6 +469,10 @@ class KubernetesBackend:
     def stop(self, run: Run, grace: float, message: str) -> None:  # noqa: ARG002
         """Send TERM to a run's launch command, with ``message`` as the reason; if not started, delete the run's job."""
         labs.stop(self._cluster, cast("ClusterRun", run), message)
+
+    def look(self, run: Run) -> Hang:
+        """Have the agent in the launcher's pod tell what ranks wait for. HostError if the run is not running."""
+        return labs.look(self._cluster, cast("ClusterRun", run))
 
     def leaves_processes(self, run_id: str) -> bool:  # noqa: ARG002
         """Return False: the cluster ends the pods of a run."""

@@ -309,7 +309,7 @@ def environment(lab: Lab, target: Target, directory: str, added: Pairs, *, kept:
 KEYS, HOME = "/etc/labctl/ssh", "/home/lab"
 RANK_OUTPUT = "rank_output.py"
 """Program that prints a rank's output, also part of labctl's images."""
-AGENT = ("labnode.py", "step.regex", "sampler.py")
+AGENT = ("labnode.py", "step.regex", "stacks.py", "diagnosis.py", "sampler.py")
 """Agent of labctl's images, which keeps the limits of a run, its pattern of steps, and the sampler that it starts."""
 
 

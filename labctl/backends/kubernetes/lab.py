@@ -37,11 +37,12 @@ from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError
 from labctl.jobs.request import RunOptions
-from labctl.model import LAUNCHER, Workload
+from labctl.model import LAUNCHER, Hang, Workload
 from labctl.records import places, store
 from labctl.records.active import ActiveRun, Run
 from labctl.records.lines import Line, line_of
 from labctl.system import filelock
+from labctl.system.decode import decode
 from labctl.system.parallel import begin, pool
 
 # Last lines of a log in which a run prints its step.
@@ -262,6 +263,15 @@ def stop(lab: ClusterLab, run: ClusterRun, message: str) -> None:
         code = lab.engine.exec(launcher["metadata"]["name"], ("sh", "-c", STOP, message), user="").code
     if not launcher or code == NO_COMMAND:
         remove(lab.api, run.kind, run.name)
+
+
+def look(lab: ClusterLab, run: ClusterRun) -> Hang:
+    """Have the agent in the launcher's pod tell what the ranks of a run wait for. HostError if it is not running."""
+    pod = require_launcher_of(lab, run)["metadata"]["name"]
+    done = lab.engine.exec(pod, ("python3", "-I", "/etc/labctl/start/labnode.py", "look", run.run_id), user="")
+    if done.code:
+        raise HostError(f"{LAUNCHER}: {done.err.strip()}", hint=f"labctl show {run.run_id}")
+    return decode(done.out.encode(), Hang)
 
 
 # --- observe -------------------------------------------------------------------------------------------------

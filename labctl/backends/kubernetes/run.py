@@ -42,7 +42,7 @@ from labctl.jobs.job import GRACE
 from labctl.model import LAUNCHER, Cause, Job
 from labctl.records import store
 from labctl.records.active import Ended, Run
-from labctl.records.crash import SILENT, CrashWatch, judged
+from labctl.records.crash import CrashWatch, judged
 from labctl.records.lines import Line, line_of
 from labctl.records.merge import Merge
 from labctl.records.verdict import RunOutcome
@@ -546,7 +546,6 @@ def supervise(
     watch = CrashWatch(run.lab, run.job)
     with interrupts(stop) if ends else nullcontext():
         ended = follower.follow(lambda line: watch.look_at(keep((line,))))
-        watch.now = ended.at or watch.now
         cause, message = judged(ended if follower.has_agent else judged_alone(ended, run.job, watch), watch)
         if cause:
             stop.note(cause, message)
@@ -554,14 +553,13 @@ def supervise(
         # Another Ctrl-C does not leave the run without its results.
         if follower.launcher and not ended.lost and not stop.killed:
             gather(follower.launcher)
-    silence = watch.silence()
-    if stop.cause == "timeout" and silence:
-        stop.message += f"; {silence}"
+    if stop.cause == "timeout" and watch.is_silent:
+        stop.message += "; no rank wrote a line"
     return RunOutcome(
         exit_code=ended.code,
         cause=stop.cause,
         message=run.short(store.redact(stop.message, run.lab.hidden)),
-        silent=silence == SILENT,
+        silent=watch.is_silent,
         gave_up=store.redact(watch.gave_up(), run.lab.hidden),
         seconds=ended.seconds,
     )

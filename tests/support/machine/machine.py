@@ -28,6 +28,8 @@ PROGRAMS = [
     DOCKER / "labnode.py",
     DOCKER / "rank_output.py",
     DOCKER / "step.regex",
+    DOCKER / "stacks.py",
+    DOCKER / "diagnosis.py",
     DOCKER / "sampler.py",
     *DOCKER.glob("*_sampler.py"),
 ]

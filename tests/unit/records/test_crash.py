@@ -119,7 +119,7 @@ def test_the_rank_whose_last_line_gives_up_is_named() -> None:
     assert watch.gave_up() == ""
     script = watching("script")
     script.look_at((printed("No GPU found"), printed("")))
-    assert (script.gave_up(), script.silence()) == ("the script: No GPU found", "")
+    assert (script.gave_up(), script.is_silent) == ("the script: No GPU found", False)
 
 
 def test_a_last_line_that_tells_of_no_error_is_not_told_as_one() -> None:
@@ -130,19 +130,20 @@ def test_a_last_line_that_tells_of_no_error_is_not_told_as_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "message"),
+    ("lines", "is_silent"),
     [
-        ((), "no rank wrote a line"),
-        (("worker-0: step 1", "worker-1: \x011!\x02labctl: rank 1 of 2 on worker-1"), "worker-1 wrote nothing"),
-        (("[1,1]<stdout>:step 1",), "rank 0 wrote nothing"),
-        (("worker-1: step 1", "worker-0: step 1", "worker-0: step 2"), "worker-1 wrote nothing for 0 s"),
+        ((), True),
+        (("worker-1: \x011!\x02labctl: rank 1 of 2 on worker-1", "labctl: silent for 7 s: no rank waits"), True),
+        (("[1,1]<stdout>:step 1",), False),
+        (("worker-1: step 1",), False),
     ],
 )
-def test_who_was_silent_is_known_at_the_end(lines: tuple[str, ...], message: str) -> None:
+def test_it_is_known_at_the_end_if_no_rank_wrote_a_line(lines: tuple[str, ...], is_silent: bool) -> None:
     watch = watching()
     for line in lines:
         watch.look_at((printed(line),))
-    assert watch.silence() == message
+    assert watch.is_silent is is_silent
+    assert watch.launcher_words == ""
 
 
 def test_that_a_rank_reported_in_is_not_its_last_word() -> None:
@@ -166,7 +167,6 @@ def test_a_ranks_last_words_are_its_own_where_each_line_says_whose_it_is() -> No
     watch.look_at((printed("worker-1: |ValueError: no such data", 1),))
     watch.look_at((printed("worker-1: |step 3", 0),))
     watch.look_at((printed("worker-1: RuntimeError: what its launcher says of it"),))
-    assert watch.silence() == "rank 1 wrote nothing for 0 s"
     watch.look_at((printed(f"worker-1: |{CRASH.removeprefix('worker-1: ')}", 1),))
     assert watch.message == "rank 1 on worker-1 exited with code 9: ValueError: no such data"
 

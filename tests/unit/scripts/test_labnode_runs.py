@@ -209,15 +209,24 @@ STEPS = "for step in 1 2 3 4 5; do echo step $step/{of}; sleep 0.02; done; {then
 def test_a_run_that_is_silent_for_longer_than_its_steps_take_is_stalled_and_looked_at_before_it_is_ended(
     agent: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked: list[list[str]] = []
-    monkeypatch.setattr(agent, "run_on_nodes", lambda *arguments: looked.append(arguments[-1]))
+    asked: list[list[str]] = []
+
+    def answer(_: object, __: object, ___: object, command: list[str]) -> dict[str, tuple[int, bytes]]:
+        asked.append(command)
+        return {"launcher": (0, b'{"node": "launcher", "processes": []}'), "worker-0": (255, b"")}
+
+    monkeypatch.setattr(agent, "ask_nodes", answer)
     # Of a busy machine the agent reads steps of less time together.
-    argv = shell(STEPS.replace("0.02", "0.07").format(of=9, then="sleep 60"))
+    steps = STEPS.replace("0.02", "0.07").format(of=9, then="sleep 60")
+    argv = shell(f"printf '\\0010!\\002labctl: rank 0 of 1 on worker-0\\n'; {steps}")
     ended, lines = supervised(agent, RUN, argv=argv, stall=0.5)
     assert (ended["code"], ended["cause"]) == (137, "stalled")
-    assert re.fullmatch(r"no step and no line for \d+ s; steps took 0.0\d+ s; the last was step 5/9", ended["message"])
-    assert lines[-1] == f"labctl: stalled: {ended['message']}"
-    assert [arguments[-3:-1] for arguments in looked] == [["stacks", RUN]]
+    stalled = r"no step and no line for \d+ s; steps took 0.0\d+ s; the last was step 5/9"
+    unreached = "rank 0 (worker-0) is on a node that does not answer: no answer over ssh"
+    assert re.fullmatch(f"{stalled}; {re.escape(unreached)}", ended["message"])
+    assert re.fullmatch(f"labctl: stalled: {stalled}", lines[-2])
+    assert lines[-1] == f"labctl: {unreached}"
+    assert {(*command[-3:-1],) for command in asked} == {("stacks", RUN)}
 
 
 @pytest.mark.parametrize(
@@ -284,41 +293,54 @@ def test_a_step_before_many_other_lines_that_came_with_it_is_heard(agent: Module
     assert state.steps.stalled(30) == "", "what comes after the last step may take as long as it likes"
 
 
+COMMON = Path(__file__).resolve().parents[3] / "workloads/common"
+
+
 def test_the_stacks_of_a_run_are_those_of_its_processes_and_of_no_other(
-    agent: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    agent: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    program = "\n".join(
-        (
-            "import socket",
-            "def wait_for_peer():",
-            "  a, b = socket.socketpair()",
-            "  print('here', flush=True)",
-            "  a.recv(1)",
-            "wait_for_peer()",
-        )
+    program = tmp_path / "train.py"
+    program.write_text(
+        """
+import socket
+def wait_for_peer():
+  a, b = socket.socketpair()
+  print('here', flush=True)
+  a.recv(1)
+wait_for_peer()
+"""
     )
-    variables = {**os.environ, "LABCTL_RUN_ID": RUN, "PYTHONFAULTHANDLER": "1"}
-    pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    variables = {**os.environ, "LABCTL_RUN_ID": RUN, "PYTHONPATH": str(COMMON), "RANK": "3"}
+    pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stdin": subprocess.PIPE}
     sampler = [sys.executable, "-c", "input()", str(agent.SAMPLER)]
     with (
-        subprocess.Popen(sampler, env=variables, stdin=subprocess.PIPE, **pipe),
-        subprocess.Popen([sys.executable, "-c", program], env=variables, **pipe) as rank,
+        subprocess.Popen(sampler, env=variables, **pipe) as sampling,
+        subprocess.Popen([sys.executable, program], env=variables, **pipe) as rank,
     ):
-        assert rank.stdout
-        assert rank.stdout.readline() == "here\n"
-        with subprocess.Popen(["true"]) as gone:
-            pass
-        original = agent.processes
-        monkeypatch.setattr(agent, "processes", lambda run_id: {gone.pid: "0", **original(run_id)})
-        agent.stacks(RUN, str(tmp_path))
-        output = rank.communicate(timeout=20)[1]
+        try:
+            assert rank.stdout
+            assert rank.stdout.readline() == b"here\n"
+            with subprocess.Popen(["true"]) as gone:
+                pass
+            original = agent.processes
+            monkeypatch.setattr(agent, "processes", lambda run_id: {gone.pid: "0", **original(run_id)})
+            agent.stacks(RUN, str(tmp_path))
+            assert rank.poll() is None
+        finally:
+            rank.kill()
+            sampling.kill()
     (written,) = (tmp_path / "stacks").iterdir()
     text = written.read_text()
     assert written.name == f"{os.uname().nodename}.txt"
     assert re.search(rf"^process {rank.pid}: .*\n  S \(sleeping\), 0 % of a core, 1 threads", text)
     assert text.count("process ") == 1
-    assert rank.returncode == -signal.SIGABRT
-    assert "in wait_for_peer" in output
+    (looked,) = json.loads(capsys.readouterr().out)["processes"]
+    assert (looked["pid"], looked["rank"], looked["recorder"]) == (rank.pid, 3, None)
+    inner, outer = looked["stacks"][-1]
+    assert (inner["file"], inner["line"], inner["function"], inner["text"]) == (
+        str(program), 6, "wait_for_peer", "a.recv(1)",
+    )  # fmt: skip
+    assert outer["function"] == "<module>"
 
 
 def in_place_of_ssh(agent: ModuleType, monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:

@@ -1,0 +1,443 @@
+"""Explain a run that stands still: which rank waits for which, in what collective, and what that does instead.
+
+Standard library only, Python >= 3.8; pure. labnode.py calls it with what stacks.py saw on each node.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from typing import Any
+
+MOST_LINES = 6
+# Share of a core from which a rank that others wait for is busy.
+BUSY = 0.5
+# Code that is not the person's own: Python's, the image's packages, and labctl's startup hook.
+LIBRARY = re.compile(
+    r"site-packages|dist-packages|/lib/python\d|^/usr/|^/opt/|^<|/common/(?:sitecustomize|flight_recorder)\.py$"
+)
+# A run's copy of the code is in work/ of its directory.
+COPY = re.compile(r"^.*/outputs/[^/]+/work/")
+# Calls of mpi4py, blocking ones and waits, as they stand in the person's code.
+MPI_CALL = re.compile(
+    r"\.((?:All(?:reduce|gather\w*|toall\w*)|B(?:cast|arrier)|Reduce\w*|Gather\w*|Scatter\w*|Scan|Sendrecv\w*|S?Send"
+    r"|Recv|Probe|Wait(?:all|any)?))\(",
+    re.IGNORECASE,
+)
+MESSAGES = ("send", "ssend", "recv", "probe", "wait", "waitall", "waitany")
+# Collectives to which every rank of a group gives the same number of values.
+EVEN = ("all_reduce", "allreduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "allgather")
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A rank, its main process and what that told; ``code`` if it reported its end."""
+
+    number: int
+    node: str
+    process: Mapping[str, Any] | None
+    unreached: str = ""
+    """Reason why its node could not be looked at."""
+    code: int | None = None
+
+    @property
+    def frames(self) -> Sequence[Mapping[str, Any]]:
+        """Frames of the main thread, innermost first."""
+        return self.process["stacks"][-1] if self.process and self.process["stacks"] else ()
+
+    @property
+    def own(self) -> list[Mapping[str, Any]]:
+        return [frame for frame in self.frames if not LIBRARY.search(frame["file"])]
+
+    @property
+    def recorder(self) -> Mapping[str, Any]:
+        return (self.process or {}).get("recorder") or {"groups": {}, "collectives": [], "message": None}
+
+    @property
+    def is_stopped(self) -> bool:
+        return bool(self.process) and self.process["state"][:1] in ("T", "t")  # type: ignore[index]
+
+    @property
+    def is_uninterruptible(self) -> bool:
+        return bool(self.process) and self.process["state"][:1] == "D"  # type: ignore[index]
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A collective or message in which a rank waits for others, and the place in the person's code."""
+
+    rank: int
+    name: str
+    members: tuple[int, ...]
+    """Ranks that take part."""
+    place: str
+    number: int = 0
+    """Position among the collectives of its group; 0 if it is not known."""
+    group: str = ""
+    size: str = ""
+    seconds: float | None = None
+
+    @property
+    def is_message(self) -> bool:
+        return self.name.rpartition(" ")[2].lower() in MESSAGES
+
+    @property
+    def label(self) -> str:
+        number = f" #{self.number}" if self.number else ""
+        at = f" ({self.place})" if self.place else ""
+        return f"{self.name}{number}{at}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An explanation: its kind, one sentence, more lines, and the ranks that others wait for."""
+
+    kind: str
+    sentence: str
+    ranks: tuple[int, ...] = ()
+    lines: tuple[str, ...] = ()
+    wait: Wait | None = field(default=None)
+
+
+def explain(nodes: Mapping[str, Any], places: Mapping[int, str], codes: Mapping[int, int]) -> dict[str, Any]:
+    """Explain why a run stands still.
+
+    ``nodes``: name -> processes, or the error of a node that could not be looked at; ``places``: the node of each rank
+    that has begun; ``codes``: the exit codes that ranks reported. Kinds: docs/workloads.md.
+    """
+    ranks = ranks_of(nodes, places, codes)
+    waits = {number: wait for number, rank in ranks.items() for wait in wait_of(rank, ranks)}
+    found = next(filter(None, (different(ranks, waits), absent(ranks, waits), crossed(waits), outside(ranks))), UNKNOWN)
+    wait = found.wait
+    return {
+        "kind": found.kind,
+        "sentence": found.sentence,
+        "lines": list(found.lines[:MOST_LINES]),
+        "ranks": list(found.ranks),
+        "nodes": sorted({ranks[number].node for number in found.ranks}),
+        "collective": f"{wait.name} #{wait.number}" if wait and wait.number else wait.name if wait else "",
+        "place": wait.place if wait else "",
+        "seconds": longest(waits.values()),
+    }
+
+
+UNKNOWN = Finding("unknown", "nothing is known of its ranks")
+
+
+def longest(waits: Iterable[Wait]) -> float | None:
+    """Return the seconds that a rank has waited, of the rank that has for longest; None if that is not known."""
+    return max((wait.seconds for wait in waits if wait.seconds is not None), default=None)
+
+
+# --- what is known of ranks ----------------------------------------------------------------------------------
+
+
+def ranks_of(nodes: Mapping[str, Any], places: Mapping[int, str], codes: Mapping[int, int]) -> dict[int, Rank]:
+    """Return the ranks that have begun, by number."""
+    ranks = {}
+    for number, node in sorted(places.items()):
+        looked = nodes.get(node, {"error": "it was not looked at"})
+        main = main_process(number, looked.get("processes", ()))
+        ranks[number] = Rank(number, node, main, looked.get("error", ""), codes.get(number))
+    return ranks
+
+
+def main_process(rank: int, processes: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the process of a rank's program: the one that joined a group as this rank, else the first of its tree."""
+    for process in processes:
+        if process["recorder"] and process["recorder"]["rank"] == rank:
+            return process
+    own = [process for process in processes if process["rank"] == rank and not is_wrapper(process)]
+    pids = {process["pid"] for process in own}
+    return next((process for process in own if process["parent"] not in pids), None)
+
+
+def is_wrapper(process: Mapping[str, Any]) -> bool:
+    """Tell if a process is rank.sh, timeout(1) or rank_output.py, which have the rank's number, too."""
+    return process["program"] in ("bash", "timeout") or "rank_output.py" in process["command"]
+
+
+def place_of(frames: Iterable[Mapping[str, Any]]) -> str:
+    """Return file and line of the innermost frame of the person's own code; empty if there is none."""
+    for frame in frames:
+        if not LIBRARY.search(frame["file"]):
+            return "{}:{}".format(COPY.sub("", frame["file"]), frame["line"])
+    return ""
+
+
+def wait_of(rank: Rank, ranks: Mapping[int, Rank]) -> Iterator[Wait]:
+    """Yield what a rank waits in: its first collective that is not finished, else a message or a call of MPI."""
+    place = place_of(rank.frames)
+    every = tuple(ranks)
+    for entry in rank.recorder["collectives"]:
+        if not entry["done"]:
+            yield wait_in(rank, entry, every)
+            return
+    if message := rank.recorder["message"]:
+        peers = every if message["peer"] is None else (message["peer"],)
+        yield Wait(rank.number, message["name"], (rank.number, *peers), place)
+    elif not rank.recorder["collectives"] and (call := library_call(rank)):
+        yield Wait(rank.number, call, every, place)
+
+
+def wait_in(rank: Rank, entry: Mapping[str, Any], every: tuple[int, ...]) -> Wait:
+    frames = [{"function": name, "file": file, "line": line} for name, file, line in entry["frames"]]
+    return Wait(
+        rank.number,
+        entry["name"],
+        tuple(rank.recorder["groups"].get(entry["group"], every)),
+        place_of(frames) or place_of(rank.frames),
+        entry["number"],
+        entry["group"],
+        size_of(entry),
+        entry["age"],
+    )
+
+
+def size_of(entry: Mapping[str, Any]) -> str:
+    """Return sizes and types of a collective's values, as ``[4] Float``; empty if ranks may give different ones."""
+    if entry["name"].lstrip("_") not in EVEN:
+        return ""
+    shapes = ", ".join(str(size).replace(" ", "") for size in entry["sizes"])
+    return " ".join(filter(None, (shapes, " ".join(dict.fromkeys(entry["types"])))))
+
+
+def library_call(rank: Rank) -> str:
+    """Return the call of torch's groups, Horovod or MPI in which a rank is; empty if it is in none."""
+    called = [frame for frame in rank.frames if frame["file"].endswith("/distributed_c10d.py")]
+    if called:
+        return str(called[-1]["function"])
+    inside = [frame for frame in rank.frames if "/horovod/" in frame["file"]]
+    if inside:
+        return str(inside[-1]["function"])
+    libraries = rank.process["libraries"] if rank.process else ()
+    if "MPI" in libraries and rank.own and (call := MPI_CALL.search(rank.own[0]["text"])):
+        return f"MPI {call[1]}"
+    return ""
+
+
+# --- explanations --------------------------------------------------------------------------------------------
+
+
+def different(ranks: Mapping[int, Rank], waits: Mapping[int, Wait]) -> Finding | None:
+    """Explain ranks that take part in the same collective of a group by different operations or sizes."""
+    for wait in waits.values():
+        if not wait.number:
+            continue
+        taken = {member: entry for member in wait.members for entry in entries(ranks.get(member), wait)}
+        for kind, key in (("different-collective", name_of), ("different-size", size_of)):
+            variants = {member: key(entry) for member, entry in taken.items()}
+            if len(set(variants.values())) > 1:
+                return difference(kind, ranks, taken, variants)
+    return None
+
+
+def entries(rank: Rank | None, wait: Wait) -> Iterator[Mapping[str, Any]]:
+    """Yield the entry of a rank for the collective of a wait."""
+    for entry in rank.recorder["collectives"] if rank else ():
+        if (entry["group"], entry["number"], entry["message"]) == (wait.group, wait.number, False):
+            yield entry
+            return
+
+
+def name_of(entry: Mapping[str, Any]) -> str:
+    return str(entry["name"])
+
+
+def difference(
+    kind: str, ranks: Mapping[int, Rank], taken: Mapping[int, Mapping[str, Any]], variants: Mapping[int, str]
+) -> Finding:
+    """Explain a collective in which ranks differ; those of the smaller part are named, and none if parts are equal."""
+    every = tuple(ranks)
+    parts = Counter(variants.values()).most_common()
+    texts = []
+    for variant, _ in parts:
+        members = [member for member, own in variants.items() if own == variant]
+        wait = wait_in(ranks[members[0]], taken[members[0]], every)
+        with_size = f" of {wait.size}" if kind == "different-size" else ""
+        name = f"{wait.name} #{wait.number}{with_size}" + (f" ({wait.place})" if wait.place else "")
+        texts.append(f"{named(ranks, members, nodes=len(members) < len(variants) / 2)} {be(members)} in {name}")
+    is_clear = parts[0][1] > sum(count for _, count in parts[1:])
+    accused = tuple(member for member, own in variants.items() if own != parts[0][0]) if is_clear else ()
+    first = min(variants)
+    return Finding(kind, ", ".join(texts), accused, wait=wait_in(ranks[first], taken[first], every))
+
+
+def absent(ranks: Mapping[int, Rank], waits: Mapping[int, Wait]) -> Finding | None:
+    """Explain ranks that have not joined what others wait in, and wait for nobody themselves."""
+    missing = {number: missing_in(wait, ranks, waits) for number, wait in waits.items()}
+    roots = sorted({member for members in missing.values() for member in members if member not in waits})
+    roots = roots or [number for number, rank in ranks.items() if why_gone(rank) and number not in waits]
+    if not roots:
+        return None
+    waiting = [number for number, members in missing.items() if set(members) & set(roots)]
+    reason, kind = why_gone(ranks[roots[0]]) or ("", "missing-rank")
+    alike = [number for number in roots if (why_gone(ranks[number]) or ("", "missing-rank")) == (reason, kind)]
+    # A rank that is gone explains those that only are elsewhere.
+    gone = [number for number in roots if why_gone(ranks[number])]
+    if gone and kind == "missing-rank":
+        reason, kind = why_gone(ranks[gone[0]])  # type: ignore[misc]
+        alike = [number for number in gone if why_gone(ranks[number]) == (reason, kind)]
+    wait = waits[waiting[0]] if waiting else None
+    lines = tuple(f"rank {number} {doing(ranks[number])}" for number in roots if not why_gone(ranks[number]))
+    if kind != "missing-rank" or not wait:
+        others = f"; {named(ranks, waiting)} {waits_verb(waiting)} for it in {wait.label}" if wait else ""
+        sentence = f"{named(ranks, alike, nodes=True)} {be_or_have(reason, alike)}{others}"
+        return Finding(kind, sentence, tuple(alike), lines, wait)
+    few = alike if len(alike) <= len(waiting) else waiting
+    return Finding(kind, not_joined(ranks, alike, waiting, waits), tuple(few), lines, wait)
+
+
+def not_joined(
+    ranks: Mapping[int, Rank], absent: Sequence[int], waiting: Sequence[int], waits: Mapping[int, Wait]
+) -> str:
+    """Render that ranks have not joined what others wait in; the sentence is about those that are fewer."""
+    wait = waits[waiting[0]]
+    seconds = longest(waits[number] for number in waiting)
+    since = f" for {seconds:.0f} s" if seconds is not None and seconds >= 1 else ""
+    have, waited = "has" if len(absent) == 1 else "have", "waits" if len(waiting) == 1 else "wait"
+    if since:
+        waited = "has waited" if len(waiting) == 1 else "have waited"
+    call = f"{wait.label}{of_group(wait, ranks)}"
+    if len(absent) > len(waiting):
+        return (
+            f"{named(ranks, waiting, nodes=True)} {waited}{since} in {call}, which {numbers(absent)} {have} not joined"
+        )
+    busy = [number for number in absent if is_busy(ranks[number])]
+    but = f"; rank {busy[0]} is busy" if busy else ""
+    who = named(ranks, absent, nodes=True)
+    if wait.is_message:
+        done = "sent what" if wait.name.endswith("recv") else "received what"
+        return f"{who} {have} not {done} {named(ranks, waiting)} {waited} for{since} in {call}{but}"
+    return f"{who} {have} not joined {call}, where {named(ranks, waiting)} {waited}{since}{but}"
+
+
+def missing_in(wait: Wait, ranks: Mapping[int, Rank], waits: Mapping[int, Wait]) -> list[int]:
+    """Return the ranks that have not joined what a rank waits in."""
+    others = [member for member in wait.members if member != wait.rank and member in ranks]
+    if wait.number:
+        return [member for member in others if last_number(ranks[member], wait.group) < wait.number]
+    return [member for member in others if member not in waits or not is_alike(waits[member], wait)]
+
+
+def last_number(rank: Rank, group: str) -> float:
+    """Return the number of the last collective of a group that a rank has begun."""
+    numbers = [entry["number"] for entry in rank.recorder["collectives"] if entry["group"] == group]
+    return max(numbers, default=0)
+
+
+def is_alike(other: Wait, wait: Wait) -> bool:
+    """Tell if two ranks are in the same call, or each sends or receives what the other may wait for."""
+    if wait.is_message:
+        return wait.rank in other.members and {other.name, wait.name} == {"send", "recv"}
+    return other.name == wait.name
+
+
+def crossed(waits: Mapping[int, Wait]) -> Finding | None:
+    """Explain ranks that are all in a collective or message: the same one, or ones that others have not joined."""
+    if not waits:
+        return None
+    calls: dict[tuple[str, int, str], list[int]] = {}
+    for number, wait in waits.items():
+        calls.setdefault((wait.name, wait.number, wait.group), []).append(number)
+    first = next(iter(waits.values()))
+    if len(calls) == 1 and not first.is_message:
+        text = f"all of its {len(waits)} ranks are in {first.label}: the network or a device, not the program"
+        return Finding("all-inside", text, wait=first)
+    parts = [f"{numbers(members)} {be(members)} in {waits[members[0]].label}" for members in calls.values()]
+    return Finding("crossed-groups", "ranks wait for each other: " + ", ".join(parts), wait=first)
+
+
+def outside(ranks: Mapping[int, Rank]) -> Finding | None:
+    """Explain ranks of which none waits for another."""
+    alive = [rank for rank in ranks.values() if rank.process]
+    if not alive:
+        return None
+    groups: dict[str, list[int]] = {}
+    for rank in alive:
+        groups.setdefault(place_of(rank.frames) or "no code of its own", []).append(rank.number)
+    parts = [f"{numbers(members)} {be(members)} at {place}" for place, members in groups.items()]
+    lines = tuple(f"rank {rank.number} {doing(rank)}" for rank in alive)
+    return Finding("all-outside", f"no rank waits for another: {', '.join(parts[:3])}", lines=lines)
+
+
+def why_gone(rank: Rank) -> tuple[str, str] | None:
+    """Return why a rank cannot join anything, and the kind of that; None if it could."""
+    if rank.unreached:
+        return f"is on a node that does not answer: {rank.unreached}", "node-unreached"
+    if rank.process is None:
+        return f"has ended with code {rank.code or 0}", "rank-ended"
+    if rank.is_stopped:
+        return "is stopped (SIGSTOP)", "rank-stopped"
+    if rank.is_uninterruptible:
+        inside = rank.process["waits_in"]
+        return "is in uninterruptible sleep (D)" + (f", in {inside} of the kernel" if inside else ""), "uninterruptible"
+    return None
+
+
+def doing(rank: Rank) -> str:
+    """Render what a rank does: the innermost frames, its share of a core, and the kernel function that it waits in."""
+    assert rank.process
+    if not rank.frames:
+        place = "runs {command}".format(**rank.process)
+    else:
+        shown = [rank.frames[0], *(frame for frame in rank.own[:2] if frame is not rank.frames[0])]
+        place = "is at " + " <- ".join(map(frame_text, shown))
+    inside = rank.process["waits_in"]
+    return f"{place}, {100 * rank.process['cores']:.0f} % of a core" + (f", in {inside}" if inside else "")
+
+
+def frame_text(frame: Mapping[str, Any]) -> str:
+    return "{}:{} in {}".format(short(frame["file"]), frame["line"], frame["function"])
+
+
+def short(path: str) -> str:
+    """Return a file's path in the run's copy of the code; of a library only its name."""
+    copied = COPY.sub("", path)
+    return path.rpartition("/")[2] if LIBRARY.search(path) else copied
+
+
+def is_busy(rank: Rank) -> bool:
+    return bool(rank.process) and rank.process["cores"] >= BUSY  # type: ignore[index]
+
+
+# --- words ---------------------------------------------------------------------------------------------------
+
+
+def numbers(members: Sequence[int]) -> str:
+    """Render ranks, as ``rank 1`` or ``ranks 0, 2, 3``; many by their first and last ones."""
+    ordered = sorted(members)
+    if len(ordered) > 8:
+        return f"{len(ordered)} ranks ({ordered[0]} to {ordered[-1]})"
+    return ("rank " if len(ordered) == 1 else "ranks ") + ", ".join(map(str, ordered))
+
+
+def named(ranks: Mapping[int, Rank], members: Sequence[int], *, nodes: bool = False) -> str:
+    """Render ranks, with ``nodes`` as ``rank 1 (worker-1)``."""
+    places = list(dict.fromkeys(ranks[member].node for member in sorted(members)))
+    return numbers(members) + (f" ({', '.join(places[:4])})" if nodes else "")
+
+
+def of_group(wait: Wait, ranks: Mapping[int, Rank]) -> str:
+    """Render the ranks of a group that has not all."""
+    return "" if set(wait.members) >= set(ranks) or len(wait.members) < 2 else f" of {numbers(wait.members)}"
+
+
+def be(members: Sequence[int]) -> str:
+    return "is" if len(members) == 1 else "are"
+
+
+def waits_verb(members: Sequence[int]) -> str:
+    return "waits" if len(members) == 1 else "wait"
+
+
+def be_or_have(reason: str, members: Sequence[int]) -> str:
+    """Return a reason of one rank for several ones."""
+    if len(members) == 1:
+        return reason
+    return re.sub("^is ", "are ", re.sub("^has ", "have ", reason))
