@@ -6,7 +6,8 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path, PurePosixPath
 
 from msgspec.structs import replace
@@ -62,11 +63,25 @@ def given(workload: Workload) -> tuple[str, ...]:
 
 
 def earlier(lab: Lab, workload: Workload) -> tuple[str, ...]:
-    """Return the ids of runs whose directories contain inputs of the workload."""
+    """Return the ids of runs whose directories contain inputs of the workload, or whose paths its words name."""
     runs = lab.directory / RUNS
     places = (locate(lab, path) for path in given(workload))
     inside = (place.relative_to(runs) for place in places if place.is_relative_to(runs))
-    return tuple(sorted({path.parts[0] for path in inside if path.parts and not path.parts[0].startswith(".")}))
+    declared = {path.parts[0] for path in inside if path.parts and not path.parts[0].startswith(".")}
+    return tuple(sorted(declared | _named(lab, runs, (*workload.command, *workload.arguments))))
+
+
+def _named(lab: Lab, runs: Path, words: Iterable[str]) -> set[str]:
+    """Return the ids of runs that are there and whose path in the containers stands in one of the words.
+
+    What a program reads is not declared: its ``--resume=/workspace/runs/ID/ckpt.pt`` may be in a shell's command.
+    """
+    target = next((mount.target for mount in lab.mounts if mount.source == str(runs)), None)
+    if target is None:
+        return set()
+    pattern = re.compile(rf"{re.escape(target)}/(\w[\w.-]*)")
+    ids = chain.from_iterable(map(pattern.findall, words))
+    return {run for run in ids if (runs / run).is_dir() and not (runs / run).is_symlink()}
 
 
 def _given(workload: Workload) -> Iterator[tuple[int, str, str, str]]:

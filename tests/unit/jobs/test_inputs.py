@@ -140,3 +140,20 @@ def test_a_models_configuration_may_be_a_link_as_in_the_hubs_cache(of: Lab, tmp_
     (tmp_path / "cache/blob").write_text("{}")
     (tmp_path / "cache/mnist/config.json").symlink_to("../blob")
     assert resolved(of, "model", "--data-path", "mnist") == ("--data-path", "/workspace/.cache/mnist")
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        ((), ("--resume", f"{RUN}/work/ckpt.pt")),
+        ((), (f"--data={RUN}",)),
+        (("sh", "-c", f"train --data '{RUN}/a' --also /workspace/runs/gone"), ()),
+    ],
+)
+def test_an_earlier_run_that_a_programs_words_name_is_sent_along(
+    of: Lab, tmp_path: Path, command: tuple[str, ...], arguments: tuple[str, ...]
+) -> None:
+    (tmp_path / "runs/r1").mkdir(parents=True)
+    runs = Mount(source=str(tmp_path / "runs"), target="/workspace/runs")
+    mounted = replace(of, directory=tmp_path, mounts=(*of.mounts, runs))
+    assert inputs.earlier(mounted, workload(command=command, arguments=arguments)) == ("r1",)
