@@ -26,6 +26,8 @@ BAR = re.compile(
 )
 BAR_EXAMPLE = "30%|###| 3/10 [00:01<00:02, 1.2it/s]"
 BAR_RATE = re.compile(r", +([\d.]+)(it/s|s/it)")
+# Bars of Hugging Face's datasets, of data that is prepared: `Map: 20 examples [00:00, 3012.77 examples/s]`.
+PREPARED = re.compile(r"\[\d[\d:]*(?:<[\d:?]+)?, [^\]]*\bexamples/s\]")
 TRAINING = re.compile(r"\b(?:epochs?|train(?:ing)?|steps?|iter(?:ation)?s?)\b", re.IGNORECASE)
 # Bars of Keras: `102/250 [===>......] - ETA: 13s - loss: 1.2`; Keras 3 draws a line and tells no ETA.
 KERAS = re.compile(r"^\s*(\d+)/(\d+) (?:\[[=>.]*\]|━+|- \d+s).* - ")
@@ -128,7 +130,7 @@ class Finder:
         """Return the metrics of what was drawn at once, without the rate of its bar."""
         if KERAS_EPOCH.match(part):
             self._ended.discard(rank)
-        if self._is_evaluation_of_keras(part, rank):
+        if PREPARED.search(part) or self._is_evaluation_of_keras(part, rank):
             return []
         bar = BAR.search(part)
         text = self._beside(part, bar, rank) if bar else part

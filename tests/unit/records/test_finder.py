@@ -78,6 +78,18 @@ def test_a_bar_of_an_evaluation_gives_nothing() -> None:
     assert found == {"loss": [1.5], "steps_per_second": [2.0]}
 
 
+@pytest.mark.parametrize(
+    "bar",
+    [
+        "Generating test split: 20 examples [00:00, 414.33 examples/s]",
+        "Generating train split: 100%|###| 20/20 [00:00<00:00, 1087.42 examples/s]",
+        "Running tokenizer on train dataset: 50%|#  | 10/20 [00:01<00:01, 3012.77 examples/s]",
+    ],
+)
+def test_a_bar_of_data_that_is_prepared_gives_nothing(bar: str) -> None:
+    assert values(read("loss: 1.5", bar)) == {"loss": [1.5]}
+
+
 def test_of_a_bar_that_is_drawn_again_in_a_line_the_last_counts() -> None:
     drawn = "".join(bar(step, 20, said=f", loss={step}.5", name="Epoch 1: ") for step in range(1, 20))
     assert values(read(drawn)) == {"loss": [19.5], "steps_per_second": [2.0]}
