@@ -77,8 +77,10 @@ def _passed(
     checks: Sequence[CriterionResult], metrics: Mapping[str, Mapping[str, Any]], ended: RunOutcome, world_size: int
 ) -> str:
     """Render the message of a run that passed: its criteria, and remarks for the user."""
-    ranks = human.count(world_size, "rank") if world_size else "The program"
-    message = f"All criteria met on {ranks}: {_list(checks)}." if checks else f"{ranks} ended with code 0; no criteria."
+    ranks = human.count(world_size, "rank") if world_size else ""
+    message = f"{ranks or 'The program'} ended with code 0; no criteria."
+    if checks:
+        message = f"All criteria met{f' on {ranks}' if ranks else ''}: {_list(checks)}."
     if ended.silent:
         message += " No rank wrote a line."
     if ended.gave_up and not checks:

@@ -154,6 +154,9 @@ def test_a_pass_of_a_program_without_ranks_names_none() -> None:
     once = job(launcher="script:once", criteria=(), metrics=())
     verdict = judge(once, {}, RunOutcome(exit_code=0, cause=None, message=""), 0)
     assert (verdict.status, verdict.message) == ("PASS", "The program ended with code 0; no criteria.")
+    once = job(launcher="script:once", criteria=(Criterion(metric="m", below=1),), metrics=())
+    met = judge(once, {"m": {"value": 0.5, "unit": ""}}, RunOutcome(exit_code=0, cause=None, message=""), 0)
+    assert met.message == "All criteria met: m < 1 (was 0.5)."
 
 
 def test_a_pass_without_a_line_of_output_says_so() -> None:
