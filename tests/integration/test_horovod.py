@@ -1,11 +1,14 @@
-"""MNIST over Horovod on two nodes: Keras and PyTorch, Gloo and MPI."""
+"""MNIST over Horovod on two nodes: Keras and PyTorch, Gloo and MPI; and a person's programs, as they are given."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from support import repository as repositories
 from support.harness import Lab
+from support.repository import WORDS, said
 
 from docker import DockerClient
 
@@ -16,6 +19,7 @@ IMAGE = "labctl/horovod"
 TWO = ("--include", "worker-0@worker-1")
 SHORT = (*TWO, "--set", "images=4000", "--set", "epochs=2")
 WAYS = ("horovod", "horovod:mpi")
+VARIABLE = r'a b  $HOME \ "q" * `id` ; é -x'
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +33,8 @@ def horovod_image(engine: DockerClient, new_lab: Callable[[dict[str, str]], Lab]
 @pytest.fixture(scope="module")
 def horovod_lab(horovod_image: str, new_lab: Callable[[dict[str, str]], Lab]) -> Lab:
     """A lab of four nodes of the Horovod image, up."""
-    lab = new_lab({"LAB_IMAGE": horovod_image, "LAB_SHM_SIZE": "256m", "LAB_NODES": "4"})
+    settings = {"LAB_IMAGE": horovod_image, "LAB_SHM_SIZE": "256m", "LAB_NODES": "4", "LAB_ENV_TRICKY": VARIABLE}
+    lab = new_lab(settings)
     lab.call("up", limit=300).expect(0)
     return lab
 
@@ -57,6 +62,42 @@ def test_the_loss_falls_on_all_ranks_together(horovod_lab: Lab, workload: str, w
     assert f"world size 2, {'MPI' if way == 'mpi' else 'Gloo'}" in output
     assert "data: Fashion-MNIST" in output
     assert horovod_lab.processes_of(result["run_id"]) == []
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a repository with a script, a module and a command that say what they were started with."""
+    return repositories.make(tmp_path_factory.mktemp("projects") / "my repo")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "program"),
+    [
+        ("horovod", ("--script", "src/train.py", "--")),
+        ("horovod", ("--", "./tool")),
+        ("horovod:mpi", ("--script", "src/train.py", "--")),
+        ("horovod:mpi", ("-m", "package.says", "--")),
+    ],
+)
+def test_a_program_has_its_words_and_variables_as_they_are_given(
+    horovod_lab: Lab, repository: Path, launcher: str, program: tuple[str, ...]
+) -> None:
+    command = ("run", *TWO, "--launcher", launcher, "--json", *program, *WORDS)
+    shown = said(horovod_lab, horovod_lab.call(*command, here=repository).expect(0).json)
+    assert [(entry["rank"], entry["world"]) for entry in shown] == [("0", "2"), ("1", "2")]
+    for entry in shown:
+        assert (entry["argv"], entry["variable"]) == ([*WORDS], VARIABLE)
+        assert (entry["cwd"], entry["word"]) == ("my repo", "of the package")
+
+
+@pytest.mark.parametrize(("flag", "ranks"), [("--per-node", ["0", "1"]), ("--once", [None])])
+def test_what_is_started_by_node_or_once_has_its_words_as_they_are_given(
+    horovod_lab: Lab, repository: Path, flag: str, ranks: list[str | None]
+) -> None:
+    command = ("run", *TWO, flag, "--json", "-m", "package.says", "--project", str(repository), "--", *WORDS)
+    shown = said(horovod_lab, horovod_lab.call(*command).expect(0).json)
+    assert [entry["rank"] for entry in shown] == ranks
+    assert all((entry["argv"], entry["variable"]) == ([*WORDS], VARIABLE) for entry in shown)
 
 
 @pytest.mark.slow

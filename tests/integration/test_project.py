@@ -2,62 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support import repository as repositories
 from support.harness import Lab
-
-WORDS = ("a b", "", "$HOME", "'\"", "x;y", "naïve\n(*)", "--steps=3")
-SAYS = """\
-import json, os, sys
-from pathlib import Path
-from package.words import WORD
-
-shown = {
-    "argv": sys.argv[1:],
-    "cwd": os.getcwd().rpartition("/work/")[2],
-    "rank": os.environ.get("RANK", os.environ.get("NODE_RANK")),
-    "world": os.environ.get("WORLD_SIZE", os.environ.get("NNODES")),
-    "config": Path("configs/a.yaml").read_text(),
-    "word": WORD,
-}
-Path(f"said-{shown['rank'] or 'once'}.json").write_text(json.dumps(shown))
-"""
-
+from support.repository import WORDS, said
 
 pytestmark = pytest.mark.docker
 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a git repository with a package, a script in `src/`, a configuration and an ignored folder."""
-    root = tmp_path_factory.mktemp("projects") / "my repo"
-    files = {
-        "package/__init__.py": "",
-        "package/words.py": "WORD = 'of the package'\n",
-        "package/says.py": SAYS,
-        "src/train.py": SAYS,
-        "configs/a.yaml": "lr: 0.1\n",
-        "tool": "#!/usr/bin/env python\n" + SAYS,
-        "data/big.bin": "ignored",
-        ".gitignore": "data/\n",
-    }
-    for name, content in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(content)
-    (root / "tool").chmod(0o755)
-    subprocess.run(["git", "init", "-q", root], check=True)
-    return root
-
-
-def said(lab: Lab, result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return what each process of a run wrote into its copy of the repository, by name."""
-    work = lab.path / "runs" / result["run_id"] / "work/my repo"
-    assert not (work / "data").exists()
-    return [json.loads(path.read_text()) for path in sorted(work.glob("said-*.json"))]
+    """Return a repository with a script, a module and a command that say what they were started with."""
+    return repositories.make(tmp_path_factory.mktemp("projects") / "my repo")
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "mpirun"])
@@ -91,6 +49,13 @@ def test_torchrun_by_hand_starts_the_ranks_of_its_node(lab: Lab, repository: Pat
     answer = lab.call("run", "--json", "--", "torchrun", "src/train.py", *WORDS, here=repository).expect(0)
     assert "it starts its ranks itself, so it runs once on each node" in answer.err
     assert [(entry["rank"], entry["world"]) for entry in said(lab, answer.json)] == [("0", "2"), ("1", "2")]
+
+
+def test_mpirun_by_hand_starts_the_ranks_of_all_nodes(lab: Lab, repository: Path) -> None:
+    command = "mpirun --hostfile $LABCTL_HOSTFILE uname -n"
+    answer = lab.call("run", "--once", "--json", "--", "sh", "-c", command, here=repository).expect(0)
+    log = (lab.path / "runs" / answer.json["run_id"] / "output.log").read_text()
+    assert sorted(log.split()) == ["worker-0", "worker-1"]
 
 
 def test_a_projects_package_is_installed_for_the_run(lab: Lab, repository: Path) -> None:
