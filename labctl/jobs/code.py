@@ -28,6 +28,7 @@ MOST_BYTES, MOST_FILES = 500_000_000, 50_000
 """Largest folder to copy."""
 DIFFERENCE, MOST_DIFFERENCE = "project.diff", 1_000_000
 """File of a run's record with what its project has that its commit has not, and most of its characters."""
+NOT_CHECKED_OUT = "a submodule that is not checked out: git submodule update --init"
 SHOWN = 5
 """Files that a warning names."""
 LARGEST_FOLDERS = 3
@@ -68,7 +69,8 @@ def choose(lab: Lab, workload: Workload) -> tuple[Workload, Code]:
     others = (name for name in names if name != script)
     work = f"{WORK}/{root.name}"
     wanted = (*filter(None, (script,)), *_outside_labs(lab, root, others))
-    hint = "--project DIR names a smaller one, .gitignore leaves files out, LAB_MOUNTS mounts data"
+    leaves_out = ".gitignore leaves files out, " if git.root(root) else ""
+    hint = f"--project DIR names a smaller one, {leaves_out}LAB_MOUNTS mounts data"
     code = _read(root, wanted, work, script, hint=hint)
     relative = os.path.relpath(script, project.start) if script else ""
     changes = git.difference(root)[:MOST_DIFFERENCE]
@@ -174,7 +176,9 @@ def _reason(folder: Path, name: str, status: os.stat_result) -> str:
     if stat.S_ISLNK(status.st_mode):
         return "a link that leads out" if leads_out(name, str((folder / name).readlink())) else ""
     if stat.S_ISDIR(status.st_mode):
-        return "a repository of its own"
+        # Git lists a folder as a file if that is a repository, or is to be one.
+        is_empty = os.access(folder / name, os.R_OK) and not any((folder / name).iterdir())
+        return NOT_CHECKED_OUT if is_empty else "a repository of its own"
     if not stat.S_ISREG(status.st_mode):
         return "no file"
     if PurePath(name).name in PASSWORDS:

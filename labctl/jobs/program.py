@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -125,10 +125,14 @@ def launcher(options: RunOptions) -> str:
     return usual
 
 
-def remark(options: RunOptions) -> str:
-    """Say that a program which starts ranks itself is not started for each rank; empty if that was not chosen here."""
-    often = per(options)
-    if options.per or often == "rank" or not (options.command or options.module):
-        return ""
-    place = "on each node" if often == "node" else "in the launcher"
-    return f"{text(options)}: it starts its ranks itself, so it runs once {place}; --per-rank starts it for each rank"
+def remarks(options: RunOptions) -> Iterator[str]:
+    """Yield what a person may not expect of a program: how often it starts, and what its project is."""
+    often, is_program = per(options), bool(options.command or options.module)
+    if is_program and not options.per and often != "rank":
+        place = "on each node" if often == "node" else "in the launcher"
+        why = f"it starts its ranks itself, so it runs once {place}; --per-rank starts it for each rank"
+        yield f"{text(options)}: {why}"
+    if options.project or not (is_program or options.script):
+        return
+    if said := project.remark(project_of(options), script=options.script, here=options.here):
+        yield said

@@ -35,6 +35,24 @@ def choose(
     return Project(root=root, start=str(start.relative_to(root)), install=install)
 
 
+def remark(chosen: Project | None, *, script: Path | None, here: Path | None) -> str:
+    """Say what a person may not expect of the project that was chosen, for a program as in `choose`; else empty."""
+    folder = script.resolve().parent if script else here and here.resolve()
+    if folder is None:
+        return ""
+    if chosen is None:
+        # Of a script, `code` says the same.
+        none = f"nothing is copied into the run: {folder} is more than a project; --project DIR names one"
+        return "" if script else none
+    repository = git.root(folder)
+    if chosen.root != folder or not repository or is_all(repository) or _is_of_lab(folder):
+        return ""
+    if not git.ignores(repository, folder):
+        return ""
+    whole = shlex.quote(str(repository))
+    return f"the project is {folder} alone, as its repository ignores it; --project {whole} has all"
+
+
 def _given(given: Path, script: Path | None) -> Path:
     """Return the root that a person names. ConfigError if it is too large a thing to copy, or lacks the script."""
     root = given.resolve()

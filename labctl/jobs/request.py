@@ -274,8 +274,7 @@ def choose_config(chosen: Workload, options: RunOptions) -> deepspeed_config.Con
 
 def unknown(workload: Workload, options: RunOptions) -> Iterator[str]:
     """Yield warnings about unknown launcher options, script options and DeepSpeed keys, which are passed on."""
-    if text := program.remark(options):
-        yield text
+    yield from program.remarks(options)
     yield from launchers.unknown_options(workload.launcher, workload.launcher_arguments)
     given = [key for key, _ in options.arguments if not key.startswith(DEEPSPEED)]
     known = bool(given) and script_options.are_all_declared(workload.directory, workload.script)

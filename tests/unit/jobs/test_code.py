@@ -244,9 +244,33 @@ def test_a_folder_with_too_much_in_it_is_refused_with_its_largest_folders(
         f"{tmp_path}/mine holds more than a run copies: 8 files, 21 B, not 3 files and 500 MB; "
         "largest: b/ 3 files, 9 B; c/ 2 files, 6 B; a/ 1 file, 3 B"
     )
-    assert ".gitignore" in caught.value.hint
+    assert ".gitignore" not in caught.value.hint
     with pytest.raises(ConfigError, match="holds more than a run copies: 8 files"):
         code.choose(of, workload(directory=tmp_path / "mine", script="train.py"))
+
+
+def test_gitignore_is_advised_in_a_repository(of: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code, "MOST_FILES", 1)
+    path = write(tmp_path / "mine", "train.py", "util.py")
+    subprocess.run(["git", "init", "-q", path.parent], check=True)
+    with pytest.raises(ConfigError, match="holds more than a run copies") as caught:
+        script(of, path)
+    assert ".gitignore leaves files out" in caught.value.hint
+
+
+def test_a_submodule_that_is_not_checked_out_is_told_so_and_a_clone_inside_is_left_out(of: Lab, tmp_path: Path) -> None:
+    root = tmp_path / "mine"
+    path = write(root, "train.py")
+    subprocess.run(["git", "init", "-q", root], check=True)
+    entry = f"160000,{'1' * 40},sub"
+    subprocess.run(["git", "-C", root, "update-index", "--add", "--cacheinfo", entry], check=True)
+    (root / "sub").mkdir()
+    write(root, "clone/a.py")
+    subprocess.run(["git", "init", "-q", root / "clone"], check=True)
+    assert code.remark(script(of, path)) == (
+        "not copied into the run: sub (a submodule that is not checked out: git submodule update --init), "
+        "clone/ (a repository of its own)"
+    )
 
 
 def test_of_the_home_directory_the_script_alone_comes(of: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

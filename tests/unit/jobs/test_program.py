@@ -51,12 +51,14 @@ def test_a_program_is_named_as_it_was_given(options: RunOptions, name: str, text
 
 
 def test_it_is_said_if_a_program_is_not_started_for_each_rank() -> None:
-    assert program.remark(RunOptions(command=("torchrun", "a.py"))) == (
+    assert next(program.remarks(RunOptions(command=("torchrun", "a.py")))) == (
         "-- torchrun a.py: it starts its ranks itself, so it runs once on each node; --per-rank starts it for each rank"
     )
-    assert not program.remark(RunOptions(command=("torchrun", "a.py"), per="node"))
-    assert not program.remark(RunOptions(command=("lm_eval",)))
-    assert not program.remark(RunOptions(script=Path("a.py")))
+    assert not [*program.remarks(RunOptions(command=("torchrun", "a.py"), per="node"))]
+    assert not [*program.remarks(RunOptions(command=("lm_eval",)))]
+    assert not [*program.remarks(RunOptions(script=Path("a.py")))]
+    [said] = program.remarks(RunOptions(command=("lm_eval",), here=Path("/")))
+    assert "nothing is copied into the run" in said
 
 
 @pytest.mark.parametrize(

@@ -81,3 +81,21 @@ def test_a_project_without_the_script_is_refused(repository: Path) -> None:
         project.choose(repository / "src/train.py", given=repository / "configs")
     with pytest.raises(ConfigError, match="not a directory"):
         project.choose(None, given=repository / "nowhere")
+
+
+def test_it_is_said_if_the_home_directory_is_not_copied(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(repository))
+    said = f"nothing is copied into the run: {repository} is more than a project; --project DIR names one"
+    assert project.remark(None, script=None, here=repository) == said
+    assert project.remark(None, script=repository / "train.py", here=repository) == ""
+    assert project.remark(None, script=None, here=None) == ""
+
+
+def test_it_is_said_if_a_folder_is_a_project_alone_as_its_repository_ignores_it(repository: Path) -> None:
+    script = repository / "scratch/a.py"
+    alone = project.choose(script, here=repository)
+    assert project.remark(alone, script=script, here=repository) == (
+        f"the project is {repository}/scratch alone, as its repository ignores it; --project {repository} has all"
+    )
+    script = repository / "src/train.py"
+    assert project.remark(project.choose(script, here=repository), script=script, here=repository) == ""
