@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from pathlib import Path
 
-from labctl.model import COMPLETED, Result
+from labctl.model import COMPLETED, Project, Result
 
 PACKAGES = {
     "PIL": "pillow",
@@ -20,6 +22,7 @@ CACHE = "below HOST_CACHE_PATH (~/.cache/labctl)"
 NOT_TAKEN = r"(?:unrecognized arguments: |not used by the HfArgumentParser: ).*"
 """Pattern of what argparse and transformers say of arguments that a script does not take."""
 NOT_FOUND = r"No such file or directory: '(/(?!workspace/|proc/|sys/)[^']+)"
+LEFT_OUT = r"No such file or directory: '([^']+)'"
 NO_MODULE = r"No module named '(\w+)"
 STEPS = (
     (
@@ -28,6 +31,11 @@ STEPS = (
         "end the script with sys.stdout.flush(); os._exit(0)",
     ),
     ("ran out of memory", "LAB_MEMORY in .env is what each node may have; `labctl fit` tells what a training needs"),
+    (
+        r"(?i)(?:\bonly (?:available|supported|works?|implemented) (?:on|for|with)|\b(?:requires?|needs?))"
+        r" (?:an? )?(?:[\w-]+ )?(?:gpu|accelerator)|gpu is (?:needed|required)",
+        "`labctl devices` lists the lab's accelerators: one on CPUs alone has none, and LAB_ACCELERATOR chooses them",
+    ),
     ("Read-only file system", "write to the current directory, which is the run's own, or to $LABCTL_RUN_DIR"),
     (
         r"insufficient shared memory|/dev/shm|</torch_\d+",
@@ -65,8 +73,8 @@ STEPS = (
 """Pattern of a result's message, and advice; ``{0}`` is the first group."""
 
 
-def next_step(result: Result) -> str:
-    """Return advice for the way a run ended; empty if there is none."""
+def next_step(result: Result, project: Project | None = None) -> str:
+    """Return advice for the way a run of that project ended; empty if there is none."""
     if result.outcome == COMPLETED:
         return "a criterion has it judged, such as --expect 'loss<2.5'"
     if result.cause == "node-lost":
@@ -77,7 +85,7 @@ def next_step(result: Result) -> str:
     if result.cause == "timeout":
         return "if it needs more time: --timeout, such as --timeout 2h"
     by_message = (_missing_device, _missing_module, _missing_path, _step)
-    advice = next(filter(None, (of(result.message) for of in by_message)), "")
+    advice = _left_out(result.message, project) or next(filter(None, (of(result.message) for of in by_message)), "")
     return advice or ("`labctl runs prune --keep N` removes old runs" if result.cause == "disk-full" else "")
 
 
@@ -89,6 +97,26 @@ def _missing_device(message: str) -> str:
         if module.missed and re.search(module.missed, message):
             return f"the lab has no {name} device: `labctl devices` lists what it has"
     return ""
+
+
+def _left_out(message: str, project: Project | None) -> str:
+    """Return advice for a file of the project that was not copied, as git ignores it; empty for other messages."""
+    from labctl.system import git
+
+    match = re.search(LEFT_OUT, message)
+    repository = git.root(project.root) if project else None
+    if not (match and project and repository):
+        return ""
+    # Ranks name it relative to where they start, or in the run's copy.
+    named = re.sub(rf"^/.*/work/{re.escape(project.root.name)}/", f"{project.root}/", match[1])
+    path = Path(os.path.normpath(project.root / project.start / named))
+    if not path.is_relative_to(project.root) or not path.exists() or not git.ignores(repository, path):
+        return ""
+    mount = shlex.quote(f"{mountable(path)}:/data:ro")
+    return (
+        f"{path} is not in the run, as .gitignore leaves it out: take it out there, or mount it, "
+        f"LAB_MOUNTS={mount} in .env, then `labctl up`, and name it below /data"
+    )
 
 
 def _missing_module(message: str) -> str:

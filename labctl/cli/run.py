@@ -32,7 +32,7 @@ from labctl.cli.next_step import next_step
 from labctl.cli.output import figure, table
 from labctl.config.context import Context
 from labctl.errors import ConfigError, Interrupted
-from labctl.model import COMPLETED, Result
+from labctl.model import COMPLETED, Project, Result
 from labctl.system import human
 
 if TYPE_CHECKING:
@@ -431,9 +431,11 @@ def metric_title(name: str, spread: Spread) -> str:
 
 def run_text(run: Result | RunSummary, lab: Path) -> str:
     """Render the result of a run, or its state if it has none, and the directory of its record."""
+    from labctl.records import store
+
     rows = [("run", run.run_id)]
     if isinstance(run, Result):
-        rows += result_rows(run)
+        rows += result_rows(run, store.workload(lab / "runs" / run.run_id).project)
     else:
         rows.append(("state", f"{run.state}, {run.step}" if run.step else run.state))
     files = lab / "runs" / run.run_id
@@ -444,8 +446,8 @@ def run_text(run: Result | RunSummary, lab: Path) -> str:
     return "\n".join(f"{name:<{width}} {text}" for name, text in rows)
 
 
-def result_rows(result: Result) -> list[tuple[str, str]]:
-    """Return name and text of notes, metrics, attempts, ranks, duration, verdict and next step of a result."""
+def result_rows(result: Result, project: Project | None) -> list[tuple[str, str]]:
+    """Return name and text of notes, metrics, attempts, ranks, duration, verdict and next step of a project's run."""
     rows = list(result.notes.items())
     for name, value in result.metrics.items():
         unit = f" {value['unit']}" if value.get("unit") else ""
@@ -466,7 +468,7 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
     cause = f" ({result.cause})" if result.cause else ""
     unjudged = ", nothing judged" if result.outcome == COMPLETED else ""
     rows.append(("verdict", f"{result.outcome}{cause}{unjudged}: {result.message}"))
-    if step := next_step(result):
+    if step := next_step(result, project):
         rows.append(("next", step))
     return rows
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -209,6 +210,9 @@ def test_the_result_of_a_run_that_lost_a_node_says_what_is_next() -> None:
             "RuntimeError: unable to write to file </torch_12_1>: No space left on device (28) (train.py:3)",
             "LAB_SHM_SIZE in .env",
         ),
+        ("AssertionError: FSDP is only available on GPU (train.py:3)", "one on CPUs alone has none"),
+        ("RuntimeError: FSDP needs a non-CPU accelerator device, but no accelerator device is detected.", "LAB_ACCEL"),
+        ("ValueError: fp16 mixed precision requires a GPU (not 'cpu').", "`labctl devices` lists"),
     ],
 )
 def test_a_failure_that_every_newcomer_meets_has_its_way_out(message: str, step: str) -> None:
@@ -247,6 +251,31 @@ def test_data_that_is_nowhere_on_this_machine_is_said_to_be_so(tmp_path: Path) -
     folder = tmp_path / "data"
     assert all(f"LAB_MOUNTS={folder}:{folder}:ro in .env" in line for line in lines)
     assert [f"(this machine has no {gone} either)" in line for line in lines] == [False, True]
+
+
+def test_a_file_of_the_project_that_git_ignores_is_said_not_to_be_in_the_run(tmp_path: Path) -> None:
+    root, record = tmp_path / "mine", tmp_path / "runs/r1"
+    for folder in (root / "data", record):
+        folder.mkdir(parents=True)
+    (root / ".gitignore").write_text("*.bin\n")
+    (root / "data/a.bin").touch()
+    (root / "data/a.txt").touch()
+    subprocess.run(["git", "init", "-q", root], check=True)
+    project = {"root": str(root), "start": "data"}
+    (record / "job.json").write_text(json.dumps({"job": {"workload": {"project": project}}}))
+
+    def shown(name: str) -> str:
+        message = f"rank 0 exited with code 1: FileNotFoundError: No such file or directory: '{name}' (a.py:3)"
+        return run_text(replace(RESULT, verdict="ERROR", cause="rank-crashed", message=message), tmp_path)
+
+    advice = (
+        f"next       {root}/data/a.bin is not in the run, as .gitignore leaves it out: take it out there, or mount it, "
+        f"LAB_MOUNTS={root}/data:/data:ro in .env, then `labctl up`, and name it below /data"
+    )
+    for name in ("a.bin", "../data/a.bin", "/workspace/outputs/r1/work/mine/data/a.bin", f"{root}/data/a.bin"):
+        assert advice in shown(name)
+    for name in ("a.txt", "b.bin", "../../a.bin"):
+        assert ".gitignore" not in shown(name)
 
 
 def test_a_line_is_written_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
