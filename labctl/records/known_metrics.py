@@ -60,7 +60,7 @@ ITEM = (
     r"(?:samples?|seq(?:uence)?s?|sent(?:ence)?s?|examples?|im(?:age|g)s?|tok(?:en)?s?|words?|steps?"
     r"|it(?:er(?:ation)?s?)?)"
 )
-SECOND, DEVICE = r"s(?:ec(?:ond)?)?", r"(?:gpu|device|chip)"
+SECOND, DEVICE = r"s(?:ec(?:ond)?)?", r"(?:[cghtx]pu|device|chip)"
 RATE = re.compile(
     rf"(?:(train|val|eval|test)[_ /])?(?:(?:running|avg|average|mean|total|global|throughput)[_ /]?)*"
     rf"({ITEM})(?:[_ ]?per[_ ]?|/){SECOND}((?:[_ ]?per[_ ]?|/){DEVICE})?"
