@@ -110,7 +110,8 @@ def _left_out(message: str, project: Project | None) -> str:
     # Ranks name it relative to where they start, or in the run's copy.
     named = re.sub(rf"^/.*/work/{re.escape(project.root.name)}/", f"{project.root}/", match[1])
     path = Path(os.path.normpath(project.root / project.start / named))
-    if not path.is_relative_to(project.root) or not path.exists() or not git.ignores(repository, path):
+    is_here = path.is_relative_to(project.root) and os.path.lexists(path)
+    if not is_here or not git.ignores(repository, path):
         return ""
     mount = shlex.quote(f"{mountable(path)}:/data:ro")
     return (
