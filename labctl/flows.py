@@ -231,17 +231,18 @@ def clean(context: Context) -> PlanPreview:
 def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None) -> Result:
     """Run a workload, or with no name the options' script, follow and judge it; run it again if a retry is due.
 
-    With ``options.resume`` it goes on from the last whole checkpoint of an earlier run. A run that loses a node or a
-    device is started again, up to ``options.retries`` times. ``ask`` confirms that the image that the workload needs is
-    built and the lab brought up with it.
+    With ``options.resume`` it goes on from the last whole checkpoint of an earlier run. A run that fails is started
+    again where that may help, up to ``options.retries`` times. ``ask`` confirms that the image that the workload needs
+    is built and the lab brought up with it.
     """
-    from labctl.runs import start
+    from labctl.runs import attempts, start
 
     with to_run(context, name, options, ask) as (backend, request):
         result = start.run(backend, request)
-    while start.is_retried(result, request.options):
+    while attempts.is_due(result, request.options):
         with to_run(context, request.name, request.options, ask, again=True) as (backend, asked):
             request, result = start.run_again(backend, asked, result)
+    attempts.tell_why_not(context, result, request.options)
     return result
 
 

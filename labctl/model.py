@@ -535,6 +535,7 @@ class Progress(Struct, frozen=True, kw_only=True):
 Cause = Literal[
     "timeout", "stalled", "node-lost", "device-lost", "rank-crashed", "out-of-memory",
     "launcher-failed", "no-metric", "criteria", "does-not-fit", "interrupted", "no-image", "lab-lost", "disk-full",
+    "no-progress",
 ]  # fmt: skip
 
 
@@ -597,6 +598,12 @@ class Result(Struct, frozen=True, kw_only=True):
     cause: str | None
     message: str
     exit_code: int
+    domain: str | None = None
+    """Whose failure it was: workload, infrastructure or unknown; None if it passed, as ``retry``."""
+    retry: str | None = None
+    """Whether trying again helps: helps, does not or unknown."""
+    evidence: str = ""
+    """Line or fact that both were decided from."""
     world_size: int = 0
     ranks: tuple[Rank, ...] = ()
     metrics: Mapping[str, Mapping[str, float | int | str | None]] = field(default_factory=dict)

@@ -130,6 +130,8 @@ class AcceleratorModule(Struct, frozen=True, kw_only=True):
     """Pattern of the kernel's messages about its devices and driver."""
     out_of_memory: str = ""
     """Pattern of the error of programs whose devices are out of memory, besides the usual message."""
+    faulted: str = ""
+    """Pattern of the error of programs whose device, or the link to it, broke under them."""
     order: int = 50
     """Position in the order that ``auto`` tries."""
     driver: Callable[[HostPath], str] = lambda _: ""

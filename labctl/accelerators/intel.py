@@ -81,6 +81,7 @@ MODULE = AcceleratorModule(
     chosen_by=("ZE_AFFINITY_MASK",),
     kernel="i915|xe 0000",
     out_of_memory="ERROR_OUT_OF_(?:DEVICE|HOST)_MEMORY",
+    faulted="ERROR_DEVICE_LOST",
     order=30,
     # The driver's name, i915 or xe: Intel's device plugins.
     resources=("gpu.intel.com/i915", "gpu.intel.com/xe"),

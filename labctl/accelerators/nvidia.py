@@ -132,6 +132,8 @@ MODULE = AcceleratorModule(
     missed="not compiled with CUDA|_cuda_setDevice|Found no NVIDIA driver",
     kernel="NVRM|nvidia",
     out_of_memory="(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT)_(?:STATUS_)?ALLOC_FAILED|cudaErrorMemoryAllocation",
+    # Source: the CUDA Runtime's error strings; NVIDIA's Xid catalog.
+    faulted="uncorrectable (?:ECC|NVLink) error|cudaErrorECCUncorrectable|GPU is lost|fallen off the bus|NVRM: Xid",
     order=10,
     resources=("nvidia.com/gpu",),
     find=find,

@@ -159,7 +159,9 @@ def run_command(
         str | None,
         typer.Option(metavar="RUN", help="Continue from the last complete checkpoint of this run (id, or `latest`)."),
     ] = None,
-    retries: Annotated[int, typer.Option(min=0, help="Number of restarts after a lost node or device.")] = 0,
+    retries: Annotated[
+        int, typer.Option(min=0, help="Number of restarts after failures where trying again may help.")
+    ] = 0,
     repeat: Annotated[
         int,
         typer.Option(min=1, metavar="N", help="Run it N times in sequence, and print the metrics' mean and spread."),
@@ -468,9 +470,18 @@ def result_rows(result: Result, project: Project | None) -> list[tuple[str, str]
     cause = f" ({result.cause})" if result.cause else ""
     unjudged = ", nothing judged" if result.outcome == COMPLETED else ""
     rows.append(("verdict", f"{result.outcome}{cause}{unjudged}: {result.message}"))
+    if result.retry:
+        rows.append(("retry", retry_text(result)))
     if step := next_step(result, project):
         rows.append(("next", step))
     return rows
+
+
+def retry_text(result: Result) -> str:
+    """Render whether trying again helps, the fact that tells so, and whose failure it was."""
+    helps = {"helps": "helps", "does not": "does not help"}.get(result.retry or "", "unknown whether it helps")
+    whose = f"{result.domain}" if result.domain in ("workload", "infrastructure") else "workload or infrastructure"
+    return f"{helps}: {result.evidence} ({whose})"
 
 
 def main_metric(metrics: Mapping[str, Mapping[str, Any]]) -> str:

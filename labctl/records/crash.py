@@ -25,12 +25,7 @@ OUT_OF_MEMORY = r"out of memory|OutOfMemoryError|can(?:'t|not) allocate memory|\
 NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]|\b(?:ENOSPC|EDQUOT)\b")
 # Printed by rank.sh.
 OUT_OF_HOST_MEMORY = re.compile(r"labctl: (\S+) (ran out of memory: .*)$")
-# Errors of gloo, torch's store, NCCL and Horovod in a rank that lost its peer.
-PEER_LOST = re.compile(
-    r"closed by peer|reset by peer|broken pipe|connection was likely closed|remote process exit|ncclRemoteError"
-    r"|HorovodInternalError",
-    re.IGNORECASE,
-)
+TERMINATED = 128 + signal.SIGTERM
 SCRIPT = "the script"
 """Speaker of the lines that name no rank or node, of a script that starts its ranks itself."""
 # Other ranks that a message names.
@@ -61,8 +56,8 @@ class RankFailure(Struct, frozen=True):
 
     @property
     def follows(self) -> bool:
-        """Tell if the failure is a consequence of another rank's end: its output reports a lost peer."""
-        return bool(PEER_LOST.search(self.words))
+        """Tell if the failure is a consequence of another rank's end: a lost peer, or SIGTERM without an error."""
+        return last_words.follows(self.words) or (self.code == TERMINATED and not last_words.is_error(self.words))
 
 
 def signal_name(code: int) -> str:

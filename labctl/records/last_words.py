@@ -33,8 +33,30 @@ LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|^/usr/|^/opt/|^
 # Follows the quoted text of an exception.
 PLACE = re.compile(r" \([^()\s]+:\d+\)\.?$")
 FATAL = re.compile(r"^Fatal Python error: ")
+# Python's words after abort(), and the reason, which the C++ library printed before.
+ABORTED, REASON = "Fatal Python error: Aborted", re.compile(r"^\s*what\(\): |^terminate called without")
+# Stack of C++ below an error of torch.
+C_FRAME = re.compile(r"^(frame #\d+: |Exception raised from )")
+# Errors of gloo, torch's store, NCCL, MPI and Horovod in a rank that lost its peers or waited for one in vain, and the
+# words of a rank that was told to end. NCCL's watchdog ends for an error of the rank's own device, too.
+PEER_LOST = (
+    r"closed by peer|reset by peer|broken pipe|connection was likely closed|remote process exit|ncclRemoteError"
+    r"|HorovodInternalError|Horovod has been shut down|NCCL communicator was aborted"
+    r"|watchdog thread terminated with exception(?!.* error: )|Watchdog caught collective operation timeout"
+    r"|Some NCCL operations have failed or timed out|Timed out waiting \d+ms for (?:recv|send) operation"
+    r"|connection to the C10d store has failed|Rendezvous(?:Closed|Connection)Error"
+    r"|MPI communication peer process has unexpectedly disconnected"
+    r"|MPI_ABORT was invoked|SignalException: Process \d+ got signal: 15|closing signal SIGTERM|15 death signal"
+)
+# What launchers say of a program that they started, which has told its own reason before.
+CHILD_FAILED = (
+    r"ChildFailedError|Root Cause \(first observed failure\)|failed \(exitcode: -?\d+\) local_rank"
+    r"|CalledProcessError: .*non-zero exit status"
+)
+FOLLOWS = re.compile(PEER_LOST, re.IGNORECASE)
+NO_REASON = re.compile(f"{PEER_LOST}|{CHILD_FAILED}", re.IGNORECASE)
 # Beginning of a log line, which is not part of an exception's message.
-RECORD = re.compile(r"^(\[?[WEI]\d{4}|\[W|(WARNING|INFO|ERROR)\b|\d{4}-\d\d-\d\d|/\S+\.py:\d+: \w*Warning)")
+RECORD = re.compile(r"^(\[?[WEI]\d{4}|\[W|\[[EI] |(WARNING|INFO|ERROR)\b|\d{4}-\d\d-\d\d|/\S+\.py:\d+: \w*Warning)")
 ERROR = re.compile(
     r"error|exception|fail|not found|no such|denied|can(no|')t|could not|abort|fault|assert|terminat|what\(\)|killed"
     r"|invalid|refused|unable|fatal|panic|interrupt|exit|required|missing",
@@ -65,17 +87,59 @@ def kept(speakers: int) -> int:
 
 def quoted(written: Iterable[str], who: str = "") -> str:
     """Return the fatal line or exception, else the last line, of ``rank N`` as one line; empty if it wrote no text."""
-    lines = [line for line in _lines_of(who, written) if line and not SHELL.match(line)]
-    for line in reversed(lines):
-        if FATAL.match(line):
-            return line[:LONGEST]
+    return _words(_of_reason(_told(who, written)))
+
+
+def follows(words: str) -> bool:
+    """Tell if quoted text is a consequence of another rank's end, such as a lost peer."""
+    return bool(FOLLOWS.search(words))
+
+
+def _told(who: str, written: Iterable[str]) -> list[str]:
+    """Return the lines of a rank, as ``_lines_of``, without those of the shell and of C++ stacks."""
+    lines = (line for line in _lines_of(who, written) if line)
+    return [line for line in lines if not SHELL.match(line) and not C_FRAME.match(line)]
+
+
+def _of_reason(lines: list[str]) -> list[str]:
+    """Return the lines up to the last exception that is a reason of its own, if consequences follow it; else all."""
+    if not NO_REASON.search(_words(lines)):
+        return lines
+    for at in reversed(range(len(lines))):
+        if NO_REASON.search(lines[at]):
+            earlier = lines[: _began(lines, at)]
+            words = _exception(earlier)
+            if words and not NO_REASON.search(words):
+                return earlier
+    return lines
+
+
+def _began(lines: list[str], at: int) -> int:
+    """Return the index of the first line of the traceback whose message is at an index; that index without one."""
+    begin = at
+    while begin > 0 and (lines[begin - 1][:1].isspace() or TRACEBACK.match(lines[begin - 1])):
+        begin -= 1
+    return begin
+
+
+def _words(lines: list[str]) -> str:
+    """Return the fatal line or exception of these lines, else the last that is no rule; empty if there is none."""
     candidates = (
+        _fatal(lines),
         _group(lines),
         _exception(lines),
         _block(lines),
         *(line for line in reversed(lines) if not RULE.match(line)),
     )
     return next(filter(None, candidates), "").strip()[:LONGEST]
+
+
+def _fatal(lines: list[str]) -> str:
+    """Return the last fatal line of Python, of an abort the reason before it if there is one; else empty."""
+    at = next((at for at in reversed(range(len(lines))) if FATAL.match(lines[at])), None)
+    if at is None or lines[at] != ABORTED:
+        return "" if at is None else lines[at]
+    return next(filter(REASON.match, reversed(lines[:at])), ABORTED)
 
 
 def is_error(text: str) -> bool:
@@ -155,7 +219,7 @@ def _lines_of(who: str, written: Iterable[str]) -> list[str]:
 
 def place(written: Iterable[str], who: str = "") -> str:
     """Return file and line of the quoted exception's innermost frame of no library, as ``train.py:3``; else empty."""
-    lines = [line for line in _lines_of(who, written) if line and not SHELL.match(line)]
+    lines = _of_reason(_told(who, written))
     if any(map(FATAL.match, lines)) or _group(lines) or not _exception(lines):
         return ""
     for line in reversed(lines[: _message_at(lines)]):

@@ -27,6 +27,7 @@ from labctl import naming
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError, nearest
 from labctl.model import Cause, Copy, File, Hang, Job, Lab, Metric, Progress, Project, Rank, Result, Secret, Workload
+from labctl.records import outlook
 from labctl.records.active import ActiveRun
 from labctl.records.lines import Line
 from labctl.records.metrics import searched
@@ -153,6 +154,8 @@ LARGEST_RECORD = 16 << 20
 # Bytes of a log in memory at once.
 PIECE = 1 << 20
 REDACTED = "[REDACTED]"
+REDACTED_KEYS = ("message", "evidence", "ranks", "metrics", "notes", "checks")
+"""Keys of a result whose texts come from the run."""
 T = TypeVar("T")
 
 
@@ -414,7 +417,7 @@ def finish(lab: Lab, result: Result) -> Result:
 def final_result(lab: Lab, result: Result) -> Result:
     """Return a result with the lab's secrets redacted and ``seconds`` rounded to milliseconds."""
     content = msgspec.to_builtins(result)
-    texts = {key: _redact_texts(content[key], lab.hidden) for key in ("message", "ranks", "metrics", "notes", "checks")}
+    texts = {key: _redact_texts(content[key], lab.hidden) for key in REDACTED_KEYS}
     return convert({**content, **texts, "seconds": round(result.seconds, 3)}, Result)
 
 
@@ -542,7 +545,7 @@ def abandon(
     """Redact an unfinished run's logs and close its record with an ERROR result; return that. HostError if it fails."""
     path = directory(lab.directory, run_id)
     redact_ranks(path, lab.hidden)
-    recorded = job(path)
+    recorded, expected = job(path), outlook.of(cause, message)
     result = Result(
         run_id=run_id,
         workload=recorded.workload,
@@ -552,6 +555,9 @@ def abandon(
         cause=cause,
         message=message,
         exit_code=130 if cause == "interrupted" else 4,
+        domain=expected.domain,
+        retry=expected.retry,
+        evidence=expected.evidence,
     )
     return finish(lab, result)
 

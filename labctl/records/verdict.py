@@ -11,7 +11,14 @@ from msgspec import Struct
 from labctl.model import BOUNDS, Cause, Criterion, CriterionResult, Job, Relative, Sign, Verdict, Workload
 from labctl.system import human
 
-EXIT_CODES: dict[Cause, int] = {"does-not-fit": 3, "no-image": 3, "timeout": 124, "stalled": 124, "interrupted": 130}
+EXIT_CODES: dict[Cause, int] = {
+    "does-not-fit": 3,
+    "no-image": 3,
+    "timeout": 124,
+    "stalled": 124,
+    "interrupted": 130,
+    "no-progress": 7,
+}
 """Exit code of an ERROR by cause; 4 for all other causes."""
 HOLDS: dict[Sign, Callable[[float, float], bool]] = {
     ">=": operator.ge,

@@ -20,14 +20,15 @@ from labctl.backends.spec import hidden
 from labctl.errors import ConfigError, HostError, LabError
 from labctl.jobs.job import GRACE
 from labctl.model import Job, Lab, Metric, Result, Verdict, Workload
-from labctl.records import left, metrics, store
+from labctl.records import left, metrics, outlook, store
 from labctl.records.active import ActiveRun, Run
 from labctl.records.finder import answered
 from labctl.records.lines import Line
+from labctl.records.outlook import Outlook
 from labctl.records.progress import tracker_of
 from labctl.records.verdict import RunOutcome, error
 from labctl.records.verdict import judge as verdict_of
-from labctl.runs import evidence
+from labctl.runs import attempts, evidence
 from labctl.system import filelock
 
 # Seconds that another labctl, which has followed a run to its end, has to judge it.
@@ -97,8 +98,9 @@ def result_of(run: Run, outcome: RunOutcome, log: store.RunLog, seconds: float, 
     if verdict.status != "PASS" and reached.step is not None:
         of_all = f" of {reached.steps}" if reached.steps else ""
         notes[store.REACHED] = f"{reached.counts} {reached.step}{of_all}"
+    verdict, expected = attempts.compared(run.lab.directory, job, verdict, notes.get(store.REACHED, ""))
     measured = {"metrics": reduced, "notes": notes, "ranks": ranks, "world_size": len(ranks)}
-    return _result(run.lab, job, verdict, now, seconds=seconds, **measured)
+    return _result(run.lab, job, verdict, expected, now, seconds=seconds, **measured)
 
 
 def unmatched(workload: Workload, result: Result) -> list[Metric]:
@@ -111,10 +113,11 @@ def unmatched(workload: Workload, result: Result) -> list[Metric]:
 def refuse(run: Run, reason: str, now: datetime) -> Result:
     """Record a run that does not fit, with an ERROR result; return the result."""
     store.create(run.lab, run.run_id, run.job.files)
-    return store.finish(run.lab, _result(run.lab, run.job, error("does-not-fit", reason), now))
+    verdict = error("does-not-fit", reason)
+    return store.finish(run.lab, _result(run.lab, run.job, verdict, outlook.of(verdict.cause, verdict.message), now))
 
 
-def _result(lab: Lab, job: Job, verdict: Verdict, now: datetime, **measured: Any) -> Result:
+def _result(lab: Lab, job: Job, verdict: Verdict, expected: Outlook, now: datetime, **measured: Any) -> Result:
     return Result(
         run_id=job.run_id,
         workload=job.workload.name,
@@ -124,6 +127,9 @@ def _result(lab: Lab, job: Job, verdict: Verdict, now: datetime, **measured: Any
         cause=verdict.cause,
         message=verdict.message,
         exit_code=verdict.exit_code,
+        domain=expected.domain,
+        retry=expected.retry,
+        evidence=expected.evidence,
         checks=verdict.checks,
         started=now.isoformat(timespec="seconds"),
         resumed=job.resumed,

@@ -18,7 +18,7 @@ from labctl.config.settings import Settings
 from labctl.errors import HostError
 from labctl.jobs import checkpoints
 from labctl.jobs.request import RunOptions, unknown
-from labctl.model import Cause, Result, Workload
+from labctl.model import Result, Workload
 from labctl.records import store
 from labctl.records.active import Run
 from labctl.records.store import RunSummary
@@ -30,8 +30,6 @@ from labctl.workloads import external
 Ask = Callable[[str], bool]
 # Seconds to wait for another run that is staged.
 STAGING = 10
-LOST: tuple[Cause, ...] = ("node-lost", "device-lost", "lab-lost")
-"""Causes of a run's end after which it may succeed when it is started again."""
 
 
 class Request(Struct, frozen=True, kw_only=True):
@@ -201,13 +199,8 @@ def running(context: Context, run_id: str) -> Iterator[None]:
 # --- once more -----------------------------------------------------------------------------------------------
 
 
-def is_retried(ended: Result, options: RunOptions) -> bool:
-    """Tell if a run is to be retried: it lost a node, a device or the lab, and has retries left."""
-    return ended.cause in LOST and len(options.retried) < options.retries
-
-
 def run_again(backend: Backend, request: Request, ended: Result) -> tuple[Request, Result]:
-    """Bring up the lab and run again a run that lost a part of it; if it stays down, warn and return the old result.
+    """Bring up the lab and run again a run that failed; if the lab stays down, warn and return the old result.
 
     If the lab does not come up, that is a warning and the last retry.
     """

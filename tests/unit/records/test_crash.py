@@ -32,6 +32,19 @@ def crashes() -> CrashWatch:
         "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
         "horovod.common.exceptions.HorovodInternalError: Horovod has been shut down.",
         "BrokenPipeError: [Errno 32] Broken pipe",
+        "what():  [PG 0 Rank 0] Process group watchdog thread terminated with exception: [Rank 0] Watchdog caught "
+        "collective operation timeout: WorkNCCL(SeqNum=9141, OpType=ALLREDUCE) ran for 600022 milliseconds",
+        "what():  [Rank 5] NCCL watchdog thread terminated with exception: NCCL communicator was aborted on rank 5.",
+        "what():  NCCL error: remote process exited or there was a network error, NCCL version 2.14.3",
+        "RuntimeError: [unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete",
+        "torch.distributed.DistStoreError: The connection to the C10d store has failed.",
+        "torch.distributed.elastic.rendezvous.api.RendezvousClosedError",
+        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 71 got signal: 15",
+        "W0409 07:28:49.531000 1359 torch/distributed/elastic/multiprocessing/api.py:897] Sending process 1365 closing "
+        "signal SIGTERM",
+        "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD with errorcode 1.",
+        "An MPI communication peer process has unexpectedly disconnected.  This",
+        "AbortedError (see above for traceback): Horovod has been shut down. This was caused by an exception",
     ],
 )
 def test_a_lost_peer_is_told_by_every_backend_in_its_own_words(crashes: CrashWatch, line: str) -> None:
@@ -39,6 +52,46 @@ def test_a_lost_peer_is_told_by_every_backend_in_its_own_words(crashes: CrashWat
     crashes.look_at((printed("worker-0: \x010!\x02labctl: rank 0 on worker-0 exited with code 1"),))
     assert crashes.reason is not None
     assert crashes.reason.follows
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "what():  [PG 0] Process group watchdog thread terminated with exception: CUDA error: launch failure",
+        "ValueError: no such data",
+        "DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (worker-0, 29500).",
+    ],
+)
+def test_an_error_of_the_ranks_own_is_no_lost_peer(crashes: CrashWatch, line: str) -> None:
+    crashes.look_at((printed(f"worker-0: {line}"), printed(NOTICED)))
+    assert crashes.reason is not None
+    assert not crashes.reason.follows
+
+
+@pytest.mark.parametrize(("words", "named"), [("step 3", "rank 1"), ("ValueError: x", "rank 0")])
+def test_a_rank_that_was_told_to_end_is_not_the_reason_unless_it_tells_of_an_error(
+    crashes: CrashWatch, words: str, named: str
+) -> None:
+    crashes.look_at((printed(f"worker-0: |{words}", 0), printed(NOTICED.replace("code 1", "code 143"))))
+    crashes.look_at((printed("worker-1: |ValueError: no such data", 1), printed(CRASH)))
+    assert crashes.message.startswith(f"{named} on ")
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        "what():  [Rank 0] NCCL watchdog thread terminated with exception: Watchdog caught collective operation timeout",
+        "what():  NCCL error in: NCCLUtils.hpp:268, remote process exited or there was a network error",
+    ],
+)
+def test_the_first_failure_is_told_from_the_aborts_that_follow_it(crashes: CrashWatch, late: str) -> None:
+    frames = [printed(f"worker-0: |frame #{number}: clone + 0x43 (0x1555)", 0) for number in range(9)]
+    crashes.look_at((printed(f"worker-0: |{late}", 0), *frames, printed("worker-0: |Fatal Python error: Aborted", 0)))
+    crashes.look_at((printed(NOTICED.replace("code 1", "code 134")),))
+    crashes.look_at((printed("worker-1: |KeyError: 'text'", 1), printed(CRASH)))
+    assert crashes.message == (
+        "rank 1 on worker-1 exited with code 9: KeyError: 'text'; rank 0 on worker-0 exited with code 134 (SIGABRT)"
+    )
 
 
 def test_of_two_ranks_with_reasons_of_their_own_the_first_is_named(crashes: CrashWatch) -> None:

@@ -13,6 +13,11 @@ Traceback (most recent call last):
     main()
 {}"""
 
+RAISED = TRACEBACK.removeprefix("step 1\n")
+LOST = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.3]:3994"
+CHILD = "subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 1."
+FRAMES = "Exception raised from check (most recent call first):\n" + "frame #0: clone + 0x43 (0x1555)\n" * 9
+
 
 @pytest.mark.parametrize(
     ("written", "quoted"),
@@ -50,6 +55,26 @@ Traceback (most recent call last):
             "The Open MPI wrapper compiler was unable to find the specified compiler gcc in your PATH. Note that",
         ),
         ("error: no file\n======", "error: no file"),
+        # What follows from a failure is not taken for it, neither what the launcher of a program says of it.
+        (TRACEBACK.format("KeyError: 'a'\n") + RAISED.format(LOST), "KeyError: 'a'"),
+        (
+            TRACEBACK.format("KeyError: 'a'\n") + f"[E ProcessGroupNCCL.cpp:9] x\nwhat(): {LOST}\n{FRAMES}",
+            "KeyError: 'a'",
+        ),
+        (TRACEBACK.format("KeyError: 'a'\n") + RAISED.format(CHILD), "KeyError: 'a'"),
+        (TRACEBACK.format("ValueError: caught\n" + "step\n" * 20) + LOST, LOST),
+        (TRACEBACK.format(LOST), LOST),
+        (CHILD, CHILD),
+        # Python says that a program was aborted, the C++ library why.
+        (
+            f"  what():  no such data\n{FRAMES}\nFatal Python error: Aborted\n\nThread 0x7f",
+            "what():  no such data",
+        ),
+        (
+            "terminate called without an active exception\nFatal Python error: Aborted",
+            "terminate called without an active exception",
+        ),
+        ("step 1\nFatal Python error: Aborted\n\nThread 0x7f", "Fatal Python error: Aborted"),
         ("", ""),
     ],
 )

@@ -1,0 +1,194 @@
+"""Outlook of a failed run: whose failure it was, and whether it helps to try again, each decided from one fact.
+
+What neither cause nor words tell is unknown: a wrong answer costs more than none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Literal
+
+from msgspec import Struct
+
+from labctl import accelerators
+from labctl.model import Cause
+from labctl.records import last_words
+
+Domain = Literal["workload", "infrastructure", "unknown"]
+"""The workload: its code, arguments, data, and what it needs of its own share of a node. The infrastructure: hosts,
+devices, network, and disks, which others share."""
+Retry = Literal["helps", "does not", "unknown"]
+"""Whether the same run, started again, may get further."""
+
+LONGEST = 240
+"""Characters of evidence at most."""
+
+
+class Outlook(Struct, frozen=True):
+    """Whose failure it was, whether trying again helps, and the line or fact that tells so; None if it passed."""
+
+    domain: Domain | None
+    retry: Retry | None
+    evidence: str
+
+
+PASSED = Outlook(None, None, "")
+
+
+BY_CAUSE: dict[Cause, tuple[Domain, Retry]] = {
+    "node-lost": ("infrastructure", "helps"),
+    "device-lost": ("infrastructure", "helps"),
+    "lab-lost": ("infrastructure", "helps"),
+    # Who filled the disk is not known, but nothing makes room on it.
+    "disk-full": ("infrastructure", "does not"),
+    # A name that does not exist, or a registry that does not answer.
+    "no-image": ("infrastructure", "unknown"),
+    "does-not-fit": ("workload", "does not"),
+    "no-metric": ("workload", "does not"),
+    # It hung, or needs more time; the same limit would end it again.
+    "timeout": ("unknown", "does not"),
+    "criteria": ("unknown", "unknown"),
+    "interrupted": ("unknown", "unknown"),
+}
+"""Causes that decide by themselves; of the others the words do."""
+
+EXCEPTIONS = (
+    r"\b(?:ModuleNotFound|Import|Syntax|Indentation|Name|Attribute|Type|Key|Index|Value|Assertion|NotImplemented"
+    r"|UnboundLocal|ZeroDivision|FloatingPoint|Overflow|Recursion|UnicodeDecode|UnicodeEncode|FileNotFound"
+    r"|NotADirectory|IsADirectory|Permission|Validation|ConfigAttribute|ConfigKey)Error\b"
+)
+"""Exceptions of Python that the same code raises for the same input."""
+
+WORDS: tuple[tuple[str, Domain, Retry], ...] = (
+    # --- hosts, network, disks
+    (r"container is paused", "infrastructure", "helps"),
+    (r"Stale file handle|\[Errno 116\]", "infrastructure", "helps"),
+    (
+        r"\b(?:429|5\d\d) (?:Client|Server) Error|Read timed out|IncompleteRead|'Connection aborted\.'",
+        "infrastructure",
+        "helps",
+    ),
+    (r"Permission denied \(publickey|Host key verification failed", "infrastructure", "does not"),
+    (r"Input/output error|\[Errno 5\]|Transport endpoint is not connected", "infrastructure", "unknown"),
+    (r"No route to host|Network is unreachable|Host is down|Connection timed out", "infrastructure", "unknown"),
+    (r"NET/IB ?: ?Got completion|ibv_\w+ failed|transport retry counter exceeded", "infrastructure", "unknown"),
+    (r"device\(s\) is/are busy or unavailable|could not kill: ", "infrastructure", "unknown"),
+    # Whether there is a way out at all is not known.
+    (
+        r"HTTPS?ConnectionPool\(|Max retries exceeded|name resolution|Name or service not known|URL fetch failure"
+        r"|urlopen error|couldn't connect to 'https?://",
+        "infrastructure",
+        "unknown",
+    ),
+    # --- a rank that tells of its peers alone: why they are gone is not known
+    (f"(?i){last_words.PEER_LOST}", "unknown", "unknown"),
+    # --- numbers
+    (
+        r"(?i)\bnans?\b|\bnon-?finite\b|\bloss\b.{0,12}\binf\b|loss scale already at minimum"
+        r"|minimum loss scale reached",
+        "workload",
+        "does not",
+    ),
+    # --- its own share of a node
+    (r"shared memory|</torch_\d+|Too many open files|\[Errno 24\]", "workload", "does not"),
+    # --- arguments and files
+    (
+        r"unrecognized arguments|arguments are required|invalid choice: |argument \S+: |[Nn]o such option"
+        r"|not used by the HfArgumentParser",
+        "workload",
+        "does not",
+    ),
+    (
+        r"No such file or directory|can't open file|(?:executable file|command|: )\s?not found|Permission denied"
+        r"|unable to find the specified executable|Read-only file system|cannot open shared object file"
+        r"|undefined symbol|Exec format error|\b40[134] Client Error|GatedRepoError|RepositoryNotFoundError",
+        "workload",
+        "does not",
+    ),
+    # --- shapes and devices of tensors
+    (
+        r"size mismatch|shapes cannot be multiplied|must match|is invalid for input of size|same device"
+        r"|does not require grad|expects each tensor to be equal size|in loading state_dict"
+        r"|finished reduction in the prior iteration|marked as ready (?:twice|only once)|Given groups=",
+        "workload",
+        "does not",
+    ),
+    (
+        r"device-side assert triggered|invalid device ordinal|no kernel image is available|Assertion [`'].*failed",
+        "workload",
+        "does not",
+    ),
+    (EXCEPTIONS, "workload", "does not"),
+)
+"""Pattern of a failure's words, and what it tells; the first that matches decides."""
+
+# Memory that others may give back: of another process on the device, or of a host without a limit.
+MEMORY_OF_OTHERS = re.compile(r"Process \d+ has .* memory in use|LAB_MEMORY is not set")
+# How the first failure of a message ended, and its words: an error, or just the last that it wrote.
+ENDED = re.compile(
+    r".+? exited with code (?P<code>\d+)(?: \(SIG\w+\))?(?:: (?P<error>.*)|; the last it wrote: (?P<last>.*))?",
+    re.DOTALL,
+)
+
+
+def of(cause: Cause | None, message: str) -> Outlook:
+    """Return the outlook of a run by its cause and message; PASSED without a cause."""
+    if cause is None:
+        return PASSED
+    first = last_words.OTHERS.sub("", message)
+    if decided := BY_CAUSE.get(cause):
+        return Outlook(*decided, evidence=_excerpt(first))
+    if cause == "out-of-memory":
+        others = MEMORY_OF_OTHERS.search(first)
+        return Outlook("unknown", "unknown", _around(first, others)) if others else _own_memory(first)
+    return _by_words(first)
+
+
+def _own_memory(first: str) -> Outlook:
+    """Return the outlook of a program that needs more memory than it has."""
+    return Outlook("workload", "does not", _excerpt(_words(first) or first))
+
+
+def _by_words(first: str) -> Outlook:
+    """Return the outlook that a failure's words tell."""
+    words = _words(first)
+    for pattern, domain, retry in _table():
+        if match := pattern.search(words):
+            return Outlook(domain, retry, _around(words, match))
+    if last_words.giving_up([words]):
+        return Outlook("workload", "does not", _excerpt(words))
+    return Outlook("unknown", "unknown", _excerpt(first))
+
+
+def _words(first: str) -> str:
+    """Return the words of a failure; empty if it has none, or if a signal ended a rank that told of no error."""
+    ended = ENDED.fullmatch(first)
+    if not ended:
+        return first
+    by_signal = int(ended["code"]) > 128
+    return ended["error"] or ("" if by_signal else ended["last"]) or ""
+
+
+@lru_cache
+def _table() -> tuple[tuple[re.Pattern[str], Domain, Retry], ...]:
+    """Return WORDS with the words of accelerators: of a broken device, and of a program that found none."""
+    return tuple((re.compile(pattern), domain, retry) for pattern, domain, retry in (*_of_devices(), *WORDS))
+
+
+def _of_devices() -> Iterator[tuple[str, Domain, Retry]]:
+    for module in accelerators.modules().values():
+        if module.faulted:
+            yield module.faulted, "infrastructure", "helps"
+        if module.missed:
+            yield module.missed, "workload", "does not"
+
+
+def _around(text: str, match: re.Match[str]) -> str:
+    """Return the part of a text that has a match, from its beginning if that is near."""
+    return _excerpt(text if match.end() <= LONGEST else text[match.start() :])
+
+
+def _excerpt(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 4]} ..."
