@@ -49,6 +49,7 @@ BY_CAUSE: dict[Cause, tuple[Domain, Retry]] = {
     "no-metric": ("workload", "does not"),
     # It hung, or needs more time; the same limit would end it again.
     "timeout": ("unknown", "does not"),
+    "no-progress": ("unknown", "does not"),
     "criteria": ("unknown", "unknown"),
     "interrupted": ("unknown", "unknown"),
 }

@@ -686,10 +686,18 @@ def test_the_last_attempt_is_the_answer(context: Context, engine: Engine) -> Non
 
 
 @pytest.mark.usefixtures("resumes")
-def test_a_run_that_ends_in_another_way_is_not_started_again(context: Context, engine: Engine) -> None:
+def test_a_run_that_ends_twice_in_the_same_way_is_not_started_again(context: Context, engine: Engine) -> None:
     engine.started.clear()
-    assert to_json(flows.run(context, "hello", RunOptions(retries=3)))["cause"] == "launcher-failed"
-    assert len([argv for _, argv in engine.started if argv[0] == "timeout"]) == 1
+    result = to_json(flows.run(context, "hello", RunOptions(retries=5)))
+    second, first = store.ids(context.directory)
+    ended = f"runs {first} and {second} ended before any step, with the same words, without a newer checkpoint"
+    assert (result["run_id"], result["cause"], result["exit_code"], result["evidence"]) == (
+        second,
+        "no-progress",
+        7,
+        ended,
+    )
+    assert len([argv for _, argv in engine.started if argv[0] == "timeout"]) == 2
 
 
 @pytest.mark.parametrize("elastic", [False, True])

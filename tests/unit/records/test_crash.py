@@ -80,7 +80,7 @@ def test_a_rank_that_was_told_to_end_is_not_the_reason_unless_it_tells_of_an_err
 @pytest.mark.parametrize(
     "late",
     [
-        "what():  [Rank 0] NCCL watchdog thread terminated with exception: Watchdog caught collective operation timeout",
+        "what():  [Rank 0] watchdog thread terminated with exception: Watchdog caught collective operation timeout",
         "what():  NCCL error in: NCCLUtils.hpp:268, remote process exited or there was a network error",
     ],
 )
