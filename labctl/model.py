@@ -625,3 +625,12 @@ class Result(Struct, frozen=True, kw_only=True):
     def outcome(self) -> str:
         """The verdict as people read it: COMPLETED for a run that passed without criteria, else ``verdict``."""
         return COMPLETED if self.verdict == "PASS" and not self.checks else self.verdict
+
+    @property
+    def outlook(self) -> str:
+        """Whether trying again helps, the fact that tells so, and whose failure it was; empty if it passed."""
+        if not self.retry:
+            return ""
+        helps = {"helps": "helps", "does not": "does not help"}.get(self.retry, "unknown whether it helps")
+        whose = "workload or infrastructure" if self.domain == "unknown" else self.domain
+        return f"{helps}: {self.evidence} ({whose})"

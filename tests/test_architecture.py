@@ -61,6 +61,7 @@ PURE = {
     "records.finder",
     "records.known_metrics",
     "records.metrics",
+    "records.outlook",
     "records.verdict",
     "reports",
     "system.routing",

@@ -471,17 +471,10 @@ def result_rows(result: Result, project: Project | None) -> list[tuple[str, str]
     unjudged = ", nothing judged" if result.outcome == COMPLETED else ""
     rows.append(("verdict", f"{result.outcome}{cause}{unjudged}: {result.message}"))
     if result.retry:
-        rows.append(("retry", retry_text(result)))
+        rows.append(("retry", result.outlook))
     if step := next_step(result, project):
         rows.append(("next", step))
     return rows
-
-
-def retry_text(result: Result) -> str:
-    """Render whether trying again helps, the fact that tells so, and whose failure it was."""
-    helps = {"helps": "helps", "does not": "does not help"}.get(result.retry or "", "unknown whether it helps")
-    whose = f"{result.domain}" if result.domain in ("workload", "infrastructure") else "workload or infrastructure"
-    return f"{helps}: {result.evidence} ({whose})"
 
 
 def main_metric(metrics: Mapping[str, Mapping[str, Any]]) -> str:

@@ -21,7 +21,9 @@ REPORTED = re.compile(r"labctl: (rank \d+) on (\S+) exited with code (\d+)")
 DEEPSPEED_REPORTED = re.compile(r"^(\S+): .*\[launch\.py:.* exits with return code = (-?\d+)")
 # The rank or node of a line, as marked by pdsh (`worker-0: `), Open MPI (`[1,0]<stdout>:`) or Horovod (`[0]<stderr>:`).
 SPEAKER = re.compile(r"(?:\[(?:\d+,)?(\d+)\](?:<std\w+>:)? ?|(\S+): )(.*)")
-OUT_OF_MEMORY = r"out of memory|OutOfMemoryError|can(?:'t|not) allocate memory|\bMemoryError\b|bad_alloc"
+OUT_OF_MEMORY = (
+    r"out of memory|OutOfMemoryError|can(?:'t|not) allocate memory|MemoryError\b|bad_alloc|OOM when allocating"
+)
 NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]|\b(?:ENOSPC|EDQUOT)\b")
 # Printed by rank.sh.
 OUT_OF_HOST_MEMORY = re.compile(r"labctl: (\S+) (ran out of memory: .*)$")

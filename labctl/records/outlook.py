@@ -55,78 +55,72 @@ BY_CAUSE: dict[Cause, tuple[Domain, Retry]] = {
 }
 """Causes that decide by themselves; of the others the words do."""
 
-EXCEPTIONS = (
-    r"\b(?:ModuleNotFound|Import|Syntax|Indentation|Name|Attribute|Type|Key|Index|Value|Assertion|NotImplemented"
-    r"|UnboundLocal|ZeroDivision|FloatingPoint|Overflow|Recursion|UnicodeDecode|UnicodeEncode|FileNotFound"
-    r"|NotADirectory|IsADirectory|Permission|Validation|ConfigAttribute|ConfigKey)Error\b"
-)
-"""Exceptions of Python that the same code raises for the same input."""
-
-WORDS: tuple[tuple[str, Domain, Retry], ...] = (
-    # --- hosts, network, disks
-    (r"container is paused", "infrastructure", "helps"),
-    (r"Stale file handle|\[Errno 116\]", "infrastructure", "helps"),
+WORDS: tuple[tuple[Domain, Retry, tuple[str, ...]], ...] = (
     (
-        r"\b(?:429|5\d\d) (?:Client|Server) Error|Read timed out|IncompleteRead|'Connection aborted\.'",
         "infrastructure",
         "helps",
+        (
+            "container is paused",
+            r"Stale file handle|\[Errno 116\]",
+            # A server that is busy, or a connection to it that broke.
+            r"\b(?:429|5\d\d) (?:Client|Server) Error|Read timed out|IncompleteRead|'Connection aborted\.'",
+        ),
     ),
-    (r"Permission denied \(publickey|Host key verification failed", "infrastructure", "does not"),
-    (r"Input/output error|\[Errno 5\]|Transport endpoint is not connected", "infrastructure", "unknown"),
-    (r"No route to host|Network is unreachable|Host is down|Connection timed out", "infrastructure", "unknown"),
-    (r"NET/IB ?: ?Got completion|ibv_\w+ failed|transport retry counter exceeded", "infrastructure", "unknown"),
-    (r"device\(s\) is/are busy or unavailable|could not kill: ", "infrastructure", "unknown"),
-    # Whether there is a way out at all is not known.
+    ("infrastructure", "does not", (r"Permission denied \(publickey|Host key verification failed",)),
     (
-        r"HTTPS?ConnectionPool\(|Max retries exceeded|name resolution|Name or service not known|URL fetch failure"
-        r"|urlopen error|couldn't connect to 'https?://",
         "infrastructure",
         "unknown",
+        (
+            r"Input/output error|\[Errno 5\]|Transport endpoint is not connected",
+            "No route to host|Network is unreachable|Host is down|Connection timed out",
+            r"NET/IB ?: ?Got completion|ibv_\w+ failed|transport retry counter exceeded",
+            r"device\(s\) is/are busy or unavailable|could not kill: ",
+            # A download, where a lab may have no way out at all.
+            r"HTTPS?ConnectionPool\(|Max retries exceeded|urlopen error|URL fetch failure|couldn't connect to 'https?://",
+            "name resolution|Name or service not known",
+        ),
     ),
-    # --- a rank that tells of its peers alone: why they are gone is not known
-    (f"(?i){last_words.PEER_LOST}", "unknown", "unknown"),
-    # --- numbers
+    # A rank that tells of its peers alone: why they are gone is not known.
+    ("unknown", "unknown", (f"(?i:{last_words.PEER_LOST})",)),
     (
-        r"(?i)\bnans?\b|\bnon-?finite\b|\bloss\b.{0,12}\binf\b|loss scale already at minimum"
-        r"|minimum loss scale reached",
         "workload",
         "does not",
+        (
+            # Numbers.
+            r"(?i:\bnans?\b|\bnon-?finite\b|\bloss\b.{0,12}\binf\b)",
+            "(?i:loss scale already at minimum|minimum loss scale reached)",
+            # Its own share of a node.
+            r"shared memory|</torch_\d+|Too many open files|\[Errno 24\]",
+            # Arguments and settings.
+            r"unrecognized arguments|arguments are required|invalid choice: |argument \S+: |[Nn]o such option",
+            r"not used by the HfArgumentParser|\bncclInvalid(?:Usage|Argument)\b",
+            r"\b(?:Misconfiguration|MissingConfig)Exception\b",
+            # Files and programs.
+            r"No such file or directory|can't open file|(?:executable file|command|: )\s?not found|Permission denied",
+            "unable to find the specified executable|Read-only file system|cannot open shared object file",
+            "undefined symbol|Exec format error|is not a valid model identifier",
+            r"\b40[134] Client Error|GatedRepoError|RepositoryNotFoundError",
+            # Shapes, kinds and devices of tensors; gradients.
+            "size mismatch|shapes cannot be multiplied|must match|is invalid for input of size|should be the same",
+            "same device|expects each tensor to be equal size|in loading state_dict|Given groups=",
+            "does not require grad|backward through the graph a second time|modified by an inplace operation",
+            "finished reduction in the prior iteration|marked as ready (?:twice|only once)",
+            "Detected mismatch between collectives",
+            "device-side assert triggered|invalid device ordinal|no kernel image is available|Assertion [`'].*failed",
+            # Exceptions of Python that the same code raises for the same input.
+            r"\b(?:ModuleNotFound|Import|Syntax|Indentation|Name|UnboundLocal|Attribute|NotImplemented)Error\b",
+            r"\b(?:Type|Key|Index|Value|Assertion|ZeroDivision|FloatingPoint|Overflow|Recursion)Error\b",
+            r"\b(?:FileNotFound|NotADirectory|IsADirectory|Permission|UnicodeDecode|UnicodeEncode)Error\b",
+            r"\b(?:Validation|ConfigAttribute|ConfigKey|Scanner|InvalidArgument|Usage)Error\b",
+        ),
     ),
-    # --- its own share of a node
-    (r"shared memory|</torch_\d+|Too many open files|\[Errno 24\]", "workload", "does not"),
-    # --- arguments and files
-    (
-        r"unrecognized arguments|arguments are required|invalid choice: |argument \S+: |[Nn]o such option"
-        r"|not used by the HfArgumentParser",
-        "workload",
-        "does not",
-    ),
-    (
-        r"No such file or directory|can't open file|(?:executable file|command|: )\s?not found|Permission denied"
-        r"|unable to find the specified executable|Read-only file system|cannot open shared object file"
-        r"|undefined symbol|Exec format error|\b40[134] Client Error|GatedRepoError|RepositoryNotFoundError",
-        "workload",
-        "does not",
-    ),
-    # --- shapes and devices of tensors
-    (
-        r"size mismatch|shapes cannot be multiplied|must match|is invalid for input of size|same device"
-        r"|does not require grad|expects each tensor to be equal size|in loading state_dict"
-        r"|finished reduction in the prior iteration|marked as ready (?:twice|only once)|Given groups=",
-        "workload",
-        "does not",
-    ),
-    (
-        r"device-side assert triggered|invalid device ordinal|no kernel image is available|Assertion [`'].*failed",
-        "workload",
-        "does not",
-    ),
-    (EXCEPTIONS, "workload", "does not"),
 )
-"""Pattern of a failure's words, and what it tells; the first that matches decides."""
+"""Domain, outlook, and the patterns of a failure's words that tell them; the first that matches decides."""
 
 # Memory that others may give back: of another process on the device, or of a host without a limit.
 MEMORY_OF_OTHERS = re.compile(r"Process \d+ has .* memory in use|LAB_MEMORY is not set")
+# A file system, too, but one that its processes alone fill.
+SHARED_MEMORY = re.compile(r"</torch_\d+|/dev/shm\b")
 # How the first failure of a message ended, and its words: an error, or just the last that it wrote.
 ENDED = re.compile(
     r".+? exited with code (?P<code>\d+)(?: \(SIG\w+\))?(?:: (?P<error>.*)|; the last it wrote: (?P<last>.*))?",
@@ -139,6 +133,8 @@ def of(cause: Cause | None, message: str) -> Outlook:
     if cause is None:
         return PASSED
     first = last_words.OTHERS.sub("", message)
+    if cause == "disk-full" and (shared := SHARED_MEMORY.search(first)):
+        return Outlook("workload", "does not", _around(first, shared))
     if decided := BY_CAUSE.get(cause):
         return Outlook(*decided, evidence=_excerpt(first))
     if cause == "out-of-memory":
@@ -174,16 +170,22 @@ def _words(first: str) -> str:
 
 @lru_cache
 def _table() -> tuple[tuple[re.Pattern[str], Domain, Retry], ...]:
-    """Return WORDS with the words of accelerators: of a broken device, and of a program that found none."""
-    return tuple((re.compile(pattern), domain, retry) for pattern, domain, retry in (*_of_devices(), *WORDS))
+    """Return the patterns of accelerators' words, then those of WORDS, each with what it tells."""
+    return tuple((re.compile(pattern), domain, retry) for pattern, domain, retry in (*_of_devices(), *_of_words()))
 
 
 def _of_devices() -> Iterator[tuple[str, Domain, Retry]]:
+    """Yield the patterns of a device that broke, and of a program that found none."""
     for module in accelerators.modules().values():
         if module.faulted:
             yield module.faulted, "infrastructure", "helps"
         if module.missed:
             yield module.missed, "workload", "does not"
+
+
+def _of_words() -> Iterator[tuple[str, Domain, Retry]]:
+    for domain, retry, patterns in WORDS:
+        yield "|".join(patterns), domain, retry
 
 
 def _around(text: str, match: re.Match[str]) -> str:

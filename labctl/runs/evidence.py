@@ -99,7 +99,7 @@ def summary(path: Path, result: Result) -> str:
             f"run {result.run_id} of {result.workload} ({result.launcher})",
             f"verdict: {result.verdict} ({result.cause}), exit code {result.exit_code}",
             f"cause: {result.message}",
-            f"domain: {result.domain}; trying again: {result.retry}, because of: {result.evidence}",
+            f"trying again: {result.outlook}",
             f"first to fail: {first or 'no rank reported a failure'}",
             f"began {result.started}, took {human.duration(result.seconds)}",
             f"ranks: {nodes}",

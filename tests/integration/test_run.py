@@ -12,7 +12,7 @@ pytestmark = pytest.mark.docker
 
 RESULT_KEYS = {
     "schema", "run_id", "workload", "launcher", "lab", "verdict", "cause", "message", "exit_code", "world_size",
-    "ranks", "metrics", "checks", "seconds", "started",
+    "ranks", "metrics", "checks", "seconds", "started", "domain", "retry", "evidence",
 }  # fmt: skip
 
 

@@ -175,6 +175,24 @@ def test_the_result_of_a_run_that_lost_a_node_says_what_is_next() -> None:
 
 
 @pytest.mark.parametrize(
+    ("domain", "retry", "line"),
+    [
+        ("workload", "does not", "retry      does not help: KeyError: 'a' (train.py:3) (workload)"),
+        ("infrastructure", "helps", "retry      helps: KeyError: 'a' (train.py:3) (infrastructure)"),
+        (
+            "unknown",
+            "unknown",
+            "retry      unknown whether it helps: KeyError: 'a' (train.py:3) (workload or infrastructure)",
+        ),
+    ],
+)
+def test_a_result_says_in_one_line_whether_trying_again_helps(domain: str, retry: str, line: str) -> None:
+    told = replace(RESULT, domain=domain, retry=retry, evidence="KeyError: 'a' (train.py:3)")
+    assert line in run_text(told, Path("/srv/lab")).splitlines()
+    assert "retry " not in run_text(RESULT, Path("/srv/lab"))
+
+
+@pytest.mark.parametrize(
     ("message", "step"),
     [
         (

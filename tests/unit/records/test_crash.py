@@ -302,6 +302,8 @@ def test_a_line_of_a_mebibyte_takes_no_time(tmp_path: Path, start: str) -> None:
         "DefaultCPUAllocator: can't allocate memory",
         "OSError: [Errno 12] Cannot allocate memory",
         "MemoryError",
+        "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 6.71 GiB for an array with shape (30000, 30000)",
+        "ResourceExhaustedError: OOM when allocating tensor with shape[32,512,28,28] and type float",
         "terminate called after throwing an instance of 'std::bad_alloc'",
         "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         "FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed for size::134217728 (128)MB",

@@ -48,6 +48,12 @@ OWN = {
         DOES_NOT,
     ),
     "full disk": (f"{RAISED}OSError: [Errno 28] No space left on device", 1, INFRASTRUCTURE, DOES_NOT),
+    "full shared memory": (
+        f"{RAISED}RuntimeError: unable to write to file </torch_12_1>: No space left on device (28)",
+        1,
+        WORKLOAD,
+        DOES_NOT,
+    ),
     "lost peers alone": ("RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.3]:3994", 1, UNKNOWN, UNKNOWN),
 }
 """What a rank wrote, its exit code, and the domain and outlook that are right."""

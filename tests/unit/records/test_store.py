@@ -358,6 +358,7 @@ def test_no_text_of_a_result_has_a_secret(tmp_path: Path) -> None:
     finished = replace(
         result("r1"),
         message='CANARY-token in CANARY "quoted" ü',
+        evidence="CANARY-token",
         checks=(check,),
         ranks=(Rank(rank=0, node="CANARY-token"),),
         metrics={"loss": {"value": None, "unit": "CANARY-token", "note": "CANARY-token"}},

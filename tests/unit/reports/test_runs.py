@@ -115,8 +115,11 @@ def test_a_page_fetches_and_runs_nothing_and_what_a_log_says_stays_text(tmp_path
 def test_a_failed_run_shows_the_lines_with_the_cause_before_its_figures(tmp_path: Path) -> None:
     log = "".join(f"step {step}\n" for step in range(100)) + f"Traceback:\n{BROKEN}\n" + "bye\n" * 80
     message = f"rank 1 on worker-1 exited with code 7: {BROKEN}"
-    records.write(tmp_path, FIRST, log=log, verdict="ERROR", cause="rank-crashed", message=message, exit_code=4)
+    failed: dict[str, Any] = {"verdict": "ERROR", "cause": "rank-crashed", "message": message, "exit_code": 4}
+    failed |= {"domain": "unknown", "retry": "unknown", "evidence": BROKEN}
+    records.write(tmp_path, FIRST, log=log, **failed)
     page = report(tmp_path, FIRST).html
+    assert "Trying again: unknown whether it helps: RuntimeError" in page
     cause = page.partition("<h2>Lines with the cause</h2>")[2].partition("</pre>")[0]
     assert "Traceback:\nRuntimeError" in cause
     assert "step 98" in cause

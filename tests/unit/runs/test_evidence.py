@@ -31,6 +31,9 @@ FAILED = Result(
     cause="rank-crashed",
     message="rank 1 on worker-1 exited with code 3: ValueError: no such data",
     exit_code=4,
+    domain="workload",
+    retry="does not",
+    evidence="ValueError: no such data",
     ranks=(Rank(rank=0, node="worker-0"), Rank(rank=1, node="worker-1")),
 )
 OUTPUT = """\
@@ -78,6 +81,7 @@ def test_what_failed_first_and_the_lines_that_show_it_come_first(of: Lab) -> Non
     name, text = next(iter(unpacked(of).items()))
     assert name == "evidence.txt"
     assert "cause: rank 1 on worker-1 exited with code 3: ValueError: no such data" in text
+    assert "trying again: does not help: ValueError: no such data (workload)" in text
     assert "first to fail: worker-1: labctl: rank 1 on worker-1 exited with code 3" in text
     assert ":05.200  worker-1: ValueError: no such data" in text
 
