@@ -53,6 +53,8 @@ CHILD_FAILED = (
     r"ChildFailedError|Root Cause \(first observed failure\)|failed \(exitcode: -?\d+\) local_rank"
     r"|CalledProcessError: .*non-zero exit status"
 )
+# What torchrun says of the first of its ranks that failed.
+CHILD_SIGNAL = re.compile(r"^\s*traceback : Signal \d+ \(SIG(?!TERM)\w+\) received")
 FOLLOWS = re.compile(PEER_LOST, re.IGNORECASE)
 NO_REASON = re.compile(f"{PEER_LOST}|{CHILD_FAILED}", re.IGNORECASE)
 # Beginning of a log line, which is not part of an exception's message.
@@ -87,7 +89,7 @@ def kept(speakers: int) -> int:
 
 def quoted(written: Iterable[str], who: str = "") -> str:
     """Return the fatal line or exception, else the last line, of ``rank N`` as one line; empty if it wrote no text."""
-    return _words(_of_reason(_told(who, written)))
+    return _words(_reason_lines(who, written))
 
 
 def follows(words: str) -> bool:
@@ -95,15 +97,24 @@ def follows(words: str) -> bool:
     return bool(FOLLOWS.search(words))
 
 
-def _told(who: str, written: Iterable[str]) -> list[str]:
-    """Return the lines of a rank, as ``_lines_of``, without those of the shell and of C++ stacks."""
-    lines = (line for line in _lines_of(who, written) if line)
-    return [line for line in lines if not SHELL.match(line) and not C_FRAME.match(line)]
+def _reason_lines(who: str, written: Iterable[str]) -> list[str]:
+    """Return the lines that tell why a rank ended: its own, up to an exception that consequences follow if one does.
+
+    A program that starts its ranks itself has their lines, too: one that tells a reason of its own comes first, then
+    one that a signal ended, then one that lost its peers, as the program itself just tells that one of them failed.
+    """
+    groups = [[line for line in lines if not C_FRAME.match(line)] for lines in _lines_of(who, written)]
+    first = next(iter(groups), [])
+    if not NO_REASON.search(_words(first)):
+        return first
+    signals = [[line] for lines in groups for line in lines if CHILD_SIGNAL.match(line)]
+    lost = (lines for lines in groups if follows(_words(lines)))
+    return next(filter(None, (*map(_own_reason, groups), *signals[-1:], *lost)), first)
 
 
-def _of_reason(lines: list[str]) -> list[str]:
-    """Return the lines up to the last exception that is a reason of its own, if consequences follow it; else all."""
-    if not NO_REASON.search(_words(lines)):
+def _own_reason(lines: list[str]) -> list[str]:
+    """Return the lines up to the last exception that is a reason of its own; empty if there is none."""
+    if _exception(lines) and not NO_REASON.search(_words(lines)):
         return lines
     for at in reversed(range(len(lines))):
         if NO_REASON.search(lines[at]):
@@ -111,7 +122,7 @@ def _of_reason(lines: list[str]) -> list[str]:
             words = _exception(earlier)
             if words and not NO_REASON.search(words):
                 return earlier
-    return lines
+    return []
 
 
 def _began(lines: list[str], at: int) -> int:
@@ -201,25 +212,27 @@ def _begins(text: str, line: str) -> bool:
     return " " in end and text.startswith(end)
 
 
-def _lines_of(who: str, written: Iterable[str]) -> list[str]:
-    """Return the lines marked with the rank, without the mark; else those without a mark.
+def _lines_of(who: str, written: Iterable[str]) -> list[list[str]]:
+    """Return the lines of each rank that torch marked, without the mark and those of the shell, and those without one.
 
-    If ``who`` is not a rank, return those of the rank that wrote last.
+    The rank's own come first, then those without a mark; if ``who`` is not a rank, those of the rank that wrote last.
     """
     marked: dict[str, list[str]] = {}
     last = ""
     for line in written:
         rank, text = MARK.fullmatch(line).groups("")  # type: ignore[union-attr] # it matches any line
-        marked.setdefault(rank, []).append(text.rstrip())
+        kept = marked.setdefault(rank, [])
+        if text.rstrip() and not SHELL.match(text):
+            kept.append(text.rstrip())
         last = rank or last
     number = who.removeprefix("rank ")
     tries = (number, "", last) if number.isdigit() else (last, "")
-    return next((marked[mark] for mark in tries if mark in marked), [])
+    return [marked[mark] for mark in dict.fromkeys((*tries, *marked)) if mark in marked]
 
 
 def place(written: Iterable[str], who: str = "") -> str:
     """Return file and line of the quoted exception's innermost frame of no library, as ``train.py:3``; else empty."""
-    lines = _of_reason(_told(who, written))
+    lines = _reason_lines(who, written)
     if any(map(FATAL.match, lines)) or _group(lines) or not _exception(lines):
         return ""
     for line in reversed(lines[: _message_at(lines)]):

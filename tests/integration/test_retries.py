@@ -77,9 +77,9 @@ def test_attempts_that_save_newer_checkpoints_go_on(lab: Lab) -> None:
 
 
 def test_what_would_fail_again_is_not_tried_again(lab: Lab) -> None:
-    answer = run(lab, "--set", "raise").expect(4)
+    answer = run(lab, "--set", "raise")
     result = answer.json
-    assert (result["cause"], result["retried"]) == ("rank-crashed", [])
+    assert (answer.code, result["cause"], result["retried"]) == (4, "rank-crashed", [])
     fact = "KeyError: 'text' (fails.py:19)"
     assert (result["domain"], result["retry"], result["evidence"]) == ("workload", "does not", fact)
     assert f"run {result['run_id']} is not started again: trying again does not help: {fact}" in answer.err

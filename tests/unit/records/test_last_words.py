@@ -252,3 +252,48 @@ def test_lines_with_the_cause_are_those_around_the_quoted_words_or_those_of_erro
     message: str, quoted: list[str]
 ) -> None:
     assert last_words.cause_lines(message, ["b", "ValueError: x is 1", "c", "d"]) == quoted
+
+
+FAILED = """\
+E1129 13:56:47.072000 665 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 0
+Traceback (most recent call last):
+  File "/opt/venv/bin/torchrun", line 8, in <module>
+    sys.exit(main())
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  exitcode  : -15 (pid: 671)
+  traceback : Signal 15 (SIGTERM) received by PID 671
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  exitcode  : 1 (pid: 670)
+  traceback : {}
+============================================================
+"""
+NO_TRACE = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
+
+
+def of_rank(rank: int, words: str) -> str:
+    return "".join(f"[rank{rank}]: {line}\n" for line in RAISED.format(words).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("written", "quoted"),
+    [
+        (of_rank(0, LOST) + of_rank(1, "KeyError: 'a'") + FAILED.format(NO_TRACE), "KeyError: 'a'"),
+        (of_rank(1, "KeyError: 'a'") + of_rank(0, LOST) + FAILED.format(NO_TRACE), "KeyError: 'a'"),
+        (RAISED.format("KeyError: 'a'\n") + FAILED.format(NO_TRACE), "KeyError: 'a'"),
+        (of_rank(0, LOST) + of_rank(1, LOST) + FAILED.format(NO_TRACE), LOST),
+        (
+            "step 1\n" + of_rank(0, LOST) + FAILED.format("Signal 9 (SIGKILL) received by PID 688"),
+            "traceback : Signal 9 (SIGKILL) received by PID 688",
+        ),
+    ],
+)
+def test_of_a_node_whose_program_starts_ranks_the_first_failure_is_quoted(written: str, quoted: str) -> None:
+    assert last_words.quoted(written.splitlines(), "rank 0") == quoted
+    assert last_words.quoted(written.splitlines(), "rank 3") == quoted
