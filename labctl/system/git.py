@@ -26,19 +26,32 @@ def ignores(repository: Path, folder: Path) -> bool:
 
 def difference(folder: Path) -> str:
     """Return the changes to tracked files since the last commit, as a patch; empty without any, and outside git."""
+    words = ("diff", "--no-ext-diff", "--no-textconv", "--ignore-submodules", "HEAD", "--", str(folder))
+    return _apart(folder, *words)[1]
+
+
+def commit(folder: Path) -> tuple[str, bool]:
+    """Return the commit that a folder is at, empty outside git, and True if its files differ from it."""
+    words = ("--no-optional-locks", "status", "--porcelain", "--ignore-submodules=all", "--", str(folder))
+    at, changes = _apart(folder, *words)
+    return at, bool(changes)
+
+
+def _apart(folder: Path, *words: str) -> tuple[str, str]:
+    """Return the commit that a folder is at and the output of a git command there; both are empty outside git."""
     where = _git(folder, "rev-parse", "HEAD", "--show-toplevel", "--git-path", "index", "--git-path", "objects")
     if where.code:
-        return ""
-    commit, top, index, objects = where.out.splitlines()
+        return "", ""
+    at, top, index, objects = where.out.splitlines()
     with tempfile.TemporaryDirectory() as own:
         # With a separate git directory: that of a mounted clone, which containers may write, can name programs to run.
         for name in ("refs", "objects"):
             Path(own, name).mkdir()
-        Path(own, "HEAD").write_text(f"{commit}\n")
+        Path(own, "HEAD").write_text(f"{at}\n")
         paths = {"GIT_INDEX_FILE": folder / index, "GIT_OBJECT_DIRECTORY": folder / objects}
         places = {"GIT_DIR": own, "GIT_WORK_TREE": top, **{name: str(path) for name, path in paths.items()}}
-        git = ("git", "-C", top, "diff", "--no-ext-diff", "--no-textconv", "--ignore-submodules", "HEAD", "--")
-        return process.run((*git, str(folder)), env={"LC_ALL": "C", **places}, check=False, errors="replace").out
+        argv = ("git", "-C", top, *words)
+        return at, process.run(argv, env={"LC_ALL": "C", **places}, check=False, errors="replace").out
 
 
 def _git(folder: Path, *words: str) -> CompletedProcess:

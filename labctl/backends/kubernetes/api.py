@@ -468,10 +468,17 @@ class KubernetesEngine:
         user: str,  # noqa: ARG002 - a pod has one user
         workdir: str | None = None,
         limit: float = EXECUTING,
+        content: bytes = b"",
     ) -> CompletedProcess:
-        """Run a program as the pod's user; return exit code and output. ProcessTimeout; HostError if disconnected."""
+        """Run a program as the pod's user; return exit code and output. ProcessTimeout; HostError if disconnected.
+
+        It gets ``content`` on its stdin, of which it has to know the size: the protocol cannot end it on every server.
+        """
         printed = {OUT: bytearray(), ERR: bytearray()}
-        with connected(self.api.execute(container, _within(argv, workdir))) as socket:
+        with connected(self.api.execute(container, _within(argv, workdir), stdin=bool(content))) as socket:
+            with _connection(argv):
+                for at in range(0, len(content), CHUNK):
+                    socket.write_stdin(content[at : at + CHUNK])
             for channel, piece in outputs_of(socket, limit, argv):
                 printed[channel] += piece
             code = exit_code(socket, argv)

@@ -19,7 +19,7 @@ from labctl.backends.kubernetes import lab as labs
 from labctl.backends.kubernetes import run as jobs
 from labctl.backends.kubernetes.api import Manifest
 from labctl.backends.kubernetes.capacity import ClusterNode, request_of
-from labctl.backends.kubernetes.job import ANYWHERE, ClusterPods, Placement, build, job_name, lab_of_pods
+from labctl.backends.kubernetes.job import ANYWHERE, ClusterPods, Placement, build, job_name, lab_of_pods, place_of_code
 from labctl.backends.kubernetes.lab import ClusterLab, Place, open_lab
 from labctl.backends.kubernetes.render import OWNER
 from labctl.backends.kubernetes.run import KINDS, ClusterRun
@@ -32,10 +32,11 @@ from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError, raise_all
 from labctl.jobs.replay import renamed
 from labctl.jobs.request import bounded
-from labctl.model import File, Hang, Job, Lab, Result, Workload
+from labctl.model import HERE, File, Hang, Job, Lab, Result, Workload
 from labctl.records import outputs, store
 from labctl.records.active import ActiveRun, Run
 from labctl.records.lines import Line
+from labctl.system import git
 
 if TYPE_CHECKING:
     from labctl.backends.devices import DeviceReport
@@ -68,8 +69,8 @@ UNSUPPORTED: Mapping[str, str] = {
 }
 
 
-REPLAYED: Mapping[str, Any] = {"images": {}, "devices": {}, "code": [], "cache": {}}
-"""Versions in a replayable run's record; here its manifests have image and code, and devices are the cluster's."""
+REPLAYED: Mapping[str, Any] = {"images": {}, "devices": {}, "cache": {}}
+"""Versions in a replayable run's record; here its manifests have the image, and devices are the cluster's."""
 
 
 class NewClusterRun(ClusterRun, frozen=True, kw_only=True):
@@ -78,6 +79,17 @@ class NewClusterRun(ClusterRun, frozen=True, kw_only=True):
     target: Target
     placement: Placement
     objects: tuple[Manifest, ...]
+    on_claim: bytes = b""
+    """Archive of its code if that goes by the claim."""
+
+
+def _commits(run: NewClusterRun) -> Iterator[dict[str, Any]]:
+    """Yield the commit of a run's project, and if its files differ from it; nothing for a replay."""
+    project = run.job.workload.project
+    if project and not run.job.replays:
+        commit, dirty = git.commit(project.root)
+        if commit:
+            yield {"host": HERE, "path": str(project.root), "commit": commit, "dirty": dirty}
 
 
 def settings_for(context: Context, settings: Settings, workload: Workload) -> Settings:  # noqa: ARG001
@@ -285,10 +297,11 @@ class KubernetesBackend:
         placement = self._placement(options)
         run_id = store.new_id(workload.name, now)
         workload = bounded(cluster.directory, workload)
-        built = build(self.settings, cluster.directory, target, workload, options, run_id, owner(), placement)
+        warn = self.context.warn
+        built = build(self.settings, cluster.directory, target, workload, options, run_id, owner(), placement, warn)
         if built.job.resumed:
             self._require_on_claim(built.job.resumed)
-        # Its code is in the objects that are sent.
+        # Its code is in the objects that are sent, or in the archive for the claim.
         job = replace(built.job, code=())
         return NewClusterRun(
             lab=built.lab,
@@ -300,6 +313,7 @@ class KubernetesBackend:
             target=target,
             placement=placement,
             objects=tuple(render.manifests(target, built)),
+            on_claim=built.on_claim,
         )
 
     def _require_on_claim(self, checkpoint: str) -> None:
@@ -379,9 +393,12 @@ class KubernetesBackend:
 
     def plan_run(self, run: Run, *, ended: Collection[str] = (), preview: bool = False) -> RunPlan:  # noqa: ARG002
         """Return the record's files and the texts of the steps that launch a run and fetch its results."""
+        from labctl.backends.kubernetes.steps import SendCode
+
         new, cluster = cast("NewClusterRun", run), self._cluster
         versions = {} if preview else store.versions(new.lab, cluster.engine.versions(), None)
-        kept = store.record(new.lab, self.settings, new.job, {**versions, **REPLAYED}, preview=preview)
+        facts = {**versions, **REPLAYED, "code": list(_commits(new))}
+        kept = store.record(new.lab, self.settings, new.job, facts, preview=preview)
         place = Place(
             server=cluster.api.server,
             namespace=cluster.api.namespace,
@@ -391,17 +408,27 @@ class KubernetesBackend:
         )
         place_file = File(path=store.PLACE, content=msgspec.json.encode(place).decode())
         objects = ", ".join(render.names_of(new.objects))
+        place_of = place_of_code(new.on_claim)
+        sent = SendCode(place=place_of, packed=new.on_claim, cause="a ConfigMap does not hold it")
         return RunPlan(
             record=(*kept, place_file, render.record(new.objects)),
+            send=(sent,) if new.on_claim else (),
             launch=f"apply {objects} in namespace {new.target.namespace} of {cluster.api.server}",
             collect=f"fetch {new.job.directory} from the launcher's pod, and remove {new.kind} {new.name}",
         )
 
-    def carry_out_steps(self, run: Run, steps: tuple[Step, ...], *, before: int, after: int) -> None:  # noqa: ARG002
-        """Carry out steps of a run's plan, numbered among ``before`` and ``after`` others. HostError if one fails."""
+    def carry_out_steps(self, run: Run, steps: tuple[Step, ...], *, before: int, after: int) -> None:
+        """Carry out steps of a recorded run's plan, numbered among ``before`` and ``after`` others.
+
+        HostError, with the record closed, if one fails.
+        """
         from labctl.backends.kubernetes.steps import ClusterDeployment
 
-        raise_all(carry_out(steps, ClusterDeployment(self._cluster), before=before, after=after))
+        try:
+            raise_all(carry_out(steps, ClusterDeployment(self._cluster), before=before, after=after))
+        except BaseException:
+            store.abandon(run.lab, run.run_id)
+            raise
 
     def start(self, run: Run, options: RunOptions) -> None:  # noqa: ARG002
         """Submit a run's job. HostError, with the record closed, if the cluster refuses it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 
 from labctl import accelerators, launchers
 from labctl.backends import spec
+from labctl.backends.kubernetes.packing import ARCHIVE, digest, pack
 from labctl.backends.kubernetes.target import USUAL_SLOTS, Target, read
 from labctl.backends.owner import owner as submitter
 from labctl.config import context as contexts
@@ -20,7 +22,7 @@ from labctl.errors import ConfigError
 from labctl.jobs import checkpoints, code, inputs, job, request
 from labctl.jobs.request import RunOptions, choose_workload, config_source, recorded
 from labctl.launchers import OPEN_MPI_NETWORK
-from labctl.model import Host, Job, Lab, Limits, Node, Pairs, Workload
+from labctl.model import Copy, Host, Job, Lab, Limits, Node, Pairs, Workload
 from labctl.system import human
 from labctl.system.files import path as packaged
 from labctl.system.files import walk
@@ -37,6 +39,8 @@ HOSTNAME = "kubernetes.io/hostname"
 """Label of a node with its hostname. Source: the Kubernetes documentation, Well-Known Labels."""
 MOST_BYTES = 1 << 20
 """Size limit of a ConfigMap. Source: the Kubernetes documentation, ConfigMaps."""
+PLAIN_NAME = re.compile(r"[-._/a-zA-Z0-9]{1,150}")
+"""Path that is a key of a ConfigMap once `render` has replaced slashes: letters, digits, ``-._``, 253 characters."""
 
 
 class Placement(Struct, frozen=True, kw_only=True):
@@ -83,6 +87,8 @@ class ClusterJob(ClusterPods, frozen=True, kw_only=True):
     job: Job
     waits: bool = False
     """It waits for room on its nodes for as long as that takes."""
+    on_claim: bytes = b""
+    """Archive of its code if that goes by the claim, as it is too large for a ConfigMap."""
 
 
 class Launch(Struct, frozen=True, kw_only=True):
@@ -146,11 +152,12 @@ def build(
     run_id: str = "",
     owner: str = "",
     placement: Placement = ANYWHERE,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> ClusterJob:
     """Build the job of a workload on the lab's pods, of a run if it has a ``run_id``; nothing is written. ConfigError.
 
     It is raised for settings that the launcher or DeepSpeed would reject, for paths of this machine, and for files that
-    are too large for a ConfigMap.
+    are too large for a ConfigMap and have no claim. ``warn`` is told of files that are not copied.
     """
     accelerator = settings.text("LAB_ACCELERATOR")
     name = job_name(settings.text("LAB_NAME"), workload.name, run_id)
@@ -171,6 +178,8 @@ def build(
     of_set = request.job_name(options, len(lab.nodes))
     workload = external.at(workload, of_set, job.run_directory(lab, run_id))
     workload, chosen = code.choose(lab, workload)
+    if text := code.remark(chosen):
+        warn(text)
     nodes = tuple((node, tuple(range(node.slots))) for node in lab.nodes)
     timeout = options.timeout or workload.timeout
     built = job.build(
@@ -180,18 +189,24 @@ def build(
     launch = msgspec.json.encode(launch_of(lab, built, settings.number("LAB_STALL_SECONDS"))).decode()
     # By the run's id the agent knows what is the run's: the launch command and its ranks have it, and no other process.
     variables = tuple((name, value) for name, value in built.environment if name != "LABCTL_RUN_ID")
+    carried, on_claim = carry(lab, built, workload, run_id, launch, claim=bool(target.storage and owner))
+    if on_claim:
+        variables = (*variables, ("LABCTL_CODE", place_of_code(on_claim)))
+    # The record has what its commit lacks; ranks have the files themselves.
+    built = replace(built, files=(*built.files, *chosen.files))
     return ClusterJob(
         name=name,
         run_id=run_id,
         owner=owner,
         lab=lab,
         job=built,
-        files=files(lab, built, workload, run_id, launch),
+        files=carried,
         environment=environment(lab, target, built.directory, variables, kept=KEPT if owner else 0),
         launch=launch,
         placement=placement,
         # A batch waits for its own jobs itself.
         waits=options.wait and not options.batch,
+        on_claim=on_claim,
     )
 
 
@@ -313,8 +328,48 @@ AGENT = ("labnode.py", "step.regex", "stacks.py", "diagnosis.py", "sampler.py")
 """Agent of labctl's images, which keeps the limits of a run, its pattern of steps, and the sampler that it starts."""
 
 
-def files(lab: Lab, built: Job, workload: Workload, run_id: str, launch: str) -> tuple[tuple[str, bytes, bool], ...]:
-    """Return the files of run, workload and ``common``, but no hostfile. ConfigError if too large for a ConfigMap."""
+Carried = tuple[tuple[str, bytes, bool], ...]
+"""Paths, contents, and True for executables."""
+
+
+def carry(lab: Lab, built: Job, workload: Workload, run_id: str, launch: str, *, claim: bool) -> tuple[Carried, bytes]:
+    """Return the files of a job's ConfigMap, and the archive of its code if that is to go by the claim.
+
+    A project is packed, and a workload of which some file has no place in a ConfigMap as it is. ConfigError if they are
+    too large for a ConfigMap and are not packed, or have no ``claim``.
+    """
+    if not workload.project and all(map(_is_plain, built.code)):
+        carried = files(lab, built, workload, run_id, built.code)
+        _require_room(workload.name, carried, launch)
+        return carried, b""
+    packed, carried = pack(built.code), files(lab, built, workload, run_id, ())
+    together = (*carried, (ARCHIVE, packed, False))
+    if _size(together, launch) <= MOST_BYTES:
+        return together, b""
+    if not claim:
+        what = f"project {workload.project.root}" if workload.project else f"workload {workload.name}"
+        raise ConfigError(
+            f"{what} is {human.memory(len(packed))} when packed, beside {human.memory(_size(carried, launch))} of "
+            f"labctl's own; a ConfigMap holds {human.memory(MOST_BYTES)}",
+            hint="`labctl run` sends it by the lab's claim, which LAB_K8S_STORAGE_SIZE=100g in .env makes; "
+            "--project DIR names a smaller folder, .gitignore leaves files out",
+        )
+    _require_room(workload.name, carried, launch)
+    return carried, packed
+
+
+def _is_plain(copy: Copy) -> bool:
+    """Tell if a file can be in a ConfigMap as it is: by its name, and not as a link."""
+    return bool(PLAIN_NAME.fullmatch(copy.name)) and not (copy.root / copy.name).is_symlink()
+
+
+def place_of_code(packed: bytes) -> str:
+    """Return the path of an archive on the claim: runs with the same code share it."""
+    return f"{STORAGE}/code/{digest(packed)}.tar.gz"
+
+
+def files(lab: Lab, built: Job, workload: Workload, run_id: str, code: tuple[Copy, ...]) -> Carried:
+    """Return the files of run and ``common``, and those of ``code``, but no hostfile."""
     run = f"outputs/{run_id}"
     workloads = lab.directory / "workloads" if workload.directory == Path() else workload.directory.parent
     common = workloads / "common"
@@ -324,17 +379,26 @@ def files(lab: Lab, built: Job, workload: Workload, run_id: str, launch: str) ->
     # The image may not be labctl's.
     program = packaged("docker", RANK_OUTPUT).read_bytes()
     contents.append((f"{run}/{RANK_OUTPUT}", program, False))
-    copies = [(f"{run}/{copy.path}", copy.root / copy.name) for copy in built.code]
+    copies = [(f"{run}/{copy.path}", copy.root / copy.name) for copy in code]
     if common.is_dir():
         copies += [(f"workloads/common/{path}", common / path) for path in walk(common)]
     contents += [(path, source.read_bytes(), bool(source.stat().st_mode & 0o100)) for path, source in copies]
-    size = sum(len(path) + len(content) for path, content, _ in contents)
-    size += sum(len(name) + len(text.encode()) for name, text in start_files(launch).items())
-    if size > MOST_BYTES:
-        largest = max(contents, key=lambda entry: len(entry[1]))
-        raise ConfigError(
-            f"{workload.name}: {human.memory(size)} of files, most in {largest[0]}; "
-            f"a ConfigMap holds {human.memory(MOST_BYTES)}",
-            hint=f"--project DIR names a smaller folder; an image has them (LAB_IMAGE), or the claim ({STORAGE})",
-        )
     return tuple(sorted(contents))
+
+
+def _size(carried: Carried, launch: str) -> int:
+    """Return the size of a ConfigMap with these files and those that pods start with."""
+    size = sum(len(path) + len(content) for path, content, _ in carried)
+    return size + sum(len(name) + len(text.encode()) for name, text in start_files(launch).items())
+
+
+def _require_room(name: str, carried: Carried, launch: str) -> None:
+    """Raise ConfigError, with the largest file, if a ConfigMap does not hold a workload's files."""
+    size = _size(carried, launch)
+    if size > MOST_BYTES:
+        largest = max(carried, key=lambda entry: len(entry[1]))
+        raise ConfigError(
+            f"{name}: {human.memory(size)} of files, most in {largest[0]}; "
+            f"a ConfigMap holds {human.memory(MOST_BYTES)}",
+            hint=f"an image has them (LAB_IMAGE), or the claim ({STORAGE})",
+        )

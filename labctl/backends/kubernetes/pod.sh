@@ -16,11 +16,20 @@ else
     mkdir -p "$LABCTL_RUN_DIR/ranks"
 fi
 # The run's own files and the workload's: ranks may change them, so they get a copy. On the claim one pod writes them.
+code=/etc/labctl/files/code.tar.gz
 for file in /etc/labctl/files/*; do
-    [[ $on_claim && $file == */outputs ]] || cp -r --dereference "$file" "$PROJECT_PATH/"
+    [[ $file == "$code" || ($on_claim && $file == */outputs) ]] || cp -r --dereference "$file" "$PROJECT_PATH/"
 done
 if [[ $on_claim && $1 == launcher ]]; then
     cp -r --dereference "/etc/labctl/files/outputs/${LABCTL_RUN_DIR##*/}/." "$on_claim/"
+fi
+# A project comes packed, on the claim if it is too large for the other files' place.
+if [[ -v LABCTL_CODE ]]; then
+    code=$LABCTL_CODE
+    [[ -e $code ]] || { echo "labctl: $code is not on the claim: it has been removed" >&2; exit 1; }
+fi
+if [[ -e $code && (! $on_claim || $1 == launcher) ]]; then
+    tar -C "$LABCTL_RUN_DIR" --touch -xzf "$code"
 fi
 if [[ -r /run/secrets/environment ]]; then
     # shellcheck disable=SC1091

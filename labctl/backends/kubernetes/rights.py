@@ -28,7 +28,8 @@ def rights_of(target: Target) -> Rights:
         (APPLIED, "configmaps"),
         (f"get {APPLIED}" if target.pull_secret else APPLIED, "secrets"),
         (f"get {APPLIED}" if target.storage else "list", "persistentvolumeclaims"),
-        ("get list delete", "pods"),
+        # A pod fills the claim.
+        (f"get {APPLIED}" if target.storage else "get list delete", "pods"),
         ("get", "pods/log"),
         ("get create", "pods/exec"),
         ("list", "events"),

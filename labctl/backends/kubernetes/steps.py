@@ -9,6 +9,7 @@ from labctl.backends.plan import Step
 from labctl.config.context import Context
 from labctl.errors import HostError
 from labctl.model import HERE
+from labctl.system import human
 
 GOING, LOOK = 120, 1.0
 """Seconds for deleted pods to end, and between two polls."""
@@ -70,3 +71,18 @@ class KeepObject(Step, frozen=True, kw_only=True):
 
     def do(self, deployment: ClusterDeployment) -> None:
         deployment.context.notice(self.cause)
+
+
+class SendCode(Step, frozen=True, kw_only=True):
+    """Send the packed code of a run to the claim, unless an earlier run has. HostError if it cannot be sent."""
+
+    place: str
+    packed: bytes
+
+    def __str__(self) -> str:
+        return f"send {human.memory(len(self.packed))} of code to {self.place} on the claim, unless it is there"
+
+    def do(self, deployment: ClusterDeployment) -> None:
+        from labctl.backends.kubernetes import storage
+
+        storage.send(deployment.lab, self.place, self.packed)

@@ -1,4 +1,4 @@
-"""Fills the lab's claim: a pod in the cluster downloads models and datasets to the paths that jobs read."""
+"""Fills the lab's claim by a pod: with models and datasets, which it downloads, and with the code of runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from labctl.backends.kubernetes import pods, render
+from labctl.backends.kubernetes import packing, pods, render
 from labctl.backends.kubernetes.api import Manifest, Unreachable
 from labctl.backends.kubernetes.job import PROGRAM, one_pod
 from labctl.backends.kubernetes.lab import ClusterLab
@@ -21,6 +21,8 @@ from labctl.hub.client import Kind
 from labctl.hub.report import Item
 from labctl.system import files, human
 
+SENDING = 3600
+"""Seconds in which a project is sent to the claim."""
 START = '[[ ! -r /run/secrets/environment ]] || . /run/secrets/environment; exec python -u "/etc/labctl/files/$0" "$@"'
 
 
@@ -81,6 +83,37 @@ def _follow(lab: ClusterLab, name: str) -> Iterator[Item]:
         time.sleep(0 if read else LOOK)
     if pods.code_of(pod):
         raise HostError(last_line or pods.trouble(pod), hint="re-run to resume: what is whole stays on the claim")
+
+
+# Waits to be told to end, which the first process of a pod is not by default.
+HOLD = "trap 'exit 0' TERM; sleep 3600 & wait"
+# Under a name of its own until it is whole: runs with the same code may send it at once.
+RECEIVE = """
+mkdir -p "${0%/*}" && head -c "$1" > "$0.$2" && echo "$3  $0.$2" | sha256sum --check --status && mv "$0.$2" "$0"
+"""
+
+
+def send(lab: ClusterLab, place: str, content: bytes) -> None:
+    """Write a file to the claim by a pod, unless it is there: its name has its digest. HostError if that fails."""
+    unique = secrets.token_hex(2)
+    name = f"{lab.name}-code-{unique}"
+    built = one_pod(lab.settings, lab.directory, lab.target, name, b"", (), owner())
+    objects = prepare(lab.api, lab.name, render.single(lab.target, built, ["bash", "-c", HOLD]))
+    try:
+        for manifest in objects:
+            lab.api.apply(manifest)
+        _started(lab, name)
+        if lab.engine.exec(name, ("test", "-e", place), user="").code == 0:
+            return
+        receive = ("sh", "-c", RECEIVE, place, str(len(content)), unique, packing.digest(content))
+        done = lab.engine.exec(name, receive, user="", limit=SENDING, content=content)
+        if done.code:
+            why = done.err.strip() or f"exit code {done.code}"
+            raise HostError(f"{place} was not written to claim {lab.name}-storage: {why}", hint="labctl doctor")
+    finally:
+        with suppress(HostError):
+            for manifest in objects:
+                lab.api.delete(manifest["kind"], manifest["metadata"]["name"])
 
 
 def _get(lab: ClusterLab, name: str) -> Manifest:

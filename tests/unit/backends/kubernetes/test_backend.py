@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import signal
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +38,7 @@ from support.running import (
 
 from labctl import backends
 from labctl.backends.docker.lab import cluster as docker_cluster
-from labctl.backends.kubernetes import checks, steps
+from labctl.backends.kubernetes import checks, steps, storage
 from labctl.backends.kubernetes import lab as labs
 from labctl.backends.kubernetes import run as cluster_runs
 from labctl.backends.kubernetes.api import Manifest, Refused
@@ -42,12 +46,14 @@ from labctl.backends.kubernetes.backend import KubernetesBackend
 from labctl.backends.kubernetes.lab import ClusterLab
 from labctl.backends.kubernetes.run import ClusterRun
 from labctl.errors import HostError
+from labctl.jobs import program
 from labctl.jobs.request import RunOptions
 from labctl.model import Cause, Event, Result
 from labctl.records import store
 from labctl.records.lines import Line
 from labctl.runs import judge, start
 from labctl.runs.labs import status, take_down
+from labctl.runs.start import Request
 from labctl.system import filelock
 
 NAMESPACE: Manifest = {"kind": "Namespace", "metadata": {"name": "demo", "labels": {"labctl.lab": "demo"}}}
@@ -239,6 +245,65 @@ def test_a_dry_run_names_what_is_applied_and_where(cluster: ClusterLab, backend:
     assert "MPIJob/demo-hello-" in applied
     assert " in namespace demo of https://cluster:6443 " in applied
     assert store.ids(cluster.directory) == []
+    assert labs.jobs(cluster) == []
+
+
+def with_claim(api: RunningApi, directory: Path) -> ClusterLab:
+    return clusters.lab(api, running.own_workload(directory), LAB_ACCELERATOR="cpu", LAB_K8S_STORAGE_SIZE="1g")
+
+
+def of_project(cluster: ClusterLab, size: int = 0) -> Request:
+    """Write a repository with a change, an ignored file, and one of ``size``; return the request of its script."""
+    root = cluster.directory / "mine"
+    root.mkdir()
+    (root / "train.py").write_text("print('hello')\n")
+    (root / "data.bin").write_bytes(os.urandom(size))
+    (root / ".gitignore").write_text("weights.pt\n")
+    git = ("git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (("init", "-q"), ("add", "--all"), ("commit", "-qm", "x")):
+        subprocess.run([*git, *words], check=True)
+    (root / "train.py").write_text("print('changed')\n")
+    (root / "weights.pt").write_text("")
+    options = RunOptions(script=root / "train.py", here=root, detach=True)
+    return Request(workload=program.of(options), options=options)
+
+
+def test_the_record_has_the_commit_of_a_project_and_what_differs_from_it(
+    cluster: ClusterLab, api: RunningApi, backend: KubernetesBackend, events: list[Event]
+) -> None:
+    record = store.directory(cluster.directory, start.launch(backend, of_project(cluster)).run_id)
+    assert "+print('changed')" in (record / "project.diff").read_text()
+    (code,) = json.loads((record / "versions.json").read_text())["code"]
+    assert (code["path"], code["dirty"], len(code["commit"])) == (str(cluster.directory / "mine"), True, 40)
+    assert texts(events, "warning") == ["not copied into the run: weights.pt (ignored by git)"]
+    (config,) = (manifest for (kind, _), manifest in api.objects.items() if kind == "ConfigMap")
+    assert "changed" not in json.dumps(config["data"]), "ranks have the files themselves"
+
+
+def test_a_project_for_the_claim_is_sent_before_its_job(
+    api: RunningApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, sent = with_claim(api, tmp_path), []
+
+    def send(_: ClusterLab, place: str, content: bytes) -> None:
+        sent.append((place, content, [kind for kind, _ in api.objects if kind == "MPIJob"]))
+
+    monkeypatch.setattr(storage, "send", send)
+    start.launch(clusters.backend(cluster), of_project(cluster, 1 << 20))
+    ((place, content, jobs_before),) = sent
+    assert place == f"/storage/code/{hashlib.sha256(content).hexdigest()}.tar.gz"
+    assert jobs_before == []
+    (job,) = (manifest for (kind, _), manifest in api.objects.items() if kind == "MPIJob")
+    assert json.dumps(job).count(place) == 2
+
+
+def test_a_run_whose_code_is_not_sent_is_recorded_as_ended(api: RunningApi, tmp_path: Path) -> None:
+    cluster = with_claim(api, tmp_path)
+    api.denied = {"patch pods"}
+    with pytest.raises(Refused, match="cannot patch pods"):
+        start.launch(clusters.backend(cluster), of_project(cluster, 1 << 20))
+    (run_id,) = store.ids(cluster.directory)
+    assert result_of(cluster, run_id).verdict == "ERROR"
     assert labs.jobs(cluster) == []
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from labctl.backends.kubernetes.job import ClusterJob
 from labctl.backends.kubernetes.target import Target
 from labctl.config import settings
 from labctl.errors import ConfigError
+from labctl.jobs import program
 from labctl.jobs.request import RunOptions, choose_workload
 
 ROOT = Path(__file__).parents[4]
@@ -129,6 +132,62 @@ def test_files_that_no_config_map_holds_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"most in outputs/demo-mine/work/data\.txt; a ConfigMap") as raised:
         built("mine", tmp_path)
     assert "LAB_IMAGE" in raised.value.hint
+
+
+def test_a_workload_with_names_that_are_no_keys_or_with_links_is_packed(tmp_path: Path) -> None:
+    folder = own(tmp_path)
+    (folder / "two words.txt").write_text("x")
+    (folder / "link").symlink_to("/nowhere")
+    where, made = built("mine", tmp_path)
+    paths = [path for path, _, _ in made.files]
+    assert paths == ["outputs/demo-mine/rank.sh", "outputs/demo-mine/rank_output.py", "code.tar.gz"]
+    config = next(one for one in render.manifests(where, made) if one["kind"] == "ConfigMap")
+    assert all(re.fullmatch("[-._a-zA-Z0-9]+", key) for key in (*config["data"], *config["binaryData"]))
+
+
+def project(directory: Path, size: int) -> RunOptions:
+    """Write a project with a file of this size that does not get smaller; return the options that run its script."""
+    root = directory / "mine"
+    root.mkdir()
+    (root / "train.py").write_text("print('hello')\n")
+    (root / "data.bin").write_bytes(os.urandom(size))
+    return RunOptions(script=root / "train.py", here=root)
+
+
+def of_script(directory: Path, options: RunOptions, owner: str = "ann@desk", **given: str) -> ClusterJob:
+    """Build the job of a recorded run of a script."""
+    found = settings.load(directory / "nowhere", {**ENVIRON, **given}, {})
+    where = target.read(found, found.text("LAB_ACCELERATOR"))
+    run_id = "20260102-030405-train-1a2b" if owner else ""
+    return job.build(found, directory, where, program.of(options), options, run_id, owner)
+
+
+def test_a_project_is_packed_into_the_config_map(tmp_path: Path) -> None:
+    made = of_script(tmp_path, project(tmp_path, 1000))
+    assert not [path for path, _, _ in made.files if "/work/" in path]
+    assert "code.tar.gz" in [path for path, _, _ in made.files]
+    assert "LABCTL_CODE" not in dict(made.environment)
+    assert not made.on_claim
+
+
+def test_a_project_that_no_config_map_holds_goes_by_the_claim(tmp_path: Path) -> None:
+    options = project(tmp_path, 1 << 20)
+    made = of_script(tmp_path, options, LAB_K8S_STORAGE_SIZE="1g")
+    assert "code.tar.gz" not in [path for path, _, _ in made.files]
+    assert len(made.on_claim) > 1 << 20
+    again = of_script(tmp_path, options, LAB_K8S_STORAGE_SIZE="1g")
+    assert dict(again.environment)["LABCTL_CODE"] == job.place_of_code(made.on_claim), "equal code has one place"
+
+
+@pytest.mark.parametrize(("owner", "size"), [("ann@desk", ""), ("", "1g")])
+def test_a_project_that_no_config_map_holds_is_refused_without_a_claim_and_by_hand(
+    tmp_path: Path, owner: str, size: str
+) -> None:
+    options = project(tmp_path, 1 << 20)
+    told = r"mine is 1\.\d+ MiB when packed, beside .* of labctl's own; a ConfigMap holds 1 MiB$"
+    with pytest.raises(ConfigError, match=told) as raised:
+        of_script(tmp_path, options, owner, LAB_K8S_STORAGE_SIZE=size)
+    assert raised.value.hint.startswith("`labctl run` sends it by the lab's claim, which LAB_K8S_STORAGE_SIZE=100g")
 
 
 def test_inputs_are_paths_on_the_claim() -> None:

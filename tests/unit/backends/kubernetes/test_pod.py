@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import re
 import subprocess
 import sys
+import tarfile
 import threading
 import uuid
 from collections.abc import Iterator
@@ -225,6 +227,44 @@ def test_a_job_that_is_not_recorded_stays_in_its_pods(launcher: Launcher) -> Non
     launcher.end()
     assert list((launcher.root / "storage").iterdir()) == []
     assert (launcher.run / "rank.sh").is_file()
+
+
+def packed(path: Path) -> None:
+    """Write an archive with a script of a project."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content, member = b"1\n", tarfile.TarInfo("work/mine/two words.py")
+    member.size = len(content)
+    with tarfile.open(path, "w:gz") as archive:
+        archive.addfile(member, io.BytesIO(content))
+
+
+def test_a_project_is_unpacked_in_the_runs_directory(launcher: Launcher) -> None:
+    packed(launcher.root / "etc/files/code.tar.gz")
+    launcher.start("cat", "work/mine/two words.py")
+    assert launcher.line() == "1"
+    assert not (launcher.root / "project/code.tar.gz").exists()
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_a_project_is_unpacked_on_the_claim_by_the_launcher_alone(launcher: Launcher, *, sent: bool) -> None:
+    storage = launcher.environment["LABCTL_STORAGE"] = f"{launcher.root}/storage"
+    archive = f"{storage}/code/1a2b.tar.gz" if sent else f"{launcher.root}/etc/files/code.tar.gz"
+    launcher.environment |= {"LABCTL_CODE": archive} if sent else {}
+    packed(Path(archive))
+    launcher.start(role="worker")
+    launcher.end()
+    on_claim = launcher.root / "storage/runs" / launcher.id
+    assert [path.name for path in on_claim.iterdir()] == ["ranks"]
+    launcher.close()
+    launcher.start("cat", "work/mine/two words.py")
+    assert launcher.line() == "1"
+
+
+def test_a_project_that_is_no_longer_on_the_claim_is_said_to_be_gone(launcher: Launcher) -> None:
+    launcher.environment |= {"LABCTL_STORAGE": f"{launcher.root}/storage", "LABCTL_CODE": "/nowhere/1a2b.tar.gz"}
+    launcher.start("true")
+    assert launcher.line() == "labctl: /nowhere/1a2b.tar.gz is not on the claim: it has been removed"
+    assert launcher.end() == 1
 
 
 @pytest.mark.parametrize("code", [0, 3, 124])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from support import clusters, running
+from support.api_server import SUCCESS, failure
 from support.fake_api import FakeApi
 from support.running import RunningApi
 
@@ -232,3 +235,60 @@ def test_an_image_that_the_cluster_does_not_get_ends_it_before_its_time(
     api = Storing(STARTS, status("Pending", waiting={"reason": "ErrImagePull", "message": "no such image"}))
     with pytest.raises(HostError, match=r"pod demo-cache-\w+ does not get its image: ErrImagePull: no such image"):
         storage.fill(lab(api, tmp_path, said), WANTED, "")
+
+
+# --- the code of runs ----------------------------------------------------------------------------------------
+
+
+class Receiving(Storing):
+    """An API server whose pod has ``there``, and whose programs end with ``code``; ``got`` is what they read."""
+
+    def __init__(self, code: int = 0, *, there: bool = False) -> None:
+        super().__init__(STARTS, GOES)
+        self.sockets: list[Any] = []
+        end = failure(code) if code else SUCCESS
+        self.programs = lambda _, argv: (SUCCESS if there else failure(1),) if argv[0] == "test" else (end,)
+
+    def execute(self, pod: str, argv: tuple[str, ...], **options: bool) -> Any:
+        self.sockets.append(super().execute(pod, argv, **options))
+        return self.sockets[-1]
+
+    @property
+    def got(self) -> bytes:
+        return b"".join(piece[1:] for piece in self.sockets[-1].sock.sent)
+
+
+PLACE = "/storage/code/1a2b.tar.gz"
+CODE = bytes(range(256)) * 1000
+
+
+def test_code_is_written_to_the_claim_whole_and_the_pod_is_removed(tmp_path: Path, said: list[str]) -> None:
+    api = Receiving()
+    storage.send(lab(api, tmp_path, said), PLACE, CODE)
+    assert api.got == CODE
+    place, size, _, sum_of_it = api.executed[-1][3:]
+    assert (place, size, sum_of_it) == (PLACE, str(len(CODE)), hashlib.sha256(CODE).hexdigest())
+    assert "Pod" in api.seen
+    assert not [name for kind, name in api.objects if kind == "Pod"]
+
+
+def test_code_that_is_on_the_claim_is_not_sent_again(tmp_path: Path, said: list[str]) -> None:
+    api = Receiving(there=True)
+    storage.send(lab(api, tmp_path, said), PLACE, CODE)
+    assert api.executed == [("test", "-e", PLACE)]
+
+
+def test_a_claim_that_takes_no_code_is_named_and_the_pod_is_removed(tmp_path: Path, said: list[str]) -> None:
+    api = Receiving(1)
+    with pytest.raises(HostError, match=f"{PLACE} was not written to claim demo-storage: exit code 1"):
+        storage.send(lab(api, tmp_path, said), PLACE, CODE)
+    assert not [name for kind, name in api.objects if kind == "Pod"]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_arrives_on_the_claim_has_its_name_only_if_it_is_whole(tmp_path: Path, *, whole: bool) -> None:
+    place = tmp_path / "code/1a2b.tar.gz"
+    argv = ("sh", "-c", storage.RECEIVE, str(place), str(len(CODE)), "3c4d", hashlib.sha256(CODE).hexdigest())
+    # More than the program reads: nobody can end its input.
+    done = subprocess.run(argv, input=(CODE if whole else CODE[1:]) + b"more", check=False)
+    assert (done.returncode == 0, place.exists()) == (whole, whole)
