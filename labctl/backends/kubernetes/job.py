@@ -335,27 +335,33 @@ Carried = tuple[tuple[str, bytes, bool], ...]
 def carry(lab: Lab, built: Job, workload: Workload, run_id: str, launch: str, *, claim: bool) -> tuple[Carried, bytes]:
     """Return the files of a job's ConfigMap, and the archive of its code if that is to go by the claim.
 
-    A project is packed, and a workload of which some file has no place in a ConfigMap as it is. ConfigError if they are
-    too large for a ConfigMap and are not packed, or have no ``claim``.
+    A project is packed, and a workload that has no place in a ConfigMap as it is. ConfigError if the archive has none
+    there either, and there is no ``claim``.
     """
     if not workload.project and all(map(_is_plain, built.code)):
-        carried = files(lab, built, workload, run_id, built.code)
-        _require_room(workload.name, carried, launch)
-        return carried, b""
+        whole = files(lab, built, workload, run_id, built.code)
+        if _size(whole, launch) <= MOST_BYTES:
+            return whole, b""
     packed, carried = pack(built.code), files(lab, built, workload, run_id, ())
     together = (*carried, (ARCHIVE, packed, False))
     if _size(together, launch) <= MOST_BYTES:
         return together, b""
-    if not claim:
-        what = f"project {workload.project.root}" if workload.project else f"workload {workload.name}"
-        raise ConfigError(
-            f"{what} is {human.memory(len(packed))} when packed, beside {human.memory(_size(carried, launch))} of "
-            f"labctl's own; a ConfigMap holds {human.memory(MOST_BYTES)}",
-            hint="`labctl run` sends it by the lab's claim, which LAB_K8S_STORAGE_SIZE=100g in .env makes; "
-            "--project DIR names a smaller folder, .gitignore leaves files out",
-        )
-    _require_room(workload.name, carried, launch)
+    if not claim or _size(carried, launch) > MOST_BYTES:
+        raise _too_large(built, workload, len(packed), _size(carried, launch))
     return carried, packed
+
+
+def _too_large(built: Job, workload: Workload, packed: int, others: int) -> ConfigError:
+    """Build the error of code that is too large for a ConfigMap, with its largest file."""
+    what = f"project {workload.project.root}" if workload.project else f"workload {workload.name}"
+    largest = max(built.code, key=lambda copy: (copy.root / copy.name).lstat().st_size, default=None)
+    named = f", its largest file {largest.name}" if largest else ""
+    return ConfigError(
+        f"{what} is {human.memory(packed)} when packed{named}; with {human.memory(others)} of labctl's files "
+        f"that is more than a ConfigMap holds ({human.memory(MOST_BYTES)})",
+        hint="`labctl run` sends it by the lab's claim, which LAB_K8S_STORAGE_SIZE=100g in .env makes; "
+        "--project DIR names a smaller folder, .gitignore leaves files out",
+    )
 
 
 def _is_plain(copy: Copy) -> bool:
@@ -390,15 +396,3 @@ def _size(carried: Carried, launch: str) -> int:
     """Return the size of a ConfigMap with these files and those that pods start with."""
     size = sum(len(path) + len(content) for path, content, _ in carried)
     return size + sum(len(name) + len(text.encode()) for name, text in start_files(launch).items())
-
-
-def _require_room(name: str, carried: Carried, launch: str) -> None:
-    """Raise ConfigError, with the largest file, if a ConfigMap does not hold a workload's files."""
-    size = _size(carried, launch)
-    if size > MOST_BYTES:
-        largest = max(carried, key=lambda entry: len(entry[1]))
-        raise ConfigError(
-            f"{name}: {human.memory(size)} of files, most in {largest[0]}; "
-            f"a ConfigMap holds {human.memory(MOST_BYTES)}",
-            hint=f"an image has them (LAB_IMAGE), or the claim ({STORAGE})",
-        )

@@ -127,11 +127,17 @@ def test_the_workloads_files_are_where_its_ranks_start_and_programs_stay_program
     assert config["data"]["outputs_.demo-mine_.work_.mine.py"] == "print('hello')\n"
 
 
-def test_files_that_no_config_map_holds_are_named(tmp_path: Path) -> None:
-    (own(tmp_path) / "data.txt").write_text("x" * (1 << 20))
-    with pytest.raises(ConfigError, match=r"most in outputs/demo-mine/work/data\.txt; a ConfigMap") as raised:
+def test_a_workload_that_no_config_map_holds_is_refused_with_its_largest_file(tmp_path: Path) -> None:
+    (own(tmp_path) / "data.bin").write_bytes(os.urandom(1 << 20))
+    with pytest.raises(
+        ConfigError, match=r"^workload mine is 1\.\d+ MiB when packed, its largest file data\.bin; with "
+    ):
         built("mine", tmp_path)
-    assert "LAB_IMAGE" in raised.value.hint
+
+
+def test_a_workload_that_gets_small_enough_is_packed(tmp_path: Path) -> None:
+    (own(tmp_path) / "data.txt").write_text("x" * (1 << 20))
+    assert "code.tar.gz" in [path for path, _, _ in built("mine", tmp_path)[1].files]
 
 
 def test_a_workload_with_names_that_are_no_keys_or_with_links_is_packed(tmp_path: Path) -> None:
@@ -184,7 +190,9 @@ def test_a_project_that_no_config_map_holds_is_refused_without_a_claim_and_by_ha
     tmp_path: Path, owner: str, size: str
 ) -> None:
     options = project(tmp_path, 1 << 20)
-    told = r"mine is 1\.\d+ MiB when packed, beside .* of labctl's own; a ConfigMap holds 1 MiB$"
+    told = (
+        r"/mine is 1\.\d+ MiB when packed, its largest file data\.bin; with .* more than a ConfigMap holds \(1 MiB\)$"
+    )
     with pytest.raises(ConfigError, match=told) as raised:
         of_script(tmp_path, options, owner, LAB_K8S_STORAGE_SIZE=size)
     assert raised.value.hint.startswith("`labctl run` sends it by the lab's claim, which LAB_K8S_STORAGE_SIZE=100g")
