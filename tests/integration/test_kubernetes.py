@@ -6,7 +6,9 @@ The node's engine is this machine's, and has the lab's image.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
+import os
 import signal
 from collections.abc import Iterator
 from functools import partial
@@ -320,6 +322,32 @@ def test_a_model_is_downloaded_to_the_claim_and_found_there_by_name(
     assert "weights" in (volume / "runs" / result["run_id"] / "ranks/rank-0.log").read_text()
     assert f"keep claim {lab.name}-storage" in lab.call("down").expect(0).err
     assert f"{lab.name}-storage" in operator.objects("PersistentVolumeClaim")
+    operator.kind("PersistentVolumeClaim").delete(name=f"{lab.name}-storage", namespace=operator.namespace)
+
+
+SUMS = """\
+import hashlib, sys
+from pathlib import Path
+print("sum", hashlib.sha256(Path("two words é.bin").read_bytes()).hexdigest(), sys.argv[1:], flush=True)
+"""
+
+
+def test_a_project_that_no_config_map_holds_goes_by_the_claim_once(
+    cluster_lab: ClusterLabs, operator: Operator, volume: Path
+) -> None:
+    lab = cluster_lab(LAB_K8S_STORAGE_SIZE="1g", LAB_K8S_STORAGE_CLASS=volume.name)
+    project, data = lab.path / "mine", os.urandom(3_000_000)
+    project.mkdir()
+    (project / "two words é.bin").write_bytes(data)
+    (project / "sums.py").write_text(SUMS)
+    given = 'it\'s "$X" *\n\\ é'
+    result = lab.call("run", "--script", "mine/sums.py", "--json", "--", given).expect(0).json
+    printed = (lab.path / "runs" / result["run_id"] / "output.log").read_text()
+    assert printed.count(f"sum {hashlib.sha256(data).hexdigest()} {[given]!r}\n") == 2
+    again = lab.call("replay", result["run_id"], "--json").expect(0).json
+    assert again["verdict"] == "PASS"
+    assert len(list((volume / "code").iterdir())) == 1
+    assert pods(operator, lab) == {}
     operator.kind("PersistentVolumeClaim").delete(name=f"{lab.name}-storage", namespace=operator.namespace)
 
 

@@ -227,7 +227,7 @@ def of_workload(context: Context, name: str, options: RunOptions) -> tuple[Targe
     settings = context.settings()
     workload = choose_workload(context.directory, name, options, settings)
     target = read(settings, settings.text("LAB_ACCELERATOR"))
-    return target, build(settings, context.directory, target, workload, options)
+    return target, build(settings, context.directory, target, workload, options, warn=context.warn)
 
 
 def one_pod(

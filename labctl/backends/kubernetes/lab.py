@@ -162,7 +162,7 @@ def job_of(lab: ClusterLab, workload: Workload, options: RunOptions) -> tuple[Ta
     Applied again, an existing job would not run again.
     """
     target = lab.target
-    built = build(lab.settings, lab.directory, target, workload, options)
+    built = build(lab.settings, lab.directory, target, workload, options, warn=lab.context.warn)
     if lab.api.get(kind := KINDS[target.kind], built.name):
         raise ConfigError(
             f"{kind} {built.name} is already in namespace {lab.api.namespace}",
