@@ -1,0 +1,222 @@
+"""What is said of ranks that wait, from what the nodes saw of their processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+WORK = "/workspace/outputs/20261129-run/work/"
+
+
+def load() -> ModuleType:
+    path = Path(__file__).resolve().parents[3] / "docker/diagnosis.py"
+    spec = importlib.util.spec_from_file_location("diagnosis", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["diagnosis"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+diagnosis = load()
+
+
+def frame(file: str, line: int, function: str = "main", text: str = "") -> dict[str, Any]:
+    return {"file": file if file.startswith("/") else WORK + file, "line": line, "function": function, "text": text}
+
+
+def collective(number: int, name: str = "all_reduce", *, done: bool = False, **changes: Any) -> dict[str, Any]:
+    """Build an entry of the flight recorder."""
+    return {
+        "group": "0",
+        "number": number,
+        "name": name,
+        "message": False,
+        "sizes": [[4]],
+        "types": ["Float"],
+        "done": done,
+        "age": 17.2,
+        "frames": [["all_reduce", "/opt/venv/lib/python3.11/site-packages/torch/distributed/x.py", 9], *WAITING],
+        **changes,
+    }
+
+
+WAITING = [["train", WORK + "train.py", 13]]
+
+
+def seen(rank: int, *entries: dict[str, Any], at: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """Build what is seen of a rank's process, which has begun these collectives of torch."""
+    recorder = {"rank": rank, "groups": {"0": [0, 1, 2, 3]}, "collectives": list(entries), "message": None}
+    return {
+        "pid": 100 + rank,
+        "parent": 1,
+        "program": "python3.11",
+        "command": "python -u train.py",
+        "rank": rank,
+        "state": "S (sleeping)",
+        "waits_in": "",
+        "cores": 0.0,
+        "threads": 1,
+        "libraries": [],
+        "stacks": [[at or frame("train.py", 13, "train")]],
+        "recorder": recorder,
+        **changes,
+    }
+
+
+def explained(*ranks: dict[str, Any] | None, codes: dict[int, int] | None = None, **nodes: Any) -> dict[str, Any]:
+    """Explain a run with two ranks on each node; those that are None have no process."""
+    processes: dict[str, Any] = {}
+    for number, rank in enumerate(ranks):
+        processes.setdefault(f"worker-{number // 2}", {"processes": []})["processes"] += [rank] if rank else []
+    places = {number: f"worker-{number // 2}" for number in range(len(ranks))}
+    found: dict[str, Any] = diagnosis.explain({**processes, **nodes}, places, codes or {})
+    return found
+
+
+def test_a_rank_that_has_not_joined_a_collective_is_named_with_what_it_does() -> None:
+    elsewhere = seen(1, collective(5, done=True), at=frame("data.py", 41, "read"), waits_in="nfs_wait")
+    found = explained(seen(0, collective(6)), elsewhere, seen(2, collective(6)), seen(3, collective(6)))
+    assert found == {
+        "kind": "missing-rank",
+        "sentence": "rank 1 (worker-0) has not joined all_reduce #6 (train.py:13), "
+        "where ranks 0, 2, 3 have waited for 17 s",
+        "lines": ["rank 1 is at data.py:41 in read, 0 % of a core, in nfs_wait"],
+        "ranks": [1],
+        "nodes": ["worker-0"],
+        "collective": "all_reduce #6",
+        "place": "train.py:13",
+        "seconds": 17.2,
+    }
+
+
+def test_a_rank_that_works_while_others_wait_is_said_to_be_busy() -> None:
+    busy = seen(0, at=frame("eval.py", 7, "evaluate"), cores=0.97)
+    assert explained(busy, seen(1, collective(1)))["sentence"].endswith("has waited for 17 s; rank 0 is busy")
+
+
+def test_one_rank_that_is_in_a_collective_of_its_own_is_the_one_that_is_named() -> None:
+    others = [seen(rank, collective(6, done=True), at=frame("train.py", 20)) for rank in (0, 2, 3)]
+    found = explained(others[0], seen(1, collective(7)), *others[1:])
+    assert found["ranks"] == [1]
+    assert found["sentence"] == (
+        "rank 1 (worker-0) has waited for 17 s in all_reduce #7 (train.py:13), which ranks 0, 2, 3 have not joined"
+    )
+
+
+@pytest.mark.parametrize(
+    ("odd", "kind", "words"),
+    [
+        (
+            collective(6, "all_gather", frames=[["train", WORK + "train.py", 21]]),
+            "different-collective",
+            "ranks 0, 2, 3 are in all_reduce #6 (train.py:13), rank 1 (worker-0) is in all_gather #6 (train.py:21)",
+        ),
+        (
+            collective(6, sizes=[[8]]),
+            "different-size",
+            "ranks 0, 2, 3 are in all_reduce #6 of [4] Float (train.py:13), "
+            "rank 1 (worker-0) is in all_reduce #6 of [8] Float (train.py:13)",
+        ),
+    ],
+)
+def test_a_minority_with_another_operation_or_size_is_named(odd: dict[str, Any], kind: str, words: str) -> None:
+    found = explained(seen(0, collective(6)), seen(1, odd), seen(2, collective(6)), seen(3, collective(6)))
+    assert (found["kind"], found["sentence"], found["ranks"]) == (kind, words, [1])
+
+
+def test_at_two_against_two_nobody_is_named() -> None:
+    gather = collective(6, "all_gather")
+    found = explained(seen(0, collective(6)), seen(1, gather), seen(2, gather), seen(3, collective(6)))
+    assert (found["kind"], found["ranks"]) == ("different-collective", [])
+
+
+def test_a_rank_that_waits_in_another_group_is_not_blamed_but_the_one_that_it_waits_for() -> None:
+    groups = {"0": [0, 1, 2, 3], "1": [0, 1]}
+    waits = seen(0, collective(2, group="1"))
+    elsewhere = seen(1, collective(1, group="1", done=True), at=frame("data.py", 3))
+    for rank in (waits, elsewhere):
+        rank["recorder"]["groups"] = groups
+    found = explained(waits, elsewhere, seen(2, collective(6)), seen(3, collective(6)))
+    assert found["ranks"] == [1]
+    assert found["kind"] == "missing-rank"
+
+
+def test_ranks_that_wait_for_each_other_are_all_told_and_none_is_named() -> None:
+    first, second = seen(0, collective(1, group="1")), seen(1, collective(1, group="2"))
+    for rank in (first, second):
+        rank["recorder"]["groups"] = {"1": [0, 1], "2": [0, 1]}
+    found = explained(first, second)
+    assert (found["kind"], found["ranks"]) == ("crossed-groups", [])
+    assert "rank 0 is in all_reduce #1" in found["sentence"]
+
+
+def test_ranks_that_are_all_in_the_same_collective_point_to_the_network() -> None:
+    found = explained(seen(0, collective(6)), seen(1, collective(6)))
+    assert (found["kind"], found["ranks"]) == ("all-inside", [])
+    assert found["sentence"] == (
+        "all of its 2 ranks are in all_reduce #6 (train.py:13): the network or a device, not the program"
+    )
+
+
+def test_ranks_that_wait_for_nobody_are_where_they_are() -> None:
+    found = explained(*(seen(rank, collective(5, done=True), at=frame("data.py", 41, "read")) for rank in range(2)))
+    assert (found["kind"], found["ranks"]) == ("all-outside", [])
+    assert found["sentence"] == "no rank waits for another: ranks 0, 1 are at data.py:41"
+
+
+@pytest.mark.parametrize(
+    ("absent", "codes", "kind", "words"),
+    [
+        (None, {}, "rank-ended", "rank 1 (worker-0) has ended with code 0"),
+        (None, {1: 7}, "rank-ended", "rank 1 (worker-0) has ended with code 7"),
+        (seen(1, state="T (stopped)"), {}, "rank-stopped", "rank 1 (worker-0) is stopped (SIGSTOP)"),
+        (
+            seen(1, state="D (disk sleep)", waits_in="nfs_wait"),
+            {},
+            "uninterruptible",
+            "rank 1 (worker-0) is in uninterruptible sleep (D), in nfs_wait of the kernel",
+        ),
+    ],
+)
+def test_a_rank_that_cannot_join_is_named_with_the_reason(
+    absent: dict[str, Any] | None, codes: dict[int, int], kind: str, words: str
+) -> None:
+    found = explained(seen(0, collective(6)), absent, codes=codes)
+    assert (found["kind"], found["ranks"]) == (kind, [1])
+    assert found["sentence"] == f"{words}; rank 0 waits for it in all_reduce #6 (train.py:13)"
+
+
+def test_a_node_that_does_not_answer_explains_ranks_that_wait_for_its_ranks() -> None:
+    waiting = [seen(rank, collective(6)) for rank in (0, 1)]
+    found = explained(*waiting, None, None, **{"worker-1": {"error": "no answer over ssh"}})
+    assert (found["kind"], found["ranks"], found["nodes"]) == ("node-unreached", [2, 3], ["worker-1"])
+
+
+def test_a_message_that_is_not_sent_is_waited_for_by_its_receiver() -> None:
+    receiver = seen(0)
+    receiver["recorder"]["message"] = {"name": "recv", "peer": 1}
+    found = explained(receiver, seen(1, at=frame("train.py", 30)))
+    assert found["ranks"] == [1]
+    assert found["sentence"] == "rank 1 (worker-0) has not sent what rank 0 waits for in recv (train.py:13)"
+
+
+def test_calls_of_mpi_are_read_from_the_line_of_the_program() -> None:
+    inside = [
+        seen(rank, at=frame("mpi.py", 4, text="comm.Allreduce(a, b)"), libraries=["MPI"], recorder=None)
+        for rank in (0, 1)
+    ]
+    outside = seen(2, at=frame("mpi.py", 9, text="time.sleep(60)"), libraries=["MPI"], recorder=None)
+    found = explained(*inside, outside)
+    assert (found["kind"], found["ranks"], found["seconds"]) == ("missing-rank", [2], None)
+    assert found["sentence"] == "rank 2 (worker-1) has not joined MPI Allreduce (mpi.py:4), where ranks 0, 1 wait"
+
+
+def test_without_ranks_nothing_is_known() -> None:
+    assert explained()["kind"] == "unknown"
