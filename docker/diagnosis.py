@@ -186,12 +186,11 @@ def wait_of(rank: Rank, ranks: Mapping[int, Rank]) -> Iterator[Wait]:
 
 
 def wait_in(rank: Rank, entry: Mapping[str, Any], every: tuple[int, ...]) -> Wait:
-    frames = [{"function": name, "file": file, "line": line} for name, file, line in entry["frames"]]
     return Wait(
         rank.number,
         entry["name"],
         tuple(rank.recorder["groups"].get(entry["group"], every)),
-        place_of(frames) or place_of(rank.frames),
+        "" if entry["done"] else place_of(rank.frames),
         entry["number"],
         entry["group"],
         size_of(entry),

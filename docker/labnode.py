@@ -1404,7 +1404,7 @@ class Looker:
         silent = self._state.steps.silent
         found = look_at_ranks(self._job, self._state)
         # Not if the run has printed something meanwhile.
-        if self._state.steps.silent > silent:
+        if found["kind"] != "unknown" and self._state.steps.silent > silent:
             self._print("silent for {:.0f} s: {}".format(silent, found["sentence"]), found)
 
     def _print(self, sentence: str, found: dict[str, Any]) -> None:
