@@ -689,7 +689,8 @@ def test_the_last_attempt_is_the_answer(context: Context, engine: Engine) -> Non
 def test_a_run_that_ends_twice_in_the_same_way_is_not_started_again(context: Context, engine: Engine) -> None:
     engine.started.clear()
     result = to_json(flows.run(context, "hello", RunOptions(retries=5)))
-    second, first = store.ids(context.directory)
+    second = result["run_id"]
+    (first,) = {*store.ids(context.directory)} - {second}
     ended = f"runs {first} and {second} ended before any step, with the same words, without a newer checkpoint"
     assert (result["run_id"], result["cause"], result["exit_code"], result["evidence"]) == (
         second,

@@ -83,7 +83,7 @@ def test_the_launch_has_the_limit_the_run_id_and_the_persons_uid() -> None:
     assert engine.started[0][0] == "labctl-demo-launcher-1"
     assert engine.options[0] == {"user": "0"}
     (launched,) = engine.launched
-    assert launched.argv == ("timeout", "--kill-after=5", "90", *JOB.argv)
+    assert launched.argv == ("timeout", "--kill-after=5", "105", *JOB.argv)
     assert (launched.directory, launched.nodes) == (JOB.directory, ("worker-0", "worker-1"))
     assert launched.environment == {"LABCTL_RUN_ID": JOB.run_id}
 

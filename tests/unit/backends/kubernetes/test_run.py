@@ -1000,7 +1000,7 @@ def test_a_program_that_ends_with_124_before_its_time_has_not_timed_out(world: W
     assert (outcome.exit_code, outcome.cause) == (124, None)
 
 
-def test_who_was_silent_the_longest_is_said_of_a_timeout_up_to_its_end(
+def test_no_rank_is_blamed_for_its_silence_at_a_time_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(tmp_path, monkeypatch, timeout="50s")
@@ -1008,7 +1008,7 @@ def test_who_was_silent_the_longest_is_said_of_a_timeout_up_to_its_end(
     world.prints("\x010\x02step 1", "\x011\x02step 1", second=5)
     world.prints(f"{MARK}124", second=51)
     outcome = world.supervise()
-    assert outcome.message == "timed out after 50 s; rank 0 wrote nothing for 46 s"
+    assert outcome.message == "timed out after 50 s"
     assert not outcome.silent
 
 

@@ -30,7 +30,7 @@ RUN mkdir -p /workspace /run/sshd
 COPY sshd_config /opt/lab/sshd_config
 COPY ssh_config /etc/ssh/ssh_config.d/lab.conf
 COPY --chmod=755 labnode.py /opt/lab/labnode.py
-COPY --chmod=644 rank_output.py step.regex sampler.py *_sampler.py /opt/lab/
+COPY --chmod=644 rank_output.py step.regex stacks.py diagnosis.py sampler.py *_sampler.py /opt/lab/
 WORKDIR /workspace
 ENTRYPOINT ["/usr/bin/python3", "-I", "/opt/lab/labnode.py", "start"]
 """
