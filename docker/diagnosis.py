@@ -346,8 +346,10 @@ def crossed(waits: Mapping[int, Wait]) -> Finding | None:
         calls.setdefault((wait.name, wait.number, wait.group), []).append(number)
     first = next(iter(waits.values()))
     if len(calls) == 1 and not first.is_message:
-        text = f"all of its {len(waits)} ranks are in {first.label}: the network or a device, not the program"
-        return Finding("all-inside", text, wait=first)
+        text = f"all of its {len(waits)} ranks are in {first.label}"
+        if not first.number:
+            return Finding("unknown", f"{text}; whether in the same call and group is not known", wait=first)
+        return Finding("all-inside", f"{text}: the network or a device, not the program", wait=first)
     parts = [f"{numbers(members)} {be(members)} in {waits[members[0]].label}" for members in calls.values()]
     return Finding("crossed-groups", "ranks wait for each other: " + ", ".join(parts), wait=first)
 

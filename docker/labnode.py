@@ -1389,7 +1389,7 @@ class Looker:
         if self._thread.ident is not None:
             self._thread.join(LOOK_LIMIT)
         found = look_at_ranks(self._job, self._state)
-        if found["kind"] == "unknown" or (cause != "stalled" and not is_stuck(found, self._state.steps)):
+        if not tells(found) or (cause != "stalled" and not is_stuck(found, self._state.steps)):
             return ""
         self._print(found["sentence"], found)
         return str(found["sentence"])
@@ -1404,7 +1404,7 @@ class Looker:
         silent = self._state.steps.silent
         found = look_at_ranks(self._job, self._state)
         # Not if the run has printed something meanwhile.
-        if found["kind"] != "unknown" and self._state.steps.silent > silent:
+        if tells(found) and self._state.steps.silent > silent:
             self._print("silent for {:.0f} s: {}".format(silent, found["sentence"]), found)
 
     def _print(self, sentence: str, found: dict[str, Any]) -> None:
@@ -1415,6 +1415,11 @@ class Looker:
             keeper = as_user(self._job["directory"], ["tee", "stacks/hang.json"])
             quiet = subprocess.DEVNULL
             subprocess.run(keeper, input=json.dumps(found).encode(), stdout=quiet, stderr=quiet, timeout=5, check=False)
+
+
+def tells(found: dict[str, Any]) -> bool:
+    """Tell if a finding is worth a line."""
+    return bool(found["kind"] != "unknown" or found["collective"])
 
 
 def is_stuck(found: dict[str, Any], steps: Steps) -> bool:

@@ -214,5 +214,15 @@ def test_calls_of_mpi_are_read_from_the_line_of_the_program() -> None:
     assert found["sentence"] == "rank 2 (worker-1) has not joined MPI Allreduce (mpi.py:4), where ranks 0, 1 wait"
 
 
+def test_the_network_is_not_blamed_where_it_is_not_known_that_all_are_in_the_same_call() -> None:
+    inside = frame("/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 9, "all_reduce")
+    ranks = [seen(rank, recorder=None, stacks=[[inside, frame("train.py", 13)]]) for rank in (0, 1)]
+    found = explained(*ranks)
+    assert (found["kind"], found["collective"]) == ("unknown", "all_reduce")
+    assert found["sentence"] == (
+        "all of its 2 ranks are in all_reduce (train.py:13); whether in the same call and group is not known"
+    )
+
+
 def test_without_ranks_nothing_is_known() -> None:
     assert explained()["kind"] == "unknown"

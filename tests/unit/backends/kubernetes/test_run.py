@@ -1000,9 +1000,7 @@ def test_a_program_that_ends_with_124_before_its_time_has_not_timed_out(world: W
     assert (outcome.exit_code, outcome.cause) == (124, None)
 
 
-def test_no_rank_is_blamed_for_its_silence_at_a_time_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_rank_is_blamed_for_its_silence_at_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(tmp_path, monkeypatch, timeout="50s")
     world.pods(**runs())
     world.prints("\x010\x02step 1", "\x011\x02step 1", second=5)
