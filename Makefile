@@ -7,7 +7,7 @@ LABCTL := $(VENV)/bin/labctl
 PYTEST := $(AS_MEMBER) $(VENV)/bin/pytest --require-docker
 TESTS_AT_ONCE ?= 3
 # Each of those at once reads all that it is given.
-ON_DOCKER := $(addprefix tests/,contract devices faults golden hosts integration)
+ON_DOCKER := $(addprefix tests/,contract devices faults golden hangs hosts integration)
 # labctl takes 0.1 s longer to start where Python may not keep what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
@@ -75,7 +75,8 @@ test-labs: TESTS = tests/integration tests/golden --ignore=tests/integration/tes
 test-cluster: TESTS = tests/contract tests/integration/test_pods.py
 test-horovod: TESTS = tests/integration/test_horovod.py
 test-horovod: horovod-image
-test-faults test-hosts test-devices: TESTS = tests/$(@:test-%=%)
+test-faults: TESTS = tests/faults tests/hangs
+test-hosts test-devices: TESTS = tests/$(@:test-%=%)
 .PHONY: test-labs test-faults test-hosts test-devices test-cluster test-horovod
 test-labs test-faults test-hosts test-devices test-cluster test-horovod: $(VENV)/.developer image
 	$(PYTEST) -m '$(CI)' -n $(TESTS_AT_ONCE) $(TESTS)

@@ -1,0 +1,94 @@
+"""Runs of programs that hang end with one sentence, which names the rank, its node, the collective and the line."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from conftest import FreshLab
+from support.harness import Answer, Lab, wait_until
+
+from hangs.cases import CASES, PROGRAMS, Case
+from hangs.grading import RIGHT, UNKNOWN, WRONG, grade, said
+
+pytestmark = pytest.mark.docker
+
+MOST_UNKNOWN = 3
+IN_CI = [pytest.param(case, id=case.name) for case in CASES if case.in_ci]
+ALL = [pytest.param(case, id=case.name) for case in CASES]
+
+
+@pytest.fixture
+def lab(lend: FreshLab) -> Lab:
+    return lend(LAB_SLOTS="2")
+
+
+@pytest.fixture(scope="module")
+def unknown() -> list[str]:
+    """The cases so far of which labctl knew no answer, each with what it did not say."""
+    return []
+
+
+@pytest.mark.parametrize("case", IN_CI)
+def test_a_hang_is_named_with_its_rank_and_line(lab: Lab, case: Case) -> None:
+    answer = run(lab, case)
+    assert grade(case, answer.json, answer.err) == (RIGHT, [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ALL)
+def test_no_hang_is_named_wrongly_and_few_are_unknown(lab: Lab, case: Case, unknown: list[str]) -> None:
+    answer = run(lab, case)
+    mark, mistakes = grade(case, answer.json, answer.err)
+    assert mark != WRONG, (mistakes, said(case, answer.json, answer.err))
+    if mark == UNKNOWN:
+        unknown.append(f"{case.name}: {mistakes}")
+    assert len(unknown) <= MOST_UNKNOWN, unknown
+
+
+def run(lab: Lab, case: Case) -> Answer:
+    """Run a case's program to its end, with what is done to worker-1 meanwhile."""
+    shutil.copy(PROGRAMS / f"{case.program}.py", lab.path)
+    hostfile = lab.path / "hostfile-of-case"
+    lines = [f"worker-{number} slots={slots}\n" for number, slots in enumerate(case.slots)]
+    hostfile.write_text("".join(lines), encoding="utf-8")
+    argv = ("run", "--script", f"{case.program}.py", "--launcher", case.launcher, "--hostfile", str(hostfile))
+    # Flags of the case come last, so that they win.
+    limits = ("--timeout", "2m", "-s", "LAB_STALL_SECONDS=4")
+    with lab.start(*argv, *limits, *case.flags, "--json") as running:
+        if not case.action:
+            return running.answer(240)
+        wait_until(lambda: "step 10/" in running.err, 120, "step 10")
+        with act(lab, case.action):
+            return running.answer(240)
+
+
+@contextmanager
+def act(lab: Lab, action: str) -> Iterator[None]:
+    """Do to worker-1 what the case asks for; undo it at the end of the block."""
+    worker = lab.containers()["worker-1"]
+    if action.startswith("kill "):
+        lab.inside("worker-1", "sh", "-c", 'kill -KILL "$(pgrep -o -f "$0")"', action.partition(" ")[2], user="0")
+        yield
+        return
+    (network,) = worker.attrs["NetworkSettings"]["Networks"]
+    other = lab.containers()["worker-0"].attrs["NetworkSettings"]["Networks"][network]["IPAddress"]
+    ways = {
+        "cut the network": ["link", "set", "eth0", "down"],
+        "cut the way to worker-0": ["route", "add", "blackhole", f"{other}/32"],
+    }
+    # The engine sees no event of this, as of a cable that is pulled.
+    lab.engine.containers.run(
+        lab.image(),
+        ways[action],
+        entrypoint="ip",
+        network_mode=f"container:{worker.id}",
+        cap_add=["NET_ADMIN"],
+        remove=True,
+    )
+    try:
+        yield
+    finally:
+        worker.restart(timeout=1)
