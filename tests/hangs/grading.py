@@ -56,4 +56,10 @@ def grade(case: Case, document: dict[str, Any], printed: str) -> tuple[str, list
 
 
 def missing_words(expected: list[tuple[str, ...]], text: str) -> list[str]:
-    return [f"does not say {' or '.join(words)!r}" for words in expected if not any(word in text for word in words)]
+    return [f"does not say {' or '.join(words)!r}" for words in expected if not any(says(text, word) for word in words)]
+
+
+def says(text: str, word: str) -> bool:
+    """Tell if a text has a word, in which ``*`` is any text without a rank; a number at its end is whole."""
+    pattern = re.escape(word).replace(r"\*", "(?:(?!rank).)*")
+    return bool(re.search(rf"{pattern}(?!\d)", text))

@@ -35,6 +35,18 @@ def test_a_hang_is_judged_by_kind_rank_and_line(diagnosis: dict[str, Any] | None
     assert grade(BY_NAME["lock"], document, "")[0] == mark
 
 
+def test_a_sentence_that_confuses_the_sides_is_wrong() -> None:
+    waiting, apart = "ranks 0, 1, 2 are in {} #7 ({})", "rank 3 (worker-1) is in {} #7 ({})"
+    reduces, meets = ("all_reduce", "skipped_collective.py:14"), ("barrier", "skipped_collective.py:15")
+    case = BY_NAME["skipped collective"]
+
+    def mark(sentence: str) -> str:
+        return grade(case, {"cause": "stalled", "hang": hang("different-collective", 3, sentence)}, "")[0]
+
+    assert mark(f"{waiting.format(*reduces)}, {apart.format(*meets)}") == RIGHT
+    assert mark(f"{waiting.format(*meets)}, {apart.format(*reduces)}") == WRONG
+
+
 @pytest.mark.parametrize(
     ("cause", "message", "mark"),
     [

@@ -45,7 +45,7 @@ def test_no_hang_is_named_wrongly_and_few_are_unknown(lab: Lab, case: Case, unkn
     assert mark != WRONG, (mistakes, said(case, answer.json, answer.err))
     if mark == UNKNOWN:
         unknown.append(f"{case.name}: {mistakes}")
-    assert len(unknown) <= MOST_UNKNOWN, unknown
+        assert len(unknown) <= MOST_UNKNOWN, unknown
 
 
 def run(lab: Lab, case: Case) -> Answer:

@@ -17,9 +17,9 @@ def save() -> None:
 dist.init_process_group("gloo")
 for step in range(1, 7):
     print(f"step {step}/50", flush=True)
-    time.sleep(0.1)
     if dist.get_rank() == 1 and step == 5:
         threading.Thread(target=save, daemon=True).start()
+    time.sleep(0.1)
     with saving:  # apart
         gradient = torch.ones(1000)
     dist.all_reduce(gradient)  # others wait
