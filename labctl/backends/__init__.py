@@ -126,9 +126,9 @@ class Backend(Protocol):
     def attach(
         self, nodes: tuple[str, ...], command: tuple[str, ...], *, stdin: Literal["terminal", "pipe"], prompt: bool
     ) -> int:
-        """Run a command in one node on this process's streams, or in several (none: all workers); return the exit code.
+        """Run a command in nodes (none: all workers), in a single one on this terminal or pipe; return its exit code.
 
-        Return its exit code; of several nodes the largest. ``prompt`` opens a shell. Runs are followed by ``output``.
+        Of several nodes the largest. With ``prompt`` the command needs a terminal. Runs are followed by ``output``.
         """
 
     def logs(self, node: str | None, on_line: Callable[[str], None], *, follow: bool, colors: bool) -> None:

@@ -248,7 +248,7 @@ def share_cores(host: Host, near: tuple[tuple[int, ...], ...]) -> tuple[tuple[in
 
 
 def mounts(settings: Settings, directory: Path, project: str) -> tuple[Mount, ...]:
-    """Return all mounts of a container: cache, clones, workloads, runs, notebooks, outputs, KEPT and the user's."""
+    """Return a container's mounts: cache, clones, workloads, runs, notebooks, outputs, shell histories, the user's."""
     from labctl.workloads import external
 
     sources = ((settings.text(clone.setting), clone.repository) for clone in external.CLONES)

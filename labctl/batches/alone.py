@@ -56,7 +56,7 @@ class Trial:
         first = run(self.nodes, self.turns_needed())
         self.bounds = bounds(first.jobs)
         self.take(first)
-        while nodes := self.open():
+        while nodes := self.to_repeat():
             self.take(run(nodes, AGAIN))
 
     def turns_needed(self) -> int:
@@ -75,14 +75,14 @@ class Trial:
                 self.rounds[limit.metric].append(_round(limit, runs))
             self.judged[limit.metric] = self.judge(limit)
 
-    def open(self) -> tuple[str, ...]:
+    def to_repeat(self) -> tuple[str, ...]:
         """Return nodes to measure again: all to compare, else any failed once or unsure; none if all failed in turn."""
         if self.failed_together:
             return ()
         failed = [node for node in self.nodes if len(self.runs[node]) == 1 and not self.runs[node][0].passed]
         unsure = {limit: self.unsure(limit) for limit in self.check.limits}
         if any(unsure[limit] for limit in self.judged_by_others()):
-            running = self.running()
+            running = self.passing()
             return tuple(dict.fromkeys((*failed, *(running if len(running) > 1 else ()))))
         if not {"good"}.issuperset(self.agreement().values()) and len(self.runs[self.nodes[0]]) < COMPUTED:
             return self.nodes
@@ -95,7 +95,7 @@ class Trial:
         unsure = [node for node in judged if judged[node].verdict == "unsure" and self.runs[node][-1].passed]
         return [node for node in unsure if 0 < len(judged[node].values) < most and len(self.runs[node]) < MOST_RUNS]
 
-    def running(self) -> tuple[str, ...]:
+    def passing(self) -> tuple[str, ...]:
         """Return the nodes whose last run passed."""
         return tuple(node for node in self.nodes if self.runs[node][-1].passed)
 
@@ -120,7 +120,7 @@ class Trial:
         return any(self.is_bad(limit, node) for limit in self.check.limits)
 
     def misses_bound(self, node: str) -> bool:
-        """Tell if all that shows that a node is bad are constant bounds; other nodes say nothing about those."""
+        """Tell if a node is bad by constant bounds alone, about which the other nodes say nothing."""
         bad = [limit for limit in self.check.limits if self.is_bad(limit, node)]
         others = node in self.failing() or self.agreement().get(node) == "bad"
         return bool(bad) and not others and all(self.is_bounded(limit, node) for limit in bad)
@@ -131,7 +131,7 @@ class Trial:
 
     @property
     def is_judged(self) -> bool:
-        """Tell if there is a metric with a constant bound, or that is judged by the other nodes, or none at all."""
+        """Tell if the check judges nodes: by a constant bound, by the other nodes or, without metrics, by passing."""
         return bool(self.bounds or self.judged_by_others() or not self.check.limits)
 
     def agreement(self) -> dict[str, Verdict]:
@@ -171,11 +171,11 @@ class Trial:
             judged = evidence.judge(rounds, self.within, self.error)
         for node in self.nodes:
             if bound := self.bounds.get((limit.metric, self.subject(node))):
-                judged[node] = self.by_bound(limit, bound, evidence.readings_of(node, rounds))
+                judged[node] = self.judge_by_bound(limit, bound, evidence.readings_of(node, rounds))
         return judged
 
-    def by_bound(self, limit: Limit, bound: Bound, readings: Sequence[Reading]) -> Judged:
-        """Judge a node by a constant bound."""
+    def judge_by_bound(self, limit: Limit, bound: Bound, readings: Sequence[Reading]) -> Judged:
+        """Judge a node by its readings of a metric, against a constant bound."""
         misses = [bound.misses(_value(limit, reading.speed), reading.included) for reading in readings]
         verdict = evidence.against_bound(misses, self.error)
         lost = sum(reading.lost for reading in readings) / max(1, len(readings))
@@ -256,7 +256,7 @@ class Trial:
         return self.usual_bound(limit) if judged and judged.speed is not None else None
 
     def usual_bound(self, limit: Limit) -> Bound:
-        """Return what a node that is judged by the others would need, were their medians without noise."""
+        """Return the bound that a node judged by the others would have to meet, if their medians had no noise."""
         speeds = [median(of_node) for of_node in self.speeds(limit).values()]
         least = (1 - self.within) * evidence.usual(speeds)
         share = human.share(self.within)

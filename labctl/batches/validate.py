@@ -85,7 +85,7 @@ class ValidatedLab(Protocol):
         """Return the versions of labctl, image, engines and kernels."""
 
     def hardware(self) -> tuple[Hardware, ...]:
-        """Return the hardware of each host that is known."""
+        """Return the hardware of each host; none if it cannot be read."""
 
 
 def validate(
@@ -406,11 +406,11 @@ class _Course(Verdicts):
                 self.accuse_measured(check, trial, node, doubted=node in doubted)
         outcome = summary.of_nodes(trial, verdicts)
         if doubted:
-            outcome = outcome._replace(message=self.suspected(trial, doubted), advice=self.doubt(check))
+            outcome = outcome._replace(message=self.shared_cause(trial, doubted), advice=self.doubt(check))
         return outcome
 
-    def suspected(self, trial: Trial, nodes: Sequence[str]) -> str:
-        """Say of how many nodes are bad together what is suspected first: their host, and the limit or workload."""
+    def shared_cause(self, trial: Trial, nodes: Sequence[str]) -> str:
+        """Render the likely cause of several bad nodes: their host or hosts, or the check's limit or workload."""
         hosts = {self.placement[node] for node in nodes}
         place = f"the host {min(hosts)}" if len(hosts) == 1 else "what their hosts share"
         how, blamed = "fail", "the workload"
@@ -427,7 +427,7 @@ class _Course(Verdicts):
         )
         try:
             self.wait(evidence.PAUSE)
-            trial.confirm(self.trial(check, trial.running(), numbers))
+            trial.confirm(self.trial(check, trial.passing(), numbers))
         except KeyboardInterrupt:
             self.figures += trial.figures()
             for node in slow:
@@ -436,7 +436,7 @@ class _Course(Verdicts):
 
     def to_confirm(self, trial: Trial) -> list[str]:
         """Return the nodes that look slow beside others on other hosts; none if all nodes do."""
-        slow = [node for node in trial.running() if trial.proven_slow(node)]
+        slow = [node for node in trial.passing() if trial.proven_slow(node)]
         hosts = {self.placement[node] for node in trial.nodes}
         return slow if len(hosts) > 1 and len(slow) < len(trial.nodes) and not trial.failed_together else []
 

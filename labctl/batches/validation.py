@@ -165,7 +165,7 @@ class Subject(Struct, frozen=True, kw_only=True):
             return backend.versions()
 
     def hardware(self) -> tuple[Hardware, ...]:
-        """Return the hardware of each host; nothing, with a notice, where hosts or nodes may not be looked at."""
+        """Return the hardware of each host; none, with a notice, if it cannot be read."""
         try:
             with backends.connect(self.context, demand=False) as backend:
                 return tuple(map(_hardware, backend.devices().hosts))

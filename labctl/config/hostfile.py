@@ -165,6 +165,6 @@ def slot_count(count: str, where: str) -> int:
 
 
 def quote(word: str) -> str:
-    """Quote a word for a terminal, with control characters escaped, cut at 80 characters."""
+    """Render a word in backticks for a message, control characters escaped, cut at 80 characters."""
     shown = word.encode("unicode_escape").decode("ascii")
     return f"`{shown[:80]}...`" if len(shown) > 80 else f"`{shown}`"

@@ -75,7 +75,7 @@ class DecoderConfig(Struct, frozen=True, kw_only=True):
         return self.layers * rank * sum(map(sum, adapted))
 
     def layer_activations(self, tokens: int, width: int) -> int:
-        """Return the bytes that a layer keeps for its backward pass.
+        """Return the bytes that a layer keeps for its backward pass, at ``width`` bytes per value.
 
         ``tokens`` is micro-batch x sequence, ``width`` 2 or 4. Korthikanti et al. 2022, section 4.1, sbh(34 + 5as/h):
         the inputs of both norms, Q, K, V and the result of attention, the inputs of both layers of the perceptron and
@@ -88,7 +88,7 @@ class DecoderConfig(Struct, frozen=True, kw_only=True):
         return tokens * (width * kept + masks)
 
     def keys_and_values(self, tokens: int, width: int) -> int:
-        """Return the bytes of attention's keys and values of the tokens so far, in all layers."""
+        """Return the bytes of attention's keys and values in all layers, at ``width`` bytes per value."""
         return 2 * width * self.layers * self.hidden * tokens
 
 

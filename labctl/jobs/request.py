@@ -189,7 +189,7 @@ def _on_found(criterion: Criterion) -> Criterion:
 
 
 def _require_known(workload: str, declared: Iterable[str], names: Iterable[str]) -> None:
-    """Raise ConfigError if a metric is not one that programs print in a known way."""
+    """Raise ConfigError for a metric that labctl does not know by name; ``declared`` ones are for the hint only."""
     for name in names:
         if not known_metrics.name_of(name):
             has = ", ".join(sorted(declared))

@@ -252,7 +252,7 @@ def _grids(validation: Validation) -> list[_Grid]:
 
 
 def _grid(step: str, what: str, unit: str, nodes: Sequence[str], figures: Mapping[frozenset[str], Figure]) -> _Grid:
-    """Return the table of one metric of links."""
+    """Return the node-by-node table of one metric of links."""
 
     def row(node: str) -> tuple[Figure | None, ...]:
         return tuple(figures.get(frozenset((node, other))) for other in nodes)

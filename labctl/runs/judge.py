@@ -220,7 +220,7 @@ def listing(backend: Backend, limit: int | None = None) -> tuple[store.RunSummar
 
 
 def _judge_ended(backend: Backend, run_id: str, state: str) -> None:
-    """Judge a run whose state is `ended`; close an `orphaned` one that left processes; leave any other alone."""
+    """Judge a run that is `ended`; if it is `orphaned` and left processes, end these and close its record."""
     if state == "ended":
         judge(backend, run_id, _drop)
     elif state == "orphaned" and backend.leaves_processes(run_id):

@@ -102,7 +102,7 @@ def begin(backend: Backend, request: Request, now: datetime, *, preview: bool = 
 def gather(backend: Backend, run_id: str) -> None:
     """Fetch all files of an earlier run, which is judged first if it was not. ConfigError if it is running."""
     judge.settle(backend, run_id)
-    with running(backend.context, run_id):
+    with locked(backend.context, run_id):
         judge.gather(backend, run_id)
 
 
@@ -164,7 +164,7 @@ def _unfinished(backend: Backend) -> dict[str, str]:
 def _carry_out(backend: Backend, request: Request, run: Run) -> RunDeployment:
     """Carry out the plan of a run while its lock is held; return its deployment. HostError for a step that fails."""
     options = request.options
-    with running(backend.context, run.run_id), ExitStack() as held:
+    with locked(backend.context, run.run_id), ExitStack() as held:
         steps = plan(backend, run, options).steps
         now = datetime.now().astimezone()
         deployment = RunDeployment(backend=backend, run=run, options=options, now=now, held=held)
@@ -187,7 +187,7 @@ def _sections(steps: tuple[Step, ...]) -> Iterator[tuple[bool, tuple[Step, ...]]
 
 
 @contextmanager
-def running(context: Context, run_id: str) -> Iterator[None]:
+def locked(context: Context, run_id: str) -> Iterator[None]:
     """Hold the lock of a run during the block. HostError if another command is changing the lab."""
     lab = context.directory
     with ExitStack() as held:

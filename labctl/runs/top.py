@@ -130,6 +130,7 @@ class Observer:
             self._over.wait(PACE)
 
     def _ask_nodes(self) -> None:
+        """Read the samples of all nodes; a node without new ones keeps its last."""
         # The samples of a node that has ended go on being shown.
         self._nodes = tuple(
             new if new.values or new.devices else old for new, old in zip(self._sampled(), self._nodes, strict=True)
@@ -139,6 +140,7 @@ class Observer:
         """Read the last samples of all nodes at once; none of a node that does not answer."""
 
         def read(node: str) -> NodeSamples:
+            """Read the last sample of a node; without values if the node does not answer."""
             look = samples.look(self._run.job, node)
             try:
                 output = self._backend.exec(self._run, node, look, limit=samples.LIMIT).out

@@ -50,6 +50,7 @@ class Cluster:
         self._kind("RoleBinding", f"{group}/v1").create(body=binding, namespace=self.namespace)
 
     def persons_token(self) -> str:
+        """Return a new token of the user's service account."""
         path = f"/api/v1/namespaces/{self.namespace}/serviceaccounts/{PERSON}/token"
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         return str(self.api.request("POST", path, body=body).status.token)
@@ -74,23 +75,25 @@ class Cluster:
             for version in versions
             if version not in existing
         ]
-        self._write(definitions, name, given)
+        self._set_versions(definitions, name, given)
         try:
             wait_until(lambda: self.served() == {*versions}, 60, f"only {versions} is served")
             yield
         finally:
-            self._write(definitions, name, before)
+            self._set_versions(definitions, name, before)
             wait_until(
                 lambda: self.served() == {version["name"] for version in before if version["served"]},
                 60,
                 "all is as it was",
             )
 
-    def _write(self, definitions: Any, name: str, versions: list[dict[str, Any]]) -> None:
+    def _set_versions(self, definitions: Any, name: str, versions: list[dict[str, Any]]) -> None:
+        """Replace the versions of a custom resource in the cluster."""
         body = {"metadata": {"name": name}, "spec": {"versions": versions}}
         definitions.patch(name=name, body=body, content_type="application/merge-patch+json")
 
     def served(self) -> set[str]:
+        """Return the versions of MPIJob that the cluster serves."""
         groups = self.api.request("GET", "/apis").to_dict()["groups"]
         versions = [at["version"] for group in groups if group["name"] == "kubeflow.org" for at in group["versions"]]
         return {version for version in versions if "mpijobs" in self._resources(version)}

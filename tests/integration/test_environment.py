@@ -72,6 +72,7 @@ def forms(secret: str) -> tuple[str, ...]:
 
 
 def only_odd(values: dict[str, str]) -> dict[str, str]:
+    """Return the variables that `odd_values` sets."""
     return {name: value for name, value in values.items() if name.startswith("ODD_")}
 
 
@@ -163,6 +164,7 @@ class SecretLab:
 
 @pytest.fixture(scope="module")
 def secret_lab(new_lab: Callable[[dict[str, str]], Lab], image: str) -> Iterator[SecretLab]:
+    """A lab of one node, with a token, secret variables and variables with odd values."""
     extra = {f"LAB_ENV_{name}": value for name, value in odd_values().items()}
     lab = new_lab(
         {

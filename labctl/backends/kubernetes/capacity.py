@@ -168,6 +168,7 @@ def _kept_off(taints: Iterable[Manifest], tolerated: Sequence[Toleration]) -> li
 
 
 def _ready(node: Manifest) -> bool:
+    """Tell if a node is ready; True if it does not report that condition."""
     conditions = node["status"].get("conditions") or ()
     return all(condition["status"] == "True" for condition in conditions if condition["type"] == "Ready")
 

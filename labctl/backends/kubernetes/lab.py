@@ -74,7 +74,7 @@ class ClusterLab(Struct, frozen=True, kw_only=True):
 
     @property
     def target(self) -> Target:
-        """Target of jobs, of a kind that the cluster has. HostError if it has none, ConfigError for a setting."""
+        """Target of jobs, of a kind that the cluster has. HostError if it has none, ConfigError for a wrong setting."""
         return read(self.settings, self.settings.text("LAB_ACCELERATOR"), kind_of(self.api, self.settings))
 
     @property

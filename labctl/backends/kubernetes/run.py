@@ -277,7 +277,7 @@ class Follower:
             self._over.set()
 
     def _explain(self, code: int) -> None:
-        """If the launch command failed, wait up to EXPLAINING seconds for the cluster's reason, and note it."""
+        """After a failed launch command, note a lost worker or why the launcher's pod is gone; wait EXPLAINING s."""
         deadline = time.monotonic() + EXPLAINING
         while self.launcher and code and not self._stop.cause and time.monotonic() < deadline:
             with suppress(Unreachable):
@@ -464,7 +464,7 @@ class Follower:
         """Notice why the run waits; return its end if it will not begin."""
         now = time.monotonic()
         wrong = _over_without_launcher(self._run, job)
-        wrong = wrong or self._waiting.look(job, members, self._against(members, now), now)
+        wrong = wrong or self._waiting.look(job, members, self._why_missing(members, now), now)
         if wrong:
             self._stop.note(*wrong)
             return Ended(code=1)
@@ -472,8 +472,8 @@ class Follower:
             self._tell(who, reason)
         return None
 
-    def _against(self, members: list[Manifest], now: float) -> str:
-        """Return the latest warning about pods not created yet, or that there is no pod; empty in the first seconds."""
+    def _why_missing(self, members: list[Manifest], now: float) -> str:
+        """Return the last warning about missing pods, or that none exists; empty if all do and in the first seconds."""
         if len(members) > len(self._run.job.nodes) or self._waiting.lasts(now) < 5 * LOOK:
             return ""
         refusal = ""

@@ -72,7 +72,7 @@ def _follow(lab: ClusterLab, name: str) -> Iterator[Item]:
                     yield Item(**fetched, fetched_bytes=fetched["bytes"], state="fetched")
                 else:
                     last_line = line or last_line
-            pod, silent, read = _get(lab, name), 0.0, ended
+            pod, silent, read = _present_pod(lab, name), 0.0, ended
         except Unreachable as error:
             if not silent:
                 silent = time.monotonic()
@@ -116,18 +116,18 @@ def send(lab: ClusterLab, place: str, content: bytes) -> None:
                 lab.api.delete(manifest["kind"], manifest["metadata"]["name"])
 
 
-def _get(lab: ClusterLab, name: str) -> Manifest:
-    """Fetch the pod. HostError if it was deleted."""
+def _present_pod(lab: ClusterLab, name: str) -> Manifest:
+    """Return a pod that labctl created, in its present state. HostError if it was deleted."""
     if pod := lab.api.get("Pod", name):
         return pod
     raise HostError(f"pod {name} was deleted while it downloaded", hint="re-run to resume")
 
 
 def _started(lab: ClusterLab, name: str) -> Manifest:
-    """Wait for the pod to start and return it. HostError if it does not start in time or get its image."""
+    """Wait until a pod starts, and return it. HostError if it is late or does not get its image."""
     patience = lab.settings.number("LAB_K8S_PATIENCE")
     deadline, reason, refused = time.monotonic() + patience, "", 0.0
-    while not pods.has_started(pod := _get(lab, name)):
+    while not pods.has_started(pod := _present_pod(lab, name)):
         refused = (refused or time.monotonic()) if (missing := pods.image_error(pod)) else 0.0
         if missing and time.monotonic() > refused + IMAGE_PATIENCE:
             raise HostError(f"pod {name} does not get its image: {missing}", hint="LAB_IMAGE in .env; labctl doctor")

@@ -30,10 +30,10 @@ class Waiting:
         """Seconds since the start, or since the run was last in a queue, or without room if it may wait for that."""
         return now - self._began
 
-    def look(self, job: Manifest, run_pods: Iterable[Manifest], against: str, now: float) -> tuple[Cause, str] | None:
+    def look(self, job: Manifest, run_pods: Iterable[Manifest], missing: str, now: float) -> tuple[Cause, str] | None:
         """Update ``reasons`` from job and pods; return cause and message if the run is to be given up, else None.
 
-        ``against``: the reason why pods are not created, if any.
+        ``missing``: the reason why pods are missing, if any.
         """
         state = pods.state_of(job)
         if state.name == "waiting":
@@ -46,7 +46,7 @@ class Waiting:
         if self._waits and any(map(pods.unscheduled, run_pods)):
             self._began = now
         of_nodes = {node_of(pod): why for pod in run_pods if (why := pods.trouble(pod))}
-        self.reasons = of_nodes | ({self._kind: against} if against else {})
+        self.reasons = of_nodes | ({self._kind: missing} if missing else {})
         bad = {node_of(pod): why for pod in run_pods if (why := pods.image_error(pod))}
         self._refused = (self._refused or now) if bad else 0.0
         over = self.lasts(now) > self._patience
@@ -56,7 +56,7 @@ class Waiting:
         if over:
             reason = "; ".join(_grouped(self.reasons)) or "pods did not become ready"
             # Pods that run without becoming ready point to the image or the workload, others to the cluster.
-            run = run_pods and not against and all(map(pods.has_started, run_pods))
+            run = run_pods and not missing and all(map(pods.has_started, run_pods))
             cause: Cause = "launcher-failed" if run else "does-not-fit"
             return cause, f"not started within {self._patience:g} s (LAB_K8S_PATIENCE): {reason}"
         return None

@@ -73,7 +73,7 @@ def state(ctx: CheckContext, name: str, container: Container | None, fingerprint
 
 
 def unusable(ctx: CheckContext, name: str, container: Container) -> Finding | None:
-    """Return the error of a container that is paused, lost what a run needs, is stuck or is not running; else None."""
+    """Return the finding of a container that is paused, lost what a run needs, is stuck or not running; else None."""
     wrong = partial(error, node=name, auto_fixable=True)
     if container.state == "paused":
         fix = ctx.command(f"docker unpause {container.name}")

@@ -104,7 +104,7 @@ def remove(connection: Connection, directory: str, *, seconds: float = 120) -> N
 def _inspect(
     connection: Connection, directory: str, manifests: Mapping[str, Manifest], *tidying: str, seconds: float
 ) -> list[Update]:
-    """Return each tree with its state on the host; ``tidying`` also removes leftovers. ValueError for a bad name."""
+    """Compare trees with those on the host; ``tidying`` also removes leftovers there. ValueError for a bad name."""
     for name in manifests:
         if not NAME.fullmatch(name) or not is_below(name):
             raise ValueError(name)

@@ -278,6 +278,7 @@ class SshConnection(Connection):
 
     @property
     def closed(self) -> bool:
+        """True once `close` was called; a connection that broke is not closed."""
         return self._closing.is_set()
 
     def why_lost(self) -> str:

@@ -29,6 +29,7 @@ class Way(Connection):
         return self.said
 
     def reconnect(self, seconds: float) -> None:  # noqa: ARG002
+        """Reconnect; the third try succeeds if none before does."""
         if not self.comes_back:
             raise HostError(self.said)
         self.said = ""
@@ -106,6 +107,7 @@ def test_a_host_that_another_hears_or_none_can_be_asked_about_is_not_lost(daemon
     tries = itertools.count()
 
     def reconnect(seconds: float) -> None:
+        """Reconnect; by then the node's container has exited."""
         way.comes_back = next(tries) > 3
         Way.reconnect(way, seconds)
 

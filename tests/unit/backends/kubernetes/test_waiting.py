@@ -27,7 +27,7 @@ def waiting() -> Waiting:
 
 
 @pytest.mark.parametrize(
-    ("job", "found", "against", "reasons"),
+    ("job", "found", "missing", "reasons"),
     [
         ({}, [], "", {}),
         ({}, [pod("worker-0", **waits("ContainerCreating"))], "", {}),
@@ -39,14 +39,14 @@ def waiting() -> Waiting:
     ],
 )
 def test_what_a_run_waits_for_is_said_by_node_and_by_job(
-    waiting: Waiting, job: Manifest, found: list[Manifest], against: str, reasons: dict[str, str]
+    waiting: Waiting, job: Manifest, found: list[Manifest], missing: str, reasons: dict[str, str]
 ) -> None:
-    assert waiting.look(job, found, against, BEGAN + 1) is None
+    assert waiting.look(job, found, missing, BEGAN + 1) is None
     assert waiting.reasons == reasons
 
 
 @pytest.mark.parametrize(
-    ("found", "against", "cause", "said"),
+    ("found", "missing", "cause", "said"),
     [
         ([], "", "does-not-fit", "pods did not become ready"),
         ([pod("worker-0", **runs())], "", "launcher-failed", "pods did not become ready"),
@@ -57,10 +57,10 @@ def test_what_a_run_waits_for_is_said_by_node_and_by_job(
     ],
 )  # fmt: skip
 def test_a_run_is_given_up_at_its_limit_for_what_it_waits_for_then(
-    waiting: Waiting, found: list[Manifest], against: str, cause: str, said: str
+    waiting: Waiting, found: list[Manifest], missing: str, cause: str, said: str
 ) -> None:
-    assert waiting.look({}, found, against, BEGAN + PATIENCE) is None
-    given_up = waiting.look({}, found, against, BEGAN + PATIENCE + 1)
+    assert waiting.look({}, found, missing, BEGAN + PATIENCE) is None
+    given_up = waiting.look({}, found, missing, BEGAN + PATIENCE + 1)
     assert given_up == (cause, f"not started within 300 s (LAB_K8S_PATIENCE): {said}")
 
 

@@ -86,8 +86,8 @@ class Engine:
 
 
 @pytest.fixture(autouse=True)
-def unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the reading of this machine's load, which other tests use."""
+def without_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not read this machine's load, which other tests raise."""
     monkeypatch.setattr(load, "SCRIPT", "true")
 
 

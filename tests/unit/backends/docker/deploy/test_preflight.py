@@ -37,6 +37,7 @@ def prepare(of: Lab, image_id: str = "sha256:1") -> tuple[Step, ...]:
 
 
 def secrets_of(directory: Path) -> dict[str, str]:
+    """Return the secrets of worker-1 by file name."""
     return {path.name: path.read_text() for path in (directory / ".lab/nodes/worker-1/secrets").iterdir()}
 
 

@@ -98,6 +98,7 @@ def content(root: Path, path: str) -> Iterator[tuple[str, object]]:
 
 
 def names(place: Path) -> set[str]:
+    """Return the names of the entries of a directory."""
     return {path.name for path in place.iterdir()}
 
 
