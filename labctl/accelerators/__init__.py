@@ -279,7 +279,7 @@ def remarks(root: HostPath) -> tuple[str, ...]:
 
 
 def unserved(root: HostPath) -> tuple[str, ...]:
-    """Explain for each card that ``auto`` would take, had it driver and device file, why it is not a device."""
+    """Explain, for each card that ``auto`` would take with a driver and a device file, why it is not a device."""
     cards = ((card, vendor) for card, vendor in unused(root) if vendor.drivers and not is_other(card, vendor))
     return tuple(remark(card, vendor) for card, vendor in cards if card.address != vendor.integrated)
 

@@ -104,7 +104,7 @@ class Backend(Protocol):
         """Run a script on each host; return results, whatever the exit code, and hosts unreachable or timed out."""
 
     def typed(self, host: str, command: str) -> str:
-        """Return the command line to type here that runs a shell command on a host."""
+        """Return the command line that a user types on this machine to run a shell command on a host."""
 
     def remains(self) -> tuple[tuple[str, ...], Failures]:
         """Return a text per object or process of the lab that hosts still have, and the hosts that do not answer."""

@@ -104,6 +104,7 @@ def run_jobs(
     launching, stopped = threading.Semaphore(LAUNCHED), threading.Event()
 
     def run_one(job: BatchJob, note: Callable[[BatchJob], None]) -> Result:
+        """Launch a job as a detached run, unless the batch was stopped, and follow it to its result."""
         of_job = replace(options, hostfile=Path(job.hostfile), detach=True, wait=True, batch=f"{batch.id} {job.log}")
 
         def launch(quiet: Backend) -> RunSummary:

@@ -481,7 +481,7 @@ class _Bisection:
         return pairs
 
     def partners(self) -> list[str]:
-        """Return good nodes that are not under test. None of two nodes: they differ only when they run alone."""
+        """Return good nodes that are not under test; none of a lab of two, which differ only when each runs alone."""
         if len(self.order) == 2:
             return []
         return [node for node in self.usable(self.order) if node in self.good and node not in self.suspects]

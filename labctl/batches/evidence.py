@@ -124,7 +124,7 @@ def error_per_test(nodes: int, figures: int) -> float:
 
 
 def evidence(wins: Iterable[tuple[bool, float]]) -> float:
-    """Return the evidence that a node wins too often: by round, if it won, and of how many a good one wins at most one.
+    """Return the evidence that a node wins too often, of (won, N) per round: a good node wins at most one in N.
 
     That is the number of nodes that could win, if all are measured alike. 1.0 without rounds.
     """

@@ -77,7 +77,7 @@ def subject(nodes: Sequence[str], *, everyone: bool) -> str:
 
 
 def measured(check: Check, job: JobOutcome) -> list[tuple[str, ...]]:
-    """Return the nodes that each figure of a job is of: each node if they take turns, else all of the job."""
+    """Return the nodes of each figure of a job: one node each if they take turns, else all of the job's nodes."""
     return [(node,) for node in job.nodes] if check.nodes == "turns" else [job.nodes]
 
 
@@ -150,7 +150,7 @@ def _relative(limit: Limit, value: float, source: str, within: float) -> Bound:
 
 
 def judge(check: Check, jobs: Iterable[JobOutcome], limits: Mapping[tuple[str, str], Bound]) -> list[Figure]:
-    """Judge the figures of jobs; one without a number has missed, other ones without a bound are not judged (None)."""
+    """Judge the figures of jobs: a figure without a number has missed, one without a bound is not judged (None)."""
     figures = []
     for job in jobs:
         name = subject(job.nodes, everyone=check.nodes == "all")

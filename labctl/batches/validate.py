@@ -64,7 +64,7 @@ class ValidatedLab(Protocol):
         """Return the commands that show what is wrong with a node on this host."""
 
     def typed(self, host: str, command: str) -> str:
-        """Return the command line to type here that runs a shell command on a host."""
+        """Return the command line that a user types on this machine to run a shell command on a host."""
 
     def run(self, check: Check, groups: tuple[Group, ...], record: str, slots: Mapping[str, int]) -> list[JobOutcome]:
         """Run a check on groups of nodes with these slots, disjoint ones at once; ``record`` names its directory."""

@@ -145,7 +145,7 @@ class Subject(Struct, frozen=True, kw_only=True):
         return advice.look_at(node, partial(self.typed, host.host), cause, host.accelerator or CPU)
 
     def typed(self, host: str, command: str) -> str:
-        """Return the command line to type here that runs a shell command on a host."""
+        """Return the command line that a user types on this machine to run a shell command on a host."""
         with backends.connect(self.context, demand=False) as backend:
             return backend.typed(host, command)
 

@@ -84,7 +84,7 @@ def text(options: RunOptions) -> str:
 
 
 def per(options: RunOptions) -> Per:
-    """Return how often the program starts: as the options say, else as is usual for it."""
+    """Return how often the program starts: as the options say, else the default of its kind."""
     if options.per:
         return options.per
     command = options.command

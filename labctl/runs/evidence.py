@@ -58,6 +58,7 @@ def write(
 
 
 def _collected(lab: Lab, result: Result, path: Path, witnesses: Callable[[float], Mapping[str, str]] | None) -> bytes:
+    """Return the archive: record, logs of ranks and the texts of ``witnesses``, with secrets redacted."""
     texts = {
         "evidence.txt": summary(path, result),
         **_of_record(path),

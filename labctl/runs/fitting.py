@@ -27,7 +27,7 @@ class Hardware(Struct, frozen=True, kw_only=True):
 
     @property
     def is_elsewhere(self) -> bool:
-        """Tell if it is another machine's than the lab's, because nodes or slots are asked for."""
+        """Tell if it is other hardware than the lab's, as nodes or slots are given."""
         return bool(self.nodes or self.slots)
 
 

@@ -118,6 +118,7 @@ def refuse(run: Run, reason: str, now: datetime) -> Result:
 
 
 def _result(lab: Lab, job: Job, verdict: Verdict, expected: Outlook, now: datetime, **measured: Any) -> Result:
+    """Build the result of a job that started ``now``, from its verdict, the outlook and measured fields."""
     return Result(
         run_id=job.run_id,
         workload=job.workload.name,

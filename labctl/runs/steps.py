@@ -89,6 +89,7 @@ class LaunchRun(Step, frozen=True, kw_only=True):
         return self.text
 
     def do(self, deployment: RunDeployment) -> None:
+        """Launch the run and, unless it is detached, follow it to its end; collect its results if that fails."""
         backend, run = deployment.backend, deployment.run
         if deployment.options.detach:
             backend.start(run, deployment.options)
@@ -125,6 +126,7 @@ class WriteResult(Step, frozen=True, kw_only=True):
         return f"write runs/{self.run_id}/result.json"
 
     def do(self, deployment: RunDeployment) -> None:
+        """Close the run's log, judge the run, and write its result."""
         deployment.log.close()
         deployment.result = judge.conclude(
             deployment.backend,

@@ -31,6 +31,7 @@ def yaml_string(value: str) -> str:
 
 @lru_cache(maxsize=1)
 def _environment() -> Any:
+    """Create the Jinja environment, once; keep compiled templates if labctl's own folder is writable."""
     from jinja2 import Environment, FileSystemBytecodeCache, FunctionLoader, StrictUndefined
     from jinja2.bccache import Bucket
 

@@ -141,7 +141,7 @@ class DockerBackend:
         return status_of(self.context, self.cluster, self._observed)
 
     def unusable(self, slots: int = 0) -> Mapping[str, str]:  # noqa: ARG002
-        """Return none: the lab has no node whose host does not answer, and a run finds out if one is lost since."""
+        """Return no nodes: those of silent hosts are not in the lab, and a run reports one that is lost later."""
         return {}
 
     def devices(self) -> DeviceReport:
@@ -273,7 +273,7 @@ class DockerBackend:
         return on_hosts.run(self.cluster, script, arguments, seconds)
 
     def typed(self, host: str, command: str) -> str:
-        """Return the command line to type here that runs a shell command on a host of LAB_HOSTS, or on this machine."""
+        """Return the command line that a user types here to run a shell command on a host of LAB_HOSTS, or here."""
         from labctl.backends.docker.hosts import ssh_errors
 
         if host == HERE:

@@ -79,7 +79,7 @@ class ClusterNode(Struct, frozen=True, kw_only=True):
         return not self.obstacles and not self.lacks(request)
 
     def holds(self, request: Amounts, *, now: bool = False, beside: Amounts = NOTHING) -> int:
-        """Number of such pods that fit on the node, ``now`` among those there, next to ``beside``; 0 if obstructed.
+        """Number of pods with this request that fit on the node, with ``now`` beside its present pods; 0 if out of use.
 
         ``beside``: the request of another pod that has to fit too.
         """
@@ -88,17 +88,17 @@ class ClusterNode(Struct, frozen=True, kw_only=True):
         return int(min(self.room(name, now=now, beside=beside) // many for name, many in request.items()))
 
     def takes(self, launcher: Amounts, *, now: bool = False) -> bool:
-        """Tell if a launcher may be placed and fits on the node, or ``now`` beside its present pods."""
+        """Tell if a launcher may be placed on the node and fits, with ``now`` beside its present pods."""
         return self.open and all(self.room(name, now=now) >= many for name, many in launcher.items())
 
     def room(self, name: str, *, now: bool = False, beside: Amounts = NOTHING) -> float:
-        """Return what pods may request of a resource, ``now`` if known, less the request ``beside``; at least 0."""
+        """Return how much of a resource pods may request, with ``now`` of the free part if known; less ``beside``."""
         room = self.free if now and self.free is not None else self.allocatable
         return max(0.0, room.get(name, 0.0) - beside.get(name, 0.0))
 
 
 def workers_held(candidates: Iterable[ClusterNode], request: Amounts, *, now: bool = False) -> int:
-    """Number of workers that fit on the nodes beside one launcher, in all or ``now``; 0 if the launcher does not."""
+    """Number of workers that fit beside one launcher, with ``now`` beside present pods; 0 if no launcher fits."""
     launcher = {**numbers(LAUNCHER_REQUESTS), "pods": 1.0}
     total, costs = 0, []
     for node in candidates:

@@ -56,7 +56,7 @@ def run(inside: ExecTarget, argv: tuple[str, ...], **options: Any) -> int:
 
 
 def lacks(inside: ExecTarget, command: str) -> bool:
-    """Tell if the node does not have a command, after it ended with one of NOT_RUN."""
+    """Tell if a node does not have a command; asked after an exit code of NOT_RUN."""
     look = ("sh", "-c", IN_NODE, "sh", "has_command", command)
     return inside.engine.exec(inside.container, look, user=inside.user, workdir=inside.directory).code == 1
 

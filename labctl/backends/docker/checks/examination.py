@@ -183,11 +183,11 @@ class CheckContext(Struct, frozen=True, kw_only=True, dict=True):
         return "" if uid == 0 else "sudo "
 
     def command(self, command: str) -> str:
-        """Return the command to type here that runs a command on the host; its ``  # comment`` stays outside."""
+        """Return the command as a user types it here to run it on the host; its ``  # comment`` stays outside."""
         return command if self.name == HERE else ssh_errors.typed(self.connection.target, command)
 
     def as_root(self, command: str) -> str:
-        """Return the command to type here that runs a command as root on the host."""
+        """Return the command line that a user types here to run a command as root on the host."""
         return self.command(f"{self.sudo}{command}")
 
     def set_setting(self, key: str, value: str) -> str:

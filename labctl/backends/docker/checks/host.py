@@ -44,7 +44,7 @@ def cores(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def load(whole: CheckContext) -> Iterator[Finding]:
-    """Check that other programs leave the hosts' cores to the lab; during a run of the lab nothing is said of it."""
+    """Check that other programs leave the hosts' cores to the lab; no warning during a run of the lab."""
     for ctx in whole.hosts or (whole,):
         if ctx.load and not ctx.load.is_busy:
             yield ok("LAB-HOST-009", ctx.load.text(), node=ctx.name)

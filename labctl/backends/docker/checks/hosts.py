@@ -108,7 +108,7 @@ def differences(ctx: CheckContext) -> Iterator[Finding]:
     answering = [each for each in ctx.hosts if not each.engine_error]
 
     def typed(command: str) -> Callable[[str], str]:
-        """Return a function from host to the command to type here."""
+        """Return a function from a host to the command line that a user types here for it."""
         return lambda name: hosts[name].command(f"{command} everywhere")
 
     values = {each.name: each.observed.image for each in answering}

@@ -113,7 +113,7 @@ class RemoveState(PathStep, frozen=True):
             files.remove(deployment.context.directory / name)
 
     def without(self, deployment: Deployment, lost: Failures) -> RemoveState | None:  # noqa: ARG002
-        """Return this step; None for `labctl clean`, as lost hosts may still have the lab of this state."""
+        """Return this step, or None for `labctl clean`: a lost host may still have containers of the lab."""
         return self if isinstance(deployment, LabDeployment) else None
 
 
@@ -123,7 +123,7 @@ class EmptyDirectories(PathStep, frozen=True):
     verb = "empty"
 
     def do(self, deployment: Deployment) -> None:
-        """Remove all that is in the directories, but not these."""
+        """Remove the content of the directories, and keep the directories."""
         for name in self.paths:
             for path in (deployment.context.directory / name).iterdir():
                 files.remove(path)

@@ -93,7 +93,7 @@ def _granted_keys(limits: Mapping[str, bool]) -> set[str]:
 
 
 def with_files(lab: Lab) -> Lab:
-    """Return the lab, with its hosts' lowest maximum of open files if they refused to raise too low a default."""
+    """Return the lab with its hosts' lowest limit of open files, if they refused to raise a default that is too low."""
     if not lacks_files(lab):
         return lab
     allowed = [kept(lab.directory, host.name, None).get("files") for host in lab.hosts]
