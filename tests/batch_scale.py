@@ -220,6 +220,7 @@ def simulate(count: int, jobs: Jobs, durations: Sequence[float], every: int = 1)
     with site(count, jobs) as made:
 
         def launch(index: int) -> float:
+            """Return the seconds that a launch takes, measured at one job in ``every`` of its size."""
             size = len(jobs[index])
             count_by_size[size] += 1
             if (count_by_size[size] - 1) % every:

@@ -35,6 +35,7 @@ class Cluster(Struct, frozen=True, kw_only=True):
     """Relative loss of speed each time the group doubles."""
 
     def run(self, group: Group, chance: random.Random) -> Outcome:
+        """Return the outcome of a run: the speed of the slowest node or link in the group, with noise, or a failure."""
         members = set(group)
         speed = min((self.slow[node] for node in members & self.slow.keys()), default=1.0)
         speed = min([speed, *(value for ends, value in self.links.items() if members.issuperset(ends))])
@@ -81,6 +82,8 @@ def nodes(one_in: int, *speeds: float) -> Scenario:
 
 
 def links(how_many: int, bad_nodes: int = 0) -> Scenario:
+    """Return a scenario with so many bad links between good nodes, and so many bad nodes."""
+
     def cluster(count: int, chance: random.Random) -> Cluster:
         bad = chance.sample(names(count), bad_nodes)
         rest = [node for node in names(count) if node not in bad]
@@ -136,6 +139,7 @@ class Score(Struct, frozen=True, kw_only=True):
 
 
 def score(scenario: Scenario, count: int, seed: int) -> Score:
+    """Bisect a random cluster of a scenario; count bad subjects, right and wrong accusations, and unsure nodes."""
     cluster = scenario(count, random.Random(f"{count} {seed}"))  # noqa: S311
     diagnosis = solve(cluster, seed)
     bad = {*cluster.slow, *map(frozenset, cluster.links)}
@@ -168,6 +172,7 @@ def main() -> None:
 
 
 def row(count: int, name: str, scores: list[Score]) -> str:
+    """Render the scores of a scenario at one size as a row of the table."""
     rounds, bad = [score.rounds for score in scores], sum(score.bad for score in scores)
     accused = f"{sum(score.found for score in scores)} of {bad}" if bad else ""
     wrong, runs = sum(score.wrong for score in scores), mean(score.runs for score in scores)

@@ -71,6 +71,7 @@ class Person:
         (folder / "workload.yml").write_text(text, encoding="utf-8")
 
     def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start `labctl cache` as this person, without the hub's variables of this machine."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)}
         return subprocess.Popen(
             [LABCTL, "cache", *self.workload, *words],
@@ -93,6 +94,7 @@ def finished(process: subprocess.Popen[str]) -> Said:
 
 @pytest.fixture
 def hub() -> Iterator[FakeHub]:
+    """Hub with a model in three formats, and a dataset."""
     model = {
         "config.json": b'{"model_type": "opt"}',
         "vocab.json": b"{}",

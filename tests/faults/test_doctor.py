@@ -190,6 +190,7 @@ def dead_engine(lab: Lab) -> Iterator[Environ]:
 
 @contextlib.contextmanager
 def broken_plugins(lab: Lab) -> Iterator[Environ]:
+    """Yield an environment in which docker's compose and buildx plugins exit with 1."""
     config = lab.path / "docker"
     for name in ("compose", "buildx"):
         plugin = config / f"cli-plugins/docker-{name}"
@@ -208,6 +209,7 @@ def no_certificates(lab: Lab) -> Iterator[Environ]:
 
 @contextlib.contextmanager
 def full_disk(lab: Lab) -> Iterator[Environ]:
+    """Put the lab's cache on a disk of 16 MiB during the block; skip the test if it cannot be mounted."""
     if os.geteuid() != 0:
         pytest.skip("to mount a small disk takes root")
     place = lab.path / "small"

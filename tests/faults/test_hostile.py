@@ -35,6 +35,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def attacked(
     home: Path, family: str, engine: DockerClient, image: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Lab]:
+    """A lab of two nodes with a token, up."""
     settings = {"LAB_IMAGE": image, "LAB_NODES": "2", "HF_TOKEN": TOKEN}
     path = tmp_path_factory.mktemp("labs") / "lab"
     lab = Lab.make(path, f"{family}-attacked", engine, settings, prefix=(sys.executable, "-c", MEASURED))

@@ -27,6 +27,7 @@ NOW = datetime(2026, 1, 2, 15, 4, 5, tzinfo=timezone.utc)
 
 
 def dry_run(name: str, scratch: Path) -> str:
+    """Return the plan of a run of a DeepSpeed-Chat script, with a fixed suffix of its id."""
     clones = {"HOST_REPO_PATH": str(CLONES / "DeepSpeedExamples"), "HOME": "/home/someone"}
     loaded = settings.load(scratch, clones, {})
     options = run_request.RunOptions()

@@ -58,6 +58,7 @@ def shortened(path: str) -> str:
 
 
 def found_in(here: str, there: str) -> set[str]:
+    """Return the keys by which compose files of workers differ between one machine and several hosts."""
     hosts = json.loads((HERE / there / "host.json").read_text(encoding="utf-8"))
     return {
         shortened(path)

@@ -95,6 +95,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def shared_site(engine: DockerClient, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A container with an sshd per port of SSHDS, and a folder with keys and an ssh with its own configuration."""
     folder = tmp_path_factory.mktemp("site")
     folder.chmod(0o755)
     for name in ("key", "person", "stranger"):

@@ -125,6 +125,7 @@ def test_copies_whose_connection_breaks_never_show(
             def breaking(
                 parts: Iterable[push.Update], left: int = cut * length // 10, doomed: SshConnection = doomed
             ) -> Iterator[bytes]:
+                """Yield the first ``left`` bytes of the stream, then close the connection."""
                 for chunk in whole(parts):
                     if left <= len(chunk):
                         yield chunk[:left]

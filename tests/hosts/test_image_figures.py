@@ -54,6 +54,7 @@ def figures_image(engine: DockerClient, family: str, tmp_path: Path) -> Iterator
 
 @pytest.fixture
 def send(rack: Rack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Send:
+    """Function that sends an image to hosts, and returns its seconds and the bytes that each sent and received."""
     for key, value in rack.environ.items():
         monkeypatch.setenv(key, value)
 

@@ -84,6 +84,7 @@ def watching_arguments(searched_for: tuple[str, ...]) -> Iterator[list[str]]:
     done = threading.Event()
 
     def look() -> None:
+        """Keep the command lines of all processes that contain a word, until the block ends."""
         while not done.wait(0.02):
             for process in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 - a Path for each takes four times as long
                 with suppress(OSError):
@@ -121,6 +122,7 @@ class SecretLab:
         self.arguments += lines
 
     def call(self, *arguments: str, code: int = 0) -> Answer:
+        """Run labctl and keep its answer; require ``code`` or, except of `doctor`, success."""
         answer = self.lab.call(*arguments)
         self.answers.append(answer)
         if code:

@@ -66,6 +66,7 @@ class Chunks:
         self._chunks, self._rest = iter(chunks), b""
 
     def read(self, size: int) -> bytes:
+        """Return ``size`` bytes, fewer at the end."""
         parts, have = [self._rest], len(self._rest)
         while have < size:
             chunk = next(self._chunks, None)

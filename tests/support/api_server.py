@@ -51,6 +51,7 @@ class Frames:
             self.end()
 
     def recv_data_frame(self, _: bool) -> tuple[int, Any]:
+        """Return the next frame; at the end a close, or raise the error of a lost connection."""
         self.sock.recv(1)
         if self._frames:
             channel, data = self._frames.pop(0)
@@ -90,6 +91,7 @@ def serving(respond: Respond) -> Iterator[str]:
         protocol_version = "HTTP/1.1"
 
         def answer(self) -> None:
+            """Send the response in chunks; close early, or stay silent, if its body ends in CUT or SILENT."""
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             status, body = respond(self.command, self.path)
             self.send_response(status)

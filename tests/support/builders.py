@@ -92,6 +92,7 @@ def lab(nodes: int | tuple[Node, ...] = 2, **changes: Any) -> Lab:
 
 
 def workload(**changes: Any) -> Workload:
+    """Build a workload `hello` with these changes."""
     base = Workload(
         name="hello",
         description="says hello",
@@ -123,6 +124,7 @@ def job(
 
 
 def container(name: str, /, **changes: Any) -> Container:
+    """Build a running container of a node, or of the launcher by its name, with these changes."""
     launcher = name == model.LAUNCHER
     base = Container(
         id=f"id-{name}",

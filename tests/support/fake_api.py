@@ -46,6 +46,7 @@ class FakeApi(Api):
         return manifest
 
     def _respond(self, method: str, path: str, body: Manifest | None = None, **options: Any) -> Any:
+        """Record a request and answer it; raise if the server fails, the right is denied, or nothing is found."""
         verb, resource = asked_for(method, path)
         self.asked.append(f"{verb} {resource}")
         if self.fails == 0:
@@ -60,6 +61,7 @@ class FakeApi(Api):
         return SimpleNamespace(data=json.dumps(answer))
 
     def _answer(self, method: str, path: str, body: Manifest | None, **options: Any) -> Manifest | None:
+        """Answer a request by its path; None if the path is not known."""
         if path == "/version":
             return {"gitVersion": "v1.33.0", "major": "1", "minor": "33"}
         if path == "/api/v1/pods":
@@ -76,6 +78,7 @@ class FakeApi(Api):
     def _answer_of(
         self, kind: str, name: str, method: str, body: Manifest | None, options: dict[str, Any]
     ) -> Manifest | None:
+        """Answer a request about objects of a kind: review a right, apply, list, get or delete."""
         if kind == "SelfSubjectAccessReview" and body:
             return {"status": {"allowed": self._may(body["spec"]["resourceAttributes"])}}
         if method == "PATCH" and body:

@@ -107,6 +107,7 @@ class FakeBackend:
         return self.seen
 
     def apply(self, host: str, project: str, files: tuple[Path, ...]) -> None:
+        """Replace the containers of the services in these compose files by running ones."""
         self.done.append(("apply", (project, *files)))
         documents = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in files if path.exists()]
         services = itertools.chain.from_iterable(document["services"].items() for document in documents)
@@ -120,6 +121,7 @@ class FakeBackend:
         )
 
     def _container(self, host: str, project: str, service: dict[str, Any]) -> Container:
+        """Build the running container of a service, by its labels and environment."""
         labels, variables = service["labels"], service["environment"]
         node = labels["labctl.node"]
         return Container(
@@ -173,6 +175,8 @@ class FakeBackend:
         limit: float,  # noqa: ARG002
         typed: Input | None = None,
     ) -> int:
+        """Pass on the lines that ``answer`` gives; with ``typed`` act as an agent that waits for a run."""
+
         def on_line(text: str) -> None:
             on_lines((text,))
 
@@ -226,6 +230,7 @@ class FakeBackend:
         return self
 
     def _execute(self, container: str, argv: tuple[str, ...], on_line: OnLine, **options: Any) -> tuple[int, str]:
+        """Record a program, pass on the lines that ``answer`` gives, and return its exit code and error."""
         self.started.append((container, argv))
         self.options.append(options)
         if argv[: len(AGENT) + 1] == (*AGENT, "stop"):

@@ -99,6 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.answer()
 
     def answer(self) -> None:
+        """Answer a request for the description or a file of a repository; 401, 403 or 404 as the hub does."""
         # A proxy request has a full URL.
         path = unquote(urlsplit(self.path).path)
         first = int((self.headers.get("Range") or "bytes=0-")[6:].split("-")[0])
@@ -119,6 +120,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send(404, b"{}")
 
     def describe(self, rest: str, name: str, files: Files) -> None:
+        """Send the description of a repository, with false values if ``lies`` has any, or the list of its files."""
+
         def entry(content: bytes, **names: Any) -> dict[str, Any]:
             if len(content) < LARGE:
                 return {**names, "size": len(content)}
@@ -144,6 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send(200, json.dumps(about).encode())
 
     def deliver(self, content: bytes, first: int) -> None:
+        """Send a file, a large one from byte ``first`` on, or redirect to the storage."""
         headers = {"ETag": f'"{blob_of(content)}"', "X-Repo-Commit": REVISION}
         if len(content) < LARGE or self.command == "HEAD":
             self.send(200, content, headers)
@@ -156,6 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send(200, content, headers)
 
     def send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        """Send a response; the body of a large file goes through ``misbehave``."""
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
             self.send_header(name, value)

@@ -116,6 +116,7 @@ class Ranks:
         threading.Thread(target=self._supervise, daemon=True).start()
 
     def _start(self, rank: int, node: str, local: int, lab: Lab) -> subprocess.Popen[bytes]:
+        """Start the process of a rank, with the variables that a launcher gives it."""
         job = self._job
         program, *rest = job.workload.program
         given = {

@@ -55,6 +55,7 @@ class Operator:
         return {item["metadata"]["name"]: item for item in items}
 
     def run(self, names: PodNames, stop: threading.Event) -> None:
+        """Reconcile all MPIJobs twice a second until told to stop; keep refusals of the API."""
         while not stop.wait(0.5):
             jobs = self.objects("MPIJob")
             self.objects_by_name = {(kind, name): item for kind in MADE for name, item in self.objects(kind).items()}
@@ -73,6 +74,7 @@ class Operator:
                 yield f"{address.get('hostname')}.{service}.{self.namespace}.svc.cluster.local", address["ip"]
 
     def _sync(self, job: Manifest) -> None:
+        """Create the missing objects of a job and update its status; clean up after one that has ended."""
         name, status = job["metadata"]["name"], copy.deepcopy(job.get("status", {}))
         if _is(job, "Succeeded", "Failed"):
             self._clean(job)
@@ -155,6 +157,7 @@ def _is(manifest: Manifest, *kinds: str) -> bool:
 
 
 def _add(status: Manifest, kind: str, reason: str, message: str) -> None:
+    """Add a condition to a status, once; a condition Running that is there becomes false."""
     conditions = status.setdefault("conditions", [])
     if kind in [condition["type"] for condition in conditions]:
         return

@@ -137,6 +137,7 @@ class Pods:
         subprocess.run(["chown", "-R", f"0:{group}", str(folder)], check=True)
 
     def _start(self, spec: Manifest, name: str, aliases: list[str]) -> Container:
+        """Create and start the container of a pod, with its volumes, user, capabilities and network aliases."""
         (container,) = spec["containers"]
         binds, shared = {}, "64m"
         for mount in container["volumeMounts"]:

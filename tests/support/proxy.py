@@ -33,6 +33,7 @@ class Proxy:
         self.cut()
 
     def _accept(self) -> None:
+        """Accept connections and carry each in both directions; while ``down``, close it at once."""
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
@@ -45,6 +46,7 @@ class Proxy:
                     threading.Thread(target=self._carry, args=(source, sink), daemon=True).start()
 
     def _carry(self, source: socket.socket, sink: socket.socket) -> None:
+        """Copy bytes until the source ends, then shut both sockets down."""
         with contextlib.suppress(OSError):
             while piece := source.recv(1 << 16):
                 sink.sendall(piece)

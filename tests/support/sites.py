@@ -150,6 +150,7 @@ class ClusterInMemory(RunningApi):
                 del self.objects[key]
 
     def _operate(self, job: Manifest) -> None:
+        """Create the missing pods of an MPIJob, on the hosts that it names."""
         name = job["metadata"]["name"]
         for replica, spec in job["spec"]["mpiReplicaSpecs"].items():
             role = replica.lower()
@@ -182,6 +183,7 @@ class ClusterInMemory(RunningApi):
             time.sleep(0.01)
 
     def _make(self, pod: str, job: str, role: str, template: Manifest, host: str) -> None:
+        """Create a running pod; a launcher's pod also launches its run."""
         self._made += 1
         labels = template["metadata"]["labels"]
         made = {"creationTimestamp": "2026-01-02T03:04:00Z", "uid": f"pod-{self._made}", "owner": job}
@@ -211,6 +213,7 @@ class ClusterInMemory(RunningApi):
         self.prints(pod, f"{MARK}{code}")
 
     def _run(self, pod: str, argv: tuple[str, ...]) -> tuple[tuple[int, bytes], ...]:
+        """Return the output frames of a program in a pod; STOP ends its run, and there are no results to fetch."""
         if STOP in argv:
             self.prints(pod, f"{MARK}143; {argv[-1]}")
             return (SUCCESS,)

@@ -62,6 +62,7 @@ def json_keys(program: list[str], lab: Path) -> dict[str, list[str]]:
 
 
 def paths(value: Any, prefix: str = "") -> Iterator[str]:
+    """Yield the path of every key in a JSON value, such as ``nodes.name``; a key that users name is ``*``."""
     if isinstance(value, dict):
         for key, inner in value.items():
             named = prefix.rpartition(".")[2] in NAMED_BY_THE_USER

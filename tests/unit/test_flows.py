@@ -489,6 +489,7 @@ def test_a_disk_that_is_full_ends_a_run_with_one_error_and_keeps_what_was_record
     launching(engine, "one", "two", "three")
 
     def emit(event: Event) -> None:
+        """Put /dev/full in place of the open output.log once a line is printed."""
         if event.kind == "line":
             (log,) = (
                 link
@@ -606,6 +607,7 @@ class Fragile:
         engine.answer = self.answer
 
     def answer(self, name: str, argv: tuple[str, ...]) -> Iterator[str]:
+        """Answer as the launcher: the first ``breaks`` runs lose worker-1, later ones start their ranks."""
         if argv[0] != "timeout":
             yield from self.reach(name, argv)
             return

@@ -45,6 +45,7 @@ if os.environ["RANK"] == "0":
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A lab directory of four nodes on the made-up backend."""
     monkeypatch.setitem(BACKENDS, "made-up", "support.made_up_backend")
     # Other tests use the cores of this machine.
     monkeypatch.setattr("labctl.system.load.SCRIPT", "true")

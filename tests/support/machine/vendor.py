@@ -26,6 +26,7 @@ KINDS = {
 
 
 def main() -> None:
+    """Act as a vendor's runtime, which changes the bundle and starts runc, or as its hook, by the program's name."""
     program = Path(sys.argv[0]).name
     if program.endswith("-hook"):
         state = json.load(sys.stdin)

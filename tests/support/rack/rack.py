@@ -88,6 +88,7 @@ class Rack:
         """
 
         def start(name: str, address: str) -> Host:
+            """Create and start a host, and give its engine the image, if any."""
             arguments = images.given(self._engine, image) if image else []
             host = self._new(name, address, arguments, user=user, uid=uid, port=port, shared=shared)
             self._hosts[name] = host
@@ -181,6 +182,7 @@ class Rack:
     def _new(
         self, name: str, address: str, given: list[str], *, user: str, uid: int, port: int, shared: Path | None
     ) -> Host:
+        """Create the privileged container that stands in for a host, without starting it."""
         directory = self._directory / name
         directory.mkdir(exist_ok=True)
         # Exclude mounts below it, which are the file systems of other containers.
@@ -267,6 +269,7 @@ def _network(engine: DockerClient, name: str) -> Iterator[Network]:
     """Create a network with a subnet of Docker's choice, given explicitly for fixed addresses; remove it afterwards."""
 
     def made() -> Network | None:
+        """Create the network; None if another test's network took the subnet."""
         trial = engine.networks.create(name)
         trial.reload()
         subnet = trial.attrs["IPAM"]["Config"][0]["Subnet"]

@@ -82,6 +82,7 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def running(of: Lab, **said: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a node that holds the locks of the lab's devices, until the block ends."""
     process = start(of, said)
     try:
         assert process.stdout is not None

@@ -70,6 +70,7 @@ class Cluster:
     def on_hosts(
         self, script: str, arguments: tuple[str, ...], _seconds: float
     ) -> tuple[dict[str, CompletedProcess], dict[str, HostError]]:
+        """Answer the scripts that read load and interfaces, and hooks, for four hosts."""
         hosts = [f"red{number}" for number in range(4)]
         if script == load.SCRIPT:
             return {host: CompletedProcess((), 0, self.used(host), "") for host in hosts}, {}
@@ -90,6 +91,7 @@ class Cluster:
         return tuple(Hardware(host=f"red{number}", processor="EPYC", cores=64) for number in range(4))
 
     def status(self) -> LabStatus:
+        """Return the status: nodes in ``dead`` are unreachable, and the launcher has exited if ``refuses`` is set."""
         state = {node: "unreachable" if node in self.dead else "running" for node in NAMES}
         launched = "exited" if self.refuses else "running"
         nodes = [NodeStatus(name="launcher", role="launcher", host="red0", state=launched)]

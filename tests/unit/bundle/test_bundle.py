@@ -103,6 +103,7 @@ def lab(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
+    """A cache with a model, and with a lock and a token that no bundle may have."""
     root = tmp_path / "cache"
     snapshot = root / "huggingface/hub/models--m/snapshots/1"
     snapshot.mkdir(parents=True)

@@ -117,6 +117,7 @@ def test_a_document_has_all_of_it() -> None:
 
 @contextmanager
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
+    """Make a pseudo-terminal stdin and stdout during the block; yield its two descriptors."""
     master, slave = pty.openpty()
     with open(slave, "r+b", buffering=0) as raw, open(slave, "w", closefd=False) as out:  # noqa: PTH123
         monkeypatch.setattr("sys.stdin", raw)

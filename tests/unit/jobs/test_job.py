@@ -260,6 +260,7 @@ class Ranks:
         run_id: str = "",
         **workload: Any,
     ) -> tuple[int, str]:
+        """Run the rank.sh of a job once; return its exit code and output without the marks."""
         of = job(
             lab(project_path=str(self.project)),
             run_id=run_id or self.run_id,

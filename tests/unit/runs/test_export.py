@@ -61,6 +61,7 @@ def records(content: bytes) -> Iterator[bytes]:
 
 
 def varint(data: bytes) -> tuple[int, bytes]:
+    """Decode the varint at the start of protobuf data; return it and the rest."""
     value = shift = 0
     for at, byte in enumerate(data):
         value |= (byte & 0x7F) << shift

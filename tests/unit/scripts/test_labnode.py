@@ -482,6 +482,7 @@ class Session:
         self.home = home
 
     def write(self, environment: dict[bytes, bytes], secret: str = "") -> None:
+        """Write the session environment of a container with these variables and secrets."""
         (self.home / "secrets").mkdir(exist_ok=True)
         if secret:
             (self.home / "secrets/environment").write_text(secret, encoding="utf-8")

@@ -50,6 +50,7 @@ class Pod:
         self.environment = {"PATH": f"{root}/bin:{os.environ['PATH']}", "HOME": str(root), **user}
 
     def start(self, script: str, **changes: object) -> subprocess.Popen[bytes]:
+        """Run a bash script as the launch command of a pod; it is killed after LIMIT."""
         job = {"nodes": ["w0", "w1"], "needed": ["w0", "w1"], "elastic": False, "ssh_port": 2222, "limit": 60.0}
         job |= {"id": self.id, "stall": 0.0, "launcher": "mpirun", "directory": str(self.root)}
         (self.root / "job.json").write_text(json.dumps({**job, **changes}))

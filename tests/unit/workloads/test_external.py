@@ -257,6 +257,7 @@ class Stage:
 
     @classmethod
     def make(cls, root: Path, *, deepspeed: str = 'echo "called: $*"') -> Stage:
+        """Build a stage with the DeepSpeed-Chat clone and a `deepspeed` that runs this shell command."""
         (root / "programs").mkdir()
         (root / "home").mkdir()
         (root / "run").mkdir()
@@ -270,6 +271,7 @@ class Stage:
         (self.root / "DeepSpeedExamples" / external.DSCHAT.scripts / "mine.sh").write_text(f"#!/bin/bash\n{text}\n")
 
     def start(self, name: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+        """Run start.sh of `dschat` on a script; return output and exit code."""
         run = self.root / "run"
         environ = {
             "PATH": f"{self.root / 'programs'}:{os.environ['PATH']}",

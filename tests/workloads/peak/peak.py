@@ -48,6 +48,7 @@ class Meter:
 
 
 def main() -> None:
+    """Train a small model to warm up, then the given one, and print the peak memory of this rank."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--deepspeed_config", type=Path, required=True)

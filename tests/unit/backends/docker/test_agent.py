@@ -34,6 +34,7 @@ class Breaking(FakeBackend):
         self.lines, self.each, self.asked = (*lines, 'end {"code": 0}'), each, list[str]()
 
     def stream(self, container: str, argv: tuple[str, ...], on_lines: OnLines, **options: Any) -> int:  # noqa: ARG002
+        """Print the next ``each`` lines, then break as a lost connection does: exit code 255."""
         is_launch = argv[-1] == "launch"
         self.asked.append("launch" if is_launch else argv[len(AGENT)])
         place = 0 if is_launch else int(argv[-1])
@@ -80,6 +81,8 @@ def test_a_launcher_that_is_gone_ends_the_run() -> None:
 
 
 def saying(*lines: str) -> FakeBackend:
+    """Build an engine whose agent prints these lines and exits with 1."""
+
     class Saying(FakeBackend):
         def stream(self, container: str, argv: tuple[str, ...], on_lines: OnLines, **options: Any) -> int:  # noqa: ARG002
             assert first_line(options["typed"]), "no run was named"
@@ -114,6 +117,7 @@ class Waiting(FakeBackend):
     def stream(
         self, container: str, argv: tuple[str, ...], on_lines: OnLines, *, typed: Input | None = None, **_: Any
     ) -> int:
+        """Wait for a run as the agent does, and note its input; without ``answers`` end, else end the run at once."""
         assert typed
         assert (container, argv[-1]) == ("labctl-demo-launcher-1", "launch")
         on_lines(self.lines)

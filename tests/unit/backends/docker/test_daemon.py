@@ -32,6 +32,7 @@ def hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Doc
     """Function that builds a host's engine with this docker command, and with time limits of 0.1 s."""
 
     def make(program: str) -> DockerEngine:
+        """Build an engine whose docker is this program, with time limits of 0.1 s."""
         path = tmp_path / "docker"
         path.write_text(program)
         path.chmod(0o755)
@@ -130,6 +131,7 @@ class Execs(Answers):
         self.answer(200, {} if self.path == "/_ping" else {"ExitCode": self.ended})
 
     def do_POST(self) -> None:
+        """Answer the requests that start a program: container one runs it, any other is not running."""
         self.rfile.read(int(self.headers["Content-Length"]))
         if self.path == "/v1.45/containers/one/exec":
             self.answer(201, {"Id": "its"})
@@ -288,6 +290,7 @@ class Slow(Answers):
     """A daemon whose answer never ends, with each byte in time."""
 
     def answer(self, code: int, body: Mapping[str, object] | list[Any]) -> None:  # noqa: ARG002
+        """Send a space each 0.1 s, without end."""
         self.send_response(code)
         self.send_header("Api-Version", self.version)
         self.end_headers()

@@ -70,6 +70,7 @@ class Daemon:
         return [{"Id": "worker-0", "Labels": labels, "Status": status, "State": "running", "ImageID": "1"}]
 
     def inspect_container(self, _: str) -> dict[str, Any]:
+        """Return a container with the next health check, or raise it if it is an error; the last one stays."""
         self.asked += 1
         answer = self._checks.popleft()
         if not self._checks:

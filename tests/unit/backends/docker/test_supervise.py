@@ -57,6 +57,7 @@ def as_printed(lines: Sequence[Line]) -> Sequence[Line]:
 
 
 def run(engine: FakeBackend, timeout: float = 60.0) -> tuple[RunOutcome, list[str]]:
+    """Supervise a new run of JOB; return its outcome and the lines that were kept."""
     lines: list[str] = []
 
     def keep(printed: Sequence[Line]) -> Sequence[Line]:

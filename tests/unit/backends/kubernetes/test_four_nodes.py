@@ -70,6 +70,7 @@ class FourNodes(ClusterInMemory):
             yield from ("seconds (s),lost samples (count),CPU (cores)", "7.000,0,1.5")
 
     def _ranks(self, run: str) -> Iterator[str]:
+        """Yield the output of a run, its figure that of the slowest node; its id decides if it fails or lasts."""
         nodes = self.nodes_of(run)
         self.launched.append(nodes)
         for rank in range(len(nodes) or 2):

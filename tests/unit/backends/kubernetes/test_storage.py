@@ -38,6 +38,7 @@ class Storing(RunningApi):
         self.said: list[str] = []
 
     def _answer_of(self, kind: str, name: str, method: str, body: Manifest | None, options: Any) -> Manifest | None:
+        """Answer as the fake API; each request for the pod takes its next state."""
         found = super()._answer_of(kind, name, method, body, options)
         self.seen |= {one for one, _ in self.objects}
         if kind != "Pod" or method != "GET" or not name or not found:
@@ -68,6 +69,7 @@ def said() -> list[str]:
 
 
 def lab(api: FakeApi, directory: Path, said: list[str], **given: str) -> ClusterLab:
+    """Build a lab with a claim, whose events are added to ``said``."""
     settings = {"LAB_K8S_STORAGE_SIZE": "10g", "LAB_ACCELERATOR": "cpu", "HF_TOKEN": "hf_canary", **given}
     made = clusters.lab(api, running.own_workload(directory), **settings)
 

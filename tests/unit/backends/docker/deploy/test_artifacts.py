@@ -32,6 +32,7 @@ def over(**connections: Nearby) -> FakeBackend:
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Lab:
+    """A lab with one node on host `red`, and the directories of a run."""
     directory = str(tmp_path / "red/.labctl/demo")
     host = builders.host(name="red", directory=directory)
     lab = builders.lab((builders.node(0, host="red"),), hosts=(host,), directory=tmp_path / "here")

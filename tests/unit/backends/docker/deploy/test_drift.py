@@ -47,6 +47,7 @@ class Rack:
 
 @pytest.fixture
 def rack(tmp_path: Path) -> Rack:
+    """A lab on two hosts, with a workload and a clone, and connections that run on this machine."""
     names = ("red", "blue")
     hosts = tuple(
         builders.host(name=name, address="10.0.0.1", directory=str(tmp_path / name / ".labctl/demo")) for name in names

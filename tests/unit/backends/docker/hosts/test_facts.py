@@ -118,6 +118,7 @@ def test_this_machine_is_told_as_it_is_seen_from_within(tmp_path: Path, by: str)
 
 
 def nvidia(root: Path) -> None:
+    """Write the sysfs of three NVIDIA GPUs, two NUMA nodes and two InfiniBand cards."""
     sysfs.cores(root, "0-7")
     for index, address in enumerate(("0000:c1:00.0", "0000:0b:00.0", "10000:01:00.0")):
         sysfs.nvidia(root, address, index, numa=index % 2, cores="0-3" if index % 2 else "4-11")
@@ -132,6 +133,7 @@ def nvidia(root: Path) -> None:
 
 
 def gaudis(root: Path) -> None:
+    """Write the sysfs of three Gaudis, one of them lost, and of an NPU."""
     sysfs.gaudi(root, 0, "0000:00:0b.0", driver="intel_vpu", vendor="0x8086")
     for index in (1, 2, 10):
         attributes = {
@@ -145,6 +147,7 @@ def gaudis(root: Path) -> None:
 
 
 def intel(root: Path) -> None:
+    """Write the sysfs of three Intel GPUs, two of which report their memory."""
     sysfs.render_node(root, 128, "0000:00:02.0", driver="i915")
     folder = sysfs.render_node(root, 129, "0000:4d:00.0", numa=0, cores="0")
     sysfs.put(folder / "tile0/physical_vram_size_bytes", f"{8 << 30}\n")
@@ -156,6 +159,7 @@ def intel(root: Path) -> None:
 
 
 def broken(root: Path) -> None:
+    """Write the sysfs of cards without the right driver, of broken links and unreadable attributes."""
     sysfs.card(root, "0000:3b:00.0", "0x10de", driver="nouveau")
     sysfs.card(root, "0000:3c:00.0", "0x1da3")
     sysfs.card(root, "0000:3d:00.0", "0x1002", kind="0x040300")

@@ -278,6 +278,7 @@ class CutOff(Nearby):
         return super().send(script, *arguments, chunks=self.first(chunks), timeout=timeout)
 
     def first(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield the first ``after`` bytes, then end, or raise HostError if ``kill`` is set."""
         left = self.after
         for chunk in chunks:
             if left < len(chunk):

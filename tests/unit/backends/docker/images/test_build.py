@@ -35,6 +35,7 @@ deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://mirror.exa
 
 @pytest.fixture
 def wheels(tmp_path: Path) -> Path:
+    """A folder with two versions of torch, two other packages and a text file."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     for name in (
@@ -50,6 +51,7 @@ def wheels(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def index(tmp_path: Path) -> str:
+    """URL of an index on this disk, whose pages also link to a server that does not exist."""
     files = tmp_path / "pypi/files"
     files.mkdir(parents=True)
     for name, version in (("numpy", "2.4.6"), ("scipy", "1.0")):

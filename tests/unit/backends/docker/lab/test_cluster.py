@@ -50,6 +50,7 @@ def refuse() -> None:
 
 
 def dump(number: int, gpus: tuple[int, ...]) -> facts.HostDump:
+    """Build the report of a host with these GPUs."""
     return facts.HostDump(
         f"h{number}",
         facts={
