@@ -191,7 +191,8 @@ def test_a_rank_that_cannot_join_is_named_with_the_reason(
 
 def test_a_node_that_does_not_answer_explains_ranks_that_wait_for_its_ranks() -> None:
     waiting = [seen(rank, collective(6)) for rank in (0, 1)]
-    found = explained(*waiting, None, None, **{"worker-1": {"error": "no answer over ssh"}})
+    silent: dict[str, Any] = {"worker-1": {"error": "no answer over ssh"}}
+    found = explained(*waiting, None, None, **silent)
     assert (found["kind"], found["ranks"], found["nodes"]) == ("node-unreached", [2, 3], ["worker-1"])
 
 
