@@ -1440,7 +1440,11 @@ def look_at_ranks(job: dict[str, Any], state: RunState) -> dict[str, Any]:
             nodes[answer["node"]] = answer
         except (ValueError, KeyError, TypeError):
             nodes[name.partition(".")[0]] = {"error": "no answer over ssh" if code else "its answer is not understood"}
-    return dict(beside("diagnosis").explain(nodes, state.places, state.codes))
+    try:
+        return dict(beside("diagnosis").explain(nodes, state.places, state.codes))
+    except Exception as error:  # noqa: BLE001 - ranks may answer anything, and the run has to be ended
+        sentence = f"what its ranks answered is not understood: {error!r}"
+        return {"kind": "unknown", "sentence": sentence, "lines": [], "collective": "", "seconds": None}
 
 
 def look(run_id: str) -> None:

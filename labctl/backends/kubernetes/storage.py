@@ -120,7 +120,7 @@ def _present_pod(lab: ClusterLab, name: str) -> Manifest:
     """Return a pod that labctl created, in its present state. HostError if it was deleted."""
     if pod := lab.api.get("Pod", name):
         return pod
-    raise HostError(f"pod {name} was deleted while it downloaded", hint="re-run to resume")
+    raise HostError(f"pod {name} was deleted", hint="type the command again: it goes on where it was")
 
 
 def _started(lab: ClusterLab, name: str) -> Manifest:

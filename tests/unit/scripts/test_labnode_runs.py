@@ -293,6 +293,17 @@ def test_a_step_before_many_other_lines_that_came_with_it_is_heard(agent: Module
     assert state.steps.stalled(30) == "", "what comes after the last step may take as long as it likes"
 
 
+def test_answers_that_are_not_understood_keep_no_run_from_its_end(
+    agent: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = b'{"node": "worker-0", "processes": [{"rank": 0, "recorder": {"rank": 0}}]}'
+    monkeypatch.setattr(agent, "ask_nodes", lambda *_: {"worker-0": (0, answer)})
+    argv = shell(r"printf '\0010!\002labctl: rank 0 of 1 on worker-0\n'; sleep 60")
+    ended, lines = supervised(agent, RUN, argv=argv, limit=0.3)
+    assert (ended["cause"], ended["message"]) == ("timeout", "timed out after 0.3 s")
+    assert len(lines) == 1
+
+
 COMMON = Path(__file__).resolve().parents[3] / "workloads/common"
 
 

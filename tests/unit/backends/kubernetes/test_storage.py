@@ -187,7 +187,7 @@ def test_while_it_downloads_the_lab_has_no_pod_of_a_run(tmp_path: Path, said: li
 
 
 def test_a_pod_that_somebody_deletes_is_said_to_be_deleted(tmp_path: Path, said: list[str]) -> None:
-    with pytest.raises(HostError, match=r"pod demo-cache-\w+ was deleted while it downloaded"):
+    with pytest.raises(HostError, match=r"pod demo-cache-\w+ was deleted"):
         storage.fill(lab(Storing(GOES, GOES, {"gone": True}), tmp_path, said), WANTED, "")
 
 
