@@ -274,7 +274,7 @@ def absent(ranks: Mapping[int, Rank], waits: Mapping[int, Wait]) -> Finding | No
     roots = roots or [number for number, rank in ranks.items() if why_gone(rank) and number not in waits]
     if not roots:
         return None
-    waiting = [number for number, members in missing.items() if set(members) & set(roots)]
+    waiting = waiting_for(roots, missing, waits)
     reason, kind = why_gone(ranks[roots[0]]) or ("", "missing-rank")
     alike = [number for number in roots if (why_gone(ranks[number]) or ("", "missing-rank")) == (reason, kind)]
     # A rank that is gone explains those that only are elsewhere.
@@ -290,6 +290,16 @@ def absent(ranks: Mapping[int, Rank], waits: Mapping[int, Wait]) -> Finding | No
         return Finding(kind, sentence, tuple(alike), lines, wait)
     few = alike if len(alike) <= len(waiting) else waiting
     return Finding(kind, not_joined(ranks, alike, waiting, waits), tuple(few), lines, wait)
+
+
+def waiting_for(roots: Sequence[int], missing: Mapping[int, Sequence[int]], waits: Mapping[int, Wait]) -> list[int]:
+    """Return the ranks that wait for these in the same call: in the one for which nobody else is missing, if any."""
+    calls: dict[tuple[str, int, str], list[int]] = {}
+    for number, members in missing.items():
+        if set(members) & set(roots):
+            wait = waits[number]
+            calls.setdefault((wait.group, wait.number, wait.name), []).append(number)
+    return min(calls.values(), key=lambda members: len({*missing[members[0]]} - {*roots}), default=[])
 
 
 def not_joined(
@@ -341,9 +351,9 @@ def crossed(waits: Mapping[int, Wait]) -> Finding | None:
     """Explain ranks that are all in a collective or message: the same one, or ones that others have not joined."""
     if not waits:
         return None
-    calls: dict[tuple[str, int, str], list[int]] = {}
+    calls: dict[tuple[str, int, str, str], list[int]] = {}
     for number, wait in waits.items():
-        calls.setdefault((wait.name, wait.number, wait.group), []).append(number)
+        calls.setdefault((wait.name, wait.number, wait.group, "" if wait.number else wait.place), []).append(number)
     first = next(iter(waits.values()))
     if len(calls) == 1 and not first.is_message:
         text = f"all of its {len(waits)} ranks are in {first.label}"

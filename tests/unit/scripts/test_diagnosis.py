@@ -227,3 +227,15 @@ def test_the_network_is_not_blamed_where_it_is_not_known_that_all_are_in_the_sam
 
 def test_without_ranks_nothing_is_known() -> None:
     assert explained()["kind"] == "unknown"
+
+
+def test_a_rank_that_waits_for_those_that_wait_is_not_said_to_wait_for_the_first() -> None:
+    groups = {"0": [0, 1, 2, 3], "1": [0, 1, 2]}
+    inside = [seen(rank, collective(6, group="1")) for rank in (0, 1)]
+    ranks = [*inside, seen(2, collective(5, group="1", done=True), at=frame("data.py", 3)), seen(3, collective(1))]
+    for rank in ranks:
+        rank["recorder"]["groups"] = groups
+    assert explained(*ranks)["sentence"] == (
+        "rank 2 (worker-1) has not joined all_reduce #6 (train.py:13) of ranks 0, 1, 2, "
+        "where ranks 0, 1 have waited for 17 s"
+    )
