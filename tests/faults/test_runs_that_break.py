@@ -105,7 +105,7 @@ def test_a_rank_that_loops_without_end_stalls_the_run_and_says_where(lab: Lab, l
     assert (answer.code, document["verdict"], document["cause"]) == (124, "ERROR", "stalled")
     assert re.fullmatch(
         r"no step and no line for \d+ s; steps took 0\.\d+ s; the last was step 5/50; "
-        r"no rank waits for another: rank 0 is at hang/hang\.py:\d+, rank 1 is at hang/hang\.py:\d+",
+        r"no rank waits for another: rank 0 is at hang\.py:\d+, rank 1 is at hang\.py:\d+",
         document["message"],
     )
     record = lab.path / "runs" / document["run_id"]
