@@ -31,7 +31,19 @@ def write_stacks_on_request() -> None:
     The handler is not Python code, so that it also works while a collective or a driver never returns.
     """
     if os.environ.get("LABCTL_RUN_ID"):
-        faulthandler.register(signal.SIGRTMAX - 2, os.memfd_create("labctl-stacks"))
+        file = os.memfd_create("labctl-stacks")
+        faulthandler.register(signal.SIGRTMAX - 2, file)
+        # A data loader's worker, say, has a file of its own.
+        os.register_at_fork(after_in_child=functools.partial(renew_stacks_file, file))
+
+
+def renew_stacks_file(file: int) -> None:
+    """Replace the descriptor of the parent's file by one of a new file, unless the program has taken its number."""
+    if not os.readlink(f"/proc/self/fd/{file}").startswith("/memfd:labctl-stacks"):
+        return
+    new = os.memfd_create("labctl-stacks")
+    os.dup2(new, file, inheritable=False)
+    os.close(new)
 
 
 class RecorderHook:

@@ -313,11 +313,13 @@ def test_the_stacks_of_a_run_are_those_of_its_processes_and_of_no_other(
     program = tmp_path / "train.py"
     program.write_text(
         """
-import socket
+import os, socket
 def wait_for_peer():
   a, b = socket.socketpair()
-  print('here', flush=True)
+  os.write(1, b"here\\n")
   a.recv(1)
+if not os.fork():
+    wait_for_peer()
 wait_for_peer()
 """
     )
@@ -330,7 +332,7 @@ wait_for_peer()
     ):
         try:
             assert rank.stdout
-            assert rank.stdout.readline() == b"here\n"
+            assert [rank.stdout.readline() for _ in range(2)] == 2 * [b"here\n"]
             with subprocess.Popen(["true"]) as gone:
                 pass
             original = agent.processes
@@ -338,20 +340,21 @@ wait_for_peer()
             agent.stacks(RUN, str(tmp_path))
             assert rank.poll() is None
         finally:
+            agent.signal_all(agent.processes(RUN), signal.SIGKILL)
             rank.kill()
             sampling.kill()
     (written,) = (tmp_path / "stacks").iterdir()
     text = written.read_text()
     assert written.name == f"{os.uname().nodename}.txt"
     assert re.search(rf"^process {rank.pid}: .*\n  S \(sleeping\), 0 % of a core, 1 threads", text)
-    assert text.count("process ") == 1
-    (looked,) = json.loads(capsys.readouterr().out)["processes"]
+    assert text.count("process ") == 2
+    looked, child = json.loads(capsys.readouterr().out)["processes"]
     assert (looked["pid"], looked["rank"], looked["recorder"]) == (rank.pid, 3, None)
-    inner, outer = looked["stacks"][-1]
+    inner = looked["stacks"][-1][0]
     assert (inner["file"], inner["line"], inner["function"], inner["text"]) == (
         str(program), 6, "wait_for_peer", "a.recv(1)",
     )  # fmt: skip
-    assert outer["function"] == "<module>"
+    assert [frames[-1]["line"] for process in (looked, child) for frames in process["stacks"]] == [9, 8]
 
 
 def in_place_of_ssh(agent: ModuleType, monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
