@@ -13,6 +13,7 @@ import os
 import signal
 import site
 import sys
+from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -39,11 +40,11 @@ def write_stacks_on_request() -> None:
 
 def renew_stacks_file(file: int) -> None:
     """Replace the descriptor of the parent's file by one of a new file, unless the program has taken its number."""
-    if not os.readlink(f"/proc/self/fd/{file}").startswith("/memfd:labctl-stacks"):
-        return
-    new = os.memfd_create("labctl-stacks")
-    os.dup2(new, file, inheritable=False)
-    os.close(new)
+    with suppress(OSError):
+        if os.readlink(f"/proc/self/fd/{file}").startswith("/memfd:labctl-stacks"):  # noqa: PTH115 - of Python 3.9
+            new = os.memfd_create("labctl-stacks")
+            os.dup2(new, file, inheritable=False)
+            os.close(new)
 
 
 class RecorderHook:
