@@ -1386,6 +1386,8 @@ class Looker:
 
     def last(self, cause: object) -> str:
         """Look before the ranks are ended; return the sentence on what they wait for, empty if they are not stuck."""
+        if cause == "interrupted" and self._state.steps.silent <= STUCK:
+            return ""
         if self._thread.ident is not None:
             self._thread.join(LOOK_LIMIT)
         found = look_at_ranks(self._job, self._state)
@@ -1464,6 +1466,8 @@ def look(run_id: str) -> None:
             if answer.stat().st_mtime >= began:
                 print(answer.read_text())
                 return
+        if folder.parent == RUNS and state_of(folder) != "running":
+            break
         time.sleep(POLL)
     sys.exit(f"run {run_id} is not running")
 

@@ -378,8 +378,10 @@ def stop(context: Context, run: str, grace: float) -> Result:
 
 def stacks(context: Context, run: str) -> Hang:
     """Tell what the ranks of a running run wait for; each node writes what its processes do to the run's stacks/."""
+    from labctl.runs import judge
+
     with of_run(context, run) as (backend, run_id):
-        return backend.look(backend.recorded(run_id))
+        return judge.look(backend, run_id)
 
 
 def run_logs(

@@ -470,7 +470,7 @@ def result_rows(result: Result, project: Project | None) -> list[tuple[str, str]
     cause = f" ({result.cause})" if result.cause else ""
     unjudged = ", nothing judged" if result.outcome == COMPLETED else ""
     rows.append(("verdict", f"{result.outcome}{cause}{unjudged}: {result.message}"))
-    if result.retry:
+    if result.retry and result.cause != "interrupted":
         rows.append(("retry", result.outlook))
     if step := next_step(result, project):
         rows.append(("next", step))

@@ -25,5 +25,7 @@ def out_of_reach(lab: Path) -> dict[str, str]:
     """Return the last judged run and why it may have left processes: it lost a node or stalled; else empty."""
     for run_id in store.ids(lab):
         if result := store.read_result(lab, run_id):
-            return {run_id: UNREACHED[result.cause]} if result.cause in UNREACHED else {}
+            # The agent has ended the ranks of a stalled run that it could look at.
+            was_left = result.cause in UNREACHED and not result.hang
+            return {run_id: UNREACHED[result.cause]} if was_left else {}
     return {}

@@ -108,7 +108,8 @@ WORDS: tuple[tuple[Domain, Retry, tuple[str, ...]], ...] = (
             "Detected mismatch between collectives",
             "device-side assert triggered|invalid device ordinal|no kernel image is available|Assertion [`'].*failed",
             # Exceptions of Python that the same code raises for the same input.
-            r"\b(?:ModuleNotFound|Import|Syntax|Indentation|Name|UnboundLocal|Attribute|NotImplemented)Error\b",
+            r"\b(?:ModuleNotFound|Import|Syntax|Indentation|Name|UnboundLocal|Attribute|NotImplemented)Error\b"
+            r"|\bNo module named ",
             r"\b(?:Type|Key|Index|Value|Assertion|ZeroDivision|FloatingPoint|Overflow|Recursion)Error\b",
             r"\b(?:FileNotFound|NotADirectory|IsADirectory|Permission|UnicodeDecode|UnicodeEncode)Error\b",
             r"\b(?:Validation|ConfigAttribute|ConfigKey|Scanner|InvalidArgument|Usage)Error\b",

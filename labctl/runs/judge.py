@@ -19,7 +19,7 @@ from labctl.backends.owner import owner
 from labctl.backends.spec import hidden
 from labctl.errors import ConfigError, HostError, LabError
 from labctl.jobs.job import GRACE
-from labctl.model import Job, Lab, Metric, Result, Verdict, Workload
+from labctl.model import Hang, Job, Lab, Metric, Result, Verdict, Workload
 from labctl.records import left, metrics, outlook, store
 from labctl.records.active import ActiveRun, Run
 from labctl.records.finder import answered
@@ -285,13 +285,22 @@ def _require_supervised(backend: Backend, run_id: str) -> None:
 
 def stop(backend: Backend, run_id: str, grace: float) -> Result:
     """End a run and judge it. HostError if it is not running."""
-    directory = backend.context.directory
-    _require_supervised(backend, run_id)
-    if result := store.read_result(directory, run_id):
-        raise HostError(f"run {run_id} has ended: {result.verdict}", hint=f"labctl show {run_id}")
-    run = backend.recorded(run_id)
+    run = _running(backend, run_id)
     backend.stop(run, grace, f"stopped by {owner()}")
     return _judge_or_wait(backend, run_id)
+
+
+def look(backend: Backend, run_id: str) -> Hang:
+    """Tell what the ranks of a run wait for. HostError if it is not running."""
+    return backend.look(_running(backend, run_id))
+
+
+def _running(backend: Backend, run_id: str) -> Run:
+    """Load a run that has no result. HostError if it has one."""
+    _require_supervised(backend, run_id)
+    if result := store.read_result(backend.context.directory, run_id):
+        raise HostError(f"run {run_id} has ended: {result.verdict}", hint=f"labctl show {run_id}")
+    return backend.recorded(run_id)
 
 
 def _judge_or_wait(backend: Backend, run_id: str) -> Result:

@@ -190,6 +190,7 @@ def test_a_result_says_in_one_line_whether_trying_again_helps(domain: str, retry
     told = replace(RESULT, domain=domain, retry=retry, evidence="KeyError: 'a' (train.py:3)")
     assert line in run_text(told, Path("/srv/lab")).splitlines()
     assert "retry " not in run_text(RESULT, Path("/srv/lab"))
+    assert "retry " not in run_text(replace(told, cause="interrupted"), Path("/srv/lab"))
 
 
 @pytest.mark.parametrize(

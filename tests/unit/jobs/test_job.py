@@ -567,6 +567,7 @@ NOT_REACHED = "labctl: 127.0.0.1 is not reached from worker-1 within 3 s"
         (LOADS, False, {"HTTPS_PROXY": "http://proxy:3128"}, "1"),
         ("os.environ['HF_HUB_OFFLINE'] = '0'; load_dataset('x')", False, {}, None),
         ("print('no hub')", False, {}, None),
+        ("# without the from_pretrained function of huggingface_hub", False, {}, None),
     ],
 )
 def test_a_rank_does_not_try_for_a_hub_that_is_not_reached(

@@ -24,3 +24,9 @@ def test_the_last_run_is_ended_if_it_may_have_left_processes(
     records.write(tmp_path, "20260101-150405-a", verdict="FAIL", cause="node-lost")
     records.write(tmp_path, "20260102-150405-b", verdict="FAIL", cause=cause)
     assert left.unfinished(tmp_path, {}, ()) == reasons
+
+
+def test_a_stalled_run_whose_ranks_were_looked_at_has_left_none(tmp_path: Path) -> None:
+    hang = {"kind": "all-outside", "sentence": "no rank waits for another: rank 0 is at train.py:3"}
+    records.write(tmp_path, "20260101-150405-a", verdict="ERROR", cause="stalled", hang=hang)
+    assert left.unfinished(tmp_path, {}, ()) == {}

@@ -245,6 +245,7 @@ def test_what_a_failed_program_wrote_tells_whether_trying_again_helps(
         ("interrupted", "stopped by ann@host", UNKNOWN, UNKNOWN),
         ("launcher-failed", "the launcher exited with code 1: ssh: No route to host", INFRASTRUCTURE, UNKNOWN),
         ("launcher-failed", "Only 0 of 2 ranks reported.", UNKNOWN, UNKNOWN),
+        ("rank-crashed", "rank 0 on a exited with code 1: python: No module named makemoer", WORKLOAD, DOES_NOT),
         ("out-of-memory", "rank 0 on a exited with code 137 (SIGKILL): ran out of memory; a node has LAB_MEMORY=2g",
          WORKLOAD, DOES_NOT),
         ("out-of-memory", "rank 0 on a exited with code 137 (SIGKILL): ran out of memory; LAB_MEMORY is not set: x",
