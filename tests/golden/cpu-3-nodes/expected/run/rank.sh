@@ -65,7 +65,7 @@ hub_is_missed() {
     # What decides by itself whether it asks, as labctl's workloads do beside a script in the lab's directory, is left to that.
     while read -r file; do
         grep -qsF HF_HUB_OFFLINE ./*.py "${file%/*}"/*.py || break
-    done < <(grep -rlsE --include='*.py' 'from_pretrained|load_dataset|huggingface_hub' . "${code[@]}")
+    done < <(grep -rlsE --include='*.py' 'from_pretrained\(|load_dataset\(|(import|from) huggingface_hub' . "${code[@]}")
     [[ $file ]] || return
     hub=${hub#*://} hub=${hub%%/*}
     [[ $hub != *:* ]] || port=${hub##*:} hub=${hub%:*}
