@@ -1368,6 +1368,8 @@ class Looker:
         self._folder, self._job, self._state, self._keep = folder, job, state, keep
         self._told: float | None = None
         """Time of the last output before the silence that was told of."""
+        self._next = 0.0
+        """Time before which a silence is not looked at again."""
         self._thread = threading.Thread()
 
     def poll(self) -> None:
@@ -1378,7 +1380,7 @@ class Looker:
             self._thread = threading.Thread(target=self._answer, daemon=True)
         else:
             since = self._state.steps.quiet_since(self._job.get("stall", 0))
-            if since in (None, self._told):
+            if since in (None, self._told) or time.monotonic() < self._next:
                 return
             self._told = since
             self._thread = threading.Thread(target=self._tell, daemon=True)
@@ -1405,8 +1407,11 @@ class Looker:
     def _tell(self) -> None:
         silent = self._state.steps.silent
         found = look_at_ranks(self._job, self._state)
+        # Ranks that have only just begun to wait may go on: they are looked at again.
+        if found["kind"] not in HARMLESS and not is_stuck(found, self._state.steps):
+            self._told, self._next = None, time.monotonic() + QUIET
         # Not if the run has printed something meanwhile.
-        if tells(found) and self._state.steps.silent > silent:
+        elif tells(found) and self._state.steps.silent > silent:
             self._print("silent for {:.0f} s: {}".format(silent, found["sentence"]), found)
 
     def _print(self, sentence: str, found: dict[str, Any]) -> None:

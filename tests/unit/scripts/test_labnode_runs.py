@@ -304,6 +304,15 @@ def test_answers_that_are_not_understood_keep_no_run_from_its_end(
     assert len(lines) == 1
 
 
+@pytest.mark.parametrize(("seconds", "lines"), [(0.4, 0), (60.0, 1)])
+def test_ranks_that_have_only_just_begun_to_wait_are_not_said_to_wait(
+    agent: ModuleType, monkeypatch: pytest.MonkeyPatch, seconds: float, lines: int
+) -> None:
+    found = {"kind": "missing-rank", "sentence": "rank 1 has not joined", "lines": [], "collective": "all_reduce #7"}
+    monkeypatch.setattr(agent, "look_at_ranks", lambda *_: {**found, "seconds": seconds})
+    assert len(supervised(agent, RUN, argv=shell("sleep 1"), stall=0.2)[1]) == lines
+
+
 COMMON = Path(__file__).resolve().parents[3] / "workloads/common"
 
 
