@@ -1185,7 +1185,8 @@ def finish(folder: Path, ended: dict[str, object]) -> None:
 
 def judge(job: dict[str, Any], state: RunState, code: int, began: float, seconds: float) -> dict[str, object]:
     """Return the cause and message if a command that ended by itself had a crashed rank or timed out; else empty."""
-    if state.killed is not None and code and not job.get("elastic"):
+    was_first = state.crashed is None or (state.killed or 0) - 3 < state.crashed
+    if state.killed is not None and was_first and code and not job.get("elastic"):
         return {"cause": "launcher-failed", "message": state.kill}
     in_time = state.crashed is not None and state.crashed - began < job["limit"]
     if in_time and not job.get("elastic"):
@@ -1356,8 +1357,14 @@ def end_run(
     job: dict[str, Any], state: RunState, grace: float, began: float, looker: Looker | None, ending: dict[str, object]
 ) -> None:
     """End a run; with a ``looker`` tell first what its ranks wait for, and add that to the reason of the end."""
-    if looker and (sentence := looker.last(ending["cause"])) and ending["cause"] in ("stalled", "timeout"):
-        ending["message"] = "{}; {}".format(ending["message"], sentence)
+    sentences: list[str] = []
+    if looker:
+        # The run is ended even if the look fails, or hangs as on a file system that does not answer.
+        look = threading.Thread(target=lambda: sentences.append(looker.last(ending["cause"])), daemon=True)
+        look.start()
+        look.join(2 * LOOK_LIMIT)
+    if ending["cause"] in ("stalled", "timeout"):
+        ending["message"] = "; ".join(filter(None, (str(ending["message"]), *sentences[:1])))
     clean(job, state, grace, began)
 
 

@@ -169,7 +169,7 @@ class Parent:
 
     def report(self) -> bytes:
         """Return a report if the launcher was killed, once; empty if not, or if the rank may be about to end, too."""
-        if not self._pid or parent_of(self._script) == self._pid:
+        if not self._pid or parent_of(self._script) in (0, self._pid):
             return b""
         self._gone = self._gone or time.monotonic()
         if time.monotonic() < self._gone + ENDING:

@@ -33,7 +33,7 @@ STACKS_FILE, STACKS_SIGNAL = "/memfd:labctl-stacks", signal.SIGRTMAX - 2
 # States of a process that does not answer; proc(5).
 UNANSWERING = "DTtZX"
 # The first line of a thread's stack, and a frame, innermost first, as Python's fault handler writes them.
-THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
+THREAD = re.compile(r"^(?:Current thread|Thread) 0x|^Stack \(", re.MULTILINE)
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 # A thread and a frame, as py-spy writes them; the main thread has this name.
 SPY_THREAD = re.compile(r"^Thread ", re.MULTILINE)

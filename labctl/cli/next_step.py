@@ -81,7 +81,7 @@ def next_step(result: Result, project: Project | None = None) -> str:
         on = f"`labctl run --resume {result.run_id}` goes on from its last checkpoint, if it saved any"
         return f"`labctl up` starts the node again; then {on}"
     if result.hang and result.cause in ("timeout", "stalled"):
-        return "stacks/ of its files has the stacks of all threads, the last collectives and connections of each node"
+        return "stacks/ of its files has the stack, the last collectives and connections of each process"
     if result.cause == "timeout":
         return "if it needs more time: --timeout, such as --timeout 2h"
     by_message = (_missing_device, _missing_module, _missing_path, _step)

@@ -26,6 +26,7 @@ def out_of_reach(lab: Path) -> dict[str, str]:
     for run_id in store.ids(lab):
         if result := store.read_result(lab, run_id):
             # The agent has ended the ranks of a stalled run that it could look at.
-            was_left = result.cause in UNREACHED and not result.hang
+            was_ended = result.cause == "stalled" and result.hang and result.hang.kind != "node-unreached"
+            was_left = result.cause in UNREACHED and not was_ended
             return {run_id: UNREACHED[result.cause]} if was_left else {}
     return {}

@@ -27,13 +27,14 @@ def find_project() -> None:
 
 
 def write_stacks_on_request() -> None:
-    """Write the stacks of all threads to a file in memory, ``labctl-stacks``, at each signal of the node's agent.
+    """Write the stack of the main thread to a file in memory, ``labctl-stacks``, at each signal of the node's agent.
 
-    The handler is not Python code, so that it also works while a collective or a driver never returns.
+    The handler is not Python code, so that it also works while a collective or a driver never returns. It leaves other
+    threads alone: those that run change their frames while it reads them, and a healthy rank would crash.
     """
-    if os.environ.get("LABCTL_RUN_ID"):
+    if os.environ.get("LABCTL_RUN_ID") and hasattr(os, "memfd_create"):
         file = os.memfd_create("labctl-stacks")
-        faulthandler.register(signal.SIGRTMAX - 2, file)
+        faulthandler.register(signal.SIGRTMAX - 2, file, all_threads=False)
         # A data loader's worker, say, has a file of its own.
         os.register_at_fork(after_in_child=functools.partial(renew_stacks_file, file))
 
@@ -71,7 +72,8 @@ class RecorderHook:
 
         @functools.wraps(begin)
         def init_process_group(*arguments: object, **options: object) -> object:
-            import_beside("flight_recorder").serve()
+            with suppress(Exception):
+                import_beside("flight_recorder").serve()
             return begin(*arguments, **options)
 
         module.init_process_group = init_process_group
