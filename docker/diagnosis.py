@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,6 +53,11 @@ class Rank:
     @property
     def own(self) -> list[Mapping[str, Any]]:
         return [frame for frame in self.frames if not LIBRARY.search(frame["file"])]
+
+    @property
+    def place(self) -> str:
+        """File and line of the innermost frame of the person's own code; empty if there is none."""
+        return "{}:{}".format(short(self.own[0]["file"]), self.own[0]["line"]) if self.own else ""
 
     @property
     def recorder(self) -> Mapping[str, Any]:
@@ -101,7 +106,7 @@ class Finding:
     sentence: str
     ranks: tuple[int, ...] = ()
     lines: tuple[str, ...] = ()
-    wait: Wait | None = field(default=None)
+    wait: Wait | None = None
 
 
 def explain(nodes: Mapping[str, Any], places: Mapping[int, str], codes: Mapping[int, int]) -> dict[str, Any]:
@@ -112,14 +117,15 @@ def explain(nodes: Mapping[str, Any], places: Mapping[int, str], codes: Mapping[
     """
     ranks = ranks_of(nodes, places, codes)
     waits = {number: wait for number, rank in ranks.items() for wait in wait_of(rank, ranks)}
-    found = next(filter(None, (different(ranks, waits), absent(ranks, waits), crossed(waits), outside(ranks))), UNKNOWN)
-    wait = found.wait
+    findings = (different(ranks, waits), absent(ranks, waits), crossed(waits), outside(ranks))
+    finding = next(filter(None, findings), UNKNOWN)
+    wait = finding.wait
     return {
-        "kind": found.kind,
-        "sentence": found.sentence,
-        "lines": list(found.lines[:MOST_LINES]),
-        "ranks": list(found.ranks),
-        "nodes": sorted({ranks[number].node for number in found.ranks}),
+        "kind": finding.kind,
+        "sentence": finding.sentence,
+        "lines": list(finding.lines[:MOST_LINES]),
+        "ranks": list(finding.ranks),
+        "nodes": sorted({ranks[number].node for number in finding.ranks}),
         "collective": f"{wait.name} #{wait.number}" if wait and wait.number else wait.name if wait else "",
         "place": wait.place if wait else "",
         "seconds": longest(waits.values()),
@@ -162,17 +168,8 @@ def is_wrapper(process: Mapping[str, Any]) -> bool:
     return process["program"] in ("bash", "timeout") or "rank_output.py" in process["command"]
 
 
-def place_of(frames: Iterable[Mapping[str, Any]]) -> str:
-    """Return file and line of the innermost frame of the person's own code; empty if there is none."""
-    for frame in frames:
-        if not LIBRARY.search(frame["file"]):
-            return "{}:{}".format(COPY.sub("", frame["file"]), frame["line"])
-    return ""
-
-
 def wait_of(rank: Rank, ranks: Mapping[int, Rank]) -> Iterator[Wait]:
     """Yield what a rank waits in: its first collective that is not finished, else a message or a call of MPI."""
-    place = place_of(rank.frames)
     every = tuple(ranks)
     for entry in rank.recorder["collectives"]:
         if not entry["done"]:
@@ -180,9 +177,9 @@ def wait_of(rank: Rank, ranks: Mapping[int, Rank]) -> Iterator[Wait]:
             return
     if message := rank.recorder["message"]:
         peers = every if message["peer"] is None else (message["peer"],)
-        yield Wait(rank.number, message["name"], (rank.number, *peers), place)
+        yield Wait(rank.number, message["name"], (rank.number, *peers), rank.place)
     elif not rank.recorder["collectives"] and (call := library_call(rank)):
-        yield Wait(rank.number, call, every, place)
+        yield Wait(rank.number, call, every, rank.place)
 
 
 def wait_in(rank: Rank, entry: Mapping[str, Any], every: tuple[int, ...]) -> Wait:
@@ -190,7 +187,7 @@ def wait_in(rank: Rank, entry: Mapping[str, Any], every: tuple[int, ...]) -> Wai
         rank.number,
         entry["name"],
         tuple(rank.recorder["groups"].get(entry["group"], every)),
-        "" if entry["done"] else place_of(rank.frames),
+        "" if entry["done"] else rank.place,
         entry["number"],
         entry["group"],
         size_of(entry),
@@ -275,15 +272,13 @@ def absent(ranks: Mapping[int, Rank], waits: Mapping[int, Wait]) -> Finding | No
     if not roots:
         return None
     waiting = waiting_for(roots, missing, waits)
-    reason, kind = why_gone(ranks[roots[0]]) or ("", "missing-rank")
-    alike = [number for number in roots if (why_gone(ranks[number]) or ("", "missing-rank")) == (reason, kind)]
+    elsewhere = ("", "missing-rank")
+    reasons = {number: why_gone(ranks[number]) or elsewhere for number in roots}
     # A rank that is gone explains those that only are elsewhere.
-    gone = [number for number in roots if why_gone(ranks[number])]
-    if gone and kind == "missing-rank":
-        reason, kind = why_gone(ranks[gone[0]])  # type: ignore[misc]
-        alike = [number for number in gone if why_gone(ranks[number]) == (reason, kind)]
+    reason, kind = next((each for each in reasons.values() if each != elsewhere), elsewhere)
+    alike = [number for number in roots if reasons[number] == (reason, kind)]
     wait = waits[waiting[0]] if waiting else None
-    lines = tuple(f"rank {number} {doing(ranks[number])}" for number in roots if not why_gone(ranks[number]))
+    lines = tuple(f"rank {number} {doing(ranks[number])}" for number in roots if reasons[number] == elsewhere)
     if kind != "missing-rank" or not wait:
         others = f"; {named(ranks, waiting)} {waits_verb(waiting)} for it in {wait.label}" if wait else ""
         sentence = f"{named(ranks, alike, nodes=True)} {be_or_have(reason, alike)}{others}"
@@ -371,7 +366,7 @@ def outside(ranks: Mapping[int, Rank]) -> Finding | None:
         return None
     groups: dict[str, list[int]] = {}
     for rank in alive:
-        groups.setdefault(place_of(rank.frames) or "no code of its own", []).append(rank.number)
+        groups.setdefault(rank.place or "no code of its own", []).append(rank.number)
     parts = [f"{numbers(members)} {be(members)} at {place}" for place, members in groups.items()]
     lines = tuple(f"rank {rank.number} {doing(rank)}" for rank in alive)
     return Finding("all-outside", f"no rank waits for another: {', '.join(parts[:3])}", lines=lines)
@@ -409,8 +404,7 @@ def frame_text(frame: Mapping[str, Any]) -> str:
 
 def short(path: str) -> str:
     """Return a file's path in the run's copy of the code; of a library only its name."""
-    copied = COPY.sub("", path)
-    return path.rpartition("/")[2] if LIBRARY.search(path) else copied
+    return path.rpartition("/")[2] if LIBRARY.search(path) else COPY.sub("", path)
 
 
 def is_busy(rank: Rank) -> bool:

@@ -612,8 +612,8 @@ STEP_WORDS = (b"step", b"iter", b"epoch")
 RANK = re.compile(rb"\x01(\d+)!?\x02")
 # That mark, and a plus sign in it if the next line of the rank continues this one.
 PIECE = re.compile(rb"\x01(\d+!?)(\+?)\x02")
-# The report of rank_output.py on a launcher's process of a node that has ended before its rank.
-KILLED = re.compile(rb"\x01\d+!\x02labctl: (\S+ on \S+ was killed) while rank \d+ ran")
+# The report of rank_output.py on a launcher's process of a node that has ended before its rank, and how late it may be.
+KILLED, KILL_REPORT = re.compile(rb"\x01\d+!\x02labctl: (\S+ on \S+ was killed) while rank \d+ ran"), 3
 # The report of rank.sh on a rank that left processes on its node.
 LEFT = re.compile(rb"\x01\d+!\x02labctl: rank \d+ on \S+ (?:has ended; what it started and left|left processes)")
 # Exit codes of timeout(1) when it ends its command.
@@ -896,6 +896,16 @@ class RunState:
         for line in lines_with_steps(lines):
             self.steps.add(line)
 
+    @property
+    def failure(self) -> tuple[float, dict[str, object]] | None:
+        """Time of the first failure of a rank or of a launcher's process of a node, with its cause and message."""
+        # A launcher's end is reported up to KILL_REPORT seconds later, when its ranks may have failed for it.
+        if self.killed is not None and (self.crashed is None or self.killed - KILL_REPORT < self.crashed):
+            return self.killed, {"cause": "launcher-failed", "message": self.kill}
+        if self.crashed is not None:
+            return self.crashed, {"cause": "rank-crashed", "message": self.crash}
+        return None
+
     def _add_reports(self, lines: bytes) -> None:
         for rank, node in BEGUN.findall(lines):
             self.places[int(rank)] = node.decode(errors="replace")
@@ -989,8 +999,7 @@ class Steps:
         if not least or silent <= least or not median or self.is_last or silent <= STALL_STEPS * median:
             return ""
         took = round(median, 3 if median < 10 else 0)
-        last = render_step(*self._last)
-        return f"no step and no line for {silent:.0f} s; steps took {took:g} s; the last was {last}"
+        return f"no step and no line for {silent:.0f} s; steps took {took:g} s; the last was {self.last}"
 
 
 def supervise(folder: Path, job: dict[str, Any]) -> None:
@@ -1185,12 +1194,10 @@ def finish(folder: Path, ended: dict[str, object]) -> None:
 
 def judge(job: dict[str, Any], state: RunState, code: int, began: float, seconds: float) -> dict[str, object]:
     """Return the cause and message if a command that ended by itself had a crashed rank or timed out; else empty."""
-    was_first = state.crashed is None or (state.killed or 0) - 3 < state.crashed
-    if state.killed is not None and was_first and code and not job.get("elastic"):
-        return {"cause": "launcher-failed", "message": state.kill}
-    in_time = state.crashed is not None and state.crashed - began < job["limit"]
-    if in_time and not job.get("elastic"):
-        return {"cause": "rank-crashed", "message": state.crash}
+    failure = state.failure
+    in_time = failure is not None and failure[0] - began < job["limit"]
+    if failure and in_time and (code or state.crashed is not None) and not job.get("elastic"):
+        return failure[1]
     if code in TIMED_OUT and seconds >= job["limit"]:
         return timed_out(job, state)
     return {}
@@ -1227,16 +1234,15 @@ def oversee(
             ending = stop_request or reason_to_end(folder, job, state, began) or {}
             if ending:
                 grace = float(ending.pop("grace", GRACE))  # type: ignore[arg-type]
+                is_stalled = ending["cause"] == "stalled"
                 # Printed before the ranks are ended, so that a follower does not take their end for a crash.
-                if not stop_request and ending["cause"] == "stalled":
+                if is_stalled and not stop_request:
                     keep("labctl: stalled: {}\n".format(ending["message"]).encode())
                 # A run that labctl ends as stalled has a paused node, which does not answer.
-                looks = (
-                    bool(grace) and ending["cause"] in LOOKED_AT and not (stop_request and ending["cause"] == "stalled")
-                )
-                end = threading.Thread(
-                    target=end_run, args=(job, state, grace, began, looks and looker, ending), daemon=True
-                )
+                is_paused = is_stalled and stop_request
+                looks = grace and ending["cause"] in LOOKED_AT and not is_paused
+                arguments = (job, state, grace, began, looker if looks else None, ending)
+                end = threading.Thread(target=end_run, args=arguments, daemon=True)
                 end.start()
             else:
                 looker.poll()
@@ -1278,10 +1284,9 @@ def reason_to_end(folder: Path, job: dict[str, Any], state: RunState, began: flo
 
 def failed(job: dict[str, Any], state: RunState, now: float) -> dict[str, object] | None:
     """Return the cause and message if a rank, a launcher's process or a node has failed and the run does not end."""
-    if state.killed is not None and not job.get("elastic") and now - state.killed > CRASH_GRACE:
-        return {"cause": "launcher-failed", "message": state.kill}
-    if state.crashed is not None and not job.get("elastic") and now - state.crashed > CRASH_GRACE:
-        return {"cause": "rank-crashed", "message": state.crash}
+    failure = state.failure
+    if failure and not job.get("elastic") and now - failure[0] > CRASH_GRACE:
+        return failure[1]
     if state.lost:
         node, error = next(iter(state.lost.items()))
         return {"cause": "node-lost", "message": f"{node}: {error}"}
@@ -1399,48 +1404,50 @@ class Looker:
             return ""
         if self._thread.ident is not None:
             self._thread.join(LOOK_LIMIT)
-        found = look_at_ranks(self._job, self._state)
-        if not tells(found) or (cause != "stalled" and not is_stuck(found, self._state.steps)):
+        finding = look_at_ranks(self._job, self._state)
+        if not tells(finding) or (cause != "stalled" and not is_stuck(finding, self._state.steps)):
             return ""
-        self._print(found["sentence"], found)
-        return str(found["sentence"])
+        self._print(finding["sentence"], finding)
+        return str(finding["sentence"])
 
     def _answer(self) -> None:
-        found = look_at_ranks(self._job, self._state)
-        write(self._folder / "looked.new", json.dumps(found).encode())
+        finding = look_at_ranks(self._job, self._state)
+        write(self._folder / "looked.new", json.dumps(finding).encode())
         (self._folder / "look").unlink()
         (self._folder / "looked.new").rename(self._folder / "looked.json")
 
     def _tell(self) -> None:
         silent = self._state.steps.silent
-        found = look_at_ranks(self._job, self._state)
+        finding = look_at_ranks(self._job, self._state)
         # Ranks that have only just begun to wait may go on: they are looked at again.
-        if found["kind"] not in HARMLESS and not is_stuck(found, self._state.steps):
+        if finding["kind"] not in HARMLESS and not is_stuck(finding, self._state.steps):
             self._told, self._next = None, time.monotonic() + QUIET
         # Not if the run has printed something meanwhile.
-        elif tells(found) and self._state.steps.silent > silent:
-            self._print("silent for {:.0f} s: {}".format(silent, found["sentence"]), found)
+        elif tells(finding) and self._state.steps.silent > silent:
+            self._print("silent for {:.0f} s: {}".format(silent, finding["sentence"]), finding)
 
-    def _print(self, sentence: str, found: dict[str, Any]) -> None:
+    def _print(self, sentence: str, finding: dict[str, Any]) -> None:
         """Print what ranks wait for, and keep it in ``stacks/hang.json`` of the run."""
-        lines = [sentence, *("  " + line for line in found["lines"])]
+        lines = [sentence, *("  " + line for line in finding["lines"])]
         self._keep("".join(f"labctl: {line}\n" for line in lines).encode())
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             keeper = as_user(self._job["directory"], ["tee", "stacks/hang.json"])
             quiet = subprocess.DEVNULL
-            subprocess.run(keeper, input=json.dumps(found).encode(), stdout=quiet, stderr=quiet, timeout=5, check=False)
+            subprocess.run(
+                keeper, input=json.dumps(finding).encode(), stdout=quiet, stderr=quiet, timeout=5, check=False
+            )
 
 
-def tells(found: dict[str, Any]) -> bool:
+def tells(finding: dict[str, Any]) -> bool:
     """Tell if a finding is worth a line."""
-    return bool(found["kind"] != "unknown" or found["collective"])
+    return bool(finding["kind"] != "unknown" or finding["collective"])
 
 
-def is_stuck(found: dict[str, Any], steps: Steps) -> bool:
+def is_stuck(finding: dict[str, Any], steps: Steps) -> bool:
     """Tell if ranks have waited for others for so long that a run with such steps does not go on."""
-    if found["kind"] in HARMLESS or not found["collective"]:
+    if finding["kind"] in HARMLESS or not finding["collective"]:
         return False
-    waited = steps.silent if found["seconds"] is None else found["seconds"]
+    waited = steps.silent if finding["seconds"] is None else finding["seconds"]
     return bool(waited > max(STUCK, STUCK_STEPS * steps.median))
 
 

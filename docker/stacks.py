@@ -204,8 +204,6 @@ def render(processes: list[dict[str, Any]]) -> Iterator[str]:
         state = "{state}, {:.0f} % of a core, {threads} threads".format(100 * found["cores"], **found)
         yield f"  {state}" + (", in {waits_in}".format(**found) if found["waits_in"] else "")
         for number, thread in enumerate(found["stacks"], 1):
-            if any(each["file"].endswith("/flight_recorder.py") for each in thread):
-                continue
             yield "  main thread" if number == len(found["stacks"]) else "  thread"
             for each in thread:
                 yield '    File "{file}", line {line}, in {function}'.format(**each)

@@ -574,7 +574,7 @@ class Hang(Struct, frozen=True, kw_only=True):
     kind: str
     sentence: str
     lines: tuple[str, ...] = ()
-    """What the ranks that others wait for do instead."""
+    """Activity of the ranks that others wait for."""
     ranks: tuple[int, ...] = ()
     """Ranks that others wait for; empty if it may be any."""
     nodes: tuple[str, ...] = ()
@@ -601,7 +601,7 @@ class Result(Struct, frozen=True, kw_only=True):
     domain: str | None = None
     """Whose failure it was: workload, infrastructure or unknown; None if it passed, as ``retry``."""
     retry: str | None = None
-    """Whether trying again helps: helps, does not or unknown."""
+    """Effect of another attempt: helps, does not or unknown."""
     evidence: str = ""
     """Line or fact that both were decided from."""
     world_size: int = 0
@@ -619,7 +619,7 @@ class Result(Struct, frozen=True, kw_only=True):
     replays: str = ""
     """Id of the run that it replayed."""
     hang: Hang | None = None
-    """What ranks waited for when it was silent, or ended; None for a run that passed."""
+    """Explanation of its last silence, or of its end; None for a run that passed."""
 
     @property
     def outcome(self) -> str:
@@ -628,7 +628,7 @@ class Result(Struct, frozen=True, kw_only=True):
 
     @property
     def outlook(self) -> str:
-        """Whether trying again helps, the fact that tells so, and whose failure it was; empty if it passed."""
+        """Effect of another attempt, the evidence, and whose failure it was, as one line; empty if it passed."""
         if not self.retry:
             return ""
         helps = {"helps": "helps", "does not": "does not help"}.get(self.retry, "unknown whether it helps")

@@ -72,7 +72,7 @@ usage: labctl COMMAND [OPTIONS] [ARGS]
 
 labctl COMMAND --help for options; --version; --install-completion for shell completion.
 exit codes: 0 pass, 2 usage or settings, 3 environment, 4 workload failed, 5 criteria not met, 6 unsure,
-            124 timed out, 130 interrupted, 1 a bug in labctl
+            7 retries that get no further, 124 timed out, 130 interrupted, 1 a bug in labctl
 """
 
 

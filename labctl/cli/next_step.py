@@ -104,8 +104,10 @@ def _left_out(message: str, project: Project | None) -> str:
     from labctl.system import git
 
     match = re.search(LEFT_OUT, message)
-    repository = git.root(project.root) if project else None
-    if not (match and project and repository):
+    if not (match and project):
+        return ""
+    repository = git.root(project.root)
+    if not repository:
         return ""
     # Ranks name it relative to where they start, or in the run's copy.
     named = re.sub(rf"^/.*/work/{re.escape(project.root.name)}/", f"{project.root}/", match[1])

@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import chain, islice
 
 from labctl import accelerators
+from labctl.model import Result
 
 MOST, FEWEST, ALL = 300, 60, 30_000
 """Lines to keep: per rank or node at most, if there are very many of them, and of all together."""
@@ -28,8 +29,8 @@ GROUP, MEMBER = re.compile(r"^\s*\+ Exception Group Traceback "), re.compile(r"^
 # Follows the first failure in a message.
 OTHERS = re.compile(r"; rank \d+ on \S+ exited with code .*")
 FRAME = re.compile(r'  File "(.+)", line (\d+)')
-# Code that is not the person's own: Python's, the image's packages, and what has no file.
-LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|^/usr/|^/opt/|^<")
+# Code that is not the person's own: Python's, the image's packages, labctl's startup hook, and what has no file.
+LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|^/usr/|^/opt/|^<|/common/sitecustomize\.py$")
 # Follows the quoted text of an exception.
 PLACE = re.compile(r" \([^()\s]+:\d+\)\.?$")
 FATAL = re.compile(r"^Fatal Python error: ")
@@ -38,7 +39,7 @@ ABORTED, REASON = "Fatal Python error: Aborted", re.compile(r"^\s*what\(\): |^te
 # Stack of C++ below an error of torch.
 C_FRAME = re.compile(r"^(frame #\d+: |Exception raised from )")
 # Errors of gloo, torch's store, NCCL, MPI and Horovod in a rank that lost its peers or waited for one in vain, and the
-# words of a rank that was told to end. NCCL's watchdog ends for an error of the rank's own device, too.
+# words of a rank that got TERM. NCCL's watchdog ends for an error of the rank's own device, too.
 PEER_LOST = (
     r"closed by peer|reset by peer|broken pipe|connection was likely closed|remote process exit|ncclRemoteError"
     r"|HorovodInternalError|Horovod has been shut down|NCCL communicator was aborted"
@@ -48,7 +49,7 @@ PEER_LOST = (
     r"|MPI communication peer process has unexpectedly disconnected"
     r"|MPI_ABORT was invoked|SignalException: Process \d+ got signal: 15|closing signal SIGTERM|15 death signal"
 )
-# What launchers say of a program that they started, which has told its own reason before.
+# What launchers print of a program that they started, which has printed its own reason before.
 CHILD_FAILED = (
     r"ChildFailedError|Root Cause \(first observed failure\)|failed \(exitcode: -?\d+\) local_rank"
     r"|CalledProcessError: .*non-zero exit status"
@@ -103,13 +104,17 @@ def _reason_lines(who: str, written: Iterable[str]) -> list[str]:
     A program that starts its ranks itself has their lines, too: one that tells a reason of its own comes first, then
     one that a signal ended, then one that lost its peers, as the program itself just tells that one of them failed.
     """
-    groups = [[line for line in lines if not C_FRAME.match(line)] for lines in _lines_of(who, written)]
+    groups = list(map(_without_c_frames, _lines_of(who, written)))
     first = next(iter(groups), [])
     if not NO_REASON.search(_words(first)):
         return first
-    signals = [[line] for lines in groups for line in lines if CHILD_SIGNAL.match(line)]
+    signals = [[line] for line in chain.from_iterable(groups) if CHILD_SIGNAL.match(line)]
     lost = (lines for lines in groups if follows(_words(lines)))
     return next(filter(None, (*map(_own_reason, groups), *signals[-1:], *lost)), first)
+
+
+def _without_c_frames(lines: Iterable[str]) -> list[str]:
+    return [line for line in lines if not C_FRAME.match(line)]
 
 
 def _own_reason(lines: list[str]) -> list[str]:
@@ -178,6 +183,13 @@ def _gives_up() -> re.Pattern[str]:
 
 BEFORE, AFTER, STACKS = 12, 4, 60
 """Lines to show before and after the cause of a failure; and after it if the run stalled, as stacks follow."""
+
+
+def cause_of(result: Result, lines: Sequence[str]) -> list[str]:
+    """Return the lines around what the ranks of a run waited for, else around the first failure of its message."""
+    if result.hang:
+        return cause_lines(result.hang.sentence, lines, stalled=True)
+    return cause_lines(result.message, lines)
 
 
 def cause_lines(message: str, lines: Sequence[str], *, stalled: bool = False) -> list[str]:

@@ -20,7 +20,7 @@ Domain = Literal["workload", "infrastructure", "unknown"]
 """The workload: its code, arguments, data, and what it needs of its own share of a node. The infrastructure: hosts,
 devices, network, and disks, which others share."""
 Retry = Literal["helps", "does not", "unknown"]
-"""Whether the same run, started again, may get further."""
+"""Effect of another attempt: it may get further, it does not, or that is unknown."""
 
 LONGEST = 240
 """Characters of evidence at most."""
@@ -161,7 +161,7 @@ def _by_words(first: str) -> Outlook:
 
 
 def _words(first: str) -> str:
-    """Return the words of a failure; empty if it has none, or if a signal ended a rank that told of no error."""
+    """Return the words of a failure; empty if it has none, or if a signal ended a rank that printed no error."""
     ended = ENDED.fullmatch(first)
     if not ended:
         return first

@@ -388,8 +388,7 @@ def _section(label: str, run: RecordedRun, path: Path) -> Section:
     """Read the end of a run's log: its last lines, those with the cause of a failure, and those of missed metrics."""
     result, lines = run.result, store.last_lines(path / store.OUTPUT, TAIL)
     failed = result.verdict != "PASS" and result.cause != "criteria"
-    message = result.hang.sentence if result.hang else result.message
-    cause = last_words.cause_lines(message, lines, stalled=result.hang is not None) if failed else []
+    cause = last_words.cause_of(result, lines) if failed else []
     missed = _missed(run, lines)
     return Section(label, result, cause=_excerpt(cause), missed=_excerpt(missed), last=_excerpt(lines[-EXCERPT:]))
 

@@ -91,8 +91,7 @@ def summary(path: Path, result: Result) -> str:
     first = next(filter(REPORTED.search, lines), "")
     # No line shows a missing metric.
     failed = result.cause not in ("criteria", "no-metric")
-    message = result.hang.sentence if result.hang else result.message
-    shown = last_words.cause_lines(message, lines, stalled=result.hang is not None) if failed else []
+    shown = last_words.cause_of(result, lines) if failed else []
     shown = shown or lines[-last_words.BEFORE :]
     nodes = ", ".join(f"rank {rank.rank} on {rank.node}" for rank in result.ranks) or "none reported"
     return "\n".join(

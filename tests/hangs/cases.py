@@ -32,11 +32,11 @@ class Case:
     accused: tuple[int, ...] | None = None
     """Ranks that the hang names; None where both sides are at fault."""
     words: tuple[str, ...] = ()
-    """What the sentence says."""
+    """Words of the sentence."""
     below: tuple[str, ...] = ()
-    """What the sentence or the lines below it say."""
+    """Words of the sentence or of the lines below it."""
     never: tuple[str, ...] = ()
-    """What neither says."""
+    """Words that neither has."""
     message: tuple[str, ...] = ()
     """What the result's message says, where that is judged in place of a hang."""
     action: str = ""

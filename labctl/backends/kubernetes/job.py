@@ -157,7 +157,7 @@ def build(
     """Build the job of a workload on the lab's pods, of a run if it has a ``run_id``; nothing is written. ConfigError.
 
     It is raised for settings that the launcher or DeepSpeed would reject, for paths of this machine, and for files that
-    are too large for a ConfigMap and have no claim. ``warn`` is told of files that are not copied.
+    are too large for a ConfigMap and have no claim. ``warn`` gets a line on files that are not copied.
     """
     accelerator = settings.text("LAB_ACCELERATOR")
     name = job_name(settings.text("LAB_NAME"), workload.name, run_id)

@@ -85,7 +85,7 @@ def _follow(lab: ClusterLab, name: str) -> Iterator[Item]:
         raise HostError(last_line or pods.trouble(pod), hint="re-run to resume: what is whole stays on the claim")
 
 
-# Waits to be told to end, which the first process of a pod is not by default.
+# Ends at TERM, which the first process of a pod ignores by default.
 HOLD = "trap 'exit 0' TERM; sleep 3600 & wait"
 # Under a name of its own until it is whole: runs with the same code may send it at once.
 RECEIVE = """

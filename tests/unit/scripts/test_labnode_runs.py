@@ -293,6 +293,26 @@ def test_a_step_before_many_other_lines_that_came_with_it_is_heard(agent: Module
     assert state.steps.stalled(30) == "", "what comes after the last step may take as long as it likes"
 
 
+@pytest.mark.parametrize(
+    ("killed", "crashed", "cause"),
+    [
+        (10.0, None, "launcher-failed"),
+        (None, 10.0, "rank-crashed"),
+        # A launcher's end is reported late; ranks that it leaves may fail before.
+        (12.0, 10.0, "launcher-failed"),
+        (18.0, 10.0, "rank-crashed"),
+    ],
+)
+def test_the_first_failure_of_a_rank_or_a_launcher_is_the_cause(
+    agent: ModuleType, killed: float | None, crashed: float | None, cause: str
+) -> None:
+    state = agent.RunState()
+    state.killed, state.crashed, state.kill, state.crash = killed, crashed, "torchrun was killed", "rank 1 failed"
+    job = {"limit": 60.0}
+    assert agent.judge(job, state, 1, 0.0, 20.0)["cause"] == cause
+    assert agent.failed(job, state, 30.0)["cause"] == cause
+
+
 def test_answers_that_are_not_understood_keep_no_run_from_its_end(
     agent: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
