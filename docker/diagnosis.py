@@ -5,6 +5,7 @@ Standard library only, Python >= 3.8; pure. labnode.py calls it with what stacks
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -17,21 +18,25 @@ if TYPE_CHECKING:
 MOST_LINES = 6
 # Share of a core from which a rank that others wait for is busy.
 BUSY = 0.5
+# Seconds below which a rank is not said to wait: it may be about to go on.
+LEAST_WAIT = 2
 # Code that is not the person's own: Python's, the image's packages, and labctl's startup hook.
 LIBRARY = re.compile(
     r"site-packages|dist-packages|/lib/python\d|^/usr/|^/opt/|^<|/common/(?:sitecustomize|flight_recorder)\.py$"
 )
 # A run's copy of the code is in work/ of its directory.
 COPY = re.compile(r"^.*/outputs/[^/]+/work/")
-# Calls of mpi4py, blocking ones and waits, as they stand in the person's code.
+# Calls of mpi4py, blocking ones and waits, as they stand in the person's code: of what is named as communicators are.
 MPI_CALL = re.compile(
-    r"\.((?:All(?:reduce|gather\w*|toall\w*)|B(?:cast|arrier)|Reduce\w*|Gather\w*|Scatter\w*|Scan|Sendrecv\w*|S?Send"
+    r"(?:\bMPI|comm\w*|world|req\w*|status)\.((?:All(?:reduce|gather\w*|toall\w*)|B(?:cast|arrier)|Reduce\w*|Gather\w*|Scatter\w*|Scan|Sendrecv\w*|S?Send"
     r"|Recv|Probe|Wait(?:all|any)?))\(",
     re.IGNORECASE,
 )
+# A message of NCCL's, as the recorder names it: this rank's place in the group, and its partner's.
+NCCL_MESSAGE = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)")
 MESSAGES = ("send", "ssend", "recv", "probe", "wait", "waitall", "waitany")
 # Collectives to which every rank of a group gives the same number of values.
-EVEN = ("all_reduce", "allreduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "allgather")
+EVEN = ("all_reduce", "allreduce", "broadcast", "reduce")
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,9 @@ class Rank:
     node: str
     process: Mapping[str, Any] | None
     unreached: str = ""
-    """Reason why its node could not be looked at."""
+    """Reason why its node does not answer."""
+    is_unknown: bool = False
+    """True if its node answers, but could not be looked at."""
     code: int | None = None
 
     @property
@@ -85,6 +92,7 @@ class Wait:
     """Position among the collectives of its group; 0 if it is not known."""
     group: str = ""
     size: str = ""
+    """Sizes and types of a collective's values, as ``[4] Float``."""
     seconds: float | None = None
 
     @property
@@ -112,8 +120,8 @@ class Finding:
 def explain(nodes: Mapping[str, Any], places: Mapping[int, str], codes: Mapping[int, int]) -> dict[str, Any]:
     """Explain why a run stands still.
 
-    ``nodes``: name -> processes, or the error of a node that could not be looked at; ``places``: the node of each rank
-    that has begun; ``codes``: the exit codes that ranks reported. Kinds: docs/workloads.md.
+    ``nodes``: name -> processes, or why it is unreached, or the error of looking at it; ``places``: the node of each
+    rank that has begun; ``codes``: the exit codes that ranks reported. Kinds: docs/workloads.md.
     """
     ranks = ranks_of(nodes, places, codes)
     waits = {number: wait for number, rank in ranks.items() for wait in wait_of(rank, ranks)}
@@ -149,18 +157,23 @@ def ranks_of(nodes: Mapping[str, Any], places: Mapping[int, str], codes: Mapping
     for number, node in sorted(places.items()):
         looked = nodes.get(node, {"error": "it was not looked at"})
         main = main_process(number, looked.get("processes", ()))
-        ranks[number] = Rank(number, node, main, looked.get("error", ""), codes.get(number))
+        unreached, is_unknown = looked.get("unreached", ""), "error" in looked
+        ranks[number] = Rank(number, node, main, unreached, is_unknown, codes.get(number))
     return ranks
 
 
 def main_process(rank: int, processes: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the process of a rank's program: the one that joined a group as this rank, else the first of its tree."""
+    """Return the process of a rank's program: the one that joined a group as this rank, else the first of its tree.
+
+    Of a program in bash it is a later one; None if the rank has ended.
+    """
     for process in processes:
         if process["recorder"] and process["recorder"]["rank"] == rank:
             return process
-    own = [process for process in processes if process["rank"] == rank and not is_wrapper(process)]
+    every = [process for process in processes if process["rank"] == rank]
+    own = [process for process in every if not is_wrapper(process)]
     pids = {process["pid"] for process in own}
-    return next((process for process in own if process["parent"] not in pids), None)
+    return next((process for process in own if process["parent"] not in pids), every[-1] if every else None)
 
 
 def is_wrapper(process: Mapping[str, Any]) -> bool:
@@ -172,14 +185,23 @@ def wait_of(rank: Rank, ranks: Mapping[int, Rank]) -> Iterator[Wait]:
     """Yield what a rank waits in: its first collective that is not finished, else a message or a call of MPI."""
     every = tuple(ranks)
     for entry in rank.recorder["collectives"]:
-        if not entry["done"]:
-            yield wait_in(rank, entry, every)
+        if not entry["done"] and entry["age"] >= LEAST_WAIT:
+            yield message_in(rank, entry) or wait_in(rank, entry, every)
             return
     if message := rank.recorder["message"]:
         peers = every if message["peer"] is None else (message["peer"],)
         yield Wait(rank.number, message["name"], (rank.number, *peers), rank.place)
     elif not rank.recorder["collectives"] and (call := library_call(rank)):
         yield Wait(rank.number, call, every, rank.place)
+
+
+def message_in(rank: Rank, entry: Mapping[str, Any]) -> Wait | None:
+    """Return the wait for a partner's message of NCCL; None if the entry is a collective."""
+    if not (message := NCCL_MESSAGE.match(entry["name"])):
+        return None
+    group, place = rank.recorder["groups"].get(entry["group"], ()), int(message[2])
+    partner = group[place] if place < len(group) else place
+    return Wait(rank.number, message[1], (rank.number, partner), rank.place, seconds=entry["age"])
 
 
 def wait_in(rank: Rank, entry: Mapping[str, Any], every: tuple[int, ...]) -> Wait:
@@ -196,11 +218,16 @@ def wait_in(rank: Rank, entry: Mapping[str, Any], every: tuple[int, ...]) -> Wai
 
 
 def size_of(entry: Mapping[str, Any]) -> str:
-    """Return sizes and types of a collective's values, as ``[4] Float``; empty if ranks may give different ones."""
-    if entry["name"].lstrip("_") not in EVEN:
-        return ""
+    """Return sizes and types of a collective's values, as ``[4] Float``."""
     shapes = ", ".join(str(size).replace(" ", "") for size in entry["sizes"])
     return " ".join(filter(None, (shapes, " ".join(dict.fromkeys(entry["types"])))))
+
+
+def amount_of(entry: Mapping[str, Any]) -> str:
+    """Return number and types of a collective's values, as ``4 Float``; empty if ranks may give different ones."""
+    if entry["name"].lstrip("_") not in EVEN:
+        return ""
+    return " ".join((str(sum(map(math.prod, entry["sizes"]))), *dict.fromkeys(entry["types"])))
 
 
 def library_call(rank: Rank) -> str:
@@ -226,7 +253,7 @@ def different(ranks: Mapping[int, Rank], waits: Mapping[int, Wait]) -> Finding |
         if not wait.number:
             continue
         taken = {member: entry for member in wait.members for entry in entries(ranks.get(member), wait)}
-        for kind, key in (("different-collective", name_of), ("different-size", size_of)):
+        for kind, key in (("different-collective", name_of), ("different-size", amount_of)):
             variants = {member: key(entry) for member, entry in taken.items()}
             if len(set(variants.values())) > 1:
                 return difference(kind, ranks, taken, variants)
@@ -309,21 +336,23 @@ def not_joined(
         waited = "has waited" if len(waiting) == 1 else "have waited"
     call = f"{wait.label}{of_group(wait, ranks)}"
     if len(absent) > len(waiting):
-        return (
-            f"{named(ranks, waiting, nodes=True)} {waited}{since} in {call}, which {numbers(absent)} {have} not joined"
-        )
+        # Without the recorder the ranks of the group are not known, and few may be all of it.
+        unsure = "" if wait.number or wait.is_message else "; whether they have to is not known"
+        who = named(ranks, waiting, nodes=True)
+        return f"{who} {waited}{since} in {call}, which {numbers(absent)} {have} not joined{unsure}"
     busy = [number for number in absent if is_busy(ranks[number])]
     but = f"; rank {busy[0]} is busy" if busy else ""
     who = named(ranks, absent, nodes=True)
     if wait.is_message:
         done = "sent what" if wait.name.endswith("recv") else "received what"
-        return f"{who} {have} not {done} {named(ranks, waiting)} {waited} for{since} in {call}{but}"
+        return f"{who} {have} not {done} {named(ranks, waiting)} {waited} for in {wait.label}{since}{but}"
     return f"{who} {have} not joined {call}, where {named(ranks, waiting)} {waited}{since}{but}"
 
 
 def missing_in(wait: Wait, ranks: Mapping[int, Rank], waits: Mapping[int, Wait]) -> list[int]:
     """Return the ranks that have not joined what a rank waits in."""
     others = [member for member in wait.members if member != wait.rank and member in ranks]
+    others = [member for member in others if not ranks[member].is_unknown]
     if wait.number:
         return [member for member in others if last_number(ranks[member], wait.group) < wait.number]
     return [member for member in others if member not in waits or not is_alike(waits[member], wait)]
@@ -350,12 +379,14 @@ def crossed(waits: Mapping[int, Wait]) -> Finding | None:
     for number, wait in waits.items():
         calls.setdefault((wait.name, wait.number, wait.group, "" if wait.number else wait.place), []).append(number)
     first = next(iter(waits.values()))
-    if len(calls) == 1 and not first.is_message:
+    if len(calls) == 1 and not first.is_message and set(first.members) <= waits.keys():
         text = f"all of its {len(waits)} ranks are in {first.label}"
         if not first.number:
             return Finding("unknown", f"{text}; whether in the same call and group is not known", wait=first)
         return Finding("all-inside", f"{text}: the network or a device, not the program", wait=first)
     parts = [f"{numbers(members)} {be(members)} in {waits[members[0]].label}" for members in calls.values()]
+    if len(calls) == 1 and not first.is_message:
+        return Finding("unknown", f"{parts[0]}; nothing is known of the others", wait=first)
     return Finding("crossed-groups", "ranks wait for each other: " + ", ".join(parts), wait=first)
 
 
@@ -376,11 +407,11 @@ def why_gone(rank: Rank) -> tuple[str, str] | None:
     """Return why a rank cannot join anything, and the kind of that; None if it could."""
     if rank.unreached:
         return f"is on a node that does not answer: {rank.unreached}", "node-unreached"
-    if rank.process is None:
+    if rank.process is None and not rank.is_unknown:
         return f"has ended with code {rank.code or 0}", "rank-ended"
     if rank.is_stopped:
         return "is stopped (SIGSTOP)", "rank-stopped"
-    if rank.is_uninterruptible:
+    if rank.process and rank.is_uninterruptible:
         inside = rank.process["waits_in"]
         return "is in uninterruptible sleep (D)" + (f", in {inside} of the kernel" if inside else ""), "uninterruptible"
     return None
@@ -388,7 +419,8 @@ def why_gone(rank: Rank) -> tuple[str, str] | None:
 
 def doing(rank: Rank) -> str:
     """Render what a rank does: the innermost frames, its share of a core, and the kernel function that it waits in."""
-    assert rank.process
+    if not rank.process:
+        return "could not be looked at"
     if not rank.frames:
         place = "runs {command}".format(**rank.process)
     else:

@@ -564,10 +564,11 @@ def stacks(run_id: str, directory: str) -> None:
             if str(SAMPLER) not in command_line(pid):
                 pids.append(pid)
     looked = looker.look(pids)
+    # Printed first: the file system of the run may not answer.
+    print(json.dumps({"node": os.uname().nodename, "processes": looked}), flush=True)
     folder = Path(directory, "stacks")
     folder.mkdir(exist_ok=True)
     (folder / f"{os.uname().nodename}.txt").write_text("".join(f"{line}\n" for line in looker.render(looked)))
-    print(json.dumps({"node": os.uname().nodename, "processes": looked}))
 
 
 def beside(name: str) -> ModuleType:
@@ -616,6 +617,8 @@ PIECE = re.compile(rb"\x01(\d+!?)(\+?)\x02")
 KILLED, KILL_REPORT = re.compile(rb"\x01\d+!\x02labctl: (\S+ on \S+ was killed) while rank \d+ ran"), 3
 # The report of rank.sh on a rank that left processes on its node.
 LEFT = re.compile(rb"\x01\d+!\x02labctl: rank \d+ on \S+ (?:has ended; what it started and left|left processes)")
+# Exit code of ssh if it does not reach the node.
+SSH_FAILED = 255
 # Exit codes of timeout(1) when it ends its command.
 TIMED_OUT = (124, 137)
 # Timeout in seconds for looking at a node's processes.
@@ -1460,7 +1463,10 @@ def look_at_ranks(job: dict[str, Any], state: RunState) -> dict[str, Any]:
             answer = json.loads(printed)
             nodes[answer["node"]] = answer
         except (ValueError, KeyError, TypeError):
-            nodes[name.partition(".")[0]] = {"error": "no answer over ssh" if code else "its answer is not understood"}
+            error = (
+                {"unreached": "no answer over ssh"} if code == SSH_FAILED else {"error": "it could not be looked at"}
+            )
+            nodes[name.partition(".")[0]] = error
     try:
         return dict(beside("diagnosis").explain(nodes, state.places, state.codes))
     except Exception as error:  # noqa: BLE001 - ranks may answer anything, and the run has to be ended
@@ -1534,6 +1540,8 @@ def ask_nodes(
             done = subprocess.run(
                 as_user("/", command), stdin=quiet, stdout=pipe, stderr=quiet, env=variables, timeout=limit, check=False
             )
+        except subprocess.TimeoutExpired as late:
+            return 1, late.stdout or b""
         except (OSError, subprocess.SubprocessError):
             return 1, b""
         return done.returncode, done.stdout

@@ -14,6 +14,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
+import os
+import re
 import resource
 import select
 import sys
@@ -45,7 +48,8 @@ class Total(float):
 
 def main(directory: str, began: str, node: str) -> None:
     """Write samples until stdin closes."""
-    sources = [host, *accelerators()]
+    sys.path.append(str(Path(__file__).parent))
+    sources = [host, ranks, *accelerators()]
     folder = Path(directory, "samples")
     # A run that has ended may have lost its directory.
     if stdin_closes(0):
@@ -59,7 +63,6 @@ def main(directory: str, began: str, node: str) -> None:
 def accelerators() -> Iterator[Source]:
     """Yield a source for each kind of accelerator on this node."""
     folder = Path(__file__).parent
-    sys.path.append(str(folder))
     # The samplers import this module, which runs as __main__.
     sys.modules["sampler"] = sys.modules[__name__]
     for path in sorted(folder.glob("*_sampler.py")):
@@ -246,6 +249,33 @@ def network() -> tuple[float | None, float | None]:
     received = sum(int(counts[name][0]) for name in adapters)
     sent = sum(int(counts[name][8]) for name in adapters)
     return received, sent
+
+
+# --- ranks ---------------------------------------------------------------------------------------------------
+
+SOCKETS = re.compile(r" @(labctl/\S+/(\d+))$", re.MULTILINE)
+
+
+def ranks() -> Values:
+    """Return the seconds that the node's ranks were in collectives, of the rank that waits least.
+
+    Others wait for that one while it computes. Ranks of torch tell; workloads/common/flight_recorder.py.
+    """
+    prefix = "labctl/{}/{}/".format(os.environ.get("LABCTL_RUN_ID", ""), os.uname().nodename)
+    sockets = {name: int(pid) for name, pid in SOCKETS.findall(text(PROC / "net/unix")) if name.startswith(prefix)}
+    waited = [seconds_waited(name, pid) for name, pid in sockets.items()]
+    told = [seconds for seconds in waited if seconds is not None]
+    return {"in collectives (share)": total(min(told, default=None), 1)}
+
+
+def seconds_waited(name: str, pid: int) -> float | None:
+    """Return the seconds in which a rank was in collectives; None if it does not tell."""
+    import stacks
+
+    try:
+        return float(json.loads(stacks.ask(b"\0" + name.encode(), pid, b"waited"))["waited"])
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ Standard library only, Python >= 3.8.
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
 import os
 import re
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 CPU_PERIOD, ANSWER_LIMIT, PY_SPY_LIMIT = 0.5, 3, 5
 # Processes that are asked at once.
 AT_ONCE = 16
+# Parts of 64 KiB of an answer that are read.
+MOST_PARTS = 256
 # The connection states in /proc/net/tcp that matter to a run that hangs; net/tcp_states.h.
 CONNECTED = {"01": "established", "02": "connecting", "08": "closed by the peer"}
 # sitecustomize.py has the stacks written to this file in memory at this signal.
@@ -55,10 +59,10 @@ def look(pids: Iterable[int]) -> list[dict[str, Any]]:
 
 
 def process(pid: int, ticks: int) -> dict[str, Any] | None:
-    """Return what a process does; None if it has ended. ``ticks``: its CPU time before CPU_PERIOD."""
+    """Return what a process does; None if it has ended or is about to. ``ticks``: its CPU time before CPU_PERIOD."""
     try:
         return of_process(pid, ticks)
-    except OSError:
+    except (OSError, ValueError, KeyError, IndexError):
         return None
 
 
@@ -130,6 +134,7 @@ def frame(name: str, line: str, function: str) -> dict[str, Any]:
     return {"file": name, "line": int(line), "function": function, "text": source(name, int(line))}
 
 
+@functools.lru_cache(maxsize=None)  # noqa: UP033 - of Python 3.9
 def source(name: str, line: int) -> str:
     """Return a line of a source file; empty if it cannot be read."""
     try:
@@ -183,15 +188,25 @@ def recorder(pid: int, variables: list[bytes]) -> dict[str, Any] | None:
     """Return the answer of flight_recorder.py in a process; None if it has none, or not in time."""
     run = next((variable[14:] for variable in variables if variable.startswith(b"LABCTL_RUN_ID=")), b"")
     name = b"/".join((b"\0labctl", run, os.uname().nodename.encode(), str(pid).encode()))
-    with contextlib.suppress(OSError, ValueError), socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(ANSWER_LIMIT)
-        client.connect(name)
-        answer = json.loads(b"".join(iter(lambda: client.recv(1 << 16), b"")))
+    with contextlib.suppress(OSError, ValueError):
+        answer = json.loads(ask(name, pid, b"stacks"))
         now = time.time_ns()
         for entry in answer["collectives"]:
             entry["age"] = round((now - entry.pop("began")) / 1e9, 3)
         return answer  # type: ignore[no-any-return]
     return None
+
+
+def ask(name: bytes, pid: int, question: bytes) -> bytes:
+    """Return the answer of a process to a question at its abstract socket. OSError if another one has that name."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(ANSWER_LIMIT)
+        client.connect(name)
+        peer = int.from_bytes(client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
+        if peer != pid:
+            raise OSError(f"the socket is of process {peer}, not {pid}")
+        client.sendall(question)
+        return b"".join(itertools.islice(iter(lambda: client.recv(1 << 16), b""), MOST_PARTS))
 
 
 # --- text ----------------------------------------------------------------------------------------------------

@@ -586,6 +586,17 @@ class Hang(Struct, frozen=True, kw_only=True):
     """Seconds that a rank has waited for the others."""
 
 
+class Straggler(Struct, frozen=True, kw_only=True):
+    """A node that the others wait for."""
+
+    node: str
+    share: float
+    """Share of time that its ranks are in collectives, of the one that waits least; ``others``: of the next node."""
+    others: float
+    behind: float | None = None
+    """Seconds of each step that the others wait; None if the time of a step is not known."""
+
+
 class Result(Struct, frozen=True, kw_only=True):
     """The outcome of a run, as written to ``result.json``. ``seconds`` is wall-clock time."""
 
@@ -620,6 +631,8 @@ class Result(Struct, frozen=True, kw_only=True):
     """Id of the run that it replayed."""
     hang: Hang | None = None
     """Explanation of its last silence, or of its end; None for a run that passed."""
+    straggler: Straggler | None = None
+    """Node that the others waited for, over the whole run; None if there is none."""
 
     @property
     def outcome(self) -> str:

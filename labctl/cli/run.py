@@ -450,6 +450,8 @@ def run_text(run: Result | RunSummary, lab: Path) -> str:
 
 def result_rows(result: Result, project: Project | None) -> list[tuple[str, str]]:
     """Return name and text of notes, metrics, attempts, ranks, duration, verdict and next step of a project's run."""
+    from labctl.records import straggler
+
     rows = list(result.notes.items())
     for name, value in result.metrics.items():
         unit = f" {value['unit']}" if value.get("unit") else ""
@@ -467,6 +469,8 @@ def result_rows(result: Result, project: Project | None) -> list[tuple[str, str]
         rows.append(("seconds", human.number(result.seconds)))
     if result.hang:
         rows += [("hang", line) for line in (result.hang.sentence, *result.hang.lines)]
+    if result.straggler:
+        rows.append(("straggler", straggler.sentence(result.straggler)))
     cause = f" ({result.cause})" if result.cause else ""
     unjudged = ", nothing judged" if result.outcome == COMPLETED else ""
     rows.append(("verdict", f"{result.outcome}{cause}{unjudged}: {result.message}"))

@@ -109,6 +109,8 @@ class Screen:
 
 def view_text(view: RunView, width: int = 0, height: int = 0) -> str:
     """Render a run: progress, nodes, devices, with ``height`` the keys; cut to ``width`` and ``height`` unless 0."""
+    from labctl.records.straggler import sentence
+
     progress = view.progress
     title = (view.workload, view.state, f"{clock(view.seconds)} of {clock(view.timeout)}", f"run {view.run_id}")
     lines = [fitting(title, width)]
@@ -124,6 +126,8 @@ def view_text(view: RunView, width: int = 0, height: int = 0) -> str:
     for head, rows in (("NODE",), node_rows(view.nodes)), (("NODE", "DEVICE"), device_rows(view.nodes)):
         if rows:
             lines += ["", *sampled(head, rows, width)]
+    if view.straggler:
+        lines += ["", sentence(view.straggler)]
     if not height:
         return "\n".join(lines)
     ago = "" if progress.last_line is None else f"last line {clock(max(0, time.time() - progress.last_line))} ago  "

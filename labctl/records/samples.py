@@ -1,4 +1,4 @@
-"""Samples of a machine that each node of a run writes to ``samples/<node>.csv``: read the last."""
+"""Samples of a machine that each node of a run writes to ``samples/<node>.csv``: read the last ones."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from labctl.records.metrics import finite
 
 COLUMN = re.compile(r"(?P<device>device \d+ )?(?P<what>.+) \((?P<unit>[^)]*)\)")
 """Title of a column, as ``device 0 memory (MiB)``."""
+IN_COLLECTIVES = "in collectives (share)"
+"""Column with the share of time that the node's ranks are in collectives: of the rank that waits least."""
+RECENT = 60
+"""Last rows that are read of a run under way, one per second."""
 LIMIT = 10
 """Time limit of a node's answer, in seconds."""
 
@@ -36,16 +40,17 @@ class NodeSamples(Struct, frozen=True, kw_only=True):
 
 
 def look(job: Job, node: str) -> tuple[str, ...]:
-    """Return the command that prints the header and the last row of a node's samples."""
-    return ("sh", "-c", 'head -n 1 "$1"; tail -n 1 "$1"', "sh", f"{job.directory}/samples/{node}.csv")
+    """Return the command that prints the header and the last RECENT rows of a node's samples."""
+    script = f'head -n 1 "$1"; tail -n +2 "$1" | tail -n {RECENT}'
+    return ("sh", "-c", script, "sh", f"{job.directory}/samples/{node}.csv")
 
 
 def parse(node: str, text: str) -> NodeSamples:
-    """Parse the header and the last row of a table; empty if the row is incomplete."""
-    head, row = [*csv.reader(text.splitlines()), [], []][:2]
-    if head[:1] != ["seconds (s)"] or len(head) != len(row):
+    """Parse the header and the last row of a table; empty without a whole row."""
+    head, rows = _table(text)
+    if not rows:
         return NodeSamples(node=node)
-    numbers = [_number(cell) for cell in row]
+    numbers = [_number(cell) for cell in rows[-1]]
     values: dict[str, Reading] = {}
     devices: dict[str, dict[str, Reading]] = {}
     for name, number in zip(head[1:], numbers[1:], strict=True):
@@ -53,6 +58,23 @@ def parse(node: str, text: str) -> NodeSamples:
             device = (match["device"] or "").removeprefix("device ").strip()
             (devices.setdefault(device, {}) if device else values)[match["what"]] = Reading(number, match["unit"])
     return NodeSamples(node=node, seconds=numbers[0], values=values, devices=devices)
+
+
+def shares(text: str) -> tuple[float, ...]:
+    """Return the values of IN_COLLECTIVES in a table; rows without one are left out."""
+    head, rows = _table(text)
+    if IN_COLLECTIVES not in head:
+        return ()
+    column = head.index(IN_COLLECTIVES)
+    return tuple(number for row in rows if (number := _number(row[column])) is not None)
+
+
+def _table(text: str) -> tuple[list[str], list[list[str]]]:
+    """Split a table into its header and its whole rows; both are empty if it is no table of samples."""
+    head, *rows = [*csv.reader(text.splitlines())] or [[]]
+    if head[:1] != ["seconds (s)"]:
+        return [], []
+    return head, [row for row in rows if len(row) == len(head)]
 
 
 def _number(cell: str) -> float | None:

@@ -20,7 +20,7 @@ from labctl.backends.spec import hidden
 from labctl.errors import ConfigError, HostError, LabError
 from labctl.jobs.job import GRACE
 from labctl.model import Hang, Job, Lab, Metric, Result, Verdict, Workload
-from labctl.records import left, metrics, outlook, store
+from labctl.records import left, metrics, outlook, store, straggler
 from labctl.records.active import ActiveRun, Run
 from labctl.records.finder import answered
 from labctl.records.lines import Line
@@ -72,6 +72,8 @@ def conclude(
     result = result_of(run, outcome, log, seconds, now)
     if result.verdict != "PASS":
         result = replace(result, hang=store.read_hang(run.lab, run.run_id))
+    if not result.hang:
+        result = replace(result, straggler=straggler.of_run(run.directory, log.progress().seconds_per_step))
     try:
         result = store.finish(run.lab, result)
     except HostError as error:

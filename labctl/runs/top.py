@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
 from labctl.backends import Backend
 from labctl.errors import HostError, LabError
-from labctl.model import Progress
+from labctl.model import Progress, Straggler
 from labctl.records import samples, store
 from labctl.records.active import ActiveRun
 from labctl.records.lines import Line
 from labctl.records.progress import tracker_of
 from labctl.records.samples import NodeSamples
+from labctl.records.straggler import straggler
 from labctl.system.parallel import begin, pool
 
 PACE = 2
@@ -34,6 +35,8 @@ class RunView(Struct, frozen=True, kw_only=True):
     timeout: float
     progress: Progress
     nodes: tuple[NodeSamples, ...]
+    straggler: Straggler | None = None
+    """Node that the others have waited for in the last minute."""
 
 
 def under_way(backend: Backend, run: str) -> ActiveRun:
@@ -63,6 +66,8 @@ class Observer:
         self._heard = 0
         """Batches of lines; an empty one is a sign that all was told."""
         self._nodes = tuple(NodeSamples(node=self._run.short(node.name)) for node in self._run.job.nodes)
+        self._shares: Mapping[str, Sequence[float]] = {}
+        """Node -> shares of time in collectives, in the last minute."""
         self._following = begin(lambda: backend.output(self._run, self._hear, self._over.is_set))
 
     def _hear(self, lines: Sequence[Line]) -> None:
@@ -88,6 +93,7 @@ class Observer:
             timeout=self._run.job.timeout,
             progress=progress,
             nodes=self._nodes,
+            straggler=straggler(self._shares, progress.seconds_per_step),
         )
 
     def _state(self, progress: Progress) -> str:
@@ -131,23 +137,25 @@ class Observer:
 
     def _ask_nodes(self) -> None:
         """Read the samples of all nodes; a node without new ones keeps its last."""
+        tables = self._tables()
+        sampled = [samples.parse(node, table) for node, table in tables.items()]
         # The samples of a node that has ended go on being shown.
         self._nodes = tuple(
-            new if new.values or new.devices else old for new, old in zip(self._sampled(), self._nodes, strict=True)
+            new if new.values or new.devices else old for new, old in zip(sampled, self._nodes, strict=True)
         )
+        self._shares = {node: samples.shares(table) for node, table in tables.items()}
 
-    def _sampled(self) -> tuple[NodeSamples, ...]:
-        """Read the last samples of all nodes at once; none of a node that does not answer."""
+    def _tables(self) -> dict[str, str]:
+        """Return the last samples of each node, read from all at once; empty of a node that does not answer."""
 
-        def read(node: str) -> NodeSamples:
-            """Read the last sample of a node; without values if the node does not answer."""
-            look = samples.look(self._run.job, node)
+        def read(node: str) -> str:
+            """Read the last samples of a node."""
             try:
-                output = self._backend.exec(self._run, node, look, limit=samples.LIMIT).out
+                look = samples.look(self._run.job, node)
+                return self._backend.exec(self._run, node, look, limit=samples.LIMIT).out
             except LabError:
-                output = ""
-            return samples.parse(node, output)
+                return ""
 
         nodes = [self._run.short(node.name) for node in self._run.job.nodes]
         with pool(len(nodes)) as threads:
-            return tuple(threads.map(read, nodes))
+            return dict(zip(nodes, threads.map(read, nodes), strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,7 +30,9 @@ def added(tmp_path: Path) -> dict[str, str]:
         (tmp_path / name).mkdir()
     (tmp_path / "data/word").write_text("from the data")
     dockerfile = tmp_path / "image/Dockerfile"
-    dockerfile.write_text("ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\nCOPY word /etc/word\nENV WORD=of-the-image\n")
+    # An image that an interrupted session left is not this one.
+    unique = f"LABEL session={secrets.token_hex(8)}\n"
+    dockerfile.write_text(f"ARG BASE_IMAGE\nFROM ${{BASE_IMAGE}}\nCOPY word /etc/word\nENV WORD=of-the-image\n{unique}")
     (tmp_path / "image/word").write_text("copied")
     return {"LAB_APT": "tree", "LAB_MOUNTS": f"{tmp_path}/data:/data:ro", "LAB_DOCKERFILE": str(dockerfile)}
 

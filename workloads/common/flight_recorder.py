@@ -1,4 +1,4 @@
-"""Answers of a rank to its node's agent: which collectives it has begun and finished, and whom it waits for.
+"""Answers of a rank to its node: which collectives it has begun and finished, whom it waits for, and for how long.
 
 torch's flight recorder keeps the collectives of NCCL and Gloo, but neither the ranks of Gloo's groups nor messages
 between two ranks; those come from torch's own tables and from the stack. A thread answers while the program waits.
@@ -9,15 +9,21 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import random
 import socket
 import struct
 import sys
 import threading
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
 MOST = 300
 """Collectives to tell of: the last ones."""
+LOOK = 0.1, 0.4
+"""Least and most seconds between two looks at whether this rank waits. By chance, as steps may take as long."""
+QUESTION = 5
+"""Seconds that a client may take to ask."""
 PEERS = {"recv": ("src", "group_src"), "send": ("dst", "group_dst")}
 """Functions of torch that wait for one rank, and the arguments that name it."""
 
@@ -44,17 +50,39 @@ def serve() -> None:
 
 
 def answer_all(server: socket.socket) -> None:
+    """Answer `stacks` with all that is known of this rank, `waited` with the seconds in which it was in collectives."""
+    waited = 0.0
     while True:
-        with server.accept()[0] as client:
-            client.settimeout(5)
-            _, uid, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            if uid in (os.getuid(), 0):
-                try:
-                    client.sendall(json.dumps(answer()).encode())
-                except OSError:
-                    pass  # It waits no more.
-                except Exception as error:  # noqa: BLE001 - a rank goes on, whatever torch's tables have become
-                    sys.stderr.write(f"labctl: flight recorder: {error!r}\n")
+        interval = random.uniform(*LOOK)  # noqa: S311 - no secret
+        server.settimeout(interval)
+        try:
+            client = server.accept()[0]
+        except socket.timeout:  # noqa: UP041 - of Python 3.9
+            # Not the time that has passed: while C code keeps the interpreter, the rank computes.
+            with suppress(Exception):
+                waited += interval * is_in_collective()
+            continue
+        with client:
+            client.settimeout(QUESTION)
+            try:
+                if is_of_this_user(client):
+                    known = {"waited": round(waited, 3)} if client.recv(16) == b"waited" else answer()
+                    client.sendall(json.dumps(known).encode())
+            except OSError:
+                pass  # It waits no more.
+            except Exception as error:  # noqa: BLE001 - a rank goes on, whatever torch's tables have become
+                sys.stderr.write(f"labctl: flight recorder: {error!r}\n")
+
+
+def is_of_this_user(client: socket.socket) -> bool:
+    _, uid, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return uid in (os.getuid(), 0)
+
+
+def is_in_collective() -> bool:
+    """Tell if this rank has begun a collective that is not finished; False before the first one."""
+    groups = dump(entries=False).get("pg_status", {})
+    return any(status["last_enqueued_collective"] > status["last_completed_collective"] for status in groups.values())
 
 
 def answer() -> dict[str, object]:
@@ -75,17 +103,24 @@ def ranks_of_groups(groups: ModuleType) -> dict[str, list[int]]:
 
 
 def collectives() -> list[dict[str, object]]:
-    """Return the last collectives of each group that this rank has begun, in order."""
+    """Return the collectives that this rank has begun, in order: the last ones, and the first not finished."""
+    every = [told(entry) for entry in dump(entries=True).get("entries", [])]
+    unfinished = [entry for entry in every[:-MOST] if not entry["done"]]
+    return unfinished[:MOST] + every[-MOST:]
+
+
+def dump(*, entries: bool) -> dict[str, Any]:
+    """Return what torch has recorded; without ``entries`` only the last numbers of each group, in 0.1 ms."""
     from torch._C import _distributed_c10d as core
 
-    dump = getattr(core, "_dump_fr_trace", None) or core._dump_nccl_trace
+    of_torch = getattr(core, "_dump_fr_trace", None) or core._dump_nccl_trace
     # Without stacks: for those torch imports 800 modules, which takes a second of a core.
-    entries = pickle.loads(dump(True, False, False))["entries"]  # noqa: S301 - of this process
-    return [told(entry) for entry in entries[-MOST:]]
+    recorded: dict[str, Any] = pickle.loads(of_torch(entries, False, False))  # noqa: S301 - of this process
+    return recorded
 
 
 def told(entry: dict[str, Any]) -> dict[str, object]:
-    """Return what the agent needs of an entry."""
+    """Return the fields of an entry that the agent needs."""
     return {
         "group": entry["process_group"][0],
         "number": entry["collective_seq_id"],

@@ -82,6 +82,8 @@ class RecorderHook:
 def record_collectives() -> None:
     """Have torch record the collectives of this rank, unless TORCH_FR_BUFFER_SIZE is 0."""
     if os.environ.get("LABCTL_RUN_ID") and os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000") != "0":
+        # The same in torch before 2.9.
+        os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", os.environ["TORCH_FR_BUFFER_SIZE"])
         sys.meta_path.insert(0, RecorderHook())
 
 

@@ -154,10 +154,46 @@ def test_ranks_that_wait_for_each_other_are_all_told_and_none_is_named() -> None
 
 
 def test_ranks_that_are_all_in_the_same_collective_point_to_the_network() -> None:
-    found = explained(seen(0, collective(6)), seen(1, collective(6)))
+    found = explained(*(seen(rank, collective(6)) for rank in range(4)))
     assert (found["kind"], found["ranks"]) == ("all-inside", [])
     assert found["sentence"] == (
-        "all of its 2 ranks are in all_reduce #6 (train.py:13): the network or a device, not the program"
+        "all of its 4 ranks are in all_reduce #6 (train.py:13): the network or a device, not the program"
+    )
+
+
+def test_ranks_of_which_some_have_not_begun_accuse_no_network() -> None:
+    found = explained(seen(0, collective(6)), seen(1, collective(6)))
+    assert (found["kind"], found["sentence"]) == (
+        "unknown",
+        "ranks 0, 1 are in all_reduce #6 (train.py:13); nothing is known of the others",
+    )
+
+
+def test_a_wait_that_has_only_begun_and_ranks_of_other_shapes_but_as_many_values_are_no_hang() -> None:
+    short = (seen(rank, collective(6, age=0.3), at=frame("data.py", 41, "read")) for rank in range(2))
+    assert explained(*short)["kind"] == "all-outside"
+    shapes = explained(*(seen(rank, collective(6, sizes=[[4] if rank else [2, 2]])) for rank in range(4)))
+    assert shapes["kind"] == "all-inside"
+
+
+def test_a_rank_of_a_node_that_answers_but_cannot_be_looked_at_is_accused_of_nothing() -> None:
+    waiting = [seen(rank, collective(6)) for rank in (0, 1)]
+    unseen: dict[str, Any] = {"worker-1": {"error": "it could not be looked at"}}
+    assert explained(*waiting, None, None, **unseen)["kind"] == "unknown"
+
+
+def test_a_program_of_bash_that_others_wait_for_has_not_ended() -> None:
+    wrapper = seen(1, program="bash", command="bash rank.sh", recorder=None, stacks=[])
+    found = explained(seen(0, collective(6)), wrapper, seen(2, collective(6)), seen(3, collective(6)))
+    assert found["sentence"].startswith("rank 1 (worker-0) has not joined all_reduce #6")
+    assert found["lines"] == ["rank 1 runs bash rank.sh, 0 % of a core"]
+
+
+def test_a_message_of_nccl_waits_for_its_partner_alone() -> None:
+    receive = collective(1, "recv 0<-2", message=True)
+    found = explained(seen(0, receive), *(seen(rank, collective(5, done=True)) for rank in (1, 2, 3)))
+    assert found["sentence"] == (
+        "rank 2 (worker-1) has not sent what rank 0 has waited for for 17 s in recv (train.py:13)"
     )
 
 
@@ -191,7 +227,7 @@ def test_a_rank_that_cannot_join_is_named_with_the_reason(
 
 def test_a_node_that_does_not_answer_explains_ranks_that_wait_for_its_ranks() -> None:
     waiting = [seen(rank, collective(6)) for rank in (0, 1)]
-    silent: dict[str, Any] = {"worker-1": {"error": "no answer over ssh"}}
+    silent: dict[str, Any] = {"worker-1": {"unreached": "no answer over ssh"}}
     found = explained(*waiting, None, None, **silent)
     assert (found["kind"], found["ranks"], found["nodes"]) == ("node-unreached", [2, 3], ["worker-1"])
 
