@@ -66,10 +66,7 @@ class Backend(Protocol):
         """Return the state of the nodes, without runs; hosts that do not answer are named in it."""
 
     def unusable(self, slots: int = 0) -> Mapping[str, str]:
-        """Return the nodes on which no run of ``slots`` slots per node, 0 for all, can begin now, each with the reason.
-
-        ``slots``: slots that the run uses of each node; 0 for all of them.
-        """
+        """Return the nodes on which no run of ``slots`` slots per node (0: all of them) can begin now, and why."""
 
     def devices(self) -> DeviceReport:
         """Return the devices of each host or node; needs no lab that is up."""
@@ -189,7 +186,7 @@ class Backend(Protocol):
         """Load a run from its record."""
 
     def active(self) -> Mapping[str, ActiveRun]:
-        """Return the runs that nodes report, also ended ones not forgotten, by id; if none answers, recorded runs.
+        """Return the runs that nodes report, also ended ones that are not forgotten, by id.
 
         If no node answers, those of the record without a result, as ``unknown`` (``records.store.unknown``).
         """
@@ -260,7 +257,7 @@ def require(settings: Settings, command: str) -> None:
 
 @contextmanager
 def connect(context: Context, settings: Settings | None = None, **options: Any) -> Iterator[Backend]:
-    """Open the backend of the settings for one command; hosts are connected when first needed."""
+    """Yield the backend that LAB_ENGINE names, closed with the block; hosts are connected when first needed."""
     settings = settings or context.settings()
     module = import_module(BACKENDS[settings.text("LAB_ENGINE")])
     with module.connect(context, settings, **options) as backend:

@@ -37,7 +37,7 @@ def ok(code: str, summary: str, node: str = HERE) -> Finding:
 def problem(
     level: Level, code: str, summary: str, impact: str, fix: str, *, node: str = HERE, auto_fixable: bool = False
 ) -> Finding:
-    """Build the finding of a check that failed, at level ``warn`` or ``error``; an error stops a run."""
+    """Return the Finding of a failed check, at level ``warn`` or ``error``, with impact and fix."""
     return Finding(code, level, node, summary, impact, fix, auto_fixable)
 
 

@@ -37,11 +37,11 @@ class Step(Struct, frozen=True, kw_only=True):
     cause: str
 
     def do(self, deployment: Any) -> Failures | None:
-        """Carry the step out; return the hosts on which it failed if the plan goes on without them. HostError."""
+        """Carry the step out; return hosts on which it failed if others go on. HostError if all fail."""
         raise NotImplementedError(type(self).__name__)
 
     def without(self, deployment: Any, lost: Failures) -> Step | None:  # noqa: ARG002 - for steps of several hosts
-        """Return the step as it is; steps of several hosts leave out ``lost`` ones, and are None if nothing is left."""
+        """Return the step as it is; overridden by steps of several hosts, which leave out ``lost`` ones."""
         return self
 
 
@@ -82,7 +82,7 @@ def carry_out(
     before: int = 0,
     after: int = 0,
 ) -> dict[str, HostError]:
-    """Carry out steps, those of hosts concurrently, not of ``failed`` ones; return failures. HostError if others fail.
+    """Carry out steps, those of hosts at once but not on ``failed`` ones; return failed hosts with errors.
 
     A host that fails, or is among ``failed``, gets no further steps. ``before`` and ``after`` count further steps of
     the same command, for the numbers that are announced. HostError for a step that fails as a whole.
@@ -107,7 +107,7 @@ def carry_out(
 
 
 def _concurrently(group: Iterable[tuple[str, Step]], deployment: Deployment, lost: Failures) -> dict[str, HostError]:
-    """Carry out the steps of each host in order, all hosts at once, except lost ones; return the hosts that failed."""
+    """Carry out each host's steps in order, all hosts at once, but no lost ones; return failed hosts."""
     queues: dict[str, list[tuple[str, HostStep]]] = {}
     for number, step in group:
         if isinstance(step, HostStep) and step.host not in lost:
@@ -125,5 +125,5 @@ def _concurrently(group: Iterable[tuple[str, Step]], deployment: Deployment, los
 
 
 def announce(context: Context, number: str, step: Step) -> None:
-    """Report a step before it is carried out."""
+    """Report a step, with its number and shortened text, as an event before it is carried out."""
     context.emit(Event(kind="step", text=f"{number} {human.shortened(str(step), LONGEST)}"))

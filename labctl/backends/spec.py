@@ -36,7 +36,7 @@ def build(
     owner: str = "",
     lacking: Container[str] = (),
 ) -> Lab:
-    """Build the lab of settings: with ``bridge`` nodes on the first host, else one per host. HostError, ConfigError.
+    """Return the lab of the settings: on a bridge with nodes on the first host, else with a node per host.
 
     HostError if a host has fewer devices than its nodes need, ConfigError for a device that is not found. Nodes on
     ``lacking`` hosts, which have too few, get none.
@@ -78,7 +78,7 @@ def image_of(settings: Settings, accelerator: str) -> str:
 
 
 def ports(settings: Settings, network: Network) -> tuple[tuple[str, int, int], ...]:
-    """Return the ports to publish. ConfigError if there are any and the launcher is on its host's network."""
+    """Return the ports to publish on the host. ConfigError if LAB_PORTS is set and the network is the host's."""
     setting = settings.values["LAB_PORTS"]
     if setting.value and network == "host":
         reason = "with several hosts the launcher has its host's own network, where a server's port is the host's port"
@@ -87,7 +87,7 @@ def ports(settings: Settings, network: Network) -> tuple[tuple[str, int, int], .
 
 
 def nodes(settings: Settings, accelerator: str, host: Host) -> tuple[Node, ...]:
-    """Return the workers of one host, which share its devices and cores without overlap. HostError for too few."""
+    """Return the workers of one host, each with its own devices and cores. HostError if devices are too few."""
     count = settings.number("LAB_NODES") or usual_nodes(settings, accelerator, host)
     slots, shares = share_devices(settings, accelerator, host, count)
     cores = share_cores(host, tuple(map(_cores_of, shares)))
@@ -110,7 +110,7 @@ def _cores_of(devices: tuple[Device, ...]) -> tuple[int, ...]:
 
 
 def usual_nodes(settings: Settings, accelerator: str, host: Host) -> int:
-    """Return the default number of workers on one host: two, so that ranks connect by ssh, if devices suffice."""
+    """Return the default number of workers on one host: 2, or 1 if devices do not suffice for two."""
     if accelerator == "cpu":
         return USUAL_NODES
     slots = host.slots or settings.number("LAB_SLOTS") or 1
@@ -128,14 +128,14 @@ def spread(settings: Settings, accelerator: str, hosts: tuple[Host, ...], lackin
 
 
 def node_of(settings: Settings, accelerator: str, host: Host) -> Node:
-    """Return the worker of one of several hosts, with all of its cores and a device per slot. HostError if too few."""
+    """Return the worker of one of several hosts, with a device per slot and all cores. HostError if too few."""
     slots, (devices,) = share_devices(settings, accelerator, host, 1)
     mapping = accelerators.get(accelerator).mapping(host, devices)
     return Node(name=f"worker-{host.number}", host=host.name, slots=slots, devices=mapping)
 
 
 def chosen_devices(settings: Settings, accelerator: str, host: Host) -> tuple[Device, ...]:
-    """Return the host's devices, or those of LAB_DEVICES in that order. ConfigError if unknown, or in a CPU lab."""
+    """Return the host's devices, or those of LAB_DEVICES in that order. ConfigError if one is unknown."""
     text = settings.text("LAB_DEVICES")
     if not text:
         return host.devices
@@ -160,7 +160,7 @@ def chosen_devices(settings: Settings, accelerator: str, host: Host) -> tuple[De
 
 
 def unused_choices(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield a warning for each variable of a person's environment that chooses devices, which a lab does not take.
+    """Yield a warning per environment variable that chooses devices in vain, as CUDA_VISIBLE_DEVICES.
 
     Such a variable numbers the devices of one shell's machine: a lab may have others, and keeps the devices of its
     nodes from `up` on. None for a vendor that LAB_ACCELERATOR rules out, or if a setting of labctl chooses.
@@ -180,7 +180,7 @@ def unused_choices(settings: Settings, environ: Mapping[str, str]) -> Iterator[s
 
 
 def _chosen_here(settings: Settings, value: str) -> str:
-    """Return how settings and options of labctl choose the devices that a variable has chosen."""
+    """Return the advice on settings that choose devices as the variable's ``value`` does."""
     if settings.text("LAB_ENGINE") == "kubernetes":
         return "a cluster chooses the devices of a pod; LAB_SLOTS says how many it has"
     if value in ("", "-1", "none", "NoDevFiles"):
@@ -194,7 +194,7 @@ def _chosen_here(settings: Settings, value: str) -> str:
 
 
 def names_of(device: Device) -> tuple[str, ...]:
-    """Return all names of a device for users: id, path, file name, PCI address, uuid, and module as ``module:3``."""
+    """Return all names by which users may call a device: id, path, file name, PCI address, uuid, module."""
     names = (device.id, device.path, device.path.rpartition("/")[2], device.pci, device.uuid)
     return tuple(filter(None, (*names, device.module and f"module:{device.module}")))
 
@@ -208,7 +208,7 @@ def expand(word: str) -> tuple[str, ...]:
 def share_devices(
     settings: Settings, accelerator: str, host: Host, count: int
 ) -> tuple[int, tuple[tuple[Device, ...], ...]]:
-    """Return the slots per node, and consecutive devices for each of ``count`` nodes. HostError if they are too few."""
+    """Return slots per node and the devices of each of ``count`` nodes. HostError if there are too few."""
     devices = chosen_devices(settings, accelerator, host)
     asked = host.slots or settings.number("LAB_SLOTS")
     if accelerator == "cpu":
@@ -227,7 +227,7 @@ def share_devices(
 
 
 def share_cores(host: Host, near: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-    """Return disjoint, nearly equal shares of the cores, those near first; all empty for one node or too few cores.
+    """Return disjoint, nearly equal shares of the host's cores, those near first; all empty if too few.
 
     Cores near the devices of one node go to others only after it has its share. If no cores are near, shares follow the
     NUMA nodes. All shares are empty for one node, or for more nodes than cores.
@@ -248,7 +248,7 @@ def share_cores(host: Host, near: tuple[tuple[int, ...], ...]) -> tuple[tuple[in
 
 
 def mounts(settings: Settings, directory: Path, project: str) -> tuple[Mount, ...]:
-    """Return a container's mounts: cache, clones, workloads, runs, notebooks, outputs, shell histories, the user's."""
+    """Return the mounts of every container: cache, clones, lab folders, shell histories, and the user's."""
     from labctl.workloads import external
 
     sources = ((settings.text(clone.setting), clone.repository) for clone in external.CLONES)
@@ -281,7 +281,7 @@ def own_mounts(lab: Lab) -> tuple[str, ...]:
 
 
 def environment(settings: Settings, project: str) -> Pairs:
-    """Return the environment of every process in a container; the settings' own variables replace labctl's."""
+    """Return the environment of each process in a container; variables of the settings replace labctl's."""
     common = {
         "PROJECT_PATH": project,
         "HF_HOME": f"{project}/.cache/huggingface",
@@ -302,14 +302,14 @@ def environment(settings: Settings, project: str) -> Pairs:
 
 
 def secrets(settings: Settings) -> tuple[tuple[str, Secret], ...]:
-    """Return the files in ``/run/secrets``: the hub's token, and exports of proxies and of secret extra variables."""
+    """Return the files of /run/secrets by name: ``hf_token``, and ``environment`` with shell exports; if set."""
     token = settings.secret("HF_TOKEN")
     hidden = shell_exports((*proxies(settings), *settings.secret_environment))
     return tuple((name, value) for name, value in (("hf_token", token), ("environment", hidden)) if value)
 
 
 def proxies(settings: Settings) -> tuple[tuple[str, Secret], ...]:
-    """Return the proxies under names in both cases, as secrets: such a URL may have a password."""
+    """Return the set proxies as Secrets, each under its name in upper and lower case."""
     names = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
     values = [(name, settings.secret(name)) for name in names]
     given = [(name, value) for name, value in values if value]
@@ -317,7 +317,7 @@ def proxies(settings: Settings) -> tuple[tuple[str, Secret], ...]:
 
 
 def hidden(settings: Settings) -> tuple[Secret, ...]:
-    """Return the texts of four characters or more that no record may show, the longest first."""
+    """Return secrets, proxies with logins, and their passwords, of four characters or more, longest first."""
     token = settings.secret("HF_TOKEN")
     secret = [*((token,) if token else ()), *dict(settings.secret_environment).values()]
     secret += [value for _, value in proxies(settings) if "@" in value.reveal()]
@@ -331,12 +331,12 @@ def hidden(settings: Settings) -> tuple[Secret, ...]:
 
 
 def shell_exports(variables: tuple[tuple[str, Secret], ...]) -> Secret:
-    """Return lines for bash that set these variables, byte for byte."""
+    """Return, as a Secret, lines ``export NAME=VALUE`` for bash, with values quoted."""
     return Secret("".join(f"export {name}={shlex.quote(value.reveal())}\n" for name, value in variables))
 
 
 def choice(settings: Settings, root: HostPath = ROOT) -> tuple[str | None, str]:
-    """Return the accelerator of a lab on this host, and the reason; None if the asked kind was not found."""
+    """Return the accelerator by LAB_ACCELERATOR on this host, None if it is not found, and the reason."""
     setting = settings.text("LAB_ACCELERATOR")
     try:
         chosen = accelerators.choose(setting, root)

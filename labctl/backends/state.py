@@ -17,12 +17,12 @@ LOST: dict[str, Cause] = {"device lost": "device-lost", "sshd does not listen": 
 
 
 def paused(container: str) -> str:
-    """Render the state of a paused container, with the command that resumes it."""
+    """Return text on a paused container with the command that resumes it."""
     return f"container is paused; to resume it: docker unpause {container}"
 
 
 def altered(container: Container) -> str:
-    """Return the changes of a container since it was created, such as by ``docker update``; empty if none."""
+    """Return text on a container's network or limits changed since it was created; empty if unchanged."""
     if container.network and container.network not in container.networks:
         return f"not on network {container.network}"
     if not container.rendered_limits:
@@ -33,7 +33,7 @@ def altered(container: Container) -> str:
 
 
 def lost(reason: str) -> Cause | None:
-    """Map a health-check message to a run's cause; None if the message is not the agent's."""
+    """Return the run's cause that a health-check message begins with; None if it names no loss."""
     return next((cause for beginning, cause in LOST.items() if reason.startswith(beginning)), None)
 
 
@@ -45,7 +45,7 @@ class Owner(Struct, frozen=True):
 
 
 def elsewhere(labeled: str, directory: Path, owner: str = "", caller: str = "", host: str = HERE) -> Owner | None:
-    """Return who else owns a container, by its labels; None if it is the caller's here, or its directory is gone.
+    """Return the other owner of a container, by its labels; None if it is the caller's, or its directory is gone.
 
     Containers made in this directory on this machine are the caller's lab, under whatever name. A directory that does
     not exist owns nothing: on this machine of any user, on other hosts of the caller. Other users' directories on other
@@ -62,7 +62,7 @@ def elsewhere(labeled: str, directory: Path, owner: str = "", caller: str = "", 
 
 
 def is_there(directory: Path) -> bool:
-    """Tell if a directory is on this machine; True if it cannot be read."""
+    """Return True if a path is a directory on this machine, or cannot be looked at for lack of rights."""
     try:
         return S_ISDIR(directory.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -142,7 +142,7 @@ class ObservedState(Struct, frozen=True, kw_only=True):
         return next((part for part in self.parts if part.host == host), ObservedState(host=host))
 
     def owner_elsewhere(self, directory: Path, owner: str = "") -> Owner | None:
-        """Return another user or directory that one of the containers belongs to; None if all are the caller's."""
+        """Return the other owner of the first container that is not the caller's; else None."""
         owners = (elsewhere(each.directory, directory, each.owner, owner, each.host) for each in self.containers)
         return next(filter(None, owners), None)
 

@@ -29,7 +29,7 @@ class RunStopper:
         """Nodes that the run lost and goes on without, and the reason."""
 
     def note(self, cause: Cause, message: str) -> bool:
-        """Keep a reason; return False, and ignore it, if it is not the first or the run has ended."""
+        """Keep the first cause and message, return True; return False for a later one or after the end."""
         with self._lock:
             if self.cause is not None or self.over.is_set():
                 return False
@@ -37,7 +37,7 @@ class RunStopper:
             return True
 
     def because(self, cause: Cause, message: str) -> None:
-        """End the run in the background for this reason, unless it has an earlier reason or has ended."""
+        """Note the cause and, if it is the first, end the run in a thread with GRACE seconds."""
         with self._lock:
             if self.note(cause, message):
                 threading.Thread(target=self.end, args=(GRACE,), daemon=True).start()
@@ -53,10 +53,10 @@ class RunStopper:
 
 @contextlib.contextmanager
 def interrupts(stop: RunStopper) -> Iterator[None]:
-    """Stop the run on INT and TERM; a second Ctrl-C kills it at once. HUP ends this process only."""
+    """Stop the run on INT and TERM in the block, a second one kills it; HUP ends this process alone."""
 
     def handle(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        """Stop the run, or kill it if it was interrupted before."""
+        """Note ``interrupted`` and end the run; if it was interrupted before, kill it."""
         stop.asked.set()
         if stop.cause == "interrupted":
             threading.Thread(target=stop.end, args=(0,), daemon=True).start()

@@ -27,7 +27,7 @@ def require(node: str, stdin: str) -> None:
 
 
 def carry(socket: Any, send: Callable[[int], None], *, reads: bool, raw: bool) -> None:
-    """Carry input to the program and its output here until it ends; signals go to ``send`` and do not end this.
+    """Carry input to the program and its output here until it ends; pass INT, TERM and HUP to ``send``.
 
     In a ``raw`` terminal every key goes to the program, also Ctrl-C, and so does the size of the terminal.
     """
@@ -49,7 +49,7 @@ def carry(socket: Any, send: Callable[[int], None], *, reads: bool, raw: bool) -
 
 
 def _forward(source: int, socket: Any) -> bool:
-    """Send input to the program; at its end close the program's input and return False."""
+    """Read input once and send it to the program; at its end close that channel and return False."""
     typed = os.read(source, CHUNK)
     if typed:
         socket.write_stdin(typed)
@@ -60,19 +60,19 @@ def _forward(source: int, socket: Any) -> bool:
 
 
 def show_of(node: str, line: str) -> None:
-    """Print a line of a program that runs in several nodes, with the name of its node."""
+    """Print a line of a program to stdout, after the name of the node that it runs in."""
     _write(sys.stdout, f"{node}: {line}\n".encode("utf-8", "surrogateescape"))
 
 
 def _print(socket: Any) -> None:
-    """Print the output of the program that has arrived."""
+    """Print what has arrived of the program's stdout and stderr to those of this process."""
     for channel, sink in ((OUT, sys.stdout), (ERR, sys.stderr)):
         if piece := socket.read_channel(channel):
             _write(sink, piece)
 
 
 def _write(sink: TextIO, data: bytes) -> None:
-    """Write and flush bytes. OutputClosed if the reader is gone."""
+    """Write and flush bytes; if the reader is gone, redirect the stream to /dev/null and raise OutputClosed."""
     try:
         sink.buffer.write(data)
         sink.flush()
@@ -84,7 +84,7 @@ def _write(sink: TextIO, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _raw(descriptor: int) -> Iterator[None]:
-    """Put a terminal into raw mode for the block."""
+    """Put a terminal into raw mode during the block, then restore it."""
     import termios
     import tty
 

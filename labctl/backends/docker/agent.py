@@ -80,14 +80,14 @@ class EarlyReach(NamedTuple):
     begun: float
 
     def passed(self, nodes: tuple[str, ...]) -> bool:
-        """Wait for the answers; tell if these nodes were all asked, FRESH seconds ago at most, and answered."""
+        """Return True if these nodes were asked at most FRESH seconds ago, and all answer; wait for them."""
         if not set(nodes) <= set(self.nodes) or time.monotonic() - self.begun > FRESH:
             return False
         return not self.answers.exception() and set(nodes) <= self.answers.result()
 
 
 def begin_reach(engine: Engine, launcher: str, nodes: tuple[str, ...]) -> EarlyReach | None:
-    """Begin to check these nodes over ssh in the background, from the container of a launcher; None for too many.
+    """Ask the sshd of these nodes in the background, from the container of a launcher; return None for more than 64.
 
     Each is asked once, with a short limit.
     """
@@ -155,7 +155,7 @@ class Follower:
         """``on_lines`` raised an error."""
 
     def read(self, texts: Sequence[str]) -> None:
-        """Parse the agent's output: pass on the run's lines; note their place, the run's end, and other messages."""
+        """Parse the agent's output: pass the run's lines on; note their place, the run's end, other messages."""
         lines, last, ended = [], "", self.ended
         for text in texts:
             place, _, rest = text.partition(" ")
@@ -193,7 +193,7 @@ class Standby:
     """
 
     def __init__(self, lab: Lab, engine: Engine, run_id: str, nodes: tuple[str, ...] = ()) -> None:
-        """Begin an agent in the launcher that waits to launch a run, and ask the sshd of ``nodes``, unless too many."""
+        """Start an agent in the launcher that waits to launch a run, and asks the sshd of ``nodes``, 64 at most."""
         self._begun = time.monotonic()
         self._reached: set[str] = set()
         self._changed = threading.Condition()
@@ -221,14 +221,14 @@ class Standby:
         return self._stream.done()
 
     def passed(self, nodes: tuple[str, ...]) -> bool:
-        """Wait until these nodes' sshd answered; return False if not all did, or FRESH seconds are over at the call."""
+        """Wait for these nodes' sshd until FRESH seconds after the start; return False if not all answered."""
         left = self._begun + FRESH - time.monotonic()
         with self._changed:
             self._changed.wait_for(lambda: self._reached.issuperset(nodes) or "" in self._reached, max(0, left))
             return left > 0 and self._reached.issuperset(nodes)
 
     def launch(self, follower: Follower, launch: Launch) -> None:
-        """Launch the run, and follow it until it or the connection ends. LaunchError if it does not begin.
+        """Launch the run; return when it or the connection ends. LaunchError if it does not begin.
 
         Errors that the follower raises are raised.
         """
@@ -254,7 +254,7 @@ class Standby:
             raise LaunchError(f"launcher: {answer}", hint=hint, node=model.LAUNCHER)
 
     def forget(self) -> bool:
-        """Have the agent remove its data of the ended run; return False if it cannot be asked or is too slow."""
+        """Have the agent remove its data of the ended run; return False if it is gone or takes over a second."""
         if self.ended:
             return False
         self._input.write("forget")
@@ -282,7 +282,7 @@ class Standby:
 
 
 def launch_run(lab: Lab, engine: Engine, follower: Follower, launch: Launch, standby: Standby | None = None) -> None:
-    """Launch a run by a waiting or new agent; follow it until it or the connection ends. LaunchError if not begun."""
+    """Launch a run by ``standby``, or a new agent if that has ended; follow it as `Standby.launch`."""
     waiting = standby if standby and not standby.ended else Standby(lab, engine, launch.id)
     try:
         waiting.launch(follower, launch)
@@ -304,7 +304,7 @@ def follow(
     launch: Launch | None = None,
     standby: Standby | None = None,
 ) -> Ended:
-    """Follow a run, launched first with ``launch``, to its end over successive connections; ``lost`` without an agent.
+    """Follow a run to its end over successive connections, with ``launch`` launch it first; return how it ended.
 
     LaunchError if it cannot be started, as when other runs use its nodes. HostError if the launcher does not answer for
     ``PATIENCE`` seconds.
@@ -340,7 +340,7 @@ def _is_unknown(run_id: str, follower: Follower, *, launched: bool) -> bool:
 
 
 def _left(run_id: str, error: HostError | None) -> HostError:
-    """Return the error of a run that cannot be followed any more."""
+    """Return the HostError of a run that labctl cannot follow any more, with a hint to `labctl attach`."""
     why = error.message if error else "the launcher does not answer"
     hint = f"labctl attach {run_id}"
     return HostError(f"{why}; run {run_id} goes on without labctl", hint=hint, node=model.LAUNCHER)
@@ -358,7 +358,7 @@ def reconnect(lab: Lab, engine: Engine, node: str) -> HostError | None:
 
 
 def look(lab: Lab, engine: Engine, run_id: str, follower: Follower, *arguments: str) -> HostError | None:
-    """Run the agent with ``arguments``, pass its output to the follower; return the HostError of a lost connection.
+    """Run the agent in the launcher, pass its output to the follower; return the HostError of a lost connection.
 
     Errors that the follower raises are raised. ``arguments``: the agent's command.
     """
@@ -387,13 +387,13 @@ def look_at_ranks(lab: Lab, engine: Engine, run_id: str) -> model.Hang:
 
 
 def forget(lab: Lab, engine: Engine, run_id: str) -> None:
-    """Have the agent remove its data of a run that has ended, and do not wait for it."""
+    """Have the agent in the launcher remove its data of a run that has ended, in the background."""
     command = ("sh", "-c", IN_NODE, "sh", "background", *AGENT, "forget", run_id)
     engine.exec(naming.container_name(lab, model.LAUNCHER), command, user="0")
 
 
 def is_running(lab: Lab, engine: Engine) -> bool:
-    """Tell if the launcher is running or paused; True if its host does not answer."""
+    """Return True if the launcher is running or paused, or cannot be observed because its host does not answer."""
     try:
         observed = engine.observe(lab.name)
     except HostError:
@@ -404,7 +404,7 @@ def is_running(lab: Lab, engine: Engine) -> bool:
 
 
 def runs(engine: Engine, observed: ObservedState) -> dict[str, ActiveRun]:
-    """Return the runs that the launcher's agent reports, by id; none if not running. HostError if the agent fails."""
+    """Return runs by id from the launcher's agent; {} if not running or too old. HostError if the agent fails."""
     launcher = observed.container(model.LAUNCHER)
     if not launcher or launcher.state != "running":
         return {}
@@ -421,7 +421,7 @@ def runs(engine: Engine, observed: ObservedState) -> dict[str, ActiveRun]:
 
 
 def active(engine: Engine, observed: ObservedState) -> tuple[ActiveRun, ...]:
-    """Return the runs that are under way or wait for nodes, in the order of their launch."""
+    """Return the runs with state ``running``, also those that wait for nodes, in the order of their launch."""
     running = (run for run in runs(engine, observed).values() if run.state == "running")
     return tuple(sorted(running, key=lambda run: run.order))
 
@@ -436,7 +436,7 @@ def reap(
     lasted: float | None = None,
     launcher: str = "",
 ) -> list[str]:
-    """End a run's processes (with ``lasted``, also ones that left it) in launcher and nodes, or all; return errors.
+    """End a run's processes in the launcher and ``nodes``, without ``nodes`` in all containers; return the errors.
 
     If the run has ``lasted`` so many seconds, also end processes in workers that were started in that time and have
     left it: they have no parent, and no environment of another run or shell. In the launcher this is done only for the
@@ -459,7 +459,7 @@ def reap(
 
 
 def reap_node(lab: Lab, engine: Engine, node: str, run_id: str, grace: float, lasted: float | None) -> str:
-    """End a run's processes in a container, as ``reap``; return the error, empty if none remains."""
+    """End a run's processes in a container; return the error, or empty if none remains or the container has ended."""
     given = {} if lasted is None else {"LABCTL_RUN_SECONDS": f"{lasted:.3f}"}
     try:
         return "".join(
@@ -481,10 +481,7 @@ def reap_node(lab: Lab, engine: Engine, node: str, run_id: str, grace: float, la
 
 
 def unhealthy(lab: Lab, engine: Engine, nodes: tuple[str, ...]) -> dict[str, str]:
-    """Run Docker's health check in these nodes, all at once; return the output of those that fail, not of silent ones.
-
-    Nodes that do not answer are left out.
-    """
+    """Run the health check in these nodes at once; return stderr of each that fails; silent nodes are left out."""
 
     def check(node: str) -> str:
         """Return the error of a node's health check; empty if it passes or cannot run."""
@@ -508,7 +505,7 @@ def agent(
     root: bool = False,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> list[str]:
-    """Run the node's agent and return its lines. HostError if it exits non-zero without output."""
+    """Run labctl's agent in a node's container; return its stdout as lines. HostError if it fails without any."""
     # By environment: the agent of an older image would reject another argument.
     prefix = ("env", *(f"{name}={value}" for name, value in environment.items())) if environment else ()
     who = "0" if root else user(lab, node)

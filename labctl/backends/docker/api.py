@@ -40,7 +40,7 @@ class Client(APIClient):
     """Client of the daemon at an address as in DOCKER_HOST, by its newest API, with a time limit per answer."""
 
     def __init__(self, address: str, seconds: int) -> None:
-        """Ask the daemon for its version. DockerException if another server answers."""
+        """Connect to a daemon, and ping it for its API version. DockerException if another server answers."""
         local = address.startswith("unix:")
         tls = not local and process.variable("DOCKER_TLS_VERIFY")
         options: dict[str, Any] = dict(kwargs_from_env()) if tls else {"base_url": address}
@@ -85,7 +85,7 @@ class Client(APIClient):
 
     @contextlib.contextmanager
     def event_lines(self, **filters: list[str]) -> Iterator[Iterator[bytes]]:
-        """Yield events as lines, for another thread to read; they end with the block."""
+        """Yield an iterator of the daemon's events as lines, for another thread; it ends when the block is left."""
         answer = self._streamed("GET", "/events", params={"filters": json.dumps(filters)}, timeout=None)
         try:
             yield lines(iter(lambda: answer.raw.read1(CHUNK, decode_content=True), b""))
@@ -95,7 +95,7 @@ class Client(APIClient):
                 answer.raw.shutdown()
 
     def _streamed(self, method: str, path: str, **options: Any) -> Response:
-        """Send a request, and return the answer before its content is read. APIError if the daemon refuses."""
+        """Send a request; return the response with its content unread. APIError if the daemon refuses it."""
         answer = self.request(method, f"{self.base_url}/v{self.api_version}{path}", stream=True, **options)
         try:
             answer.raise_for_status()
@@ -105,7 +105,7 @@ class Client(APIClient):
 
 
 def chunks(answer: Response, seconds: float) -> Iterator[bytes]:
-    """Yield an answer as it arrives. TimeoutError after one or two times ``seconds``, DockerException if too long."""
+    """Yield a response as it arrives. TimeoutError after one or two times ``seconds``, DockerException if too big."""
     deadline, size, whole = time.monotonic() + seconds, 0, False
     try:
         while chunk := answer.raw.read1(CHUNK, decode_content=True):
@@ -127,7 +127,7 @@ def chunks(answer: Response, seconds: float) -> Iterator[bytes]:
 
 
 def lines(stream: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the whole lines of a stream, which are events. DockerException if one is too long."""
+    """Yield the complete lines of a stream, without line breaks. DockerException for one above LONGEST_EVENT."""
     rest = b""
     for chunk in stream:
         *whole, rest = (rest + chunk).split(b"\n")
@@ -137,7 +137,7 @@ def lines(stream: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """Return the first cause of an error that is still of HTTP or the system; the error itself if none."""
+    """Follow an error's causes as long as they are HTTP errors or OSErrors; return the last, or the error itself."""
     while not error.__suppress_context__ or error.__cause__:
         cause = error.__cause__ or error.__context__
         if not isinstance(cause, (HTTPError, HTTPException, OSError)):

@@ -72,7 +72,7 @@ class NewRun(Run, frozen=True, kw_only=True):
 
 
 def settings_for(context: Context, settings: Settings, workload: Workload) -> Settings:
-    """Return the settings with a workload's packages, and its image unless they name one: warn if that is another."""
+    """Return the settings with a workload's packages, and its image if they name none; warn if they name another."""
     from labctl.backends.docker.deploy import images
 
     changed = images.for_workload(context, settings, workload)
@@ -157,7 +157,7 @@ class DockerBackend:
         return run.findings(self.context, node=node)
 
     def plan_prepare(self, *, preview: bool = False) -> Plan:
-        """Plan to make the image available and to probe engines. HostError if `up` is impossible on every host."""
+        """Plan to get the image to hosts and to probe engines. HostError if `up` would fail on every host."""
         from labctl.backends.docker.checks import run as checks
         from labctl.backends.docker.deploy import images, ledger, provision
 
@@ -190,7 +190,7 @@ class DockerBackend:
         return UpPlan(plan.steps, lab=lab, failed=failed)
 
     def _decide_up(self, lab: Lab, observed: ObservedState) -> tuple[Plan, Failures]:
-        """Plan lab directory and containers; return also hosts to skip. HostError if devices or nodes are in use."""
+        """Return the plan of `up` and hosts to skip. HostError if devices or nodes are in use, or compose unfit."""
         from labctl.backends.docker.checks import run as checks
         from labctl.backends.docker.deploy import decide
         from labctl.backends.docker.deploy.steps import ApplyProject
@@ -228,7 +228,7 @@ class DockerBackend:
         return Deployment(context=self.context, cluster=self.cluster)
 
     def _bring_up(self, plan: UpPlan, lab: Lab) -> None:
-        """Carry out `up`, holding the lock for devices. HostError if a device or node is in use, or hosts fail."""
+        """Carry out `up` under the lock for devices; record its image. HostError if in use or a host fails."""
         from labctl.accelerators import leases
         from labctl.backends.docker.deploy.steps import LabDeployment
 
@@ -313,7 +313,7 @@ class DockerBackend:
             self.context.warn(remark)
 
     def remove_keys(self) -> bool:
-        """Remove the lab's private keys, which `up` makes again; tell if it has containers. HostError in a run."""
+        """Delete the lab's private ssh keys; return True if it has containers. HostError during a run."""
         from labctl.backends.docker.compose import ssh_keys
 
         self._observed, self.cluster = preflight.observe(self.context, self.cluster)
@@ -365,10 +365,7 @@ class DockerBackend:
         )
 
     def observe(self, run: Run, *, preview: bool = False) -> Run:
-        """Return the run with its containers observed, checks begun and a free port. InUse for a replay if others run.
-
-        InUse for a replay, whose port is fixed, while others run.
-        """
+        """Return the run with containers observed and a free port; begin checks. InUse for a replay if others run."""
         from labctl.backends.docker.deploy import provenance, readiness
         from labctl.records.active import in_use
 
@@ -396,7 +393,7 @@ class DockerBackend:
         return replace(new, lab=lab, job=job, observed=observed, origin=origin, active=active, foreign=foreign)
 
     def _stand_by(self, run: Run) -> None:
-        """Have an agent in the launcher wait for a run, and ask the sshd of its nodes meanwhile."""
+        """Start an agent in the launcher that waits for a run and asks the sshd of its nodes; keep it by run id."""
         from labctl.backends.docker.agent import Standby
 
         nodes = tuple(node.name for node in run.job.nodes)
@@ -494,7 +491,7 @@ class DockerBackend:
         agent.launch_run(run.lab, self.cluster.engine, agent.Follower(len), self._launch(run, options), standby)
 
     def _launch(self, run: Run, options: RunOptions) -> Any:
-        """Build the agent's arguments for a run with these options."""
+        """Return the Launch of a run for the agent, with LAB_RUN_PATIENCE, LAB_STALL_SECONDS and the options."""
         from labctl.backends.docker.supervise import launch_of
 
         patience = 0 if options.detach else self.settings.number("LAB_RUN_PATIENCE")
@@ -577,7 +574,7 @@ class DockerBackend:
         return agent.look_at_ranks(run.lab, self.cluster.engine, run.run_id)
 
     def leaves_processes(self, run_id: str) -> bool:
-        """Tell if a run was on Docker hosts; a cluster ends the processes of its runs itself."""
+        """Return True if a run was on Docker hosts; a Kubernetes cluster ends its processes itself."""
         return store.backend(self.context.directory, run_id) == self.name
 
     def end(self, run_id: str) -> None:
@@ -619,7 +616,7 @@ class DockerBackend:
 
 
 def _launch_text(job: Job) -> str:
-    """Render the launch of a job for its plan."""
+    """Return the plan's line for the launch: the time limit, the launcher's command, and the workload's own."""
     import shlex
 
     started = shlex.join((*job.workload.called, *job.workload.arguments))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def container_of(listed: dict[str, Any], host: str) -> Container:
-    """Build a container from an entry of the daemon's list."""
+    """Return the Container for an entry of the daemon's list; unprintable characters in labels are removed."""
     # Every user of the daemon may set labels.
     labels = {name: "".join(filter(str.isprintable, value)) for name, value in listed["Labels"].items()}
     slots = labels.get("labctl.slots", "")
@@ -65,7 +65,7 @@ def container_of(listed: dict[str, Any], host: str) -> Container:
 
 
 def completed(container: Container, inspected: dict[str, Any], *, user: bool) -> Container:
-    """Return a container with networks, limits, why it is unhealthy and, with ``user``, its user, as inspected."""
+    """Return a container with networks, limits, why it is unhealthy and, with ``user``, its uid:gid, as inspected."""
     return replace(
         container,
         reason=last_check(inspected) if container.health == "unhealthy" else "",
@@ -86,7 +86,7 @@ def named_networks(container: Container, inspected: dict[str, Any]) -> Iterator[
 
 
 def limits_of(inspected: dict[str, Any]) -> Pairs:
-    """Return a container's limits that are set; the engine leaves out those that the kernel does not support."""
+    """Return a container's memory, pids, cpuset and CPU limits from its inspection; those not set are left out."""
     config = inspected["HostConfig"]
     pids, cpus = config["PidsLimit"], [config[key] for key in ("NanoCpus", "CpuQuota", "CpuShares")]
     limits = {
@@ -99,7 +99,7 @@ def limits_of(inspected: dict[str, Any]) -> Pairs:
 
 
 def node_order(container: Container) -> tuple[bool, str, int]:
-    """Sort key that puts the launcher first, then workers by number."""
+    """Return a sort key that puts the launcher first, then workers by number."""
     stem, _, number = container.node.rpartition("-")
     return (container.role != "launcher", stem, int(number) if number.isdigit() else 0)
 
@@ -121,7 +121,7 @@ def variables_of(inspected: dict[str, Any] | None) -> dict[str, str]:
 
 
 def last_check(inspected: dict[str, Any] | None) -> str:
-    """Return the output of the last check of a container with health checks; empty if it was not found."""
+    """Return the output of a container's last health check; empty if it was not found or not yet checked."""
     log = inspected["State"]["Health"]["Log"] if inspected else ()
     return str(log[-1]["Output"]).strip() if log else ""
 
@@ -167,7 +167,7 @@ def within(seconds: int) -> tuple[str, ...]:
 
 
 def without_repeats(printed: str) -> list[str]:
-    """Return each line once. Compose 5 prints some twice, and its last error also after the service's name."""
+    """Return each line of docker's output once: compose prints some twice, or again after a service's name."""
     lines = list(dict.fromkeys(line.rstrip() for line in printed.splitlines() if line.strip()))
     return [line for line in lines if line == lines[-1] or not line.endswith(f" {lines[-1]}")]
 
@@ -196,11 +196,12 @@ class DockerEngine:
         return {self.host: self.connection} if self.connection else {}
 
     def capabilities(self, host: str) -> DockerEngine:  # noqa: ARG002
+        """Return this engine, whatever the host."""
         return self
 
     @contextlib.contextmanager
     def _api(self) -> Iterator[Client]:
-        """Open the SDK's client. HostError if the daemon refuses a request or does not answer."""
+        """Yield the SDK's client, closed with the block. HostError if the daemon refuses or does not answer."""
         from docker.errors import APIError, DockerException
         from urllib3.exceptions import HTTPError
 
@@ -219,7 +220,7 @@ class DockerEngine:
             raise self._silent(cause) from error
 
     def _silent(self, cause: OSError) -> HostError:
-        """Return the error of a daemon that does not answer, with the command that starts it."""
+        """Return the HostError of a daemon that does not answer, with a hint how to start it."""
         why = cause.strerror or str(cause)
         start = "restart" if "timed out" in why else "start"
         hint = "labctl setup" if self.host == model.HERE else f"on {self.host}: systemctl {start} docker"
@@ -230,7 +231,7 @@ class DockerEngine:
         return self._error(f"Docker Engine does not answer: {why}", hint)
 
     def _client(self) -> Client:
-        """Connect the SDK's client. OSError if that fails, DockerException if docker's config.json is invalid."""
+        """Connect the SDK's client. OSError if address or TLS fail, DockerException for a bad config.json."""
         from docker.errors import DockerException, TLSParameterError
 
         from labctl.backends.docker.api import Client
@@ -254,13 +255,13 @@ class DockerEngine:
             return inspect(api, kind, identity)
 
     def _error(self, message: str, hint: str = "labctl doctor") -> HostError:
-        """Return an error, with the host if it is not this machine."""
+        """Return a HostError; for another host it names the host in the message and as node."""
         where = "" if self.host == model.HERE else self.host
         return HostError(f"{where}: {message}" if where else message, hint=hint, node=where or None)
 
     @contextlib.contextmanager
     def _acting(self, command: str, containers: int = 0) -> Iterator[Any]:
-        """Open the client for changes. HostError if ``command`` fails, or times out for so many ``containers``."""
+        """Yield a client for changes, limited by the number of ``containers``. HostError if ``command`` fails."""
         from python_on_whales import DockerClient
         from python_on_whales.exceptions import DockerException
 
@@ -271,7 +272,7 @@ class DockerEngine:
             raise self._failed(command, error.return_code, error.stderr or "", seconds) from error
 
     def _failed(self, command: str, code: int, output: str, seconds: int) -> HostError:
-        """Return the error of a command that failed, or timed out after so many seconds."""
+        """Return the HostError of a command: timed out, name taken, port in use, or its last lines of output."""
         if code in LATE:
             prefix = f"on {self.host}: " if self._address else "sudo "
             hint = f"{prefix}systemctl restart docker, if it hangs; then re-run the command"
@@ -304,7 +305,7 @@ class DockerEngine:
         return str(self.information()["ID"])
 
     def port_users(self) -> tuple[HostPortUser, ...]:
-        """Return the workers of any lab whose sshd listens on this host's network; port 0 if not known."""
+        """Return the workers of any lab on this host's network, with their sshd's port, 0 if not known."""
         users = []
         with self._api() as api:
             for listed in api.containers(filters={"label": ["labctl.lab", "labctl.role=worker"]}):
@@ -350,7 +351,7 @@ class DockerEngine:
         return ""
 
     def observe(self, lab: str, image: str | None = None, *, node: str = "") -> ObservedState:
-        """Return the lab's containers and networks, by label, and the id of an image; for ``node`` also its user.
+        """Return the lab's containers, networks and probes, by label, and an image's id, None if not found.
 
         A list of containers includes neither the reason why one is unhealthy, nor its limits, nor its user: those are
         inspected.
@@ -404,7 +405,7 @@ class DockerEngine:
             actor.pull(image, quiet=True)
 
     def import_image(self, archive: Path, image: str) -> None:
-        """Create an image from the tar archive of a file system."""
+        """Create an image from the tar archive of a file system, by `docker import`. HostError if it fails."""
         with self._acting(f"docker import {image}") as actor:
             actor.import_(archive, image)
 
@@ -419,7 +420,7 @@ class DockerEngine:
             return str(actor.context.inspect().name)
 
     def apply(self, host: str, project: str, files: tuple[Path, ...]) -> None:  # noqa: ARG002
-        """Bring up all services of these files as one project; its other containers stay. HostError if it fails.
+        """Run `docker compose up` for these files as one project; other containers stay. HostError if it fails.
 
         By the docker program, so that the terminal's Ctrl-C reaches it.
         """
@@ -431,7 +432,7 @@ class DockerEngine:
             raise self._failed(f"docker compose -p {project} up", done.code, done.err, seconds)
 
     def remove(self, host: str, kind: Kind, ids: tuple[str, ...]) -> None:  # noqa: ARG002
-        """Remove containers, running or missing ones too, networks or images. HostError for an image in use."""
+        """Remove containers (forced), networks or images; missing ones are ignored. HostError if docker fails."""
         command = shlex.join(("docker", kind, "rm", *(ids if kind == "image" else ())))
         with self._acting(command, len(ids)) as actor:
             getattr(actor, kind).remove(list(ids), **({"force": True} if kind == "container" else {}))
@@ -474,7 +475,7 @@ class DockerEngine:
         limit: float,
         typed: process.Input | None = None,
     ) -> int:
-        """Run a program in a container and pass its lines on, as ``Engine.stream``."""
+        """Run a program in a container by `docker exec`, pass its lines on as they come; return its exit code."""
         variables = [f"{name}={value}" for name, value in environment]
         command = self._exec(container, user, options=("-i",), variables=variables)
         return process.stream_blocks(
@@ -493,7 +494,7 @@ class DockerEngine:
         stdin: Literal["terminal", "pipe", "none"] = "none",
         on_line: OnLine | None = None,
     ) -> int:
-        """Run a program on this process's input and output, as ``Engine.attach``. HostError if docker detaches."""
+        """Run a program in a container on this process's input and output; return its exit code."""
         import secrets
 
         mark = f"person-{secrets.token_hex(8)}"
@@ -534,7 +535,7 @@ class DockerEngine:
         process.stream((*self.docker, *command), lambda line: on_line(line.removeprefix(ERASE)))
 
     def grants(self, lab: str, image: str, limits: tuple[tuple[str, int], ...]) -> bool:
-        """Tell if a container with these ulimits starts. HostError if it is refused for another reason."""
+        """Return True if a container with these ulimits starts. HostError if it is refused otherwise."""
         options = tuple(chain.from_iterable(("--ulimit", f"{name}={value}:{value}") for name, value in limits))
         return not probe.refused(self.docker, lab, image, options, because="rlimit")
 
@@ -542,7 +543,7 @@ class DockerEngine:
         return probe.most_files(self.docker, lab, image)
 
     def reserves(self, lab: str, image: str, driver: str, ids: tuple[str, ...]) -> bool:
-        """Tell if the daemon has this device driver, by reserving these devices. HostError if refused otherwise."""
+        """Return True if the daemon has this device driver for these devices. HostError if refused otherwise."""
         options = ("--gpus", probe.reservation(driver, ids))
         return not probe.refused(self.docker, lab, image, options, because="could not select device driver")
 
@@ -551,7 +552,7 @@ class DockerEngine:
         return probe.refusal(self.docker, lab, image, probe.device_options(mapping))
 
     def events(self, lab: str) -> Iterator[tuple[str, Cause, str]]:
-        """Yield losses of a lab's containers, as ``Engine.events``."""
+        """Yield node, cause and text of each loss of a lab's containers, as the daemon reports them."""
         # A filter for labels would leave out the events of networks, which have none.
         labels = {"container": (lab,), "network": (None,)}
         actions = ["die", "oom", "health_status", "disconnect", "pause", "unpause"]

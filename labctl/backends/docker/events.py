@@ -32,7 +32,7 @@ class Source(Protocol):
 def watch(
     events: Iterable[dict[str, Any]], observe: Callable[[], ObservedState], last_check: Callable[[str], str]
 ) -> Iterator[Loss]:
-    """Yield (node, cause, what happened) for each container that is dead, dies or is lost to runs, till the events end.
+    """Yield (node, cause, text) for each container that is dead, dies or is lost to runs, until the events end.
 
     The daemon reports an unhealthy container once, also if the check was only too slow: its later checks are read until
     it is healthy again, or lost. If the daemon does not answer then, no run is ended. Events of networks, which name a
@@ -73,7 +73,7 @@ class Losses:
 
     @contextlib.contextmanager
     def subscribed(self, hear: Callable[[str, Cause, str], None]) -> Iterator[None]:
-        """Pass each loss to ``hear``, in another thread, until the block ends: node, cause, what happened."""
+        """Pass each loss (node, cause, text) to ``hear``, in another thread, until the block ends."""
         with self._lock:
             self._hearers.append(hear)
             if not self._listens:
@@ -120,7 +120,7 @@ class _Watched:
         return min([INTERVAL, *due] if self._unhealthy else due, default=None)
 
     def hear(self, event: dict[str, Any]) -> Iterator[Loss]:
-        """Yield the loss that an event reports, if any, and note containers to look at again."""
+        """Yield the loss that an event reports, if any; note paused, disconnected and unhealthy containers."""
         identity, attributes = event["Actor"]["ID"], event["Actor"]["Attributes"]
         node = attributes.get("labctl.node", "?")
         if event["Action"] == "disconnect":
@@ -166,7 +166,7 @@ class _Watched:
 
 
 def _heard(events: Iterable[dict[str, Any]]) -> queue.SimpleQueue[dict[str, Any] | None]:
-    """Read events in a thread; return a queue of them, with None at their end, from which to get with a time limit."""
+    """Read events in a thread; return a queue that gets each, and None at their end or if the connection breaks."""
     heard: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
 
     def listen() -> None:

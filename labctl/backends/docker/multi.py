@@ -91,7 +91,7 @@ class MultiHostEngine:
         return self._with(container).attach(container, argv, **options)
 
     def logs(self, project: str, on_line: OnLine, **options: Any) -> None:
-        """Pass on the logs of all hosts as they come. HostError for hosts that failed, once all have ended."""
+        """Pass on the logs of all hosts as they come; at the end, HostError names hosts that failed."""
 
         def show(host: str) -> None:
             """Pass on the logs of a host. HostError names it."""
@@ -109,7 +109,7 @@ class MultiHostEngine:
         raise_all(lost)
 
     def events(self, lab: str) -> Iterator[Loss]:
-        """Yield losses as one daemon does, without end; if a host is lost, also every node of it.
+        """Yield losses of nodes on all hosts without end; for a lost host, one per container.
 
         If only the connection from this machine broke, the host is not lost: other hosts still reach it, and labctl
         connects again.
@@ -128,7 +128,7 @@ class MultiHostEngine:
             yield heard.get()
 
     def _losses(self, lab: str, host: str, parts: Mapping[str, ObservedState]) -> Iterator[Loss]:
-        """Yield losses of a host's containers, over successive connections, until the host is lost."""
+        """Yield losses of a host's containers, reconnecting, until the host is lost or closed."""
         connection = self._daemons[host].connections[host]
         while True:
             made, reason = connection.made, "the connection to it ended"
@@ -152,7 +152,7 @@ class MultiHostEngine:
     def _connected(
         self, lab: str, host: str, parts: Mapping[str, ObservedState], why: str
     ) -> Generator[Loss, None, bool]:
-        """Connect to a host again, and yield losses of its nodes; return True if connected, False if the host is lost.
+        """Reconnect to a host, yielding losses of its nodes; return False if the host is lost.
 
         The host is lost if no other host reaches it: at first at once, later several times in a row. A node whose sshd
         is gone is reported.
@@ -178,7 +178,7 @@ class MultiHostEngine:
             time.sleep(1)
 
     def _answers(self, lab: str, parts: Mapping[str, ObservedState], host: str) -> dict[str, str]:
-        """Return the best answer, in the order of ANSWERS, that other hosts got from each of a host's workers."""
+        """Ask other hosts for this one's workers over ssh; return the best answer to each."""
         others = [name for name in parts if name != host]
         running_here = [container for container in parts[host].containers if container.state == "running"]
         workers = tuple(container.node for container in running_here if container.role == "worker")
@@ -202,7 +202,7 @@ class MultiHostEngine:
         return {node: min(given, key=ANSWERS.index) for node, given in answers.items()}
 
     def _ended_meanwhile(self, lab: str, before: ObservedState) -> Iterator[Loss]:
-        """Yield a loss per container of a host that ended while its events were not read. HostError if it is silent."""
+        """Yield a loss per container that ran and is not alive any more. HostError if silent."""
         alive = ("running", "paused")
         now = self._daemons[before.host].observe(lab).containers
         alive_ids = {container.id for container in now if container.state in alive}

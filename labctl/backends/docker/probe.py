@@ -17,10 +17,7 @@ PATIENCE = 120
 
 
 def refused(docker: tuple[str, ...], lab: str, image: str, options: tuple[str, ...], *, because: str) -> bool:
-    """Tell if the daemon refuses a container with these options, by an error with ``because``. HostError for another.
-
-    HostError if it refuses for another reason.
-    """
+    """Return True if the daemon refuses a container with these options for ``because``. HostError for other errors."""
     message = refusal(docker, lab, image, options)
     if message and because not in message:
         raise HostError(f"cannot start a container: {message}", hint="labctl doctor")
@@ -28,7 +25,7 @@ def refused(docker: tuple[str, ...], lab: str, image: str, options: tuple[str, .
 
 
 def refusal(docker: tuple[str, ...], lab: str, image: str, options: tuple[str, ...]) -> str:
-    """Return the error of starting a container with these options of `docker create`; empty if it starts."""
+    """Create, start and remove a container with these options; return docker's error, empty if it starts."""
     container = ""
     try:
         made = _run(docker, "create", *_fixed(lab, "/bin/true"), *options, image)
@@ -44,7 +41,7 @@ def refusal(docker: tuple[str, ...], lab: str, image: str, options: tuple[str, .
 
 
 def most_files(docker: tuple[str, ...], lab: str, image: str) -> int:
-    """Return how many files a process in a container may open, ``sys.maxsize`` if unlimited. HostError if none runs."""
+    """Run a container for its `ulimit -Hn`; return it, ``sys.maxsize`` if unlimited. HostError if none runs."""
     done = _run(docker, "run", "--rm", *_fixed(lab, "/bin/sh"), image, "-c", "ulimit -Hn")
     if done.code:
         raise HostError(f"cannot start a container: {_complaint(done)}", hint="labctl doctor")
@@ -53,7 +50,7 @@ def most_files(docker: tuple[str, ...], lab: str, image: str) -> int:
 
 
 def device_options(mapping: DeviceMapping) -> tuple[str, ...]:
-    """Return the options that pass the devices of a node's compose file."""
+    """Return the `docker create` options that give a container a node's devices, as its compose file does."""
     by_name = mapping.driver == "cdi"
     devices = (*mapping.paths, *(mapping.requests if by_name else ()))
     reserved = () if by_name else mapping.requests
@@ -67,12 +64,12 @@ def device_options(mapping: DeviceMapping) -> tuple[str, ...]:
 
 
 def reservation(driver: str, ids: tuple[str, ...]) -> str:
-    """Render these devices for ``--gpus``: fields of CSV; the field of the ids contains commas itself."""
+    """Return the value of `--gpus` for these device ids: CSV, with the field of the ids quoted."""
     return f'driver={driver},"device={",".join(ids)}"'
 
 
 def _fixed(lab: str, program: str) -> tuple[str, ...]:
-    """Return the options of every throw-away container."""
+    """Return the options of each throw-away container: entrypoint, labels, no network, no pull."""
     labels = (f"labctl.lab={lab}", f"labctl.node={ROLE}", f"labctl.role={ROLE}")
     return ("--entrypoint", program, "--network", "none", "--pull", "never", *_repeated("--label", labels))
 
@@ -87,7 +84,7 @@ def _run(docker: tuple[str, ...], *arguments: str) -> process.CompletedProcess:
 
 
 def _complaint(done: process.CompletedProcess) -> str:
-    """Return the error of a command that failed, without lines that repeat it or name the help; empty if it passed."""
+    """Return the error lines of a failed command without those that only repeat or point to help; else empty."""
     lines = done.err.strip().splitlines()
     kept = [line for line in lines if not line.startswith(("Error: failed to start", "See 'docker", "Run 'docker"))]
     return "" if done.code == 0 else "\n".join(kept or lines) or f"exit code {done.code}"

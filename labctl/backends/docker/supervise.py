@@ -48,7 +48,7 @@ class AgentStopper(RunStopper):
         self._engine = engine
 
     def end(self, grace: float) -> None:
-        """Ask the agent to end the run, by TERM and after ``grace`` seconds KILL, until it does or the run is over."""
+        """Ask the agent to end the run, TERM then KILL after ``grace`` s; repeat until it answers or all is over."""
         cause = self.cause or "interrupted"
         while not self.over.is_set():
             with contextlib.suppress(HostError):
@@ -60,7 +60,7 @@ class AgentStopper(RunStopper):
 def launch_of(
     lab: Lab, job: Job, *, patience: float = 120, stall: float = 0, detach: bool = False, wait: bool = False
 ) -> agent.Launch:
-    """Build the agent's arguments for a job."""
+    """Return the Launch of a job, with which the agent in the launcher starts it."""
     nodes = tuple(node.name for node in job.nodes)
     return agent.Launch(
         id=job.run_id,
@@ -94,7 +94,7 @@ def supervise(
     age: float = 0,
     notice: Callable[[str], object] = len,
 ) -> RunOutcome:
-    """Launch a run, or follow one that was launched before, to its end; return its outcome.
+    """Launch a run, or without ``launch`` follow one, to its end; return exit code, cause and message.
 
     Ctrl-C ends a run that is launched here, by the agent of ``standby`` if one waits. ``keep`` gets lines as they come
     and returns them redacted; ``losses``: those of the lab's nodes, if other runs share them; ``notice`` gets a line
@@ -144,7 +144,7 @@ def supervise(
 def end_left(
     stop: RunStopper, ended: Ended, lasted: float, engine: Engine, notice: Callable[[str], object]
 ) -> list[str]:
-    """Connect to hosts again; end by Docker what a run's agent left there; return errors of processes that remain."""
+    """Reconnect to hosts; kill by Docker what the agent left there; return errors of processes that remain."""
     lab, job = stop.lab, stop.job
 
     def reap(nodes: tuple[str, ...]) -> list[str]:
@@ -164,7 +164,7 @@ def end_left(
 
 
 def wait_for_hosts(stop: RunStopper, lab: Lab, engine: Engine, notice: Callable[[str], object]) -> bool:
-    """Connect to the hosts of a run's nodes, for PATIENCE seconds; False if one fails or is lost, or after Ctrl-C.
+    """Reconnect to the hosts of a run's nodes within PATIENCE; return False if one fails, or after Ctrl-C.
 
     Also False, without trying, if the run lost a node, and after Ctrl-C.
     """
@@ -193,10 +193,10 @@ def follow(
     standby: agent.Standby | None,
     notice: Callable[[str], object],
 ) -> Ended:
-    """Launch or follow a run to its end; note in ``stop`` why it failed; end a launched one that cannot be recorded."""
+    """Follow a run, launched first with ``launch``, to its end; note causes in ``stop``; stop it if unrecordable."""
 
     def look(lines: Sequence[Line]) -> None:
-        """Keep lines, and look for a failed rank in them."""
+        """Give lines to ``keep``, and what it returns to the watch for failed ranks."""
         watch.look_at(keep(lines))
 
     follower = agent.Follower(look, notice, lambda: stop.cause in ("interrupted", "node-lost"))
@@ -220,7 +220,7 @@ def follow(
 
 
 def end_unrecorded(lab: Lab, job: Job, engine: Engine, place: int, full: str = "") -> Ended:
-    """End a run whose output cannot be written, and return how it ended, ignoring its lines after ``place``.
+    """Stop a run whose output cannot be written; return how it ended, ``lost`` if that is not known.
 
     ``full`` is the message about a full disk, which is then the cause of its end.
     """
@@ -234,7 +234,7 @@ def end_unrecorded(lab: Lab, job: Job, engine: Engine, place: int, full: str = "
 
 
 def explain(ended: Ended, lab: Lab, job: Job, engine: Engine, *, silent: bool) -> tuple[Cause | None, str]:
-    """Return cause and message of a failure without one: a stopped or unreached node, an ended agent; else None, "".
+    """Return cause and message of a failure: stopped or unreached node, ended agent; (None, "") if neither.
 
     ``silent``: no rank has begun, so the launcher may have found a node that does not let it in.
     """
@@ -253,7 +253,7 @@ def explain(ended: Ended, lab: Lab, job: Job, engine: Engine, *, silent: bool) -
 
 
 def why_unreached(lab: Lab, job: Job, engine: Engine) -> str:
-    """Return the nodes of the run that the launcher cannot log in to, and why; empty if there are none."""
+    """Return the nodes of the run to which the launcher cannot log in, and why; empty if none or it is silent."""
     with contextlib.suppress(HostError):
         reasons = agent.unreached(lab, engine, tuple(node.name for node in job.nodes), REACHING)
         named = "; ".join(f"{node}: {reason}" for node, reason in reasons.items())
@@ -262,7 +262,7 @@ def why_unreached(lab: Lab, job: Job, engine: Engine) -> str:
 
 
 def paused_nodes(lab: Lab, job: Job, engine: Engine) -> str:
-    """Render the nodes of a run that are paused; empty if none is."""
+    """Return the run's paused nodes, with ranks and how to unpause, as text; empty if none is."""
     observed = engine.observe(lab.name)
     containers = filter(None, (observed.container(node.name) for node in job.nodes))
     stopped = (container for container in containers if container.state == "paused")
@@ -270,7 +270,7 @@ def paused_nodes(lab: Lab, job: Job, engine: Engine) -> str:
 
 
 def look_at_devices(stop: RunStopper, lab: Lab, job: Job, engine: Engine) -> None:
-    """Set the cause to a lost device, if the health check of a node reports one; the earlier message follows."""
+    """Run the nodes' health check; if one reports a lost device, make that the cause of ``stop``."""
     names = tuple(node.name for node in job.nodes if node.devices.devices)
     for name, reason in agent.unhealthy(lab, engine, names).items():
         if lost(reason) == "device-lost":
@@ -280,7 +280,7 @@ def look_at_devices(stop: RunStopper, lab: Lab, job: Job, engine: Engine) -> Non
 
 
 def full_disks(lab: Lab, job: Job, engine: Engine) -> str:
-    """Render the file systems of a run's nodes that are full, each once per host; empty if none is, or none answers."""
+    """Return text on the full file systems of a run's nodes, each once per host; empty if none or unknown."""
     look = ("df", "-Pk", job.directory, f"{lab.project_path}/.cache", "/tmp", "/dev/shm")  # noqa: S108 - of a container
 
     def ask(node: str) -> str:
@@ -304,7 +304,7 @@ def full_disks(lab: Lab, job: Job, engine: Engine) -> str:
 
 
 def describe_node(name: str, job: Job) -> str:
-    """Render a node with its ranks, as ``worker-1 (rank 1)``."""
+    """Return a node's name with its ranks, as ``worker-1 (rank 1)``; the name alone if it is not in the job."""
     first = 0
     for node in job.nodes:
         if node.name == name:
@@ -318,13 +318,13 @@ def describe_node(name: str, job: Job) -> str:
 def node_losses(
     stop: RunStopper, lab: Lab, job: Job, losses: Losses, notice: Callable[[str], object]
 ) -> Iterator[None]:
-    """Stop the run when a container that it needs dies, or its node is lost to it; report the loss of others."""
+    """Stop the run, during the block, when a node that it needs is lost; report the loss of any other."""
     launcher = job.workload.launcher
     needed = (LAUNCHER, *launchers.needed(launcher, tuple(node.name for node in job.nodes)))
     lock = lab.directory / filelock.LAB
 
     def hear(node: str, cause: Cause, reason: str) -> None:
-        """Stop the run for a loss, or note it if the run goes on without the node."""
+        """Stop the run for a loss, or note it in ``stop.gone`` if the launcher goes on without the node."""
         if node not in job.containers:
             return
         command = f" during {filelock.holder(lock)}" if filelock.is_held(lock) else ""

@@ -84,7 +84,7 @@ class Api:
     """The API server of a kubeconfig's context, and one namespace there."""
 
     def __init__(self, namespace: str, context: str = "") -> None:
-        """Load KUBECONFIG or ~/.kube/config, else a pod's service account. HostError if none, or no such ``context``.
+        """Load a kubeconfig, else a pod's service account; connect to nothing. HostError if none or no ``context``.
 
         An empty ``context`` is the current one.
         """
@@ -122,7 +122,7 @@ class Api:
         return f"{group}{scope}/{plural}{f'/{name}' if name else ''}"
 
     def request(self, method: str, path: str, body: Manifest | None = None, **options: Any) -> Any:
-        """Send a request and return its decoded JSON response. Unreachable; Refused for an error response."""
+        """Send a request; return its JSON, decoded. Unreachable without an answer, Refused for an error response."""
         return json.loads(self._respond(method, path, body, **options).data)
 
     def _respond(
@@ -135,7 +135,7 @@ class Api:
         seconds: Any = ANSWERING,
         **query: Any,
     ) -> Any:
-        """Send a request without empty query parameters; return the raw response. Unreachable; Refused for an error."""
+        """Send a request; return the raw response. Unreachable without an answer, Refused for an error status."""
         import urllib3
         from kubernetes.client.exceptions import ApiException
         from kubernetes.dynamic.exceptions import DynamicApiError
@@ -156,7 +156,7 @@ class Api:
             raise self._silent(error) from error
 
     def _silent(self, error: Exception) -> Unreachable:
-        """Build the Unreachable error of a request that got no response, with the reason."""
+        """Return the Unreachable of a request that got no response, with the reason and a kubectl hint."""
         why = re.sub(r"^.*?: ", "", str(error), count=1) if "Connection object" in str(error) else str(error)
         context = f"--context {shlex.quote(self.context)} " if self.context else ""
         return Unreachable(
@@ -165,7 +165,7 @@ class Api:
         )
 
     def _refused(self, method: str, path: str, status: int | None, body: Any, reason: str) -> Refused | Unreachable:
-        """Build the error of an error response: Refused, or Unreachable if its status is missing or temporary."""
+        """Return Refused for an error response, with a hint for 401 and 403; Unreachable if it may pass."""
         try:
             message = str(json.loads(body)["message"])
         except (ValueError, KeyError, TypeError):
@@ -185,7 +185,7 @@ class Api:
         return Refused(status, message, hint)
 
     def get(self, kind: str, name: str) -> Manifest | None:
-        """Return an object; None if it or its kind does not exist."""
+        """Return an object; None if it or its kind does not exist. Refused or Unreachable otherwise."""
         try:
             return dict(self.request("GET", self.path(kind, name)))
         except Refused as error:
@@ -204,7 +204,7 @@ class Api:
         return [{"kind": kind, **item} for item in response["items"]]
 
     def apply(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
-        """Create or update an object by server-side apply, and return it. Refused, with the object's name.
+        """Create or update an object by server-side apply; return it. Refused names the object.
 
         A dry run also raises Refused for fields that the server would drop as unknown.
         """
@@ -223,10 +223,11 @@ class Api:
         return dict(made)
 
     def create(self, kind: str, body: Manifest) -> Manifest:
+        """Create an object by POST; return it as stored."""
         return dict(self.request("POST", self.path(kind), body))
 
     def delete(self, kind: str, name: str) -> bool:
-        """Delete an object with its dependents; return False if it does not exist."""
+        """Delete an object, and in the background its dependents; return False if it does not exist."""
         try:
             self.request("DELETE", self.path(kind, name), propagationPolicy="Background")
         except Refused as error:
@@ -238,7 +239,7 @@ class Api:
     def lines(
         self, pod: Manifest, since: str = "", *, follow: bool = False, last: int = 0
     ) -> Iterator[tuple[str, str]]:
-        """Yield time and text of each line in a pod's log after the time ``since``. HostError if it cannot be read.
+        """Yield time and text of each log line of a pod after ``since``. HostError if the log cannot be read.
 
         ``follow``: until the pod ends, reconnecting if it prints nothing for a while. ``last``: only so many lines.
         """
@@ -321,7 +322,7 @@ def _dropped(sent: Any, made: Any, path: str = "") -> Iterator[str]:
 
 
 def _no_context(context: str, error: Exception) -> HostError:
-    """Build the error of a kubeconfig without this context, or of no kubeconfig if ``context`` is empty."""
+    """Return the HostError of a missing context or, if ``context`` is empty, of no kubeconfig."""
     if context:
         return HostError(
             f"the kubeconfig has no context `{context}`: {error}",
@@ -341,7 +342,7 @@ def _whole_lines(answer: Any) -> Iterator[bytes]:
 
 
 def _timed(line: bytes) -> tuple[str, str]:
-    """Split a log line into its time, converted to UTC, and its text: UTC compares and serves as ``sinceTime``."""
+    """Return a log line's time, in UTC, and its text; UTC times compare as text and serve as ``sinceTime``."""
     when, _, text = line.decode("utf-8", "replace").partition(" ")
     if shifted := re.fullmatch(r"([0-9T:-]{19})(\.[0-9]+)?([+-][0-9:]{5})", when):
         moment = datetime.fromisoformat(shifted[1] + shifted[3]).astimezone(timezone.utc)
@@ -354,7 +355,7 @@ VERBS = {"GET": "get", "PATCH": "patch", "POST": "create", "DELETE": "delete"}
 
 
 def asked_for(method: str, path: str) -> tuple[str, str]:
-    """Return the right that a request needs: verb, and resource with its group or a non-resource path."""
+    """Return verb and resource, with its API group or a non-resource path, of the right that a request needs."""
     parts = path.partition("?")[0].strip("/").split("/")
     rest = parts[2:] if parts[0] == "api" else parts[3:]
     if not rest:
@@ -367,7 +368,7 @@ def asked_for(method: str, path: str) -> tuple[str, str]:
 
 
 def grant(verbs: str, resources: str, namespace: str) -> str:
-    """Render advice with the kubectl commands that grant rights in a namespace, or cluster-wide if it is empty."""
+    """Return a hint with the kubectl commands that grant rights in a namespace, or cluster-wide if that is empty."""
     typed, role = (f"kubectl -n {namespace}", "role") if namespace else ("kubectl", "clusterrole")
     # A single right gets its own name: a role named labctl may exist already.
     name = (
@@ -383,7 +384,7 @@ def grant(verbs: str, resources: str, namespace: str) -> str:
 
 
 def node_of(pod: Manifest) -> str:
-    """Return a pod's name as a node of the lab: ``launcher``, or ``worker-N`` by its index."""
+    """Return a pod's node name in the lab: ``worker-N`` by its index, ``launcher`` for any other role."""
     metadata = pod["metadata"]
     if metadata.get("labels", {}).get("labctl.role") != "worker":
         return LAUNCHER
@@ -396,7 +397,7 @@ def node_of(pod: Manifest) -> str:
 
 
 def age_order(pod: Manifest) -> tuple[str, bool, str, int]:
-    """Sort key that groups pods by run, launcher first, then workers by number."""
+    """Return a sort key: by run id, launcher first, then workers by number."""
     node = node_of(pod)
     number = node.rpartition("-")[2]
     run = pod["metadata"]["labels"].get("labctl.run", "")
@@ -404,7 +405,7 @@ def age_order(pod: Manifest) -> tuple[str, bool, str, int]:
 
 
 def by_run(pods: Iterable[Manifest]) -> list[Manifest]:
-    """Sort pods: the latest run first, in each run the launcher first."""
+    """Return pods sorted by run, the latest created first; in each run launcher, then workers by number."""
     pods = sorted(pods, key=age_order)
     began: dict[str, str] = {}
     for pod in pods:
@@ -414,6 +415,7 @@ def by_run(pods: Iterable[Manifest]) -> list[Manifest]:
 
 
 def is_ready(pod: Manifest) -> bool:
+    """Return True if the pod's condition Ready is True."""
     conditions = pod.get("status", {}).get("conditions") or ()
     return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
@@ -422,7 +424,7 @@ STATES = {"Pending": "created", "Running": "running", "Succeeded": "exited", "Fa
 
 
 def container_of(pod: Manifest, lab: str) -> Container:
-    """Build the Container that stands for a pod; its fingerprint is the run's id, or ``lab`` without one."""
+    """Return the Container that stands for a pod; ``fingerprint`` is the run's label, ``lab`` without one."""
     metadata, status = pod["metadata"], pod.get("status", {})
     labels = metadata.get("labels", {})
     state = STATES.get(status.get("phase", ""), "created")
@@ -470,7 +472,7 @@ class KubernetesEngine:
         limit: float = EXECUTING,
         content: bytes = b"",
     ) -> CompletedProcess:
-        """Run a program as the pod's user; return exit code and output. ProcessTimeout; HostError if disconnected.
+        """Run a program in a pod; return exit code and output. ProcessTimeout; HostError if disconnected.
 
         It gets ``content`` on its stdin, of which it has to know the size: the protocol cannot end it on every server.
         """
@@ -494,7 +496,7 @@ class KubernetesEngine:
         environment: Pairs = (),
         limit: float,
     ) -> int:
-        """Run a program in a pod, pass on its lines, write empty ones to its stdin meanwhile; return its exit code."""
+        """Run a program in a pod; pass its lines on, write empty lines to its stdin; return the code."""
         with connected(self.api.execute(container, _within(argv, None, environment), stdin=True)) as socket:
             for line in _lines(outputs_of(socket, limit, argv, pulse=True)):
                 on_lines((line,))
@@ -512,7 +514,7 @@ class KubernetesEngine:
         stdin: Literal["terminal", "pipe", "none"] = "none",
         on_line: OnLine | None = None,
     ) -> int:
-        """Run a program in a pod on terminal, pipe or ``on_line``; return its exit code. ConfigError for secrets.
+        """Run a program in a pod on this terminal or pipe, or pass its lines on; return its exit code.
 
         If labctl is killed, the program goes on until the end of its input.
         """
@@ -541,7 +543,7 @@ class KubernetesEngine:
             return exit_code(socket, argv)
 
     def logs(self, project: str, on_line: OnLine, *, node: str = "", follow: bool = False, color: bool = False) -> None:  # noqa: ARG002
-        """Pass on the last lines of the latest run's pods, each after its node; with ``follow`` all, to the end."""
+        """Pass on the last log lines of the latest run's pods, marked by node; all with ``follow``."""
         from labctl.system.parallel import pool
 
         pods = self.pods(self.lab)
@@ -580,7 +582,7 @@ SIGNAL = 'pid=$(cat "/tmp/labctl-$0") && { kill -"$1" -- "-$pid" 2> /dev/null ||
 
 
 def _within(argv: tuple[str, ...], workdir: str | None, environment: Pairs = ()) -> tuple[str, ...]:
-    """Wrap a command to run in a directory and with variables."""
+    """Return a command that runs ``argv`` in a directory, if given, and with these variables."""
     given = ("env", *(f"{name}={value}" for name, value in environment)) if environment else ()
     return ("sh", "-c", 'cd "$0" && exec "$@"', workdir, *given, *argv) if workdir else (*given, *argv)
 
@@ -588,7 +590,7 @@ def _within(argv: tuple[str, ...], workdir: str | None, environment: Pairs = ())
 def outputs_of(
     socket: Any, limit: float | None, argv: tuple[str, ...], *, pulse: bool = False
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield channel and bytes of a program's output until it ends. ProcessTimeout after ``limit`` seconds; HostError.
+    """Yield channel and bytes of a program's output to its end. ProcessTimeout after ``limit`` seconds.
 
     ``pulse``: write empty lines to its stdin meanwhile.
     """
@@ -611,7 +613,7 @@ def outputs_of(
 
 @contextmanager
 def connected(socket: Any) -> Iterator[Any]:
-    """Yield a program's web socket and close it after the block, also if the server has closed it."""
+    """Yield a program's web socket; close it and its TCP connection after the block."""
     try:
         yield socket
     finally:
@@ -621,7 +623,7 @@ def connected(socket: Any) -> Iterator[Any]:
 
 @contextmanager
 def _connection(argv: tuple[str, ...]) -> Iterator[None]:
-    """Raise HostError if the web socket breaks within the block."""
+    """Raise a WebSocketException or OSError in the block again as HostError on the lost connection."""
     from websocket import WebSocketException
 
     try:
@@ -640,7 +642,7 @@ def _lines(outputs: Iterator[tuple[int, bytes]]) -> Iterator[str]:
 
 
 def exit_code(socket: Any, argv: tuple[str, ...]) -> int:
-    """Return the exit code of a program; 127 or 126 if it did not start. HostError if the connection was lost."""
+    """Return a program's exit code, 127 or 126 if it did not start. HostError if the connection was lost."""
     output = socket.read_channel(ERROR)
     if not output:
         raise HostError(f"the connection to {shlex.join(argv[:1])} was lost", hint="labctl status")

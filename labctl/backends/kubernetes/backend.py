@@ -84,7 +84,7 @@ class NewClusterRun(ClusterRun, frozen=True, kw_only=True):
 
 
 def _commits(run: NewClusterRun) -> Iterator[dict[str, Any]]:
-    """Yield the commit of a run's project, and if its files differ from it; nothing for a replay."""
+    """Yield commit and ``dirty`` of the run's project if it is in git; nothing for a replay or without a project."""
     project = run.job.workload.project
     if project and not run.job.replays:
         commit, dirty = git.commit(project.root)
@@ -99,7 +99,7 @@ def settings_for(context: Context, settings: Settings, workload: Workload) -> Se
 
 @contextmanager
 def connect(context: Context, settings: Settings, **options: Any) -> Iterator[Backend]:  # noqa: ARG001
-    """Open the backend of the kubeconfig's cluster. ConfigError if the directory is not a lab."""
+    """Yield the Kubernetes backend; the cluster is asked on first use. ConfigError if the directory is not a lab."""
     require_named(context, settings)
     yield KubernetesBackend(context, settings)
 
@@ -120,7 +120,7 @@ class KubernetesBackend:
         """Runs that were followed to their end; False if their launcher still has the results."""
 
     def with_context(self, context: Context) -> KubernetesBackend:
-        """Return a backend that reports to another context."""
+        """Return a copy, in the same cluster, that reports to another context."""
         other = copy.copy(self)
         other.context, other._cluster = context, replace(self._cluster, context=context)
         return other
@@ -147,13 +147,13 @@ class KubernetesBackend:
         return read(self.settings, self.settings.text("LAB_ACCELERATOR"))
 
     def unusable(self, slots: int = 0) -> Mapping[str, str]:
-        """Return nodes that are cordoned, not ready, or lack room for ``slots`` (0: a worker's), and the reasons."""
+        """Return nodes of the lab that are out of use or lack room for ``slots``, with the reasons."""
         of_lab = {node.name: node.slots for node in self.lab().nodes}
         now = tuple(node for node in self._nodes_now() if node.name in of_lab)
         return nodes.unusable(now, request_of(self._target, slots or max(of_lab.values())))
 
     def _nodes_now(self) -> tuple[ClusterNode, ...]:
-        """Fetch the nodes, with what pods of others leave free if pods may be listed. Refused if nodes may not be."""
+        """Return the nodes, with what others' pods leave free if known. Refused if hidden."""
         return capacity.nodes_with_free(self._cluster.api, self._target, beside=self._cluster.name)
 
     def status(self) -> LabStatus:
@@ -181,7 +181,7 @@ class KubernetesBackend:
         return Plan()
 
     def plan_down(self, *, images: bool = False, state: str = "", preview: bool = False) -> Plan:  # noqa: ARG002
-        """Plan to delete the lab's objects; claim and namespace are kept. HostError if a job is another user's."""
+        """Plan to delete the lab's objects but claim and namespace. HostError if a job is another's."""
         from labctl.backends.kubernetes.steps import AwaitPodsGone, DeleteObject, KeepObject
 
         labs.require_own(self._cluster)
@@ -211,7 +211,7 @@ class KubernetesBackend:
             raise HostError(f"{'; '.join(running)} is active", hint="wait for it, or end it with `labctl stop`")
 
     def fill(self, workload: str, cache: Cache, *, hosts: bool, preview: bool) -> CacheReport:  # noqa: ARG002
-        """Download models and datasets to the lab's claim by a pod, or with ``preview`` list them; return a report."""
+        """Download to the lab's claim by a pod, or only list with ``preview``; return a report."""
         from labctl.backends.kubernetes import storage
         from labctl.hub import prefetch
         from labctl.hub.report import CacheReport
@@ -276,7 +276,7 @@ class KubernetesBackend:
         stdin: Literal["terminal", "pipe"],
         prompt: bool,
     ) -> int:
-        """Run a command in nodes' pods (default: workers); return the largest exit code. ``prompt`` requires a tty."""
+        """Run a command in pods of ``nodes``, or of all workers; return the largest exit code."""
         if prompt:
             terminal.require(nodes[0], stdin)
         return labs.execute(self._cluster, nodes or labs.workers(self._cluster), command, stdin=stdin)
@@ -288,7 +288,7 @@ class KubernetesBackend:
     # --- runs ---
 
     def begin(self, workload: Workload, options: RunOptions, now: datetime, replayed: Replay | None = None) -> Run:
-        """Build the job of a new or replayed run, and its objects. ConfigError, HostError; nothing is sent."""
+        """Return a new or replayed run with its job and objects; send nothing. ConfigError if unfit."""
         cluster = self._cluster
         labs.require_own(cluster)
         target = cluster.target
@@ -330,7 +330,7 @@ class KubernetesBackend:
         )
 
     def _again(self, job: Job, target: Target) -> NewClusterRun:
-        """Build the run that repeats a recorded one, from the objects of its record and the lab's secrets of today."""
+        """Return the run that repeats a recorded one, from its record's objects and today's secrets."""
         cluster, before = self._cluster, self._cluster.place_of(job.replays)
         target = replace(target, kind=next(kind for kind, name in KINDS.items() if name == before.kind))
         name = job_name(cluster.name, job.workload.name, job.run_id)
@@ -358,7 +358,7 @@ class KubernetesBackend:
         )
 
     def _placement(self, options: RunOptions) -> Placement:
-        """Choose the nodes that the options name, else all that are not drained. ConfigError if they cannot be met."""
+        """Return the nodes that the options name, else all not drained. ConfigError if unknown."""
         drained = tuple(inventory.drained(self.context.directory))
         if not nodes.is_placed(options):
             return Placement(without=drained)
@@ -381,7 +381,7 @@ class KubernetesBackend:
         """Require nothing: a run brings its launcher itself."""
 
     def require_ready(self, run: Run, options: RunOptions, *, preview: bool = False) -> None:  # noqa: ARG002
-        """Run the cheap checks of a run. HostError for the first error, and without --wait for named nodes in use."""
+        """Raise HostError for the first failed check or, without --wait, named nodes in use."""
         from labctl.backends.kubernetes import checks
 
         new = cast("NewClusterRun", run)
@@ -392,7 +392,7 @@ class KubernetesBackend:
             nodes.require_free(self._cluster, placement, self._nodes_now(), request)
 
     def plan_run(self, run: Run, *, ended: Collection[str] = (), preview: bool = False) -> RunPlan:  # noqa: ARG002
-        """Return the record's files and the texts of the steps that launch a run and fetch its results."""
+        """Return the record's files, the step that sends code to the claim, and texts for the plan."""
         from labctl.backends.kubernetes.steps import SendCode
 
         new, cluster = cast("NewClusterRun", run), self._cluster
@@ -418,7 +418,7 @@ class KubernetesBackend:
         )
 
     def carry_out_steps(self, run: Run, steps: tuple[Step, ...], *, before: int, after: int) -> None:
-        """Carry out steps of a recorded run's plan, numbered among ``before`` and ``after`` others.
+        """Carry out steps of a run's plan. HostError, with its record closed, if one fails.
 
         HostError, with the record closed, if one fails.
         """
@@ -431,7 +431,7 @@ class KubernetesBackend:
             raise
 
     def start(self, run: Run, options: RunOptions) -> None:  # noqa: ARG002
-        """Submit a run's job. HostError, with the record closed, if the cluster refuses it."""
+        """Apply a run's objects in the cluster. HostError, with the record closed, if it refuses."""
         new, cluster = cast("NewClusterRun", run), self._cluster
         try:
             jobs.submit(cluster.api, cluster.name, new.objects)
@@ -449,10 +449,11 @@ class KubernetesBackend:
         *,
         age: float = 0,  # noqa: ARG002
     ) -> RunOutcome:
-        """Submit a run, or without ``options`` follow one; ``keep`` gets lines; fetch results, return the outcome."""
+        """Submit a run, or without ``options`` follow one, to its end; fetch results; return the outcome."""
         recorded, api, fetched = cast("ClusterRun", run), self._cluster.api, True
 
         def gather(launcher: str) -> None:
+            """Keep the pods' descriptions in the record, and fetch the results."""
             nonlocal fetched
             with suppress(HostError):
                 jobs.keep_pods(recorded, jobs.run_pods(api, recorded))
@@ -476,7 +477,7 @@ class KubernetesBackend:
         labs.follow(self._cluster, cast("ClusterRun", run), on_lines, given_up)
 
     def log(self, run_id: str, on_lines: OnLines) -> bool:
-        """Pass on the lines in the log of a run's launcher, and return True. HostError if it has not started."""
+        """Pass on the log of a run's launcher so far; return True. HostError if it has not started."""
         launcher = labs.require_launcher_of(self._cluster, self._cluster.run(run_id))
         on_lines(tuple(labs.lines(self._cluster, launcher, follow=False)))
         return True
@@ -486,7 +487,7 @@ class KubernetesBackend:
         return self._cluster.run(run_id)
 
     def active(self) -> Mapping[str, ActiveRun]:
-        """Observe the runs without a result, by id; their state is unknown if the cluster is unreachable."""
+        """Return the runs without a result by id, observed; unknown if the cluster is unreachable."""
         return labs.active(self._cluster)
 
     def sharing_losses(self) -> AbstractContextManager[None]:
@@ -494,7 +495,7 @@ class KubernetesBackend:
         return nullcontext()
 
     def stop(self, run: Run, grace: float, message: str) -> None:  # noqa: ARG002
-        """Send TERM to a run's launch command, with ``message`` as the reason; if not started, delete the run's job."""
+        """Send TERM and a message to a run's launch command; delete the job if it has not begun."""
         labs.stop(self._cluster, cast("ClusterRun", run), message)
 
     def look(self, run: Run) -> Hang:
@@ -506,12 +507,12 @@ class KubernetesBackend:
         return False
 
     def end(self, run_id: str) -> None:
-        """Delete the job of an earlier run, with the objects that it owns."""
+        """Delete the job of a recorded run, with what it owns. HostError if it is elsewhere."""
         recorded = self._cluster.run(run_id)
         jobs.remove(self._cluster.api, recorded.kind, recorded.name)
 
     def collect(self, run_id: str) -> None:
-        """Move the fetched files of a run into its record; nothing if this process did not follow it to its end."""
+        """Move fetched files into the run's record; do nothing if this process did not follow it."""
         if run_id in self._fetched:
             directory = self.context.directory
             outputs.move(store.outputs(directory, run_id), store.directory(directory, run_id))
@@ -521,10 +522,10 @@ class KubernetesBackend:
         return {}
 
     def forget(self, run: Run) -> None:
-        """Delete a run's job and its pods, unless fetching its results failed."""
+        """Delete a run's job and pods, but not if its results could not be fetched."""
         if self._fetched.pop(run.run_id, True):
             jobs.clear(self._cluster.api, cast("ClusterRun", run), self.context.warn)
 
     def without_lost(self, options: RunOptions, ended: Result, error: HostError) -> RunOptions:  # noqa: ARG002
-        """Raise the error: the cluster replaces nodes."""
+        """Raise ``error``: the cluster replaces nodes, so no run goes on without them."""
         raise error

@@ -29,7 +29,7 @@ BYTES = ("memory", "hugepages-2Mi", "hugepages-1Gi", "ephemeral-storage", "stora
 
 
 def number(quantity: str | int) -> float:
-    """Parse a Kubernetes quantity, such as ``500m``, ``8Gi`` or ``1e3``."""
+    """Return a Kubernetes quantity, such as ``500m``, ``8Gi`` or ``1e3``, as a float."""
     from kubernetes.utils.quantity import parse_quantity
 
     return float(parse_quantity(quantity))
@@ -40,7 +40,7 @@ def numbers(quantities: Mapping[str, str]) -> dict[str, float]:
 
 
 def amount(resource: str, value: float) -> str:
-    """Render an amount, such as ``7.5 GiB`` or ``2``."""
+    """Return an amount of a resource as text: ``7.5 GiB`` for bytes, ``2`` for others."""
     if resource.rpartition(".")[2] in BYTES:
         return human.memory(value)
     return human.number(value)
@@ -70,16 +70,16 @@ class ClusterNode(Struct, frozen=True, kw_only=True):
         return tuple(name for name, many in request.items() if self.allocatable.get(name, 0.0) < many)
 
     def is_made_for(self, request: Amounts) -> bool:
-        """Tell if a pod with this request could be placed on the node once all of its resources are allocatable."""
+        """Return True if the node has no obstacles and its capacity covers the request."""
         has = {**self.allocatable, **self.capacity}
         return not self.obstacles and all(has.get(name, 0.0) >= many for name, many in request.items())
 
     def could_hold(self, request: Amounts) -> bool:
-        """Tell if a pod with this request could ever be placed on the node."""
+        """Return True if the node has no obstacles and its allocatable resources cover the request."""
         return not self.obstacles and not self.lacks(request)
 
     def holds(self, request: Amounts, *, now: bool = False, beside: Amounts = NOTHING) -> int:
-        """Number of pods with this request that fit on the node, with ``now`` beside its present pods; 0 if out of use.
+        """Return how many pods of this request fit, with ``now`` beside present ones; 0 if out of use.
 
         ``beside``: the request of another pod that has to fit too.
         """
@@ -92,13 +92,13 @@ class ClusterNode(Struct, frozen=True, kw_only=True):
         return self.open and all(self.room(name, now=now) >= many for name, many in launcher.items())
 
     def room(self, name: str, *, now: bool = False, beside: Amounts = NOTHING) -> float:
-        """Return how much of a resource pods may request, with ``now`` of the free part if known; less ``beside``."""
+        """Return how much of a resource is allocatable, with ``now`` free if known, less ``beside``."""
         room = self.free if now and self.free is not None else self.allocatable
         return max(0.0, room.get(name, 0.0) - beside.get(name, 0.0))
 
 
 def workers_held(candidates: Iterable[ClusterNode], request: Amounts, *, now: bool = False) -> int:
-    """Number of workers that fit beside one launcher, with ``now`` beside present pods; 0 if no launcher fits."""
+    """Return how many workers fit beside a launcher, with ``now`` beside present pods; 0 without its place."""
     launcher = {**numbers(LAUNCHER_REQUESTS), "pods": 1.0}
     total, costs = 0, []
     for node in candidates:
@@ -121,7 +121,7 @@ def nodes(api: Api, target: Target) -> tuple[ClusterNode, ...]:
 
 
 def nodes_with_free(api: Api, target: Target, beside: str = "") -> tuple[ClusterNode, ...]:
-    """Return the nodes, with what pods of other labs than ``beside`` leave free if known. Refused if nodes are hidden.
+    """Return the nodes with what pods, but not lab ``beside``'s, leave free; without if pods are hidden.
 
     ``beside``: a lab whose own pods do not count.
     """
@@ -134,7 +134,7 @@ def nodes_with_free(api: Api, target: Target, beside: str = "") -> tuple[Cluster
 
 
 def _node(node: Manifest, target: Target) -> ClusterNode:
-    """Build a ClusterNode from its manifest; obstacles are missing labels and lasting taints, cordons are passing."""
+    """Return the ClusterNode of a manifest; lasting taints and missing labels are obstacles, cordons pass."""
     spec, labels = node["spec"], node["metadata"].get("labels", {})
     unlabelled = [f"no label {key}={value}" for key, value in target.node_selector if labels.get(key) != value]
     taints = [taint for taint in spec.get("taints") or () if taint["effect"] != "PreferNoSchedule"]
@@ -183,16 +183,13 @@ def _tolerates(taint: Manifest, allowed: Toleration) -> bool:
 
 
 def _taint(taint: Manifest) -> str:
-    """Render a taint as in LAB_K8S_TOLERATIONS."""
+    """Return a taint as text, KEY=VALUE:EFFECT, as in LAB_K8S_TOLERATIONS."""
     value = taint.get("value")
     return f"{taint['key']}{f'={value}' if value else ''}:{taint['effect']}"
 
 
 def _used(api: Api, beside: str) -> dict[str, dict[str, float]] | None:
-    """Sum pods' requests on each node, without ended or leaving pods and lab ``beside``'s; None if pods are hidden.
-
-    Pods that are being deleted and those of the lab ``beside`` do not count.
-    """
+    """Return pods' requests summed by node, without ended or leaving pods and lab ``beside``'s; None if hidden."""
     try:
         listed = api.request("GET", "/api/v1/pods", fieldSelector="status.phase!=Succeeded,status.phase!=Failed")
     except Refused as error:
@@ -212,7 +209,7 @@ def _used(api: Api, beside: str) -> dict[str, dict[str, float]] | None:
 
 
 def _asked_by(pod: Manifest) -> dict[str, float]:
-    """Return a pod's total request: the sum of its containers, or its largest init container if that is more.
+    """Return a pod's total request: sum of its containers, or per resource its largest init container if more.
 
     Source: the Kubernetes documentation, Init Containers, Resource sharing within containers.
     """
@@ -235,7 +232,7 @@ def _with_free(node: ClusterNode, taken: Amounts) -> ClusterNode:
 
 
 def hindrances(candidates: Iterable[ClusterNode], request: Amounts) -> str:
-    """Render up to four reasons why nodes cannot hold a pod with this request, each after its nodes."""
+    """Return up to four reasons why nodes cannot hold this request, each after the nodes' names, as text."""
     reasons: dict[str, list[str]] = defaultdict(list)
     for node in candidates:
         lacking = (
@@ -248,7 +245,7 @@ def hindrances(candidates: Iterable[ClusterNode], request: Amounts) -> str:
 
 
 def grows(api: Api) -> bool | None:
-    """Tell if the cluster has an autoscaler for nodes; None if the user may not see it.
+    """Return True if the cluster has a cluster-autoscaler or Karpenter, False if not, None if the user may not see.
 
     Sources: kubernetes/autoscaler, whose status is this ConfigMap; karpenter.sh.
     """
@@ -267,7 +264,7 @@ def grows(api: Api) -> bool | None:
 
 
 def devices(lab: ClusterLab) -> DeviceReport:
-    """Return the devices of the cluster's nodes; ``auto`` means the first kind found. Refused if nodes are hidden."""
+    """Return a device report per node; ``auto``: the first kind that a node has. Refused if nodes are hidden."""
     accelerator = lab.settings.text("LAB_ACCELERATOR")
     if accelerator == "auto":
         accelerator = next(_kinds(lab.api.list("Node")), accelerators.CPU)
@@ -285,7 +282,7 @@ def _kinds(manifests: Iterable[Manifest]) -> Iterator[str]:
 
 
 def _host(node: ClusterNode, accelerator: str, resource: str) -> HostDevices:
-    """Build the device report of a node; its accelerator is None if the node has none of the resource."""
+    """Return a node's device report by allocatable resources; ``accelerator`` is None if it has none of it."""
     has = not resource or node.allocatable.get(resource, 0.0) > 0
     counted = resource or "cpu"
     free = "" if node.free is None else f", {amount(counted, node.free.get(counted, 0.0))} free"

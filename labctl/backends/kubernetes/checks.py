@@ -32,7 +32,7 @@ Check = Callable[[View], Iterator[Finding]]
 
 
 def examine(lab: ClusterLab) -> Iterator[Finding]:
-    """Yield the findings of all checks in turn; an unreachable API server, or its refusal, is the last. ConfigError."""
+    """Yield the findings of all checks in turn; if the API server is silent or refuses, an error ends them."""
     accelerator = lab.settings.text("LAB_ACCELERATOR")
     target = read(lab.settings, accelerator)
     try:
@@ -53,7 +53,7 @@ def examine(lab: ClusterLab) -> Iterator[Finding]:
 
 
 def attempt(view: View, code: str, check: Check) -> Iterator[Finding]:
-    """Run a check; its HostError becomes a warning, except Unreachable and refused credentials (401)."""
+    """Yield a check's findings; a HostError becomes a warning, but Unreachable and 401 are raised."""
     try:
         yield from check(view)
     except HostError as failure:
@@ -77,7 +77,7 @@ def preflight(lab: ClusterLab, target: Target, job: Job) -> None:
 
 
 def kinds_of_jobs(view: View) -> Iterator[Finding]:
-    """Check that the cluster has MPIJob or TrainJob; warn of MPIJob v1, which labctl does not support."""
+    """Yield ok or an error by whether the cluster has MPIJob or TrainJob; also a warning of MPIJob v1."""
     kinds = definitions(view.lab.api)
     try:
         kind = KINDS[kind_of(view.lab.api, view.lab.settings)]
@@ -96,7 +96,7 @@ def kinds_of_jobs(view: View) -> Iterator[Finding]:
 
 
 def nodes(view: View) -> Iterator[Finding]:
-    """Check that some node can hold a worker; an error unless the cluster has an autoscaler or hides it."""
+    """Yield ok if a node can hold a worker, else a warning with an autoscaler or if unknown, else an error."""
     fitting = [node for node in view.nodes if node.could_hold(view.request)]
     requested = ", ".join(f"{amount(name, many)} of {name}" for name, many in view.request.items() if name != "pods")
     if fitting:
@@ -115,7 +115,7 @@ def nodes(view: View) -> Iterator[Finding]:
 
 
 def remedy(view: View) -> str:
-    """Render the settings with which the node with the fewest obstacles can hold a worker."""
+    """Return the settings with which the node that needs least could hold a worker; kubectl without nodes."""
     if not view.nodes:
         return "kubectl get nodes"
     request = view.request
@@ -137,7 +137,7 @@ def remedy(view: View) -> str:
 
 
 def room(view: View) -> Iterator[Finding]:
-    """Check that all pods of a run fit at once, on the nodes in all and beside the present pods.
+    """Yield ok or a warning on whether all pods of a run fit at once; nothing if no node can hold a worker.
 
     No finding if no node can hold a worker.
     """
@@ -165,7 +165,7 @@ def room(view: View) -> Iterator[Finding]:
 
 
 def storage_class(view: View) -> Iterator[Finding]:
-    """Check that a storage class can provision the claim, if that does not exist yet."""
+    """Yield ok or a warning on the storage class for the claim; nothing without storage or if it exists."""
     chosen = view.target.storage_class
     if not view.target.storage or view.claim:
         return
@@ -181,7 +181,7 @@ def storage_class(view: View) -> Iterator[Finding]:
 
 
 def access(view: View) -> Iterator[Finding]:
-    """Check that the access modes of the claim let all pods write, if it exists."""
+    """Yield ok, a warning or an error on whether all pods may write to the claim; nothing if there is none."""
     if not view.claim:
         return
     name, modes = view.claim["metadata"]["name"], modes_of(view.claim)
@@ -209,7 +209,7 @@ def on_one_node(view: View, modes: list[str]) -> bool:
 
 
 def volume(view: View) -> Iterator[Finding]:
-    """Check that the claim, if it exists, is bound to a volume, and that it is as large as LAB_K8S_STORAGE_SIZE."""
+    """Yield a finding on whether the claim is bound and as large as asked; nothing if there is no claim."""
     if not view.claim:
         return
     name, status = view.claim["metadata"]["name"], view.claim.get("status", {})
@@ -225,7 +225,7 @@ def volume(view: View) -> Iterator[Finding]:
 
 
 def unbound(view: View, name: str, phase: str) -> Finding:
-    """Return the finding of a claim without a volume: ok if it waits for its first pod, else with the reason."""
+    """Return the finding of a claim without a volume: ok if it waits for a pod, error with a reason, else warning."""
     events = view.lab.api.list("Event", fields=f"involvedObject.name={name}")
     reason = pods.last_warning(events, [name])
     if not reason and any(event.get("reason") == "WaitForFirstConsumer" for event in events):
@@ -236,7 +236,7 @@ def unbound(view: View, name: str, phase: str) -> Finding:
 
 
 def pull_secret(view: View) -> Iterator[Finding]:
-    """Check that the pull secret, if one is set, exists and has a type that the kubelet reads."""
+    """Yield ok, or an error if LAB_K8S_PULL_SECRET does not exist or has a wrong type; nothing if not set."""
     name = view.target.pull_secret
     if not name:
         return
@@ -257,7 +257,7 @@ def pull_secret(view: View) -> Iterator[Finding]:
 
 
 def lab_pods(view: View) -> Iterator[Finding]:
-    """Check the lab's pods: a finding with the reason for each of the first few that wait or have failed."""
+    """Yield a finding per pod that waits or failed, the first FEW; ok if none; nothing without pods."""
     if not view.pods:
         return
     waiting = [pod for pod in view.pods if not is_ready(pod) and not pods.has_ended(pod)]
@@ -277,7 +277,7 @@ def lab_pods(view: View) -> Iterator[Finding]:
 
 
 def limits(view: View) -> Iterator[Finding]:
-    """Check that a running pod, if any, may lock unlimited memory if it has devices; tell its open-file limit too."""
+    """Yield ok, or a warning if a running pod with devices may not lock all memory; nothing if none runs."""
     running = [pod for pod in view.pods if pod.get("status", {}).get("phase") == "Running"]
     if not running:
         return

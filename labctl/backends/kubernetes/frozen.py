@@ -38,7 +38,7 @@ def of(lab: ClusterLab) -> dict[str, Any]:
 
 
 def _node(node: Manifest) -> dict[str, str]:
-    """Return the facts of a node: versions, resources, and labels of its devices, which vendors' discoveries set."""
+    """Return a node's versions, allocatable resources, and the labels that device vendors set, by name."""
     info, labels = node["status"].get("nodeInfo", {}), node["metadata"].get("labels", {})
     resources = {f"allocatable {name}": amount for name, amount in node["status"].get("allocatable", {}).items()}
     devices = {name: value for name, value in labels.items() if name.startswith(_vendors())}
@@ -46,13 +46,13 @@ def _node(node: Manifest) -> dict[str, str]:
 
 
 def _vendors() -> tuple[str, ...]:
-    """Return prefixes of the accelerators' node labels: the domains of their resources, as ``example.com/``."""
+    """Return the domain of each accelerator resource with ``/``, as ``example.com/``: prefixes of node labels."""
     resources = chain.from_iterable(module.resources for module in accelerators.modules().values())
     return tuple(f"{resource.partition('/')[0]}/" for resource in resources)
 
 
 def missing(lab: ClusterLab, recorded: ReplayedRun) -> Iterator[str]:
-    """Yield a text for each requirement of a recorded run that is missing: cluster, kind of job, secrets, nodes."""
+    """Yield a text per cluster, kind of job, secret or node that a recorded run needs and that is not there."""
     place = lab.place_of(recorded.job.run_id)
     if not lab.is_here(recorded.job.run_id):
         yield f"it was in namespace {place.namespace} of {place.server}" if place.server else "it was on Docker hosts"

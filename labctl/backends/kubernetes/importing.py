@@ -27,7 +27,7 @@ Manifest = Mapping[str, Any]
 
 
 def _by_name() -> dict[str, Setting]:
-    """Index the settings by their keys and aliases."""
+    """Return the settings by key and by alias."""
     settings: dict[str, Setting] = {}
     for setting in SETTINGS:
         settings |= dict.fromkeys((setting.key, *setting.aliases), setting)
@@ -62,7 +62,7 @@ class ImportedJob(Struct, frozen=True, kw_only=True):
 
 
 def write(directory: Path, job: ImportedJob) -> ImportedJob:
-    """Write the workload of an imported job, not its settings; return the job. ConfigError if its name is taken."""
+    """Write the workload files of an imported job, not its settings; return the job. ConfigError if there."""
     folder = directory / "workloads" / job.name
     if folder.exists():
         raise ConfigError(f"{folder} is there", hint="remove it, or rename the MPIJob")
@@ -72,7 +72,7 @@ def write(directory: Path, job: ImportedJob) -> ImportedJob:
 
 
 def read(path: Path) -> ImportedJob:
-    """Convert the only MPIJob of a file; list other objects as left out. ConfigError unless there is one, and valid."""
+    """Convert the only MPIJob in a YAML file; list other objects as left out. ConfigError if none or invalid."""
     with naming(path):
         contents = [document.data() for document in documents(path, str(path))]
         # Dates are text to Kubernetes.
@@ -102,7 +102,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def _title(document: manifest.Document) -> str:
-    """Render kind and name of an object."""
+    """Return kind and name of an object as text."""
     return f"{document.kind} {(document.metadata and document.metadata.name) or ''}".strip()
 
 
@@ -116,7 +116,7 @@ class _Reading:
         self.left_out = [f"{other}: not part of the job" for other in others]
 
     def job(self) -> ImportedJob:
-        """Convert the whole job to an ImportedJob. ConfigError if its launcher has no command."""
+        """Return the job as settings, workload files and left-out fields. ConfigError without a command."""
         name = re.sub(r"[^A-Za-z0-9_.-]", "-", str(self.take("metadata", "name") or "imported"))
         for key in ("apiVersion", "kind", "status"):
             self.take(key)
@@ -162,12 +162,12 @@ class _Reading:
         return at.pop(path[-1], None) if isinstance(at, dict) else None
 
     def put(self, key: str, value: object) -> None:
-        """Set a setting, unless the value is empty."""
+        """Set a setting to the value as text, unless it is None or empty."""
         if value not in (None, ""):
             self.settings[key] = str(value)
 
     def resources(self, *path: str | int) -> None:
-        """Set the settings for limits, and for requests without a limit; list unsupported resources as left out."""
+        """Set accelerator, slots, memory, CPU by limits, else requests; list others as left out."""
         asked = {**(self.take(*path, "requests") or {}), **(self.take(*path, "limits") or {})}
         self.settings["LAB_ACCELERATOR"] = accelerators.CPU
         for name, amount in asked.items():
@@ -185,7 +185,7 @@ class _Reading:
                 self.left_out.append(f"resource {name}: {amount}")
 
     def placement(self, *spec: str | int) -> None:
-        """Set the settings for host namespaces, node selector, tolerations and pull secret of a pod."""
+        """Set host namespaces, node selector, tolerations and pull secret from a pod's spec."""
         for key, name in (("hostIPC", "LAB_K8S_HOST_IPC"), ("hostNetwork", "LAB_K8S_HOST_NETWORK")):
             if self.take(*spec, key):
                 self.settings[name] = "true"
@@ -197,7 +197,7 @@ class _Reading:
         self.put("LAB_K8S_PULL_SECRET", first.get("name"))
 
     def environment(self, *path: str | int) -> dict[str, str]:
-        """Return the variables for the workload; variables of settings are set as such, secrets are left out."""
+        """Return variables for the workload; set those that are settings; leave out secrets."""
         variables = {}
         for variable in self.take(*path) or []:
             name, value = str(variable.get("name")), variable.get("value")
@@ -214,10 +214,11 @@ class _Reading:
         return variables
 
     def not_copied(self, name: str) -> None:
+        """List a variable as left out, with the key of .env that sets it."""
         self.left_out.append(f"{name}: {_setting(name)}= in .env sets it; it is not copied")
 
     def command(self, *container: str | int) -> str:
-        """Return the launcher's command as a script without secrets. ConfigError if it has none."""
+        """Return the launcher's command as a shell script without secrets. ConfigError if it has none."""
         given = [*(self.take(*container, "command") or []), *(self.take(*container, "args") or [])]
         argv = [str(word) for word in given]
         if not argv:
@@ -244,21 +245,22 @@ def _setting(name: str) -> str:
 
 
 def _is_secret(name: str, value: str) -> bool:
+    """Return True if the name sounds secret, or the value has a login in a URL or a hub token."""
     return sounds_secret(name) or bool(LOGIN.search(value) or HUB_TOKEN.search(value))
 
 
 def _without_secrets(text: str) -> tuple[str, list[str]]:
-    """Replace tokens and passwords in a command by variables; return it with the variables' names."""
+    """Return a command with tokens and passwords replaced by variables, and the variables' names."""
     names: list[str] = []
 
     def put(name: str) -> str:
-        """Note a variable and return its reference."""
+        """Note a variable's name; return the shell text that reads it."""
         names.append(name)
         # Workloads get the hub's token as a file.
         return '$(cat "$HF_TOKEN_PATH")' if _setting(name) == "HF_TOKEN" else f"${name}"
 
     def given(match: re.Match[str]) -> str:
-        """Replace the value of an assignment or option whose name sounds secret."""
+        """Return the match with its value replaced if its name sounds secret, else unchanged."""
         name = match["name"] or match["option"].replace("-", "_").upper()
         return match[1] + put(name) if sounds_secret(name) else match[0]
 
@@ -283,7 +285,7 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _workload(name: str, command: str, environment: Mapping[str, str], timeout: object) -> tuple[File, ...]:
-    """Render the files of a workload that runs the job's command in the launcher."""
+    """Return workload.yml and start.sh of a workload that runs the job's command as launcher ``script``."""
     import yaml
 
     declared: dict[str, Any] = {

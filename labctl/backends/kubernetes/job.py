@@ -111,7 +111,7 @@ class Launch(Struct, frozen=True, kw_only=True):
 
 
 def launch_of(lab: Lab, built: Job, stall: float) -> Launch:
-    """Build the Launch of a job, which the agent in the launcher's pod reads as JSON."""
+    """Return the Launch of a job, which the agent in the launcher's pod reads as JSON."""
     launcher, nodes = built.workload.launcher, tuple(node.name for node in built.nodes)
     return Launch(
         id=built.run_id,
@@ -127,7 +127,7 @@ def launch_of(lab: Lab, built: Job, stall: float) -> Launch:
 
 
 def start_files(launch: str) -> dict[str, str]:
-    """Return the text of each file that pods start with, by name; with the agent and its job if ``launch`` is set."""
+    """Return the text of each file that pods start with, by name; the agent too if ``launch`` is not empty."""
     texts = {
         "pod.sh": Path(__file__).with_name("pod.sh").read_text(encoding="utf-8"),
         # An image that was not made by labctl has none.
@@ -154,7 +154,7 @@ def build(
     placement: Placement = ANYWHERE,
     warn: Callable[[str], None] = lambda _: None,
 ) -> ClusterJob:
-    """Build the job of a workload on the lab's pods, of a run if it has a ``run_id``; nothing is written. ConfigError.
+    """Build the job of a workload on the lab's pods, or of a run if ``run_id``; write nothing. ConfigError if unfit.
 
     It is raised for settings that the launcher or DeepSpeed would reject, for paths of this machine, and for files that
     are too large for a ConfigMap and have no claim. ``warn`` gets a line on files that are not copied.
@@ -211,7 +211,7 @@ def build(
 
 
 def going_on(lab: Lab, target: Target, workload: Workload, run_id: str) -> tuple[Workload, str]:
-    """Return the workload that resumes a run, and its checkpoint's name. ConfigError without checkpoint or claim."""
+    """Return the workload that resumes a run, and its checkpoint. ConfigError without checkpoint or claim."""
     workload, checkpoint = checkpoints.going_on(lab, workload, run_id, sum(node.slots for node in lab.nodes))
     if not target.storage:
         raise ConfigError(
@@ -222,7 +222,7 @@ def going_on(lab: Lab, target: Target, workload: Workload, run_id: str) -> tuple
 
 
 def of_workload(context: Context, name: str, options: RunOptions) -> tuple[Target, ClusterJob]:
-    """Build the job of a named workload without a recorded run, and return it with its target. ConfigError."""
+    """Return the target and job of a named workload, without a run's record. ConfigError if unfit."""
     contexts.require_initialised(context)
     settings = context.settings()
     workload = choose_workload(context.directory, name, options, settings)
@@ -233,7 +233,7 @@ def of_workload(context: Context, name: str, options: RunOptions) -> tuple[Targe
 def one_pod(
     settings: Settings, directory: Path, target: Target, name: str, program: bytes, variables: Pairs, owner: str
 ) -> ClusterPods:
-    """Build a single pod that has ``program`` in its project's directory."""
+    """Return a single pod that has ``program`` as a file and these variables."""
     lab = lab_of_pods(settings, directory, settings.text("LAB_ACCELERATOR"), target, name)
     given = environment(lab, target, f"{lab.project_path}/{name}", variables)
     files = ((PROGRAM, program, False),)
@@ -248,7 +248,7 @@ MOST_OF_NAME = 39
 
 
 def job_name(lab: str, workload: str, run_id: str = "") -> str:
-    """Return the name of a job, valid for a Service and short enough for its pods' names.
+    """Return a job's name, of lab, workload and the run id's random part, short enough for its pods' names.
 
     It ends in the random part of the run's id, if any.
     """
@@ -263,7 +263,7 @@ def _slug(text: str) -> str:
 
 
 def pod_names(target: Target, name: str, count: int) -> tuple[str, ...]:
-    """Return the workers' names as in the operator's hostfile.
+    """Return the host names of a job's workers, as the operator writes them into its hostfile.
 
     Sources: kubeflow/mpi-operator, pkg/controller/mpi_job_controller.go (v2beta1); kubeflow/trainer, runtime/framework/
     plugins/mpi, whose pods are those of a JobSet.
@@ -281,7 +281,7 @@ def lab_of_pods(
     name: str,
     placement: Placement = ANYWHERE,
 ) -> Lab:
-    """Build the lab whose nodes are the job's worker pods."""
+    """Return the lab whose nodes are the job's worker pods, as many as placement or settings say."""
     slots = placement.slots or settings.number("LAB_SLOTS") or (USUAL_SLOTS if target.resource else 1)
     count = len(placement.nodes) or settings.number("LAB_NODES") or USUAL_NODES
     names = pod_names(target, name, count)
@@ -300,7 +300,7 @@ def lab_of_pods(
 
 
 def environment(lab: Lab, target: Target, directory: str, added: Pairs, *, kept: int = 0) -> Pairs:
-    """Return the variables of every pod: those of the lab's containers, with caches on the claim if there is one.
+    """Return the variables of each pod: network, devices, run, ``added``, and the lab's; caches on the claim.
 
     ``kept``: seconds that the launcher stays for its results to be fetched.
     """
@@ -333,7 +333,7 @@ Carried = tuple[tuple[str, bytes, bool], ...]
 
 
 def carry(lab: Lab, built: Job, workload: Workload, run_id: str, launch: str, *, claim: bool) -> tuple[Carried, bytes]:
-    """Return the files of a job's ConfigMap, and the archive of its code if that is to go by the claim.
+    """Return the files of a job's ConfigMap, and its packed code if that goes by the claim. ConfigError if too large.
 
     A project is packed, and a workload that has no place in a ConfigMap as it is. ConfigError if the archive has none
     there either, and there is no ``claim``.
@@ -352,7 +352,7 @@ def carry(lab: Lab, built: Job, workload: Workload, run_id: str, launch: str, *,
 
 
 def _too_large(built: Job, workload: Workload, packed: int, others: int) -> ConfigError:
-    """Build the error of code that is too large for a ConfigMap, with its largest file."""
+    """Return the ConfigError for code that is too large for a ConfigMap, with its largest file."""
     what = f"project {workload.project.root}" if workload.project else f"workload {workload.name}"
     largest = max(built.code, key=lambda copy: (copy.root / copy.name).lstat().st_size, default=None)
     named = f", its largest file {largest.name}" if largest else ""
@@ -365,17 +365,17 @@ def _too_large(built: Job, workload: Workload, packed: int, others: int) -> Conf
 
 
 def _is_plain(copy: Copy) -> bool:
-    """Tell if a file can be in a ConfigMap as it is: by its name, and not as a link."""
+    """Return True if a file's name is valid in a ConfigMap and it is no symbolic link."""
     return bool(PLAIN_NAME.fullmatch(copy.name)) and not (copy.root / copy.name).is_symlink()
 
 
 def place_of_code(packed: bytes) -> str:
-    """Return the path of an archive on the claim: runs with the same code share it."""
+    """Return the path of a code archive on the claim, by its digest: runs with the same code share it."""
     return f"{STORAGE}/code/{digest(packed)}.tar.gz"
 
 
 def files(lab: Lab, built: Job, workload: Workload, run_id: str, code: tuple[Copy, ...]) -> Carried:
-    """Return the files of run and ``common``, and those of ``code``, but no hostfile."""
+    """Return path, content and execute bit of a run's files, ``common`` and ``code``, without the hostfile."""
     run = f"outputs/{run_id}"
     workloads = lab.directory / "workloads" if workload.directory == Path() else workload.directory.parent
     common = workloads / "common"
@@ -393,6 +393,6 @@ def files(lab: Lab, built: Job, workload: Workload, run_id: str, code: tuple[Cop
 
 
 def _size(carried: Carried, launch: str) -> int:
-    """Return the size of a ConfigMap with these files and those that pods start with."""
+    """Return the bytes of a ConfigMap with these files and those that pods start with."""
     size = sum(len(path) + len(content) for path, content, _ in carried)
     return size + sum(len(name) + len(text.encode()) for name, text in start_files(launch).items())

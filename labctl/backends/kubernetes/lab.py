@@ -82,16 +82,16 @@ class ClusterLab(Struct, frozen=True, kw_only=True):
         return f"labctl.lab={self.name}"
 
     def place_of(self, run_id: str) -> Place:
-        """Read the place of a run from its record; empty if it is in no cluster."""
+        """Return a run's server, namespace and job by its record; an empty Place if in no cluster."""
         return store.decode(store.directory(self.directory, run_id) / store.PLACE, Place) or Place()
 
     def is_here(self, run_id: str) -> bool:
-        """Tell if a run is in this cluster and namespace."""
+        """Return True if a run's record names this server and namespace."""
         recorded = self.place_of(run_id)
         return (recorded.server, recorded.namespace) == (self.api.server, self.api.namespace)
 
     def run(self, run_id: str) -> ClusterRun:
-        """Load a run of the record. HostError if it is in another cluster or namespace, or on Docker hosts."""
+        """Return a run from its record. HostError if it is in another cluster or namespace, or on Docker."""
         job, recorded = store.load_job(self.directory, run_id), self.place_of(run_id)
         if not self.is_here(run_id):
             place = f"in namespace {recorded.namespace} of {recorded.server}" if recorded.server else "on Docker hosts"
@@ -107,7 +107,7 @@ class ClusterLab(Struct, frozen=True, kw_only=True):
         )
 
     def kind_of(self, name: str) -> str:
-        """Return the kind of the job with this name in the cluster; MPIJob if not found."""
+        """Return the kind of the job with this name in the cluster; the usual one if none is found."""
         for kind in KINDS.values():
             # The user may have no rights to the other kind.
             with suppress(Refused):
@@ -128,7 +128,7 @@ class Place(Struct, frozen=True, kw_only=True):
 
 
 def open_lab(context: Context, settings: Settings) -> ClusterLab:
-    """Open the lab of this directory. HostError if the kubeconfig names no cluster."""
+    """Return the lab of this directory, by its kubeconfig; send nothing. HostError if that names no cluster."""
     namespace = settings.text("LAB_K8S_NAMESPACE") or settings.text("LAB_NAME")
     return ClusterLab(context=context, settings=settings, api=Api(namespace, settings.text("LAB_K8S_CONTEXT")))
 
@@ -157,7 +157,7 @@ class Submitted(Struct, frozen=True, kw_only=True):
 
 
 def job_of(lab: ClusterLab, workload: Workload, options: RunOptions) -> tuple[Target, ClusterJob]:
-    """Build a workload's job that labctl does not record. ConfigError if it exists, HostError if no kind is served.
+    """Return target and job of a workload without a record. ConfigError if it exists, HostError if none is served.
 
     Applied again, an existing job would not run again.
     """
@@ -172,7 +172,7 @@ def job_of(lab: ClusterLab, workload: Workload, options: RunOptions) -> tuple[Ta
 
 
 def submit_by_hand(lab: ClusterLab, workload: Workload, options: RunOptions) -> Submitted:
-    """Create a workload's job that labctl does not record. ConfigError if it exists, HostError if a check fails."""
+    """Check and apply the job of a workload without a record; return what was made. ConfigError if it exists."""
     from labctl.backends.kubernetes import checks
 
     target, built = job_of(lab, workload, options)
@@ -183,7 +183,7 @@ def submit_by_hand(lab: ClusterLab, workload: Workload, options: RunOptions) -> 
 
 
 def delete(lab: ClusterLab, workload: str, *, storage: bool) -> Submitted:
-    """Delete a workload's job that was submitted by hand, with ``storage`` the lab's claim too. ConfigError if none."""
+    """Delete the job of a workload submitted by hand; return what was deleted. ConfigError if there is none."""
     name = job_name(lab.name, workload)
     kind = lab.kind_of(name)
     objects = [(owned_kind, name) for owned_kind in (kind, *OWNED[kind])]
@@ -199,7 +199,7 @@ def delete(lab: ClusterLab, workload: str, *, storage: bool) -> Submitted:
 def follow(
     lab: ClusterLab, run: ClusterRun, on_lines: Callable[[Sequence[Line]], object], given_up: Callable[[], bool]
 ) -> None:
-    """Hand on the lines of a run from its beginning until it ends or is ``given_up``; an empty batch per silent second.
+    """Pass on a run's lines until it ends or is ``given_up``, an empty batch per silent second. HostError if no job.
 
     HostError if the run has no job in the cluster, or the connection to its launcher is lost.
     """
@@ -233,7 +233,7 @@ def _heard(lines_heard: queue.SimpleQueue[Line]) -> Iterator[Line]:
 
 
 def lines(lab: ClusterLab, launcher: Manifest, *, follow: bool) -> Iterator[Line]:
-    """Yield the lines in a launcher's log, without the one that reports its end; with ``follow`` up to the end."""
+    """Yield the lines in a launcher's log up to the line that reports its end; with ``follow`` wait for more."""
     for when, text in lab.api.lines(launcher, follow=follow):
         ended = ENDED.fullmatch(text)
         if not ended or ended["rest"]:
@@ -243,7 +243,7 @@ def lines(lab: ClusterLab, launcher: Manifest, *, follow: bool) -> Iterator[Line
 
 
 def require_launcher_of(lab: ClusterLab, run: ClusterRun) -> Manifest:
-    """Return the launcher's pod. HostError if it has not started."""
+    """Return the pod of a run's launcher. HostError if its program has not started."""
     launcher = launcher_of(lab.api, run)
     if not launcher:
         raise HostError(f"run {run.run_id} has not begun", hint="labctl status says what its pods wait for")
@@ -257,7 +257,7 @@ def launcher_of(api: Api, run: ClusterRun) -> Manifest | None:
 
 
 def stop(lab: ClusterLab, run: ClusterRun, message: str) -> None:
-    """Send TERM to a run's launch command, with ``message`` as the reason; if not started, delete the run's job."""
+    """Send TERM and ``message`` to a run's launch command; if there is none yet, delete the run's job."""
     launcher, code = launcher_of(lab.api, run), 0
     if launcher:
         code = lab.engine.exec(launcher["metadata"]["name"], ("sh", "-c", STOP, message), user="").code
@@ -266,7 +266,7 @@ def stop(lab: ClusterLab, run: ClusterRun, message: str) -> None:
 
 
 def look(lab: ClusterLab, run: ClusterRun) -> Hang:
-    """Have the agent in the launcher's pod tell what the ranks of a run wait for. HostError if it is not running."""
+    """Have the agent in the launcher's pod tell what ranks wait for; return that. HostError if it does not run."""
     pod = require_launcher_of(lab, run)["metadata"]["name"]
     done = lab.engine.exec(pod, ("python3", "-I", "/etc/labctl/start/labnode.py", "look", run.run_id), user="")
     if done.code:
@@ -294,7 +294,7 @@ def jobs(lab: ClusterLab) -> list[Manifest]:
 
 
 def active(lab: ClusterLab) -> dict[str, ActiveRun]:
-    """Observe the runs without a result, by id; the state of all is unknown if the cluster is unreachable.
+    """Return the runs without a result, by id, observed; all as unknown if the cluster is unreachable.
 
     A run without a job in the cluster has ended, but is omitted while a process holds it.
     """
@@ -313,7 +313,7 @@ def active(lab: ClusterLab) -> dict[str, ActiveRun]:
 
 
 def _active(lab: ClusterLab, run_id: str, jobs_by_name: Mapping[str, Manifest]) -> ActiveRun | None:
-    """Observe a run: ended, running, or unknown if in another cluster; None if the cluster does not have its job."""
+    """Return a run as ended, running, or unknown if in another cluster; None if its job is not in the cluster."""
     if not lab.is_here(run_id):
         return ActiveRun(id=run_id, nodes=(), state="unknown")
     job = jobs_by_name.get(lab.place_of(run_id).name)
@@ -334,7 +334,7 @@ def _active(lab: ClusterLab, run_id: str, jobs_by_name: Mapping[str, Manifest]) 
 
 
 def status(lab: ClusterLab) -> LabStatus:
-    """Return the state of the lab's pods, each with the reason why it is not running."""
+    """Return the lab's state and a status per pod with its reason; ``down`` without pods."""
     containers = [pod for pod in lab.engine.observe(lab.name).containers if pod.state != "removing"]
     several = len({pod.fingerprint for pod in containers}) > 1
     nodes = tuple(
@@ -372,7 +372,7 @@ def pod_of_run(lab: ClusterLab, run: Run, node: str) -> str:
 
 
 def _running_pod(lab: ClusterLab, containers: Sequence[Container], node: str) -> str:
-    """Return the name of a node's pod among these. HostError if it is not running, ConfigError if not found."""
+    """Return the name of a node's pod. HostError if none runs, ConfigError if the lab has no such node."""
     if not containers:
         raise HostError(
             f"lab {lab.name} has no pods", hint="labctl run --detach WORKLOAD starts some for a run", node=node
@@ -398,7 +398,7 @@ def workers(lab: ClusterLab) -> tuple[str, ...]:
 
 
 def execute(lab: ClusterLab, nodes: tuple[str, ...], command: tuple[str, ...], **options: Any) -> int:
-    """Run a command in pods of nodes; return the largest exit code. Several get no input; their lines are marked."""
+    """Run a command in the pods of nodes; return the largest exit code. Several get no input, marked output."""
     pods_of = {node: pod_of(lab, node) for node in nodes}
     if len(nodes) == 1:
         return lab.engine.attach(pods_of[nodes[0]], command, user="", workdir=None, **options)
@@ -420,7 +420,7 @@ def running(lab: ClusterLab) -> list[str]:
 
 
 def owned(lab: ClusterLab) -> Iterator[Manifest]:
-    """Yield the lab's objects in the cluster, except its claim and namespace."""
+    """Yield the lab's jobs, ConfigMaps, Secrets, pods and runtimes; not its claim and namespace."""
     yield from jobs(lab)
     for kind in ("ConfigMap", "Secret", "Pod"):
         yield from lab.api.list(kind, lab.selector)
@@ -433,7 +433,7 @@ def _claims(lab: ClusterLab) -> list[Manifest]:
 
 
 def kept(lab: ClusterLab) -> dict[str, str]:
-    """Return what `down` keeps, with the command that removes it.
+    """Return the claims and namespace that `down` keeps, each with the kubectl command that removes it.
 
     The claim, and the namespace if it was created for the lab: it may hold other objects by now.
     """

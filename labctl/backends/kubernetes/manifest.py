@@ -147,7 +147,7 @@ def check(job: Any) -> None:
 
 
 def _check_pod(spec: PodSpec, place: str) -> None:
-    """Check node selector and resources of a pod. ConfigError with the path of the invalid value."""
+    """Check types in node selector and resources of a pod. ConfigError with the path of the invalid value."""
     _check_values(spec.nodeSelector, str, f"{place}.nodeSelector")
     for number, container in enumerate(spec.containers):
         resources = container.resources or Resources()
@@ -176,6 +176,6 @@ _WORDS = {"object": "mapping", "array": "list", "str": "text", "int": "whole num
 
 
 def _plain(reason: str) -> str:
-    """Render a reason of msgspec in the terms of YAML."""
+    """Return a reason of msgspec in the terms of YAML, with a small first letter and no backticks."""
     text = re.sub(r"\w+", lambda word: _WORDS.get(word[0], word[0]), reason).replace("`", "").replace(" | ", " or ")
     return text[0].lower() + text[1:]

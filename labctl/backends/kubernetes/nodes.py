@@ -22,7 +22,7 @@ from labctl.records.active import ActiveRun, in_use
 
 
 def lab_of_nodes(lab: ClusterLab, target: Target, cluster_nodes: tuple[ClusterNode, ...]) -> Lab:
-    """Build the lab of the nodes that are made for a worker, in use or not. HostError with reasons if none is."""
+    """Return the lab of the nodes that are made for a worker, in use or not. HostError with reasons if none is."""
     shape = lab_of_pods(lab.settings, lab.directory, lab.settings.text("LAB_ACCELERATOR"), target, lab.name)
     slots = shape.nodes[0].slots
     request = request_of(target, slots)
@@ -35,13 +35,13 @@ def lab_of_nodes(lab: ClusterLab, target: Target, cluster_nodes: tuple[ClusterNo
 
 
 def unusable(cluster_nodes: tuple[ClusterNode, ...], request: Amounts) -> dict[str, str]:
-    """Return the nodes that cannot hold a worker now, each with the reason, such as ``cordoned``."""
+    """Return the nodes that cannot hold a worker now, each with the reason: ``cordoned``, or too little free."""
     reasons = {node.name: ", ".join(node.passing) or _taken(node, request) for node in cluster_nodes}
     return {name: reason for name, reason in reasons.items() if reason}
 
 
 def _taken(node: ClusterNode, request: Amounts) -> str:
-    """Return which resource of a node other pods have taken; empty if a worker fits beside them."""
+    """Return the first resource of which a node has too little free, with amounts; empty if a worker fits."""
     for name, many in request.items():
         if (free := node.room(name, now=True)) < many:
             return f"{amount(name, free)} of {name} free, not {amount(name, many)}"
@@ -49,7 +49,7 @@ def _taken(node: ClusterNode, request: Amounts) -> str:
 
 
 def placement(of: Lab, hostnames: Mapping[str, str], options: RunOptions) -> Placement:
-    """Return the nodes that options name, or with --exclude alone the nodes to avoid. ConfigError for unequal slots.
+    """Return the nodes that options name, or with --exclude alone those to avoid. ConfigError if unequal.
 
     ``of`` is the lab of nodes, ``hostnames`` has their labels. ConfigError for slots by number, and for nodes with
     different slots.
@@ -77,7 +77,7 @@ def is_placed(options: RunOptions) -> bool:
 
 
 def require_free(lab: ClusterLab, placed: Placement, cluster_nodes: tuple[ClusterNode, ...], request: Amounts) -> None:
-    """Raise HostError if other runs of the lab have workers on a named node, or it is out of use or lacks room."""
+    """Raise InUse if other runs have workers on a named node, HostError if one is out of use or full."""
     if users := _users(lab, placed):
         raise in_use(users)
     for name, reason in unusable(cluster_nodes, request).items():
@@ -86,7 +86,7 @@ def require_free(lab: ClusterLab, placed: Placement, cluster_nodes: tuple[Cluste
 
 
 def _users(lab: ClusterLab, placed: Placement) -> list[ActiveRun]:
-    """Return the lab's runs that have workers on these nodes."""
+    """Return the lab's runs that have workers, not ended or leaving, on these nodes."""
     runs: dict[str, ActiveRun] = {}
     for pod in lab.engine.pods(lab.name):
         node, metadata = pod["spec"].get("nodeName", ""), pod["metadata"]

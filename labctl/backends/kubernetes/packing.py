@@ -29,7 +29,7 @@ def pack(copies: Iterable[Copy]) -> bytes:
 
 
 def _add(archive: tarfile.TarFile, copy: Copy) -> None:
-    """Add a file or a link, without its owner and time. ConfigError if it cannot be read."""
+    """Add a file or a symbolic link to the archive, without owner and time. ConfigError if it cannot be read."""
     source, member = copy.root / copy.name, tarfile.TarInfo(copy.path)
     try:
         if source.is_symlink():

@@ -26,7 +26,7 @@ USUAL = ("ContainerCreating", "PodInitializing")
 
 
 def trouble(pod: Manifest) -> str:
-    """Reason why a pod is not running; empty if it runs, ended with code 0 or is starting."""
+    """Return why a pod is not running; empty if it runs, has ended with code 0 or is starting."""
     if not_scheduled := unscheduled(pod):
         return not_scheduled
     status = pod.get("status", {})
@@ -46,12 +46,12 @@ def trouble(pod: Manifest) -> str:
 
 
 def _by_kubelet(status: Manifest) -> str:
-    """Render the kubelet's reason and message for a pod's state."""
+    """Return the kubelet's reason, or else the phase, and its message, from a pod's status, as text."""
     return f"{status.get('reason') or status.get('phase')}: {_text(status.get('message'))}".rstrip(": ")
 
 
 def unscheduled(pod: Manifest) -> str:
-    """Reason why the scheduler has not placed a pod; empty if it has."""
+    """Return why the scheduler has not placed a pod; empty if it has, or has not tried."""
     for condition in pod.get("status", {}).get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return _text(condition.get("message")) or str(condition.get("reason", "not scheduled"))
@@ -59,7 +59,7 @@ def unscheduled(pod: Manifest) -> str:
 
 
 def image_error(pod: Manifest) -> str:
-    """Reason why the kubelet cannot get the image; empty if no container waits for it."""
+    """Return why the kubelet cannot get an image of the pod; empty if no container waits for one."""
     for state in (*_before(pod), own(pod)):
         if (waiting := state.get("waiting")) and waiting.get("reason") in IMAGE_ERRORS:
             return f"{waiting['reason']}: {_text(waiting.get('message'))}"
@@ -67,7 +67,7 @@ def image_error(pod: Manifest) -> str:
 
 
 def loss(pod: Manifest) -> tuple[Cause, str] | None:
-    """Return cause and message of a pod that its run has lost; None if it has not ended or been deleted."""
+    """Return cause and message of a pod that ended, was evicted or is deleted; None if it goes on."""
     status, ended = pod.get("status", {}), own(pod).get("terminated") or {}
     if ended.get("reason") == "OOMKilled":
         return "out-of-memory", "container ran out of memory (OOMKilled); LAB_MEMORY is its limit"
@@ -108,7 +108,7 @@ class JobState(Struct, frozen=True):
 
 
 def state_of(job: Manifest) -> JobState:
-    """Read the state of an MPIJob or a TrainJob from its conditions and ``suspend``."""
+    """Return the JobState of an MPIJob or TrainJob by its conditions, else waiting if suspended, else active."""
     reported = job.get("status", {}).get("conditions") or ()
     conditions = {condition["type"]: condition for condition in reported if condition["status"] == "True"}
     for kind, name in (
@@ -125,7 +125,7 @@ def state_of(job: Manifest) -> JobState:
 
 
 def has_run(job: Manifest) -> bool:
-    """Tell if a job's status shows that an MPIJob's launcher ran or a TrainJob's launcher failed."""
+    """Return True if the status has a condition Running, or says that a TrainJob's launcher failed."""
     status = job.get("status", {})
     if any(condition["type"] == "Running" for condition in status.get("conditions") or ()):
         return True
@@ -133,14 +133,14 @@ def has_run(job: Manifest) -> bool:
 
 
 def last_refusal(events: Iterable[Manifest], job: str) -> str:
-    """Return the latest warning about a job or objects made for it, except pods; empty if there is none."""
+    """Return the latest warning event on a job or what was made for it, without pods; empty if none."""
     about = [event for event in events if event["involvedObject"].get("kind") != "Pod"]
     names = {str(event["involvedObject"].get("name", "")) for event in about}
     return last_warning(about, [name for name in names if f"{name}-".startswith(f"{job}-")])
 
 
 def last_warning(events: Iterable[Manifest], names: Iterable[str]) -> str:
-    """Return the latest warning about any of these objects; empty if there is none."""
+    """Return reason and message of the latest warning event on any of these objects; empty if none."""
     objects = tuple(names)
     about = [event for event in events if event["involvedObject"].get("name") in objects]
     warnings = [event for event in about if event.get("type") == "Warning"]
@@ -151,7 +151,7 @@ def last_warning(events: Iterable[Manifest], names: Iterable[str]) -> str:
 
 
 def own_container(pod: Manifest) -> Mapping[str, Any]:
-    """Return the container of a pod that labctl asked for, before which clusters may add others; else the first."""
+    """Return the container that labctl asked for, by the pod's annotation; the first if there is none."""
     containers: list[Mapping[str, Any]] = pod["spec"]["containers"]
     name = pod["metadata"].get("annotations", {}).get(DEFAULT_CONTAINER)
     return next((container for container in containers if container["name"] == name), containers[0])
@@ -181,6 +181,6 @@ def _before(pod: Manifest) -> Iterator[Mapping[str, Any]]:
 
 
 def _text(message: object) -> str:
-    """Put a message on one line, cut to 400 characters."""
+    """Return a message on one line, cut to 400 characters and "..."; empty for None."""
     text = " ".join(str(message or "").split())
     return text if len(text) <= 400 else f"{text[:400]}..."

@@ -20,7 +20,7 @@ TO_BE_SAID = ("cpu", "memory", "requests.cpu", "requests.memory", "limits.cpu", 
 
 
 def quotas(view: View) -> Iterator[Finding]:
-    """Check that the namespace's quotas, if any, have room for a run, and that its pods set all that they require."""
+    """Yield ok, or errors if quotas lack room for a run or want what its pods do not set; nothing without quotas."""
     listed = view.lab.api.list("ResourceQuota")
     demands = demand(view, view.lab.api.list("LimitRange")) if listed else []
     counting = [(quota, asks) for quota in listed if (asks := counted(quota, demands))]
@@ -54,7 +54,7 @@ def _unset(quota: Manifest, asks: list[tuple[int, Amounts]]) -> Iterator[str]:
 
 
 def _short(quota: Manifest, asks: list[tuple[int, Amounts]]) -> Iterator[str]:
-    """Describe each amount of which the run requests more than a quota has left."""
+    """Yield a text per amount of which the run asks for more than the quota has left."""
     hard, used = (quota.get("status", {}).get(key) or {} for key in ("hard", "used"))
     for name, most in hard.items():
         total = sum(count * request.get(name, 0.0) for count, request in asks)
@@ -64,7 +64,7 @@ def _short(quota: Manifest, asks: list[tuple[int, Amounts]]) -> Iterator[str]:
 
 
 def counted(quota: Manifest, asks: list[tuple[int, Amounts]]) -> list[tuple[int, Amounts]]:
-    """Return the requests of a run that a quota counts by its scopes; none if it is for deadlines or priorities."""
+    """Return the requests that a quota counts by its scopes; [] if it is for deadlines or priorities."""
     selected = quota["spec"].get("scopeSelector", {}).get("matchExpressions", [])
     scopes = {*quota["spec"].get("scopes", []), *(expression["scopeName"] for expression in selected)}
     if scopes - {"NotTerminating", "NotBestEffort", "BestEffort"}:
@@ -77,7 +77,7 @@ def counted(quota: Manifest, asks: list[tuple[int, Amounts]]) -> list[tuple[int,
 
 
 def demand(view: View, ranges: list[Manifest]) -> list[tuple[int, Amounts]]:
-    """Return count and requests of a run's workers, its launcher, and its claim if that does not exist yet.
+    """Return count and amounts of a run's workers, of its launcher and, if there is none yet, of its claim.
 
     Named as in quotas, with the defaults of the namespace's LimitRanges. Source: the Kubernetes documentation,
     Resource Quotas.
@@ -95,7 +95,7 @@ def demand(view: View, ranges: list[Manifest]) -> list[tuple[int, Amounts]]:
 
 
 def names_of_quotas(requests: Mapping[str, str], limits: Mapping[str, str], ranges: list[Manifest]) -> Amounts:
-    """Return requests and limits of a pod by their names in quotas, with defaults of the ``ranges``."""
+    """Return a pod's requests and limits by their names in quotas, with defaults of LimitRanges."""
     limit_items = chain.from_iterable(limit_range["spec"]["limits"] for limit_range in ranges)
     for default in (item for item in limit_items if item["type"] == "Container"):
         limits = {**default.get("default", {}), **limits}

@@ -48,7 +48,7 @@ LOGS_KEPT = 86_400
 
 
 def manifests(target: Target, built: ClusterJob) -> list[Manifest]:
-    """Return the objects of a job in the order of their creation."""
+    """Return the objects of a job in the order of their creation: what pods need, then MPIJob or TrainJob."""
     return [*_needed(target, built), *(_mpijob(target, built) if target.kind == "mpijob" else _trainjob(target, built))]
 
 
@@ -56,13 +56,13 @@ RECORD = "rendered/manifests.yaml"
 
 
 def record(objects: Iterable[Manifest]) -> File:
-    """Render a job's objects without the Secret as a file of the run's record."""
+    """Return the file of a run's record with the job's objects as YAML, without the Secret."""
     kept = [manifest for manifest in objects if manifest["kind"] != "Secret"]
     return File(path=RECORD, content=text(kept))
 
 
 def recorded(record_of_run: Path, names: Mapping[str, str], images: Mapping[str, str]) -> list[Manifest]:
-    """Load the objects in a run's record with texts and images replaced. HostError if the file cannot be read.
+    """Return the objects in a run's record, with ``names`` and ``images`` replaced. HostError if unreadable.
 
     ``names`` maps old texts to new ones, ``images`` the name of an image to its name with a digest.
     """
@@ -80,7 +80,7 @@ def recorded(record_of_run: Path, names: Mapping[str, str], images: Mapping[str,
 
 
 def named_hosts(objects: Iterable[Manifest]) -> tuple[str, ...]:
-    """Return the hostnames that workers of these objects are required on."""
+    """Return the hostnames to which the pods of these objects are bound by affinity; () if to none."""
     names: tuple[str, ...] = ()
     for template in pod_templates(objects):
         affinity = template["spec"].get("affinity", {}).get("nodeAffinity", {}).get(REQUIRED, {})
@@ -91,13 +91,13 @@ def named_hosts(objects: Iterable[Manifest]) -> tuple[str, ...]:
 
 
 def volumes(objects: Iterable[Manifest], kind: str) -> list[Manifest]:
-    """Return the volumes of a kind, such as ``secret``, that the pods of a job mount."""
+    """Return the sources of the volumes of a kind, such as ``secret``, in the pods of a job."""
     every = chain.from_iterable(template["spec"]["volumes"] for template in pod_templates(objects))
     return [volume[kind] for volume in every if kind in volume]
 
 
 def pod_templates(objects: Iterable[Manifest]) -> Iterator[Manifest]:
-    """Yield the templates of a job's pods."""
+    """Yield the pod templates of the MPIJob or TrainingRuntime among these objects."""
     for manifest in objects:
         if manifest["kind"] == "MPIJob":
             yield from (role["template"] for role in manifest["spec"]["mpiReplicaSpecs"].values())
@@ -112,7 +112,7 @@ def job_in(objects: Iterable[Manifest]) -> Manifest:
 
 
 def _needed(target: Target, built: ClusterPods) -> list[Manifest]:
-    """Return the objects that pods need: namespace, Secret, claim, ConfigMap."""
+    """Return the objects that pods need: Namespace, Secret if there are secrets, claim if any, ConfigMap."""
     objects = [_object("v1", "Namespace", target.namespace, target, built, namespaced=False)]
     if built.lab.secrets:
         objects.append(secret(target, built))
@@ -122,13 +122,13 @@ def _needed(target: Target, built: ClusterPods) -> list[Manifest]:
 
 
 def secret(target: Target, built: ClusterPods) -> Manifest:
-    """Return the Secret with the lab's secrets."""
+    """Return the Secret with the lab's secrets in clear text."""
     values = {name: value.reveal() for name, value in built.lab.secrets}
     return {**_object("v1", "Secret", built.name, target, built), "type": "Opaque", "stringData": values}
 
 
 def single(target: Target, built: ClusterPods, command: list[str]) -> list[Manifest]:
-    """Return the objects of a pod without devices that runs a command, the pod last."""
+    """Return the objects of one pod without devices that runs a command; the Pod is the last."""
     pod = _pod(target, built, "program", command, worker=False)
     pod["spec"]["restartPolicy"] = "Never"
     made = _object("v1", "Pod", built.name, target, built)
@@ -157,7 +157,7 @@ def names_of(objects: Iterable[Manifest]) -> tuple[str, ...]:
 
 
 def text(objects: list[Manifest]) -> str:
-    """Render objects as YAML documents; equal objects give equal text."""
+    """Return objects as YAML documents, multi-line strings as blocks; equal objects give equal text."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -172,7 +172,7 @@ def text(objects: list[Manifest]) -> str:
 
 
 def export(target: Target, built: ClusterJob, directory: Path) -> Kustomized:
-    """Write a job's objects except its Secret to a directory for kustomize; return the files' names."""
+    """Write a job's objects, but not its Secret, as files for kustomize; return the files' names."""
     made, left_out = kustomization(manifests(target, built))
     for file in made:
         files.write(directory / file.path, file.content, mode=file.mode)
@@ -180,7 +180,7 @@ def export(target: Target, built: ClusterJob, directory: Path) -> Kustomized:
 
 
 def kustomization(objects: list[Manifest]) -> tuple[tuple[File, ...], tuple[str, ...]]:
-    """Render objects as files for kustomize, one each; return the Secrets' names apart, as such files go into git."""
+    """Return a file per object and kustomization.yaml; Secrets are left out, and named apart."""
     import yaml
 
     kept = [manifest for manifest in objects if manifest["kind"] != "Secret"]
@@ -194,7 +194,7 @@ def kustomization(objects: list[Manifest]) -> tuple[tuple[File, ...], tuple[str,
 def _object(
     version: str, kind: str, name: str, target: Target, built: ClusterPods, *, namespaced: bool = True
 ) -> Manifest:
-    """Return an object without its spec; labels, owner and namespace only if ``namespaced``."""
+    """Return an object without spec; with labels, owner and namespace only if ``namespaced``."""
     metadata: Manifest = {"name": name}
     if not namespaced:
         # Others may use it too, and applying it from a file would overwrite its labels.
@@ -207,12 +207,12 @@ def _object(
 
 
 def label(run_id: str) -> str:
-    """Return a run's id as a label value, of at most 63 characters: the end of an id is its random part."""
+    """Return a run's id as a label value: longer than 63 characters, its beginning and its random end."""
     return run_id if len(run_id) <= 63 else run_id[:56] + run_id[-7:]
 
 
 def _claim(target: Target, built: ClusterPods) -> Manifest:
-    """Return the lab's claim, which all its jobs share and every node writes to."""
+    """Return the lab's ReadWriteMany claim, without a run's label or owner, as all its jobs share it."""
     claim = _object("v1", "PersistentVolumeClaim", f"{built.lab.name}-storage", target, built)
     del claim["metadata"]["labels"]["labctl.run"]
     claim["metadata"].pop("annotations", None)
@@ -225,12 +225,12 @@ def _claim(target: Target, built: ClusterPods) -> Manifest:
 
 
 def _key(path: str) -> str:
-    """Return the key of a file in the ConfigMap, which has no directories."""
+    """Return the ConfigMap key of a file's path: ``/`` and ``_`` are replaced, as keys have no folders."""
     return path.replace("_", "__").replace("/", "_.")
 
 
 def _config_map(target: Target, built: ClusterPods) -> Manifest:
-    """Return the ConfigMap with the job's files and those that pods start with."""
+    """Return the ConfigMap with the files that pods start with, and the job's; binary ones apart."""
     texts = built.start
     binary: dict[str, str] = {}
     for path, content, _ in built.files:
@@ -243,7 +243,7 @@ def _config_map(target: Target, built: ClusterPods) -> Manifest:
 
 
 def _pod(target: Target, built: ClusterPods, name: str, command: list[str], *, worker: bool) -> Manifest:
-    """Return the template of a pod that runs without root and without capabilities."""
+    """Return a pod template of a worker or launcher, which runs without root and capabilities."""
     first: Manifest = {"name": name, "image": built.lab.image, "command": command, "workingDir": built.lab.project_path}
     first["env"] = [{"name": key, "value": value} for key, value in built.environment]
     first["resources"] = _resources(target, built) if worker else {"requests": dict(LAUNCHER_REQUESTS)}
@@ -284,7 +284,7 @@ def _pod(target: Target, built: ClusterPods, name: str, command: list[str], *, w
 
 
 def _placement(target: Target, built: ClusterPods) -> Manifest:
-    """Return the fields of a worker's spec for its placement and the namespaces shared with the node."""
+    """Return a worker's affinity, node selector and host namespaces, as fields of its pod spec."""
     fields: Manifest = _affinity(built)
     if target.host_ipc:
         fields["hostIPC"] = True
@@ -296,7 +296,7 @@ def _placement(target: Target, built: ClusterPods) -> Manifest:
 
 
 def _affinity(built: ClusterPods) -> Manifest:
-    """Return the affinity to named nodes, one worker on each, or away from excluded ones; empty without either."""
+    """Return the affinity to named nodes, one worker each, or away from excluded ones; {} without either."""
     placement = built.placement
     if not (placement.hostnames or placement.without):
         return {}
@@ -310,7 +310,7 @@ def _affinity(built: ClusterPods) -> Manifest:
 
 
 def _toleration(toleration: Toleration) -> Manifest:
-    """Render a toleration as a field of a pod's spec."""
+    """Return a toleration as in a pod's spec; Exists without a value."""
     return {
         "key": toleration.key,
         "operator": "Equal" if toleration.value else "Exists",
@@ -320,13 +320,13 @@ def _toleration(toleration: Toleration) -> Manifest:
 
 
 def _resources(target: Target, built: ClusterPods) -> Manifest:
-    """Return a worker's limits, and equal requests: cpu, memory, huge pages and devices, if set; else {}."""
+    """Return a worker's limits and equal requests; {} if it asks for nothing."""
     amounts = asked(target, built.lab.nodes[0].slots)
     return {"limits": amounts, "requests": dict(amounts)} if amounts else {}
 
 
 def asked(target: Target, slots: int) -> dict[str, str]:
-    """Return the requests of a worker, by resource."""
+    """Return a worker's requests by resource: cpu, memory, huge pages and, if a device is used, one per slot."""
     settings = {"cpu": target.cpu, "memory": target.memory, "hugepages-2Mi": target.hugepages}
     if target.resource:
         settings[target.resource] = str(slots)
@@ -338,7 +338,7 @@ def asked(target: Target, slots: int) -> dict[str, str]:
 
 
 def _mounts(target: Target, built: ClusterPods) -> list[Manifest]:
-    """Return the volume mounts of a pod."""
+    """Return the volume mounts of a pod, with storage and secrets if the lab has them."""
     project = built.lab.project_path
     mounts = [
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
@@ -356,7 +356,7 @@ def _mounts(target: Target, built: ClusterPods) -> list[Manifest]:
 
 
 def _volumes(target: Target, built: ClusterPods) -> list[Manifest]:
-    """Return the volumes of a pod."""
+    """Return the volumes of a pod, with the claim and the Secret if the lab has them."""
     items = [
         {"key": _key(path), "path": path, **({"mode": 0o555} if program else {})} for path, _, program in built.files
     ]
@@ -380,7 +380,7 @@ _START = ["bash", "/etc/labctl/start/pod.sh"]
 
 
 def _deadline(target: Target, built: ClusterJob) -> int:
-    """Seconds for pods to start, the run, and its results; the run's own timeout ends the launch command."""
+    """Return seconds for pods to start, the run, its results and, if it waits, for room."""
     return target.patience + int(built.job.timeout) + RESULTS_WAIT + (WAITING if built.waits else 0)
 
 
@@ -389,7 +389,7 @@ def _queue(target: Target) -> dict[str, str]:
 
 
 def _mpijob(target: Target, built: ClusterJob) -> list[Manifest]:
-    """Return the MPIJob of a job, as a list of one object."""
+    """Return a list with the MPIJob of a job, whose launcher is created once the workers are ready."""
     made = _object("kubeflow.org/v2beta1", "MPIJob", built.name, target, built)
     made["metadata"]["labels"] |= _queue(target)
     workers = len(built.lab.nodes)
@@ -419,7 +419,7 @@ def _mpijob(target: Target, built: ClusterJob) -> list[Manifest]:
 
 
 def _trainjob(target: Target, built: ClusterJob) -> list[Manifest]:
-    """Return the job's TrainingRuntime, and the TrainJob that refers to it."""
+    """Return the TrainingRuntime of a job, and the TrainJob that refers to it."""
     version = "trainer.kubeflow.org/v1alpha1"
     runtime = _object(version, "TrainingRuntime", built.name, target, built)
     # Trainer expects the container of both roles to be named node.
@@ -470,7 +470,7 @@ def _trainjob(target: Target, built: ClusterJob) -> list[Manifest]:
 
 
 def _gang(target: Target) -> Manifest:
-    """Return the pod group policy for the target's gang scheduler."""
+    """Return the TrainingRuntime's pod group policy: Volcano, or coscheduling with the patience."""
     return (
         {"volcano": {}} if target.gang == "volcano" else {"coscheduling": {"scheduleTimeoutSeconds": target.patience}}
     )

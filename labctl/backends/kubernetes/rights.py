@@ -21,7 +21,7 @@ AT_ONCE = 8
 
 
 def rights_of(target: Target) -> Rights:
-    """Return the rights that labctl needs in a namespace."""
+    """Return the verbs and resources that labctl needs in a namespace, by kind of job and storage."""
     return (
         (f"get {APPLIED}", JOBS[target.kind]),
         *([(APPLIED, "trainingruntimes.trainer.kubeflow.org")] if target.kind == "trainjob" else []),
@@ -37,7 +37,7 @@ def rights_of(target: Target) -> Rights:
 
 
 def rights(view: View) -> Iterator[Finding]:
-    """Check that the user has all rights that labctl needs, also to create the namespace if it does not exist."""
+    """Yield ok or an error on the rights that labctl needs, also to create a missing namespace."""
     try:
         missing = view.lab.api.get("Namespace", view.namespace) is None
     except Refused as refused:
@@ -51,7 +51,7 @@ def rights(view: View) -> Iterator[Finding]:
 
 
 def namespace_rights(view: View) -> Iterator[Finding]:
-    """Check that the user may create the namespace, which does not exist."""
+    """Yield ok, or an error if the user may not create the namespace, which does not exist."""
     if not denied(view, (("create patch", "namespaces"),)):
         yield found_ok("LAB-K8S-003", f"namespace {view.namespace} is created with the first run")
         return
@@ -61,12 +61,12 @@ def namespace_rights(view: View) -> Iterator[Finding]:
 
 
 def rights_to_run(view: View) -> Iterator[Finding]:
-    """Check that the user may submit a job, read its log and fetch its results."""
+    """Yield ok or an error on the rights to submit a job, read its log and fetch its results."""
     yield from missing_rights(view, (("create", JOBS[view.target.kind]), ("get", "pods/log"), ("create", "pods/exec")))
 
 
 def missing_rights(view: View, needed: Rights) -> Iterator[Finding]:
-    """Check that the user has these rights; an error lists the missing ones with the commands that grant them."""
+    """Yield ok, or an error with the rights that the user lacks and the commands that grant them."""
     missing = denied(view, needed)
     if not missing:
         yield found_ok("LAB-K8S-002", f"you may do all that labctl does in namespace {view.namespace}")
@@ -79,7 +79,7 @@ def missing_rights(view: View, needed: Rights) -> Iterator[Finding]:
 
 
 def denied(view: View, needed: Rights) -> dict[str, list[str]]:
-    """Return the needed verbs that the user may not use, by resource."""
+    """Ask the API server for each right, AT_ONCE at a time; return the denied verbs by resource."""
     pairs: list[tuple[str, str]] = []
     for verbs, resource in needed:
         pairs += [(verb, resource) for verb in verbs.split()]
@@ -93,7 +93,7 @@ def denied(view: View, needed: Rights) -> dict[str, list[str]]:
 
 
 def may(view: View, verb: str, resource: str) -> bool:
-    """Tell if the user may use a verb on a resource, named as for ``kubectl create role``."""
+    """Ask the API server by SelfSubjectAccessReview if the user may use a verb on a resource."""
     whole, _, subresource = resource.partition("/")
     name, _, group = whole.partition(".")
     asks = {"namespace": view.namespace, "verb": verb, "group": group, "resource": name, "subresource": subresource}

@@ -86,7 +86,7 @@ class ClusterRun(Run, frozen=True, kw_only=True):
     """It waits for room on its nodes for as long as that takes."""
 
     def short(self, text: str) -> str:
-        """Replace names of pods in a text by the names of the lab's nodes."""
+        """Return a text with names of the run's pods replaced by names of the lab's nodes."""
         name = re.escape(self.name)
         text = re.sub(rf"\b{name}-(?:worker|node-0)-(\d+)(?:\.{name}(?:\.[a-z0-9-]+\.svc)?)?\b", r"worker-\1", text)
         return re.sub(rf"\b{name}-launcher(?:-[a-z0-9-]+)?\b", LAUNCHER, text)
@@ -96,13 +96,13 @@ class ClusterRun(Run, frozen=True, kw_only=True):
 
 
 def definitions(api: Api) -> dict[str, bool]:
-    """Tell if the cluster serves each kind of job, and ``v1``: the MPIJob of the older training operator."""
+    """Return whether the cluster serves each kind of job, and as ``v1`` the old MPIJob."""
     kinds: dict[str, bool] = {name: serves(api, *COLLECTIONS[kind]) for name, kind in KINDS.items()}
     return {**kinds, "v1": serves(api, "/apis/kubeflow.org/v1", "mpijobs")}
 
 
 def serves(api: Api, group: str, plural: str) -> bool:
-    """Tell if the cluster serves a resource; ``group`` and ``plural`` are as in COLLECTIONS."""
+    """Return True if the cluster serves a resource, False on 404. Refused for another error."""
     try:
         return plural in {resource["name"] for resource in api.request("GET", group)["resources"]}
     except Refused as error:
@@ -112,7 +112,7 @@ def serves(api: Api, group: str, plural: str) -> bool:
 
 
 def kind_of(api: Api, settings: Settings) -> Kind:
-    """Return the kind of jobs to use: the first that the settings allow and the cluster serves. HostError if none."""
+    """Return the first kind of job that LAB_K8S_JOB allows and the cluster serves. HostError if none."""
     setting, defined = settings.text("LAB_K8S_JOB"), definitions(api)
     kinds = [kind for kind in KINDS if setting in ("auto", kind)]
     if served := next((kind for kind in kinds if defined[kind]), None):
@@ -129,7 +129,7 @@ def kind_of(api: Api, settings: Settings) -> Kind:
 
 
 def submit(api: Api, lab: str, manifests: Sequence[Manifest]) -> None:
-    """Create a job and its objects, which it then owns; on failure (HostError) remove them, if the job is new."""
+    """Dry-run, then apply a job and its objects, owned by it; on an error remove them if the job is new."""
     objects = prepare(api, lab, manifests)
     job = render.job_in(objects)
     kind, name = job["kind"], job["metadata"]["name"]
@@ -156,7 +156,7 @@ def submit(api: Api, lab: str, manifests: Sequence[Manifest]) -> None:
 
 
 def _rehearse(api: Api, job: Manifest) -> None:
-    """Dry-run a TrainJob, retrying for SEEING seconds until Trainer has seen its new runtime. Refused."""
+    """Dry-run a TrainJob, again for SEEING seconds until Trainer sees its runtime. Refused if it never does."""
     deadline = time.monotonic() + SEEING
     while True:
         try:
@@ -170,7 +170,7 @@ def _rehearse(api: Api, job: Manifest) -> None:
 
 
 def prepare(api: Api, lab: str, objects: Sequence[Manifest]) -> list[Manifest]:
-    """Create the namespace and the claim if they do not exist; return the other objects."""
+    """Create namespace and claim if they do not exist; return the other objects. Refused if not allowed."""
     shared = [manifest for manifest in objects if manifest["kind"] in SHARED]
     for manifest in shared:
         try:
@@ -191,7 +191,7 @@ def _marked(namespace: Manifest, lab: str) -> Manifest:
 
 
 def remove(api: Api, kind: str, name: str) -> None:
-    """Delete a job and the objects that it owns."""
+    """Delete a job and the objects that it owns; missing ones are ignored."""
     api.delete(kind, name)
     for other in OWNED[kind]:
         api.delete(other, name)
@@ -217,7 +217,7 @@ class JobStopper(RunStopper):
         super().__init__(run.lab, run.job)
 
     def end(self, grace: float) -> None:
-        """Send TERM to the launch command in the launcher's pod; with a ``grace`` of 0 only mark the run as killed."""
+        """Send TERM to the launch command in the launcher's pod, errors ignored; ``grace`` 0: mark as killed."""
         if not grace:
             self.killed = True
             return
@@ -258,7 +258,7 @@ class Follower:
         """An agent beside the launch command has judged how the run ended."""
 
     def follow(self, look: Callable[[Line], None]) -> Ended:
-        """Pass on lines and why pods wait; stop a run that lost a pod; return its end. HostError if the API is lost.
+        """Pass on lines and why pods wait, until the run ends; return how. HostError if the API is lost.
 
         A lost pod stops the run. HostError if the API server is unreachable for SILENT_FOR seconds, or refuses.
         """
@@ -277,7 +277,7 @@ class Follower:
             self._over.set()
 
     def _explain(self, code: int) -> None:
-        """After a failed launch command, note a lost worker or why the launcher's pod is gone; wait EXPLAINING s."""
+        """If the launch command failed, wait up to EXPLAINING s for a lost pod or deleted job, and note it."""
         deadline = time.monotonic() + EXPLAINING
         while self.launcher and code and not self._stop.cause and time.monotonic() < deadline:
             with suppress(Unreachable):
@@ -301,7 +301,7 @@ class Follower:
         return Ended(code=code, seconds=max(self.last - self.first, 0.0), at=self.last)
 
     def _read_lines(self, look: Callable[[Line], None], *, to_the_end: bool = False) -> Ended | None:
-        """Hand on the lines of the next LOOK seconds, or all left; return how the launch command ended, if it has."""
+        """Pass on lines for LOOK s, or all that are left; return the end by the last line, else None."""
         if to_the_end and not self._reader:
             return None
         deadline = time.monotonic() + (ENDING if to_the_end else LOOK)
@@ -326,7 +326,7 @@ class Follower:
         return None
 
     def _end_in(self, line: re.Match[str]) -> Ended:
-        """Return the end of the run by its launcher's last line; note a cause that the cluster cannot explain."""
+        """Return the run's end by the launcher's last line; note causes that only the agent knows."""
         ended, cause, why = self._ended(int(line["code"])), cast("Cause | None", line["cause"]), line["why"] or ""
         self.has_agent = line["seconds"] is not None
         if self.has_agent:
@@ -338,7 +338,7 @@ class Follower:
         return replace(ended, cause=cause, message=why)
 
     def _look_at_pods(self) -> Ended | None:
-        """Poll the cluster and return how the run ended; None while it goes on."""
+        """Ask for job and pods; return how the run ended, None if it goes on or the API is silent."""
         try:
             job, members = self._ask()
         except Unreachable as error:
@@ -348,7 +348,7 @@ class Follower:
         return self._judge_pods(job, members)
 
     def _ask(self) -> tuple[Manifest | None, list[Manifest]]:
-        """Return the run's job, None if it was deleted, and its pods. Unreachable; HostError if refused."""
+        """Return the run's job, None if deleted, and its pods. Unreachable; HostError if refused."""
         try:
             job = self._api.get(self._run.kind, self._run.name)
             if job is None and not serves(self._api, *COLLECTIONS[self._run.kind]):
@@ -359,13 +359,13 @@ class Follower:
             raise self._left_alone(error) from error
 
     def _left_alone(self, error: HostError) -> HostError:
-        """Build the error of a run that goes on without labctl, with the command that follows it again."""
+        """Return the HostError of a run that goes on without labctl, with the command to attach."""
         mend = f"{error.hint}; then " if isinstance(error, Refused) and error.hint else ""
         again = f"labctl attach {self._run.run_id}"
         return HostError(f"{error.message}; run {self._run.run_id} goes on without labctl", hint=mend + again)
 
     def _judge_pods(self, job: Manifest | None, members: list[Manifest]) -> Ended | None:
-        """Return how the run ended by its job and pods; None while it goes on. Begin to read a started launcher."""
+        """Return how the run ended by job and pods, None if it goes on; start to read the launcher."""
         if self._stop.killed or (self._stop.told and time.monotonic() > self._stop.told + ENDING):
             return Ended(code=137)
         if job is None:
@@ -387,7 +387,7 @@ class Follower:
         return self._not_started(job, members)
 
     def _judge_launcher(self, job: Manifest, launcher: Manifest, members: list[Manifest]) -> Ended | None:
-        """Return how a run with a started launcher ended; None while it goes on. Lost workers stop the run."""
+        """Return how a started run ended, None if it goes on; stop it for each lost worker."""
         state, ended = pods.state_of(job).name, pods.has_ended(launcher)
         if ended or state != "active":
             self._note_end(job, launcher)
@@ -400,7 +400,7 @@ class Follower:
         return self._out_of_reach(launcher) if _is_deleted(launcher) else None
 
     def _out_of_reach(self, launcher: Manifest) -> Ended | None:
-        """Return the end of a run whose deleted launcher is not reported as ended in time; None before."""
+        """Return the end of a run whose deleted launcher does not report in time; None before."""
         self._deleted = self._deleted or time.monotonic()
         grace = launcher["metadata"].get("deletionGracePeriodSeconds", 0)
         if time.monotonic() < self._deleted + grace + REPORTING:
@@ -409,7 +409,7 @@ class Follower:
         return Ended(code=137, lost=True)
 
     def _wait_for_server(self, error: Unreachable) -> None:
-        """Give notice once that the API server is silent. HostError after SILENT_FOR seconds, or at once if killed."""
+        """Notice once that the API is silent. HostError after SILENT_FOR s, or at once if killed."""
         if not self._silent:
             self._silent = time.monotonic()
             self._notice(f"{error.message}; the run goes on, and labctl asks again for {human.duration(SILENT_FOR)}")
@@ -417,7 +417,7 @@ class Follower:
             raise self._left_alone(error)
 
     def _begin_to_read(self, launcher: Manifest, members: list[Manifest]) -> None:
-        """Record the pods, and start the thread that reads the launcher's lines; do nothing at later calls."""
+        """At the first call, record the pods and start the thread that reads the launcher's log."""
         if self._reader:
             return
         self.launcher = launcher["metadata"]["name"]
@@ -427,7 +427,7 @@ class Follower:
         self._reader.start()
 
     def _read(self, launcher: Manifest) -> None:
-        """Queue the launcher's lines, reconnecting until it has ended; then queue None."""
+        """Put the launcher's log lines into the queue, reconnecting until ``_over``; then put None."""
         place, last = "", False
         while not last:
             last = self._over.is_set()
@@ -442,7 +442,7 @@ class Follower:
         self._heard.put(None)
 
     def _note_end(self, job: Manifest, launcher: Manifest | None) -> None:
-        """Note why the cluster ended the run: deadline, suspension, or a lost launcher."""
+        """Note as cause that the cluster ended the run: deadline, suspension, or a lost launcher."""
         state = pods.state_of(job)
         if state.reason.startswith("DeadlineExceeded"):
             self._stop.note("timeout", f"the cluster ended it: {state.message or state.reason}")
@@ -453,7 +453,7 @@ class Follower:
             self._stop.note(lost[0], f"{LAUNCHER}: {lost[1]}")
 
     def _losses(self, members: list[Manifest]) -> list[tuple[Cause, str]]:
-        """Return cause and message of each worker whose pod was lost, or is gone since an earlier poll."""
+        """Return cause and message per worker whose pod is lost, or was there before and is gone."""
         members = [pod for pod in members if node_of(pod) != LAUNCHER]
         now = {pod["metadata"]["uid"]: pod for pod in members}
         gone = [pod for uid, pod in self._seen.items() if uid not in now]
@@ -461,7 +461,7 @@ class Follower:
         return [*_lost(members), *(("node-lost", f"{node_of(pod)}: its pod is gone") for pod in gone)]
 
     def _not_started(self, job: Manifest, members: list[Manifest]) -> Ended | None:
-        """Notice why the run waits; return its end if it will not begin."""
+        """Notice why the run waits, return None; if it will not begin, note why and return its end."""
         now = time.monotonic()
         wrong = _over_without_launcher(self._run, job)
         wrong = wrong or self._waiting.look(job, members, self._why_missing(members, now), now)
@@ -473,7 +473,7 @@ class Follower:
         return None
 
     def _why_missing(self, members: list[Manifest], now: float) -> str:
-        """Return the last warning about missing pods, or that none exists; empty if all do and in the first seconds."""
+        """Return why pods are missing; empty if none is, or in the first seconds of the wait."""
         if len(members) > len(self._run.job.nodes) or self._waiting.lasts(now) < 5 * LOOK:
             return ""
         refusal = ""
@@ -482,7 +482,7 @@ class Follower:
         return refusal or ("" if members else "no pod yet: is its operator running?")
 
     def _tell(self, who: str, reason: str) -> None:
-        """Notice a reason, unless it is the last one noticed for its subject."""
+        """Pass a reason to ``notice``, unless it is the last one told of this node or job."""
         if self._told.get(who) != reason:
             self._told[who] = reason
             self._notice(f"{who}: {reason}")
@@ -504,7 +504,7 @@ def _lost(candidates: Iterable[Manifest]) -> list[tuple[Cause, str]]:
 
 
 def _over_without_launcher(run: ClusterRun, job: Manifest) -> tuple[Cause, str] | None:
-    """Return cause and message of an ended job without a launcher to follow; None if it has not ended."""
+    """Return cause and message of a job that ended without a launcher pod; None if it goes on."""
     state = pods.state_of(job)
     if state.name == "succeeded":
         copy = f"where pods have a claim, its files are there, in {STORAGE}/runs/{run.run_id}"
@@ -517,7 +517,7 @@ def _over_without_launcher(run: ClusterRun, job: Manifest) -> tuple[Cause, str] 
 
 
 def seconds_of(when: str) -> float:
-    """Convert the time of a log line to seconds since 1970; 0 if it is not a time."""
+    """Return the time of a log line in UTC as seconds since 1970; 0 if it is not a time."""
     with suppress(ValueError):
         return datetime.fromisoformat(f"{when.rstrip('Z')[:26]}+00:00").timestamp()
     return 0.0
@@ -535,7 +535,7 @@ def supervise(
     ends: bool,
     gather: Callable[[str], object],
 ) -> RunOutcome:
-    """Follow a run to its end, return its outcome; ``keep`` gets lines, ``gather`` results; ``ends``: by Ctrl-C too.
+    """Follow a run to its end, gather results; return the outcome. HostError if the API server is lost.
 
     ``ends``: Ctrl-C stops the run. ``keep`` gets lines as they come and returns them redacted. ``gather`` is called
     with the launcher's pod if results can be fetched. HostError if the API server is unreachable for too long, or
@@ -566,7 +566,7 @@ def supervise(
 
 
 def judged_alone(ended: Ended, job: Job, watch: CrashWatch) -> Ended:
-    """Return the end of a run without an agent, with its cause by crash reports or the exit code of timeout(1)."""
+    """Return the end of a run without an agent, with cause by crash reports or timeout's exit code."""
     if watch.ends_run:
         return replace(ended, cause="rank-crashed")
     if ended.code in TIMED_OUT and ended.seconds >= job.timeout:
@@ -586,7 +586,7 @@ class PodRecord(Struct, frozen=True, kw_only=True):
 
 
 def keep_pods(run: ClusterRun, members: Iterable[Manifest]) -> None:
-    """Write pods of a run into its record, beside those that are there; nothing if the file cannot be written."""
+    """Write a run's pods into its record, beside those in it; a file that cannot be written is ignored."""
     path = run.directory / store.PODS
     records = {pod.pod: pod for pod in store.decode(path, list[PodRecord]) or []}
     records |= {
@@ -604,14 +604,14 @@ def keep_pods(run: ClusterRun, members: Iterable[Manifest]) -> None:
 
 
 def pinned_images(record: Path) -> dict[str, str]:
-    """Return the name with digest of each image that a run used; images that report no digest are left out."""
+    """Return the name with digest of each image in a run's record; without those that have none."""
     kept = store.decode(record / store.PODS, list[PodRecord]) or []
     # Docker's shim names its scheme: docker-pullable://NAME@sha256:DIGEST.
     return {pod.image: pod.image_id.rpartition("://")[2] for pod in kept if "@sha256:" in pod.image_id}
 
 
 def fetch(api: Api, run: ClusterRun, launcher: str, warn: Callable[[str], None]) -> bool:
-    """Fetch the files of ranks from the launcher, and let it end; False if a running launcher still has them.
+    """Fetch a run's files from the launcher's pod; return False if that fails and the pod still has them.
 
     Failures are warnings. A lost connection is retried for SILENT_FOR seconds.
     """
@@ -641,7 +641,7 @@ def fetch(api: Api, run: ClusterRun, launcher: str, warn: Callable[[str], None])
 
 
 def _fetch(api: Api, run: ClusterRun, launcher: str) -> list[str]:
-    """Fetch the files; return entries refused as no files or outside the directory. HostError, TarError, OSError."""
+    """Fetch a run's files by tar into its outputs; return the refused entries. HostError, TarError, OSError."""
     merge = Merge(store.outputs(run.lab.directory, run.run_id), LAUNCHER)
     # The launcher stays while this is locked.
     command = ("sh", "-c", 'exec flock --shared ~/.fetching tar -C "$0" -cf - .', run.job.directory)
@@ -664,7 +664,7 @@ def _receive(api: Api, pod: str, argv: tuple[str, ...], sink: IO[bytes]) -> None
 
 
 def clear(api: Api, run: ClusterRun, warn: Callable[[str], None]) -> None:
-    """Delete a run's job and workers' pods without waiting; the launcher's goes with its job. Failures are warnings."""
+    """Delete a run's job and its workers' pods, without waiting; warn if that fails."""
     try:
         remove(api, run.kind, run.name)
         # The cluster would delete them in half a minute; a launcher would be replaced by its job.

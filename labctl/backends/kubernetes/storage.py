@@ -29,7 +29,7 @@ START = '[[ ! -r /run/secrets/environment ]] || . /run/secrets/environment; exec
 def fill(
     lab: ClusterLab, repositories: Iterable[tuple[Kind, str]], endpoint: str, *, dry_run: bool = False
 ) -> tuple[Item, ...]:
-    """Download repositories to the claim by a pod, or list them. ConfigError without a claim; HostError if it fails.
+    """Download repositories to the claim by a pod, or only list them; return Items. ConfigError without a claim.
 
     A dry run does not ask the hub, which may be unreachable from this machine: revision and size are empty.
     """
@@ -56,7 +56,7 @@ def fill(
 
 
 def _follow(lab: ClusterLab, name: str) -> Iterator[Item]:
-    """Yield an Item for each repository that the pod has downloaded. HostError with the pod's last line if it fails.
+    """Yield an Item per repository that the pod has downloaded. HostError with the pod's last line if it fails.
 
     An unreachable API server is asked again for SILENT_FOR seconds.
     """
@@ -94,7 +94,7 @@ mkdir -p "${0%/*}" && head -c "$1" > "$0.$2" && echo "$3  $0.$2" | sha256sum --c
 
 
 def send(lab: ClusterLab, place: str, content: bytes) -> None:
-    """Write a file to the claim by a pod, unless it is there: its name has its digest. HostError if that fails."""
+    """Write a file to the claim by a pod, unless one of that name is there. HostError if that fails."""
     unique = secrets.token_hex(2)
     name = f"{lab.name}-code-{unique}"
     built = one_pod(lab.settings, lab.directory, lab.target, name, b"", (), owner())
@@ -124,7 +124,7 @@ def _present_pod(lab: ClusterLab, name: str) -> Manifest:
 
 
 def _started(lab: ClusterLab, name: str) -> Manifest:
-    """Wait until a pod starts, and return it. HostError if it is late or does not get its image."""
+    """Wait for a pod to start; notice why it waits; return it. HostError if it is late or gets no image."""
     patience = lab.settings.number("LAB_K8S_PATIENCE")
     deadline, reason, refused = time.monotonic() + patience, "", 0.0
     while not pods.has_started(pod := _present_pod(lab, name)):

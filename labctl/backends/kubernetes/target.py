@@ -58,13 +58,13 @@ class Target(Struct, frozen=True, kw_only=True):
 
     @property
     def tolerated(self) -> tuple[Toleration, ...]:
-        """Tolerations of workers: nodes with devices are often tainted with the resource's name."""
+        """Tolerations of workers: the settings', and one of taints with the resource's name."""
         devices = (Toleration(key=self.resource),) if self.resource else ()
         return tuple(dict.fromkeys((*devices, *self.tolerations)))
 
 
 def read(settings: Settings, accelerator: str, kind: Kind = USUAL_KIND) -> Target:
-    """Read the target from the settings; ``kind`` applies if LAB_K8S_JOB is auto. ConfigError for a wrong setting."""
+    """Return the Target of the settings; ``kind`` is used if LAB_K8S_JOB is auto. ConfigError if one is wrong."""
     if accelerator == "auto":
         reason = "must name what the cluster's nodes have"
         raise _error(settings, "LAB_ACCELERATOR", reason, "LAB_ACCELERATOR=cpu, or the accelerator's name")
@@ -97,7 +97,7 @@ def read(settings: Settings, accelerator: str, kind: Kind = USUAL_KIND) -> Targe
 
 
 def quantity(size: int) -> str:
-    """Render bytes as a Kubernetes quantity, such as ``8Gi``; empty for 0."""
+    """Return bytes as a Kubernetes quantity in the largest whole unit, such as ``8Gi``; empty for 0."""
     if not size:
         return ""
     for unit, bytes_of in (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)):
@@ -112,7 +112,7 @@ EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
 def _selector(settings: Settings) -> list[tuple[str, str]]:
-    """Read the labels of LAB_K8S_NODE_SELECTOR. ConfigError with the invalid word."""
+    """Return name and value of each label in LAB_K8S_NODE_SELECTOR. ConfigError for an invalid word."""
     pairs = []
     for word in settings.text("LAB_K8S_NODE_SELECTOR").split():
         pair = re.fullmatch(rf"({_NAME})=({_VALUE})", word)
@@ -123,7 +123,7 @@ def _selector(settings: Settings) -> list[tuple[str, str]]:
 
 
 def _toleration(settings: Settings, word: str) -> Toleration:
-    """Read a word of LAB_K8S_TOLERATIONS. ConfigError if it is invalid."""
+    """Return the Toleration of a word of LAB_K8S_TOLERATIONS. ConfigError if it or its effect is invalid."""
     parts = re.fullmatch(rf"({_NAME})(?:=({_VALUE}))?(?::(\w+))?", word)
     if not parts:
         raise _error(settings, "LAB_K8S_TOLERATIONS", f"`{word}` is not key, key=value or key=value:effect")

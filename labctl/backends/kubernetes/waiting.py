@@ -27,11 +27,11 @@ class Waiting:
         """Reasons by node; a reason of the job itself by its kind."""
 
     def lasts(self, now: float) -> float:
-        """Seconds since the start, or since the run was last in a queue, or without room if it may wait for that."""
+        """Return the seconds of the wait at ``now``, without time in a queue or, if it waits, without room."""
         return now - self._began
 
     def look(self, job: Manifest, run_pods: Iterable[Manifest], missing: str, now: float) -> tuple[Cause, str] | None:
-        """Update ``reasons`` from job and pods; return cause and message if the run is to be given up, else None.
+        """Update ``reasons`` by job and pods; return cause and message if the wait is over in vain, else None.
 
         ``missing``: the reason why pods are missing, if any.
         """
@@ -63,7 +63,7 @@ class Waiting:
 
 
 def _grouped(reasons: Mapping[str, str]) -> list[str]:
-    """Render each reason after the names of its nodes."""
+    """Return a text per distinct reason, after the names of its nodes."""
     who: dict[str, list[str]] = {}
     for node, why in reasons.items():
         who.setdefault(why, []).append(node)

@@ -59,7 +59,7 @@ def pump(source: socket.socket, sink: socket.socket) -> None:
 
 @contextlib.contextmanager
 def connected(path: Path) -> Iterator[socket.socket]:
-    """Connect to a Unix socket, by descriptor so that its path may be long. OSError if it or its folder is a link.
+    """Yield a connection to a Unix socket whose path may be long. OSError if it or its directory is a link.
 
     OSError if it or its directory is a link: containers write there, and a link could lead to the engine's own socket.
     """
@@ -75,7 +75,7 @@ def connected(path: Path) -> Iterator[socket.socket]:
 
 
 def answers(path: Path) -> bool:
-    """Tell if a program listens on a Unix socket."""
+    """Return True if a program listens on a Unix socket, False on any OSError."""
     try:
         with connected(path):
             return True
@@ -115,7 +115,7 @@ LAST = 20
 def serve(
     context: Context, inside: session.ExecTarget, node: str, port: int | None, tell: Callable[[str], None]
 ) -> None:
-    """Serve notebooks until stopped; ``tell`` gets the URL. HostError if that fails, ConfigError if already served.
+    """Run a notebook server in a node to its end; ``tell`` gets its URL. HostError if it fails or is not installed.
 
     HostError if the image has no notebook server, no port is free or the server fails; ConfigError if this node has one
     already.
@@ -134,7 +134,7 @@ def serve(
     with relaying(range(port, port + 1) if port else PORTS, path) as chosen:
 
         def follow(line: str) -> None:
-            """Keep or show a line of the server, and show its URL once it answers."""
+            """Keep a server's line for an error message, show it if LOUD; show the URL once it answers."""
             last.append(line.replace(token, "[REDACTED]"))
             if line.startswith(LOUD):
                 context.line(last.pop())
@@ -155,7 +155,7 @@ def serve(
 
 
 def find(inside: session.ExecTarget, node: str) -> str:
-    """Return the name of the first notebook server in a node's image. HostError if there is none."""
+    """Return the name of the first notebook server of PAGES in a node's image. HostError if there is none."""
     look = ("sh", "-c", 'for name; do command -v "$name" && exit; done', "sh", *PAGES)
     output = inside.engine.exec(inside.container, look, user=inside.user).out
     if not output:
@@ -168,7 +168,7 @@ def find(inside: session.ExecTarget, node: str) -> str:
 
 
 def free_socket(directory: Path, node: str) -> Path:
-    """Return the path of the node's socket, and remove that of a killed server. ConfigError if a server listens."""
+    """Return the path of a node's notebook socket; remove a dead one. ConfigError if a server listens there."""
     path = directory / KEPT / f"jupyter-{node}.sock"
     if answers(path):
         raise ConfigError(
@@ -182,7 +182,7 @@ def free_socket(directory: Path, node: str) -> Path:
 
 
 def arguments(path: Path, project: str, here: str | None) -> tuple[str, ...]:
-    """Return the server's options: it shows all mounts, and opens the user's directory, else that of notebooks."""
+    """Return the notebook server's options: its socket, its root, the project, and the directory opened first."""
     return (
         "--no-browser",
         # The lab's user has the uid of labctl's caller, which may be 0.
@@ -195,7 +195,7 @@ def arguments(path: Path, project: str, here: str | None) -> tuple[str, ...]:
 
 
 def run(context: Context, settings: Settings, node: str, port: int | None, emit_url: Callable[[str], None]) -> None:
-    """Serve notebooks from a node on this machine until interrupted. ConfigError if the lab is on other hosts."""
+    """Serve notebooks from a node on this machine until interrupted. ConfigError if LAB_HOSTS is set."""
     from labctl.backends.docker.attach import target
 
     if settings.text("LAB_HOSTS"):

@@ -36,7 +36,7 @@ class ExecTarget(Struct, frozen=True, kw_only=True):
 
 
 def here_in(container: Container, moved: tuple[Path, str] | None = None) -> str | None:
-    """Return the current directory's path in a container, None if not mounted; ``moved``: a folder, its path there.
+    """Return the path of the current directory in a container, or None if it is removed or not mounted there.
 
     ``moved``: a directory of this machine, and its path on the container's host.
     """
@@ -56,7 +56,7 @@ def run(inside: ExecTarget, argv: tuple[str, ...], **options: Any) -> int:
 
 
 def lacks(inside: ExecTarget, command: str) -> bool:
-    """Tell if a node does not have a command; asked after an exit code of NOT_RUN."""
+    """Return True if a node does not have a command; asked after a command ended with an exit code of NOT_RUN."""
     look = ("sh", "-c", IN_NODE, "sh", "has_command", command)
     return inside.engine.exec(inside.container, look, user=inside.user, workdir=inside.directory).code == 1
 

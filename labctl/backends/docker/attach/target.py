@@ -20,7 +20,7 @@ from labctl.errors import ConfigError, HostError, raise_all
 
 @contextmanager
 def opened(where: Context, name: str, node: str | None) -> Iterator[cluster.Cluster]:
-    """Connect to a node's host, or to all hosts, during the block. ConfigError if the inventory has no such node."""
+    """Yield a cluster connected to a node's host, or to all hosts. ConfigError if the inventory has no such node."""
     settings = where.settings()
     every = cluster.read_inventory(where.directory, settings)
     placement = cluster.placement(settings, every)
@@ -33,7 +33,7 @@ def opened(where: Context, name: str, node: str | None) -> Iterator[cluster.Clus
 
 @contextmanager
 def entered(where: Context, name: str, node: str) -> Iterator[session.ExecTarget]:
-    """Yield a node's running container; its host is connected during the block. HostError if it does not run."""
+    """Yield a node's running container, with its host connected. HostError if it is missing or does not run."""
     with opened(where, name, node) as connected:
         container = container_of(where, name, node, connected.engine)
         if container.state == "paused":
@@ -51,7 +51,7 @@ def entered(where: Context, name: str, node: str) -> Iterator[session.ExecTarget
 
 
 def meant(where: Context, word: str, *more: str) -> str:
-    """Return the `labctl exec` command to type if a word is a node's name; empty if it is not."""
+    """Return the `labctl exec` command that was meant if a word is the name of a node; else an empty text."""
     settings = where.settings()
     if word not in cluster.placement(settings, cluster.read_inventory(where.directory, settings)):
         return ""
@@ -60,10 +60,7 @@ def meant(where: Context, word: str, *more: str) -> str:
 
 @contextmanager
 def reached(where: Context, name: str, node: str | None) -> Iterator[Engine]:
-    """Yield the engine of a node's host, or of all; warn of hosts that do not answer, and after the block HostError.
-
-    Warn of unreachable hosts at once; after the block HostError names them.
-    """
+    """Yield the engine of a node's host, or of all; warn of silent hosts, and after the block raise HostError."""
     with opened(where, name, node) as connected:
         for failed in connected.failed.values():
             where.warn(failed.message)
@@ -74,7 +71,7 @@ def reached(where: Context, name: str, node: str | None) -> Iterator[Engine]:
 
 
 def container_of(where: Context, name: str, node: str, engine: Engine) -> Container:
-    """Return a node's container, in any state. HostError if the lab is down or another's, ConfigError if not in it."""
+    """Return a node's container, in any state. HostError if the lab is down or another's, ConfigError if no node."""
     observed = engine.observe(name, node=node)
     raise_all(dict(observed.silent))
     container = observed.container(node)

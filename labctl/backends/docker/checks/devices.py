@@ -34,7 +34,7 @@ NO_FRAMEWORK = re.compile(r"ModuleNotFoundError: No module named '\w+'")
 
 
 def missing(ctx: CheckContext, why: LabError) -> Finding:
-    """Return the finding of a host without the requested devices, or whose engine cannot give them to containers."""
+    """Return the error, with its fix, of a host that lacks the requested devices or whose engine cannot give them."""
     settings, spread = ctx.settings, ctx.lab.network == "host"
     code, caution, available = "LAB-DEVICE-001", "", 0
     try:
@@ -66,7 +66,7 @@ def missing(ctx: CheckContext, why: LabError) -> Finding:
 
 
 def register_runtime(ctx: CheckContext, accelerator: str) -> tuple[str, str]:
-    """Return the command that lets the engine give devices to containers, and a caution for its user."""
+    """Return the command that installs and registers the vendor's runtime in the engine, and a caution about it."""
     access, sudo = accelerators.get(accelerator).engine, ctx.sudo
     path = ctx.script('command -v "$1"', access.program, check=False).strip()
     steps = [] if path else [f"{sudo}apt-get install --yes {access.package}"]
@@ -82,7 +82,7 @@ def register_runtime(ctx: CheckContext, accelerator: str) -> tuple[str, str]:
 
 
 def container_starts(ctx: CheckContext) -> Iterator[Finding]:
-    """Check that the engine starts a container with the devices of a node."""
+    """Start a container with the first node's devices: ok or error; nothing without devices or image."""
     mapping = ctx.nodes[0].devices
     if not mapping.devices or not ctx.observed.image:
         return
@@ -100,7 +100,7 @@ def container_starts(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def permissions(ctx: CheckContext) -> Iterator[Finding]:
-    """Check that the containers' user may open the device files: as owner, by a group, or as everybody."""
+    """Yield an error per device file that the containers' user may not open by owner, group or mode; ok if none."""
     uid = ctx.host.uid
     groups: dict[str, tuple[int, ...]] = {}
     for node in ctx.nodes:
@@ -122,7 +122,7 @@ def permissions(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def why_closed(status: FileStatus, host: Host, groups: tuple[int, ...]) -> str:
-    """Return the file's error, or why its mode bars this host's user, even root, from read and write; or empty."""
+    """Return a file's error, or why its mode bars this host's user, even root, from read and write; "" if neither."""
     if status.error:
         return status.error
     shift = 3 if status.gid in (host.gid, *groups) else 0
@@ -134,9 +134,10 @@ def why_closed(status: FileStatus, host: Host, groups: tuple[int, ...]) -> str:
 
 
 def health(ctx: CheckContext) -> Iterator[Finding]:
-    """Check each device's health as the driver reports it and, if it is installed, as the vendor's tool does."""
+    """Yield ok or an error per device, by its health in the driver and, if it is installed, in the vendor's tool."""
 
     def run(argv: Sequence[str], seconds: float) -> CompletedProcess:
+        """Run a program on the host with a time limit; return its output, whatever the exit code."""
         return ctx.connection.run('exec "$@"', *argv, timeout=seconds, check=False)
 
     kind, module = ctx.lab.accelerator, accelerators.get(ctx.lab.accelerator)
@@ -159,7 +160,7 @@ def health(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def leases(ctx: CheckContext) -> Iterator[Finding]:
-    """Check that no other lab holds a device that this lab would use."""
+    """Yield an error per device of this lab whose lease another lab holds; nothing if none does."""
     node_of: dict[Device, str] = {}
     for node in ctx.nodes:
         node_of |= dict.fromkeys(node.devices.devices, node.name)
@@ -202,7 +203,7 @@ def release(ctx: CheckContext, lease: Lease) -> str:
 
 
 def vendor_host(ctx: CheckContext) -> Iterator[Finding]:
-    """Check the requirements of the accelerator's vendor for a host."""
+    """Yield ok or a warning for each requirement that the accelerator's vendor has of the host."""
     for result in accelerators.get(ctx.lab.accelerator).host_checks(ctx.host, ctx.read):
         if result.impact:
             fix = ctx.as_root(result.fix.replace("{sudo}", ctx.sudo))
@@ -215,7 +216,7 @@ def vendor_host(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def framework_count(ctx: CheckContext, container: Container) -> Iterator[Finding]:
-    """Check that torch or TensorFlow in the node counts the devices it was given; not during a run."""
+    """Check that torch or TensorFlow in a node counts its devices: ok or error; nothing during a run."""
     name = container.node
     given = next((len(node.devices.devices) for node in ctx.lab.nodes if node.name == name), 0)
     counted = accelerators.get(ctx.lab.accelerator).count

@@ -39,7 +39,7 @@ SKEW = 5.0
 
 
 def configure(ctx: CheckContext, configuration: Mapping[str, Any]) -> str:
-    """Return the command that merges settings into the daemon's configuration file, to run on the host."""
+    """Return the command that merges settings into the host's daemon.json, or writes it if there is none."""
     text, sudo = json.dumps(configuration), ctx.sudo
     if (ctx.root / DAEMON.lstrip("/")).exists():
         # Not a pipe from jq: it would leave an empty file if jq is missing.
@@ -48,7 +48,7 @@ def configure(ctx: CheckContext, configuration: Mapping[str, Any]) -> str:
 
 
 def silent(ctx: CheckContext, failure: HostError) -> Finding:
-    """Return the finding of a daemon that does not answer."""
+    """Return the error of a daemon that does not answer, with a fix by its cause: rights, DOCKER_HOST or other."""
     code, summary, impact, fix = "LAB-ENGINE-001", failure.message, "nothing runs without it", failure.hint
     address = ctx.environ.get("DOCKER_HOST", "")
     if ctx.name != HERE:
@@ -65,7 +65,7 @@ def silent(ctx: CheckContext, failure: HostError) -> Finding:
 
 
 def join_group() -> str:
-    """Return the command that lets the user open the engine's socket."""
+    """Return the command that puts the user into the docker group, which is created if missing."""
     try:
         user = pwd.getpwuid(os.geteuid())
     except KeyError:
@@ -81,7 +81,7 @@ def join_group() -> str:
 
 
 def version(ctx: CheckContext) -> Iterator[Finding]:
-    """Check that the engine is new enough."""
+    """Yield ok, or an error if Docker Engine is older than OLDEST_ENGINE."""
     from labctl.system.setup.requirements import OLDEST_ENGINE, is_older
 
     installed = str(ctx.info["ServerVersion"])
@@ -138,7 +138,7 @@ def cgroups(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def clock(ctx: CheckContext) -> Iterator[Finding]:
-    """Check the clock of the host; without facts, the clock of the daemon, which may run on another machine."""
+    """Yield ok or a warning about the host's clock or, without facts, about that of the daemon."""
     if ctx.facts:
         yield judge_skew(ctx, ctx.facts.skew, "its clock")
         return
@@ -154,7 +154,7 @@ def skew(theirs: float, before: float) -> float:
 
 
 def judge_skew(ctx: CheckContext, skew: float, whose: str) -> Finding:
-    """Return the finding about a clock that is ``skew`` seconds ahead."""
+    """Return the finding about a clock that is ``skew`` seconds ahead: ok up to SKEW either way, else a warning."""
     if abs(skew) <= SKEW:
         return ok("LAB-CLOCK-001", f"{whose} is right to {human.duration(SKEW)}")
     summary = f"{whose} is {human.duration(abs(skew))} {'ahead' if skew > 0 else 'behind'}"
@@ -171,7 +171,7 @@ def seconds_of(text: str) -> float:
 
 
 def space(ctx: CheckContext) -> Iterator[Finding]:
-    """Check the free disk where the engine keeps images; skipped for this machine if it has no such folder."""
+    """Yield ok or a warning on free disk where the engine keeps images; nothing if this machine has no such path."""
     folder = image_folder(ctx.info)
     if ctx.name == HERE and not folder.is_dir():
         return
@@ -195,7 +195,7 @@ def image_folder(info: Mapping[str, Any]) -> Path:
 
 
 def limits(ctx: CheckContext) -> Iterator[Finding]:
-    """Check the kernel limits that this lab needs and the host refused to raise; try to raise them again."""
+    """Yield, for memlock and nofile, ok, or a warning or error if this lab needs more than the host granted."""
     lab, asked, needed = ctx.lab, kernel_limits.wanted(ctx.settings), render.files_needed(ctx.lab)
     pins = "RDMA pins memory" if ctx.host.infiniband else ""
     opens = f"a launcher opens up to {needed} files" if needed > (lab.limits.nofile or render.USUAL_FILES) else ""
@@ -219,7 +219,7 @@ def limits(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def refused_limit(ctx: CheckContext, code: str, name: str, value: str, need: str) -> Finding:
-    """Return the finding about a limit that this lab needs and the host cannot raise."""
+    """Return the finding about a limit that the host cannot raise: an error for a set nofile, else a warning."""
     # `up` refuses a number of files that is too low.
     level: Level = "error" if name == "nofile" and ctx.lab.limits.nofile else "warn"
     summary, impact = f"this host cannot raise {name} for a container", f"{need}; {RESTART_ENDS}"
@@ -227,7 +227,7 @@ def refused_limit(ctx: CheckContext, code: str, name: str, value: str, need: str
 
 
 def raise_limit(ctx: CheckContext, name: str, value: str) -> str:
-    """Return the command that raises a limit of docker and containerd: containers cannot exceed it."""
+    """Return the root command that raises a limit of the docker and containerd services, and restarts both."""
     sudo, folders = ctx.sudo, "/etc/systemd/system/docker.service.d /etc/systemd/system/containerd.service.d"
     files = " ".join(f"{folder}/labctl.conf" for folder in folders.split())
     write = f"printf '[Service]\\nLimit{name.upper()}={value}\\n' | {sudo}tee -a {files}"
@@ -239,7 +239,7 @@ def raise_limit(ctx: CheckContext, name: str, value: str) -> str:
 
 
 def image(ctx: CheckContext) -> Iterator[Finding]:
-    """Check that the lab's image exists, and was built from labctl's current files."""
+    """Yield ok if the lab's image exists and is of labctl's current files, else a warning or error with the fix."""
     name, labctl_image = ctx.lab.image, catalog.name_of(ctx.lab.image)
     absent = f"image {name} not found"
     if ctx.observed.image is None and ctx.name != HERE:
@@ -260,7 +260,7 @@ def image(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def driver(ctx: CheckContext) -> Iterator[Finding]:
-    """Check that the host's driver supports the accelerator's libraries of the image, if both versions are known."""
+    """Yield ok, or an error if the image's libraries do not work with the host's driver; nothing if not known."""
     lab, version = ctx.lab, ctx.host.driver
     if not version or not ctx.observed.image:
         return

@@ -100,7 +100,7 @@ class CheckContext(Struct, frozen=True, kw_only=True, dict=True):
         return tuple(node for node in self.lab.nodes if node.host == self.name)
 
     def at(self, node: str) -> CheckContext:
-        """Return the context of a node's host; this context if ssh did not reach that host."""
+        """Return the context of a node's host; this context if it has none, as for unreached hosts."""
         host = self.lab.host_of(node).name
         return next((ctx for ctx in self.hosts if ctx.name == host), self)
 
@@ -120,7 +120,7 @@ class CheckContext(Struct, frozen=True, kw_only=True, dict=True):
 
     @once
     def observed(self) -> ObservedState:
-        """Observe the lab's containers and networks; empty if the name belongs to another directory."""
+        """Return the lab's containers, networks and image id; only the image if the name is another lab's."""
         foreign = self.named.owner_elsewhere(self.lab.directory, self.lab.owner)
         return ObservedState(image=self.named.image) if foreign else self.named
 
@@ -142,7 +142,7 @@ class CheckContext(Struct, frozen=True, kw_only=True, dict=True):
 
     @once
     def run_active(self) -> bool:
-        """Tell if a run of the lab is active."""
+        """Return True if a run of the lab holds its lock here, or the launcher's agent reports one."""
         held = filelock.held_below(self.lab.directory / filelock.RUNS)
         return bool(held or (not self.engine_error and agent.active(self.engine, self.observed)))
 
@@ -203,7 +203,7 @@ class CheckContext(Struct, frozen=True, kw_only=True, dict=True):
         return f"printf '\\n%s\\n' {shlex.quote(assignment)} >> .env"
 
     def unset_setting(self, key: str) -> str:
-        """Return the command that removes a setting from its origin."""
+        """Return the command that removes a setting from .env or the environment, or doctor without -s."""
         name, origin, line = self._set_at(key)
         if line:
             return f"sed -i {shlex.quote(f'/^{line}/d')} .env"
@@ -224,7 +224,7 @@ class CheckContext(Struct, frozen=True, kw_only=True, dict=True):
 
 
 def parse_status(line: str) -> FileStatus:
-    """Parse a line of ``status``; a file in a directory that cannot be searched may exist."""
+    """Parse an output line of ``status``; a failed look gives ``error``, and ``exists`` if permission was denied."""
     if not line[:1].isdecimal():
         reason = line.rpartition(": ")[2]
         return FileStatus(error=f"cannot be read: {reason}", exists=reason == "Permission denied")

@@ -17,7 +17,7 @@ from labctl.system.files import outdated
 
 
 def lab_name(ctx: CheckContext) -> Iterator[Finding]:
-    """Check that the containers with the lab's name belong to this directory."""
+    """Yield an error if containers with the lab's name are of another directory or user; else nothing."""
     lab = ctx.lab
     if other := ctx.named.owner_elsewhere(lab.directory, lab.owner):
         fix = ctx.set_setting("LAB_NAME", f"{lab.name[:36].rstrip('-')}-2")
@@ -26,7 +26,7 @@ def lab_name(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def keys(ctx: CheckContext) -> Iterator[Finding]:
-    """Check the ssh keys of the nodes: they exist, are pinned, and are readable only by their owner."""
+    """Check the nodes' ssh keys: present, pinned, readable only by their owner; nothing if the lab is down."""
     if not ctx.observed.containers:
         return
     lab = ctx.lab
@@ -59,7 +59,7 @@ def keys(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def rendered(ctx: CheckContext) -> Iterator[Finding]:
-    """Check for rendered files that were edited after the nodes were created; other checks find changed settings."""
+    """Warn of rendered files that were edited since `up`; nothing if the lab is down or its nodes are out of date."""
     if not ctx.observed.containers or plan.not_current(ctx.lab, ctx.rendered, ctx.observed, ctx.lab.containers):
         return
     paths = [file.path for file in outdated(ctx.lab.directory, ctx.rendered)]

@@ -31,7 +31,7 @@ RUN_SPACE = 64 * MIB
 
 
 def cores(ctx: CheckContext) -> Iterator[Finding]:
-    """Report the cores, and check that they are enough for the ranks of a CPU lab."""
+    """Yield ok with the host's cores and memory; also a warning if a CPU lab has too many ranks for the cores."""
     cpus, ranks = len(ctx.host.cpus), sum(node.slots for node in ctx.nodes)
     summary = f"{cpus} cores, {human.memory(ctx.host.memory)} memory, accelerator {ctx.lab.accelerator}"
     yield ok("LAB-HOST-001", summary)
@@ -44,7 +44,7 @@ def cores(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def load(whole: CheckContext) -> Iterator[Finding]:
-    """Check that other programs leave the hosts' cores to the lab; no warning during a run of the lab."""
+    """Yield ok per idle host, and a warning per host whose cores other programs use, but none during a run."""
     for ctx in whole.hosts or (whole,):
         if ctx.load and not ctx.load.is_busy:
             yield ok("LAB-HOST-009", ctx.load.text(), node=ctx.name)
@@ -55,7 +55,7 @@ def load(whole: CheckContext) -> Iterator[Finding]:
 
 
 def memory(ctx: CheckContext) -> Iterator[Finding]:
-    """Check that the memory limits of the nodes fit into the host's memory."""
+    """Yield ok, or a warning if the nodes' memory limits exceed the host's memory; nothing without a limit."""
     limit, has, nodes = ctx.lab.memory, ctx.host.memory, len(ctx.nodes)
     if limit is None or not nodes:
         return
@@ -70,7 +70,7 @@ def memory(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def shared_memory(ctx: CheckContext) -> Iterator[Finding]:
-    """Check that /dev/shm is large enough for the ranks of one node."""
+    """Yield ok, or a warning or error if LAB_SHM_SIZE is too small for the ranks of one node."""
     lab, slots = ctx.lab, max(node.slots for node in ctx.lab.nodes)
     has, least = in_bytes(lab.shm_size), SHARED_PER_RANK * slots
     needed = least if lab.accelerator == "cpu" else SHARED_PER_DEVICE * slots
@@ -86,7 +86,7 @@ def shared_memory(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def mounts(ctx: CheckContext) -> Iterator[Finding]:
-    """Check that the directories that containers mount exist, and are writable if not mounted read-only."""
+    """Yield, per directory that containers mount, ok, a warning if not accessible, or an error if missing."""
     lab, host = ctx.lab, ctx.host
     created_by_up = {naming.path_on(lab, host, source) for source in own_mounts(lab)}
     cache = naming.path_on(lab, host, ctx.settings.text("HOST_CACHE_PATH"))
@@ -114,7 +114,7 @@ def mounts(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def cache_space(ctx: CheckContext) -> Iterator[Finding]:
-    """Check the free disk at the cache of models and data."""
+    """Yield ok or a warning on the free disk at HOST_CACHE_PATH; the fix names a roomier folder if there is one."""
     cache = Path(naming.path_on(ctx.lab, ctx.host, ctx.settings.text("HOST_CACHE_PATH")))
     free = ctx.free(cache)
     if free >= CACHE_SPACE:
@@ -132,7 +132,7 @@ def cache_space(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def run_space(ctx: CheckContext) -> Iterator[Finding]:
-    """Check the free disk for records of runs: no run starts without."""
+    """Yield an error if the lab directory has less than RUN_SPACE free for records of runs; else nothing."""
     directory, free = ctx.lab.directory, ctx.free(ctx.lab.directory)
     if free < RUN_SPACE:
         summary, impact = f"{human.memory(free)} free at {directory}", "a run writes its record there"
@@ -145,7 +145,7 @@ def largest(directory: Path | str) -> str:
 
 
 def proxies(ctx: CheckContext) -> Iterator[Finding]:
-    """Check that proxies are valid URLs, and that NO_PROXY has the nodes. Values may have passwords: not shown."""
+    """Warn of proxies that are no valid URL, and of nodes missing in NO_PROXY; values are not shown: passwords."""
     values = {key: ctx.settings.secret(key) for key in ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")}
     revealed = {key: value.reveal() for key, value in values.items() if value}
     given = revealed.pop("NO_PROXY", "")
@@ -186,7 +186,7 @@ def why_no_proxy_url(value: str) -> str:
 
 
 def certificates(ctx: CheckContext) -> Iterator[Finding]:
-    """Check that LAB_CA_CERTIFICATES is a file with certificates."""
+    """Check that LAB_CA_CERTIFICATES is a file with certificates: error if an image must be built, else a warning."""
     import ssl
 
     path = ctx.settings.text("LAB_CA_CERTIFICATES")

@@ -21,14 +21,14 @@ HOME_SPACE = GIB // 64
 
 
 def unreachable(target: InventoryHost, failure: HostError) -> Finding:
-    """Return the finding of a host that ssh cannot reach, or on which labctl cannot work."""
+    """Return the error finding of a host that ssh cannot reach, or on which labctl cannot work."""
     impact = "its nodes cannot be created, used or examined; other hosts are not affected"
     fix = failure.hint or ssh_errors.command(target, "-v")
     return error("LAB-HOST-004", failure.message, impact, fix, node=target.name)
 
 
 def shared_directory(ctx: CheckContext) -> Iterator[Finding]:
-    """Check that the host sees LAB_SHARED_DIR: create a file here and look for it there."""
+    """Create a file here and look for it on the host: ok, or an error if it does not see LAB_SHARED_DIR."""
     directory = ctx.settings.text("LAB_SHARED_DIR")
     if not directory or ctx.name == HERE:
         return
@@ -43,7 +43,7 @@ def shared_directory(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def ssh_port(ctx: CheckContext) -> Iterator[Finding]:
-    """Check that the port of the nodes' sshd on the host is free, or in use by this lab."""
+    """Yield ok if the nodes' sshd port is free on the host or this lab's, else an error; nothing on a bridge."""
     lab, facts = ctx.lab, ctx.facts
     if lab.network != "host" or facts is None:
         return
@@ -61,7 +61,7 @@ def ssh_port(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def other_lab(ctx: CheckContext, user: HostPortUser) -> str:
-    """Describe a node of another lab that uses a port, with how to stop it if known; empty for this lab's node."""
+    """Describe another lab's node that uses a port, with how to stop it if known; "" for a node of this lab."""
     container, lab = user.container, ctx.lab
     owner = elsewhere(container.directory, lab.directory, container.owner, lab.owner, container.host)
     whose = f" ({owner.name}; to stop it: {owner.remedy})" if owner else ""
@@ -69,7 +69,7 @@ def other_lab(ctx: CheckContext, user: HostPortUser) -> str:
 
 
 def master_port(ctx: CheckContext) -> Iterator[Finding]:
-    """Check that the master port is free on the first host; if the lab is up, its node is checked instead."""
+    """Check that the master port is free on the first host: ok or error; nothing during a run or on a bridge."""
     lab, facts = ctx.lab, ctx.facts
     if lab.network != "host" or facts is None or ctx.name != lab.nodes[0].host or ctx.run_active:
         return
@@ -90,7 +90,7 @@ def port_in_use(ctx: CheckContext, code: str, key: str, port: int, owner: str) -
 
 
 def home_space(ctx: CheckContext) -> Iterator[Finding]:
-    """Check the free disk for the files that are pushed to the host."""
+    """Yield ok, or an error if a host that is sent files has less than HOME_SPACE free at its home."""
     facts = ctx.facts
     if facts is None or not ctx.host.directory or facts.home_free is None:
         return
@@ -103,7 +103,7 @@ def home_space(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def differences(ctx: CheckContext) -> Iterator[Finding]:
-    """Check that the hosts have the same image, engine, driver and MTU."""
+    """Yield a warning per host whose image, engine, driver or MTU differs from the most common; else ok for each."""
     hosts = {each.name: each for each in ctx.hosts}
     answering = [each for each in ctx.hosts if not each.engine_error]
 
@@ -132,7 +132,7 @@ def differences(ctx: CheckContext) -> Iterator[Finding]:
 def differing(
     code: str, subject: str, values: Mapping[str, str | None], impact: str, fix: Callable[[str], str]
 ) -> Iterator[Finding]:
-    """Yield a warning per host whose value is not the most common, or ok if all agree; hosts without one are out."""
+    """Yield a warning per host whose value is not the most common; ok if two or more agree; None is left out."""
     given = {host: value for host, value in values.items() if value}
     usual = common(given)
     different = {host: value for host, value in given.items() if value != usual}
@@ -144,9 +144,10 @@ def differing(
 
 
 def common(values: Mapping[str, str | None]) -> str:
-    """Return the most common value; of several, that of the first host; empty if it is no value."""
+    """Return the most common value, on a tie the first; empty if most hosts have none."""
     return next((value for value, _ in Counter(values.values()).most_common(1) if value), "")
 
 
 def short(value: str) -> str:
+    """Return the first 12 digits of a ``sha256:`` id; any other value unchanged."""
     return value.removeprefix("sha256:")[:12] if value.startswith("sha256:") else value

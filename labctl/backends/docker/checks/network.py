@@ -32,7 +32,7 @@ SECONDS = int(TRAFFIC_SECONDS / 3)
 
 
 def address_pools(ctx: CheckContext) -> Iterator[Finding]:
-    """Check that the engine has addresses for the lab's network, unless that exists. HostError for another reason."""
+    """Create and remove a test network: ok, or an error if no addresses are left. HostError if it fails else."""
     if ctx.lab.network == "host":
         return
     if ctx.network:
@@ -63,7 +63,7 @@ def address_pools(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def mtu(ctx: CheckContext) -> Iterator[Finding]:
-    """Check that the MTU of the lab's network is not above that of the host's default route."""
+    """Yield ok, or a warning if the MTU of the lab's network exceeds the host's; nothing without a network."""
     if ctx.network is None:
         return
     host, lab = ctx.host.mtu, int((ctx.network["Options"] or {}).get(MTU, 1500))
@@ -91,7 +91,7 @@ def members(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def arp_table(ctx: CheckContext) -> Iterator[Finding]:
-    """Check that the kernel's ARP table is large enough for all nodes to talk to each other."""
+    """Yield ok, or a warning if the kernel's ARP table is too small for all nodes to talk to each other."""
     lacking = capabilities.neighbours_lacking(ctx.lab, ctx.root)
     if not lacking:
         yield ok("LAB-NET-006", "ARP table is large enough")
@@ -110,7 +110,7 @@ def arp_table(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def traffic(ctx: CheckContext) -> Iterator[Finding]:
-    """Check that bytes between the hosts take the interfaces that collectives are configured with; not during a run.
+    """Send bytes between hosts: ok per node if they take the configured interface, else errors; not during a run.
 
     The other nodes send bytes to the first over plain TCP from address to address, as collectives do.
     """
@@ -135,7 +135,7 @@ def traffic(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def path_taken(ctx: CheckContext, node: str, answer: Mapping[str, Any], direction: int, expected: int) -> Finding:
-    """Return the finding about the interface that the bytes of a node took: 0 is received, 1 sent."""
+    """Return ok or an error by the interface that a node's bytes took; ``direction`` 0: received, 1: sent."""
     chosen = ctx.lab.host_of(node).interface
     through = {name: both[direction] for name, both in answer["through"].items()}
     others = astray(through, chosen, answer["kin"].get(chosen, []), expected)
@@ -149,7 +149,7 @@ def path_taken(ctx: CheckContext, node: str, answer: Mapping[str, Any], directio
 
 
 def astray(through: Mapping[str, int], chosen: str, kin: Sequence[str], expected: int) -> list[str]:
-    """Return the interfaces that the bytes took instead of the chosen one, or ``none``; empty if they took it."""
+    """Return the interfaces that took the bytes instead of the chosen one, ["none"] if unknown; [] if it has them."""
     if through.get(chosen, 0) >= expected:
         return []
     # A bridge or bond and its parts count the same bytes; less than half of them is other traffic.
@@ -158,7 +158,7 @@ def astray(through: Mapping[str, int], chosen: str, kin: Sequence[str], expected
 
 
 def measure(ctx: CheckContext, workers: tuple[Container, ...]) -> dict[str, dict[str, Any]]:
-    """Have all other nodes send bytes to the first; return each node's interface counts. HostError if none arrive."""
+    """Send bytes from all other workers to the first; return interface counts by node. HostError if none arrive."""
     first, *others = workers
     address, limit = ctx.lab.host_of(first.node).address, SECONDS + 10
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -168,7 +168,7 @@ def measure(ctx: CheckContext, workers: tuple[Container, ...]) -> dict[str, dict
             lines.put(text)
 
     def collect() -> int:
-        """Receive bytes on the first node; its output goes to the queue."""
+        """Receive bytes on the first node, its output lines into the queue; return the exit code."""
         argv = look_around("collect", address, str(len(others)), str(SENT_BYTES), str(SECONDS))
         user = agent.user(ctx.lab, first.node)
         return ctx.engine.stream(first.name, argv, keep, user=user, limit=limit)

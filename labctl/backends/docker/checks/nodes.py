@@ -37,7 +37,7 @@ SLOW = 1e6
 
 
 def states(ctx: CheckContext) -> Iterator[Finding]:
-    """Check that each container exists, runs and is up to date, and that the settings ask for it."""
+    """Yield a finding per container on whether it exists, runs and is current, and a warning per surplus one."""
     lab, observed = ctx.lab, ctx.observed
     if not observed.containers:
         yield ok("LAB-NODE-001", f"lab {lab.name} is down")
@@ -55,7 +55,7 @@ def states(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def state(ctx: CheckContext, name: str, container: Container | None, fingerprint: str) -> Finding:
-    """Return the finding about the state of one container; ``container`` is None if it does not exist."""
+    """Return ok, warning or error by a container's state, health and fingerprint; None: the container is missing."""
     wrong = partial(error, node=name, auto_fixable=True)
     if container is None:
         return wrong("LAB-NODE-001", "is missing", "a run needs every node", UP)
@@ -95,7 +95,7 @@ def restart(ctx: CheckContext, container: Container) -> str:
 
 
 def ssh(ctx: CheckContext) -> Iterator[Finding]:
-    """Check each worker from the launcher: login, pinned host key, and throughput."""
+    """Check each worker by ssh from the launcher: login, host key, rate; nothing if the launcher does not run."""
     workers = tuple(container for container in ctx.running if container.node != LAUNCHER)
     launcher = ctx.observed.container(LAUNCHER)
     if not workers or launcher is None or launcher.state != "running":
@@ -108,7 +108,7 @@ def ssh(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def link(ctx: CheckContext, worker: Container, answer: dict[str, Any]) -> Iterator[Finding]:
-    """Yield the findings about one worker from the launcher's answer."""
+    """Yield ok or errors on a worker's ssh login and host key, and its throughput, from the launcher's answer."""
     if answer.get("name") != worker.node:
         stderr = str(answer["said"]) or f"no answer over ssh within {human.duration(PATIENCE)}"
         code, impact = "LAB-SSH-001", "launchers start ranks over ssh"
@@ -132,7 +132,7 @@ def link(ctx: CheckContext, worker: Container, answer: dict[str, Any]) -> Iterat
 
 
 def inside(ctx: CheckContext, container: Container) -> Iterator[Finding]:
-    """Check a node from within: its clock, the interfaces of collectives, the master port."""
+    """Run `lookaround.py` in a node; yield findings on its clock, interfaces and, on the first node, master port."""
     before = time.time()
     (seen,) = ask(ctx, container, "look", str(ctx.lab.master_port))
     yield judge_skew(ctx, skew(seen["time"], before), "its clock")
@@ -142,7 +142,7 @@ def inside(ctx: CheckContext, container: Container) -> Iterator[Finding]:
 
 
 def interfaces(ctx: CheckContext, seen: dict[str, Any]) -> Iterator[Finding]:
-    """Check that each collective library is configured with an interface on the lab's network."""
+    """Yield an error per collective library configured with an interface off the lab's network; ok if none."""
     addresses, subnets = seen["addresses"], subnets_of(ctx)
     on_lab = [name for name, text in addresses.items() if is_within(text, subnets)]
     if ctx.lab.network == "host" and not on_lab:
@@ -166,7 +166,7 @@ def interfaces(ctx: CheckContext, seen: dict[str, Any]) -> Iterator[Finding]:
 
 
 def subnets_of(ctx: CheckContext) -> list[Subnet]:
-    """Return the subnets of the lab's network; on the hosts' network, the address of the host."""
+    """Return the subnets of the lab's network; on the hosts' network, the host's address; [] without a network."""
     ranges = []
     if ctx.lab.network == "host":
         ranges = [ctx.host.address]
@@ -223,7 +223,7 @@ def master_port(ctx: CheckContext, container: Container, listener: dict[str, Any
 
 
 def look_around(*arguments: str) -> tuple[str, ...]:
-    """Return the arguments that run `lookaround.py` with a container's own Python, so that it works in any image."""
+    """Return the command that runs `lookaround.py` by a container's own Python, so that it works in any image."""
     program = files.path("docker", "lookaround.py").read_text(encoding="utf-8")
     return ("/usr/bin/python3", "-I", "-c", program, *arguments)
 

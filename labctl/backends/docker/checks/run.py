@@ -115,7 +115,7 @@ NODE_CHECKS = (
 
 
 def findings(context: Context, *, node: str = "") -> tuple[Finding, ...]:
-    """Run doctor's checks of the hosts and the lab, or of one node and its host; return the findings."""
+    """Connect to the hosts and run doctor's checks of hosts and lab, or of one node and its host; return findings."""
     from labctl.backends.docker.checks.hosts import unreachable
 
     settings = context.settings()
@@ -138,7 +138,7 @@ def findings(context: Context, *, node: str = "") -> tuple[Finding, ...]:
 
 
 def not_examined(cluster: Cluster, failed: Iterable[Finding], failure: HostError) -> tuple[Finding, ...]:
-    """Return findings of a lab that is not loaded: of all hosts if one is why, else of unreached ones and the error."""
+    """Return findings of a lab that cannot be loaded: one per host if a host is why, else that error as well."""
     if any(failure is reason for reason in cluster.failed.values()):
         first = cluster.inventory[0].name
         summary = f"is reachable; examined once {first} was reached"
@@ -193,7 +193,7 @@ def check_context(context: Context, cluster: Cluster, lab: Lab, *, only: str = "
 
 
 def preflight(context: Context, lab: Lab, cluster: Cluster, command: str) -> Cluster:
-    """Run a command's preflight; return the cluster without failing hosts. HostError if this machine fails, or all do.
+    """Warn of clocks that are off; return the cluster without hosts that fail the checks that stop a command.
 
     HostError for this machine, and if no host is left. A clock that is off is only a warning.
     """
@@ -216,7 +216,7 @@ def require_compose(context: Context, lab: Lab, cluster: Cluster) -> None:
 
 
 def failing_hosts(whole: CheckContext, command: str) -> dict[str, HostError]:
-    """Return the hosts that fail a command's preflight, with the first error; raise that of this machine."""
+    """Run the checks that stop a command; return an error per failing host; raise that of this machine or lab."""
     checks = [check for check in CHECKS if check.stops == command]
     for reason in stopping([check for check in checks if whole.local or check.scope != "host"], whole):
         raise reason
@@ -250,7 +250,7 @@ def stopping(checks: Iterable[Check], ctx: CheckContext) -> Iterator[HostError]:
 
 
 def examine(whole: CheckContext, lacking: Mapping[str, LabError] | None = None) -> tuple[Finding, ...]:
-    """Run all checks at once, each with its time limit; return findings in order. ConfigError for an unknown node.
+    """Run all checks at once, each with its time limit; return the findings in order, by node if only one is asked.
 
     On hosts that are ``lacking`` the lab's devices, checks that need them are not run. ConfigError if the only node to
     examine is not part of the lab.
@@ -276,7 +276,7 @@ def examine(whole: CheckContext, lacking: Mapping[str, LabError] | None = None) 
 
 
 def with_engines(whole: CheckContext) -> tuple[CheckContext, tuple[CheckContext, ...]]:
-    """Ask the engines of all hosts; return the whole and its hosts with the answers, or the errors of silent ones."""
+    """Ask the engines of all hosts; return the whole and its hosts, each with its answers or ``engine_error``."""
     hosts = (whole,) if whole.local else whole.hosts
     late = HostError(f"Docker Engine does not answer within {human.duration(ENGINE_SECONDS)}")
     asked = run_with_deadlines([(partial(ask_engine, host), ENGINE_SECONDS) for host in hosts])
@@ -288,7 +288,7 @@ def with_engines(whole: CheckContext) -> tuple[CheckContext, tuple[CheckContext,
 
 
 def without_devices(hosts: tuple[CheckContext, ...], lacking: Mapping[str, LabError]) -> list[Finding]:
-    """Return a finding for each reason why hosts lack the lab's devices."""
+    """Return an error finding for each distinct reason why hosts lack the lab's devices."""
     from labctl.backends.docker.checks import devices
 
     by_name = {host.name: host for host in hosts}
@@ -321,7 +321,7 @@ def node_tasks(hosts: tuple[CheckContext, ...], lacking: Mapping[str, LabError])
 
 
 def ask_engine(ctx: CheckContext) -> CheckContext:
-    """Return the context with its host's load, and the answers of its engine that many checks need, or the error."""
+    """Return the context with its host's load and the engine's answers cached, or with ``engine_error``."""
     # Before anything else, as the checks use cores, too.
     with suppress(HostError):
         ctx = replace(ctx, load=load.read(ctx.script(load.SCRIPT, LOAD_SECONDS)))
@@ -345,7 +345,7 @@ class CheckTask(Struct, frozen=True):
         return self.container.node if self.container else self.ctx.name
 
     def findings(self) -> list[Finding]:
-        """Run the check; return its findings, and if it fails a finding about that."""
+        """Run the check; return its findings, with a warning as the last if it fails half-way."""
         findings: list[Finding] = []
         try:
             with parsing(self.ctx.name):
@@ -362,7 +362,7 @@ class CheckTask(Struct, frozen=True):
         return [replace(finding, node=self.node) if finding.node == HERE else finding for finding in findings]
 
     def timed_out(self) -> Finding:
-        """Return the finding of a check that did not end within its time limit."""
+        """Return the warning about a check that did not end within its time limit."""
         text = f"timed out after {human.duration(self.check.seconds)}"
         impact = "the host, a disk, the engine or the node hangs"
         return replace(self.failed(text, impact, node=self.node), code="LAB-CHECK-002")

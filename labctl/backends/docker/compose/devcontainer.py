@@ -32,7 +32,7 @@ class DevcontainerFile(Struct, frozen=True):
 
 
 def write(directory: Path, settings: Settings, program: str, *, force: bool) -> DevcontainerFile:
-    """Write the file of a lab directory. ConfigError if it was edited, unless ``force``."""
+    """Write a lab directory's devcontainer.json; return its path. ConfigError if it was edited, unless ``force``."""
     path = directory / PATH
     if path.exists() and not force and not is_ours(path.read_text(encoding="utf-8", errors="replace")):
         raise ConfigError(f"{path} was not written by labctl, or was changed since", hint="labctl devcontainer --force")

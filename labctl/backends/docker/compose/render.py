@@ -42,12 +42,12 @@ USUAL_FILES = 1024
 
 
 def nodes_on_a_host(lab: Lab) -> int:
-    """Return the number of nodes per host: all of them, or 1 in a lab of several hosts."""
+    """Return the number of nodes per host: all on a bridge network, 1 on the hosts' network."""
     return len(lab.nodes) if lab.network == "bridge" else 1
 
 
 def check_interval(lab: Lab, host: Host) -> int:
-    """Return the seconds between health checks of a node: more if many nodes share a core."""
+    """Return the seconds between a node's health checks: CHECK_INTERVAL, or a multiple if many nodes share a core."""
     crowd = nodes_on_a_host(lab) / (NODES_PER_CORE * max(1, len(host.cpus)))
     return CHECK_INTERVAL * max(1, math.ceil(crowd))
 
@@ -58,7 +58,7 @@ def files_needed(lab: Lab) -> int:
 
 
 def neighbours_needed(lab: Lab) -> int:
-    """Return the entries in a host's neighbour table, shared by its containers, if all nodes are connected."""
+    """Return the entries that a host's ARP table needs if all nodes connect to each other."""
     return nodes_on_a_host(lab) * (len(lab.nodes) + 1)
 
 
@@ -91,7 +91,7 @@ class RenderedFiles(Struct, frozen=True, kw_only=True):
 
 
 def render(lab: Lab) -> tuple[File, ...]:
-    """Render the files of all nodes, except keys and secrets, which are written separately."""
+    """Return compose files, overrides, links and device descriptions of all nodes, and the launcher's ssh config."""
     names = extra_hosts(lab)
     files = [
         file
@@ -120,7 +120,7 @@ def name_line(name: str, address: str) -> str:
 
 
 def render_node(lab: Lab, node: Node, names: Mapping[str, str]) -> File:
-    """Render the compose file of a node; the first node's also has the launcher. ``names`` as from ``extra_hosts``."""
+    """Return a node's compose file, labelled with its hash; the first node's also has the launcher."""
     host = lab.host(node.host)
     services = [worker(lab, node, host)]
     if node is lab.nodes[0]:
@@ -146,7 +146,7 @@ def render_node(lab: Lab, node: Node, names: Mapping[str, str]) -> File:
 
 
 def overrides(lab: Lab, node: Node) -> tuple[File, ...]:
-    """Return the user's additions to the services of a node's file, for compose to merge; empty without any."""
+    """Return the file with the user's additions to the services of a node, for compose to merge; () without any."""
     services = (node.name, LAUNCHER) if node is lab.nodes[0] else (node.name,)
     content = override.text(lab.override, services)
     return (File(path=override_path(node.name), content=content),) if content else ()
@@ -159,7 +159,7 @@ def links(node: Node) -> tuple[File, ...]:
 
 
 def watch(lab: Lab, node: Node) -> tuple[File, ...]:
-    """Return the description of the devices that the node's agent checks; empty without devices."""
+    """Return devices.json, which tells the node's agent how to check devices; () without devices."""
     description = accelerators.get(lab.accelerator).watch
     if not description or not node.devices.devices:
         return ()
@@ -169,7 +169,7 @@ def watch(lab: Lab, node: Node) -> tuple[File, ...]:
 
 
 def lease_mounts(node: Node, host: Host) -> tuple[Mount, ...]:
-    """Return the mounts of the locks of a node's devices only: the node takes every lock that it sees."""
+    """Return a mount per lock file of the node's own devices; the node takes every lock that it sees."""
     return tuple(
         Mount(source=str(lease_path(host.locks, device)), target=f"/etc/lab/leases/{lease_name(device)}")
         for device in node.devices.devices
@@ -177,7 +177,7 @@ def lease_mounts(node: Node, host: Host) -> tuple[Mount, ...]:
 
 
 def lease_holder(lab: Lab, node: Node, host: Host) -> Pairs:
-    """Return the variable with the text that the node writes into its locks; nothing without devices."""
+    """Return LAB_LEASE with the text that the node writes into its locks, as a pair; () without devices."""
     holder = {"lab": lab.name, "node": node.name, "directory": str(lab.directory), "uid": host.uid}
     return (("LAB_LEASE", json.dumps(holder)),) if node.devices.devices else ()
 
@@ -188,7 +188,7 @@ def shared_mounts(lab: Lab, host: Host) -> tuple[Mount, ...]:
 
 
 def worker(lab: Lab, node: Node, host: Host) -> dict[str, Any]:
-    """Return the values of a worker's service for the template."""
+    """Return the template's values for a worker's service: limits, environment, devices, mounts and secrets."""
     directory, cpuset = node_directory(node.name), ",".join(map(str, node.cpuset))
     variables = dict(node.devices.environment)
     variables["OMP_NUM_THREADS"] = str(max(1, len(node.cpuset or host.cpus) // node.slots))
@@ -219,7 +219,7 @@ def worker(lab: Lab, node: Node, host: Host) -> dict[str, Any]:
 
 
 def launcher(lab: Lab, host: Host) -> dict[str, Any]:
-    """Return the values of the launcher's service: no devices, no sshd, the only private key."""
+    """Return the template's values for the launcher's service: no devices, no sshd, the only private key."""
     first = lab.nodes[0]
     # An editor attached to the launcher may change workloads; ranks on workers may not. Pushed copies stay read-only.
     edited = () if sent(host) else (f"{lab.project_path}/workloads",)
@@ -240,7 +240,7 @@ def launcher(lab: Lab, host: Host) -> dict[str, Any]:
 
 
 def limits(lab: Lab, service: str, cpuset: str) -> str:
-    """Return the limits of a service as its label has them; empty if compose.override.yml may set others."""
+    """Return a service's memory, pids and cpuset as its label has them; empty if compose.override.yml sets any."""
     added = json.loads(dict(lab.override).get(service, "{}"))
     if not LIMITING.isdisjoint(added):
         return ""

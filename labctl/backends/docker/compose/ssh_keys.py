@@ -20,7 +20,7 @@ HEADER = b"openssh-key-v1\0" + b"\0\0\0\4none" * 2 + b"\0\0\0\0" + b"\0\0\0\1" +
 
 
 def missing(lab: Lab) -> frozenset[str]:
-    """Return the containers without their private key; all of them if the identity is missing."""
+    """Return the nodes without a private host key; launcher and all nodes if the launcher's own key is missing."""
     nodes = {node.name for node in lab.nodes}
     if not (launcher_directory(lab) / IDENTITY).is_file():
         return frozenset((LAUNCHER, *nodes))
@@ -41,7 +41,7 @@ def outdated(lab: Lab) -> tuple[str, ...]:
     changed = []
 
     def public(path: Path) -> str:
-        """Return a public key, noting the private key if it is missing."""
+        """Return the public key of a private key; if there is none, list the path in ``changed``, return empty."""
         line = public_of(path)
         if line is None:
             changed.append(path)
@@ -54,7 +54,7 @@ def outdated(lab: Lab) -> tuple[str, ...]:
 
 
 def public_files(lab: Lab, public: Callable[[Path], str]) -> Iterator[tuple[Path, str]]:
-    """Yield the files with public keys and their contents; ``public`` returns the public key of a private key."""
+    """Yield path and content of each ``authorized_keys`` and of ``known_hosts``; ``public`` gives public keys."""
     launcher, known_hosts = launcher_directory(lab), ""
     identity = public(launcher / IDENTITY)
     for node in lab.nodes:
@@ -65,7 +65,7 @@ def public_files(lab: Lab, public: Callable[[Path], str]) -> Iterator[tuple[Path
 
 
 def unpinned(lab: Lab) -> frozenset[str]:
-    """Return the workers whose key files bar the launcher: host key unknown to it, or its own key not accepted."""
+    """Return the workers whose host key the launcher does not know, or whose sshd does not accept its key."""
     launcher = launcher_directory(lab)
     identity = admitted(lab, public_of(launcher / IDENTITY) or "")
     pins = set(_text(launcher / "known_hosts").splitlines(keepends=True))
@@ -78,7 +78,7 @@ def unpinned(lab: Lab) -> frozenset[str]:
 
 
 def private(lab: Lab) -> tuple[Path, ...]:
-    """Return the existing private keys."""
+    """Return the paths of the existing private keys: the launcher's identity and each worker's host key."""
     keys = (launcher_directory(lab) / IDENTITY, *(ssh_directory(lab, node.name) / HOST_KEY for node in lab.nodes))
     return tuple(path for path in keys if path.is_file())
 

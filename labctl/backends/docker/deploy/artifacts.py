@@ -30,7 +30,7 @@ SHOWN = 3
 
 
 def hosts_apart(lab: Lab, job: Job) -> tuple[Host, ...]:
-    """Return the hosts of a run that do not see the lab directory."""
+    """Return the hosts of a run to which files are sent, as they do not see the lab directory."""
     hosts = {host.name: host for host in map(lab.host_of, job.containers)}
     return tuple(filter(naming.sent, hosts.values()))
 
@@ -59,12 +59,12 @@ def send(lab: Lab, job: Job, engine: Engine, earlier: tuple[str, ...] = ()) -> M
 
 
 def outputs_on(lab: Lab, host: Host, run_id: str) -> str:
-    """Return the directory on a host that a run writes to."""
+    """Return the path of a run's output directory on a host."""
     return naming.own_path(lab, host, f"{naming.OUTPUTS}/{run_id}")
 
 
 def collect(lab: Lab, run_id: str, engine: Engine, warn: Callable[[str], None], pushed: Manifest | None = None) -> None:
-    """Move the results of ranks into the run's record: of this machine first, then of the lab's hosts.
+    """Move results of ranks into the run's record, from this machine, then from hosts; warn of those that stay.
 
     Files that cannot be moved stay, with a warning. If several hosts wrote a file, that of the first host is kept.
     """
@@ -100,7 +100,7 @@ def collect(lab: Lab, run_id: str, engine: Engine, warn: Callable[[str], None], 
 
 @contextmanager
 def warned(warn: Callable[[str], None]) -> Iterator[None]:
-    """Turn a HostError in the block into a warning, so that the run is judged regardless."""
+    """Pass a HostError raised in the block to ``warn`` instead, so that the run is judged regardless."""
     try:
         yield
     except HostError as error:
@@ -108,7 +108,7 @@ def warned(warn: Callable[[str], None]) -> Iterator[None]:
 
 
 def bring(connection: Connection, folder: str, path: Path, warn: Callable[[str], None], **options: Any) -> None:
-    """Pull a run's directory, then remove it on the host; warn of name clashes. HostError if either fails."""
+    """Pull a run's directory into its record, remove it on the host, warn of name clashes. HostError if partial."""
     name = connection.target.name
     result = pull.pull(connection, folder, path, reserved=store.KEPT, seconds=SECONDS, **options)
     if result.aside:
@@ -122,7 +122,7 @@ def bring(connection: Connection, folder: str, path: Path, warn: Callable[[str],
 
 
 def first(names: list[str]) -> str:
-    """Render the first ``SHOWN`` of these names as a list."""
+    """Return the first ``SHOWN`` of these names, and how many more there are, as text."""
     return human.listed(map(shown, names), SHOWN)
 
 
@@ -139,7 +139,7 @@ def remedy(connection: Connection, folder: str) -> str:
 def fetch_left(
     connection: Connection, directory: str, lab: Path, hidden: tuple[Secret, ...], notice: Callable[[str], None]
 ) -> None:
-    """Wait for followed runs, then move results of earlier ones on a host to records. HostError if one is incomplete.
+    """Wait for followed runs, then move results that a host still has of earlier runs into their records.
 
     A host has such results if it did not answer when a run ended. HostError if a run's results are incomplete: its
     directory stays on the host.
@@ -166,5 +166,5 @@ def fetch_left(
 
 
 def runs_on(connection: Connection, directory: str) -> list[str]:
-    """List the ids of the runs that have results in the lab directory on a host."""
+    """Return the names in the output directory on a host: ids of runs with results there."""
     return connection.run(push.SCRIPT, "folders", f"{directory}/{naming.OUTPUTS}").out.splitlines()

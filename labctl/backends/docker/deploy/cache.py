@@ -56,7 +56,7 @@ def is_data(name: str) -> bool:
 
 
 def read_here(root: Path, only: Iterable[str] = ("",)) -> dict[str, CachedFile]:
-    """Return the data files and links of this machine's cache, or of some of its folders, by name.
+    """Return data files and links of this machine's cache, or of folders ``only``, by path relative to the cache.
 
     Links that lead out of the cache are left out.
     """
@@ -81,7 +81,7 @@ def folder_on_hosts(settings: Settings) -> str:
 
 
 def read(connection: Connection, folder: str) -> tuple[Room | None, dict[str, CachedFile]]:
-    """Return a host's free space (None: unknown), and files and links of its cache by name. HostError if it fails."""
+    """Return a host's free space (None: unknown), and files and links in its cache. HostError if that fails."""
     done = connection.run(SCRIPT, folder, "list", timeout=ASKING, check=False)
     if done.code != 0:
         raise failed(connection, f"cannot use its cache {folder}", done.err, "ls -ld ~/.cache/labctl; df -h")
@@ -119,7 +119,7 @@ def fill(
     *,
     dry_run: bool = False,
 ) -> tuple[tuple[HostCache, ...], Failures]:
-    """Send each host, all at once, the files of this machine's cache that it lacks; return what each got, and errors.
+    """Send each host the cached files that it lacks, all hosts at once; return what each got, and the failures.
 
     Return the files sent per host, and the hosts that failed; files that they received stay. A ``dry_run`` sends
     nothing.
@@ -144,7 +144,7 @@ def fill(
 
 
 def is_same(name: str, file: CachedFile, present: CachedFile | None) -> bool:
-    """Tell if a host has a file, by size and time; by size alone for the hub's blobs, which are named by content."""
+    """Return True if a host has a file with same size and time; for the hub's blobs, of the same size."""
     if present is not None and "/blobs/" in name:
         return present.size == file.size
     return present == file
@@ -179,7 +179,7 @@ def start_of(host: str, name: str, file: CachedFile, present: Mapping[str, Cache
 
 
 def part_of(host: str, name: str, file: CachedFile) -> str:
-    """Return the name of a large file's incomplete part: a hash that includes the host, as hosts may share a cache."""
+    """Return the name of a large file's partial copy: a hash that includes the host, as hosts may share a cache."""
     identity = f"{host}\0{name}\0{file.size}\0{file.time}"
     return hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
@@ -209,7 +209,7 @@ def pack(root: Path, files: Mapping[str, CachedFile]) -> ArchiveStream:
 def fill_lab(
     context: Context, settings: Settings, hosts_of: Callable[[], Cluster], workload: str, contents: Cache, **how: bool
 ) -> CacheReport:
-    """Download models and datasets into this machine's cache, and with ``hosts`` send them on; return a report.
+    """Download ``contents`` into this machine's cache, with ``hosts`` send them on; return a report.
 
     If nothing is named, all of the cache is sent. A ``preview`` changes nothing.
     """
@@ -234,7 +234,7 @@ def fill_lab(
 def _fill_hosts(
     context: Context, hub: Hub, contents: Cache, hosts_of: Callable[[], Cluster], *, preview: bool
 ) -> tuple[tuple[HostCache, ...], tuple[HostFailure, ...]]:
-    """Send hosts the ``contents`` in this machine's cache, or all of it; return results, failures. HostError if empty.
+    """Send hosts the ``contents`` of this machine's cache, or all of it; return what each got, and failures.
 
     HostError if no host answers; a host that fails does not affect the others.
     """

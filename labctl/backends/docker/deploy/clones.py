@@ -16,7 +16,7 @@ LARGEST = 200_000_000
 
 
 def scan(lab: Lab) -> dict[str, Manifest]:
-    """Return the manifest of each clone to push, by its path below the lab's directory. ConfigError if too large."""
+    """Return the manifest of each clone to push, by its folder in the lab directory. ConfigError if too large."""
     return {folder: read(Path(path)) for path, folder in lab.clones}
 
 

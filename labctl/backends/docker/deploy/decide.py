@@ -15,7 +15,7 @@ from labctl.model import HERE, Lab
 
 
 def up(context: Context, cluster: Cluster, lab: Lab, observed: ObservedState) -> tuple[Plan, Failures]:
-    """Plan `up` in the lab directory and on hosts; also return hosts to skip. HostError if devices or nodes are in use.
+    """Plan `up` of lab directory and hosts; return also hosts to skip. HostError if devices or nodes are in use.
 
     HostError if another lab holds devices, or if a run would lose its containers.
     """
@@ -35,7 +35,7 @@ def up(context: Context, cluster: Cluster, lab: Lab, observed: ObservedState) ->
 def down(
     context: Context, cluster: Cluster, *, images_too: bool, state: str = ""
 ) -> tuple[ObservedState, Plan, Failures]:
-    """Plan to remove the lab's objects and pushed files; return the observed state, the plan and the hosts it skips.
+    """Plan to remove the lab's objects, pushed files and records; return observed state, plan and skipped hosts.
 
     The image and ``state`` are removed only if asked for.
     """

@@ -33,7 +33,7 @@ class Drift(Struct, frozen=True):
 def find(
     lab: Lab, connections: Mapping[str, Connection], changed: tuple[File, ...], failed: Collection[str]
 ) -> tuple[Drift, dict[str, HostError]]:
-    """Return hosts with outdated files, and containers that lost files or keys; also the errors of silent hosts.
+    """Return hosts with outdated files and containers that lost files or keys; also the errors of silent hosts.
 
     ``changed``: files that are yet to be written.
     """
@@ -66,7 +66,7 @@ def has_any(node: str, changed: tuple[File, ...]) -> bool:
 
 
 def broken(lab: Lab, host: str, states: Mapping[str, SyncState]) -> Iterator[tuple[str, str]]:
-    """Yield the containers of a host that would not see newly pushed files, with the reason.
+    """Yield each container of a host that would not see newly pushed files, with the reason.
 
     Containers mount a folder of workloads or a clone as a whole, so they see files pushed into it unless it was
     removed. Of a node's own directory they mount parts, which keep their content.

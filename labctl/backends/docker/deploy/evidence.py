@@ -22,7 +22,7 @@ KERNEL = (
 
 
 def of_hosts(lab: Lab, engine: Engine, since: float) -> dict[str, str]:
-    """Return messages and events of each host and its engine since a time, as text by file name."""
+    """Return messages and events of each host and its engine since a time, as text by file name; or its error."""
     module = accelerators.modules().get(lab.accelerator)
     pattern = "|".join(filter(None, (KERNEL, module.kernel if module else "")))
     tool: Sequence[str] = module.tool.argv if module and module.tool else ()

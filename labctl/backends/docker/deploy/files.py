@@ -10,10 +10,7 @@ from labctl.system.files import write_all
 
 
 def render_all(context: Context, cluster: Cluster) -> render.RenderedFiles:
-    """Write compose files, ssh configuration and secrets of all nodes, and remove old secrets; return what changed.
-
-    Files of secrets that are no longer set are removed.
-    """
+    """Write compose files, ssh configuration and secrets of all nodes; delete unset secrets; return what changed."""
     lab, usable = preview_lab(cluster)
     preflight.warn_excluded_hosts(context, usable.failed)
     for path in provision.stale_secrets(lab):

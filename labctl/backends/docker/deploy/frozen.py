@@ -65,7 +65,7 @@ def of(context: Context, cluster: Cluster, lab: Lab) -> dict[str, Any]:
 
 
 def _workloads(context: Context, lab: Lab) -> Iterator[Workload]:
-    """Yield the lab's valid workloads, without external families; warn of invalid ones."""
+    """Yield the lab's valid workloads, without external families; warn of each invalid one."""
     declared, errors = loader.list_all(lab.directory / "workloads", launchers.known())
     for error in errors:
         context.warn(error.message)
@@ -92,7 +92,7 @@ def _image(engine: DockerEngine, lab: Lab) -> dict[str, str | None]:
 
 
 def _pinned(image: str, base: str) -> dict[str, dict[str, str | None]]:
-    """Return the versions that the lock of the image, or of its base, pins; empty if neither is labctl's own."""
+    """Return the pins of the lock file of labctl's image, or of its base, by image name; {} without such a lock."""
     name = catalog.name_of(image) or catalog.name_of(base)
     lock = catalog.file(name, "lock") if name else None
     return {name: package_sources.pins(lock.read_text(encoding="utf-8"))} if name and lock and lock.is_file() else {}
@@ -114,7 +114,7 @@ def seed(workload: Workload) -> str:
 
 
 def _data(lab: Lab, workloads: tuple[Workload, ...]) -> tuple[str, ...]:
-    """Return the paths on this machine of data, not results, that workloads name or that their runs were given."""
+    """Return this machine's paths of data that workloads name or their runs were given, without run results."""
     recorded = list(workloads)
     for run_id in store.ids(lab.directory):
         with suppress(HostError):

@@ -31,7 +31,7 @@ Ask = Callable[[str], bool]
 
 
 def for_workload(context: Context, settings: Settings, workload: Workload) -> Settings:
-    """Return the settings with a workload's packages and, unless LAB_IMAGE is set, its image. ConfigError if unknown.
+    """Return settings with a workload's packages and, unless LAB_IMAGE is set, its image. ConfigError if unknown.
 
     Those of another workload are removed. ConfigError for an image that labctl does not have.
     """
@@ -52,7 +52,7 @@ def for_workload(context: Context, settings: Settings, workload: Workload) -> Se
 def plan_images(
     context: Context, cluster: Cluster, observed: ObservedState
 ) -> tuple[tuple[EnsureImage, ...], dict[str, HostError]]:
-    """Plan to bring the image to every host; also return hosts that cannot use theirs. HostError if unbuildable."""
+    """Return the step that gets the image to hosts, () if they have it, and hosts that cannot use theirs."""
     image, how = cluster.image, cluster.settings.text("LAB_IMAGE_FROM")
     has_packages = packages.is_own(image)
     if not cluster.daemons:
@@ -81,7 +81,7 @@ def plan_images(
 
 
 def base_first(cluster: Cluster, engine: DockerEngine | None) -> str:
-    """Render, for the plan, the build of labctl's base image that is needed first; empty if none is.
+    """Return the plan's text on labctl's base image that is built first; empty if none is.
 
     With ``engine`` None, the text says that it may be needed.
     """
@@ -124,7 +124,7 @@ def require_buildable(cluster: Cluster) -> None:
 
 
 def ensure(context: Context, cluster: Cluster, image: str) -> dict[str, HostError]:
-    """Build, pull or send the image wherever it is not found; return hosts that failed. HostError for this machine."""
+    """Build, pull or send the image wherever it is not found; return failing hosts. HostError for this machine."""
     if not cluster.remote_hosts:
         build_image(context, cluster)
         check_image(context, cluster)
@@ -146,7 +146,7 @@ def ensure(context: Context, cluster: Cluster, image: str) -> dict[str, HostErro
 
 
 def unfit_images(cluster: Cluster) -> dict[str, HostError]:
-    """Return the hosts whose image is not a node's or cannot be inspected, and why."""
+    """Return a HostError per remote host whose image is not a node's or cannot be inspected."""
 
     def look(name: str) -> None:
         """Raise HostError if the host's image is not a node's."""
@@ -195,7 +195,7 @@ def confirm_image(workload: Workload, image: str, exists: bool, ask: Ask | None,
 def build_image(
     context: Context, cluster: Cluster, *, update_lock: bool = False, on: str = "", refresh: bool = False
 ) -> dict[str, Any]:
-    """Build the lab's image with its packages, or update its lock; return a report. HostError if it is not labctl's.
+    """Build the lab's image, or with ``update_lock`` its lock; return a report. HostError if it is not labctl's.
 
     The Dockerfile is that of the image's name, else of the accelerator. With this machine's engine, or ``on`` a host
     with its own. ``refresh`` also builds labctl's own image below the packages if it is up to date, as settings of its
@@ -223,7 +223,7 @@ def build_image(
 
 
 def build_from(context: Context, cluster: Cluster, base: str) -> dict[str, Any]:
-    """Build an image for nodes on top of any image, with this machine's engine; return a report."""
+    """Build an image for nodes on top of any image, with this machine's engine; return a report of it."""
     from labctl.backends.docker.images import build
 
     request = build.request(cluster.settings, cluster.accelerator, base, context.directory, context.environ)
@@ -237,7 +237,7 @@ def require_directory(file: Path | None) -> None:
 
 
 def with_sbom(built: dict[str, Any], file: Path | None) -> dict[str, Any]:
-    """Write the software bill of materials of a built image to a file, if named, and add it to the report."""
+    """Write the bill of materials of a built image to a file and add it to the report; without a file do nothing."""
     if not file:
         return built
     from labctl.backends.docker.images import sbom

@@ -36,7 +36,7 @@ class DeployedHost(Struct, frozen=True, order=True):
 
 
 def note(directory: Path, host: str, machine: str) -> None:
-    """Record that a host, on the machine with this engine id, has nodes of this lab."""
+    """Write an empty file in the lab directory which records that a host's engine has nodes of this lab."""
     write(directory / DeployedHost(host, machine).path, "")
 
 
@@ -47,7 +47,7 @@ def noted(directory: Path) -> tuple[DeployedHost, ...]:
 
 
 def moved(directory: Path, listed: Listed) -> tuple[DeployedHost, ...]:
-    """Return the machines that are no longer listed by their recorded name; not if the host of that name is silent."""
+    """Return the recorded machines that the host of their name is not; those of unreachable hosts are left out."""
     return tuple(deployed for deployed in noted(directory) if listed.get(deployed.host) not in ("", deployed.machine))
 
 
@@ -65,7 +65,7 @@ def former(directory: Path, listed: Listed) -> dict[str, tuple[str, ...]]:
 
 
 def machines(cluster: Cluster) -> dict[str, str]:
-    """Return the engine id per inventory host, empty if unreachable; none if no machine is recorded or no host listed.
+    """Return the engine id per inventory host, "" if unreachable; {} if no machine is recorded or no host listed.
 
     Files that this machine was sent as a listed host stay recorded until it is listed again.
     """
@@ -76,7 +76,7 @@ def machines(cluster: Cluster) -> dict[str, str]:
 
 
 def sent(context: Context, cluster: Cluster) -> dict[str, tuple[str, ...]]:
-    """Return the directories of the lab's files on each host that answers, under its name and its recorded names."""
+    """Return, per host that was sent files, the lab's directories there: under its own and its recorded names."""
     names_before = former(context.directory, machines(cluster))
     directories = {}
     for host in cluster.sent:
@@ -86,7 +86,7 @@ def sent(context: Context, cluster: Cluster) -> dict[str, tuple[str, ...]]:
 
 
 def records(directory: Path, machines: Listed) -> dict[str, tuple[str, ...]]:
-    """Return the records of each of these hosts, under any name, as paths relative to the lab directory."""
+    """Return the record files of each host's machine, under any name, as paths relative to the lab directory."""
     paths_by_machine: dict[str, list[str]] = {}
     for deployed in noted(directory):
         paths_by_machine.setdefault(deployed.machine, []).append(deployed.path)
@@ -94,7 +94,7 @@ def records(directory: Path, machines: Listed) -> dict[str, tuple[str, ...]]:
 
 
 def warn_orphaned_hosts(context: Context, cluster: Cluster) -> None:
-    """Warn of machines, also this one, that still have nodes and are no longer listed; report drained hosts."""
+    """Warn of machines, also this one, that still have nodes but are not listed; notice drained hosts."""
     listed = machines(cluster)
     left = left_over(context.directory, listed)
     drained = _drained(context, cluster)

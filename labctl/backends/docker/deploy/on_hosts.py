@@ -41,7 +41,7 @@ def run(
 
 
 def remains(cluster: Cluster) -> tuple[tuple[str, ...], Failures]:
-    """Describe objects and processes of the lab and its runs on hosts; also return the hosts that do not answer."""
+    """Return a line per container, network and process of the lab left on hosts; also the hosts that are silent."""
     runs = set(store.ids(cluster.directory))
     observed = cluster.engine.observe(cluster.settings.text("LAB_NAME"))
     silent: dict[str, HostError] = {**cluster.failed, **dict(observed.silent)}
@@ -55,7 +55,7 @@ def remains(cluster: Cluster) -> tuple[tuple[str, ...], Failures]:
 
 
 def versions(cluster: Cluster) -> dict[str, str]:
-    """Return the versions of labctl, of the image, and of engine and kernel of each host that answers."""
+    """Return the versions of labctl, of the image, and of engine and kernel of each host that answers, by name."""
     from importlib import metadata
 
     engine = cluster.engine

@@ -35,7 +35,7 @@ def up(
     unusable: Mapping[str, str] = MappingProxyType({}),
     failed: Collection[str] = (),
 ) -> Plan:
-    """Plan, per host, to remove surplus and stuck containers, send files and create missing or changed; then await SSH.
+    """Plan, per host, to remove surplus or stuck containers, push files, create missing or changed; then try SSH.
 
     ``local``: steps in the lab directory. ``stale``: hosts whose files are out of date. ``unusable``: containers whose
     mounts are broken, with the reason. Hosts that have ``failed`` are skipped.
@@ -53,7 +53,7 @@ def up(
 def up_on(
     lab: Lab, host: Host, files: tuple[File, ...], observed: ObservedState, unusable: Mapping[str, str], *, push: bool
 ) -> Iterator[HostStep]:
-    """Yield the steps that bring one host to the state of the files; ``push`` if its files are out of date."""
+    """Yield the steps that bring one host to the state of ``files``; with ``push`` its folders are pushed too."""
     workers = tuple(node.name for node in lab.nodes if node.host == host.name)
     names = lab.containers_on(host.name)
     removed: list[Container] = []
@@ -75,7 +75,7 @@ def up_on(
 def removals(
     lab: Lab, names: tuple[str, ...], observed: ObservedState, unusable: Mapping[str, str]
 ) -> Iterator[tuple[tuple[Container, ...], str]]:
-    """Yield the containers to remove from a host, with the cause: surplus ones, stuck ones, modified ones.
+    """Yield the containers to remove from a host, with the cause: surplus, stuck, or modified ones.
 
     ``names``: the nodes that the host is to have.
     """
@@ -93,7 +93,7 @@ def removals(
 
 
 def why_stuck(lab: Lab, container: Container, unusable: Mapping[str, str]) -> str | None:
-    """Return the reason why compose cannot make a container usable by itself; None if it can."""
+    """Return the reason why compose cannot make a container usable again; None if it can."""
     if container.state in ("paused", "dead", "removing"):
         return container.state
     if container.name != naming.container_name(lab, container.node):
@@ -141,7 +141,7 @@ def down(
     records: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     state: str = "",
 ) -> Plan:
-    """Plan to remove the lab's objects, fetch runs left in ``sent`` folders, remove these, image, records and state.
+    """Plan to remove the lab's objects, pushed files and, if given, image, records and state; fetch left runs first.
 
     If ``image`` is given, also remove the observed image; also the ``records`` that hosts have nodes, and last the
     lab's ``state`` directory. Hosts that have ``failed`` are skipped.
@@ -159,7 +159,7 @@ def down(
 def down_on(
     host: str, observed: ObservedState, sent: Collection[str], image: str, records: tuple[str, ...]
 ) -> Iterator[HostStep]:
-    """Yield the steps that remove a host's objects, fetch runs left in ``sent``, remove that, image and records."""
+    """Yield the steps for one host: remove containers and networks, fetch runs, remove files, image and records."""
     why = "labctl down"
     if containers := (*observed.containers, *observed.probes):
         yield RemoveContainers(containers=containers, host=host, cause=why)

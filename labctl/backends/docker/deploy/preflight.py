@@ -32,7 +32,7 @@ def warn_excluded_hosts(context: Context, failed: Mapping[str, HostError]) -> No
 
 
 def report_accelerator(context: Context, cluster: Cluster, lab: Lab) -> None:
-    """Report the accelerator that `auto` chose, and the devices that it ignored."""
+    """Report the accelerator that `auto` chose; warn of devices that it ignored; nothing if one is set."""
     from labctl import accelerators
     from labctl.backends import spec
 
@@ -48,7 +48,7 @@ def report_accelerator(context: Context, cluster: Cluster, lab: Lab) -> None:
 
 
 def warn_small_arp_table(context: Context, cluster: Cluster, lab: Lab) -> None:
-    """Warn if the host's ARP table is too small for all nodes to connect to each other."""
+    """Warn if the first host's ARP table is too small for all nodes of a bridge network to connect."""
     from labctl.backends.docker.lab import capabilities
 
     root = cluster.root(lab.hosts[0].name)
@@ -79,7 +79,7 @@ def note_busy_hosts(context: Context, cluster: Cluster) -> None:
 
 
 def require_no_run(context: Context, engine: Engine, observed: ObservedState, steps: Iterable[Step]) -> None:
-    """Raise HostError if a plan would remove or restart containers of a run."""
+    """Raise HostError if steps that remove or recreate containers touch those of a run under way."""
     from labctl.backends.docker.deploy.steps import ApplyProject, RemoveContainers
 
     touched: set[str] = set()
@@ -93,7 +93,7 @@ def require_no_run(context: Context, engine: Engine, observed: ObservedState, st
 
 
 def require_idle(context: Context, engine: Engine, observed: ObservedState, nodes: Collection[str] = ()) -> None:
-    """Raise HostError if a run is under way, on one of these nodes or, without nodes, on any."""
+    """Raise HostError if a run is under way: with ``nodes`` on any of these, without on any node."""
     if active := runs_under_way(context, engine, observed, nodes):
         hint = "wait for it, or end it with `labctl stop`: `labctl runs` lists them"
         raise HostError(f"cannot change the lab while {'; '.join(active)} is active", hint=hint)
@@ -102,7 +102,7 @@ def require_idle(context: Context, engine: Engine, observed: ObservedState, node
 def runs_under_way(
     context: Context, engine: Engine, observed: ObservedState, nodes: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Render the runs under way: in the launcher, with ``nodes`` on these; and all that this machine begins or judges.
+    """Return a text per run in the launcher, with ``nodes`` only on these, or that this machine begins or judges.
 
     With ``nodes``, runs on other nodes are left out.
     """
@@ -115,7 +115,7 @@ def runs_under_way(
 
 
 def require_lab_owner(context: Context, name: str, observed: ObservedState) -> None:
-    """Raise HostError if these containers are of a lab with this name of another user or directory."""
+    """Raise HostError if the observed containers are of another user's or directory's lab of this name."""
     from labctl.backends.owner import owner as caller
 
     owner = observed.owner_elsewhere(context.directory, caller())
@@ -125,7 +125,7 @@ def require_lab_owner(context: Context, name: str, observed: ObservedState) -> N
 
 
 def observe(context: Context, cluster: Cluster) -> tuple[ObservedState, Cluster]:
-    """Return the lab's state, and the cluster without hosts that are silent or another's; HostError if all are."""
+    """Return the lab's state, and the cluster without silent or another's hosts. HostError if none is left."""
     name = cluster.settings.text("LAB_NAME")
     observed = cluster.engine.observe(name, cluster.image)
     foreign = find_foreign_labs(context, name, observed)
@@ -133,7 +133,7 @@ def observe(context: Context, cluster: Cluster) -> tuple[ObservedState, Cluster]
 
 
 def find_foreign_labs(context: Context, name: str, observed: ObservedState) -> dict[str, HostError]:
-    """Return the hosts with a lab of this name of another user or directory, and why; raise it for this machine."""
+    """Return an error per host with another's lab of this name; for this machine raise it as HostError."""
     foreign = {}
     for host in observed.hosts:
         try:

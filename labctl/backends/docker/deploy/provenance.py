@@ -30,7 +30,7 @@ LOOKING = 10
 
 
 def rendered(lab: Lab, job: Job, *, preview: bool) -> Iterator[File]:
-    """Yield the compose files of a run's containers, as files of its record; a ``preview`` has missing ones, too."""
+    """Yield copies of the compose files of a run's containers for its record; missing ones only in a ``preview``."""
     # The launcher is in the first node's file.
     for name in dict.fromkeys((lab.nodes[0].name, *(node.name for node in job.nodes))):
         compose = lab.directory / naming.compose_path(name)
@@ -40,12 +40,12 @@ def rendered(lab: Lab, job: Job, *, preview: bool) -> Iterator[File]:
 
 
 def begin(lab: Lab, job: Job, cluster: Cluster, observed: ObservedState) -> Future[dict[str, Any]]:
-    """Start collecting the provenance of a run in the background; parts that cannot be collected are left out."""
+    """Start `of_run` in a background thread; return its future."""
     return parallel.begin(lambda: of_run(lab, job, cluster, observed))
 
 
 def of_run(lab: Lab, job: Job, cluster: Cluster, observed: ObservedState) -> dict[str, Any]:
-    """Return a run's image ids, packages, devices, code commits and cached revisions.
+    """Return a run's image ids, packages (None if unlisted), devices, code commits and cached revisions.
 
     Hosts that do not answer are left out: the run itself reports their errors.
     """
@@ -74,7 +74,7 @@ def of_run(lab: Lab, job: Job, cluster: Cluster, observed: ObservedState) -> dic
 
 
 def commits_of(host: str, values: Sources) -> Iterator[dict[str, Any]]:
-    """Yield the commit of each code folder on a host, and if it has uncommitted changes."""
+    """Yield a dictionary per code folder of a host: its path, its commit, and if it has uncommitted changes."""
     for (kind, path), value in sorted(values.items()):
         if kind == "code":
             commit = commit_of(value)
@@ -82,17 +82,18 @@ def commits_of(host: str, values: Sources) -> Iterator[dict[str, Any]]:
 
 
 def commit_of(value: str) -> str:
+    """Return the commit id of a value, without the mark for uncommitted changes."""
     return value.removesuffix(sources.CHANGED)
 
 
 def packages_of(lab: Lab, cluster: Cluster, image: str) -> dict[str, str] | None:
-    """Return the package versions of an image id on the launcher's host, None without Docker. HostError if unlisted."""
+    """Return the package versions of an image id, listed on the first host; None without Docker there."""
     engine = cluster.daemons.get(lab.hosts[0].name)
     return sbom.versions(engine, image, lab.directory / PACKAGES) if engine else None
 
 
 def devices(lab: Lab, node: Node) -> list[dict[str, str]]:
-    """Return the devices of a node, with the version of their driver."""
+    """Return id, name, uuid, firmware and driver version of each device of a node."""
     driver = lab.host(node.host).driver
     return [
         {"id": device.id, "name": device.name, "uuid": device.uuid, "firmware": device.firmware, "driver": driver}
@@ -103,7 +104,7 @@ def devices(lab: Lab, node: Node) -> list[dict[str, str]]:
 def read(
     cluster: Cluster, asked: Mapping[str, Iterable[tuple[Kind, str]]], seconds: float = LOOKING
 ) -> tuple[dict[str, Sources], dict[str, HostError]]:
-    """Read commits, revisions and digests on all hosts concurrently; return them by host, and the hosts that failed."""
+    """Read commits, revisions and digests on all hosts at once; return them by host, and the hosts that failed."""
 
     def look(request: tuple[str, Iterable[tuple[Kind, str]]]) -> Sources:
         """Return the commits, revisions and digests asked of one host. HostError if they cannot be read."""

@@ -36,7 +36,7 @@ MAKE = Path(__file__).with_name("provision.sh").read_text(encoding="utf-8")
 
 
 def plan_local(lab: Lab, rendered: tuple[File, ...], image_id: str | None) -> tuple[tuple[Step, ...], tuple[File, ...]]:
-    """Plan changes below the lab directory; also return the rendered files that change."""
+    """Plan changes in the lab directory: removals, folders, keys, files; return also rendered files that change."""
     changed = outdated(lab.directory, rendered)
     private = (*secrets(lab), *cache_markers(lab, image_id))
     written = (*changed, *(file for file in private if not is_current(lab.directory / file.path, file)))
@@ -59,12 +59,12 @@ def plan_local(lab: Lab, rendered: tuple[File, ...], image_id: str | None) -> tu
 
 
 def is_current(path: Path, file: File) -> bool:
-    """Tell if a file has this content and these permissions."""
+    """Return True if a file exists with this content and these permissions."""
     return not outdated(path.parent, (replace(file, path=path.name),)) and path.stat().st_mode & 0o777 == file.mode
 
 
 def secrets(lab: Lab) -> tuple[File, ...]:
-    """Return each node's secrets as 0600 files, which compose mounts under /run/secrets."""
+    """Return a 0600 file per node and secret, which compose mounts under /run/secrets."""
     files = []
     for node in lab.nodes:
         folder = f"{naming.node_directory(node.name)}/secrets"
@@ -79,7 +79,7 @@ def cache_markers(lab: Lab, image_id: str | None) -> tuple[File, ...]:
 
 
 def surplus(lab: Lab) -> Iterator[Path]:
-    """Yield paths in the lab directory of removed nodes, secrets and device names."""
+    """Yield the paths in the lab directory that belong to removed nodes, secrets or device links."""
     names = {node.name for node in lab.nodes}
     for folder in (naming.node_directory(""), naming.cache_directory("")):
         yield from (path for path in (lab.directory / folder).glob("*") if path.name not in names)
@@ -91,7 +91,7 @@ def surplus(lab: Lab) -> Iterator[Path]:
 
 
 def stale_caches(lab: Lab, image_id: str | None) -> tuple[str, ...]:
-    """Return this machine's node caches of compiled operators that another image filled."""
+    """Return the cache folders of this machine's nodes that an image other than ``image_id`` filled."""
     paths = (naming.cache_directory(node.name) for node in lab.nodes if node.host == HERE)
     marker = (File(path="image", content=image_id or ""),)
     return tuple(path for path in paths if (lab.directory / path).is_dir() and outdated(lab.directory / path, marker))
@@ -106,7 +106,7 @@ def stale_secrets(lab: Lab) -> Iterator[Path]:
 
 
 def plan_probe(cluster: Cluster) -> tuple[ProbeEngines, ...]:
-    """Plan to probe the engines whose limits or way to request devices are not known."""
+    """Return a step that probes the engines whose limits or way to request devices are unknown; () if none."""
     names = tuple(host.name for host in cluster.hosts if is_unprobed(cluster, host))
     files = tuple(f"{capabilities.FILES}/{name}.json" for name in names)
     return (ProbeEngines(paths=files, cause="never probed"),) if names else ()
@@ -123,7 +123,7 @@ def is_unprobed(cluster: Cluster, host: Host) -> bool:
 
 
 def send(lab: Lab, host: Host, connection: Connection, image_id: str) -> None:
-    """Make a host's folders, empty caches that another image filled, and push changed files of nodes and code.
+    """Make a host's folders, empty caches of another image, push changed files. HostError if that fails.
 
     No files are pushed if the host sees the lab directory itself. HostError.
     """
@@ -150,7 +150,7 @@ def shared(lab: Lab) -> dict[str, manifest.Manifest]:
 
 
 def manifests(lab: Lab, host: Host, shared: Mapping[str, manifest.Manifest]) -> dict[str, manifest.Manifest]:
-    """Return the manifests that a host gets: the ``shared`` ones, and those of its nodes."""
+    """Return what is pushed to a host, by folder: the ``shared`` manifests, and those of its nodes' files."""
     names = [node.name for node in lab.nodes if node.host == host.name]
     nodes = manifest.scan_nodes(lab.directory, names, launcher=lab.nodes[0].host == host.name)
     return {**shared, **nodes}

@@ -32,7 +32,7 @@ from labctl.system import routing
 
 
 def not_up(lab: Lab, containers: tuple[str, ...], observed: ObservedState) -> list[tuple[str, str]]:
-    """Return the names of these containers that are missing, not running or outdated, each with the reason."""
+    """Return the containers, of those named, that are missing, not running or outdated, each with the reason."""
     # Only these nodes are rendered: a batch does so for each of its jobs, and labs may be large.
     names = render.extra_hosts(lab)
     owners = {lab.nodes[0].name if name == model.LAUNCHER else name for name in containers}
@@ -47,7 +47,7 @@ def not_up(lab: Lab, containers: tuple[str, ...], observed: ObservedState) -> li
 
 
 def observe(context: Context, cluster: Cluster, *, preview: bool) -> ObservedState | None:
-    """Return the state of the lab. Without an answer, HostError; in a preview None, with a warning."""
+    """Return the lab's state. If no host answers, raise HostError, or in a preview warn and return None."""
     try:
         return cluster.engine.observe(cluster.settings.text("LAB_NAME"), cluster.image)
     except HostError as error:
@@ -58,7 +58,7 @@ def observe(context: Context, cluster: Cluster, *, preview: bool) -> ObservedSta
 
 
 def require_hosts(lab: Lab, job: Job, failed: Mapping[str, HostError]) -> None:
-    """Raise the error of the first host of the run that has failed."""
+    """Raise the HostError in ``failed`` of the first host of the run's containers that has one."""
     for name in job.containers:
         if error := failed.get(lab.host_of(name).name):
             raise error
@@ -74,7 +74,7 @@ def require_ready(
     launcher: bool,
     preview: bool,
 ) -> None:
-    """Raise HostError or ConfigError if the run cannot begin; a preview only warns of a lab that is not up yet.
+    """Raise HostError or ConfigError if the run cannot begin; a preview only warns of a lab that is not up.
 
     ``launcher``: the user chose the launcher, so the image must have its program.
     """
@@ -93,14 +93,14 @@ def require_ready(
 
 
 def _state(lacking: list[tuple[str, str]]) -> str:
-    """Return ``is out of date`` or ``is not up`` for a lab, by the first of its ``lacking`` containers."""
+    """Return ``is out of date`` if the first lacking container changed in image or settings, else ``is not up``."""
     return "is out of date" if " changed" in lacking[0][1] else "is not up"
 
 
 def require_up(
     lab: Lab, job: Job, observed: ObservedState, lacking: list[tuple[str, str]], flags: Mapping[str, str]
 ) -> None:
-    """Raise HostError unless the run's containers are up to date and its nodes have not lost what a run needs."""
+    """Raise HostError if a container of the run is not current, or a node is unhealthy for what it lost."""
     require_current(lab, lacking, flags)
     for node in job.nodes:
         container = observed.container(node.name)
@@ -109,7 +109,7 @@ def require_up(
 
 
 def require_current(lab: Lab, lacking: list[tuple[str, str]], flags: Mapping[str, str]) -> None:
-    """Raise HostError for the first container that is not up with the settings and ``flags``."""
+    """Raise HostError, with the `labctl up` command to type, for the first of the ``lacking`` containers."""
     if lacking:
         name, why = lacking[0]
         expected = f" (wanted: {lab.image})" if why == "image changed" else ""
@@ -120,7 +120,7 @@ def require_current(lab: Lab, lacking: list[tuple[str, str]], flags: Mapping[str
 
 
 def require_launcher(context: Context, cluster: Cluster, lab: Lab, workload: Workload) -> None:
-    """Raise HostError unless the launcher is up with the settings and the workload's image."""
+    """Raise HostError unless the launcher is up with the current settings and the workload's own image."""
     observed = cluster.engine.observe(lab.name, cluster.image)
     lacking = not_up(lab, (model.LAUNCHER,), observed)
     if lacking and workload.has_own_image:
@@ -129,7 +129,7 @@ def require_launcher(context: Context, cluster: Cluster, lab: Lab, workload: Wor
 
 
 def require_program(lab: Lab, job: Job, engine: Engine) -> None:
-    """Raise HostError if the program of a chosen launcher is not in the lab's image."""
+    """Raise HostError if the launcher's program is not found in the launcher container; nothing without one."""
     program = launchers.get(job.workload.launcher).PROGRAM
     if not program:
         return
@@ -143,7 +143,7 @@ def require_program(lab: Lab, job: Job, engine: Engine) -> None:
 
 
 def require_port(lab: Lab, job: Job, engine: Engine, facts: Mapping[str, survey.HostFacts]) -> None:
-    """Raise HostError if LAB_MASTER_PORT, in use in ``facts``, still is on the first node's host; not on a bridge.
+    """Raise HostError if LAB_MASTER_PORT is in use on the first node's host, as ``facts`` said; not on a bridge.
 
     ``facts``: the hosts' earlier reports. The port is checked again, as a run of this lab may have been ended since.
     """
@@ -166,7 +166,7 @@ def require_port(lab: Lab, job: Job, engine: Engine, facts: Mapping[str, survey.
 
 
 def require_inputs(lab: Lab, job: Job, engine: Engine) -> None:
-    """Raise ConfigError if a remote launcher's container does not have an input path of the run."""
+    """Raise ConfigError if the launcher is on a host that is sent files and lacks an input path of the run."""
     host = lab.host_of(model.LAUNCHER)
     runs = lab.directory / inputs.RUNS
     named = inputs.given(job.workload) if naming.sent(host) else ()
@@ -185,7 +185,7 @@ def require_inputs(lab: Lab, job: Job, engine: Engine) -> None:
 
 
 def with_own_port(lab: Lab, active: tuple[ActiveRun, ...]) -> Lab:
-    """Return the lab with a rendezvous port that no other run uses."""
+    """Return the lab with the first master port from its own up that no active run and no sshd uses."""
     taken = {run.port for run in active} | {lab.ssh_port}
     return replace(lab, master_port=next(port for port in itertools.count(lab.master_port) if port not in taken))
 
@@ -234,7 +234,7 @@ def _on_nodes(run: ActiveRun, nodes: set[str]) -> ActiveRun:
 def without_lost(
     context: Context, cluster: Cluster, options: RunOptions, ended: Result, error: HostError
 ) -> RunOptions:
-    """Return the options without nodes that are not up again; raise ``error`` if all or none are, or no launcher."""
+    """Return the options without nodes that are not up again; raise ``error`` if all or none are gone."""
     observed, answering = preflight.observe(context, cluster)
     running = (container for container in observed.containers if container.state == "running")
     healthy = {container.node for container in running if not lost(container.reason)}

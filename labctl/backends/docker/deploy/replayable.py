@@ -23,7 +23,7 @@ SHORT = 19
 
 
 def uncommitted(lab: Lab, run: ReplayedRun) -> Iterator[str]:
-    """Yield a line per clone of a run that had uncommitted changes, which may differ now."""
+    """Yield a warning per still mounted clone that had uncommitted changes when the run began."""
     mounted = {place for host in lab.hosts for place in provenance.code(lab, host)}
     for clone in run.origin.code:
         if clone["dirty"] and ("code", clone["path"]) in mounted:
@@ -97,7 +97,7 @@ def _settings(settings: Settings, lab: Lab, run: ReplayedRun) -> Iterator[str]:
 
 
 def _is_changed(lab: Lab, path: Path, node: str) -> bool:
-    """Tell if a node's compose file differs from that of the record in ``path``; False if either is missing."""
+    """Return True if a node's compose file differs from that in the record; False if either is missing."""
     now = lab.directory / naming.compose_path(node)
     then = store.read_record(path / "rendered" / naming.compose_path(node).removeprefix(".lab/"))
     return now.exists() and then is not None and now.read_bytes() != then

@@ -73,7 +73,7 @@ class ProbeEngines(PathStep, frozen=True):
     verb = "probe limits and devices, write"
 
     def do(self, deployment: Deployment) -> Failures:
-        """Probe the engines, exclude the hosts that fail from the deployment, and return these with their errors."""
+        """Probe the engines; exclude hosts that fail from the deployment; return them with their errors."""
         from labctl.backends.docker.lab.cluster import load_lab
 
         before = deployment.cluster.failed
@@ -139,7 +139,7 @@ class EnsureImage(Step, frozen=True, kw_only=True):
         return self.words
 
     def do(self, deployment: Deployment) -> Failures:
-        """Bring the image to the hosts, exclude the hosts that fail from the deployment, and return these."""
+        """Build, pull or send the image to hosts; exclude those that fail from the deployment; return them."""
         from labctl.backends.docker.deploy import images
 
         failed = images.ensure(deployment.context, deployment.cluster, self.image)
@@ -172,7 +172,7 @@ class PushFiles(HostStep, frozen=True, kw_only=True):
         return f"make folders of {nodes} on {self.host}" if self.folders else f"push files of {nodes} to {self.host}"
 
     def do(self, deployment: LabDeployment) -> None:
-        """Record that this one host has nodes, make its folders, and push changed files unless it sees the lab's."""
+        """Record that the host has nodes, make its folders, push changed files. HostError if that fails."""
         from labctl.backends.docker.deploy import ledger, provision
 
         engine = deployment.cluster.engine
@@ -204,7 +204,7 @@ class ApplyProject(HostStep, frozen=True, kw_only=True):
         return f"compose up {', '.join(self.nodes)} (project {self.project}){on(self.host)}"
 
     def do(self, deployment: LabDeployment) -> None:
-        """Bring up the compose files of these nodes, with their overrides."""
+        """Run `docker compose up` for the compose files of these nodes, with overrides. HostError if it fails."""
         from labctl.backends.docker.compose import render
 
         composed = [naming.compose_path(node) for node in self.nodes]
@@ -225,14 +225,14 @@ class WaitForSsh(Step, frozen=True, kw_only=True):
         return f"reach {', '.join(self.nodes)} over ssh within {human.duration(self.seconds)}"
 
     def do(self, deployment: LabDeployment) -> None:
-        """Wait until the launcher can log in to the nodes, unless an early check passed. HostError if it cannot."""
+        """Log in from the launcher to the nodes, unless an early check passed. HostError if one does not answer."""
         from labctl.backends.docker.agent import reach
 
         if not (deployment.early and deployment.early.passed(self.nodes)):
             reach(deployment.lab, deployment.cluster.engine, self.nodes, self.seconds)
 
     def without(self, deployment: LabDeployment, lost: Failures) -> WaitForSsh | None:
-        """Return the check without the nodes on lost hosts; None if the launcher's host is lost or no node is left."""
+        """Return the step without nodes on lost hosts; None if no node or no launcher's host is left."""
         lab = deployment.lab
         nodes = tuple(node.name for node in lab.nodes if node.name in self.nodes and node.host not in lost)
         return replace(self, nodes=nodes) if nodes and lab.host_of(LAUNCHER).name not in lost else None
@@ -259,7 +259,7 @@ class FetchLeftRuns(HostStep, frozen=True, kw_only=True):
         return f"fetch results left in {self.directory}/runs on {self.host}"
 
     def do(self, deployment: Deployment) -> None:
-        """Move the results from the host into the records of their runs."""
+        """Move results that earlier runs left on the host into their records. HostError if incomplete."""
         from labctl.backends.docker.deploy import artifacts
 
         connection, context = connection_to(deployment.cluster.engine, self.host), deployment.context
@@ -291,7 +291,7 @@ class RemoveImage(HostStep, frozen=True, kw_only=True):
         return f"remove image {self.image} on {self.host}"
 
     def do(self, deployment: Deployment) -> None:
-        """Remove the image; if a container uses it, keep it and warn."""
+        """Remove the image from the host; warn, and keep it, if a container uses it. HostError otherwise."""
         try:
             deployment.cluster.engine.remove(self.host, "image", (self.image,))
         except HostError as error:
@@ -328,7 +328,7 @@ class CheckNodes(WaitForSsh, frozen=True, kw_only=True):
         return f"ask sshd of {', '.join(self.nodes)} for an answer within {human.duration(self.seconds)}"
 
     def do(self, deployment: LabDeployment) -> None:
-        """Check that each node's sshd answers, then that the rendezvous port is free."""
+        """Check that each node's sshd answers and LAB_MASTER_PORT is free. HostError if not."""
         from labctl.backends.docker.deploy import readiness
 
         super().do(deployment)
@@ -348,7 +348,7 @@ class PushRun(Step, frozen=True, kw_only=True):
         return f"push workloads, {runs} to {', '.join(self.hosts)}"
 
     def do(self, deployment: LabDeployment) -> None:
-        """Push the run's files, and keep its directory's manifest in the deployment."""
+        """Push the run's files to its hosts; keep the manifest of its directory in ``deployment.pushed``."""
         from labctl.backends.docker.deploy import artifacts
 
         engine, run = deployment.cluster.engine, self.run

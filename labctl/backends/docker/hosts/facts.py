@@ -59,13 +59,13 @@ class HostDump(Struct, frozen=True, dict=True):
 
     @property
     def user(self) -> tuple[int, str, int]:
-        """The user's id and name, and the id of the group. Source: id(1), whose format POSIX fixes."""
+        """The user's id, name and group id on the host, from the output of id(1)."""
         uid, name, gid = re.findall(r"^uid=(\d+)(?:\((.*?)\))? gid=(\d+)", self.facts["id"])[0]
         return int(uid), name, int(gid)
 
     @once
     def children(self) -> dict[str, set[str]]:
-        """Names in each directory of the dump, by the directory's path."""
+        """Names in each directory of the dump, by the directory's path; the root is ""."""
         names: dict[str, set[str]] = {}
         for path in (*self.files, *self.links, *self.links.values(), *self.folders, *self.nodes):
             rest = path
@@ -146,7 +146,7 @@ class DumpPath(Struct, frozen=True):
                 yield from (self / name).glob(rest) if rest else (self / name,)
 
     def resolve(self) -> DumpPath:
-        """Return the path with all links resolved."""
+        """Return the path with each link that the dump lists replaced by its target."""
         real = ""
         for name in self.path.split("/"):
             step = f"{real}/{name}".lstrip("/")
@@ -154,6 +154,7 @@ class DumpPath(Struct, frozen=True):
         return DumpPath(self.dump, real)
 
     def is_symlink(self) -> bool:
+        """Return True if the dump lists the path, in its resolved parent, as a link."""
         parent, _, name = self.path.rpartition("/")
         return f"{DumpPath(self.dump, parent).resolve().path}/{name}".lstrip("/") in self.dump.links
 
@@ -168,7 +169,7 @@ class DumpPath(Struct, frozen=True):
         return self.is_file() or self.is_dir() or self.resolve().path in self.dump.nodes
 
     def stat(self) -> os.stat_result:
-        """Return mode and group; a file's mode and all other fields are made up. FileNotFoundError without the path."""
+        """Return a status with mode and group, all else made up. FileNotFoundError without the path."""
         real = self.resolve().path
         if not self.exists():
             raise FileNotFoundError(str(self))
@@ -184,7 +185,7 @@ class DumpPath(Struct, frozen=True):
 
 
 def script() -> str:
-    """Return the first script of a connection: ``facts.sh``, with the files that accelerators need."""
+    """Return the first script that a host runs: ``facts.sh``, with the file patterns that accelerators need."""
     modules = accelerators.modules().values()
     watches = [module.watch for module in modules if module.watch]
     patterns: dict[str, list[str]] = {"nodes": [f"dev/{pattern}" for watch in watches for pattern in watch.files]}
@@ -196,7 +197,7 @@ def script() -> str:
 
 
 def read(text: str, name: str) -> HostDump:
-    """Parse the script's output of a host, skipping what its login shell printed. HostError if it is incomplete."""
+    """Parse a host's output of the script, without what its login shell printed before. HostError if incomplete."""
     dump, lines = HostDump(name), text.split("\n")
     begin = lines.index("labctl survey") + 1 if "labctl survey" in lines else len(lines)
     entries: list[tuple[str, list[str]]] = []
@@ -219,7 +220,7 @@ def read(text: str, name: str) -> HostDump:
 
 @contextmanager
 def valid(name: str) -> Iterator[None]:
-    """Convert a parsing error in the block to a HostError of this host."""
+    """Raise a ValueError, LookupError or OSError of the block again as a HostError on this host's facts."""
     try:
         yield
     except (ValueError, LookupError, OSError) as error:
@@ -228,7 +229,7 @@ def valid(name: str) -> Iterator[None]:
 
 
 def _add(dump: HostDump, head: str, content: list[str]) -> None:
-    """Add an entry of the output to the dump."""
+    """Add an entry of the output to the dump: a fact, file, first lines, link, folder or device nodes."""
     kind, _, name = head.partition(" ")
     value = content[0] if content else ""
     if kind == "fact":
@@ -252,7 +253,7 @@ def _add(dump: HostDump, head: str, content: list[str]) -> None:
 def require_distinct(
     targets: Iterable[inventory.InventoryHost], dumps: Mapping[str, HostDump], engines: Mapping[str, str]
 ) -> None:
-    """Raise ConfigError if two names are the same machine; ``engines`` are the ids of the engines that answer.
+    """Raise ConfigError if two hosts have the same engine id and boot id, so are the same machine.
 
     Copies of a machine may share an engine id, and hosts that are containers share a kernel: different machines never
     share both.

@@ -32,7 +32,7 @@ def pull(
     turn: Callable[[], object] = lambda: None,
     seconds: float = 86400,
 ) -> PullResult:
-    """Merge a host's directory into a local one; the result tells if it is complete. HostError if the transfer breaks.
+    """Merge a host's directory into ``into``; return name clashes and if it is complete. HostError if it breaks off.
 
     Files that were ``pushed`` and are unchanged are skipped. A file whose name is ``reserved``, or whose path is taken
     by a file with other content, goes to ``hosts/<host>/``; but a log that has grown replaces its beginning. Paths are
@@ -46,6 +46,7 @@ def pull(
     reading, writing = os.pipe()
 
     def unpack() -> str:
+        """Unpack the piped stream; return the reason if it is broken, else an empty text."""
         with os.fdopen(reading, "rb") as stream:
             return merge.unpack(stream)
 
@@ -65,7 +66,7 @@ def pull(
 
 
 def _receive(connection: Connection, directory: str, writing: int, seconds: float) -> tuple[str, bool]:
-    """Pipe the host's stream; return the reason if it broke, or empty, and if no file changed meanwhile."""
+    """Pipe the host's stream into ``writing``; return why it broke, or "", and True if no file changed meanwhile."""
     try:
         with os.fdopen(writing, "wb") as sink:
             done = connection.receive(SCRIPT, "pull", directory, on_chunk=sink.write, timeout=seconds)

@@ -44,7 +44,7 @@ class Update(Struct, frozen=True):
 def sync_states(
     connection: Connection, directory: str, manifests: Mapping[str, Manifest], *, seconds: float = 600
 ) -> dict[str, SyncState]:
-    """Return the state of each ``directory/<name>`` on the host compared with its tree here; change nothing."""
+    """Return for each ``directory/<name>`` on the host: missing, stale or current with its tree here."""
     return {update.name: update.state for update in _inspect(connection, directory, manifests, seconds=seconds)}
 
 
@@ -56,7 +56,7 @@ def push(
     prune: str = "",
     seconds: float = 600,
 ) -> tuple[str, ...]:
-    """Make each ``directory/<name>`` match its tree, atomically; remove others in ``prune``; return changed paths.
+    """Replace each ``directory/<name>`` that differs from its tree; remove others in ``prune``; return new paths.
 
     Files that the host already has are not sent again. Other directories below ``directory/<prune>`` are removed.
     HostError, with nothing changed, if the host refuses it or it takes more than ``seconds``.
@@ -67,6 +67,7 @@ def push(
         return ()
 
     def send() -> CompletedProcess:
+        """Send the updates as a tar stream to the script; return its result, whatever the exit code."""
         arguments = ("push", directory, _numbered(update.name for update in updates))
         return connection.send(SCRIPT, *arguments, chunks=stream(updates), timeout=seconds)
 
@@ -80,17 +81,14 @@ def push(
 
 
 def push_new(connection: Connection, manifest: Manifest, directory: str, *, seconds: float = 600) -> None:
-    """Push a tree to a new directory of the host, atomically. HostError if it already exists."""
+    """Push a tree to a new directory of the host, atomically. HostError if it exists or the script fails."""
     chunks = stream([Update("", manifest)])
     done = connection.send(SCRIPT, "create", directory, chunks=chunks, timeout=seconds)
     _require(done, connection, directory)
 
 
 def remove(connection: Connection, directory: str, *, seconds: float = 120) -> None:
-    """Remove a directory below a ``.labctl`` of a host, and that once it is empty. HostError for any other directory.
-
-    HostError for any other directory, and if it cannot be removed.
-    """
+    """Remove a directory below a ``.labctl`` of a host, and that if empty. HostError for others or on failure."""
     path = PurePosixPath(directory)
     root = next((str(parent) for parent in path.parents if parent.name == ".labctl"), "")
     if not path.is_absolute() or ".." in path.parts or not root:
@@ -104,7 +102,7 @@ def remove(connection: Connection, directory: str, *, seconds: float = 120) -> N
 def _inspect(
     connection: Connection, directory: str, manifests: Mapping[str, Manifest], *tidying: str, seconds: float
 ) -> list[Update]:
-    """Compare trees with those on the host; ``tidying`` also removes leftovers there. ValueError for a bad name."""
+    """Compare trees with the host's; return Updates; ``tidying`` removes leftovers. ValueError for a bad name."""
     for name in manifests:
         if not NAME.fullmatch(name) or not is_below(name):
             raise ValueError(name)
@@ -121,7 +119,7 @@ def _inspect(
 
 
 def _state(manifest: Manifest, names: Collection[str], present: frozenset[Entry]) -> SyncState:
-    """Tell by its top names and its entries if a directory is missing, stale, or current with the manifest."""
+    """Return missing without names, current if entries equal the manifest's, else stale."""
     if not names:
         return "missing"
     expected = {f"./{entry.path.partition('/')[0]}" for entry in manifest.entries}
@@ -154,7 +152,7 @@ def stream(updates: Iterable[Update]) -> Iterator[bytes]:
 
 
 def _file(path: Path, entry: Entry, name: str) -> Iterator[bytes]:
-    """Yield a file's member of the tar stream. HostError if it is unreadable or no longer matches the manifest."""
+    """Yield a file's tar member. HostError if it is unreadable or its digest is not the manifest's."""
     digest, left = hashlib.sha256(), entry.size
     try:
         with path.open("rb", buffering=0) as source:
@@ -180,6 +178,6 @@ def _require(done: CompletedProcess, connection: Connection, directory: str) -> 
 
 
 def reason(done: CompletedProcess) -> str:
-    """Return the script's first message, as later messages follow from it, or else its exit code."""
+    """Return the script's first line on stderr, without warnings on clocks, or else its exit code."""
     lines = (line for line in done.err.splitlines() if line.strip() and "in the future" not in line)
     return next(lines, f"exit code {done.code}")

@@ -17,7 +17,7 @@ CHANGED = " changed"
 
 
 def read(connection: Connection, asked: Iterable[tuple[Kind, str]], seconds: float) -> Sources:
-    """Return the commit, digest or revision that the host has of each path, if any. HostError if the script fails."""
+    """Return the commit, digest or revision of each path on the host that has one. HostError if the script fails."""
     keys = list(asked)
     if not keys:
         return {}

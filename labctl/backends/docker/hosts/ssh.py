@@ -82,7 +82,7 @@ class Answer:
         self._connection, self._pieces, self._size = connection, list[bytes](), 0
 
     def add(self, piece: bytes) -> None:
-        """Append a piece. HostError if the output becomes too long."""
+        """Append a piece of output. HostError if it then exceeds LARGEST_ANSWER."""
         self._size += len(piece)
         if self._size > LARGEST_ANSWER:
             raise self._connection.error(f"answered with more than {human.memory(LARGEST_ANSWER)}")
@@ -116,7 +116,7 @@ class Connection:
         timeout: float = 60,
         check: bool = True,
     ) -> CompletedProcess:
-        """Run a script; return output and exit code. HostError on timeout, lost connection or, if ``check``, failure.
+        """Run a POSIX sh script; return output and exit code. HostError on timeout or, if ``check``, failure.
 
         HostError if it times out (it may still run), if the connection is lost and, with ``check``, if it fails. Over
         ssh at most six scripts run at a time, others wait.
@@ -124,7 +124,7 @@ class Connection:
         argv = self.argv(script, *arguments)
 
         def work() -> CompletedProcess:
-            """Run the command; return its output and exit code. Without input, HostError if the output is too long."""
+            """Run the command with or without input. HostError if output without input is too long."""
             if input is not None:
                 return process.run(argv, input=input, timeout=timeout, check=False)
             answer = Answer(self)
@@ -134,7 +134,7 @@ class Connection:
         return self._done(script, work, timeout, check)
 
     def send(self, script: str, *arguments: str, chunks: Iterable[bytes], timeout: float) -> CompletedProcess:
-        """Run a script with these chunks as input, as ``run`` without ``check``.
+        """Run a script with these chunks as its input; return its result. HostError on timeout or lost.
 
         The script must detect an incomplete input, as ssh may be cut off.
         """
@@ -144,12 +144,12 @@ class Connection:
     def receive(
         self, script: str, *arguments: str, on_chunk: Callable[[bytes], object], timeout: float
     ) -> CompletedProcess:
-        """Run a script as ``run`` without ``check``, passing its output to ``on_chunk``; ``out`` stays empty."""
+        """Run a script, pass its output to ``on_chunk``; return the result with ``out`` empty."""
         argv = self.argv(script, *arguments)
         return self._done(script, lambda: process.drain(argv, on_chunk, timeout=timeout), timeout)
 
     def why_lost(self) -> str:
-        """Return the reason if the connection has ended, or does within a second; empty if it stands.
+        """Return why the connection has ended, or ends within a second; empty if it stands.
 
         Waits if another thread reconnects.
         """
@@ -170,7 +170,7 @@ class Connection:
     def _done(
         self, script: str, work: Callable[[], CompletedProcess], seconds: float, check: bool = False
     ) -> CompletedProcess:
-        """Run the work; convert its timeout and, with ``check``, its failure to HostError with the script's name."""
+        """Do the work; raise HostError with the script's name on timeout or, if ``check``, on failure."""
         title = script.strip().removeprefix("# ").partition("\n")[0][:60]
         try:
             done = self._perform(work)
@@ -219,7 +219,7 @@ class SshConnection(Connection):
         self._relay: EngineRelay | None = None
 
     def open(self, opening: str, seconds: float) -> None:
-        """Log in with retries; keep the opening script's output and the engine's local socket. HostError on failure."""
+        """Log in; keep the opening script's output and a local socket of the engine. HostError on failure."""
         deadline = time.monotonic() + seconds
         self.output = self._log_in(opening, deadline)
         self.output_at = time.time()
@@ -237,7 +237,7 @@ class SshConnection(Connection):
             self._master.end()
 
     def reconnect(self, seconds: float) -> None:
-        """Reconnect if the connection has ended; the engine keeps its address. HostError on failure or when closed."""
+        """Log in again if the connection has ended, at the same socket. HostError if it fails."""
         with self._opening:
             if not self._ended():
                 return
@@ -261,11 +261,11 @@ class SshConnection(Connection):
         return (*self._ssh, *mux, "--", ssh_errors.destination(self.target), remote(script, arguments))
 
     def forward(self, path: str, seconds: float = 10) -> Path:
-        """Return a new local socket, forwarded to a host's; it hangs up if sshd forbids it. HostError if ssh fails."""
+        """Return a new local socket forwarded to a Unix socket of the host. HostError if ssh fails."""
         return self._forward(Path(f"{self._stem}-{next(self._numbers)}.sock"), path, seconds)
 
     def _forward(self, local: Path, path: str, seconds: float) -> Path:
-        """Forward a local socket to a Unix socket of the host, and return it. HostError if ssh fails or is silent."""
+        """Have the ssh master forward a local socket to one of the host. HostError if it fails."""
         local.unlink(missing_ok=True)
         argv = ("ssh", "-F", "none", "-S", self._control, "-O", "forward", "-L", f"{local}:{path}", "host")
         try:
@@ -304,6 +304,7 @@ class SshConnection(Connection):
         return self._master is None or self._master.ended(seconds)
 
     def _lost(self, stderr: str) -> HostError:
+        """Return the HostError of a lost connection, with ssh's last five lines of output."""
         why = "\n".join((self._stderr().removeprefix(self._banner) or stderr).strip().splitlines()[-5:])
         return self.error(f"the connection was lost{f': {why}' if why else ''}")
 
@@ -319,7 +320,7 @@ class SshConnection(Connection):
         return ssh_errors.excerpt(text.decode("utf-8", "replace"))
 
     def _log_in(self, opening: str, deadline: float) -> str:
-        """Start the master, with retries if sshd is busy; return the opening script's output. HostError on failure."""
+        """Start the master, again while sshd is busy; return the script's output. HostError on failure."""
         pauses = iter(RETRIES)
         earlier: HostError | None = None
         while True:
@@ -337,7 +338,7 @@ class SshConnection(Connection):
                 earlier = error
 
     def _start(self, opening: str, seconds: float) -> str:
-        """Start the master and run the opening script; return its output. HostError if the host is unusable."""
+        """Start an ssh master that runs the opening script; return the output. HostError if unusable."""
         marker = secrets.token_hex(8)
         argv = (
             *self._ssh,
@@ -358,7 +359,7 @@ class SshConnection(Connection):
         return output
 
     def _read(self, master: process.BackgroundProcess, marker: str, seconds: float) -> tuple[str, list[str]]:
-        """Return the opening script's output and its end line's fields; HostError on noise, timeout or failure."""
+        """Return the opening script's output and the end line's fields. HostError if not in time."""
         began = time.monotonic()
         # Output of the login shell comes before the marker.
         parts: list[list[str]] = [[]]
@@ -379,7 +380,7 @@ class SshConnection(Connection):
         raise ssh_errors.why(self.target, self._stderr() or "".join(parts[0]))
 
     def _require_usable(self, code: str, engine: str, user: str) -> None:
-        """Raise HostError for a changed host key, a failed opening script, or a missing or denied engine."""
+        """Raise HostError for a changed host key, a failed script, or an unusable engine."""
         path, stderr = self.target.docker, self._stderr()
         if ssh_errors.distrusted(stderr):
             raise ssh_errors.why(self.target, stderr)
@@ -394,7 +395,7 @@ class SshConnection(Connection):
             raise ssh_errors.error(self.target, f"{user} may not use {path}", hint)
 
     def _engine(self, seconds: float) -> Path:
-        """Return a local socket of the engine: forwarded or, if sshd forbids it, a `docker system dial-stdio` relay."""
+        """Return a local socket of the engine, forwarded, or relayed if sshd forbids that."""
         path = self.target.docker
         forwarded = self.forward(path, seconds)
         if _answers(forwarded, min(seconds, PATIENCE)):
@@ -445,7 +446,7 @@ def connected(
     bound: int = WIDTH,
     waits: Callable[[str], object] = len,
 ) -> Iterator[tuple[dict[str, SshConnection], dict[str, HostError]]]:
-    """Connect to the hosts by ssh during the block; provide connections and errors by name; ``waits`` gets slow hosts.
+    """Connect to hosts by ssh during the block; yield connections and errors by name; ``waits`` gets slow hosts.
 
     ``opening`` is a POSIX sh script that each host runs first. At most ``bound`` hosts are tried at a time; with more
     hosts each gets a share of ``seconds``, so that silent hosts leave time for the rest. ``waits`` is called once with
@@ -476,7 +477,7 @@ def connected(
 
 
 def _try_open(link: SshConnection, opening: str, patience: float, deadline: float) -> HostError | None:
-    """Open a connection; return None, or close it and return the error."""
+    """Open a connection; return None, or on failure close it and return the HostError."""
     seconds = min(patience, deadline - time.monotonic())
     if seconds <= 0:
         return ssh_errors.error(link.target, "skipped: the time limit was used up by other hosts")
@@ -494,14 +495,14 @@ def _try_open(link: SshConnection, opening: str, patience: float, deadline: floa
 
 
 def _private_directory() -> tempfile.TemporaryDirectory[str]:
-    """Create a directory with a short path: socket addresses have at most 107 bytes, of which ssh takes 17."""
+    """Create a temporary directory with a short path, as socket addresses have at most 107 bytes."""
     usual = tempfile.gettempdir()
     base = usual if re.fullmatch(r"[\w/.-]{1,50}", usual, re.ASCII) else "/tmp"  # noqa: S108 - the name within is random
     return tempfile.TemporaryDirectory(prefix="labctl-", dir=base, ignore_cleanup_errors=True)
 
 
 def _answers(path: Path, seconds: float) -> bool:
-    """Tell if a forwarded socket reaches the engine, even a slow one: if sshd forbids that, it hangs up at once."""
+    """Return True if a forwarded socket answers or is slow, False if it hangs up, as if sshd forbids it."""
     with socket.socket(socket.AF_UNIX) as asking:
         asking.settimeout(seconds)
         try:
@@ -515,11 +516,11 @@ def _answers(path: Path, seconds: float) -> bool:
 
 
 def remote(script: str, arguments: Sequence[str]) -> str:
-    """Return a command line for the host's login shell, of any kind, that runs a POSIX sh with English messages."""
+    """Return a command line for any login shell that runs a script by POSIX sh, with messages in English."""
     return " ".join(("exec env LC_ALL=C sh -c", *(_quoted(word) for word in (script, "sh", *arguments))))
 
 
 def _quoted(word: str) -> str:
-    """Quote a word for every login shell."""
+    """Return a word quoted for every login shell, fish included."""
     # fish treats `\` inside single quotes as an escape, so backslashes go in double quotes, doubled.
     return "'" + re.sub(r"['\\]+", lambda match: "'\"" + match[0].replace("\\", "\\\\") + "\"'", word) + "'"

@@ -21,7 +21,7 @@ def destination(target: InventoryHost) -> str:
 
 
 def options(target: InventoryHost) -> tuple[str, ...]:
-    """Return the ssh options that the inventory sets."""
+    """Return the ssh options for user, port and key that the inventory sets for a host."""
     user = ("-l", target.user) if target.user else ()
     # With a named key, the agent's other keys must not use up sshd's limit of attempts.
     key = (*_identity(target), "-o", "IdentitiesOnly=yes") if target.key else ()
@@ -34,7 +34,7 @@ def command(target: InventoryHost, *more: str) -> str:
 
 
 def typed(target: InventoryHost, script: str) -> str:
-    """Return the command that the user types to run a shell command on the host; its ``  # comment`` stays outside."""
+    """Return the ssh command that a user types to run a shell command on the host; with -t if it has sudo."""
     script, mark, comment = script.partition("  # ")
     terminal = ("-t",) if "sudo " in script else ()
     return f"{command(target, *terminal)} {shlex.quote(script)}{mark}{comment}"
@@ -61,23 +61,25 @@ def error(target: InventoryHost, text: str, hint: str = "") -> HostError:
 
 
 def silent(target: InventoryHost, seconds: float) -> HostError:
+    """Return the HostError of a host that timed out after these seconds, with ping as the hint."""
     return error(target, f"timed out after {human.duration(seconds)}", _ping(target))
 
 
 def noisy_shell(target: InventoryHost, output: str) -> HostError:
+    """Return the HostError of a host whose login shell prints output, with its first line."""
     text = f"its login shell prints output for non-interactive commands: `{output.splitlines()[0][:80]}`"
     return error(target, text, f"on {target.name}: move that behind `case $- in *i*)` in its .bashrc, or its like")
 
 
 def excerpt(text: str) -> str:
-    """Keep the first and last 100 lines of a text, each cut to 500 characters: the host controls its length."""
+    """Return the first and last 100 lines of a text, each cut to 500 characters."""
     lines = text.splitlines(keepends=True)
     ends = lines if len(lines) <= 2 * LINES else lines[:LINES] + lines[-LINES:]
     return "".join(line if len(line) <= LENGTH else f"{line[:LENGTH]}\n" for line in ends)
 
 
 def why(target: InventoryHost, output: str) -> HostError:  # noqa: PLR0911 - a cause each
-    """Return the error that explains the standard error of ssh, or of the host through it."""
+    """Return the HostError, with text and hint by cause, for the error output of ssh or of the host's shell."""
     stderr = excerpt(output)
     verbose, where = command(target, "-v"), target.where or "the inventory"
     if distrusted(stderr):
@@ -108,7 +110,7 @@ def why(target: InventoryHost, output: str) -> HostError:  # noqa: PLR0911 - a c
 
 
 def _denied(target: InventoryHost, stderr: str, user: str, methods: str) -> HostError:
-    """Return the error of a denied login, with ssh's message about the key, and the command to fix it."""
+    """Return the HostError of a denied login: user, key, methods, and the command to fix it."""
     key, path, where = target.key, shlex.quote(target.key), target.where or "the inventory"
     text = f"permission denied for {user or 'this user'}{f' with the key {key}' if key else ''} ({methods})"
     if trouble := re.search(r"^(.*(?:not accessible|Load key|Permissions \S+ for).*)$", stderr, re.MULTILINE):
@@ -123,7 +125,7 @@ def _denied(target: InventoryHost, stderr: str, user: str, methods: str) -> Host
 
 
 def _forget(target: InventoryHost, stderr: str) -> str:
-    """Return the command that removes the host's old key from the known_hosts file that ssh names."""
+    """Return the ssh-keygen command that removes the host's old key from the known_hosts file that ssh names."""
     name = re.search(r"Host key for (\S+) has changed", stderr) or re.search(r'-R "([^"]+)"', stderr)
     file = re.search(r"Offending \S+ key in (.+):\d+", stderr)
     plain = destination(target) if target.port in (0, 22) else f"[{destination(target)}]:{target.port}"

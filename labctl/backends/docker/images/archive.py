@@ -66,7 +66,7 @@ class ArchiveStream(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """Identity of the stream: a digest of the bytes in memory, which include the digest of each range."""
+        """Digest that identifies the stream, of its bytes in memory and the sizes of its ranges."""
         return sha256(part if isinstance(part, bytes) else part.size.to_bytes(8, "big") for part in self.parts)
 
     def chunks(self, start: int = 0) -> Iterator[bytes]:
@@ -98,6 +98,7 @@ class Archive:
     """An image archive in a file. HostError if the file is not an image archive."""
 
     def __init__(self, path: Path) -> None:
+        """Open the archive, index its members, and read its manifests. HostError if it is not one."""
         self.path = path
         with _reading(path):
             with tarfile.open(path, "r:") as tar:
@@ -106,12 +107,12 @@ class Archive:
             self._index = json.loads(self._read("index.json")) if "index.json" in self._members else {}
 
     def image(self, name: str) -> Image:
-        """Return an image by its name. HostError if the archive does not have it."""
+        """Return an image of the archive by its name. HostError if it has none of that name or is broken."""
         with _reading(self.path):
             return self._image(name)
 
     def _image(self, name: str) -> Image:
-        """Return an image by its name; errors of reading a broken archive are raised as they are."""
+        """Return an image by its name. HostError if there is none; errors of a broken archive are not caught."""
         tag = tagged(name)
         entries = {tag: entry for entry in self._manifest for tag in entry["RepoTags"] or ()}
         if tag not in entries:
@@ -130,7 +131,7 @@ class Archive:
         )
 
     def _documents(self, tag: str, entry: Mapping[str, Any], manifests: list[Any]) -> dict[str, bytes]:
-        """Return the members of an archive of this image alone, except for its layers."""
+        """Return manifest, index and other blobs, without layers, of an archive of this image alone."""
         config, layers = entry["Config"], entry["Layers"]
         documents = {"manifest.json": _json([{"Config": config, "RepoTags": [tag], "Layers": layers}])}
         if manifests:
@@ -151,7 +152,7 @@ class Archive:
         return ArchiveStream(parts=(*parts, END))
 
     def _below(self, descriptor: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the members that a descriptor refers to, directly or through manifests and indexes."""
+        """Return the members that a descriptor refers to, directly or by manifests; missing ones are skipped."""
         names: dict[str, None] = {}
         pending = [descriptor]
         while pending:
@@ -175,7 +176,7 @@ class Archive:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Convert exceptions in the block, as from a broken archive or another program's, to HostError."""
+    """Raise errors in the block, as from a broken archive, again as HostError on the file."""
     try:
         yield
     except (*BROKEN, OSError, LookupError, TypeError, AttributeError) as error:
@@ -196,14 +197,14 @@ def tagged(name: str) -> str:
 
 
 def report(chunks: Iterable[bytes], progress: Progress) -> Iterator[bytes]:
-    """Yield the chunks, advancing the progress by each."""
+    """Yield the chunks; advance the progress by the size of each after it."""
     for chunk in chunks:
         yield chunk
         progress.advance(len(chunk))
 
 
 def common(layers: Sequence[str], held: Iterable[Sequence[str]]) -> int:
-    """Return the number of the lowest layers that an image shares with the best match among the ``held`` ones."""
+    """Return how many of its lowest layers an image has in common with the best match among the ``held`` ones."""
     most = 0
     for others in held:
         while most < min(len(layers), len(others)) and tuple(others[: most + 1]) == tuple(layers[: most + 1]):

@@ -86,7 +86,7 @@ def request(settings: Settings, image: str, tag: str, directory: Path, environ: 
 
 
 def build(request: BuildRequest, emit: Emit) -> dict[str, Any]:
-    """Build labctl's own image, and its base if stale; return a report. HostError on failure or if the tag is taken."""
+    """Build labctl's own image, its base first if stale; return tag, id, size, seconds. HostError on failure."""
     began = time.monotonic()
     engine, tag, lock = request.engine, request.tag, _text(request.image, "lock")
     require_own(request)
@@ -102,7 +102,7 @@ def build(request: BuildRequest, emit: Emit) -> dict[str, Any]:
 
 
 def require_own(request: BuildRequest) -> None:
-    """Raise HostError if the engine has an image with this tag that labctl did not build: it is not replaced."""
+    """Raise HostError if the engine has an image of this tag that labctl did not build."""
     tag, engine = request.tag, request.engine
     present = engine.image(tag)
     if present and not catalog.is_labctls(tag, present["Config"].get("Labels") or {}):
@@ -114,7 +114,7 @@ def require_own(request: BuildRequest) -> None:
 
 
 def update_lock(request: BuildRequest, emit: Emit) -> dict[str, Any]:
-    """Resolve ``<image>.in``, write the lock file with hashes beside it, return a report. HostError as ``build``."""
+    """Resolve ``<image>.in`` in a build and overwrite the lock file; return what changed. HostError without one."""
     lock = catalog.file(request.image, "lock")
     if not lock.is_file():
         raise HostError(
@@ -149,7 +149,7 @@ def prepared(
     hashes: frozenset[str] = frozenset(),
     labels: Pairs = (),
 ) -> Iterator[list[str]]:
-    """Provide the build arguments for base image, labels and package sources, whose files exist during the block."""
+    """Yield the build arguments for base, labels and package sources; their files exist during the block."""
     release = release_of(base, request.engine)
     sources = apt_list(release.get("ID", ""), release.get("VERSION_CODENAME", ""), request.apt_mirror)
     with tempfile.TemporaryDirectory(dir=state(request), prefix="build-") as folder:
@@ -161,7 +161,7 @@ def prepared(
 
 
 def _base(request: BuildRequest, emit: Emit) -> str:
-    """Return the base image, present in the engine: labctl's own, rebuilt if stale; else the settings' or a default."""
+    """Return the name of the base image, after it is pulled, or built if it is labctl's own and missing or stale."""
     name = catalog.base_of(request.image)
     if name is None:
         vendor = accelerators.modules().get(request.image)
@@ -178,7 +178,7 @@ def _base(request: BuildRequest, emit: Emit) -> str:
 
 
 def ensure_base(name: str, request: BuildRequest, emit: Emit) -> str:
-    """Return a base image that the engine has: this one, pulled if missing; for the default, also Debian made here.
+    """Return a base image that the engine has: pulled if missing; the default else made from Debian packages.
 
     HostError if it can be neither pulled nor made. An image that the settings name is never replaced.
     """
@@ -206,7 +206,7 @@ def ensure_base(name: str, request: BuildRequest, emit: Emit) -> str:
 
 
 def make_base(tag: str, request: BuildRequest, emit: Emit) -> None:
-    """Make a minimal Debian image from this host's package sources and import it. HostError if that fails.
+    """Make a Debian image by mmdebstrap from this host's package sources, and import it. HostError if it fails.
 
     Source: mmdebstrap(1).
     """
@@ -243,7 +243,7 @@ def make_base(tag: str, request: BuildRequest, emit: Emit) -> None:
 
 
 def apt_list(distribution: str, codename: str, mirror: str) -> str:
-    """Return a ``sources.list`` for an image: a named mirror's for Debian, or this host's own; empty if none fits."""
+    """Return the text of a ``sources.list`` for an image, by mirror or this host's sources; empty if none fits."""
     if mirror and distribution == "debian":
         return apt.for_mirror(mirror, codename)
     release = procfs.os_release()
@@ -277,7 +277,7 @@ def _require_mmdebstrap(emit: Emit) -> None:
 
 
 def pip_sources(request: BuildRequest, host: PipSources) -> PipSources:
-    """Return the settings' package sources, completed by this host's own."""
+    """Return the host's package sources, each replaced by that of the settings if set."""
     named = asdict(request.pip)
     return replace(host, **{name: value for name, value in named.items() if value})
 
@@ -290,7 +290,7 @@ def hand_in(
     folder: Path,
     hashes: frozenset[str] = frozenset(),
 ) -> list[str]:
-    """Write the build's inputs into a private folder; return the build arguments, which name files, never values."""
+    """Write pip.conf, apt sources and wheels into a folder; return the build arguments that name these files."""
     module = accelerators.modules().get(request.image)
     index = request.torch_index or (module.torch_index if module else "")
     local = pip
@@ -323,18 +323,19 @@ def hand_in(
 
 
 def _proxy_environment(request: BuildRequest) -> dict[str, str]:
-    """Return the proxies in upper and lower case, since programs differ in which they read."""
+    """Return the proxies by variable name in upper and lower case, as programs differ in which they read."""
     return {spelt: value for name, value in request.proxies for spelt in (name, name.lower())}
 
 
 def state(request: BuildRequest) -> Path:
-    """Return the lab's ``.lab`` folder, created if missing, for logs and inputs of builds."""
+    """Return the path of the lab's ``.lab`` folder, which is created if missing."""
     path = request.directory.absolute() / ".lab"
     make_private(path)
     return path
 
 
 def _text(image: str, kind: str) -> str:
+    """Return the text of an image's file of this kind; empty if there is none."""
     path = catalog.file(image, kind)
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
@@ -342,7 +343,7 @@ def _text(image: str, kind: str) -> str:
 def run(
     dockerfile: Path, arguments: list[str], request: BuildRequest, emit: Emit, *, asked: Collection[str] = ()
 ) -> None:
-    """Run ``docker buildx build`` on a Dockerfile and its folder. HostError with the log's last lines if a step fails.
+    """Run ``docker buildx build`` on a Dockerfile, with its output in .lab/build.log. HostError if it fails.
 
     ``asked``: projects of the package index that the user named, whose names may be wrong.
 
@@ -370,7 +371,7 @@ def run(
 
 
 def _failure(tag: str, output: str, log: Path, asked: Collection[str]) -> HostError:
-    """Return the error of a failed build; its cause if pip did not reach its index or find a package of ``asked``."""
+    """Return the HostError of a failed build: index unreachable, package of ``asked`` not found, or last lines."""
     text = log.read_text(encoding="utf-8")
     unknown = re.search(r"No matching distribution found for (\S+)", text)
     if unknown and UNREACHED.search(text):
@@ -403,7 +404,7 @@ class Progress:
         self._working: set[str] = set()
 
     def read(self, line: str) -> None:
-        """Parse a line of BuildKit's output; report a step that starts or is done."""
+        """Parse a line of BuildKit's output; report a step when it starts and when it is done."""
         match = re.match(r"#(\d+) (.*)", line)
         if match is None:
             return

@@ -47,7 +47,7 @@ def is_hashed(image: str) -> bool:
 
 
 def how_to_get(image: str) -> str:
-    """Return the hint for a missing image that `labctl build` does not make."""
+    """Return the hint for a missing image that `labctl build` does not make: build --from, unset or pull."""
     if image.startswith(FROM):
         return "labctl build --from IMAGE, with the image that it was made of, or labctl bundle load FILE"
     if image.startswith(PACKAGES):
@@ -94,7 +94,7 @@ def sources(path: Path) -> tuple[Path, ...]:
 
 
 def inputs_hash(name: str) -> str:
-    """Return a hash of the files that the image and its base are built from."""
+    """Return a SHA-256 of the files that labctl's own image, and its base if that is labctl's, are built from."""
     digest = hashlib.sha256()
     for path in inputs(name):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -104,12 +104,12 @@ def inputs_hash(name: str) -> str:
 
 
 def is_labctls(tag: str, labels: Mapping[str, str]) -> bool:
-    """Tell if labctl built the image with these labels as this tag, and may replace it."""
+    """Return True if an image's labels say that labctl built it as this tag, so that it may be replaced."""
     if TAG_LABEL in labels:
         return labels[TAG_LABEL].removesuffix(":latest") == tag.removesuffix(":latest")
     return tag.startswith(_OWN) and (INPUTS_LABEL in labels or BASE_LABEL in labels)
 
 
 def is_stale(labels: Mapping[str, str], name: str) -> bool:
-    """Tell if an image with these labels was built from other files than the current ones."""
+    """Return True if an image's labels have another hash than the current files of labctl's image ``name``."""
     return labels.get(INPUTS_LABEL) != inputs_hash(name)

@@ -78,7 +78,7 @@ class ImageRejected(HostError):
 def deliver(
     archive: Archive, image: Image, states: Mapping[str, HostImageState], targets: ImageTargets, *, whole: bool = False
 ) -> Failures:
-    """Upload the image to these hosts in parallel and load it; return the failures.
+    """Upload the image to these hosts in parallel and load it, all layers if the engine rejects it; return failures.
 
     A host whose engine rejects an archive without the layers that it has gets all layers.
     """
@@ -108,7 +108,7 @@ def deliver(
 
 
 def _transfer(transfers: Mapping[str, Transfer], notice: Callable[[str], None]) -> Failures:
-    """Carry out the transfers in parallel, and remove the files of relaying hosts afterwards; return the failures."""
+    """Carry out the transfers in parallel; then remove the files that relaying hosts kept; return the failures."""
     for line in describe_routes(transfers.values()):
         notice(line)
     sources = {transfer.source.host for transfer in transfers.values() if transfer.source}
@@ -122,7 +122,7 @@ def _transfer(transfers: Mapping[str, Transfer], notice: Callable[[str], None]) 
 
 
 def find_routes(direct: Iterable[Transfer]) -> dict[str, Transfer]:
-    """Return the transfers by host; in a large stream the host before relays to it, if that reaches it by ssh."""
+    """Return transfers by host; a large stream is relayed by the host before if that reaches it by ssh."""
     groups: dict[str, list[Transfer]] = {}
     for transfer in direct:
         groups.setdefault(transfer.stream.key, []).append(transfer)
@@ -157,7 +157,7 @@ def describe_routes(transfers: Iterable[Transfer]) -> Iterator[str]:
 
 
 def install(transfer: Transfer, loading: At, notice: Callable[[str], None], *, keep: bool) -> None:
-    """Upload, load and check the image; remove the file unless ``keep``. ImageRejected if not loaded, but intact."""
+    """Upload and load an image, check its id, remove the file unless ``keep``. ImageRejected if not loaded."""
     upload(transfer, notice)
     connection, host, image = transfer.connection, transfer.host, transfer.image
     try:
@@ -184,7 +184,7 @@ def install(transfer: Transfer, loading: At, notice: Callable[[str], None], *, k
 
 
 def upload(transfer: Transfer, notice: Callable[[str], None]) -> None:
-    """Upload the archive to the host, resuming, relayed if possible. HostError without room, or if incomplete."""
+    """Upload the archive to the host, from where it stopped; a source host relays it first. HostError if partial."""
     size, received = transfer.stream.size, remote.size(transfer.connection, transfer.file)
     if received > size:
         remote.remove(transfer.connection, transfer.file)
@@ -215,7 +215,7 @@ def upload(transfer: Transfer, notice: Callable[[str], None]) -> None:
 
 
 def relay(transfer: Transfer, source: Transfer, progress: Progress) -> int:
-    """Make the source host pass the file on; return the bytes received when it ends or its connection breaks."""
+    """Have the source host send the file on; return the bytes that the host then has; notice if it is not all."""
     reason = ""
     hop = remote.ssh_hop(transfer.connection, transfer.address, "append", transfer.file, str(progress.done))
     try:
@@ -230,7 +230,7 @@ def relay(transfer: Transfer, source: Transfer, progress: Progress) -> int:
 
 
 def preview(image: str, how: str, targets: ImageTargets) -> str:
-    """Describe the delivery to the hosts without the image; empty if all have it. ``how`` is LAB_IMAGE_FROM."""
+    """Return the plan's text on the delivery to hosts without the image; empty if all hosts that answer have it."""
     states, _ = targets.image_states(image)
     here = local.described(image) if how == "send" else None
     lacking = [name for name, state in states.items() if not (alike(state.image, here) if here else state.image)]
@@ -245,7 +245,7 @@ def preview(image: str, how: str, targets: ImageTargets) -> str:
 
 
 def send(image: str, targets: ImageTargets, directory: Path) -> Failures:
-    """Send this machine's image to the hosts without it or with another; if missing here, they pull it or fail.
+    """Send this machine's image to hosts without it; if it is not here, have them pull it; return the failures.
 
     A copy of the image is written into ``directory`` meanwhile.
     """
@@ -279,7 +279,7 @@ def _not_labctls(image: str, host: str) -> HostError:
 
 
 def hand_out(archive: Archive, image: str, targets: ImageTargets) -> Failures:
-    """Send an archive's image to the hosts without it or with another of its name; return the hosts that failed."""
+    """Send an archive's image to hosts whose image of that name is missing or has another id; return failures."""
     ids = archive.image(image).ids
     states, failures = targets.image_states(image)
     lacking = {name: state for name, state in states.items() if not state.image or state.image["Id"] not in ids}
@@ -287,7 +287,7 @@ def hand_out(archive: Archive, image: str, targets: ImageTargets) -> Failures:
 
 
 def pull(image: str, targets: ImageTargets) -> Failures:
-    """Pull the image on each host without it; hosts whose image then differs from the first host's are failures."""
+    """Pull the image on hosts without it; return failures, also hosts whose image differs from the first host's."""
     failures = build(image, targets, lambda name: remote.pull(targets.hosts[name], image), "pulling")
     states, _ = targets.image_states(image)
     present = {name: state.image for name, state in states.items() if name not in failures and state.image}
@@ -327,6 +327,6 @@ def _is_labctls(tag: str, image: Mapping[str, Any]) -> bool:
 
 
 def _content(image: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return an image's layers, creation time, and configuration without empty values, in which engines differ."""
+    """Return layers, creation time and non-empty configuration of an image, by which engines' images compare."""
     config = {key: value for key, value in (image.get("Config") or {}).items() if value}
     return image["RootFS"].get("Layers") or [], image.get("Created") or "", config

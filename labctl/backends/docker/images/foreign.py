@@ -20,12 +20,12 @@ PROGRAM = "/opt/lab/labnode.py"
 
 
 def is_node(described: dict[str, Any]) -> bool:
-    """Tell if containers of an image are nodes, by its entrypoint."""
+    """Return True if an image's entrypoint is labctl's, so that its containers are nodes."""
     return PROGRAM in (described["Config"].get("Entrypoint") or ())
 
 
 def require_node(engine: DockerEngine, image: str, base: str) -> dict[str, str]:
-    """Return the labels of an image, empty if missing. HostError if it is no node, or a Dockerfile changed its user.
+    """Return an image's labels, {} if missing. HostError if it is no node, or a Dockerfile set ENTRYPOINT or USER.
 
     ``base`` is the image that the user's Dockerfile was built on, or the image itself without a Dockerfile.
     """
@@ -46,7 +46,7 @@ def require_node(engine: DockerEngine, image: str, base: str) -> dict[str, str]:
 
 
 def make(request: BuildRequest, base: str, emit: Emit) -> dict[str, Any]:
-    """Build a node image on a base, pulled if missing; return a report. HostError if that is a node, or on failure."""
+    """Build a node image on any base, pulled if missing; return a report. HostError if that is a node already."""
     began = time.monotonic()
     engine = request.engine
     build.ensure_base(base, replace(request, base_image=base), emit)
@@ -71,12 +71,12 @@ def make(request: BuildRequest, base: str, emit: Emit) -> dict[str, Any]:
 
 
 def tag(base: str) -> str:
-    """Return the tag of the image made from the base with this id: a hash of it and of the added files."""
+    """Return the tag of the node image made from the base with this id: a hash of the id and of the added files."""
     return f"{catalog.FROM}{hashlib.sha256((base + _added()).encode()).hexdigest()[:12]}"
 
 
 def is_stale(image: str, labels: Mapping[str, str]) -> bool:
-    """Tell if an image of `labctl build --from` was made with other files than labctl's current ones."""
+    """Return True if an image of `labctl build --from` was made with other files than labctl's current ones."""
     return image.startswith(catalog.FROM) and labels.get(catalog.INPUTS_LABEL) != _added()
 
 

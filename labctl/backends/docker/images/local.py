@@ -18,7 +18,7 @@ from labctl.system.progress import Progress, waiting
 
 
 def described(image: str) -> dict[str, Any] | None:
-    """Return ``docker image inspect`` of this machine; None if the image is not found or the engine does not answer."""
+    """Return ``docker image inspect`` of this machine's image; None if not found or the engine is silent."""
     try:
         return DockerEngine(seconds=ASKING).image(image)
     except HostError:
@@ -27,7 +27,7 @@ def described(image: str) -> dict[str, Any] | None:
 
 @contextmanager
 def spooled(image: str, directory: Path, size: int, notice: Callable[[str], None]) -> Iterator[Archive]:
-    """Provide an archive of an image during the block, saved into a file in the directory; ``size`` as ``save``."""
+    """Save an image into a temporary file in the directory; yield its Archive; remove the file after the block."""
     make_private(directory)
     with (
         tempfile.TemporaryDirectory(dir=directory, prefix="image-") as folder,
@@ -39,7 +39,7 @@ def spooled(image: str, directory: Path, size: int, notice: Callable[[str], None
 
 
 def save(images: tuple[str, ...], path: Path, size: int, notice: Callable[[str], None]) -> None:
-    """Save images, of about ``size`` bytes together, into an archive, reporting progress. HostError if that fails.
+    """Run `docker save` of images, of about ``size`` bytes, into a file, with progress lines. HostError if it fails.
 
     The engine collects all of it before it sends the first byte.
     """
@@ -57,7 +57,7 @@ def save(images: tuple[str, ...], path: Path, size: int, notice: Callable[[str],
 
 
 def load(archive: Archive, name: str, notice: Callable[[str], None]) -> None:
-    """Load an image from an archive, unless the engine has it. HostError with the engine's message."""
+    """Run `docker load` on an image of an archive, unless the engine has its id. HostError if it is not loaded."""
     image = archive.image(name)
     present = described(name)
     if present and present["Id"] in image.ids:
@@ -66,6 +66,7 @@ def load(archive: Archive, name: str, notice: Callable[[str], None]) -> None:
     progress = Progress(name, stream.size, 0, notice)
 
     def storing(seconds: float) -> str:
+        """Return a progress line once all is sent to the engine; else an empty text."""
         return f"{name}: Docker stores it, {human.duration(seconds)} so far" if progress.done == stream.size else ""
 
     with waiting(notice, storing):

@@ -41,7 +41,7 @@ class PipSources(Struct, frozen=True, kw_only=True):
 
 
 def of_host() -> PipSources:
-    """Return pip's effective configuration on this host, environment included; the defaults without pip."""
+    """Return the package sources of `pip config list` on this host; the defaults if no pip runs."""
     for pip in ([sys.executable, "-m", "pip"], ["python3", "-m", "pip"], ["pip"]):
         done = process.run([*pip, "config", "list"], check=False, timeout=30)
         if done.code == 0:
@@ -66,13 +66,13 @@ def parse_pip(text: str) -> PipSources:
 
 
 def ca_bundle(preferred: Iterable[str], environ: Mapping[str, str]) -> Path | None:
-    """Return the first existing file of trusted certificates: preferred, environment's, system's; None without one."""
+    """Return the first existing file of certificates: ``preferred``, environment's, system's; None without."""
     named = (*preferred, environ.get("SSL_CERT_FILE", ""), environ.get("REQUESTS_CA_BUNDLE", ""), *CA_BUNDLES)
     return next((Path(path) for path in named if path and Path(path).is_file()), None)
 
 
 def pip_conf(pip: PipSources, *, torch_index: str, wheels: bool, certificates: bool) -> str:
-    """Return ``pip.conf`` for a build step: remote sources, and the paths of staged wheels and certificates."""
+    """Return the text of ``pip.conf`` for a build step: remote sources, staged wheels and certificates."""
     index = pip.index if not local_path(pip.index) else ""
     extra = [url for url in (*pip.extra_indexes, torch_index) if url and not local_path(url)]
     staged = [f"{IN_BUILD}/wheels"] if wheels else []
@@ -93,7 +93,7 @@ def pip_conf(pip: PipSources, *, torch_index: str, wheels: bool, certificates: b
 def stage_wheels(
     pip: PipSources, projects: Mapping[str, str | None], into: Path, digests: frozenset[str] = frozenset()
 ) -> frozenset[str]:
-    """Link or copy the needed files of local directories and indexes into a new folder; return the projects found.
+    """Link or copy the needed wheels of local directories and indexes into a new folder; return their projects.
 
     ``projects`` maps project to version, None for any. Other files are skipped: a directory of wheels may hold hundreds
     of gigabytes. With ``digests``, only files with these digests are taken, as pip accepts no others, except of torch.
@@ -119,7 +119,7 @@ def stage_wheels(
 
 
 def pins(lock: str) -> dict[str, str | None]:
-    """Return the version that a lock or requirements file pins of each project, by normalized name, or None."""
+    """Return the pinned version, or None, of each project in a lock or requirements file, by normalized name."""
     from packaging.utils import canonicalize_name
 
     requirements = re.findall(r"^([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?\s*(?:==\s*([^\s;#,]+))?", lock, re.MULTILINE)

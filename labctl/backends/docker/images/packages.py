@@ -56,12 +56,12 @@ def of(settings: Settings) -> Additions:
 
 
 def is_own(image: str) -> bool:
-    """Tell if labctl can build an image of that name: its own, or with the user's packages or Dockerfile."""
+    """Return True if labctl builds images of that name: its own, or with the user's packages or Dockerfile."""
     return image.startswith(catalog.PACKAGES) or catalog.name_of(image) is not None
 
 
 def tag(base: str, additions: Additions) -> str:
-    """Return the tag, a hash, of the image with these additions; or the base if none. ConfigError as ``folder_of``."""
+    """Return the base's tag with these additions, a hash of all inputs; the base if none. ConfigError if unfit."""
     if not additions:
         return base
     image = catalog.name_of(base)
@@ -82,12 +82,12 @@ def tag(base: str, additions: Additions) -> str:
 
 
 def is_stale(labels: Mapping[str, str], base_id: str | None) -> bool:
-    """Tell if an image with these labels was made from another base than the present one; False if that is missing."""
+    """Return True if an image's labels name another base id than ``base_id``; False if that is None."""
     return base_id is not None and labels.get(catalog.BASE_ID_LABEL) != base_id
 
 
 def make(request: BuildRequest, base: str, additions: Additions, emit: Emit) -> dict[str, Any]:
-    """Build an image with additions, unless up to date; return a report. HostError on failure, or if it is no node."""
+    """Build the base with additions, unless up to date; return a report. HostError if it fails or is no node."""
     began = time.monotonic()
     engine = request.engine
     build.require_own(request)
@@ -115,7 +115,7 @@ def make(request: BuildRequest, base: str, additions: Additions, emit: Emit) -> 
 
 
 def _make_from_dockerfile(request: BuildRequest, base: str, dockerfile: Path, labels: Pairs, emit: Emit) -> str:
-    """Build the user's Dockerfile on the base, and return the image's tag."""
+    """Build the user's Dockerfile on the base image; return the tag of the result. HostError if it fails."""
     made = replace(request, tag=tag(base, Additions(dockerfile=str(dockerfile))), base_image=base)
     build.require_own(made)
     with build.prepared(made, base, {}, labels=labels) as arguments:
@@ -125,7 +125,7 @@ def _make_from_dockerfile(request: BuildRequest, base: str, dockerfile: Path, la
 
 
 def _add_packages(request: BuildRequest, base: str, additions: Additions, labels: Pairs, of: str, emit: Emit) -> None:
-    """Build the image with the packages, in locked versions if the lock is of the image ``of``; update the lock."""
+    """Build the image with the packages, pinned by the lock if that is of ``of``; rewrite the lock file."""
     request = replace(request, base_image=base)
     heading = f"# {of}\n"
     lock = request.directory / LOCKS / f"{request.tag.removeprefix(catalog.PACKAGES)}.txt"
@@ -147,7 +147,7 @@ def _add_packages(request: BuildRequest, base: str, additions: Additions, labels
 
 
 def folder_of(dockerfile: Path) -> list[Path]:
-    """Return the files that a build of the user's Dockerfile reads: all of its folder. ConfigError if that is unfit.
+    """Return all files in the folder of the user's Dockerfile, which its build reads. ConfigError if unfit.
 
     ConfigError if it is unreadable, not based on the lab's image, or its folder has passwords, a lab, or more than
     ``LARGEST`` bytes.
@@ -172,7 +172,7 @@ def folder_of(dockerfile: Path) -> list[Path]:
 
 @contextmanager
 def _readable(dockerfile: Path) -> Iterator[None]:
-    """Convert an error of reading the Dockerfile, or a file beside it, to ConfigError."""
+    """Raise an OSError or UnicodeDecodeError in the block again as ConfigError that names the file."""
     try:
         yield
     except (OSError, UnicodeDecodeError) as error:
@@ -182,7 +182,7 @@ def _readable(dockerfile: Path) -> Iterator[None]:
 
 
 def _is_on_base(dockerfile: str) -> bool:
-    """Tell if the last stage of a Dockerfile's text is based on the lab's image, directly or through another stage."""
+    """Return True if the last FROM of a Dockerfile is BASE_IMAGE, directly or through another stage."""
     stages: set[str] = set()
     ours = False
     # Whole lines: Python in a heredoc has lines that begin with `from`.

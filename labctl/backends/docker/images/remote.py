@@ -54,7 +54,7 @@ class HostImageState(Struct, frozen=True, kw_only=True):
 
 
 def image_state(connection: Connection, image: str) -> HostImageState:
-    """Return the state of an image on the host. HostError if its engine does not answer."""
+    """Return engine id, free space, layers and inspected image of a host. HostError if its engine is silent."""
     socket = connection.target.docker
     out = _run(connection, "its engine does not list its images", "state", socket, image, fix="systemctl start docker")
     with parsing(connection.target.name):
@@ -69,7 +69,7 @@ def image_state(connection: Connection, image: str) -> HostImageState:
 
 
 def size(connection: Connection, file: str) -> int:
-    """Return the bytes of a file that the host has, once no other upload writes to it; end one that is stalled."""
+    """Return the bytes of an uploaded file on the host, after other uploads to it ended or were stopped."""
     fix = "ls -la ~/.labctl/images"
     out = _run(connection, "cannot read ~/.labctl/images", "size", file, str(STALLED), timeout=MOVING, fix=fix)
     with parsing(connection.target.name):
@@ -77,7 +77,7 @@ def size(connection: Connection, file: str) -> int:
 
 
 def append(connection: Connection, file: str, offset: int, chunks: Iterable[bytes]) -> bool:
-    """Append to a file of ``offset`` bytes; return False if another upload writes to it, or did. HostError else."""
+    """Append to a file on the host at ``offset``; return False if another upload writes to it. HostError if lost."""
     arguments = ("append", file, str(offset))
     done = connection.send(_script("append"), *arguments, chunks=chunks, timeout=MOVING)
     if done.code not in (0, IN_USE):
@@ -86,7 +86,7 @@ def append(connection: Connection, file: str, offset: int, chunks: Iterable[byte
 
 
 def relay(source: Connection, file: str, size: int, hop: tuple[str, ...], progress: Progress) -> None:
-    """Make a host pipe its growing file into a program, from the progress so far. HostError if that fails."""
+    """Have a host pipe its growing file into the ssh command ``hop``, with progress. HostError if that fails."""
     rest = b""
 
     def read(chunk: bytes) -> None:
@@ -105,7 +105,7 @@ def relay(source: Connection, file: str, size: int, hop: tuple[str, ...], progre
 
 
 def ssh_hop(connection: Connection, address: str, *arguments: str) -> tuple[str, ...]:
-    """Return the ssh command by which another host runs the script on this host, as that host's ssh configures it."""
+    """Return the ssh command with which another host runs the script on this host."""
     target = connection.target
     options = ["-oBatchMode=yes", "-oConnectTimeout=5", "-oServerAliveInterval=3", "-oServerAliveCountMax=3"]
     options += ["-oClearAllForwardings=yes", "-oForwardAgent=no"]
@@ -117,27 +117,27 @@ def ssh_hop(connection: Connection, address: str, *arguments: str) -> tuple[str,
 
 
 def reaches(source: Connection, target: Connection, address: str, state: HostImageState) -> bool:
-    """Tell if a host reaches another by ssh without a prompt, and the address leads to the same user and engine."""
+    """Return True if a host gets to another by ssh without a prompt, and as the same user and engine."""
     hop = ssh_hop(target, address, "identity", target.target.docker)
     done = source.run(_script("reach"), "reach", *hop, timeout=ASKING, check=False)
     return done.code == 0 and done.out.strip() == state.identity
 
 
 def load(connection: Connection, file: str, image: str) -> str:
-    """Load a file into the engine; return the image's id. HostError with the engine's message."""
+    """Run `docker load` of an uploaded file on the host; return the image's id. HostError if it fails."""
     arguments = ("load", connection.target.docker, file, image)
     failure = "its engine did not load the image"
     return _run(connection, failure, *arguments, timeout=STORING, fix="df -h; docker info").strip()
 
 
 def is_whole(connection: Connection, file: str, stream: ArchiveStream) -> bool:
-    """Tell if a file on the host has the digest of the stream."""
+    """Return True if an uploaded file on the host has the SHA-256 of the stream."""
     done = connection.run(_script("digest"), "digest", file, timeout=MOVING, check=False)
     return done.out.split()[:1] == [sha256(stream.chunks())]
 
 
 def remove(connection: Connection, file: str) -> None:
-    """Remove an uploaded file on the host, and the folder with its last file; a failing script is ignored."""
+    """Remove an uploaded file on the host, and its folder if that is empty; ignore a failing script."""
     connection.run(_script("remove"), "remove", file, timeout=ASKING, check=False)
 
 
@@ -148,7 +148,7 @@ def pull(connection: Connection, image: str) -> None:
 
 
 def failed(connection: Connection, problem: str, stderr: str, command: str = "") -> HostError:
-    """Return a host's error: the problem, the last lines of its output, and the command to type there."""
+    """Return a HostError of the problem with the last three lines of stderr and the command to type there."""
     host = connection.target.name
     last = " ".join(stderr.strip().splitlines()[-3:])
     return HostError(
@@ -165,11 +165,11 @@ def _run(connection: Connection, failure: str, *arguments: str, timeout: float =
 
 
 def _script(command: str) -> str:
-    """Return the script with the command in its first line, by which errors of the connection name it."""
+    """Return the script below a comment line with the command, by which errors name it."""
     return f"# image {command}\n{SCRIPT}"
 
 
 def room(line: str) -> Room | None:
-    """Parse a line of ``df -Pk`` into a disk and its free bytes; return None if it is malformed."""
+    """Parse a line of ``df -Pk`` into a disk and its free bytes; None if it has too few fields."""
     fields = line.split()
     return Room(fields[0], int(fields[3]) * 1024) if len(fields) >= 6 else None

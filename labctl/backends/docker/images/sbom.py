@@ -19,7 +19,7 @@ LISTING = 120
 
 
 def write(image: str, path: Path) -> int:
-    """Write the bill of materials of a local image to a file; return the number of packages. HostError on failure."""
+    """Write a CycloneDX bill of a local image to a file; return the number of packages. HostError if it fails."""
     engine = DockerEngine()
     document = bill(image, engine.image_id(image) or image, installed(engine, image))
     try:
@@ -32,7 +32,7 @@ def write(image: str, path: Path) -> int:
 
 
 def installed(engine: DockerEngine, image: str) -> str:
-    """Run a container that lists the image's packages; return lines of ``installed.sh``. HostError on failure."""
+    """Run a container of the image that lists its packages; return the lines. HostError if it fails."""
     name = f"labctl-sbom-{secrets.token_hex(4)}"
     options = ("--rm", "--name", name, "--network", "none", "--pull", "never", "--entrypoint", "/bin/sh")
     try:
@@ -48,7 +48,7 @@ def installed(engine: DockerEngine, image: str) -> str:
 
 
 def versions(engine: DockerEngine, identity: str, cache: Path) -> dict[str, str]:
-    """Return the version of each package of an image, by the image's id; the list is cached in a directory.
+    """Return version by package of an image id, from the JSON file in ``cache``, which is written if missing.
 
     Names are ``torch``, or ``deb/libc6`` for a package of the distribution. HostError as ``installed``.
     """
@@ -65,7 +65,7 @@ def versions(engine: DockerEngine, identity: str, cache: Path) -> dict[str, str]
 
 
 def bill(image: str, identity: str, installed: str) -> dict[str, Any]:
-    """Build the CycloneDX document of an image from lines of ``installed.sh``. HostError for a malformed one.
+    """Return the CycloneDX document of an image from lines of ``installed.sh``. HostError for a malformed line.
 
     HostError for a malformed line. Source: CycloneDX 1.5, https://cyclonedx.org/docs/1.5/json; package URLs:
     https://github.com/package-url/purl-spec.

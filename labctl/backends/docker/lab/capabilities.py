@@ -22,7 +22,7 @@ FILES = ".lab/engine-cache"
 
 
 def kept(directory: Path, host: str, engine: Capabilities | None) -> dict[str, Any]:
-    """Return the cached results for a host's engine, or its last engine if None; empty if the engine changed."""
+    """Return a host's cached results; {} if there are none, or they are of another engine than ``engine``."""
     try:
         results = json.loads((directory / FILES / f"{host}.json").read_text())
     except (OSError, ValueError):
@@ -33,7 +33,7 @@ def kept(directory: Path, host: str, engine: Capabilities | None) -> dict[str, A
 
 
 def keep(directory: Path, host: str, engine: Capabilities, **results: Any) -> None:
-    """Add results to a host's cache; results of another engine are dropped."""
+    """Add results to a host's JSON cache file; results of another engine are dropped."""
     document = {**kept(directory, host, engine), "daemon": engine.identity(), **results}
     write(directory / FILES / f"{host}.json", json.dumps(document, indent=2) + "\n")
 
@@ -52,12 +52,12 @@ def wanted(settings: Settings) -> Limits:
 
 
 def pairs(settings: Settings) -> dict[str, tuple[str, int]]:
-    """Return the limits that a daemon may refuse, as name and value by the key of the cached result."""
+    """Return name and value of each ulimit that the settings ask for, by the key of its cached result."""
     return {f"{name}={value}": (name, value) for name, value in wanted(settings).ulimits.items()}
 
 
 def probe(settings: Settings, directory: Path, image: str, host: str, engine: Capabilities) -> tuple[str, ...]:
-    """Probe a daemon for limits not probed before and cache the results; return all refused ones, if any was probed.
+    """Probe an engine for limits not in its cache, and cache the results; return the refused ones, () if none is new.
 
     A refused limit is probed again by doctor only.
     """
@@ -78,7 +78,7 @@ def unprobed(settings: Settings, cached: dict[str, Any]) -> dict[str, tuple[str,
 
 
 def granted(settings: Settings, directory: Path, hosts: Collection[str]) -> Limits:
-    """Return the settings' limits; of those that daemons may refuse only what all probed hosts, at least one, grant."""
+    """Return the settings' limits, with None for each that not all probed hosts, at least one, have granted."""
     cached = [kept(directory, host, None) for host in hosts]
     # A host that was never probed does not restrict the others.
     probed = [results.get("limits", {}) for results in cached if results] or [{}]
@@ -93,7 +93,7 @@ def _granted_keys(limits: Mapping[str, bool]) -> set[str]:
 
 
 def with_files(lab: Lab) -> Lab:
-    """Return the lab with its hosts' lowest limit of open files, if they refused to raise a default that is too low."""
+    """Return the lab with nofile set to the hosts' lowest maximum, if they refused to raise a low default."""
     if not lacks_files(lab):
         return lab
     allowed = [kept(lab.directory, host.name, None).get("files") for host in lab.hosts]
@@ -102,18 +102,18 @@ def with_files(lab: Lab) -> Lab:
 
 
 def lacks_files(lab: Lab) -> bool:
-    """Tell if hosts refused to raise the number of open files, and the default is too low for the lab."""
+    """Return True if hosts refused to raise nofile, and the usual limit is too low for the lab."""
     return lab.limits.nofile is None and render.files_needed(lab) > render.USUAL_FILES
 
 
 def ask_files(lab: Lab, host: str, engine: Capabilities) -> None:
-    """Probe and cache the maximum of open files in a container of this host, unless it is cached."""
+    """Probe a host's maximum of open files in a container, and cache it, unless it is cached."""
     if kept(lab.directory, host, engine).get("files") is None:
         keep(lab.directory, host, engine, files=engine.most_files(lab.name, lab.image))
 
 
 def require_files(lab: Lab) -> None:
-    """Raise HostError if a launcher of this lab would run out of open files."""
+    """Raise HostError if a launcher of this lab needs more open files than containers may have."""
     needed, allowed = render.files_needed(lab), lab.limits.nofile
     if allowed is not None and allowed < needed:
         ranks = sum(node.slots for node in lab.nodes)
@@ -124,7 +124,7 @@ def require_files(lab: Lab) -> None:
 
 
 def neighbours_lacking(lab: Lab, root: HostPath) -> tuple[int, int] | None:
-    """Return the size of the host's neighbour table and the entries needed; None if it suffices or is unknown.
+    """Return the ARP table's size and the entries needed; None if it suffices or cannot be read.
 
     The kernel has a single table for all containers: arp(7), gc_thresh3.
     """
@@ -137,7 +137,7 @@ def neighbours_lacking(lab: Lab, root: HostPath) -> tuple[int, int] | None:
 
 
 def try_again(settings: Settings, lab: Lab, host: str, engine: Capabilities, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Probe refused limits again; cache and return those granted now, which apply from the next `up`."""
+    """Probe refused limits of a host again; cache and return the names of those that it grants."""
     asked = {name: int(getattr(wanted(settings), name)) for name in names}
     granted = [name for name, value in asked.items() if engine.grants(lab.name, lab.image, ((name, value),))]
     if granted:

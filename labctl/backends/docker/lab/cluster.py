@@ -154,11 +154,11 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
         return base_image(self.settings, lambda: self.accelerator)
 
     def with_usable_hosts(self) -> Cluster:
-        """Return a copy without the hosts that lack what their nodes need. Errors as ``detect_hardware``."""
+        """Return a copy without the hosts that lack what their nodes need. HostError if none is left."""
         return self.excluding({name: why for name, why in self._hardware.lacking.items() if name not in self.failed})
 
     def excluding(self, failed: Mapping[str, HostError]) -> Cluster:
-        """Return a copy without the failed hosts. HostError if none is left."""
+        """Return a copy without these failed hosts, itself if there are none. HostError if no host is left."""
         if not failed:
             return self
         daemons = {name: daemon for name, daemon in self.daemons.items() if name not in failed}
@@ -172,7 +172,7 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
         return self.engine.capabilities(host.name) if host.name in self.engine.hosts else None
 
     def map_engines(self, ask: Callable[[Host, Capabilities], T]) -> tuple[dict[str, T], Cluster]:
-        """Query all engines at once; return the answers by host, and a copy without the hosts that failed."""
+        """Call ``ask`` for all engines at once; return answers by host, and a copy without failed hosts."""
 
         def work(host: Host) -> T:
             with on_host(host.name):
@@ -211,7 +211,7 @@ def connect(
     demand: bool = True,
     drained: bool = False,
 ) -> Iterator[Cluster]:
-    """Connect to hosts, or ``only`` some, in the block; save their reports. With ``demand`` HostError if none answers.
+    """Connect to the hosts during the block, or ``only`` to some; save their reports; yield the cluster.
 
     Daemons have ``seconds`` for an answer. Drained hosts are included only if ``drained``. ConfigError if two hosts are
     the same machine.
@@ -269,7 +269,7 @@ def backend_here(seconds: int) -> Engine:
 
 
 def base_image(settings: Settings, detect: Callable[[], str]) -> str:
-    """Return the user's image, or labctl's own for the accelerator: that of the workload's name, or the plain one.
+    """Return LAB_IMAGE if the user set it, else labctl's image for the accelerator and the workload's image.
 
     If a workload names an image, labctl's variant of it for the accelerator. ``detect`` returns the hosts' accelerator;
     it is called only if the settings do not name one.
@@ -294,7 +294,7 @@ def placement(settings: Settings, hosts: tuple[InventoryHost, ...]) -> dict[str,
 
 
 def engine_of(settings: Settings, hosts: tuple[InventoryHost, ...], daemons: Mapping[str, Engine]) -> MultiHostEngine:
-    """Combine the hosts' daemons into one engine, which knows the host of each container."""
+    """Return one engine for the hosts' daemons, which knows the host of each container by the settings."""
     name = settings.text("LAB_NAME")
     places = {naming.container_of(name, node): host for node, host in placement(settings, hosts).items()}
     return MultiHostEngine(daemons, places)
@@ -317,7 +317,7 @@ def _last_dumps(directory: Path, hosts: tuple[InventoryHost, ...]) -> dict[str, 
 
 
 def detect_hardware(cluster: Cluster) -> DetectedHardware:
-    """Detect accelerator, examine hosts; ``lacking`` has those without what a node needs. HostError if all lack it.
+    """Return the accelerator, the hosts, and errors of those that lack what a node needs; HostError if all do.
 
     Hosts that were never reached are left out. HostError if the first host is, which has the launcher. If all hosts
     lack the devices that the settings ask for, the settings are wrong: raises the first host's error.
@@ -356,7 +356,7 @@ def detect_hardware(cluster: Cluster) -> DetectedHardware:
 def _placed(
     host: Host, number: int, target: InventoryHost, cluster: Cluster, endpoint: routing.Endpoint | None
 ) -> Host:
-    """Return the host with its index, slots, address and directory in the lab."""
+    """Return the host with its number, slots, address, interface and directory in the lab."""
     return replace(
         host,
         number=number,
@@ -368,10 +368,7 @@ def _placed(
 
 
 def observe(setting: str, dump: facts.HostDump | None) -> tuple[str, Host]:
-    """Return the accelerator and the host of a report, or of this machine if None. HostError if it lacks ``setting``.
-
-    HostError if it has no device of the configured accelerator.
-    """
+    """Return accelerator and host of a report, or of this machine if None. HostError if ``setting`` is not there."""
     from labctl import accelerators
     from labctl.backends.docker.hosts import facts
 
@@ -387,7 +384,7 @@ def observe(setting: str, dump: facts.HostDump | None) -> tuple[str, Host]:
 
 
 def endpoints_of(cluster: Cluster, hosts: list[InventoryHost]) -> dict[str, routing.Endpoint]:
-    """Return interface and address of each host, by name; empty if the lab's network is a bridge."""
+    """Return interface and address of each host by name, on the hosts' network; {} on a bridge."""
     if cluster.network == "bridge":
         return {}
     from labctl.system import routing
@@ -402,7 +399,7 @@ def endpoints_of(cluster: Cluster, hosts: list[InventoryHost]) -> dict[str, rout
 
 
 def require_shared(cluster: Cluster) -> None:
-    """Raise ConfigError if the lab is not in the directory that the hosts share."""
+    """Raise ConfigError if LAB_SHARED_DIR is set, the lab has other hosts, and is not below that directory."""
     shared = cluster.settings.text("LAB_SHARED_DIR")
     if shared and cluster.inventory != THIS_MACHINE and not cluster.directory.is_relative_to(shared):
         raise ConfigError(
@@ -412,7 +409,7 @@ def require_shared(cluster: Cluster) -> None:
 
 
 def load_lab(context: Context, cluster: Cluster, *, ask: bool = True, refresh: bool = False) -> tuple[Lab, Cluster]:
-    """Probe the engines if ``ask``, and build the lab of the settings; return it with the cluster less failed hosts.
+    """Probe engines if ``ask``, warn of refused limits; return the lab, and the cluster without failed hosts.
 
     The engines are probed in parallel, unless cached results are enough (``ask=False``); with ``refresh`` the way to
     request devices is probed again, for doctor.
@@ -425,6 +422,7 @@ def load_lab(context: Context, cluster: Cluster, *, ask: bool = True, refresh: b
     if ask:
 
         def resolve(host: Host, engine: Capabilities) -> Host:
+            """Return the host with its way to request devices, probed or cached. HostError if none works."""
             request = settings, cluster.accelerator, host, directory, cluster.image, engine
             return device_requests.resolve_device_request(*request, refresh=refresh, root=cluster.root(host.name))
 
@@ -444,7 +442,7 @@ def load_lab(context: Context, cluster: Cluster, *, ask: bool = True, refresh: b
 
 
 def preview_lab(cluster: Cluster) -> tuple[Lab, Cluster]:
-    """Predict the lab as `up` would make it, without probes; also return the cluster without unusable hosts.
+    """Return the lab as `up` would make it, without probes, and the cluster without unusable hosts.
 
     No engine needs to answer.
     """

@@ -40,7 +40,7 @@ def resolve_device_request(
     refresh: bool = False,
     root: HostPath = ROOT,
 ) -> Host:
-    """Return the host with its way to request devices, probed or, without engine, cached. HostError if none works.
+    """Return the host with its way to request devices, probed or cached. HostError if none works.
 
     Results of probes are cached per daemon until ``refresh``; without an engine, the cached result is used. ``root`` is
     the root directory of the engine's host.
@@ -78,7 +78,7 @@ def remembered(host: Host, directory: Path) -> Host:
 
 
 def no_way(access: EngineAccess, information: dict[str, Any], devices: tuple[Device, ...]) -> HostError:
-    """Return the error of an engine that supports no way to request devices."""
+    """Return the HostError of an engine that supports no way to request devices, with what each lacks."""
     ids = tuple(device.id for device in devices)
     folders = tuple(information.get("CDISpecDirs") or ())
     searched = f"in {', '.join(folders)}" if folders else "its CDI is off"
@@ -101,7 +101,7 @@ def foreseen(
     engine: Capabilities | None,
     root: HostPath = ROOT,
 ) -> tuple[Request, str]:
-    """Predict without a probe how `up` will request devices, with the origin; works without an engine."""
+    """Return the way by which `up` will request devices, without a probe, and the origin of that knowledge."""
     cached = capabilities.kept(directory, host.name, None).get(KEY)
     with contextlib.suppress(LabError):
         kind = accelerators.get(accelerator).engine.cdi
@@ -115,7 +115,7 @@ def foreseen(
 
 
 def require_runtime(accelerator: str, host: Host, engine: Capabilities) -> None:
-    """Raise HostError if only the vendor's runtime can give devices to containers and the engine does not have it."""
+    """Raise HostError if the accelerator's only way is the vendor's runtime, and the engine has not got it."""
     access = accelerators.get(accelerator).engine
     if access.ways == ("runtime",) and host.devices:
         information = engine.information()

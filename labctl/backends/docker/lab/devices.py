@@ -53,7 +53,7 @@ class EffectiveSettings(Struct, frozen=True):
 
 
 def of_host(settings: Settings, directory: Path, root: HostPath = ROOT) -> HostDevices:
-    """Return the devices of this machine, with the nodes of the lab in ``directory`` if it is a lab."""
+    """Return this machine's devices, and nodes if ``directory`` is a lab; an error of the lab is a warning in it."""
     accelerator, _ = spec.choice(settings, root)
     nodes: tuple[Node, ...] = ()
     problem = ""
@@ -74,7 +74,7 @@ def detect(
     root: HostPath = ROOT,
     run: Run = run_here,
 ) -> HostDevices:
-    """Return a host's accelerator, devices, CPUs, memory and fabrics, read below ``root``, and nodes or ``problem``.
+    """Return accelerator, devices, CPUs, memory and fabrics of a host below ``root``, and its share per node.
 
     ``run`` runs vendor tools there. Leases are read on this machine only.
     """
@@ -84,6 +84,7 @@ def detect(
     owners = {device.path: node.name for node in nodes for device in node.devices.devices}
 
     def detected(kind: str, device: Device) -> DetectedDevice:
+        """Return a device with its kind, the node that gets it and, on this machine, its lease's holder."""
         holder = leases.holder(locks, device) if name == HERE else ""
         return DetectedDevice(**asdict(device), kind=kind, node=owners.get(device.path), leased_by=holder)
 
@@ -123,7 +124,7 @@ def _shares(nodes: Iterable[Node], root: HostPath) -> tuple[NodeShare, ...]:
 
 
 def devices(context: Context) -> DeviceReport:
-    """Return the devices of each host; unreachable hosts are left out, with a warning. HostError if all are."""
+    """Return the devices of each host, this one without LAB_HOSTS; warn of silent hosts. HostError if all are."""
     settings = context.settings()
     if not settings.text("LAB_HOSTS"):
         return DeviceReport((of_host(settings, context.directory),))
@@ -136,7 +137,7 @@ def devices(context: Context) -> DeviceReport:
 
 
 def of_cluster(cluster: Cluster) -> tuple[HostDevices, ...]:
-    """Return the devices of each reachable host, in the order of the inventory."""
+    """Return each reachable host's devices and nodes, in inventory order; a lab that fails is its warning."""
     nodes: tuple[Node, ...] = ()
     try:
         lab, usable = preview_lab(cluster)
@@ -171,7 +172,7 @@ def effective_settings(context: Context) -> EffectiveSettings:
 
 
 def resolve(context: Context, settings: Settings) -> Iterator[ResolvedSetting]:
-    """Yield the services in the user's override, the accelerator and, without inventory, the way to request devices."""
+    """Yield override services, accelerator and, without LAB_HOSTS, the way to request devices, with origins."""
     if added := override.services(context.directory):
         yield ResolvedSetting("override", ", ".join(added), override.FILE)
     if settings.text("LAB_HOSTS"):
@@ -195,7 +196,7 @@ def resolve(context: Context, settings: Settings) -> Iterator[ResolvedSetting]:
 
 
 def on_hosts(context: Context, settings: Settings) -> tuple[str, str]:
-    """Return the inventory's accelerator, ``none`` or ``unknown``, and the reason, from current or last facts."""
+    """Return the accelerator of the hosts, ``none`` or ``unknown``, and the reason, by current or last reports."""
     configured = settings.text("LAB_ACCELERATOR")
     with connect(context, settings, demand=False) as cluster:
         silent = [error.message for error in cluster.failed.values()]

@@ -14,7 +14,7 @@ from labctl.model import HostFailure
 
 
 def status_of(context: Context, cluster: Cluster, observed: ObservedState | None = None) -> LabStatus:
-    """Return the state of the lab on its hosts, without its runs.
+    """Return the lab's state and nodes, also those on silent hosts as unreachable; warn of another's lab.
 
     ``observed`` is the engines' state if it was read just before.
     """
@@ -58,7 +58,7 @@ def _node_status(container: Container) -> NodeStatus:
 
 
 def _lab_state(containers: tuple[Container, ...], expected: set[str], *, is_complete: bool) -> str:
-    """Return ``up`` if the expected nodes run unaltered, else ``partial``; ``down`` or ``unknown`` if none exists."""
+    """Return ``up`` if exactly the expected nodes run unaltered, else ``partial``; ``down``, ``unknown`` if none."""
     if not containers:
         return "down" if is_complete else "unknown"
     usable = [container for container in containers if container.state == "running" and not altered(container)]
@@ -67,7 +67,7 @@ def _lab_state(containers: tuple[Container, ...], expected: set[str], *, is_comp
 
 
 def own_containers(context: Context, observed: ObservedState, caller: str) -> ObservedState:
-    """Exclude containers of another's lab of this name, but not on this machine; warn of each host with such a lab.
+    """Return the state without others' containers on remote hosts; warn of each host with another's lab.
 
     This machine's containers stay: a name belongs to a single lab on it.
     """
