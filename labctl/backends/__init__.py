@@ -123,9 +123,9 @@ class Backend(Protocol):
     def attach(
         self, nodes: tuple[str, ...], command: tuple[str, ...], *, stdin: Literal["terminal", "pipe"], prompt: bool
     ) -> int:
-        """Run a command in nodes (none: all workers), in a single one on this terminal or pipe; return its exit code.
+        """Run a command in nodes (none: all workers), in a single one on this terminal; return the largest exit code.
 
-        Of several nodes the largest. With ``prompt`` the command needs a terminal. Runs are followed by ``output``.
+        With ``prompt`` the command needs a terminal. Runs are followed by ``output``.
         """
 
     def logs(self, node: str | None, on_line: Callable[[str], None], *, follow: bool, colors: bool) -> None:
@@ -186,10 +186,7 @@ class Backend(Protocol):
         """Load a run from its record."""
 
     def active(self) -> Mapping[str, ActiveRun]:
-        """Return the runs that nodes report, also ended ones that are not forgotten, by id.
-
-        If no node answers, those of the record without a result, as ``unknown`` (``records.store.unknown``).
-        """
+        """Return runs that nodes report, by id, also ended ones; if no node answers, recorded ones as unknown."""
 
     def sharing_losses(self) -> AbstractContextManager[object]:
         """Share one subscription to losses of nodes among all runs within the block."""

@@ -82,7 +82,7 @@ def carry_out(
     before: int = 0,
     after: int = 0,
 ) -> dict[str, HostError]:
-    """Carry out steps, those of hosts at once but not on ``failed`` ones; return failed hosts with errors.
+    """Carry out steps, those of hosts at once, not of ``failed`` ones; return failures. HostError if others fail.
 
     A host that fails, or is among ``failed``, gets no further steps. ``before`` and ``after`` count further steps of
     the same command, for the numbers that are announced. HostError for a step that fails as a whole.

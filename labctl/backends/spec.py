@@ -36,7 +36,7 @@ def build(
     owner: str = "",
     lacking: Container[str] = (),
 ) -> Lab:
-    """Return the lab of the settings: on a bridge with nodes on the first host, else with a node per host.
+    """Build the lab of settings: nodes on the first host, with network ``host`` one per host. HostError, ConfigError.
 
     HostError if a host has fewer devices than its nodes need, ConfigError for a device that is not found. Nodes on
     ``lacking`` hosts, which have too few, get none.
@@ -160,7 +160,7 @@ def chosen_devices(settings: Settings, accelerator: str, host: Host) -> tuple[De
 
 
 def unused_choices(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield a warning per environment variable that chooses devices in vain, as CUDA_VISIBLE_DEVICES.
+    """Yield a warning per environment variable, such as CUDA_VISIBLE_DEVICES, that chooses devices in vain.
 
     Such a variable numbers the devices of one shell's machine: a lab may have others, and keeps the devices of its
     nodes from `up` on. None for a vendor that LAB_ACCELERATOR rules out, or if a setting of labctl chooses.
@@ -227,7 +227,7 @@ def share_devices(
 
 
 def share_cores(host: Host, near: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-    """Return disjoint, nearly equal shares of the host's cores, those near first; all empty if too few.
+    """Return disjoint, nearly equal shares of the cores, those near first; all empty for one node or too few cores.
 
     Cores near the devices of one node go to others only after it has its share. If no cores are near, shares follow the
     NUMA nodes. All shares are empty for one node, or for more nodes than cores.

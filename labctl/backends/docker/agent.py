@@ -87,7 +87,7 @@ class EarlyReach(NamedTuple):
 
 
 def begin_reach(engine: Engine, launcher: str, nodes: tuple[str, ...]) -> EarlyReach | None:
-    """Ask the sshd of these nodes in the background, from the container of a launcher; return None for more than 64.
+    """Ask sshd of these nodes in the background, from a launcher's container; return None for more than AT_ONCE.
 
     Each is asked once, with a short limit.
     """
@@ -193,7 +193,7 @@ class Standby:
     """
 
     def __init__(self, lab: Lab, engine: Engine, run_id: str, nodes: tuple[str, ...] = ()) -> None:
-        """Start an agent in the launcher that waits to launch a run, and asks the sshd of ``nodes``, 64 at most."""
+        """Start an agent in the launcher that waits to launch a run; ask sshd of ``nodes`` unless too many."""
         self._begun = time.monotonic()
         self._reached: set[str] = set()
         self._changed = threading.Condition()
@@ -304,7 +304,7 @@ def follow(
     launch: Launch | None = None,
     standby: Standby | None = None,
 ) -> Ended:
-    """Follow a run to its end over successive connections, with ``launch`` launch it first; return how it ended.
+    """Follow a run to its end, with ``launch`` launch it first; return how it ended. LaunchError, HostError if cut off.
 
     LaunchError if it cannot be started, as when other runs use its nodes. HostError if the launcher does not answer for
     ``PATIENCE`` seconds.
@@ -505,7 +505,7 @@ def agent(
     root: bool = False,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> list[str]:
-    """Run labctl's agent in a node's container; return its stdout as lines. HostError if it fails without any."""
+    """Run labctl's agent in a node's container; return its lines. HostError if it exits non-zero without output."""
     # By environment: the agent of an older image would reject another argument.
     prefix = ("env", *(f"{name}={value}" for name, value in environment.items())) if environment else ()
     who = "0" if root else user(lab, node)

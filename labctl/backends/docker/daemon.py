@@ -432,7 +432,7 @@ class DockerEngine:
             raise self._failed(f"docker compose -p {project} up", done.code, done.err, seconds)
 
     def remove(self, host: str, kind: Kind, ids: tuple[str, ...]) -> None:  # noqa: ARG002
-        """Remove containers (forced), networks or images; missing ones are ignored. HostError if docker fails."""
+        """Remove containers, running or missing ones too, networks or images. HostError if docker fails."""
         command = shlex.join(("docker", kind, "rm", *(ids if kind == "image" else ())))
         with self._acting(command, len(ids)) as actor:
             getattr(actor, kind).remove(list(ids), **({"force": True} if kind == "container" else {}))
@@ -446,7 +446,7 @@ class DockerEngine:
         workdir: str | None = None,
         limit: float = EXECUTING,
     ) -> process.CompletedProcess:
-        """Run a short program by the API, as ``Engine.exec``; exit code 1 if the container is gone or not running."""
+        """Run a short program in a container; return code and output, code 1 if the container does not run."""
         from docker.errors import APIError
 
         with self._api() as api:
@@ -475,7 +475,7 @@ class DockerEngine:
         limit: float,
         typed: process.Input | None = None,
     ) -> int:
-        """Run a program in a container by `docker exec`, pass its lines on as they come; return its exit code."""
+        """Run a program in a container, pass its lines on; return its code. HostError after ``limit`` s."""
         variables = [f"{name}={value}" for name, value in environment]
         command = self._exec(container, user, options=("-i",), variables=variables)
         return process.stream_blocks(
@@ -494,7 +494,7 @@ class DockerEngine:
         stdin: Literal["terminal", "pipe", "none"] = "none",
         on_line: OnLine | None = None,
     ) -> int:
-        """Run a program in a container on this process's input and output; return its exit code."""
+        """Run a program in a container on this terminal; return its exit code. HostError if docker detaches."""
         import secrets
 
         mark = f"person-{secrets.token_hex(8)}"
@@ -529,7 +529,7 @@ class DockerEngine:
         return (*self.docker, "exec", *options, "--user", user, *where, *set_variables, container)
 
     def logs(self, project: str, on_line: OnLine, *, node: str = "", follow: bool = False, color: bool = False) -> None:
-        """Pass on the output of a project's containers, as ``Engine.logs``."""
+        """Pass on the lines of `docker compose logs` of a project, or of one node; with ``follow`` to the end."""
         options = (*(("--follow",) if follow else ()), *((node,) if node else ()))
         command = ("compose", "--ansi", "always" if color else "never", "-p", project, "logs", *options)
         process.stream((*self.docker, *command), lambda line: on_line(line.removeprefix(ERASE)))

@@ -71,7 +71,7 @@ class Engine(Protocol):
         stdin: Literal["terminal", "pipe", "none"] = "none",
         on_line: OnLine | None = None,
     ) -> int:
-        """Run a program on this process's input and output, or pass its lines on; return its exit code.
+        """Run a program on this input and output, or pass its lines on; return its code, 128+n for signal n.
 
         ``secret_env`` is passed by environment, never on the command line. INT, TERM and HUP reach the program and all
         processes that it started; if this process is killed, they are ended. HostError if the connection to it is lost.

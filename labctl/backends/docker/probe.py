@@ -17,7 +17,7 @@ PATIENCE = 120
 
 
 def refused(docker: tuple[str, ...], lab: str, image: str, options: tuple[str, ...], *, because: str) -> bool:
-    """Return True if the daemon refuses a container with these options for ``because``. HostError for other errors."""
+    """Return True if the daemon refuses a container with these options for ``because``. HostError if for another."""
     message = refusal(docker, lab, image, options)
     if message and because not in message:
         raise HostError(f"cannot start a container: {message}", hint="labctl doctor")

@@ -94,7 +94,7 @@ def supervise(
     age: float = 0,
     notice: Callable[[str], object] = len,
 ) -> RunOutcome:
-    """Launch a run, or without ``launch`` follow one, to its end; return exit code, cause and message.
+    """Launch a run, or without ``launch`` follow one, to its end; return its outcome. HostError if cut off from it.
 
     Ctrl-C ends a run that is launched here, by the agent of ``standby`` if one waits. ``keep`` gets lines as they come
     and returns them redacted; ``losses``: those of the lab's nodes, if other runs share them; ``notice`` gets a line
@@ -166,7 +166,7 @@ def end_left(
 def wait_for_hosts(stop: RunStopper, lab: Lab, engine: Engine, notice: Callable[[str], object]) -> bool:
     """Reconnect to the hosts of a run's nodes within PATIENCE; return False if one fails, or after Ctrl-C.
 
-    Also False, without trying, if the run lost a node, and after Ctrl-C.
+    Also False, without trying, if the run lost a node.
     """
     if stop.cause == "node-lost":
         return False
@@ -193,7 +193,7 @@ def follow(
     standby: agent.Standby | None,
     notice: Callable[[str], object],
 ) -> Ended:
-    """Follow a run, launched first with ``launch``, to its end; note causes in ``stop``; stop it if unrecordable."""
+    """Follow a run, launched first with ``launch``, to its end; note causes in ``stop``; end it if output is not kept."""
 
     def look(lines: Sequence[Line]) -> None:
         """Give lines to ``keep``, and what it returns to the watch for failed ranks."""

@@ -472,7 +472,7 @@ class KubernetesEngine:
         limit: float = EXECUTING,
         content: bytes = b"",
     ) -> CompletedProcess:
-        """Run a program in a pod; return exit code and output. ProcessTimeout; HostError if disconnected.
+        """Run a program in a pod; return exit code and output. HostError after ``limit`` s or if cut off.
 
         It gets ``content`` on its stdin, of which it has to know the size: the protocol cannot end it on every server.
         """
@@ -514,7 +514,7 @@ class KubernetesEngine:
         stdin: Literal["terminal", "pipe", "none"] = "none",
         on_line: OnLine | None = None,
     ) -> int:
-        """Run a program in a pod on this terminal or pipe, or pass its lines on; return its exit code.
+        """Run a program in a pod on terminal, pipe or ``on_line``; return its exit code. ConfigError for secrets.
 
         If labctl is killed, the program goes on until the end of its input.
         """
@@ -590,7 +590,7 @@ def _within(argv: tuple[str, ...], workdir: str | None, environment: Pairs = ())
 def outputs_of(
     socket: Any, limit: float | None, argv: tuple[str, ...], *, pulse: bool = False
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield channel and bytes of a program's output to its end. ProcessTimeout after ``limit`` seconds.
+    """Yield channel and bytes of a program's output to its end. ProcessTimeout after ``limit`` s, else HostError.
 
     ``pulse``: write empty lines to its stdin meanwhile.
     """

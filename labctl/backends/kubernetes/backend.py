@@ -418,10 +418,7 @@ class KubernetesBackend:
         )
 
     def carry_out_steps(self, run: Run, steps: tuple[Step, ...], *, before: int, after: int) -> None:
-        """Carry out steps of a run's plan. HostError, with its record closed, if one fails.
-
-        HostError, with the record closed, if one fails.
-        """
+        """Carry out steps of a run's plan. HostError, with the run's record closed, if one fails."""
         from labctl.backends.kubernetes.steps import ClusterDeployment
 
         try:

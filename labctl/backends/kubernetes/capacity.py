@@ -121,10 +121,7 @@ def nodes(api: Api, target: Target) -> tuple[ClusterNode, ...]:
 
 
 def nodes_with_free(api: Api, target: Target, beside: str = "") -> tuple[ClusterNode, ...]:
-    """Return the nodes with what pods, but not lab ``beside``'s, leave free; without if pods are hidden.
-
-    ``beside``: a lab whose own pods do not count.
-    """
+    """Return nodes with what pods, not lab ``beside``'s, leave free if known. Refused if nodes are hidden."""
     with pool(2) as threads:
         listing, used = threads.submit(nodes, api, target), threads.submit(_used, api, beside)
     taken = used.result()

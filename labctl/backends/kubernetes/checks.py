@@ -137,10 +137,7 @@ def remedy(view: View) -> str:
 
 
 def room(view: View) -> Iterator[Finding]:
-    """Yield ok or a warning on whether all pods of a run fit at once; nothing if no node can hold a worker.
-
-    No finding if no node can hold a worker.
-    """
+    """Yield ok or a warning on whether all pods of a run fit at once; nothing if no node can hold a worker."""
     cluster_nodes = capacity.nodes_with_free(view.lab.api, view.target)
     if not any(node.could_hold(view.request) for node in cluster_nodes):
         return

@@ -248,10 +248,7 @@ MOST_OF_NAME = 39
 
 
 def job_name(lab: str, workload: str, run_id: str = "") -> str:
-    """Return a job's name, of lab, workload and the run id's random part, short enough for its pods' names.
-
-    It ends in the random part of the run's id, if any.
-    """
+    """Return a job's name, of lab, workload and the run id's random part, short enough for its pods' names."""
     workload_part = _slug(workload)[: MOST_OF_NAME - 10]
     whose = _slug(lab) if lab[:1].isalpha() else f"lab-{_slug(lab)}"
     name = "-".join(part.strip("-") for part in (whose[: MOST_OF_NAME - 1 - len(workload_part)], workload_part))

@@ -49,7 +49,7 @@ def _taken(node: ClusterNode, request: Amounts) -> str:
 
 
 def placement(of: Lab, hostnames: Mapping[str, str], options: RunOptions) -> Placement:
-    """Return the nodes that options name, or with --exclude alone those to avoid. ConfigError if unequal.
+    """Return the nodes that options name, or with --exclude alone those to avoid. ConfigError for unequal slots.
 
     ``of`` is the lab of nodes, ``hostnames`` has their labels. ConfigError for slots by number, and for nodes with
     different slots.

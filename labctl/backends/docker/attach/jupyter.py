@@ -61,7 +61,7 @@ def pump(source: socket.socket, sink: socket.socket) -> None:
 def connected(path: Path) -> Iterator[socket.socket]:
     """Yield a connection to a Unix socket whose path may be long. OSError if it or its directory is a link.
 
-    OSError if it or its directory is a link: containers write there, and a link could lead to the engine's own socket.
+    Containers write there, and a link could lead to the engine's own socket.
     """
     with contextlib.ExitStack() as opened:
         folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -115,7 +115,7 @@ LAST = 20
 def serve(
     context: Context, inside: session.ExecTarget, node: str, port: int | None, tell: Callable[[str], None]
 ) -> None:
-    """Run a notebook server in a node to its end; ``tell`` gets its URL. HostError if it fails or is not installed.
+    """Run a notebook server in a node to its end; ``tell`` gets its URL. HostError on failure, ConfigError if one ran.
 
     HostError if the image has no notebook server, no port is free or the server fails; ConfigError if this node has one
     already.

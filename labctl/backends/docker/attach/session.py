@@ -51,7 +51,7 @@ def here_in(container: Container, moved: tuple[Path, str] | None = None) -> str 
 
 
 def run(inside: ExecTarget, argv: tuple[str, ...], **options: Any) -> int:
-    """Run a command in a node; options, exit code and errors as ``Engine.attach``."""
+    """Run a command in a node's container by ``Engine.attach``, with its options; return the exit code."""
     return inside.engine.attach(inside.container, argv, user=inside.user, workdir=inside.directory, **options)
 
 

@@ -104,7 +104,7 @@ def attach(
     stdin: Literal["terminal", "pipe"],
     prompt: bool,
 ) -> int:
-    """Run a command in one node, or from the launcher in several, all if none is named; return its exit code.
+    """Run a command in a node or several, () for all workers; return the exit code. CommandNotFound if there is none.
 
     Several are workers. CommandNotFound, with a hint, if the node has no such command. ConfigError for a ``prompt``
     without a terminal.

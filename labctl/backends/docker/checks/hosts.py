@@ -132,7 +132,7 @@ def differences(ctx: CheckContext) -> Iterator[Finding]:
 def differing(
     code: str, subject: str, values: Mapping[str, str | None], impact: str, fix: Callable[[str], str]
 ) -> Iterator[Finding]:
-    """Yield a warning per host whose value is not the most common; ok if two or more agree; None is left out."""
+    """Yield a warning per host whose value is not the most common one, or ok if all of two or more hosts agree."""
     given = {host: value for host, value in values.items() if value}
     usual = common(given)
     different = {host: value for host, value in given.items() if value != usual}

@@ -32,7 +32,7 @@ SECONDS = int(TRAFFIC_SECONDS / 3)
 
 
 def address_pools(ctx: CheckContext) -> Iterator[Finding]:
-    """Create and remove a test network: ok, or an error if no addresses are left. HostError if it fails else."""
+    """Create and remove a test network: ok, or an error if addresses are used up. HostError for other causes."""
     if ctx.lab.network == "host":
         return
     if ctx.network:

@@ -193,9 +193,9 @@ def check_context(context: Context, cluster: Cluster, lab: Lab, *, only: str = "
 
 
 def preflight(context: Context, lab: Lab, cluster: Cluster, command: str) -> Cluster:
-    """Warn of clocks that are off; return the cluster without hosts that fail the checks that stop a command.
+    """Run a command's preflight; return the cluster without failing hosts. HostError if this one fails, or all.
 
-    HostError for this machine, and if no host is left. A clock that is off is only a warning.
+    A clock that is off is only a warning.
     """
     if not cluster.daemons:
         return cluster
@@ -250,10 +250,9 @@ def stopping(checks: Iterable[Check], ctx: CheckContext) -> Iterator[HostError]:
 
 
 def examine(whole: CheckContext, lacking: Mapping[str, LabError] | None = None) -> tuple[Finding, ...]:
-    """Run all checks at once, each with its time limit; return the findings in order, by node if only one is asked.
+    """Run all checks at once, each with its time limit; return findings in order. ConfigError for an unknown node.
 
-    On hosts that are ``lacking`` the lab's devices, checks that need them are not run. ConfigError if the only node to
-    examine is not part of the lab.
+    On hosts that are ``lacking`` the lab's devices, checks that need them are not run.
     """
     from labctl.backends.docker.checks import engine
 

@@ -36,7 +36,7 @@ def hosts_apart(lab: Lab, job: Job) -> tuple[Host, ...]:
 
 
 def send(lab: Lab, job: Job, engine: Engine, earlier: tuple[str, ...] = ()) -> Manifest:
-    """Push a run's directory, workloads, clones and ``earlier`` runs to its hosts; return the directory's manifest.
+    """Push a run's directory, code and ``earlier`` runs to its hosts; return the directory's manifest. HostError.
 
     Hosts that share the lab directory are left out. Workloads and clones are pushed so that edits since `up` are used,
     ``earlier`` runs because the run reads their results. HostError if a host fails.
@@ -139,7 +139,7 @@ def remedy(connection: Connection, folder: str) -> str:
 def fetch_left(
     connection: Connection, directory: str, lab: Path, hidden: tuple[Secret, ...], notice: Callable[[str], None]
 ) -> None:
-    """Wait for followed runs, then move results that a host still has of earlier runs into their records.
+    """Wait for followed runs, then move earlier runs' results from a host to records. HostError if one is incomplete.
 
     A host has such results if it did not answer when a run ended. HostError if a run's results are incomplete: its
     directory stays on the host.

@@ -121,8 +121,7 @@ def fill(
 ) -> tuple[tuple[HostCache, ...], Failures]:
     """Send each host the cached files that it lacks, all hosts at once; return what each got, and the failures.
 
-    Return the files sent per host, and the hosts that failed; files that they received stay. A ``dry_run`` sends
-    nothing.
+    Files that a failing host received stay. A ``dry_run`` sends nothing.
     """
 
     def give(connection: Connection) -> HostCache:
@@ -209,7 +208,7 @@ def pack(root: Path, files: Mapping[str, CachedFile]) -> ArchiveStream:
 def fill_lab(
     context: Context, settings: Settings, hosts_of: Callable[[], Cluster], workload: str, contents: Cache, **how: bool
 ) -> CacheReport:
-    """Download ``contents`` into this machine's cache, with ``hosts`` send them on; return a report.
+    """Download ``contents`` to this machine's cache, with ``hosts`` to theirs too; report. ConfigError if none is set.
 
     If nothing is named, all of the cache is sent. A ``preview`` changes nothing.
     """
@@ -234,7 +233,7 @@ def fill_lab(
 def _fill_hosts(
     context: Context, hub: Hub, contents: Cache, hosts_of: Callable[[], Cluster], *, preview: bool
 ) -> tuple[tuple[HostCache, ...], tuple[HostFailure, ...]]:
-    """Send hosts the ``contents`` of this machine's cache, or all of it; return what each got, and failures.
+    """Send hosts ``contents`` of this machine's cache, or all; return results and failures. HostError if it is empty.
 
     HostError if no host answers; a host that fails does not affect the others.
     """

@@ -102,10 +102,7 @@ def require_idle(context: Context, engine: Engine, observed: ObservedState, node
 def runs_under_way(
     context: Context, engine: Engine, observed: ObservedState, nodes: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Return a text per run in the launcher, with ``nodes`` only on these, or that this machine begins or judges.
-
-    With ``nodes``, runs on other nodes are left out.
-    """
+    """Return a text per run in the launcher, with ``nodes`` only on these, or begun or judged by this machine."""
     active = agent.active(engine, observed)
     held = {path.stem: filelock.holder(path) for path in filelock.held_below(context.directory / filelock.RUNS)}
     active_ids = {run.id for run in active}

@@ -125,7 +125,7 @@ def is_unprobed(cluster: Cluster, host: Host) -> bool:
 def send(lab: Lab, host: Host, connection: Connection, image_id: str) -> None:
     """Make a host's folders, empty caches of another image, push changed files. HostError if that fails.
 
-    No files are pushed if the host sees the lab directory itself. HostError.
+    No files are pushed if the host sees the lab directory itself.
     """
     nodes = [node for node in lab.nodes if node.host == host.name]
     caches = [naming.own_path(lab, host, naming.cache_directory(node.name)) for node in nodes]

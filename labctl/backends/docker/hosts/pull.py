@@ -32,7 +32,7 @@ def pull(
     turn: Callable[[], object] = lambda: None,
     seconds: float = 86400,
 ) -> PullResult:
-    """Merge a host's directory into ``into``; return name clashes and if it is complete. HostError if it breaks off.
+    """Merge a host's directory into ``into``; return count, name clashes, refused names. HostError if it breaks off.
 
     Files that were ``pushed`` and are unchanged are skipped. A file whose name is ``reserved``, or whose path is taken
     by a file with other content, goes to ``hosts/<host>/``; but a log that has grown replaces its beginning. Paths are

@@ -118,8 +118,8 @@ class Connection:
     ) -> CompletedProcess:
         """Run a POSIX sh script; return output and exit code. HostError on timeout or, if ``check``, failure.
 
-        HostError if it times out (it may still run), if the connection is lost and, with ``check``, if it fails. Over
-        ssh at most six scripts run at a time, others wait.
+        After a timeout it may still run. HostError also if the connection is lost. Over ssh at most six scripts
+        run at a time, others wait.
         """
         argv = self.argv(script, *arguments)
 
@@ -134,7 +134,7 @@ class Connection:
         return self._done(script, work, timeout, check)
 
     def send(self, script: str, *arguments: str, chunks: Iterable[bytes], timeout: float) -> CompletedProcess:
-        """Run a script with these chunks as its input; return its result. HostError on timeout or lost.
+        """Run a script with these chunks as its input; return its result. HostError on timeout or if cut off.
 
         The script must detect an incomplete input, as ssh may be cut off.
         """

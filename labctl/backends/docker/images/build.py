@@ -178,7 +178,7 @@ def _base(request: BuildRequest, emit: Emit) -> str:
 
 
 def ensure_base(name: str, request: BuildRequest, emit: Emit) -> str:
-    """Return a base image that the engine has: pulled if missing; the default else made from Debian packages.
+    """Return a base image that the engine has: pulled, or the default made of Debian packages. HostError if not.
 
     HostError if it can be neither pulled nor made. An image that the settings name is never replaced.
     """

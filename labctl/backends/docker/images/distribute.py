@@ -78,7 +78,7 @@ class ImageRejected(HostError):
 def deliver(
     archive: Archive, image: Image, states: Mapping[str, HostImageState], targets: ImageTargets, *, whole: bool = False
 ) -> Failures:
-    """Upload the image to these hosts in parallel and load it, all layers if the engine rejects it; return failures.
+    """Upload the image to these hosts at once and load it, again with all layers if rejected; return the failures.
 
     A host whose engine rejects an archive without the layers that it has gets all layers.
     """

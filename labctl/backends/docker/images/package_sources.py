@@ -93,7 +93,7 @@ def pip_conf(pip: PipSources, *, torch_index: str, wheels: bool, certificates: b
 def stage_wheels(
     pip: PipSources, projects: Mapping[str, str | None], into: Path, digests: frozenset[str] = frozenset()
 ) -> frozenset[str]:
-    """Link or copy the needed wheels of local directories and indexes into a new folder; return their projects.
+    """Link or copy the needed files of local directories and indexes into a new folder; return projects found.
 
     ``projects`` maps project to version, None for any. Other files are skipped: a directory of wheels may hold hundreds
     of gigabytes. With ``digests``, only files with these digests are taken, as pip accepts no others, except of torch.

@@ -67,7 +67,7 @@ def versions(engine: DockerEngine, identity: str, cache: Path) -> dict[str, str]
 def bill(image: str, identity: str, installed: str) -> dict[str, Any]:
     """Return the CycloneDX document of an image from lines of ``installed.sh``. HostError for a malformed line.
 
-    HostError for a malformed line. Source: CycloneDX 1.5, https://cyclonedx.org/docs/1.5/json; package URLs:
+    Source: CycloneDX 1.5, https://cyclonedx.org/docs/1.5/json; package URLs:
     https://github.com/package-url/purl-spec.
     """
     components = []

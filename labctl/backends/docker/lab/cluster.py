@@ -211,7 +211,7 @@ def connect(
     demand: bool = True,
     drained: bool = False,
 ) -> Iterator[Cluster]:
-    """Connect to the hosts during the block, or ``only`` to some; save their reports; yield the cluster.
+    """Yield the hosts, or ``only`` some, connected; save their reports. With ``demand`` HostError if none answers.
 
     Daemons have ``seconds`` for an answer. Drained hosts are included only if ``drained``. ConfigError if two hosts are
     the same machine.
