@@ -93,7 +93,7 @@ class Backend(Protocol):
         """Raise HostError if a run is under way."""
 
     def fill(self, workload: str, cache: Cache, *, hosts: bool, preview: bool) -> CacheReport:
-        """Download models and datasets to the lab's cache, with ``hosts`` to hosts too; a ``preview`` only reports."""
+        """Download models and datasets to the lab's cache, with ``hosts`` to theirs; a ``preview`` only reports."""
 
     def on_hosts(
         self, script: str, arguments: tuple[str, ...], seconds: float
@@ -143,7 +143,7 @@ class Backend(Protocol):
         """Tell if the lab must be brought up with the image of the run's workload."""
 
     def confirm_image(self, run: Run, ask: Callable[[str], bool] | None, *, preview: bool = False) -> None:
-        """Ask if the lab may be brought up with the run's image. HostError if not, or if needed and ``ask`` is None."""
+        """Ask if the lab may be brought up with the run's image. HostError if not, or if ``ask`` is None."""
 
     def require_launcher(self, workload: Workload) -> None:
         """Raise HostError if no run of a workload could begin, whatever its nodes."""

@@ -36,7 +36,7 @@ def build(
     owner: str = "",
     lacking: Container[str] = (),
 ) -> Lab:
-    """Build the lab of settings: nodes on the first host, with network ``host`` one per host. HostError, ConfigError.
+    """Build the lab: all nodes on the first host, or with network ``host`` one per host. HostError if devices lack.
 
     HostError if a host has fewer devices than its nodes need, ConfigError for a device that is not found. Nodes on
     ``lacking`` hosts, which have too few, get none.
@@ -266,7 +266,7 @@ def mounts(settings: Settings, directory: Path, project: str) -> tuple[Mount, ..
 
 
 def clones(settings: Settings) -> Pairs:
-    """Return the path of each clone that exists on this machine, with its folder below the lab's directory on hosts."""
+    """Return the path of each clone that exists on this machine, with its folder in the lab directory on hosts."""
     from labctl.workloads import external
 
     paths = ((settings.text(clone.setting), clone.repository) for clone in external.CLONES)

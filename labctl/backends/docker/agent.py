@@ -267,7 +267,7 @@ class Standby:
         self._input.close()
 
     def _read(self, texts: Sequence[str]) -> None:
-        """Note the nodes that are reached, and an empty name after the last; pass the rest on to the run's follower."""
+        """Note the nodes that sshd reached, and "" after the last; pass other lines on to the run's follower."""
         rest: list[str] = []
         for text in texts:
             word, _, node = text.partition(" ")
@@ -304,7 +304,7 @@ def follow(
     launch: Launch | None = None,
     standby: Standby | None = None,
 ) -> Ended:
-    """Follow a run to its end, with ``launch`` launch it first; return how it ended. LaunchError, HostError if cut off.
+    """Follow a run to its end, launched first with ``launch``; return how it ended. LaunchError if it does not begin.
 
     LaunchError if it cannot be started, as when other runs use its nodes. HostError if the launcher does not answer for
     ``PATIENCE`` seconds.

@@ -180,7 +180,7 @@ class DockerBackend:
         return Plan(steps)
 
     def plan_up(self, *, preview: bool = False) -> Plan:
-        """Plan the lab directory and the containers, once the image is everywhere and engines were probed."""
+        """Plan the lab directory and the containers, after images and probes; a ``preview`` only predicts."""
         if self._observed is None:
             self._observed, self.cluster = preflight.observe(self.context, self.cluster)
         lab, self.cluster = preview_lab(self.cluster) if preview else load_lab(self.context, self.cluster)
@@ -257,7 +257,7 @@ class DockerBackend:
         preflight.require_idle(self.context, self.cluster.engine, self._seen())
 
     def fill(self, workload: str, contents: Cache, *, hosts: bool, preview: bool) -> CacheReport:
-        """Download models and datasets into this machine's cache, and with ``hosts`` send them on; return a report."""
+        """Download models and datasets to this machine's cache, and with ``hosts`` send them on; return a report."""
         from labctl.backends.docker.deploy import cache
 
         return cache.fill_lab(
@@ -410,7 +410,7 @@ class DockerBackend:
         return bool(own_image and readiness.not_up(new.lab, new.job.containers, cast("ObservedState", new.observed)))
 
     def require_ready(self, run: Run, options: RunOptions, *, preview: bool = False) -> None:
-        """Raise HostError or ConfigError if the run cannot begin; a preview only warns of a lab that is not up yet."""
+        """Raise HostError or ConfigError if the run cannot begin; a preview only warns of a lab not up."""
         from labctl.backends.docker.checks import run as checks
         from labctl.backends.docker.deploy import readiness
 
@@ -474,7 +474,7 @@ class DockerBackend:
         return {**store.versions(new.lab, engine, image_id), **(new.origin.result() if new.origin else {})}
 
     def carry_out_steps(self, run: Run, steps: tuple[Step, ...], *, before: int, after: int) -> None:
-        """Carry out a part of a run's steps; ``before`` and ``after`` count the other steps. HostError if one fails."""
+        """Carry out some of a run's steps, numbered by ``before`` and ``after``. HostError if one fails."""
         from labctl.backends.docker.deploy.steps import LabDeployment
 
         early = self._standbys.get(run.run_id)
@@ -578,7 +578,7 @@ class DockerBackend:
         return store.backend(self.context.directory, run_id) == self.name
 
     def end(self, run_id: str) -> None:
-        """Kill the processes of a run whose agent is gone, in the launcher and its present nodes; ignore survivors."""
+        """Kill the processes of a run whose agent is gone, in the launcher and its nodes; ignore survivors."""
         from labctl.backends.docker import agent
 
         lab, path = self.lab(), store.directory(self.context.directory, run_id)
@@ -609,7 +609,7 @@ class DockerBackend:
             agent.forget(run.lab, self.cluster.engine, run.run_id)
 
     def without_lost(self, options: RunOptions, ended: Result, error: HostError) -> RunOptions:
-        """Return the options without nodes that did not come up; raise ``error`` if all or none did, or no launcher."""
+        """Return the options without nodes that are not up again; raise ``error`` if that does not help."""
         from labctl.backends.docker.deploy import readiness
 
         return readiness.without_lost(self.context, self.cluster, options, ended, error)

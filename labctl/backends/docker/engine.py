@@ -35,12 +35,12 @@ class Engine(Protocol):
         """Create or start the containers of these compose files; other containers of the project are unchanged."""
 
     def remove(self, host: str, kind: Kind, ids: tuple[str, ...]) -> None:
-        """Remove these objects, running containers too; missing containers are ignored. HostError for a used image."""
+        """Remove these objects, running containers too; missing containers are ignored. HostError for used images."""
 
     def exec(
         self, container: str, argv: tuple[str, ...], *, user: str, workdir: str | None = None, limit: float = ...
     ) -> CompletedProcess:
-        """Run a short program in a container to its end, whatever its exit code. HostError after ``limit`` seconds."""
+        """Run a short program in a container to its end; return its result. HostError after ``limit`` seconds."""
 
     def stream(
         self,
@@ -81,7 +81,7 @@ class Engine(Protocol):
         """Pass on the output of the containers of a project, or of a node of it; with ``follow`` as they print it."""
 
     def events(self, lab: str) -> Iterator[tuple[str, Cause, str]]:
-        """Yield (node, cause, what happened) for each container that is dead, dies from now on, or is lost to runs."""
+        """Yield (node, cause, text) for each container that is dead, dies from now on, or is lost to runs."""
 
     def capabilities(self, host: str) -> Capabilities:
         """Return the capabilities of a host's engine."""

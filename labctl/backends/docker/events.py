@@ -87,7 +87,7 @@ class Losses:
                 self._hearers.remove(hear)
 
     def _listen(self) -> None:
-        """Pass losses to all followers until the events end."""
+        """Pass each loss to all followers until the events end; errors of events and of followers are ignored."""
         with contextlib.suppress(Exception):
             for loss in self._engine.events(self._lab):
                 with self._lock:

@@ -193,7 +193,7 @@ def follow(
     standby: agent.Standby | None,
     notice: Callable[[str], object],
 ) -> Ended:
-    """Follow a run, launched first with ``launch``, to its end; note causes in ``stop``; end it if output is not kept."""
+    """Follow a run, launched first with ``launch``, to its end; note causes in ``stop``; end it if not recorded."""
 
     def look(lines: Sequence[Line]) -> None:
         """Give lines to ``keep``, and what it returns to the watch for failed ranks."""

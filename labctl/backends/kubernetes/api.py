@@ -459,7 +459,7 @@ class KubernetesEngine:
         return by_run(pod for pod in pods if pod["metadata"]["labels"].get("labctl.role") != CACHE)
 
     def observe(self, lab: str, image: str | None = None, *, node: str = "") -> ObservedState:  # noqa: ARG002
-        """Return the pods of a lab's runs as containers, latest run first, no images; ignore ``image`` and ``node``."""
+        """Return the pods of a lab's runs as containers, latest run first; no image's id."""
         return ObservedState(host=ENGINE, containers=tuple(container_of(pod, lab) for pod in self.pods(lab)))
 
     def exec(

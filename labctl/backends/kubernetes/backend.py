@@ -248,13 +248,13 @@ class KubernetesBackend:
         return {"labctl": metadata.version("labctl"), "image": image, "engine": cluster["engine"]}
 
     def freeze(self) -> dict[str, Any]:
-        """Describe the lab: image, settings, files, the cluster and its nodes. HostError if nodes may not be listed."""
+        """Describe the lab: image, settings, files, cluster, nodes. HostError if nodes are hidden."""
         from labctl.backends.kubernetes import frozen
 
         return frozen.of(self._cluster)
 
     def not_replayable(self, recorded: ReplayedRun) -> Iterator[str]:
-        """Yield what a recorded run used and is not available: its cluster, its kind of job, its nodes, its secrets."""
+        """Yield a text per cluster, kind of job, node or secrets of a recorded run that is gone."""
         from labctl.backends.kubernetes import frozen
 
         yield from frozen.missing(self._cluster, recorded)
@@ -282,7 +282,7 @@ class KubernetesBackend:
         return labs.execute(self._cluster, nodes or labs.workers(self._cluster), command, stdin=stdin)
 
     def logs(self, node: str | None, on_line: Callable[[str], None], *, follow: bool, colors: bool) -> None:  # noqa: ARG002
-        """Pass on the last lines of the latest run's pods, or of ``node``; with ``follow`` all lines until they end."""
+        """Pass on the last lines of the latest run's pods, or of ``node``; with ``follow`` to the end."""
         self._cluster.engine.logs(self._cluster.name, on_line, node=node or "", follow=follow)
 
     # --- runs ---

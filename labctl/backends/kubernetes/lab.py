@@ -74,7 +74,7 @@ class ClusterLab(Struct, frozen=True, kw_only=True):
 
     @property
     def target(self) -> Target:
-        """Target of jobs, of a kind that the cluster has. HostError if it has none, ConfigError for a wrong setting."""
+        """Target of jobs, of a kind that the cluster has. HostError if none, ConfigError for a setting."""
         return read(self.settings, self.settings.text("LAB_ACCELERATOR"), kind_of(self.api, self.settings))
 
     @property
@@ -358,13 +358,13 @@ def status(lab: ClusterLab) -> LabStatus:
 
 
 def pod_of(lab: ClusterLab, node: str) -> str:
-    """Return the name of a node's latest pod. HostError if not running or another user's, ConfigError if not found."""
+    """Return the name of a node's latest pod. HostError if not running or another user's, ConfigError if none."""
     require_own(lab)
     return _running_pod(lab, lab.engine.observe(lab.name).containers, node)
 
 
 def pod_of_run(lab: ClusterLab, run: Run, node: str) -> str:
-    """Return a node's pod in a run, or in any if the run has none. HostError if not running, ConfigError if unknown."""
+    """Return a node's pod in a run, or in any if that has none. HostError if not running, ConfigError if none."""
     containers = lab.engine.observe(lab.name).containers
     mine = tuple(container for container in containers if container.fingerprint == render.label(run.run_id))
     # A run that is yet to be submitted has the pods that the lab has.

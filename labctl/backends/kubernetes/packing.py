@@ -17,7 +17,7 @@ ARCHIVE = "code.tar.gz"
 
 
 def pack(copies: Iterable[Copy]) -> bytes:
-    """Pack files and links into a compressed archive; equal ones give equal bytes. ConfigError if one is unreadable."""
+    """Return files and links as a compressed archive; equal ones give equal bytes. ConfigError if unreadable."""
     packed = io.BytesIO()
     with (
         gzip.GzipFile(filename="", fileobj=packed, mode="wb", mtime=0) as stream,

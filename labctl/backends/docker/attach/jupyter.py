@@ -115,7 +115,7 @@ LAST = 20
 def serve(
     context: Context, inside: session.ExecTarget, node: str, port: int | None, tell: Callable[[str], None]
 ) -> None:
-    """Run a notebook server in a node to its end; ``tell`` gets its URL. HostError on failure, ConfigError if one ran.
+    """Run a notebook server in a node to its end; ``tell`` gets its URL. HostError on failure, ConfigError if up.
 
     HostError if the image has no notebook server, no port is free or the server fails; ConfigError if this node has one
     already.

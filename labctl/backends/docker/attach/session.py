@@ -66,7 +66,7 @@ RUN_IT = f"import os; exec(os.environ.pop({PROGRAM!r}))"
 
 
 def run_on_nodes(launcher: ExecTarget, nodes: tuple[str, ...], command: tuple[str, ...]) -> int:
-    """Run a command on these workers, on all if none is named; return the largest exit code, 255 for unreachable ones.
+    """Run a command on these workers, on all if none is named; return the largest exit code, 255 for unreachable.
 
     Its input is empty; each line of its output is marked with the node. Signals, and the death of this process, end it
     everywhere, as in a single node.

@@ -125,7 +125,7 @@ def plugin(ctx: CheckContext, code: str, name: str, oldest: str, level: Level, i
 
 
 def cgroups(ctx: CheckContext) -> Iterator[Finding]:
-    """Check that GPUs are given by CDI if the cgroup driver is systemd, which revokes devices that a hook gave."""
+    """Yield ok, or a warning if the cgroup driver is systemd and GPUs are given by a hook instead of CDI."""
     driver = str(ctx.info.get("CgroupDriver", ""))
     access = accelerators.get(ctx.lab.accelerator).engine
     if not access.cdi or driver != "systemd" or ctx.host.request == "cdi":
@@ -148,7 +148,7 @@ def clock(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def skew(theirs: float, before: float) -> float:
-    """Return the seconds that a clock is ahead, negative if behind, given its time read between ``before`` and now."""
+    """Return the seconds that a clock is ahead, negative if behind; its time was read between ``before`` and now."""
     now = time.time()
     return theirs - now if theirs > now else min(0.0, theirs - before)
 
@@ -185,7 +185,7 @@ def space(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def image_folder(info: Mapping[str, Any]) -> Path:
-    """Return the folder of an engine's images: containerd's if it stores them, as with new installations of Engine 29.
+    """Return the folder of an engine's images: containerd's if it stores them, else the engine's own root folder.
 
     Source: docs.docker.com/engine/storage/containerd.
     """

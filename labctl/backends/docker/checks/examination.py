@@ -148,7 +148,7 @@ class CheckContext(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the containers to examine: of this host, or if it is ``local`` of all; launcher first."""
+        """Return the names of the containers to examine, launcher first: of this host, of all if ``local``."""
         here = (name for name in self.lab.containers if self.name in (HERE, self.lab.host_of(name).name))
         return tuple(name for name in here if self.only in ("", name))
 

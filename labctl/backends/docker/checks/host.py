@@ -170,7 +170,7 @@ def proxies(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def why_no_proxy_url(value: str) -> str:
-    """Return the reason why a value is not the URL of a proxy; empty if it is."""
+    """Return why a value is not the URL of a proxy: scheme, host or port; empty if it is."""
     nowhere = "names no host; write it like http://proxy.example:3128"
     try:
         parts = urlsplit(value if "//" in value else f"//{value}")

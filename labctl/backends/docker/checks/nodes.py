@@ -181,7 +181,7 @@ def is_within(address: str, subnets: Sequence[Subnet]) -> bool:
 
 
 def chooses(key: str, value: str, interfaces: list[str], subnets: Sequence[Subnet] = ()) -> bool:
-    """Tell if a library takes one of these interfaces, given its list, or ``^`` and those excluded; NCCL by prefix."""
+    """Return True if a library takes one of these interfaces by its list, or ``^`` and a list of excluded ones."""
     entries = [entry.strip() for entry in value.lstrip("^=").split(",") if entry.strip()]
     by_prefix = key.startswith(("NCCL", "HCCL")) and not value.startswith(("=", "^="))
     if by_prefix:

@@ -193,7 +193,7 @@ def check_context(context: Context, cluster: Cluster, lab: Lab, *, only: str = "
 
 
 def preflight(context: Context, lab: Lab, cluster: Cluster, command: str) -> Cluster:
-    """Run a command's preflight; return the cluster without failing hosts. HostError if this one fails, or all.
+    """Run a command's preflight; return the cluster without failing hosts. HostError if this machine or all fail.
 
     A clock that is off is only a warning.
     """
@@ -367,7 +367,7 @@ class CheckTask(Struct, frozen=True):
         return replace(self.failed(text, impact, node=self.node), code="LAB-CHECK-002")
 
     def failed(self, text: str, impact: str, fix: str = "", node: str = HERE) -> Finding:
-        """Return the warning about a check that could not finish; without ``fix`` it names the command for the log."""
+        """Return the warning about a check that could not finish; without ``fix`` it names a log to read."""
         log = self.ctx.as_root("journalctl -u docker -n 50" if self.check.engine else "dmesg | tail -n 50")
         if self.container:
             log = f"labctl logs {self.container.node}"

@@ -36,7 +36,7 @@ def hosts_apart(lab: Lab, job: Job) -> tuple[Host, ...]:
 
 
 def send(lab: Lab, job: Job, engine: Engine, earlier: tuple[str, ...] = ()) -> Manifest:
-    """Push a run's directory, code and ``earlier`` runs to its hosts; return the directory's manifest. HostError.
+    """Push a run's directory, code and ``earlier`` runs to its hosts; return its manifest. HostError if a host fails.
 
     Hosts that share the lab directory are left out. Workloads and clones are pushed so that edits since `up` are used,
     ``earlier`` runs because the run reads their results. HostError if a host fails.

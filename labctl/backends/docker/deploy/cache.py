@@ -208,7 +208,7 @@ def pack(root: Path, files: Mapping[str, CachedFile]) -> ArchiveStream:
 def fill_lab(
     context: Context, settings: Settings, hosts_of: Callable[[], Cluster], workload: str, contents: Cache, **how: bool
 ) -> CacheReport:
-    """Download ``contents`` to this machine's cache, with ``hosts`` to theirs too; report. ConfigError if none is set.
+    """Download ``contents`` to this machine's cache, with ``hosts`` to theirs; report. ConfigError without LAB_HOSTS.
 
     If nothing is named, all of the cache is sent. A ``preview`` changes nothing.
     """

@@ -157,7 +157,7 @@ def unfit_images(cluster: Cluster) -> dict[str, HostError]:
 
 
 def check_image(context: Context, cluster: Cluster) -> None:
-    """Raise HostError if this machine's image is not a node's or does not fit the driver; warn if it is out of date."""
+    """Raise HostError if this machine's image is no node's or does not fit the driver; warn if it is out of date."""
     image, engine = cluster.image, DockerEngine() if cluster.remote_hosts else cluster.daemons[HERE]
     name, below = catalog.name_of(image), cluster.base_image
     labels = foreign.require_node(engine, image, below)

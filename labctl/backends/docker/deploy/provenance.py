@@ -120,7 +120,7 @@ def read(
 
 
 def code_here(lab: Lab, roots: Iterable[Path] = ()) -> list[tuple[Kind, str]]:
-    """Return requests for the code on this machine: workloads, other folders that a run copies, and clones to push."""
+    """Return requests for code on this machine: workloads, other folders that a run copies, clones to push."""
     workloads = lab.directory / "workloads"
     others = (root for root in roots if not root.is_relative_to(workloads.resolve()))
     sent = dict(lab.clones) if any(map(naming.sent, lab.hosts)) else {}

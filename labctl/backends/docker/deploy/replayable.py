@@ -60,7 +60,7 @@ def _nodes(lab: Lab, run: ReplayedRun) -> Iterator[str]:
 
 
 def _images(lab: Lab, observed: ObservedState, run: ReplayedRun) -> Iterator[str]:
-    """Yield a line per host whose image differs from the recorded one; a single line if the lab's has another name."""
+    """Yield a line per host whose image differs from the recorded one; one line if the lab's has another name."""
     if lab.image != run.origin.image:
         yield f"image: the lab has {lab.image}, and it ran {run.origin.image}"
         return

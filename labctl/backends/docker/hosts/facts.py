@@ -88,7 +88,7 @@ class HostDump(Struct, frozen=True, dict=True):
         return routing.Network(interfaces=interfaces, addresses=addresses, routes=table, reached=reached, reached_by=by)
 
     def facts_at(self, now: float) -> HostFacts:
-        """Return user, clock skew, free space and ports; ``now``: when the text was complete. HostError if invalid."""
+        """Return user, clock skew, free space and ports; ``now``: time of the text. HostError if it is invalid."""
         with valid(self.host):
             uid, user, _ = self.user
             clock = re.match(r"\d+(\.\d+)?", self.facts.get("clock", ""))

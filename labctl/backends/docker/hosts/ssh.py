@@ -309,7 +309,7 @@ class SshConnection(Connection):
         return self.error(f"the connection was lost{f': {why}' if why else ''}")
 
     def _stderr(self) -> str:
-        """Return the beginning and the end of the master's error output."""
+        """Return the beginning and the end of the ssh master's error output; empty if there is none."""
         if not self._log.exists():
             return ""
         with self._log.open("rb") as log:

@@ -213,7 +213,7 @@ def common(layers: Sequence[str], held: Iterable[Sequence[str]]) -> int:
 
 
 def _located(path: Path, tar: tarfile.TarFile) -> dict[str, Range]:
-    """Return each member's byte range by name; links, as engines before 25 write for repeated layers, are resolved."""
+    """Return each member's byte range by name; a link, as in engines before 25 for repeated layers, is resolved."""
     ranges: dict[str, Range] = {}
     for member in tar:
         if member.isfile():

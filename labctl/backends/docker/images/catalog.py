@@ -56,7 +56,7 @@ def how_to_get(image: str) -> str:
 
 
 def file(name: str, kind: str) -> Path:
-    """Return the path of an image's ``Dockerfile``, ``lock`` (pinned packages), ``in`` (requirements) or other kind."""
+    """Return the path of an image's file in ``docker/`` by its kind: ``Dockerfile``, ``lock``, ``in`` or other."""
     return files.path("docker", f"{name}.{kind}")
 
 

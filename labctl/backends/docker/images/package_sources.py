@@ -50,7 +50,7 @@ def of_host() -> PipSources:
 
 
 def parse_pip(text: str) -> PipSources:
-    """Parse ``pip config list``; precedence: environment, then ``install``, then ``global``."""
+    """Return the sources in the output of ``pip config list``: environment before ``install`` before ``global``."""
     values: dict[str, str] = {}
     for section in ("global", "install", ":env:"):
         for match in re.finditer(rf"^{section}\.([a-z_-]+)=(.*)$", text, re.MULTILINE):

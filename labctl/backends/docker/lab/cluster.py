@@ -112,7 +112,7 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
         return placement(self.settings, self.inventory)
 
     def begin_reach(self, observed: ObservedState) -> EarlyReach | None:
-        """Start to check ssh from the launcher to the configured workers; None if one does not run, or for too many."""
+        """Start to ask sshd of the workers from the launcher; return None if one is not running, or too many."""
         workers = tuple(name for name, host in self.placement.items() if name != LAUNCHER and host in self.engine.hosts)
         launcher, containers = observed.container(LAUNCHER), map(observed.container, workers)
         running = all(container and container.state == "running" for container in (launcher, *containers))
@@ -250,7 +250,7 @@ def connect(
 
 
 def read_inventory(directory: Path, settings: Settings, *, drained: bool = False) -> tuple[InventoryHost, ...]:
-    """Return the hosts in LAB_HOSTS, or this machine; drained ones only if ``drained``. ConfigError if none is left."""
+    """Return the hosts of LAB_HOSTS, or this machine; drained ones if ``drained``. ConfigError if none is left."""
     name = settings.text("LAB_HOSTS")
     if not name:
         return THIS_MACHINE

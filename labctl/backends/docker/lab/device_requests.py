@@ -149,7 +149,7 @@ def cdi_devices(information: dict[str, Any], root: HostPath) -> Iterator[str]:
 
 
 def read_spec(text: str) -> dict[str, Any]:
-    """Parse a CDI specification; empty if it is invalid, as the engine ignores it too."""
+    """Return a CDI specification, YAML or JSON, as a dictionary; {} if it is invalid."""
     import yaml
 
     # Specifications of many devices are long, and the Python loader is slow. JSON is valid YAML.

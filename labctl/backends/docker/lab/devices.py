@@ -214,7 +214,7 @@ def on_hosts(context: Context, settings: Settings) -> tuple[str, str]:
 
 
 def _reached(names: Iterable[str], cluster: Cluster) -> Iterator[str]:
-    """Yield a text of the hosts whose facts are current, and one of those whose facts are of an earlier connection."""
+    """Yield text on the hosts whose facts are current, and on those whose facts are of an earlier connection."""
     listed = list(names)
     current = [name for name in listed if name in cluster.connections]
     earlier = [name for name in listed if name not in cluster.connections]
