@@ -41,7 +41,7 @@ class Step(Struct, frozen=True, kw_only=True):
         raise NotImplementedError(type(self).__name__)
 
     def without(self, deployment: Any, lost: Failures) -> Step | None:  # noqa: ARG002 - for steps of several hosts
-        """Return the step as it is; overridden by steps of several hosts, which leave out ``lost`` ones."""
+        """Return the step as it is; steps of several hosts leave out ``lost`` ones, and are None without any."""
         return self
 
 

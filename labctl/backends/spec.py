@@ -36,7 +36,7 @@ def build(
     owner: str = "",
     lacking: Container[str] = (),
 ) -> Lab:
-    """Build the lab: all nodes on the first host, or with network ``host`` one per host. HostError if devices lack.
+    """Build the lab: nodes on the first host, with network ``host`` one per host. HostError, ConfigError on devices.
 
     HostError if a host has fewer devices than its nodes need, ConfigError for a device that is not found. Nodes on
     ``lacking`` hosts, which have too few, get none.

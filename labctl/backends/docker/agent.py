@@ -282,7 +282,7 @@ class Standby:
 
 
 def launch_run(lab: Lab, engine: Engine, follower: Follower, launch: Launch, standby: Standby | None = None) -> None:
-    """Launch a run by ``standby``, or a new agent if that has ended; follow it as `Standby.launch`."""
+    """Launch a run by a waiting or new agent; follow it until it or the connection ends. LaunchError if not begun."""
     waiting = standby if standby and not standby.ended else Standby(lab, engine, launch.id)
     try:
         waiting.launch(follower, launch)

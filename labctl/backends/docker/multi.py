@@ -152,7 +152,7 @@ class MultiHostEngine:
     def _connected(
         self, lab: str, host: str, parts: Mapping[str, ObservedState], why: str
     ) -> Generator[Loss, None, bool]:
-        """Reconnect to a host, yielding losses of its nodes; return False if the host is lost.
+        """Reconnect to a host, yielding losses of its nodes; return True, or False if it is lost.
 
         The host is lost if no other host reaches it: at first at once, later several times in a row. A node whose sshd
         is gone is reported.
@@ -202,7 +202,7 @@ class MultiHostEngine:
         return {node: min(given, key=ANSWERS.index) for node, given in answers.items()}
 
     def _ended_meanwhile(self, lab: str, before: ObservedState) -> Iterator[Loss]:
-        """Yield a loss per container that ran and is not alive any more. HostError if silent."""
+        """Yield a loss per container that ended while events were not read. HostError if silent."""
         alive = ("running", "paused")
         now = self._daemons[before.host].observe(lab).containers
         alive_ids = {container.id for container in now if container.state in alive}

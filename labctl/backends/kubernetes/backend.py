@@ -153,7 +153,7 @@ class KubernetesBackend:
         return nodes.unusable(now, request_of(self._target, slots or max(of_lab.values())))
 
     def _nodes_now(self) -> tuple[ClusterNode, ...]:
-        """Return the nodes, with what others' pods leave free if known. Refused if hidden."""
+        """Return the nodes, with what others' pods leave free if known. Refused if nodes are hidden."""
         return capacity.nodes_with_free(self._cluster.api, self._target, beside=self._cluster.name)
 
     def status(self) -> LabStatus:
@@ -211,7 +211,7 @@ class KubernetesBackend:
             raise HostError(f"{'; '.join(running)} is active", hint="wait for it, or end it with `labctl stop`")
 
     def fill(self, workload: str, cache: Cache, *, hosts: bool, preview: bool) -> CacheReport:  # noqa: ARG002
-        """Download to the lab's claim by a pod, or only list with ``preview``; return a report."""
+        """Download models and datasets to the lab's claim by a pod, or list them; return a report."""
         from labctl.backends.kubernetes import storage
         from labctl.hub import prefetch
         from labctl.hub.report import CacheReport
@@ -276,7 +276,7 @@ class KubernetesBackend:
         stdin: Literal["terminal", "pipe"],
         prompt: bool,
     ) -> int:
-        """Run a command in pods of ``nodes``, or of all workers; return the largest exit code."""
+        """Run a command in nodes' pods (none: workers); return the largest exit code. ConfigError if no tty."""
         if prompt:
             terminal.require(nodes[0], stdin)
         return labs.execute(self._cluster, nodes or labs.workers(self._cluster), command, stdin=stdin)
@@ -288,7 +288,7 @@ class KubernetesBackend:
     # --- runs ---
 
     def begin(self, workload: Workload, options: RunOptions, now: datetime, replayed: Replay | None = None) -> Run:
-        """Return a new or replayed run with its job and objects; send nothing. ConfigError if unfit."""
+        """Return a new or replayed run with job and objects; send nothing. ConfigError, HostError."""
         cluster = self._cluster
         labs.require_own(cluster)
         target = cluster.target
@@ -358,7 +358,7 @@ class KubernetesBackend:
         )
 
     def _placement(self, options: RunOptions) -> Placement:
-        """Return the nodes that the options name, else all not drained. ConfigError if unknown."""
+        """Return the nodes that options name, else all not drained. ConfigError if they do not fit."""
         drained = tuple(inventory.drained(self.context.directory))
         if not nodes.is_placed(options):
             return Placement(without=drained)
@@ -381,7 +381,7 @@ class KubernetesBackend:
         """Require nothing: a run brings its launcher itself."""
 
     def require_ready(self, run: Run, options: RunOptions, *, preview: bool = False) -> None:  # noqa: ARG002
-        """Raise HostError for the first failed check or, without --wait, named nodes in use."""
+        """Raise HostError for a failed check or, without --wait, for named nodes that are in use."""
         from labctl.backends.kubernetes import checks
 
         new = cast("NewClusterRun", run)
@@ -492,7 +492,7 @@ class KubernetesBackend:
         return nullcontext()
 
     def stop(self, run: Run, grace: float, message: str) -> None:  # noqa: ARG002
-        """Send TERM and a message to a run's launch command; delete the job if it has not begun."""
+        """Send TERM and a message to a run's launch command; if it has not begun, delete the run's job."""
         labs.stop(self._cluster, cast("ClusterRun", run), message)
 
     def look(self, run: Run) -> Hang:

@@ -172,7 +172,7 @@ def job_of(lab: ClusterLab, workload: Workload, options: RunOptions) -> tuple[Ta
 
 
 def submit_by_hand(lab: ClusterLab, workload: Workload, options: RunOptions) -> Submitted:
-    """Check and apply the job of a workload without a record; return what was made. ConfigError if it exists."""
+    """Check and apply a workload's job that has no record. ConfigError if it exists, HostError if a check fails."""
     from labctl.backends.kubernetes import checks
 
     target, built = job_of(lab, workload, options)

@@ -320,7 +320,7 @@ def _toleration(toleration: Toleration) -> Manifest:
 
 
 def _resources(target: Target, built: ClusterPods) -> Manifest:
-    """Return a worker's limits and equal requests; {} if it asks for nothing."""
+    """Return a worker's limits, and equal requests, of cpu, memory, huge pages and devices; {} if none is set."""
     amounts = asked(target, built.lab.nodes[0].slots)
     return {"limits": amounts, "requests": dict(amounts)} if amounts else {}
 

@@ -129,7 +129,7 @@ def kind_of(api: Api, settings: Settings) -> Kind:
 
 
 def submit(api: Api, lab: str, manifests: Sequence[Manifest]) -> None:
-    """Dry-run, then apply a job and its objects, owned by it; on an error remove them if the job is new."""
+    """Apply a job and its objects, owned by it, after a dry run; on HostError remove them if the job is new."""
     objects = prepare(api, lab, manifests)
     job = render.job_in(objects)
     kind, name = job["kind"], job["metadata"]["name"]
@@ -473,7 +473,7 @@ class Follower:
         return None
 
     def _why_missing(self, members: list[Manifest], now: float) -> str:
-        """Return why pods are missing; empty if none is, or in the first seconds of the wait."""
+        """Return the last warning on missing pods, or that none exists; "" if all do, and at first."""
         if len(members) > len(self._run.job.nodes) or self._waiting.lasts(now) < 5 * LOOK:
             return ""
         refusal = ""
@@ -664,7 +664,7 @@ def _receive(api: Api, pod: str, argv: tuple[str, ...], sink: IO[bytes]) -> None
 
 
 def clear(api: Api, run: ClusterRun, warn: Callable[[str], None]) -> None:
-    """Delete a run's job and its workers' pods, without waiting; warn if that fails."""
+    """Delete a run's job and its workers' pods, without waiting for the end; a failure is only a warning."""
     try:
         remove(api, run.kind, run.name)
         # The cluster would delete them in half a minute; a launcher would be replaced by its job.

@@ -29,7 +29,7 @@ START = '[[ ! -r /run/secrets/environment ]] || . /run/secrets/environment; exec
 def fill(
     lab: ClusterLab, repositories: Iterable[tuple[Kind, str]], endpoint: str, *, dry_run: bool = False
 ) -> tuple[Item, ...]:
-    """Download repositories to the claim by a pod, or only list them; return Items. ConfigError without a claim.
+    """Download repositories to the claim by a pod, or list them. ConfigError without a claim, HostError on failure.
 
     A dry run does not ask the hub, which may be unreachable from this machine: revision and size are empty.
     """

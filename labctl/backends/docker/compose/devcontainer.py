@@ -42,7 +42,7 @@ def write(directory: Path, settings: Settings, program: str, *, force: bool) -> 
 
 
 def render(lab: str, project: str, program: str) -> File:
-    """Return the file for a lab with its workspace at ``project``; ``program`` is the path of labctl."""
+    """Return devcontainer.json for the lab's launcher, which opens at ``project`` and runs `up` if it is down."""
     running = f"docker container inspect --format '{{{{.State.Running}}}}' {container_of(lab, LAUNCHER)}"
     content = {
         "name": f"labctl {lab}",

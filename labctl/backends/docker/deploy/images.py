@@ -31,7 +31,7 @@ Ask = Callable[[str], bool]
 
 
 def for_workload(context: Context, settings: Settings, workload: Workload) -> Settings:
-    """Return settings with a workload's packages and, unless LAB_IMAGE is set, its image. ConfigError if unknown.
+    """Return settings with a workload's packages and, unless LAB_IMAGE is set, image. ConfigError if unknown.
 
     Those of another workload are removed. ConfigError for an image that labctl does not have.
     """
@@ -52,7 +52,7 @@ def for_workload(context: Context, settings: Settings, workload: Workload) -> Se
 def plan_images(
     context: Context, cluster: Cluster, observed: ObservedState
 ) -> tuple[tuple[EnsureImage, ...], dict[str, HostError]]:
-    """Return the step that gets the image to hosts, () if they have it, and hosts that cannot use theirs."""
+    """Return the step that gets hosts the image, () if none is needed, and unfit hosts. HostError if unbuildable."""
     image, how = cluster.image, cluster.settings.text("LAB_IMAGE_FROM")
     has_packages = packages.is_own(image)
     if not cluster.daemons:

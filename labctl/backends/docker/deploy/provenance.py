@@ -40,7 +40,7 @@ def rendered(lab: Lab, job: Job, *, preview: bool) -> Iterator[File]:
 
 
 def begin(lab: Lab, job: Job, cluster: Cluster, observed: ObservedState) -> Future[dict[str, Any]]:
-    """Start `of_run` in a background thread; return its future."""
+    """Start collecting a run's provenance in a background thread; return the future of its result."""
     return parallel.begin(lambda: of_run(lab, job, cluster, observed))
 
 
@@ -87,7 +87,7 @@ def commit_of(value: str) -> str:
 
 
 def packages_of(lab: Lab, cluster: Cluster, image: str) -> dict[str, str] | None:
-    """Return the package versions of an image id, listed on the first host; None without Docker there."""
+    """Return the package versions of an image on the first host, None without Docker. HostError if unlisted."""
     engine = cluster.daemons.get(lab.hosts[0].name)
     return sbom.versions(engine, image, lab.directory / PACKAGES) if engine else None
 

@@ -119,7 +119,7 @@ def _inspect(
 
 
 def _state(manifest: Manifest, names: Collection[str], present: frozenset[Entry]) -> SyncState:
-    """Return missing without names, current if entries equal the manifest's, else stale."""
+    """Return ``missing``, ``stale`` or ``current`` by a directory's names and entries, compared with the manifest."""
     if not names:
         return "missing"
     expected = {f"./{entry.path.partition('/')[0]}" for entry in manifest.entries}

@@ -237,7 +237,7 @@ class SshConnection(Connection):
             self._master.end()
 
     def reconnect(self, seconds: float) -> None:
-        """Log in again if the connection has ended, at the same socket. HostError if it fails."""
+        """Log in again if the connection has ended, at the same socket. HostError if it fails or is closed."""
         with self._opening:
             if not self._ended():
                 return
@@ -265,7 +265,7 @@ class SshConnection(Connection):
         return self._forward(Path(f"{self._stem}-{next(self._numbers)}.sock"), path, seconds)
 
     def _forward(self, local: Path, path: str, seconds: float) -> Path:
-        """Have the ssh master forward a local socket to one of the host. HostError if it fails."""
+        """Forward a local socket to a Unix socket of the host; return its path. HostError if that fails."""
         local.unlink(missing_ok=True)
         argv = ("ssh", "-F", "none", "-S", self._control, "-O", "forward", "-L", f"{local}:{path}", "host")
         try:
@@ -395,7 +395,7 @@ class SshConnection(Connection):
             raise ssh_errors.error(self.target, f"{user} may not use {path}", hint)
 
     def _engine(self, seconds: float) -> Path:
-        """Return a local socket of the engine, forwarded, or relayed if sshd forbids that."""
+        """Return a local socket of the engine: forwarded, or a relay by `docker system dial-stdio`."""
         path = self.target.docker
         forwarded = self.forward(path, seconds)
         if _answers(forwarded, min(seconds, PATIENCE)):

@@ -245,7 +245,7 @@ def preview(image: str, how: str, targets: ImageTargets) -> str:
 
 
 def send(image: str, targets: ImageTargets, directory: Path) -> Failures:
-    """Send this machine's image to hosts without it; if it is not here, have them pull it; return the failures.
+    """Send this machine's image to hosts that lack it; if missing here, they pull it or fail; return the failures.
 
     A copy of the image is written into ``directory`` meanwhile.
     """

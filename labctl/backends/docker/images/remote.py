@@ -105,7 +105,7 @@ def relay(source: Connection, file: str, size: int, hop: tuple[str, ...], progre
 
 
 def ssh_hop(connection: Connection, address: str, *arguments: str) -> tuple[str, ...]:
-    """Return the ssh command with which another host runs the script on this host."""
+    """Return the ssh command by which another host runs the script on this host, by that host's ssh settings."""
     target = connection.target
     options = ["-oBatchMode=yes", "-oConnectTimeout=5", "-oServerAliveInterval=3", "-oServerAliveCountMax=3"]
     options += ["-oClearAllForwardings=yes", "-oForwardAgent=no"]

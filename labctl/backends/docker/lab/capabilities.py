@@ -22,7 +22,7 @@ FILES = ".lab/engine-cache"
 
 
 def kept(directory: Path, host: str, engine: Capabilities | None) -> dict[str, Any]:
-    """Return a host's cached results; {} if there are none, or they are of another engine than ``engine``."""
+    """Return a host's cached results; {} without any, or if ``engine`` is given and they are of another."""
     try:
         results = json.loads((directory / FILES / f"{host}.json").read_text())
     except (OSError, ValueError):
