@@ -216,7 +216,7 @@ def modules() -> dict[str, AcceleratorModule]:
 
 @lru_cache
 def _modules(path: tuple[str, ...]) -> dict[str, AcceleratorModule]:
-    """Import the modules below ``path`` that define an accelerator."""
+    """Import the modules below ``path``; return each ``MODULE`` by name, sorted by order, then name. Cached."""
     imported = {info.name: import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(path)}
     accelerators = {name: module.MODULE for name, module in imported.items() if hasattr(module, "MODULE")}
     return dict(sorted(accelerators.items(), key=lambda item: (item[1].order, item[0])))
@@ -279,13 +279,13 @@ def remarks(root: HostPath) -> tuple[str, ...]:
 
 
 def unserved(root: HostPath) -> tuple[str, ...]:
-    """Explain, for each card that ``auto`` would take with a driver and a device file, why it is not a device."""
+    """Explain for each card of a supported vendor, NPUs and the processor's own GPU aside, why it is not a device."""
     cards = ((card, vendor) for card, vendor in unused(root) if vendor.drivers and not is_other(card, vendor))
     return tuple(remark(card, vendor) for card, vendor in cards if card.address != vendor.integrated)
 
 
 def unused(root: HostPath) -> Iterator[tuple[pci.PciDevice, PciVendor]]:
-    """Yield the cards of known vendors that have no device file."""
+    """Yield known vendors' cards that are no device; if a device has no PCI address, none that the driver serves."""
     found_by_name = find_all(root)
     mapped = {device.pci for device in chain.from_iterable(found_by_name.values())}
     # Without addresses a device file cannot be matched to its card.
@@ -328,7 +328,7 @@ def remark(card: pci.PciDevice, vendor: PciVendor) -> str:
 
 
 def observe(setting: str, root: HostPath = ROOT) -> tuple[str, Host]:
-    """Return the accelerator of ``setting``, as ``choose``, and the host below ``root``. HostError without its devices.
+    """Return the name of ``setting``'s accelerator, as ``choose``, and the host below ``root``. HostError if absent.
 
     Paths are the host's own.
     """

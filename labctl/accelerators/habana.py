@@ -110,7 +110,7 @@ def host_checks(host: Host, read: Callable[[str], str]) -> Iterator[Advice]:
 
 
 def installed_release(root: HostPath = Path("/")) -> str:
-    """Return the Gaudi software version of this host's driver, such as ``1.22.0``; empty without a driver."""
+    """Return this host's Gaudi driver version, such as ``1.22.0``, from sysfs, else hl-smi; empty without one."""
     query = ["hl-smi", "-Q", "driver_version", "-f", "csv,noheader"]
     return _version(driver(root) or process.run(query, check=False, timeout=10).out)
 
@@ -126,7 +126,7 @@ def base_image() -> str:
 
 
 def base_for(release: str) -> str:
-    """Return Habana's PyTorch image for the release of a driver. HostError if no image of that release is known."""
+    """Return Habana's PyTorch image of this release, else the latest of its minor. HostError if none is known."""
     releases = _torch_of()
     same = [row for row in releases if _minor(row[0]) == _minor(release)]
     if not same:
@@ -176,6 +176,7 @@ def _minor(version: str) -> str:
 
 
 def _version(text: str) -> str:
+    """Return the first version ``x.y.z`` in a text; empty if there is none."""
     match = re.search(r"(?<![\d.])\d+\.\d+\.\d+", text)
     return match[0] if match else ""
 

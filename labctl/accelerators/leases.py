@@ -82,7 +82,7 @@ def holder(locks: str, device: Device) -> str:
 
 
 def in_words(held: Lease | None, named: Callable[[str], str] = user_name) -> str:
-    """Describe the holder of a lease; ``named`` maps a uid to a name on that host. Empty if the device is free."""
+    """Describe the holder of a lease, its user by ``named(uid)``; "another lab" if incomplete, empty if None."""
     if held is None:
         return ""
     try:
@@ -111,7 +111,7 @@ def remedy(lab: Lab, host: Host, held: Lease | None) -> str:
 
 
 def enough(lab: Lab, host: Host) -> tuple[str, ...]:
-    """Return the ids of this machine's devices that no other lab holds; empty if they are too few for the lab."""
+    """Return the ids of this host's devices that no other lab holds; empty if too few for all the lab's nodes."""
     free = tuple(device.id for device in host.devices if not is_foreign(lab, host, lease(host.locks, device)))
     needed = sum(len(node.devices.devices) for node in lab.nodes)
     return free if len(free) >= needed else ()

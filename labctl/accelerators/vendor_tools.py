@@ -28,6 +28,7 @@ _SICK = re.compile(r"unknown error|is lost|requires? reset|reset required|err!",
 
 
 def run_here(argv: Sequence[str], seconds: float) -> process.CompletedProcess:
+    """Run a vendor's tool on this host; no exit code is an error."""
     return process.run(argv, timeout=seconds, check=False)
 
 

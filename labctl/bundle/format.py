@@ -68,7 +68,7 @@ class BundleWriter:
         self._tar.close()
 
     def add(self, name: str, source: Path | bytes = b"", mode: int = 0o644, target: str = "") -> None:
-        """Add a file from a path or with given content, or a symbolic link if ``target`` is set."""
+        """Append a file, by path or content, or a symbolic link if ``target`` is set; remember its checksum."""
         member = tarfile.TarInfo(OURS + name)
         member.mode = mode
         if target:

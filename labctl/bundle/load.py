@@ -121,6 +121,7 @@ def summary(bundle: Bundle, directory: Path, files: Iterable[Path], skipped: Ite
 
 
 def relative_names(paths: Iterable[Path], directory: Path) -> tuple[str, ...]:
+    """Return the paths relative to a directory, as text."""
     return tuple(str(path.relative_to(directory)) for path in paths)
 
 
@@ -247,7 +248,7 @@ def require_no_link(path: Path, root: Path) -> None:
 
 
 def write(members: Mapping[Path, BundleEntry], root: Path, progress: Progress | None = None) -> None:
-    """Write files below a directory, each atomically. HostError names the file that cannot be written."""
+    """Write members below a directory, each atomically. HostError for a link in the way or a failed write."""
     for path, member in members.items():
         # Checked again: the bundle itself may just have written such a link.
         require_no_link(path, root)

@@ -67,6 +67,7 @@ def check(training: Training, capacity: Capacity, options: Options = EVERY) -> s
 
 
 def _hint(advice: FitAdvice | None) -> str:
+    """Return "; it would with" and the changes of the advice as ``--set`` or words; empty without advice."""
     if advice is None:
         return ""
     changes = (f"--set {change.set}" if change.set else change.words for change in advice.changes)
@@ -74,7 +75,7 @@ def _hint(advice: FitAdvice | None) -> str:
 
 
 def report(workload: str, nodes: int, training: Training, capacity: Capacity, options: Options = EVERY) -> FitReport:
-    """Estimate the memory of a training, compare it with what is available, and look for changes that make it fit."""
+    """Estimate a training's memory and compare it with the capacity; if it cannot fit, look for changes that help."""
     fit = fits(training, capacity)
     advice = advise(training, capacity, options) if fit is False else None
     trains_the_same = advice is not None and not advice.adapters

@@ -73,7 +73,7 @@ def advise(training: Training, capacity: Capacity, options: Options = EVERY) -> 
 
 
 def least(training: Training, capacity: Capacity) -> Least:
-    """Return the fewest hosts, and the least memory of a host, on which settings fit that train the same weights."""
+    """Return the fewest hosts, and the least memory per host, on which some settings fit; LoRA stays as it is."""
     candidates = [changed for _, changed in _candidates(training) if changed.lora_dim == training.lora_dim]
     unlimited = Capacity(device=capacity.device, host=None)
     on_devices = [changed for changed in candidates if fits(changed, unlimited) is not False]
@@ -87,6 +87,7 @@ def _fewest_hosts(training: Training, capacity: Capacity, candidates: list[Train
     """Bisect for the fewest hosts, more than now, on which a candidate fits; None if MOST_HOSTS are not enough."""
 
     def suffices(hosts: int) -> bool:
+        """Return True if any candidate may fit on that many hosts."""
         ranks = hosts * training.slots
         return any(fits(replace(changed, ranks=ranks), capacity) is not False for changed in candidates)
 
@@ -144,7 +145,7 @@ def _candidates(training: Training) -> Iterator[tuple[float, Training]]:
 
 
 def _offloads(training: Training) -> list[tuple[bool, bool]]:
-    """Return what may be offloaded, optimizer and parameters; no more than now on a CPU, where all is host memory."""
+    """Return pairs of booleans to try, (optimizer, parameters) offloaded: as now, and more unless on a CPU."""
     now = (training.offload_optimizer, training.offload_parameters)
     if training.accelerator == "cpu":
         return [now]
@@ -152,14 +153,15 @@ def _offloads(training: Training) -> list[tuple[bool, bool]]:
 
 
 def _lora_dims(training: Training) -> list[int]:
-    """Return the ranks of LoRA to try; none is added to a model whose layers are unknown."""
+    """Return the LoRA ranks to try: as now and, if now 0 and the model's layers are known, LORA_DIM."""
     return sorted({training.lora_dim, training.lora_dim or (0 if training.model.counted else LORA_DIM)})
 
 
 def _changes(old: Training, new: Training, options: Options) -> Iterator[Change]:
-    """Yield the changes that turn the old training into the new one."""
+    """Yield a Change for each difference between the old training and the new one, with its cost."""
 
     def change(setting: str, words: str, reason: str, *, taken: bool = options.deepspeed) -> Change:
+        """Build a Change; its ``set`` is empty unless the workload takes the setting."""
         return Change(set=setting if taken else "", words=words, reason=reason)
 
     if new.stage != old.stage:

@@ -39,7 +39,7 @@ def needs(training: Training) -> Requirement:
 
 
 def fits(training: Training, capacity: Capacity) -> bool | None:
-    """Tell if a training fits; None if that depends on what is unknown."""
+    """Return False if a training needs more than is available, None if that depends on what is unknown, else True."""
     required = needs(training)
     pairs = [(required.host, capacity.host)]
     if training.accelerator != "cpu":

@@ -64,7 +64,7 @@ def _total(parts: Iterable[MemoryItem], phase: str) -> int:
 
 
 def summed(parts: Iterable[MemoryItem]) -> tuple[MemoryItem, ...]:
-    """Merge items of the same component, formula and location."""
+    """Merge items of the same component, formula and location; add up their bytes in each phase."""
     merged: dict[tuple[str, str, Location], MemoryItem] = {}
     for line in parts:
         key = line.component, line.formula, line.location
@@ -77,7 +77,7 @@ def summed(parts: Iterable[MemoryItem]) -> tuple[MemoryItem, ...]:
 
 
 def always(component: str, formula: str, source: str, size: int, location: Location = "device") -> MemoryItem:
-    """Build an item that stays allocated during a whole step."""
+    """Build an item that takes ``size`` bytes in the forward pass, backward pass and step."""
     return MemoryItem(
         component=component, formula=formula, source=source, forward=size, backward=size, step=size, location=location
     )
@@ -92,7 +92,7 @@ def share(training: Training, model: Model, size: int, stage: int) -> int:
 
 
 def largest(model: Model) -> int:
-    """Number of elements of the largest trained tensor."""
+    """Return the elements of the model's largest tensor, at most those that are trained."""
     return min(model.shape.largest, model.trained)
 
 
@@ -167,7 +167,7 @@ def _offloaded_weights(training: Training, model: Model) -> tuple[MemoryItem, ..
 
 
 def _optimiser(training: Training, model: Model) -> tuple[MemoryItem, ...]:
-    """Return the memory of the optimizer's states: master weights, Adam's moments, and additions for offloading."""
+    """Return the optimizer's master weights and Adam's moments; if offloaded, on the host with their buffers."""
     trained, stage, slash = model.trained, model.stage, " / N" if model.stage else ""
     if training.offload_optimizer and stage:
         return _offloaded_optimiser(training, model)
@@ -241,7 +241,7 @@ RECOMPUTE = "Korthikanti et al. 2022 (Reducing Activation Recomputation), sectio
 
 
 def lines(training: Training) -> tuple[MemoryItem, ...]:
-    """Return every component of this training's memory.
+    """Return every component of this training's memory that is not zero.
 
     RLHF trains its models in turn: both stay allocated, and the model that needs more memory is counted as active.
     """
@@ -258,7 +258,7 @@ def lines(training: Training) -> tuple[MemoryItem, ...]:
 
 
 def _generating(training: Training, actor: Model) -> tuple[MemoryItem, ...]:
-    """Return RLHF's additional memory while the actor generates answers and computes their log-probabilities."""
+    """Return RLHF's memory while the actor generates: weights gathered in stage 3, and keys and values or logits."""
     logits, formula = _logits(training)
     written = actor.shape.keys_and_values(training.tokens, training.width)
     return (
@@ -276,7 +276,7 @@ def _generating(training: Training, actor: Model) -> tuple[MemoryItem, ...]:
 
 
 def _working(training: Training, model: Model) -> tuple[MemoryItem, ...]:
-    """Return the additional memory of a model's forward pass, backward pass and step."""
+    """Return a model's memory during a step, besides what it holds: gathered weights, gradients, activations."""
     gradients = _gradients(training, model) if model.stage else _whole_gradients(training, model)
     gathered = training.width * min(model.parameters, training.max_live) if model.stage == 3 else 0
     live = MemoryItem(
@@ -355,7 +355,7 @@ def _whole_gradients(training: Training, model: Model) -> tuple[MemoryItem, ...]
 
 
 def _temporary(training: Training, model: Model) -> tuple[MemoryItem, ...]:
-    """Return torch's AdamW's temporary tensors: one at a time on a CPU, else all; none if it is fused or offloaded."""
+    """Return the temporary tensors of torch's AdamW, one at a time on a CPU, else all; () if fused or offloaded."""
     if training.fused_optimizer or training.offload_optimizer:
         return ()
     cpu = training.accelerator == "cpu"
@@ -373,7 +373,7 @@ def _temporary(training: Training, model: Model) -> tuple[MemoryItem, ...]:
 
 
 def _activations(training: Training, model: Model) -> tuple[MemoryItem, ...]:
-    """Return the activations and logits kept for the backward pass."""
+    """Return the activations, fewer with gradient checkpointing, and logits kept for the backward pass."""
     width, tokens, shape = training.width, training.tokens, model.shape
     logits, logits_formula = _logits(training)
     layer = shape.layer_activations(tokens, width)

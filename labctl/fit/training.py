@@ -44,7 +44,7 @@ class DecoderConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def parameters(self) -> int:
-        """Number of parameters.
+        """Number of parameters: ``counted`` if set, else computed from the shape.
 
         Zhang et al. 2022, OPT: tied embeddings, positions offset by 2, biases, two norms per layer.
         """
@@ -93,6 +93,7 @@ class DecoderConfig(Struct, frozen=True, kw_only=True):
 
 
 def _names_any(layer: str, modules: tuple[str, ...]) -> bool:
+    """Return True if the layer's name contains one of ``modules``."""
     return any(module in layer for module in modules)
 
 
@@ -213,7 +214,7 @@ class Training(Struct, frozen=True, kw_only=True):
 
 
 def of(workload: Workload, accelerator: str, slots: int, nodes: int) -> Training:
-    """Build the training of a workload with a `memory` and a `deepspeed` section. ConfigError without them."""
+    """Build the training that a workload's memory and deepspeed sections describe. ConfigError if it is unknown."""
     memory, config = workload.memory, workload.deepspeed
     if memory is None or config is None:
         missing = "memory" if memory is None else "deepspeed"
@@ -283,7 +284,7 @@ def arguments(argv: tuple[str, ...]) -> dict[str, list[str]]:
 
 
 def _shape(workload: Workload, declared: str | None, given: Mapping[str, list[str]]) -> DecoderConfig | None:
-    """Read the shape from the declared file, ``{name}`` filled by ``--name``; None if either is not given."""
+    """Read a model's shape from the declared path, ``{name}`` filled from ``--name``; None if the path is empty."""
     path = _filled(declared or "", given)
     return read(workload.directory / path) if path else None
 
@@ -319,7 +320,7 @@ def _whole(workload: Workload, given: Mapping[str, list[str]], name: str) -> int
 
 
 def _offloaded(zero: Mapping[str, Any], key: str) -> bool:
-    """Tell if a section of ZeRO's configuration offloads to another device."""
+    """Return True if a section of ZeRO's configuration names a device other than ``none``."""
     return str((zero.get(key) or {}).get("device", "none")) != "none"
 
 

@@ -69,7 +69,7 @@ def described(workload: Workload, script: Path) -> Workload:
 
 
 def _setup_variables(script: Path, model: str, step: str) -> dict[str, str]:
-    """Return the variables that setup_env.sh assigns for a model and a step."""
+    """Return the variables that setup_env.sh assigns for a model and a step; empty if it has no such branch."""
     case = rf'"\$model" = "{re.escape(model)}" \] && \[ "\$step" = "{re.escape(step)}" \];'
     setup_env = _code(procfs.read(script.parent / "setup_env.sh"))
     branch = re.search(rf"{case}(.*?)\n(?:elif|else|fi)\b", setup_env, re.DOTALL)
@@ -77,7 +77,7 @@ def _setup_variables(script: Path, model: str, step: str) -> dict[str, str]:
 
 
 def _options(code: str, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of the script's main.py and their values, with variables filled in."""
+    """Return the options of main.py in the script, variables filled in, as text; ``actor_`` is cut from names."""
     command = re.search(r"\bmain\.py\b([^\n]*)", code)
     argv = shlex.split(re.split(r"\s(?:\d?>|&>|\|)", command[1])[0]) if command else []
     options = arguments(tuple(_filled(word, variables) for word in argv))
@@ -97,7 +97,7 @@ def _code(text: str) -> str:
 
 
 def _filled(word: str, variables: Mapping[str, str]) -> str:
-    """Replace the known shell variables in a word."""
+    """Replace the known shell variables in a word; leave unknown ones."""
     return re.sub(r"\$\{?(\w+)\}?", lambda match: variables.get(match[1], match[0]), word)
 
 

@@ -171,4 +171,5 @@ def transport_error() -> type[Exception]:
 
 
 def first_line(error: Exception) -> str:
+    """Return the first line of an error's text."""
     return str(error).strip().partition("\n")[0]

@@ -93,7 +93,7 @@ def names(requested: Cache) -> tuple[tuple[Kind, str], ...]:
 
 
 def make_root(root: Path) -> None:
-    """Create ``root`` if it is the default cache. HostError if another does not exist: a typo or an unmounted disk."""
+    """Create a private ``root`` if it is the default cache. HostError if any other does not exist."""
     if not root.is_dir() and root != Path.home() / ".cache/labctl":
         raise HostError(f"HOST_CACHE_PATH {root} does not exist", hint=f"mkdir -p {shlex.quote(str(root))}")
     make_private(root)
@@ -103,7 +103,7 @@ def make_root(root: Path) -> None:
 
 
 def survey(context: Context, hub: Hub, repositories: Iterable[tuple[Kind, str]]) -> list[tuple[Repository, Item]]:
-    """Look up each repository on the hub, else in the cache. HostError if one is in neither, or room is short."""
+    """Look up each repository on the hub, else in the cache. HostError if one is in neither, or the disk is full."""
     surveyed: list[tuple[Repository, Item]] = []
     absent: list[tuple[Kind, str]] = []
     failure: HostError | None = None
@@ -188,6 +188,7 @@ def wanted_of(repository: Repository) -> Repository:
 
 
 def _matching(files: Iterable[RemoteFile], pattern: str) -> list[RemoteFile]:
+    """Return the files whose path matches a shell pattern."""
     return [file for file in files if fnmatch.fnmatch(file.path, pattern)]
 
 
@@ -204,7 +205,7 @@ def describe(repository: Repository, size: int, state: State) -> Item:
 
 
 def whole_here(hub: Hub, kind: Kind, name: str) -> tuple[Repository, Item] | None:
-    """Return a repository's newest cached snapshot that is complete judging by its own files; None if none is."""
+    """Return the newest complete snapshot in the cache, and its report as ``unchecked``; None if there is none."""
     snapshots = (hub.folder(kind, name) / "snapshots").glob("*")
     for snapshot in sorted(snapshots, key=lambda path: path.lstat().st_mtime, reverse=True):
         # Containers can write here: an unreadable snapshot counts as incomplete.
@@ -263,7 +264,7 @@ def size_of(path: Path) -> int:
 
 
 def download(context: Context, hub: Hub, repository: Repository, item: Item) -> Item:
-    """Download and link a repository's missing files, if any; return its report. After HostError a new call resumes."""
+    """Download and link a repository's missing files; return its report as ``fetched``, unchanged if it had all."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils import disable_progress_bars
 
@@ -308,7 +309,7 @@ def download(context: Context, hub: Hub, repository: Repository, item: Item) -> 
 
 
 def download_large(hub: Hub, repository: Repository, file: RemoteFile, progress: Progress) -> None:
-    """Download a large file into its blob, resuming; HostError if its SHA-256 is wrong."""
+    """Download a large file into its blob, resuming, with 5 tries without progress. HostError for a bad SHA-256."""
     path = repository.partial(file)
     with folder_of(hub, path) as folder:
         with open_partial(path.name, folder) as stream:
@@ -357,7 +358,7 @@ def folder_of(hub: Hub, path: Path) -> Iterator[int]:
 
 
 def open_partial(name: str, folder: int) -> IO[bytes]:
-    """Open a partial file to append to, replacing a link that a workload may have put there. OSError if it cannot."""
+    """Open a partial file to append to, removing first what is no plain file or has several hard links."""
     with suppress(FileNotFoundError):
         existing = os.lstat(name, dir_fd=folder)
         if not stat.S_ISREG(existing.st_mode) or existing.st_nlink > 1:
@@ -372,7 +373,7 @@ def open_partial(name: str, folder: int) -> IO[bytes]:
 def receive(
     hub: Hub, repository: Repository, file: RemoteFile, stream: IO[bytes], digest: hashlib._Hash, progress: Progress
 ) -> None:
-    """Append the rest of a large file to the stream, as far as the response goes; update digest and progress."""
+    """Request the rest of a large file and append what arrives to the stream; update digest and progress."""
     from huggingface_hub import get_session, hf_hub_url
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 

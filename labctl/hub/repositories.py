@@ -9,7 +9,7 @@ from labctl.model import Cache
 
 
 def of(context: Context, settings: Settings, name: str, extra: Cache) -> Cache:
-    """Return the models and datasets that a workload declares, if one is named, and the ``extra`` ones."""
+    """Return the models and datasets that the workload ``name`` declares, none if empty, followed by ``extra``."""
     if not name:
         return extra
     declared = choose_workload(context.directory, name, RunOptions(), settings).cache

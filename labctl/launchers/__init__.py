@@ -95,13 +95,13 @@ def names() -> tuple[str, ...]:
 
 
 def known() -> tuple[str, ...]:
-    """Return every launcher, and every way of each that is not the usual one: ``horovod``, ``horovod:mpi``."""
+    """Return every launcher, and its ways but the default one, as ``horovod`` and ``horovod:mpi``."""
     usual = {f"{launcher}:{get(launcher).WAYS[0]}" for launcher in names()}
     return tuple(text for text in accepted() if text not in usual)
 
 
 def accepted() -> tuple[str, ...]:
-    """Return every launcher, and every way of each: ``horovod``, ``horovod:gloo``, ``horovod:mpi``."""
+    """Return every launcher, and each of its ways, as ``horovod``, ``horovod:gloo`` and ``horovod:mpi``."""
     accepted: list[str] = []
     for launcher in names():
         accepted += [launcher, *(f"{launcher}:{way}" for way in get(launcher).WAYS)]
@@ -109,7 +109,7 @@ def accepted() -> tuple[str, ...]:
 
 
 def get(text: str) -> LauncherModule:
-    """Return the module of a launcher, one for all its ways. ConfigError if launcher or way is unknown."""
+    """Return a launcher's module, for any of its ways. ConfigError if launcher or way is unknown."""
     launcher, _, asked = text.partition(":")
     if launcher not in names():
         raise ConfigError(f"unknown launcher `{text}`", hint=f"known: {', '.join(known())}")
@@ -125,12 +125,12 @@ def name(text: str) -> str:
 
 
 def way(text: str) -> str:
-    """Return the way that ``horovod:mpi`` asks for; the launcher's usual one for ``horovod``."""
+    """Return the way in ``horovod:mpi``, ``mpi``; for ``horovod`` alone the launcher's first."""
     return text.partition(":")[2] or get(text).WAYS[0]
 
 
 def is_elastic(text: str) -> bool:
-    """Tell if the launcher itself restarts failed ranks."""
+    """Return True if the launcher's way is ``elastic``: it goes on after it loses ranks."""
     return way(text) == ELASTIC
 
 
@@ -140,13 +140,13 @@ def needed(text: str, nodes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def environment(text: str, launch: LaunchSpec) -> Pairs:
-    """Return the variables that the launcher's program itself needs, not its ranks; empty for most launchers."""
+    """Return the variables that the launcher's module sets for its program; empty for most launchers."""
     of_module: Callable[[LaunchSpec], Pairs] = getattr(get(text), "environment", lambda _: ())
     return of_module(launch)
 
 
 def check(text: str, launch: LaunchSpec) -> None:
-    """Raise ConfigError for options that labctl sets itself, and for what the launcher cannot do."""
+    """Raise ConfigError for a user's options that are reserved or malformed, and for a launch that it cannot do."""
     unknown_options(text, launch.options)
     get(text).check(launch)
 

@@ -33,13 +33,13 @@ RESERVED = frozenset({
 
 
 def check(launch: LaunchSpec) -> None:
-    """Raise ConfigError if slots are chosen by number over Open MPI."""
+    """Raise ConfigError if slots are chosen by number over Open MPI; over pdsh that is allowed."""
     if launch.way == "openmpi":
         first_slots_only("deepspeed:openmpi", launch)
 
 
 def argv(launch: LaunchSpec) -> tuple[str, ...]:
-    """Return the command for the launcher container, to run in the run's directory."""
+    """Return the ``deepspeed`` command for the launcher container, with Open MPI's options if that is the way."""
     # Options that DeepSpeed does not pass to mpirun by itself.
     options = ("--allow-run-as-root", "--tag-output", "--bind-to", "none", *open_mpi_options(launch))
     mpi = ("--launcher_args", shlex.join(options)) if launch.way == "openmpi" else ()
@@ -61,6 +61,6 @@ def argv(launch: LaunchSpec) -> tuple[str, ...]:
 
 
 def files(launch: LaunchSpec) -> tuple[File, ...]:
-    """Return the hostfile and the environment file, relative to the run's directory."""
+    """Return the files for the run's directory: the hostfile, and .deepspeed_env with the launch's variables."""
     variables = "".join(f"{name}={value}\n" for name, value in launch.variables)
     return (*hostfile(launch), File(path=".deepspeed_env", content=variables, mode=0o644))

@@ -47,7 +47,7 @@ def check(launch: LaunchSpec) -> None:
 
 
 def argv(launch: LaunchSpec) -> tuple[str, ...]:
-    """Return the command for the launcher container."""
+    """Return the ``horovodrun`` command for the launcher container; elastic with a discovery script, not hostfile."""
     elastic = launch.way == ELASTIC
     return (
         "horovodrun",

@@ -33,7 +33,7 @@ def check(launch: LaunchSpec) -> None:
 
 
 def argv(launch: LaunchSpec) -> tuple[str, ...]:
-    """Return the command for the launcher container."""
+    """Return the ``mpiexec.hydra`` command for the launcher container, each variable passed by ``-genv``."""
     return (
         "mpiexec.hydra",
         "-machinefile", f"{launch.directory}/machinefile",
@@ -49,6 +49,6 @@ def argv(launch: LaunchSpec) -> tuple[str, ...]:
 
 
 def files(launch: LaunchSpec) -> tuple[File, ...]:
-    """Return the machine file, relative to the run's directory."""
+    """Return the machine file, lines ``name:slots``, for the run's directory."""
     lines = "".join(f"{name}:{slots}\n" for name, slots in launch.entries)
     return (File(path="machinefile", content=lines, mode=0o644),)

@@ -34,7 +34,7 @@ def check(launch: LaunchSpec) -> None:
 
 
 def argv(launch: LaunchSpec) -> tuple[str, ...]:
-    """Return the command for the launcher container."""
+    """Return the ``mpirun`` command for the launcher container, with ``--bind-to none`` unless the user binds."""
     bound = any(word.partition("=")[0] == "--bind-to" for word in launch.options)
     return (
         "mpirun",

@@ -20,7 +20,7 @@ def check(launch: LaunchSpec) -> None:
 
 
 def argv(launch: LaunchSpec) -> tuple[str, ...]:
-    """Return the command for the launcher container."""
+    """Return the ``pdsh`` command that starts the program once per node, with LABCTL_NODE_RANK, over ssh."""
     nodes = [name for name, _ in launch.entries]
     return (
         "pdsh", "-S", "-R", "ssh", "-f", str(len(nodes)), "-w", ",".join(nodes),

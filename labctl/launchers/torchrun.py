@@ -36,7 +36,7 @@ RESERVED = frozenset({
 
 
 def check(launch: LaunchSpec) -> None:
-    """Raise ConfigError if slots differ between nodes or are chosen by number."""
+    """Raise ConfigError if slots are chosen by number, or if nodes have different numbers of them."""
     first_slots_only("torchrun", launch)
     counts = {slots: name for name, slots in reversed(launch.entries)}
     if len(counts) > 1:
@@ -48,7 +48,7 @@ def check(launch: LaunchSpec) -> None:
 
 
 def argv(launch: LaunchSpec) -> tuple[str, ...]:
-    """Return the command for the launcher container."""
+    """Return the command for the launcher container: pdsh starts torchrun on each node, or SCRIPT if elastic."""
     nodes = [name for name, _ in launch.entries]
     if launch.way == ELASTIC:
         return (

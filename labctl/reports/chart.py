@@ -120,7 +120,7 @@ def lines(lines: Sequence[Line], along: str, unit: str, alt: str) -> Drawing:
 
 
 def _thinned(points: Sequence[tuple[float, float | None]]) -> tuple[Any, Any, Any, Any]:
-    """Return x, y, None, None; if too many or one x twice: x, medians, least and largest values of each part."""
+    """Return x, y, None, None; if too many or one x twice, x, medians, minima and maxima of POINTS parts."""
     import numpy as np
 
     x, y = np.array([(at, math.nan if value is None else value) for at, value in points], dtype=float).T
@@ -164,7 +164,7 @@ def _axes(axes: Axes) -> None:
 
 
 def _frame(axes: Axes, names: Sequence[str], unit: str, longest: float) -> None:
-    """Set up the axes of bars: a row per name, the x axis with the unit."""
+    """Set up axes for bars: a row per name, the x axis from 0 to 1.2 times the longest, labelled with the unit."""
     axes.set_xlim(0, 1.2 * longest or 1)  # Room for the number behind the longest bar.
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_yticks(range(len(names)), names)
@@ -176,7 +176,7 @@ def _frame(axes: Axes, names: Sequence[str], unit: str, longest: float) -> None:
 
 
 def _bar(axes: Axes, row: int, bar: Bar) -> None:
-    """Draw a bar with its limit and number, hatched and with a cross if it missed the limit."""
+    """Draw a bar, none without a value, with limit and number; hatched and with a cross if it missed the limit."""
     missed = bar.passed is False
     if bar.value is not None:
         axes.barh(row, bar.value, 0.66, **_fill(missed=missed))
@@ -186,12 +186,12 @@ def _bar(axes: Axes, row: int, bar: Bar) -> None:
 
 
 def _end(bar: Bar) -> float:
-    """Return the x at which the bar or its limit ends, whichever is farther: the number is written behind it."""
+    """Return the bar's value or its limit, whichever is larger: where its number is written."""
     return max(bar.value or 0, bar.limit or 0)
 
 
 def _others(axes: Axes, row: int, others: Sequence[Bar]) -> None:
-    """Draw the other bars as a histogram of their values in one row, those that missed on top."""
+    """Draw bars as a histogram in one row, those that missed on top, with their limit if all have the same."""
     import numpy as np
 
     edges = np.linspace(*axes.get_xlim(), BINS + 1)
@@ -207,6 +207,7 @@ def _others(axes: Axes, row: int, others: Sequence[Bar]) -> None:
 
 
 def _values(bars: Iterable[Bar]) -> list[float]:
+    """Return the values of bars that have one."""
     return [bar.value for bar in bars if bar.value is not None]
 
 
@@ -224,11 +225,13 @@ def _fill(*, missed: bool) -> dict[str, Any]:
 
 
 def _count(others: Sequence[Bar]) -> str:
+    """Return ``20 others``, and how many of them missed their limit, if any."""
     missed = sum(bar.passed is False for bar in others)
     return f"{len(others):,} others" + (f", ✕ {missed:,}" if missed else "")
 
 
 def _short(name: str) -> str:
+    """Return a name, with its middle cut out if it has more than 26 characters."""
     return name if len(name) <= 26 else f"{name[:12]}…{name[-13:]}"
 
 

@@ -31,7 +31,7 @@ def _prose(text: str) -> Any:
 
 @lru_cache(maxsize=1)
 def _environment() -> Any:
-    """Create the Jinja environment, once."""
+    """Create the Jinja environment of this directory's templates, with labctl's filters; cached."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(

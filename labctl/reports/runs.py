@@ -181,7 +181,7 @@ def _seconds(rows: Iterable[samples.EpochRow]) -> list[float]:
 
 
 def _report(template: str, **data: object) -> Report:
-    """Build a report: render a template as its page, and pictures in lists of the data as PNG."""
+    """Render a template as a page; return it with a PNG of each picture in the data's lists."""
     pictures: list[Picture] = []
     for value in data.values():
         if isinstance(value, list):
@@ -203,7 +203,7 @@ def _labels(compared: Comparison) -> dict[str, Label]:
 
 
 def _environment(facts: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the redacted facts of a run: the main ones, and its settings and files."""
+    """Return a run's redacted facts in two parts: the main ones, and its settings and files."""
     redacted = {name: redact_fact(name, value) for name, value in facts.items()}
     main = {name: value for name, value in redacted.items() if not (name.isupper() or name.startswith("file "))}
     return main, {name: value for name, value in redacted.items() if name not in main}
@@ -213,7 +213,7 @@ def _environment(facts: Mapping[str, str]) -> tuple[dict[str, str], dict[str, st
 
 
 def _picture(title: str, lines: Iterable[Line], along: str, unit: str) -> Iterator[Picture]:
-    """Yield the chart of lines, if one has two values. Too many lines are drawn as one, with a band of their values."""
+    """Yield a chart of the lines with several values, if any; more than MOST are drawn as one line with a band."""
     drawn = [line for line in lines if _count(line) > 1]
     if not drawn:
         return
@@ -242,7 +242,7 @@ Points = Sequence[tuple[float, float | None]]
 
 
 def _lines(named: Iterable[tuple[tuple[str, ...], Points]]) -> list[Line]:
-    """Return lines by group, run, node and device; if they are too many for one chart, by fewer of these."""
+    """Return lines by group, run, node and device, sorted by x; if more than MOST, merged by fewer of these."""
     named = list(named)
     for depth in reversed(range(1, 1 + max((len(name) for name, _ in named), default=0))):
         lines: dict[tuple[str, ...], list[tuple[float, float | None]]] = {}
@@ -258,7 +258,7 @@ def _lines(named: Iterable[tuple[tuple[str, ...], Points]]) -> list[Line]:
 
 
 def _curves(runs: Mapping[Label, RecordedRun]) -> Iterator[Picture]:
-    """Yield a chart of each metric that was printed during the run, the loss first; and of the time of each step."""
+    """Yield a chart of each metric printed during the runs, loss first, and one of the step times."""
     names = dict.fromkeys(chain.from_iterable(run.series for run in runs.values()))
     for name in sorted(names, key=lambda name: name != "loss"):
         series = {label: run.series.get(name, ()) for label, run in runs.items()}
@@ -294,12 +294,12 @@ def _points(series: Sequence[Sample], axis: Axis) -> Points:
 
 
 def _steps(run: RecordedRun) -> Points:
-    """Return the time of each step of a run."""
+    """Return (step, seconds) for each step of a run."""
     return [(float(step), seconds) for step, seconds in step_times(run.series)]
 
 
 def _machine(runs: Mapping[Label, Sequence[samples.Track]]) -> Iterator[Picture]:
-    """Yield a chart of each quantity that was sampled, unless it was zero all the time."""
+    """Yield a chart of each sampled quantity that is not zero throughout."""
     kinds = dict.fromkeys((track.what, track.unit) for track in chain.from_iterable(runs.values()))
     for title, unit in kinds:
         lines = _lines(_tracks(runs, title, unit))
@@ -360,12 +360,12 @@ def _step_times(lines: Iterable[tuple[float | None, str]]) -> tuple[array[float]
 
 
 def _means(times: Mapping[int, Sequence[float]]) -> dict[int, float]:
-    """Return the mean of each rank, without the first value, which includes warm-up, unless it is the only one."""
+    """Return each rank's mean, by rank, without its first value (warm-up) unless it is the only one."""
     return {rank: mean(values[1:] or values) for rank, values in sorted(times.items()) if values}
 
 
 def _ranks(runs: Mapping[str, tuple[Mapping[int, float], str]]) -> Iterator[Picture]:
-    """Yield a chart of the ranks of each run that has several, slowest first."""
+    """Yield a bar chart of the ranks' times, slowest first, for each run with two ranks or more."""
     for label, (times, unit) in runs.items():
         if len(times) < 2:
             continue
@@ -385,7 +385,7 @@ def _ranks(runs: Mapping[str, tuple[Mapping[int, float], str]]) -> Iterator[Pict
 
 
 def _section(label: str, run: RecordedRun, path: Path) -> Section:
-    """Read the end of a run's log: its last lines, those with the cause of a failure, and those of missed metrics."""
+    """Read the end of a run's log; return its last lines, a failure's cause, and the lines of missed metrics."""
     result, lines = run.result, store.last_lines(path / store.OUTPUT, TAIL)
     failed = result.verdict != "PASS" and result.cause != "criteria"
     cause = last_words.cause_of(result, lines) if failed else []
@@ -394,7 +394,7 @@ def _section(label: str, run: RecordedRun, path: Path) -> Section:
 
 
 def _missed(run: RecordedRun, lines: Sequence[str]) -> Iterator[str]:
-    """Yield the line of each metric that missed a criterion."""
+    """Yield the log line of each metric whose criterion was not met."""
     criteria = [check.criterion for check in run.result.checks if not check.passed]
     for name, recorded in run.result.metrics.items():
         if not any(criterion.startswith(f"{name} ") for criterion in criteria):
@@ -406,8 +406,10 @@ def _missed(run: RecordedRun, lines: Sequence[str]) -> Iterator[str]:
 
 
 def _excerpt(lines: Iterable[str]) -> str:
+    """Join lines, each cut to LONGEST_LINE characters."""
     return "\n".join(map(_shortened, lines))
 
 
 def _shortened(line: str) -> str:
+    """Return a line, cut to LONGEST_LINE characters with its length behind."""
     return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} ... {len(line):,} characters"

@@ -37,7 +37,7 @@ def read(directory: Path) -> list[Track]:
 
 
 def _tracks(node: str, head: list[str], rows: list[list[str]]) -> Iterable[Track]:
-    """Yield a track for each column that has a value."""
+    """Yield a Track for each column that has a value; rows of another length, or without seconds, are skipped."""
     # The last row of a run that was cut off may be half a row.
     whole = [row for row in rows if len(row) == len(head) and _number(row[0]) is not None]
     for column, name in enumerate(head[1:], start=1):
@@ -84,7 +84,7 @@ def epochs(path: Path) -> list[EpochRow]:
 
 
 def _lines(path: Path) -> list[str]:
-    """Read the lines of a table; of a large one every second, third ... line, and the header. Empty if not readable."""
+    """Read a table's lines, of a large one the header and every n-th line; empty if it cannot be read."""
     try:
         with files.open_regular(path) as stream:
             every = 1 + os.fstat(stream.fileno()).st_size // store.LARGEST_RECORD

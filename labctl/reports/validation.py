@@ -188,17 +188,18 @@ def html(validation: Validation) -> str:
 
 
 def _worst_first(verdicts: Iterable[NodeVerdict | LinkVerdict]) -> list[NodeVerdict | LinkVerdict]:
+    """Return the verdicts sorted by health, worst first."""
     return sorted(verdicts, key=lambda verdict: HEALTH.index(verdict.verdict))
 
 
 def _counts(verdicts: Iterable[NodeVerdict | LinkVerdict]) -> list[tuple[str, int]]:
-    """Count the verdicts of each health, worst first."""
+    """Return (health, number of verdicts) for each health that occurs, worst first."""
     counter = Counter(verdict.verdict for verdict in verdicts)
     return [(health, counter[health]) for health in HEALTH if counter[health]]
 
 
 def _actions(validation: Validation) -> list[tuple[str, list[str]]]:
-    """Return each advice once, with the nodes, links and steps that it is for."""
+    """Return each distinct advice with the names of its nodes, links and steps, the worst nodes first."""
     concerned: dict[str, list[str]] = {}
     for item in (*_worst_first(validation.nodes), *_worst_first(validation.links), *validation.steps):
         if item.advice:
@@ -207,7 +208,7 @@ def _actions(validation: Validation) -> list[tuple[str, list[str]]]:
 
 
 def _machines(validation: Validation) -> list[_Machines]:
-    """Return nodes and hosts by hardware, each hardware once."""
+    """Group hosts by equal hardware; return each hardware with the names of its nodes and hosts."""
     nodes_of: defaultdict[str, list[str]] = defaultdict(list)
     for node in validation.nodes:
         if node.node != node.host:
@@ -222,7 +223,7 @@ def _machines(validation: Validation) -> list[_Machines]:
 
 
 def _ranges(names: Iterable[str]) -> str:
-    """Join names, consecutive numbers as ``worker-0 to worker-3``."""
+    """Join names with commas, runs of consecutive numbers as ``worker-0 to worker-3``."""
     spans: list[list[str]] = []
     for name in names:
         if spans and name == _following(spans[-1][-1]):
@@ -239,7 +240,7 @@ def _following(name: str) -> str:
 
 
 def _grids(validation: Validation) -> list[_Grid]:
-    """Return a table per metric of links, if there are several hosts, and not more nodes than a page has room for."""
+    """Return a node-by-node table per link metric; none for one host, or for more than WIDEST nodes."""
     nodes = [node.node for node in validation.nodes if node.node != node.host]
     if len({node.host for node in validation.nodes}) < 2 or len(nodes) > WIDEST:
         return []
@@ -268,7 +269,7 @@ def _name(item: NodeVerdict | LinkVerdict | StepResult) -> str:
 
 
 def _measures(figures: Iterable[Figure]) -> list[_Measure]:
-    """Summarise figures by step, metric and unit, worst first in each."""
+    """Group figures by step, metric and unit, each sorted worst first, and summarise each group."""
     kinds: dict[tuple[str, str, str], list[Figure]] = {}
     for figure in figures:
         kinds.setdefault((figure.step, figure.what, figure.unit), []).append(figure)
@@ -276,7 +277,7 @@ def _measures(figures: Iterable[Figure]) -> list[_Measure]:
 
 
 def _measure(step: str, metric: str, unit: str, figures: Sequence[Figure]) -> _Measure:
-    """Summarise figures of one metric, which are sorted worst first."""
+    """Summarise the figures of one metric, given worst first: status of the worst, limit, sources and chart."""
     limits = {figure.limit for figure in figures}
     sources = dict.fromkeys(figure.source for figure in figures)
     result = _result(figures, unit)
@@ -293,14 +294,14 @@ def _measure(step: str, metric: str, unit: str, figures: Sequence[Figure]) -> _M
 
 
 def _status(figure: Figure) -> str:
-    """Return ``passed`` or ``missed``; else ``unsure`` if it was compared with other nodes, or ``no threshold``."""
+    """Return ``passed``, ``missed``, or if that is None ``unsure`` if judged or limited, else ``no threshold``."""
     if figure.passed is None:
         return "unsure" if figure.judged or figure.limit else "no threshold"
     return "passed" if figure.passed else "missed"
 
 
 def _badness(figure: Figure) -> tuple[int, bool, float]:
-    """Sort key of figures: missed, unjudged, passed; in each those without a number, then from worst to best."""
+    """Sort key of figures: missed, undecided, passed; in each those without a number first, then worst to best."""
     value = finite(figure.value)
     sign = -1 if figure.limit.startswith("<=") or figure.unit in TIMES else 1
     return (False, None, True).index(figure.passed), value is not None, sign * (value or 0)
@@ -324,7 +325,7 @@ def _result(figures: Sequence[Figure], unit: str) -> str:
 
 
 def _chart(figures: Sequence[Figure], unit: str, alt: str) -> str:
-    """Draw the figures as SVG; empty if there is nothing to compare: no number of a node or link, or a single one."""
+    """Draw figures as an SVG; empty if none is of a node or link, or for a single figure without a limit."""
     bars = [
         chart.Bar(name=figure.node or "all", value=finite(figure.value), limit=_limit(figure), passed=figure.passed)
         for figure in figures

@@ -23,6 +23,7 @@ class once(Generic[T]):  # noqa: N801 - a decorator
         self._name = name
 
     def __get__(self, instance: Any, owner: type | None = None) -> T:
+        """Compute the value and store it in the object under the property's name, which later reads find first."""
         # A descriptor without __set__ gives way to the object's dictionary: this runs once.
         value = instance.__dict__[self._name] = self._compute(instance)
         return value

@@ -93,7 +93,7 @@ class LockHeld(HostError):
 
 
 def busy(path: Path) -> LockHeld:
-    """Return the error to raise if another process holds the lock."""
+    """Return the LockHeld error that names the holder of a lock."""
     return LockHeld(f"{holder(path)} holds {path}", hint="wait for it, or end that process")
 
 
@@ -108,7 +108,7 @@ def _owner(purpose: str) -> dict[str, str | int]:
 
 
 def holder(path: Path) -> str:
-    """Describe the holder of a lock for a message, as ``another labctl`` if it is unknown."""
+    """Describe a lock's last holder, by purpose, user, pid and host; ``another labctl`` if the file does not tell."""
     try:
         return "`{purpose}` by {user} (pid {pid} on {host}, since {since})".format_map(said(path))
     except KeyError:
@@ -123,7 +123,7 @@ def said(path: Path) -> dict[str, str]:
 
 
 def words(text: str) -> dict[str, str]:
-    """Parse a holder's description of itself, printable; empty if it is invalid."""
+    """Parse a holder's description from JSON into printable texts; empty if it is invalid."""
     try:
         return {key: plain(str(value)) for key, value in json.loads(text).items()}
     except (ValueError, AttributeError):

@@ -32,9 +32,10 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
 def write_all(directory: Path, files: Iterable[File]) -> tuple[str, ...]:
-    """Write the files below the directory and return the paths that changed. HostError names the path that failed."""
+    """Write files and links below the directory; return the paths of those that changed. HostError on failure."""
 
     def put(file: File) -> bool:
+        """Write the file or link; return True if it changed."""
         path = directory / file.path
         return link(path, file.content) if file.link else write(path, file.content, file.mode)
 
@@ -118,7 +119,7 @@ def create_all(
 
     @contextmanager
     def folder(path: Path) -> Iterator[int]:
-        """Open a folder below the new directory, creating it and its parents if missing."""
+        """Open a folder below the new directory, creating missing ones; provide its descriptor."""
         with opened(directory) as root, ExitStack() as held:
             handle = root
             for part in reversed((path, *path.parents)):
@@ -171,6 +172,7 @@ def walk(folder: Path, *, hidden: bool = True) -> Iterator[str]:
     """Yield the relative path of every file and link below a folder; not SKIPPED, nor dot names unless ``hidden``."""
 
     def kept(names: Iterable[str]) -> list[str]:
+        """Return the names to walk, sorted."""
         return sorted(name for name in names if name not in SKIPPED and (hidden or not name.startswith(".")))
 
     for above, folders, files in os.walk(folder):
@@ -294,7 +296,7 @@ def climbs_late(target: str) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link, or a directory with its content. HostError if that fails or nothing is there."""
+    """Remove a file, a link, or a directory with its content. HostError on failure, also if nothing is there."""
     try:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     except OSError as error:

@@ -18,7 +18,7 @@ def root(folder: Path) -> Path | None:
 
 
 def ignores(repository: Path, folder: Path) -> bool:
-    """Tell if a repository ignores a folder in it."""
+    """Return True if git ignores a folder of the repository; False for its root."""
     if folder == repository:
         return False
     return _git(repository, "check-ignore", "-q", str(folder)).code == 0
@@ -38,7 +38,7 @@ def commit(folder: Path) -> tuple[str, bool]:
 
 
 def _apart(folder: Path, *words: str) -> tuple[str, str]:
-    """Return the commit that a folder is at and the output of a git command there; both are empty outside git."""
+    """Return a folder's commit and a git command's output, run with a temporary GIT_DIR; both empty outside git."""
     where = _git(folder, "rev-parse", "HEAD", "--show-toplevel", "--git-path", "index", "--git-path", "objects")
     if where.code:
         return "", ""

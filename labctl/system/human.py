@@ -10,7 +10,7 @@ SECONDS = {"d": 86400, "h": 3600, "min": 60, "s": 1}
 
 
 def number(value: float | None, digits: int = 4, sign: str = "") -> str:
-    """Format with ``digits`` significant digits, as integer if that has more; ``no figure`` for None, nan and infinity.
+    """Format with ``digits`` significant digits, larger numbers as integers; ``no figure`` for None, nan, infinity.
 
     ``sign``: ``+`` also marks positive numbers.
     """
@@ -41,13 +41,13 @@ def compared(value: float, limit: float) -> tuple[str, str]:
 
 
 def share(value: float, sign: str = "") -> str:
-    """Format a share in per cent, with a decimal, or two below 1 %: 0.0251 as ``2.5 %``."""
+    """Format a share in per cent, with one decimal, or two below 1 %: 0.0251 as ``2.5 %``."""
     # Adding 0 removes the sign of -0.0.
     return f"{number(round(100 * value, 1 if abs(value) >= 0.01 else 2) + 0, 3, sign)} %"
 
 
 def duration(seconds: float) -> str:
-    """Format seconds in their two largest units, as ``7 min 5 s`` or ``2 h``; below two minutes as ``4.2 s``."""
+    """Format seconds, below 120 as ``4.2 s``, else in the two largest units, as ``7 min 5 s`` or ``2 h``."""
     whole = round(seconds)
     if whole < 120:
         return f"{number(round(seconds, 4), 2)} s"

@@ -69,7 +69,7 @@ class Load(Struct, frozen=True, kw_only=True):
 
     @property
     def is_busy(self) -> bool:
-        """Tell if others use so many cores that a measurement suffers."""
+        """Return True if others use at least a quarter of the host's cores."""
         return self.share >= BUSY
 
     def text(self) -> str:
@@ -96,7 +96,7 @@ class Watch:
         self.measured: list[Measured] = []
 
     def read(self, step: str, when: Literal["before", "after"]) -> dict[str, Load]:
-        """Return the load of each host that answers, and keep it."""
+        """Read and keep the load of all hosts; return it by host; report each busy host once."""
         loads = of_hosts(self._on_hosts)
         known = self.busy
         for host, load in loads.items():
@@ -107,7 +107,7 @@ class Watch:
 
     @property
     def busy(self) -> dict[str, Load]:
-        """Return the hosts that were busy, each at its busiest."""
+        """Return, by host, the highest load of each host that was ever busy."""
         by_share = sorted((load for load in self.measured if load.is_busy), key=lambda load: load.share)
         return {load.host: load for load in by_share}
 

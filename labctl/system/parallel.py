@@ -42,6 +42,7 @@ def map_hosts(work: Callable[[K], T], hosts: Mapping[str, K]) -> tuple[dict[str,
     """
 
     def attempt(name: str, host: K) -> T:
+        """Do the host's work, with parse errors raised under its name."""
         with parsing(name):
             return work(host)
 

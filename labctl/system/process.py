@@ -80,9 +80,10 @@ def stream(
     timeout: float | None = None,
     check: bool = True,
 ) -> CompletedProcess:
-    """Run a program and pass on each line of its output and errors as it comes; else as ``stream_blocks``."""
+    """Run a program, calling ``on_line`` for each line of stdout and stderr; else as ``stream_blocks``."""
 
     def each(lines: Sequence[str]) -> None:
+        """Call ``on_line`` for each line."""
         for line in lines:
             on_line(line)
 
@@ -152,7 +153,7 @@ class Input:
         self._closed = False
 
     def write(self, line: str) -> None:
-        """Write a line; nothing if the program or its input has ended."""
+        """Write a line to the program, or keep it until the program starts; drop it if the pipe is broken."""
         with self._lock:
             self._waiting += f"{line}\n".encode()
             self._pass_on()
@@ -212,7 +213,7 @@ def _pulsing(child: subprocess.Popen[Any], typed: Input, seconds: float) -> Iter
 
 
 def allow_more_files() -> None:
-    """Raise this process's limit of open files to the maximum: each run that it follows has five."""
+    """Raise this process's limit of open files to its hard limit."""
     import resource
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -225,7 +226,7 @@ def variable(name: str) -> str:
 
 
 def without(names: Iterable[str], argv: Sequence[str]) -> tuple[str, ...]:
-    """Return the arguments that run a program without these variables of this process's environment."""
+    """Return the arguments prefixed with ``env -u NAME`` for those of the variables that are set here."""
     present = [name for name in names if name in os.environ]
     options = [word for name in present for word in ("-u", name)]
     return ("env", *options, *argv) if options else tuple(argv)
@@ -268,6 +269,7 @@ def begun() -> Iterator[Callable[[Sequence[str]], None]]:
     children: list[subprocess.Popen[bytes]] = []
 
     def begin(argv: Sequence[str]) -> None:
+        """Start a program in its own session, without input or output."""
         quiet = subprocess.DEVNULL
         children.append(subprocess.Popen(argv, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True))
 
@@ -300,7 +302,7 @@ def guarded(argv: Sequence[str]) -> Iterator[None]:
 
 
 def held_by_guards(child: subprocess.Popen[Any]) -> None:
-    """Let the guards that start from now on keep the input of a child open until they end."""
+    """Make a child's input pipe inheritable: guards started from now on keep it open until they end."""
     assert child.stdin is not None  # noqa: S101 - a pipe was requested
     os.set_inheritable(child.stdin.fileno(), True)
 
@@ -347,6 +349,7 @@ def _limited(child: subprocess.Popen[Any], timeout: float | None) -> Iterator[th
         return
 
     def expire() -> None:
+        """Kill the child's session and set the event."""
         expired.set()
         _kill(child, own_session=True)
 
@@ -399,7 +402,7 @@ def feed(argv: Sequence[str], chunks: Iterable[bytes], *, timeout: float) -> Com
 
 
 def drain(argv: Sequence[str], on_chunk: Callable[[bytes], object], *, timeout: float) -> CompletedProcess:
-    """Run a program to its end, passing its output on as bytes; return code and standard error; errors as ``feed``."""
+    """Run a program, passing chunks of stdout to ``on_chunk``; return code and stderr. HostError on timeout."""
     with tempfile.TemporaryFile() as errors:
         with _child(argv, timeout, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors) as child:
             assert child.stdout is not None  # noqa: S101 - a pipe was requested
@@ -436,7 +439,7 @@ class BackgroundProcess:
         self._ending = False
 
     def lines(self, seconds: float) -> Generator[str, None, None]:
-        """Yield the program's output lines, line ends kept; kill the program after ``seconds``.
+        """Yield the program's output lines, line ends kept, until it ends; kill it after ``seconds``.
 
         A line of more than 2 MiB comes in pieces.
         """

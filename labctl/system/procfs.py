@@ -25,7 +25,7 @@ def read(path: HostPath) -> str:
 
 
 def default_mtu(root: HostPath = ROOT) -> int:
-    """MTU of the default route's interface; 1500 without one. Source: /proc/net/route, /sys/class/net."""
+    """Return the MTU of the default route's interface; 1500 without one."""
     interface = routing.default_interface(routing.parse(read(root / "proc/net/route")))
     text = read(root / f"sys/class/net/{interface}/mtu") if interface else ""
     return int(text) if text.strip() else 1500
@@ -76,7 +76,7 @@ def parse_cpulist(text: str) -> tuple[int, ...]:
 
 
 def infiniband(root: HostPath = ROOT) -> tuple[str, ...]:
-    """Return the character devices that RDMA needs: a device per card, and the connection manager's."""
+    """Return the device files that RDMA needs: /dev/infiniband/uverbs* and rdma_cm; empty without them."""
     names = sorted(path.name for path in (root / "dev/infiniband").glob("*"))
     return tuple(f"/dev/infiniband/{name}" for name in names if name.startswith("uverbs") or name == "rdma_cm")
 
@@ -128,7 +128,7 @@ def parse_os_release(text: str) -> dict[str, str]:
 
 
 def groups(*names: str, root: HostPath = ROOT) -> tuple[int, ...]:
-    """Return the ids of the named groups that exist. Source: group(5)."""
+    """Return the sorted ids of the named groups that exist."""
     if root == ROOT:
         numbers = {entry.gr_name: entry.gr_gid for entry in grp.getgrall()}
     else:
@@ -146,7 +146,7 @@ def group_of(path: str, root: HostPath = ROOT) -> int:
 
 
 def lock_directory(root: HostPath = ROOT) -> str:
-    """Return a directory for lock files that every user may create and only the owner may remove.
+    """Return the sticky, world-writable directory for lock files: /run/lock, else /tmp.
 
     It is the same for all users of a host: /run/lock, or /tmp on distributions where only root may write /run/lock,
     such as Fedora.

@@ -41,12 +41,13 @@ class Progress(Struct):
             self._marks.append((self.clock(), self.done))
 
     def finish(self) -> None:
-        """Report the end, with the time and the rate."""
+        """Report 100 %, the bytes done since the start, the time and the rate."""
         began, before = self._marks[0]
         took = f"{human.size(self.done - before)} in {human.duration(self.clock() - began)}"
         self.notice(f"{self.label}: 100 %, {took}, {self._rate(self._marks[0])}")
 
     def _rate(self, since: tuple[float, int]) -> str:
+        """Return the mean rate since a mark, as ``10 MB/s``."""
         return f"{human.size((self.done - since[1]) / max(self.clock() - since[0], 1e-3))}/s"
 
 
@@ -56,7 +57,7 @@ def waiting(notice: Callable[[str], None], describe: Callable[[float], str]) -> 
     began, over = time.monotonic(), threading.Event()
 
     def tell() -> None:
-        """Report until the block is left."""
+        """Report every 10 s until the block is left; nothing while ``describe`` returns an empty text."""
         while not over.wait(PACE):
             if text := describe(time.monotonic() - began):
                 notice(text)
@@ -85,6 +86,7 @@ def waiting_for(doing: str, notice: Callable[[str], None]) -> Iterator[At]:
             del began[name]
 
     def describe(_: float) -> str:
+        """Describe the busy names and how long the first has been busy; empty if none is."""
         now = dict(began)
         return f"{human.listed(now)}: {doing}, {human.duration(time.monotonic() - min(now.values()))}" if now else ""
 

@@ -47,7 +47,7 @@ class Network(Struct, frozen=True, kw_only=True):
 
     @property
     def usable(self) -> dict[str, str]:
-        """Interfaces that may lead to other hosts, with the first address of each."""
+        """First address of each interface that has one, except loopback and Docker's own."""
         first_addresses: dict[str, str] = {}
         for name, address in self.addresses:
             if not _INNER.fullmatch(name):
@@ -188,7 +188,7 @@ def _leaving(members: Sequence[ClusterMember], assumed: Sequence[Endpoint]) -> t
 
 
 def _way_out(member: ClusterMember, endpoint: Endpoint, numbers: Sequence[int], names: dict[int, str]) -> Endpoint:
-    """Return the endpoint by which a host reaches the addresses ``numbers``. HostError unless one interface does."""
+    """Return the one endpoint by which a host reaches the addresses. HostError if there is none, or several."""
     own_number = int(IPv4Address(endpoint.address))
     taken = dict(interfaces(member.network.routes, [number for number in numbers if number != own_number]))
     called = {name: f"{names[number]} ({IPv4Address(number)})" for name, number in taken.items()}
@@ -242,10 +242,12 @@ def _distinct(members: Sequence[ClusterMember], endpoints: tuple[Endpoint, ...])
 
 
 def _unroutable(member: ClusterMember, problem: str) -> HostError:
+    """Return a HostError about a member's routes, with the hint to write ``iface=``."""
     return HostError(f"{member.name} {problem}", hint=_advice(member), node=member.name)
 
 
 def _advice(member: ClusterMember) -> str:
+    """Return the hint to write ``iface=`` in the inventory, with the member's interfaces."""
     return f"write iface= for {member.name} at {member.where or 'its line'}; it has {_has(member)}"
 
 
@@ -258,5 +260,5 @@ def _has(member: ClusterMember) -> str:
 
 
 def free_port(after: int, busy: Collection[int]) -> int:
-    """Return the next TCP port after ``after`` that is not ``busy``; from 20000 on if ``after`` is 65000 or more."""
+    """Return the first TCP port above ``after`` that is not ``busy``; from 20000 on if ``after`` >= 65000."""
     return next(number for number in count(after + 1 if after < 65000 else 20000) if number not in busy)

@@ -19,7 +19,7 @@ def template(path: Path) -> Any:
 
 @lru_cache(maxsize=4096)
 def yaml_string(value: str) -> str:
-    """Quote a value as a YAML string that compose reads back byte for byte: compose's ``$`` is doubled."""
+    """Quote a value as a YAML string for compose, each ``$`` doubled so that compose keeps it."""
     value = value.replace("$", "$$")
     if value.isascii() and value.isprintable():
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
@@ -37,10 +37,12 @@ def _environment() -> Any:
 
     class Kept(FileSystemBytecodeCache):
         def dump_bytecode(self, bucket: Bucket) -> None:
+            """Write the compiled template; ignore OSError."""
             with suppress(OSError):  # The disk is full, or the quota.
                 super().dump_bytecode(bucket)
 
     def read(name: str) -> str:
+        """Return a template's text: an absolute path, or a file of ``compose/``."""
         path = Path(name)
         return (path if path.is_absolute() else files.path("compose", name)).read_text(encoding="utf-8")
 

@@ -88,7 +88,7 @@ def _distinct(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
 
 
 def merge(base: Config, over: Config) -> dict[str, Any]:
-    """Merge two configurations section by section; ``over`` wins."""
+    """Merge two configurations, nested objects key by key; ``over`` wins."""
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
@@ -108,7 +108,7 @@ def assign(config: Config, dotted: str, text: str) -> dict[str, Any]:
 
 
 def resolve_bf16(workload: Workload, accelerator: str, hosts: Iterable[Host]) -> Workload:
-    """Replace ``bf16.enabled: auto`` by a value for all ranks: false if a CPU host computes bf16 slowly."""
+    """Replace ``bf16.enabled: auto`` by true, or by false if any host is a CPU without bf16; else unchanged."""
     config = workload.deepspeed or {}
     if config.get("bf16", {}).get("enabled") != "auto":
         return workload
@@ -117,7 +117,7 @@ def resolve_bf16(workload: Workload, accelerator: str, hosts: Iterable[Host]) ->
 
 
 def complete(config: Config, *, ranks: int, accelerator: str, where: str) -> dict[str, Any]:
-    """Add the missing batch sizes. ConfigError for invalid sections, batch sizes or precision, or fp16 on CPUs.
+    """Return the configuration with all batch sizes. ConfigError for invalid sections, sizes, or fp16 on CPUs.
 
     The batch is micro-batch x accumulation steps x ranks.
     """

@@ -111,7 +111,7 @@ def load(
 
 
 def words(of: Workload, key: str, value: str | None) -> tuple[str, ...]:
-    """Return the script's arguments for ``--set key=value``, or a bare ``--set key``; ConfigError if it takes none.
+    """Return the script's arguments for ``--set key=value``, or a bare ``--set key``; ConfigError for DeepSpeed-Chat.
 
     For a Gaudi workload the value is split as a shell does: empty is a bare flag, several words are a list.
     """
@@ -136,7 +136,7 @@ def require_arguments(of: Workload, option: str) -> None:
 
 
 def is_step(of: Workload) -> bool:
-    """Tell if the workload is a DeepSpeed-Chat script in the folder of a step, as in Microsoft's repository."""
+    """Return True if the workload is a DeepSpeed-Chat script in a step's folder."""
     return of.directory.name == DSCHAT.family and "/" in "".join(of.arguments[:1])
 
 
@@ -146,7 +146,7 @@ def script_of(of: Workload) -> Path | None:
 
 
 def at(of: Workload, job: str, directory: str) -> Workload:
-    """Return the workload as a run starts it: DeepSpeed-Chat's scripts get job, hostfile and folder as arguments."""
+    """Return the workload as a run starts it; DeepSpeed-Chat scripts get job, hostfile and folder as arguments."""
     if of.directory.name != DSCHAT.family:
         return of
     script, *more = of.arguments
@@ -189,7 +189,7 @@ def list_all(directory: Path, launchers: tuple[str, ...], clones: Mapping[str, P
 
 
 def remarks(of: Workload, clones: Mapping[str, Path]) -> tuple[str, ...]:
-    """Return warnings about the clone that this workload runs from."""
+    """Return a warning if optimum-habana's version is another, or if the clone has a .deepspeed_env; else ()."""
     root = clones.get(of.directory.name)
     if root is None:
         return ()
@@ -206,7 +206,7 @@ def remarks(of: Workload, clones: Mapping[str, Path]) -> tuple[str, ...]:
 
 
 def require_device(of: Workload, accelerator: str, clones: Mapping[str, Path]) -> None:
-    """Raise HostError if a workload needs devices that the lab does not have."""
+    """Raise HostError if the workload needs Gaudis, CUDA or any device, and the accelerator is another."""
     if of.directory.name == GAUDI.family and of.script != CHECK and accelerator != "habana":
         raise HostError(
             f"{of.name} needs Gaudis: it imports Habana's own software, and this lab's accelerator is {accelerator}",
@@ -272,11 +272,12 @@ def _is_runnable(path: Path, mark: str, root: Path) -> bool:
 
 
 def _script_name(path: Path, folder: Path) -> str:
+    """Return a script's path below the folder, without its suffix and ``training_scripts/``."""
     return path.relative_to(folder).as_posix().removesuffix(path.suffix).replace("training_scripts/", "")
 
 
 def calls_cuda(root: Path) -> bool:
-    """Tell if the steps of a DeepSpeed-Chat clone use torch.cuda directly, as Lambda's do."""
+    """Return True if a step's main.py in a DeepSpeed-Chat clone calls torch.cuda.set_device."""
     steps = (root / DSCHAT.scripts).glob("step*/main.py")
     return any(re.search(r"(?m)^[^#\n]*torch\.cuda\.set_device\(", procfs.read(step)) for step in steps)
 

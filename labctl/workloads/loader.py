@@ -78,7 +78,7 @@ def _scan(directory: Path, launchers: tuple[str, ...], name: str = "") -> tuple[
 
 
 def _clashes(declared: Iterable[Declared]) -> list[ConfigError]:
-    """Return an error for each workload whose name is already declared."""
+    """Return an error for each workload whose name an earlier one has."""
     first: dict[str, Workload] = {}
     return [
         ConfigError(f"{again.declared}: workload `{again.name}` is already declared at {earlier.declared}")
@@ -100,12 +100,13 @@ def _unknown(directory: Path, name: str, declared: list[Workload]) -> ConfigErro
 
 
 def _shown(path: Path) -> str:
+    """Return the path with its last two folders, as ``workloads/opt/workload.yml``, for messages."""
     folder = path.absolute().parent
     return f"{folder.parent.name}/{folder.name}/{FILE}"
 
 
 def _read_file(path: Path, launchers: tuple[str, ...]) -> list[Declared]:
-    """Parse a workload file into its variants; without ``variants``, its folder names the only workload."""
+    """Read a workload file; return each variant and its rehearsal, or one workload named after the folder."""
     folder = path.parent
     root = compose(path, _shown(path), hint="a workload needs description, launcher, script and timeout")
     fields = schema(folder, launchers)
@@ -160,7 +161,7 @@ def _declare(name: str, folder: Path, at: Value, common: dict[str, Any], variant
 
 
 def _merged(common: dict[str, Any], variant: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of common fields and variant, and their DeepSpeed keys merged; None if neither has any."""
+    """Return common and variant ``arguments`` joined and ``deepspeed`` merged, None if neither has one."""
     configs = [part["deepspeed"] for part in (common, variant) if part.get("deepspeed") is not None]
     return {
         "arguments": (*common.get("arguments", ()), *variant.get("arguments", ())),
@@ -169,7 +170,7 @@ def _merged(common: dict[str, Any], variant: dict[str, Any]) -> dict[str, Any]:
 
 
 def _resolve(criteria: Iterable[tuple[Value, Criterion]], metrics: dict[str, Metric]) -> tuple[Criterion, ...]:
-    """Return the criteria; raise ConfigError for one on an unknown or unsuitable metric."""
+    """Return the criteria; ConfigError for an unknown metric, or ``decrease`` on one that is not first-last."""
     for at, criterion in criteria:
         metric = metrics.get(criterion.metric)
         if metric is None:

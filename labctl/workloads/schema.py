@@ -52,7 +52,7 @@ def parse_expectation(text: str) -> Criterion:
 
 
 def parse_metric(text: str) -> Metric:
-    """Parse ``NAME=REGEX`` into a metric; raise ConfigError for an invalid name or a pattern without one group."""
+    """Parse ``NAME=REGEX`` into a metric. ConfigError for a bad name, or a pattern without exactly one group."""
     name, _, pattern = text.partition("=")
     if not NAME.fullmatch(name) or not pattern:
         raise ConfigError(f"--metric {text}: no name and pattern", hint=r"such as --metric 'bleu=BLEU = (\S+)'")
@@ -72,6 +72,7 @@ def _bounds(sign: str, text: str) -> dict[str, Any]:
 
 
 def _criteria(value: Value) -> tuple[tuple[Value, Criterion], ...]:
+    """Return each criterion of a list, with its place in the file."""
     return tuple((item, _criterion(item)) for item in value.items())
 
 
@@ -112,6 +113,7 @@ def schema(folder: Path, launchers: tuple[str, ...]) -> Schema:
 
 
 def _launcher(value: Value, launchers: tuple[str, ...]) -> str:
+    """Return a launcher's current name. ConfigError if it is unknown."""
     name = launcher_name(value.text())
     return name if name in launchers else value.choice(launchers)
 
@@ -122,7 +124,7 @@ def launcher_name(text: str) -> str:
 
 
 def _script(value: Value, folder: Path) -> str:
-    """Return a file of the folder, or an absolute path, which is checked by the run as it may be on another machine."""
+    """Return a script's path: absolute ones unchecked, with ~ expanded, others as a file of the folder."""
     text = value.text()
     return str(Path(text).expanduser()) if text.startswith(("/", "~/")) else _file(value, folder)
 
@@ -169,10 +171,12 @@ def _image(value: Value) -> str:
 
 
 def _requirement(value: Value) -> str:
+    """Return a pip requirement without spaces. ConfigError if it is invalid."""
     return _valid(value, require_requirement, requirements.without_spaces(value.text()))
 
 
 def _distribution_package(value: Value) -> str:
+    """Return the name of a distribution's package. ConfigError if it is invalid."""
     return _valid(value, distribution_packages, value.text())
 
 
@@ -186,10 +190,12 @@ def _valid(value: Value, check: Callable[[str], None], text: str) -> str:
 
 
 def _requirements(value: Value, folder: Path) -> tuple[str, ...]:
+    """Return the requirements in a file of the folder."""
     return requirements.read(folder / _file(value, folder), f"{value.path}:{value.line}")
 
 
 def _words(value: Value) -> tuple[str, ...]:
+    """Return the texts of a list."""
     return tuple(item.text() for item in value.items())
 
 
@@ -203,6 +209,7 @@ def _named(value: Value, kind: str, pattern: re.Pattern[str], hint: str) -> dict
 
 
 def _inputs(value: Value) -> dict[str, str]:
+    """Return the kind of each input by argument name. ConfigError for an unknown kind or a bad name."""
     entries = _named(value, "argument", _ARGUMENT, "as in --data-path, without the dashes")
     return {name: entry.choice(INPUT_KINDS) for name, entry in entries.items()}
 
@@ -216,6 +223,7 @@ def _deepspeed(value: Value) -> dict[str, Any]:
 
 
 def _environment(value: Value) -> dict[str, str]:
+    """Return environment variables by name. ConfigError for a bad name."""
     entries = _named(value, "environment", _VARIABLE, "letters, digits and `_`, not beginning with a digit")
     return {name: entry.text() for name, entry in entries.items()}
 
@@ -230,7 +238,7 @@ def _timeout(value: Value) -> float:
 
 
 def _metrics(value: Value) -> dict[str, Metric]:
-    """Return the metrics by name."""
+    """Return the metrics by name. ConfigError for a bad name, or a metric without a pattern."""
     fields: Schema = {
         "pattern": _pattern,
         "unit": Value.text,
@@ -243,6 +251,7 @@ def _metrics(value: Value) -> dict[str, Metric]:
 
 
 def _notes(value: Value) -> dict[str, str]:
+    """Return the pattern of each note by name. ConfigError for a bad name or pattern."""
     entries = _named(value, "note", NAME, "letters, digits, `.`, `_` and `-`, at most 63")
     return {name: _pattern(entry, "text") for name, entry in entries.items()}
 
@@ -317,6 +326,7 @@ def _memory(value: Value) -> Memory:
 
 
 def _resume(value: Value) -> Resume:
+    """Read how a workload resumes: option, checkpoint and marker. ConfigError without the first two."""
     fields: Schema = {"argument": _long_option, "checkpoint": _below, "marker": _below}
     return Resume(**value.read(fields, required=("argument", "checkpoint")))
 
@@ -339,4 +349,5 @@ def _below(value: Value) -> str:
 
 
 def _task(value: Value) -> str:
+    """Return one of TASKS, or a text with a ``{placeholder}`` as it is. ConfigError otherwise."""
     return value.text() if "{" in value.text() else value.choice(TASKS)

@@ -63,7 +63,7 @@ def parse_deb822(text: str) -> Iterator[Source]:
 
 
 def archive(sources: tuple[Source, ...], distribution: str, suite: str) -> Source | None:
-    """Return the distribution's own main archive of a suite, by its http and https URIs; None if no source is that."""
+    """Return the first source that is the distribution's own main archive of a suite, with its http URIs; or None."""
     for source in sources:
         uris = tuple(uri for uri in source.uris if urlsplit(uri).scheme in {"http", "https"})
         if suite in source.suites and "main" in source.components and _is_own(source, uris, distribution):
@@ -88,7 +88,7 @@ def for_mirror(mirror: str, codename: str) -> str:
 
 
 def candidates(policy: str) -> dict[str, str]:
-    """Return the version that apt would install of each package, parsed from ``apt-cache policy``."""
+    """Parse ``apt-cache policy`` into the candidate version of each package; packages without one are left out."""
     versions = re.findall(r"^(\S+):\n.*\n  Candidate: (.*)$", policy, re.MULTILINE)
     return {package: version for package, version in versions if version != "(none)"}
 
@@ -101,6 +101,7 @@ def _is_own(source: Source, uris: tuple[str, ...], distribution: str) -> bool:
 
 
 def _line(uri: str, suite: str, distribution: str) -> str:
+    """Return a line of a sources.list, signed by the distribution's keyring; with ``universe`` on Ubuntu."""
     # Ubuntu has Open MPI and pdsh in universe, Debian in main.
     components = "main universe" if distribution == "ubuntu" else "main"
     return f"deb [signed-by=/usr/share/keyrings/{distribution}-archive-keyring.gpg] {uri} {suite} {components}\n"

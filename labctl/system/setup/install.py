@@ -59,7 +59,7 @@ class SetupPlan(Struct, frozen=True):
         return "\n".join(("to make this host able to run a lab:", *listed))
 
     def typed(self) -> tuple[str, ...]:
-        """Return the steps as this user's shell command lines; as root's if there is no sudo."""
+        """Return each step as a shell line with the plan's prefix (``sudo``), its input piped in."""
         lines = []
         for step in self.steps:
             line = shlex.join((*(self.prefix or ()), *step.argv))
@@ -105,7 +105,7 @@ def _install(packages: tuple[str, ...]) -> tuple[SetupStep, ...]:
 
 
 def _missing(facts: Facts) -> tuple[str, ...]:
-    """Return the requirements that are not installed or too old."""
+    """Return the names of the requirements that are not installed or too old."""
     versions = {
         "Docker Engine": facts.engine,
         # Any version will do.
@@ -162,7 +162,7 @@ def _next_release(facts: Facts) -> tuple[SetupStep, ...]:
 
 
 def _start(facts: Facts) -> tuple[SetupStep, ...]:
-    """Return the steps that start Docker, by systemd or directly."""
+    """Return the steps that start Docker: with systemd, else with start-stop-daemon and the default route's MTU."""
     if facts.systemd:
         return (SetupStep(("systemctl", "enable", "--now", "docker"), "start Docker, now and at boot"),)
     daemon = (
@@ -228,7 +228,7 @@ def _require_root(steps: SetupPlan) -> None:
 
 
 def _confirm(ask: Callable[[str], bool] | None) -> None:
-    """Raise HostError unless the user agrees at the terminal."""
+    """Raise HostError without a terminal (``ask`` is None) or if the user declines."""
     if ask is None:
         raise HostError("cannot prompt: not a terminal", hint="labctl setup --yes")
     if not ask("do this?"):
@@ -236,7 +236,7 @@ def _confirm(ask: Callable[[str], bool] | None) -> None:
 
 
 def carry_out(steps: SetupPlan, emit: Emit) -> None:
-    """Run the steps in order, then, unless more steps follow, wait until Docker answers. HostError at a failure."""
+    """Run the steps in order; then, if the plan is finished, wait until Docker answers. HostError at a failure."""
     prefix = steps.prefix or ()
     for number, step in enumerate(steps.steps, 1):
         emit(f"[{number}/{len(steps.steps)}] {step.reason}")

@@ -70,7 +70,7 @@ class Facts(Struct, frozen=True, kw_only=True):
 
 
 def observe() -> Facts:
-    """Return this host's installed versions, package candidates and permissions."""
+    """Read this host's installed versions, package candidates and permissions, running docker, apt-cache and sudo."""
     from labctl.system.setup import apt
 
     release = procfs.os_release()
@@ -99,7 +99,7 @@ def observe() -> Facts:
 
 
 def root_prefix() -> tuple[str, ...] | None:
-    """Return the arguments that run a command as root: none, ``sudo``, or None if sudo is missing or cannot ask."""
+    """Return the words that run a command as root: (), ("sudo",), ("sudo", "-n"); None if sudo cannot work."""
     if os.geteuid() == 0:
         return ()
     if shutil.which("sudo") is None:
@@ -110,7 +110,7 @@ def root_prefix() -> tuple[str, ...] | None:
 
 
 def _outsider() -> str:
-    """Return the user's name if it has to be added to group docker; empty if not."""
+    """Return the user's name if it is not in group docker; empty for members, root and unknown users."""
     try:
         user = pwd.getpwuid(os.geteuid())
     except KeyError:
@@ -126,7 +126,7 @@ def _outsider() -> str:
 
 
 def ask_docker(ask: Callable[[DockerClient], str], seconds: float = 20, prefix: Sequence[str] = ()) -> tuple[str, str]:
-    """Query the docker command; return its answer and the reason if it fails, either of them empty."""
+    """Call ``ask`` with a docker client; return (answer, "") or ("", why it failed)."""
     from python_on_whales import DockerClient
     from python_on_whales.exceptions import DockerException
 
@@ -147,7 +147,7 @@ def engine_version(docker: DockerClient) -> str:
 
 
 def plugin_version(name: str, seconds: float = 20) -> tuple[str, str]:
-    """Return the output of ``docker NAME version`` and the reason if it fails, either of them empty."""
+    """Run ``docker NAME version``; return (output, "") or ("", why it failed)."""
     return ask_docker(lambda docker: str(getattr(docker, name).version()), seconds)
 
 
@@ -163,5 +163,6 @@ def is_older(version: str, oldest: str) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
+    """Return a version's numbers as a tuple, epoch left out; () if it has none."""
     numbers = re.match(r"v?([0-9]+(?:\.[0-9]+)*)", version.rpartition(":")[2])
     return tuple(map(int, numbers[1].split("."))) if numbers else ()
