@@ -50,6 +50,7 @@ class MemoryItem(Struct, frozen=True, kw_only=True):
     location: Location = "device"
 
     def during(self, phase: str) -> int:
+        """Return the item's bytes in a phase."""
         return int(getattr(self, phase))
 
 
@@ -60,6 +61,7 @@ def peak(parts: tuple[MemoryItem, ...], *places: Location) -> tuple[int, str]:
 
 
 def _total(parts: Iterable[MemoryItem], phase: str) -> int:
+    """Return the bytes of all items in a phase."""
     return sum(line.during(phase) for line in parts)
 
 

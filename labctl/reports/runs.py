@@ -132,13 +132,13 @@ def _checks(sections: Iterable[Section], *, only_missed: bool) -> list[tuple[str
 
 
 def _at_end(compared: Comparison) -> dict[str, bool]:
-    """Return for each metric, in order of their first group, whether its values are the last of a series."""
+    """Return, for each metric by name, True if its values are the last ones of a series."""
     spreads = chain.from_iterable(group.metrics.items() for group in compared.groups)
     return {name: spread.at_end for name, spread in spreads}
 
 
 def _found_in(compared: Comparison) -> dict[str, str]:
-    """Return for each metric that was found in the output the text that has it; empty for one that is declared."""
+    """Return, for each metric by name, the text in the output that gave it; empty for a declared metric."""
     spreads = chain.from_iterable(group.metrics.items() for group in compared.groups)
     return {name: spread.found for name, spread in spreads}
 

@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 
 def main() -> int:
+    """Run the measurement on this rank; return 0, or 2 if the backend cannot be used."""
     args = parse()
     try:
         library, device = backend.choose(args.backend)
@@ -40,6 +41,7 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
+    """Parse the command line; exit with an error if the sizes, factor or iterations contradict each other."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -57,6 +59,7 @@ def parse() -> argparse.Namespace:
 
 
 def size(text: str) -> int:
+    """Parse a size such as ``64M`` for argparse. ArgumentTypeError if it is none."""
     try:
         return sizes.parse_bytes(text)
     except ValueError as error:
@@ -96,7 +99,7 @@ def measure(args: argparse.Namespace, library: str, device: torch.device) -> Non
 
 
 def measure_one(args: argparse.Namespace, bytes_: int, device: torch.device) -> Row:
-    """Warm up, time, and then check one more call on fresh data."""
+    """Warm up, time the calls, then check the values of one more call; return the mean over ranks as a Row."""
     operation, rank, world = args.operation, dist.get_rank(), dist.get_world_size()
     case = collectives.build(operation, bytes_ // sizes.ITEM, rank, world, device)
     warm_up, timed = sizes.iterations(bytes_, args.iterations, backend.BUDGET.get(device.type, backend.DEFAULT_BUDGET))
@@ -124,7 +127,7 @@ def measure_one(args: argparse.Namespace, bytes_: int, device: torch.device) -> 
 
 
 def calls(case: collectives.Collective, times: int, device: torch.device) -> float:
-    """Seconds of so many calls in a row."""
+    """Run the operation so many times; return the seconds, device synchronised before and after."""
     backend.synchronize(device)
     began = time.perf_counter()
     for _ in range(times):
@@ -134,7 +137,7 @@ def calls(case: collectives.Collective, times: int, device: torch.device) -> flo
 
 
 def too_large(operation: str, wanted: list[int], library: str, device: torch.device) -> dict[int, str]:
-    """Sizes that do not fit in the memory that the ranks share, with the reason; the same on every rank."""
+    """Return the sizes that do not fit in the ranks' memory, with the reason; the same on every rank."""
     machine = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
     rooms = gather(
         sizes.Room(
@@ -151,7 +154,7 @@ def too_large(operation: str, wanted: list[int], library: str, device: torch.dev
 
 
 def gather(own: object) -> list:
-    """Gather an object from all ranks, on all ranks."""
+    """Gather an object from all ranks; return the list of all, by rank, on each."""
     found = [None] * dist.get_world_size()
     dist.all_gather_object(found, own)
     return found
@@ -161,6 +164,7 @@ def gather(own: object) -> list:
 
 
 def heading(operation: str, library: str, device: torch.device, world: int) -> list[str]:
+    """Return the table's title line and its two heading lines, in nccl-tests' columns."""
     columns = (
         f"#{'size':>12}",
         f"{'count':>12}",
@@ -180,6 +184,7 @@ def heading(operation: str, library: str, device: torch.device, world: int) -> l
 
 
 def line(row: Row, operation: str) -> str:
+    """Return a table line of a measured size, in nccl-tests' columns."""
     redop = "sum" if "reduce" in operation else "none"
     root = 0 if operation == "broadcast" else -1
     return (
@@ -196,7 +201,7 @@ def finish(
     rows: list[Row],
     skipped: dict[int, str],
 ) -> None:
-    """Skipped sizes, the figures that are judged, and the document in the run's directory, if there is one."""
+    """Print skipped sizes, latency, algbw, busbw and wrong values; write allreduce.json to LABCTL_RUN_DIR, if set."""
     for bytes_, reason in skipped.items():
         print(f"# skipped: {bytes_} B: {reason}")
     wrong = sum(row.wrong for row in rows)

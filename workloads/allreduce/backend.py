@@ -18,7 +18,7 @@ COPIES = (("gloo", "all_gather"), ("gloo", "reduce_scatter"))
 
 
 def choose(asked: str) -> tuple[str, torch.device]:
-    """The backend and this rank's device. Raises RuntimeError, with the reason, where this torch lacks it."""
+    """Return the backend's name and this rank's device, which is selected. RuntimeError if torch lacks it."""
     backend = asked if asked != "auto" else detect()
     if backend == "hccl":
         # Registers the device and the backend with torch.
@@ -37,7 +37,7 @@ def choose(asked: str) -> tuple[str, torch.device]:
 
 
 def detect() -> str:
-    """The backend of the accelerator that is here; gloo where there is none."""
+    """Return the backend of the accelerator found: hccl, nccl, xccl or ccl; gloo without one."""
     if find_spec("habana_frameworks"):
         return "hccl"
     if torch.cuda.is_available():
@@ -48,13 +48,13 @@ def detect() -> str:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for all that was asked of the device."""
+    """Wait until the device has finished its work; return at once on a CPU."""
     if device.type != "cpu":
         getattr(torch, device.type).synchronize()
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes free on the device; 0 for a CPU, whose memory is the machine's."""
+    """Return the bytes free on the device; 0 for a CPU."""
     return 0 if device.type == "cpu" else int(getattr(torch, device.type).mem_get_info()[0])
 
 

@@ -33,7 +33,7 @@ class Collective:
 
 
 def build(operation: str, values: int, rank: int, world: int, device: torch.device) -> Collective:
-    """The operation on buffers of so many float32 in all; `values` is a multiple of the ranks where each has a part."""
+    """Build an operation on buffers of ``values`` float32 in total; each rank's part is ``values // world``."""
     part = values // world
     own, summed = rank + 1, world * (world + 1) // 2
     whole = torch.empty(values, device=device)
@@ -73,7 +73,7 @@ def build(operation: str, values: int, rank: int, world: int, device: torch.devi
 
 
 def fill(tensor: Tensor, add: int, start: int = 0) -> None:
-    """Value i of the tensor becomes ``(start + i) % 251 + add``."""
+    """Set each value i of the tensor to ``(start + i) % 251 + add``."""
     for at in range(0, len(tensor), CHUNK):
         piece = tensor[at : at + CHUNK]
         torch.add(pattern(start + at, len(piece), tensor.device), add, out=piece)
@@ -90,10 +90,11 @@ def wrong(tensor: Tensor, add: int, scale: int = 1, start: int = 0) -> int:
 
 
 def pattern(start: int, length: int, device: torch.device) -> Tensor:
-    """Values ``i % 251`` from i = start, at most a chunk of them; a view, not to be written to."""
+    """Return the values ``i % 251`` from i = start, at most CHUNK of them, as a view not to be written to."""
     return _periods(device)[start % PERIOD :][:length]
 
 
 @cache
 def _periods(device: torch.device) -> Tensor:
+    """Return CHUNK + 251 values of the period 0 to 250 on the device; cached."""
     return torch.arange(PERIOD, dtype=torch.float32, device=device).repeat(CHUNK // PERIOD + 1)

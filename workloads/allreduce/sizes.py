@@ -21,7 +21,7 @@ UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of ``8``, ``64M`` or ``1G`` (powers of 1024). Raises ValueError for anything else, and below one value."""
+    """Parse ``8``, ``64M`` or ``1G`` (powers of 1024) into bytes. ValueError otherwise, or below 4 bytes."""
     match = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if not match or int(match[1]) << UNITS[match[2].upper()] < ITEM:
         raise ValueError(f"`{text}` is not a size of at least {ITEM} bytes, such as 8, 64M or 1G")
@@ -29,7 +29,7 @@ def parse_bytes(text: str) -> int:
 
 
 def series(smallest: int, largest: int, factor: int, operation: str, world: int) -> list[int]:
-    """Bytes from the smallest by a factor to the largest, which is always the last.
+    """Return the sizes in bytes from ``smallest``, times ``factor`` each, to ``largest``, which is always the last.
 
     Rounded to whole values, and where every rank has a part to whole parts: at least one value per rank.
     """
@@ -43,26 +43,26 @@ def series(smallest: int, largest: int, factor: int, operation: str, world: int)
 
 
 def iterations(size: int, most: int, budget: int) -> tuple[int, int]:
-    """Warm-up and timed calls: as many as asked for, fewer where they would move more than the budget of bytes."""
+    """Return the numbers of warm-up and timed calls: ``most`` timed, fewer if they exceed the byte budget."""
     timed = max(min(3, most), min(most, budget // size))
     return max(1, timed // 4), timed
 
 
 def bus_factor(operation: str, world: int) -> float:
-    """Bus bandwidth over algorithm bandwidth: what the wires carry for each byte of the result."""
+    """Return the ratio of bus bandwidth to algorithm bandwidth, as nccl-tests defines it."""
     if operation == "all_reduce":
         return 2 * (world - 1) / world
     return (world - 1) / world if operation in PER_RANK else 1.0
 
 
 def bandwidths(operation: str, world: int, size: int, seconds: float) -> tuple[float, float]:
-    """Algorithm and bus bandwidth in GB/s (10^9)."""
+    """Return algorithm bandwidth and bus bandwidth in GB/s (10^9)."""
     algorithm = size / seconds / 1e9
     return algorithm, algorithm * bus_factor(operation, world)
 
 
 def count(operation: str, world: int, size: int) -> int:
-    """The column `count`: values of the buffer, of a rank's part where every rank has one."""
+    """Return the column ``count``: float32 values of the buffer, or of a rank's part if each rank has one."""
     return size // ITEM // (world if operation in PER_RANK else 1)
 
 
@@ -81,7 +81,7 @@ class Room:
 
 
 def need(operation: str, world: int, size: int, scratch: float) -> int:
-    """Bytes that one rank takes: the script's buffers, and the backend's as a share of the size."""
+    """Return the bytes that one rank takes: the script's buffers and the backend's ``scratch`` share of the size."""
     buffers = {"all_reduce": 1.0, "broadcast": 1.0, "all_to_all": 2.0}.get(operation, 1 + 1 / world)
     return int(size * (buffers + scratch))
 
@@ -103,18 +103,19 @@ def obstacle(rooms: Sequence[Room], each: int) -> str:
 
 
 def gib(size: int) -> str:
+    """Format bytes as ``1.50 GiB``."""
     return f"{size / (1 << 30):.2f} GiB"
 
 
 def free_on_machine(root: Path = Path("/")) -> int:
-    """Bytes that the kernel can give without swapping."""
+    """Return MemAvailable of /proc/meminfo in bytes; 0 if it is missing."""
     text = (root / "proc/meminfo").read_text(encoding="ascii")
     match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
     return int(match[1]) << 10 if match else 0
 
 
 def free_in_container(root: Path = Path("/")) -> int:
-    """Bytes left below the container's own limit (control groups, version 2 or 1); the machine's where it has none."""
+    """Return the bytes left below the cgroup's limit, at most the machine's free memory; that without a limit."""
     groups = root / "sys/fs/cgroup"
     for limit, used in (
         (groups / "memory.max", groups / "memory.current"),

@@ -35,6 +35,7 @@ class Checkpoints:
     def __init__(
         self, engines: dict[str, Any], args: Namespace, facts: dict[str, str], *, adapters_only: bool = False
     ) -> None:
+        """Save every ``args.save_every`` steps and, if that is not 0, on SIGTERM. InputError if it is negative."""
         if args.save_every < 0:
             raise InputError(f"--save-every {args.save_every} is negative")
         self._engines, self._every, self._from = engines, args.save_every, args.resume
@@ -45,7 +46,7 @@ class Checkpoints:
             signal.signal(signal.SIGTERM, self._stop)
 
     def load(self, last: int) -> Progress:
-        """Go on from ``--resume``: engines, random state; what the script had noted there, {} without a checkpoint.
+        """Load engines and random state from ``--resume``; return the script's progress, {} without ``--resume``.
 
         ``last`` is the number of the last step.
         """
@@ -75,6 +76,7 @@ class Checkpoints:
             os._exit(128 + signal.SIGTERM)
 
     def _stop(self, *_: object) -> None:
+        """Note the SIGTERM, and send further output to the rank's log: the launcher's pipes may close."""
         self._stopping = True
         # What reads this rank's output is ended, too; a line more would be an error.
         run, log = os.environ.get("LABCTL_RUN_DIR"), os.devnull
@@ -84,6 +86,7 @@ class Checkpoints:
             os.dup2(target, 2)
 
     def _save(self, step: int, progress: Progress) -> None:
+        """Write checkpoints/step-N with its marker, all ranks together; remove all but the last KEPT."""
         import torch
 
         directory = Path(os.environ.get("LABCTL_RUN_DIR", ".")) / FOLDER / f"step-{step}"
@@ -116,7 +119,7 @@ class Checkpoints:
 
 
 def sync(directory: Path) -> dict[str, int]:
-    """The files of a directory with their sizes in bytes, all of them on the disk."""
+    """Flush a directory's files to the disk; return their sizes in bytes by relative path."""
     sizes = {}
     for path in sorted(directory.rglob("*")):
         if path.is_file():
@@ -126,7 +129,7 @@ def sync(directory: Path) -> dict[str, int]:
 
 
 def write_marker(directory: Path, content: dict[str, Any]) -> None:
-    """Declare a checkpoint whole."""
+    """Write the marker file, atomically, that declares a checkpoint complete."""
     new = directory / f".{MARKER}"
     new.write_text(json.dumps(content, indent=1), encoding="utf-8")
     flush(new)
@@ -135,7 +138,7 @@ def write_marker(directory: Path, content: dict[str, Any]) -> None:
 
 
 def flush(path: Path) -> None:
-    """Have a file or a directory written to the disk."""
+    """Flush a file or a directory to the disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -144,13 +147,13 @@ def flush(path: Path) -> None:
 
 
 def remove(directory: Path) -> None:
-    """Remove a checkpoint; other ranks may be about to."""
+    """Remove a checkpoint, its marker first; errors are ignored, as other ranks may remove it too."""
     (directory / MARKER).unlink(missing_ok=True)
     shutil.rmtree(directory, ignore_errors=True)
 
 
 def read_marker(directory: Path) -> dict[str, Any]:
-    """Read the marker of a complete checkpoint. Raises InputError for an incomplete one."""
+    """Read the marker of a complete checkpoint. InputError if it, or a file that it lists, is missing or cut."""
     try:
         marker: dict[str, Any] = json.loads((directory / MARKER).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -163,7 +166,7 @@ def read_marker(directory: Path) -> dict[str, Any]:
 
 
 def require_same(then: dict[str, Any], now: dict[str, Any], directory: Path) -> None:
-    """Refuse a checkpoint of other ranks or other data: what follows would be no continuation."""
+    """Raise InputError if a fact, such as ranks or data, differs from the checkpoint's."""
     for name, value in now.items():
         if then.get(name) != value:
             raise InputError(f"--resume {directory}: {name}: {then.get(name)} then, {value} now")
@@ -173,7 +176,7 @@ def require_same(then: dict[str, Any], now: dict[str, Any], directory: Path) -> 
 
 
 def save_random_state(path: Path) -> None:
-    """Write the state of every generator that this rank draws from."""
+    """Write the states of this rank's generators: Python, numpy, torch, and the device."""
     import numpy
     import torch
     from deepspeed.accelerator import get_accelerator
@@ -185,7 +188,7 @@ def save_random_state(path: Path) -> None:
 
 
 def set_random_state(path: Path) -> None:
-    """Draw from here on what the rank that wrote this did."""
+    """Restore the generators' states that ``save_random_state`` wrote."""
     import numpy
     import torch
     from deepspeed.accelerator import get_accelerator

@@ -27,16 +27,16 @@ class Waits:
     stolen: float
 
     def held_since(self, before: Waits) -> float:
-        """Seconds since an earlier reading for which the quota held back each thread that wanted to run, on average."""
+        """Return the seconds since ``before`` that the quota held back each thread that wanted to run, on average."""
         return (self.throttled - before.throttled) / max(1, len(self.waited_since(before)))
 
     def waited_since(self, before: Waits) -> list[float]:
-        """Seconds that each thread waited for a core since an earlier reading, of threads that did."""
+        """Return the seconds since ``before`` that each thread waited for a core; only threads that did."""
         waited = (seconds - before.ready.get(thread, 0.0) for thread, seconds in self.ready.items())
         return [seconds for seconds in waited if seconds > 0]
 
     def since(self, before: Waits) -> float:
-        """Seconds lost to others since an earlier reading, of the thread that lost most.
+        """Return the seconds lost to other programs since ``before``, of the thread that lost most, and stolen time.
 
         A thread that a quota holds back counts as ready, too: what this container's quota took is taken off, and of
         other waits only as much counts as others used of the cores. The hypervisor's share counts.
@@ -47,13 +47,13 @@ class Waits:
 
 
 def read() -> Waits:
-    """The waits of this process so far; zeros where the kernel does not count them."""
+    """Return this process's waits so far; zeros for what the kernel does not count."""
     busy, stolen = cores()
     return Waits(ready=ready(), throttled=throttled(), own=time.process_time(), busy=busy, stolen=stolen)
 
 
 def ready() -> dict[str, float]:
-    """Seconds that each thread waited for a core (kernel, sched-stats.rst: the second number, in nanoseconds)."""
+    """Return the seconds that each thread of this process has waited for a core, by thread id."""
     waits = {}
     for thread in Path("/proc/self/task").iterdir():
         try:
@@ -64,7 +64,7 @@ def ready() -> dict[str, float]:
 
 
 def throttled() -> float:
-    """Seconds that this container's quota held it back."""
+    """Return the seconds that the container's CPU quota has held it back; 0 if not counted."""
     for path, key, unit in THROTTLED:
         try:
             counts = dict(line.split() for line in path.read_text().splitlines())
@@ -75,7 +75,7 @@ def throttled() -> float:
 
 
 def cores() -> tuple[float, float]:
-    """Seconds that all cores of the host were busy, in all, and that the hypervisor took, per core (proc(5), stat)."""
+    """Return the seconds that all cores of the host were busy, in sum, and the stolen seconds per core; or zeros."""
     try:
         user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split(maxsplit=9)[1:9])
     except (OSError, ValueError):

@@ -10,7 +10,7 @@ from script_exit import InputError
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The configuration as DeepSpeed takes it. Raises InputError for what is no JSON object."""
+    """Read DeepSpeed's configuration file. InputError if it cannot be read or is no JSON object."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

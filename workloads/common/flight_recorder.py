@@ -31,7 +31,7 @@ started: list[threading.Thread] = []
 
 
 def serve() -> None:
-    """Answer each process of the same user that connects to this rank's socket; once per process."""
+    """Listen on this rank's abstract Unix socket, once per process, and answer its user and root in a thread."""
     if started:
         return
     server = socket.socket(socket.AF_UNIX)
@@ -98,7 +98,7 @@ def answer() -> dict[str, object]:
 
 
 def ranks_of_groups(groups: ModuleType) -> dict[str, list[int]]:
-    """Return the ranks of each process group, by its name."""
+    """Return the sorted ranks of each process group, by its name."""
     return {group.group_name: sorted(ranks) for group, ranks in list(groups._world.pg_group_ranks.items())}
 
 
@@ -134,7 +134,7 @@ def told(entry: dict[str, Any]) -> dict[str, object]:
 
 
 def message(groups: ModuleType) -> dict[str, object] | None:
-    """Return the function in which the main thread waits for a message, and its partner; None if it does not."""
+    """Return the name of torch's send or recv in which the main thread is, and its peer; None if it is in none."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame:
         code = frame.f_code
@@ -146,7 +146,7 @@ def message(groups: ModuleType) -> dict[str, object] | None:
 
 
 def partner(groups: ModuleType, group: object, rank: int | None, place: int | None) -> int | None:
-    """Return the rank of a partner that is named by rank or by its place in the group; None if any will do."""
+    """Return the global rank of a peer, given by rank or by its place in the group; None if it is any rank."""
     if rank is not None or place is None:
         return rank
     return int(groups.get_global_rank(group or groups.group.WORLD, place))

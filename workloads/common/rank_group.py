@@ -21,7 +21,7 @@ WORLD = int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def say(text: str) -> None:
-    """Print on rank 0 alone."""
+    """Print on rank 0 only."""
     if RANK == 0:
         print(text, flush=True)
 
@@ -30,12 +30,12 @@ def say(text: str) -> None:
 
 
 def local_ranks() -> int:
-    """Ranks on this node."""
+    """Return the number of ranks on this node, from LOCAL_SIZE or LOCAL_WORLD_SIZE; 1 without them."""
     return int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
 
 
 def cores_per_rank(ranks: int) -> int:
-    """Cores for each of this node's ranks, of those that this process may use; at least one."""
+    """Return the cores that this process may use divided by the node's ranks; at least 1."""
     return max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
@@ -57,7 +57,7 @@ def set_up() -> None:
 
 
 def join() -> None:
-    """Select this rank's device and join the other ranks."""
+    """Select the device LOCAL_RANK and initialise DeepSpeed's process group."""
     import deepspeed
     from deepspeed.accelerator import get_accelerator
 
@@ -69,7 +69,7 @@ def join() -> None:
 
 
 def fingerprint(*tensors: torch.Tensor) -> str:
-    """Equal on two ranks exactly when they hold the same values."""
+    """Return a hash of the tensors' values, 16 hexadecimal digits."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(tensor.numpy().tobytes())
@@ -77,7 +77,7 @@ def fingerprint(*tensors: torch.Tensor) -> str:
 
 
 def agree(facts: dict[str, Any]) -> None:
-    """Refuse to train when ranks differ in a fact: they would silently train on different things, or hang."""
+    """Raise InputError on all ranks if a fact of any rank differs from rank 0's."""
     import torch
 
     gathered: list[dict[str, Any]] = [{}] * WORLD
@@ -89,7 +89,7 @@ def agree(facts: dict[str, Any]) -> None:
 
 
 def mean(*numbers: torch.Tensor) -> list[float]:
-    """Means over all ranks of scalars, with one message."""
+    """Return the mean over all ranks of each scalar, with one all-reduce."""
     import torch
 
     together = torch.stack([number.detach().float() for number in numbers])
@@ -98,7 +98,7 @@ def mean(*numbers: torch.Tensor) -> list[float]:
 
 
 def largest(number: float) -> float:
-    """The largest over all ranks of a number."""
+    """Return the largest of a number over all ranks."""
     import torch
     from deepspeed.accelerator import get_accelerator
 
@@ -108,7 +108,7 @@ def largest(number: float) -> float:
 
 
 def synchronised_time() -> float:
-    """Seconds on this rank's clock once every rank and its device have finished what they were given."""
+    """Wait for this device and all ranks, then return this rank's clock in seconds."""
     import torch
     from deepspeed.accelerator import get_accelerator
 

@@ -14,7 +14,7 @@ class InputError(Exception):
 
 
 def exit_code(main: Callable[[], None]) -> int:
-    """Run a script's main function: 0, or 2 after an InputError, which is printed as one line."""
+    """Run a script's main function; return 0, or 2 after an InputError, printed as one line on stderr."""
     try:
         main()
     except InputError as error:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 
 def find_project() -> None:
-    """Add what the project installed, and last its root and ``src``, so that no folder of it hides a package."""
+    """Add the project's installed packages (LABCTL_SITE) and, last, its root and ``src`` to sys.path."""
     for packages in Path(os.environ.get("LABCTL_SITE", os.devnull)).glob("lib/python*/site-packages"):
         site.addsitedir(str(packages))
     if root := os.environ.get("LABCTL_PROJECT"):
@@ -27,7 +27,7 @@ def find_project() -> None:
 
 
 def write_stacks_on_request() -> None:
-    """Write the stack of the main thread to a file in memory, ``labctl-stacks``, at each signal of the node's agent.
+    """Write the main thread's stack to the memfd ``labctl-stacks`` at each signal SIGRTMAX-2.
 
     The handler is not Python code, so that it also works while a collective or a driver never returns. It leaves other
     threads alone: those that run change their frames while it reads them, and a healthy rank would crash.
@@ -40,7 +40,7 @@ def write_stacks_on_request() -> None:
 
 
 def renew_stacks_file(file: int) -> None:
-    """Replace the descriptor of the parent's file by one of a new file, unless the program has taken its number."""
+    """Replace, in a forked child, the parent's stacks memfd by a new one under the same descriptor."""
     with suppress(OSError):
         if os.readlink(f"/proc/self/fd/{file}").startswith("/memfd:labctl-stacks"):  # noqa: PTH115 - of Python 3.9
             new = os.memfd_create("labctl-stacks")
@@ -66,12 +66,13 @@ class RecorderHook:
 
     @staticmethod
     def load(execute: object, module: object) -> None:
-        """Load the module, and have its process groups begin with the recorder."""
+        """Execute the module, and wrap its ``init_process_group`` so that flight_recorder.py serves first."""
         execute(module)
         begin = module.init_process_group
 
         @functools.wraps(begin)
         def init_process_group(*arguments: object, **options: object) -> object:
+            """Start the flight recorder, ignoring its errors; then initialise the process group."""
             with suppress(Exception):
                 import_beside("flight_recorder").serve()
             return begin(*arguments, **options)
@@ -80,7 +81,7 @@ class RecorderHook:
 
 
 def record_collectives() -> None:
-    """Have torch record the collectives of this rank, unless TORCH_FR_BUFFER_SIZE is 0."""
+    """Set TORCH_FR_BUFFER_SIZE, unless set, and install RecorderHook; not if it is 0 or outside a run."""
     if os.environ.get("LABCTL_RUN_ID") and os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000") != "0":
         # The same in torch before 2.9.
         os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", os.environ["TORCH_FR_BUFFER_SIZE"])
@@ -88,7 +89,7 @@ def record_collectives() -> None:
 
 
 def import_beside(name: str) -> object:
-    """Import a module of this folder, whatever else has its name."""
+    """Import a module of this folder under the name ``labctl_NAME``."""
     spec = importlib.util.spec_from_file_location(f"labctl_{name}", Path(__file__).with_name(f"{name}.py"))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -96,7 +97,7 @@ def import_beside(name: str) -> object:
 
 
 def close_process_group() -> None:
-    """Close the process group of a script that did not, if that is Gloo's, which waits for no other rank."""
+    """Destroy torch's process group if it still exists and its backend is Gloo."""
     distributed = sys.modules.get("torch.distributed")
     if not distributed or not distributed.is_available() or not distributed.is_initialized():
         return
@@ -105,7 +106,7 @@ def close_process_group() -> None:
 
 
 def run_shadowed() -> None:
-    """Run the module of this name that Python would have run without this one, such as an image's."""
+    """Run the next ``sitecustomize`` on sys.path, which this one hides; nothing if there is none."""
     here = Path(__file__).resolve().parent
     others = [place for place in sys.path if Path(place).resolve() != here]
     if (spec := PathFinder.find_spec("sitecustomize", others)) and spec.loader:

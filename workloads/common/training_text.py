@@ -16,19 +16,19 @@ PIECE = 1 << 20
 
 
 def files_below(directory: Path) -> list[Path]:
-    """List all files below a directory in a fixed order, without symbolic links, which would repeat text."""
+    """Return all regular files below a directory, sorted; no symbolic links."""
     return sorted(path for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
 
 
 def read_plain(file: Path) -> Iterator[str]:
-    """A file's text by whole lines, about 1 MiB at a time."""
+    """Yield a file's text in pieces of whole lines, about 1 MiB each."""
     with file.open(encoding="utf-8", errors="replace") as stream:
         while lines := stream.readlines(PIECE):
             yield "".join(lines)
 
 
 def cached_dataset(name: str, *configuration: str) -> Any:
-    """Split ``train`` of a data set in the cache; nothing is downloaded. Raises InputError if it is not there."""
+    """Load split ``train`` of a cached data set, offline. InputError if it, or ``datasets``, is missing."""
     os.environ["HF_DATASETS_OFFLINE"] = os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         import datasets
@@ -48,7 +48,7 @@ def cached_dataset(name: str, *configuration: str) -> Any:
 
 
 def fetched_dataset(name: str) -> str | None:
-    """The newest snapshot that `labctl cache` put into the hub's cache: offline, `datasets` does not look there."""
+    """Return the path of a data set's newest snapshot in the hub's cache; None if there is none."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface")
     hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     found = (hub / f"datasets--{name.replace('/', '--')}" / "snapshots").glob("*")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 
 def main() -> None:
+    """Print options that neither script, clone nor transformers declare; exit with an error for a likely typo."""
     script = Path(os.environ["PROJECT_PATH"]) / sys.argv[1]
     given = [word.partition("=")[0] for word in sys.argv[2:] if word.startswith("--")]
     known = set(declared(script)) | set(of_the_clone(script)) | set(of_transformers())
@@ -28,12 +29,12 @@ def main() -> None:
 
 
 def plain(option: str) -> str:
-    """``--max-seq-length`` and ``--max_seq_length`` are the same option."""
+    """Return an option without leading dashes, ``-`` replaced by ``_``."""
     return option.lstrip("-").replace("-", "_")
 
 
 def declared(path: Path) -> Iterator[str]:
-    """Options that a file declares: fields of its classes, as HfArgumentParser takes them, and add_argument calls."""
+    """Yield the options that a file declares: annotated fields of its classes, and add_argument calls."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.ClassDef):
             yield from (item.target.id for item in node.body
@@ -44,7 +45,7 @@ def declared(path: Path) -> Iterator[str]:
 
 
 def of_the_clone(script: Path) -> Iterator[str]:
-    """Options of GaudiTrainingArguments, which most examples share."""
+    """Return the options of optimum-habana's training_args.py above the script; none if it is missing."""
     for root in script.parents:
         if (found := root / "optimum/habana/transformers/training_args.py").is_file():
             return declared(found)
@@ -52,7 +53,7 @@ def of_the_clone(script: Path) -> Iterator[str]:
 
 
 def of_transformers() -> Iterator[str]:
-    """Options of TrainingArguments, from the file alone: to import it takes seconds."""
+    """Return the options of transformers' training_args.py on sys.path, parsed, not imported; or none."""
     for folder in sys.path:
         if (found := Path(folder) / "transformers/training_args.py").is_file():
             return declared(found)

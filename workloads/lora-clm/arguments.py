@@ -11,7 +11,7 @@ from script_exit import InputError
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The arguments; of a rehearsal, with everything that costs time cut down."""
+    """Parse the command line; with ``--rehearse`` replace model, data, lengths and steps by small ones."""
     parser = argparse.ArgumentParser(
         description="LoRA fine-tuning of a causal language model under DeepSpeed.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -53,7 +53,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuse what cannot work before anything heavy is imported or loaded."""
+    """Raise InputError for arguments that cannot work: no model, no target modules, numbers out of range."""
     if args.model:
         check_model(args.model)
     elif not args.random_model:
@@ -71,7 +71,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def check_model(directory: Path) -> None:
-    """Refuse a directory that is no model, or whose weights only come as pickles."""
+    """Raise InputError for a directory without config.json or without *.safetensors."""
     if not (directory / "config.json").is_file():
         raise InputError(f"--model {directory} holds no config.json, so it is no model's directory")
     if not any(directory.glob("*.safetensors")):
@@ -81,7 +81,7 @@ def check_model(directory: Path) -> None:
 
 
 def check_targets(targets: Sequence[str], layers: Iterable[str]) -> None:
-    """Refuse a target that is not the last part of any layer's full name, with the nearest that are."""
+    """Raise InputError, with the nearest layer, for a target that ends no layer's full name."""
     layers = list(layers)
     known = sorted({layer.rsplit(".", 1)[-1] for layer in layers})
     for target in targets:

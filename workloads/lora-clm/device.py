@@ -10,7 +10,7 @@ from script_exit import InputError
 
 
 def refuse_unsupported(config: dict[str, Any]) -> None:
-    """Refuse a number format that this rank's device lacks."""
+    """Raise InputError if fp16 or bf16 is enabled and this rank's device lacks it."""
     accelerator = get_accelerator()
     supported = {"fp16": accelerator.is_fp16_supported(), "bf16": accelerator.is_bf16_supported()}
     for name, has in supported.items():

@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 
 def load_tokenizer(directory: Path | None) -> Any:
-    """The model's own tokeniser; of a random model one whose tokens are the 256 bytes."""
+    """Load the tokeniser of the model's directory, ``byte_tokenizer()`` without one. InputError if unreadable."""
     if directory is None:
         return byte_tokenizer()
     try:
@@ -28,7 +28,7 @@ def load_tokenizer(directory: Path | None) -> Any:
 
 
 def byte_tokenizer() -> Any:
-    """Tokens 2 to 257 are the bytes; 0 begins and 1 ends a text."""
+    """Return a tokeniser whose tokens 2 to 257 are the bytes; 0 begins and 1 ends a text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate(["<s>", "</s>", *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -39,7 +39,7 @@ def byte_tokenizer() -> Any:
 
 
 def load_shape(args: Namespace, tokenizer: Any) -> Any:
-    """The model's configuration, once its layers are known to be there for the adapters."""
+    """Return the model's configuration. InputError if it is too short for the sequences or lacks a target layer."""
     if args.model:
         shape = transformers.AutoConfig.from_pretrained(args.model, local_files_only=True)
     else:
@@ -55,7 +55,7 @@ def load_shape(args: Namespace, tokenizer: Any) -> Any:
 
 
 def random_shape(sequence_length: int, vocabulary: int) -> Any:
-    """A small Llama; weights five times as wide as usual, so that adapters alone can move its output."""
+    """Return the configuration of a small Llama, with weights five times as wide as usual."""
     return transformers.LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=64,
@@ -71,7 +71,7 @@ def random_shape(sequence_length: int, vocabulary: int) -> Any:
 
 
 def build(args: Namespace, shape: Any, config: dict[str, Any]) -> Any:
-    """The model with its adapters; under ZeRO-3 partitioned while it is read, so that no rank holds all of it."""
+    """Build the model, loaded or random, with LoRA adapters; partitioned while it is read under ZeRO-3."""
     # transformers looks at this object for as long as it lives.
     partitioned = HfDeepSpeedConfig(config)
     if args.model:
@@ -98,7 +98,7 @@ def build(args: Namespace, shape: Any, config: dict[str, Any]) -> Any:
 
 
 def precision(config: dict[str, Any]) -> str:
-    """The number format that DeepSpeed will train in."""
+    """Return the precision that the configuration enables: ``bf16``, ``fp16``, else ``fp32``."""
     return next((name for name in ("bf16", "fp16") if (config.get(name) or {}).get("enabled")), "fp32")
 
 
@@ -107,6 +107,6 @@ def dtype(config: dict[str, Any]) -> torch.dtype:
 
 
 def counts(model: nn.Module) -> tuple[int, int]:
-    """Trained and all weights, also where each rank holds only a part of them."""
+    """Return the numbers of trained and of all weights, ZeRO-3's partitioned ones counted whole."""
     sizes = [(getattr(one, "ds_numel", one.numel()), one.requires_grad) for one in model.parameters()]
     return sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)

@@ -26,7 +26,7 @@ def tokenise(texts: Iterable[str], tokenizer: Any, length: int) -> torch.Tensor:
 
 
 def split(sequences: torch.Tensor, percentage: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sequences to train on, and the first ones, at least one, to validate on."""
+    """Return sequences to train on, and the first ones, at least one, to validate on. InputError if too few."""
     held = max(1, math.ceil(len(sequences) * percentage / 100))
     if len(sequences) <= held:
         raise InputError(f"{len(sequences)} sequences of {sequences.shape[1]} tokens are too few to train and validate")
@@ -34,7 +34,7 @@ def split(sequences: torch.Tensor, percentage: float) -> tuple[torch.Tensor, tor
 
 
 def batches(sequences: torch.Tensor, size: int, step: int, seed: int, rank: int, world: int) -> Iterator[torch.Tensor]:
-    """A rank's micro-batches without end, (size, length); ``step`` sequences make one step over all ranks.
+    """Yield a rank's micro-batches without end, shuffled per epoch, each (size, length).
 
     Within an epoch no sequence comes twice; those that do not fill a step are left out.
     """
@@ -46,7 +46,7 @@ def batches(sequences: torch.Tensor, size: int, step: int, seed: int, rank: int,
 
 
 def validation_batches(sequences: torch.Tensor, size: int, rank: int, world: int) -> Iterator[tuple[torch.Tensor, int]]:
-    """A rank's share with the number of sequences that count; all ranks get equally many batches, as ZeRO-3 needs."""
+    """Yield a rank's batches and how many of their sequences count, 0 for one that only fills up."""
     for first in range(0, len(sequences), size * world):
         batch = sequences[first + rank * size : first + (rank + 1) * size]
         yield (batch, len(batch)) if len(batch) else (sequences[:1], 0)

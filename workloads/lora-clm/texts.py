@@ -26,7 +26,7 @@ WITHOUT_INPUT = (
 
 
 def load(data: Path | None, dataset: str | None) -> tuple[str, Iterator[str]]:
-    """Return the name of the source and its texts; a path wins over a dataset."""
+    """Return the name of the source and an iterator of its texts: ``data``, else ``dataset``, else licence texts."""
     if data:
         files = text_files(data)
         return str(data), (text for file in files for text in read(file))
@@ -41,7 +41,7 @@ def load(data: Path | None, dataset: str | None) -> tuple[str, Iterator[str]]:
 
 
 def text_files(path: Path) -> list[Path]:
-    """The file, or the directory's files of known kinds in a fixed order."""
+    """Return the file, or the directory's files of known kinds, sorted. InputError if there is none."""
     known = PLAIN + RECORDS
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
     if found := [file for file in files if file.suffix in known]:
@@ -50,7 +50,7 @@ def text_files(path: Path) -> list[Path]:
 
 
 def read(file: Path) -> Iterator[str]:
-    """The texts of one file."""
+    """Yield the texts of a file: plain text in pieces, or the text of each record."""
     if file.suffix in PLAIN:
         yield from read_plain(file)
     else:
@@ -58,7 +58,7 @@ def read(file: Path) -> Iterator[str]:
 
 
 def read_records(file: Path) -> Iterator[tuple[Any, str]]:
-    """Records, each with where it stands: of a list in a .json file, or one a line in a .jsonl file."""
+    """Yield the records of a .json list or a .jsonl file, each with its place. InputError if it is not JSON."""
     try:
         content = file.read_text(encoding="utf-8")
         if file.suffix == ".json":
@@ -78,7 +78,7 @@ def read_records(file: Path) -> Iterator[tuple[Any, str]]:
 
 
 def record_text(record: Any, where: str) -> str:
-    """The text of a record: ``instruction``, ``input`` (which may be empty or absent) and ``output``, or ``text``."""
+    """Return a record's text, from ``instruction``, ``input`` and ``output`` or ``text``. InputError for others."""
     if isinstance(record, Mapping):
         if {"instruction", "output"} <= record.keys():
             return (WITH_INPUT if record.get("input") else WITHOUT_INPUT).format_map(record)
@@ -89,7 +89,7 @@ def record_text(record: Any, where: str) -> str:
 
 
 def dataset_texts(name: str) -> tuple[str, Iterator[str]]:
-    """Split ``train`` of a dataset that is in the cache already."""
+    """Return the name and texts of a cached dataset's split ``train``. InputError if it is not cached."""
     try:
         rows: Iterable[Any] = cached_dataset(name)
     except InputError as error:

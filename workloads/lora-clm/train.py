@@ -24,7 +24,7 @@ UNTIMED_STEPS = 3
 
 
 def main() -> None:
-    """Parse, check, train."""
+    """Parse and check the arguments, then train on this rank."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     args = arguments.parse()
     arguments.check(args)
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def train(args: Namespace, config: dict[str, Any]) -> None:
-    """The whole run on this rank: texts, model, perplexity, training, perplexity, adapters."""
+    """Train on this rank: load texts and model, print perplexity before and after, save the adapters."""
     import deepspeed
     import torch
     import transformers
@@ -77,7 +77,7 @@ def train(args: Namespace, config: dict[str, Any]) -> None:
 
 
 def prepare(args: Namespace, tokenizer: Any, shape: Any) -> torch.Tensor:
-    """The sequences; joins the other ranks, checks that all hold the same, and says what will be trained on what."""
+    """Tokenise the texts, join the other ranks, check that all hold the same; return the sequences."""
     import texts
     from sequences import tokenise
 
@@ -96,7 +96,7 @@ def prepare(args: Namespace, tokenizer: Any, shape: Any) -> torch.Tensor:
 
 
 def count_steps(args: Namespace, sequences: int, batch: int) -> int:
-    """Steps of the optimiser in all epochs, or as many as were asked for."""
+    """Return the optimizer steps of all epochs, at most ``--max-steps``. InputError if the data fill no batch."""
     steps = sequences // batch * args.epochs
     if not steps:
         raise InputError(f"{sequences} sequences of {args.sequence_length} tokens are fewer than one batch of {batch}")
@@ -112,7 +112,7 @@ def run_steps(
     saved: Checkpoints,
     progress: Progress,
 ) -> tuple[float, int]:
-    """Train; the seconds that all steps but the first few took, and their number."""
+    """Train from the checkpoint's step on, print and save each step; return the timed steps' seconds and number."""
     from sequences import batches
 
     batch, done = engine.train_batch_size(), progress["step"]
@@ -124,6 +124,7 @@ def run_steps(
         say(first)
 
     def progress_now() -> Progress:
+        """Return the progress to store in a checkpoint."""
         return {**progress, "step": step, "first": first}
 
     started = synchronised_time()
@@ -159,7 +160,7 @@ def train_step(engine: Any, own: Any) -> float:
 
 
 def perplexity(engine: Any, validation: torch.Tensor) -> float:
-    """exp of the mean loss over all tokens held back from training."""
+    """Return exp of the mean loss over the validation sequences of all ranks; inf if it is too large."""
     import torch
     from sequences import validation_batches
 
@@ -175,7 +176,7 @@ def perplexity(engine: Any, validation: torch.Tensor) -> float:
 
 
 def save(engine: Any, args: Namespace) -> None:
-    """Write the adapters, as peft reads them; all ranks take part, rank 0 writes."""
+    """Write the adapters in peft's format below the run's directory; all ranks take part, rank 0 writes."""
     import deepspeed
 
     directory = Path(os.environ.get("LABCTL_RUN_DIR", ".")) / args.output

@@ -26,6 +26,7 @@ TOLERANCE = {"fp32": 1e-3, "bf16": 3e-2, "fp16": 1e-2}
 
 
 def main() -> int:
+    """Run turns and rounds on this rank, rank 0 prints the results; return 1 if this rank's products are wrong."""
     args = parse()
     import torch
     import torch.distributed as dist
@@ -56,6 +57,7 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
+    """Parse the command line; exit with an error for a size, count or share out of range."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -77,7 +79,7 @@ def parse() -> argparse.Namespace:
 
 
 def start(dtype: str) -> tuple[str, str]:
-    """Join the others; this rank's device for torch, and the number format."""
+    """Initialise DeepSpeed on this rank's device; return torch's device and the precision, chosen if ``auto``."""
     import deepspeed
     import torch
     from deepspeed.accelerator import get_accelerator
@@ -99,7 +101,7 @@ def start(dtype: str) -> tuple[str, str]:
 
 
 def work(args: argparse.Namespace, left: Tensor, right: Tensor) -> rates.Report:
-    """The rounds on this rank. The rate is that of the median round: a short disturbance makes no rank slow."""
+    """Multiply in rounds that end with an all-reduce; return this rank's times, and its rate in the median round."""
     import torch
     import torch.distributed as dist
     from deepspeed.accelerator import get_accelerator
@@ -133,7 +135,7 @@ def work(args: argparse.Namespace, left: Tensor, right: Tensor) -> rates.Report:
 
 
 def multiply_for(products: int, left: Tensor, right: Tensor, seconds: float) -> float:
-    """Multiply for at least these seconds; the TFLOP of it."""
+    """Multiply for at least ``seconds``; return the TFLOP done."""
     import torch
     from deepspeed.accelerator import get_accelerator
 
@@ -148,7 +150,7 @@ def multiply_for(products: int, left: Tensor, right: Tensor, seconds: float) -> 
 
 
 def relative_error(left: Tensor, right: Tensor) -> float:
-    """Of (left right) x against left (right x), in fp32: a wrong product shows without a second one (Freivalds)."""
+    """Return the relative error of (left right) x against left (right x) for a random x (Freivalds)."""
     import torch
 
     vector = torch.randn(len(left), device=left.device)

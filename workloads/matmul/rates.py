@@ -36,12 +36,12 @@ class Report:
 
 
 def tflops(size: int, products: int, seconds: float) -> float:
-    """10^12 floating point operations per second: a product of two n x n matrices takes 2 n^3."""
+    """Return TFLOP/s of so many products of two n x n matrices, 2 n^3 operations each."""
     return 2 * size**3 * products / seconds / 1e12
 
 
 def utilisation(report: Report, dtype: str) -> tuple[float, str] | None:
-    """Share of the device that was used, and of what; None where its peak is not known.
+    """Return the used share of the device and a text of what; None if the device's peak is unknown.
 
     A CPU: processor time over time and cores, while multiplying. Anything else: TFLOP/s over the maker's peak.
     """
@@ -53,13 +53,13 @@ def utilisation(report: Report, dtype: str) -> tuple[float, str] | None:
 
 
 def slow(reports: Sequence[Report], below: float) -> list[tuple[Report, float]]:
-    """Ranks under this share of the median, with their share; of two ranks the median is the faster one."""
+    """Return the reports below this share of the (higher) median rate, each with its share."""
     middle = median_high(report.tflops for report in reports)
     return [(report, report.tflops / middle) for report in reports if report.tflops < below * middle]
 
 
 def table(reports: Sequence[Report], dtype: str) -> list[str]:
-    """A line for every rank under a heading."""
+    """Return the heading and a line for each rank: rate, share of the median, waited, utilisation."""
     middle = median_high(report.tflops for report in reports)
     width = max(len("node"), *(len(report.node) for report in reports))
     lines = [f"rank  {'node':<{width}}  {'TFLOP/s':>9}  of median  waited  utilisation"]
@@ -75,7 +75,7 @@ def table(reports: Sequence[Report], dtype: str) -> list[str]:
 
 
 def verdict(reports: Sequence[Report], below: float) -> str:
-    """The line that names the slow ranks."""
+    """Return the line ``slow ranks: ...`` that names the slow ranks, or ``none``."""
     found = slow(reports, below)
     named = ", ".join(f"{report.rank} on {report.node} ({share:.2f} of the median)" for report, share in found)
     return f"slow ranks: {named or 'none'}"

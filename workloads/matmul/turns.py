@@ -41,7 +41,7 @@ class Seat:
 
 
 def take(rounds: int, seconds: float, work: Callable[[float], float]) -> list[Turn]:
-    """Let each node do the work for these seconds, in each round; what every rank knows in the end."""
+    """Let each node work alone on its host for ``seconds`` in each round; return all turns, on every rank."""
     import torch.distributed as dist
 
     own = Seat(name=socket.gethostname(), host=HOST.read_text())
@@ -62,7 +62,7 @@ def take(rounds: int, seconds: float, work: Callable[[float], float]) -> list[Tu
 
 
 def order(seats: Sequence[Seat], chance: random.Random) -> list[set[str]]:
-    """Nodes that measure at the same time, one of each host, until all have."""
+    """Return sets of nodes that measure at the same time, one of each host, in a random order."""
     hosts: dict[str, list[str]] = {}
     for seat in dict.fromkeys(seats):
         hosts.setdefault(seat.host, []).append(seat.name)
@@ -74,7 +74,7 @@ def order(seats: Sequence[Seat], chance: random.Random) -> list[set[str]]:
 
 
 def measure(seconds: float, work: Callable[[float], float]) -> Reading:
-    """Work per second in which this rank could run, and the shares of the time that others and its own quota took."""
+    """Work for ``seconds``; return the rate while the rank could run, and the shares lost to others and the quota."""
     before, began = contention.read(), time.perf_counter()
     done = work(seconds)
     took = time.perf_counter() - began
@@ -84,7 +84,7 @@ def measure(seconds: float, work: Callable[[float], float]) -> Reading:
 
 
 def turns_of(number: int, seats: Sequence[Seat], readings: Sequence[Sequence[Reading]]) -> list[Turn]:
-    """A round of each node: its slowest rank."""
+    """Return a Turn for each node in this round, of its slowest rank."""
     names = list(dict.fromkeys(seat.name for seat in seats))
     turns = []
     for node, name in enumerate(names):
@@ -95,7 +95,7 @@ def turns_of(number: int, seats: Sequence[Seat], readings: Sequence[Sequence[Rea
 
 
 def lines(turns: Sequence[Turn]) -> list[str]:
-    """A line for each turn."""
+    """Return a text line for each turn."""
     return [
         f"turn {turn.number} of node {turn.node} ({turn.name}): {turn.rate:.6g} TFLOP/s, "
         f"lost {turn.lost:.3f} to others, {turn.held:.3f} to its own quota"

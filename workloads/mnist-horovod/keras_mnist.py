@@ -14,7 +14,7 @@ from rank_group import cores_per_rank
 
 
 def train(args: Namespace, images: Images) -> None:
-    """The whole run on this rank."""
+    """Train with Keras on this rank's share of the images; rank 0 prints, and saves to ``--output`` if given."""
     import horovod.tensorflow.keras as hvd
     import tensorflow as tf
     from horovod.tensorflow import allgather_object
@@ -62,7 +62,7 @@ def train(args: Namespace, images: Images) -> None:
 
 
 def build(tf: Any) -> Any:
-    """The network of Horovod's own MNIST example."""
+    """Return the uncompiled network of Horovod's MNIST example."""
     layers = tf.keras.layers
     return tf.keras.Sequential(
         [
@@ -79,14 +79,14 @@ def build(tf: Any) -> Any:
 
 
 def dataset(tf: Any, pair: tuple[Any, Any]) -> Any:
-    """Images in [0, 1] with one channel, and labels."""
+    """Return a tf.data set of images scaled to [0, 1], with one channel, and int64 labels."""
     return tf.data.Dataset.from_tensor_slices(pair).map(
         lambda image, label: (tf.cast(image, tf.float32)[..., tf.newaxis] / 255, tf.cast(label, tf.int64))
     )
 
 
 def clock(tf: Any, *, images_per_epoch: int, told: bool) -> Any:
-    """Callback that reports images per second of all ranks, after the first epoch, which builds the graph."""
+    """Return a callback that prints all ranks' images per second if ``told``, not for the first of several epochs."""
 
     class Clock(tf.keras.callbacks.Callback):
         def on_epoch_begin(self, *_: Any) -> None:

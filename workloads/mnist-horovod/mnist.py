@@ -37,6 +37,7 @@ class Images:
         """Return the share of a rank; all shares have the same size."""
 
         def cut(array: Any) -> Any:
+            """Return this rank's share of an array, each ``ranks``-th item."""
             return array[rank : len(array) // ranks * ranks : ranks]
 
         return Images((cut(self.train[0]), cut(self.train[1])), (cut(self.test[0]), cut(self.test[1])), self.source)
@@ -52,7 +53,7 @@ def load(data_path: Path | None, limit: int, *, generated: bool = False) -> Imag
 
 
 def find(data_path: Path | None, packaged: Path = PACKAGED) -> tuple[Path | None, str]:
-    """The folder to read and words for it: the one asked for, the cache, the package; None where nothing is there."""
+    """Return the folder to read, from ``data_path``, cache or package, and a description; None if there is none."""
     cache = Path(os.environ.get("PROJECT_PATH", "/workspace"), ".cache/mnist")
     if data_path or cache.is_dir():
         folder = data_path or cache
@@ -63,7 +64,7 @@ def find(data_path: Path | None, packaged: Path = PACKAGED) -> tuple[Path | None
 
 
 def read(folder: Path) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """Training and test images: Keras's ``mnist.npz``, or the IDX files, also where torchvision keeps them."""
+    """Read training and test images from mnist.npz, else the four IDX files. InputError if they are not MNIST's."""
     import numpy as np
 
     if (folder / NPZ).is_file():
@@ -81,7 +82,7 @@ def read(folder: Path) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
 
 
 def idx_files(folder: Path) -> tuple[Path, ...]:
-    """MNIST's four files, compressed or not. InputError names what is missing."""
+    """Return the paths of the four IDX files, .gz or not. InputError if the folder has not all."""
     for place in (folder, folder / "MNIST/raw"):
         found = {name: path for name in IDX for path in (place / f"{name}.gz", place / name) if path.is_file()}
         if len(found) == len(IDX):
@@ -90,7 +91,7 @@ def idx_files(folder: Path) -> tuple[Path, ...]:
 
 
 def read_idx(path: Path) -> tuple[tuple[int, ...], bytes]:
-    """Shape and content of an IDX file of bytes: two zeros, type, dimensions, a big-endian size for each, the data."""
+    """Return shape and content of an IDX file of bytes, .gz or not. InputError if it is broken."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
@@ -104,7 +105,7 @@ def read_idx(path: Path) -> tuple[tuple[int, ...], bytes]:
 
 
 def generate(count: int) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """Noise over a pattern for each class, the same on every rank."""
+    """Return ``count`` training images and a fifth as many test images: noise over class patterns, fixed seed."""
     import numpy as np
 
     random = np.random.default_rng(1234)

@@ -11,10 +11,11 @@ from script_exit import InputError, exit_code
 
 
 def main(train: Callable[[argparse.Namespace, Images], None]) -> int:
-    """Parse, check, load, train; the exit code."""
+    """Parse and check arguments, load the images, train; return 0, or 2 after an InputError."""
     args = parse()
 
     def run() -> None:
+        """Check the arguments, load the images and train."""
         check(args)
         train(args, load(args.data_path, args.images, generated=args.rehearse))
 
@@ -22,7 +23,7 @@ def main(train: Callable[[argparse.Namespace, Images], None]) -> int:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The arguments; of a rehearsal, with everything that costs time cut down."""
+    """Parse the command line; with ``--rehearse`` reduce images, epochs, batch and warm-up."""
     parser = argparse.ArgumentParser(
         description="MNIST over Horovod.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -43,7 +44,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def check(args: argparse.Namespace) -> None:
-    """InputError for what cannot work, before anything heavy is imported."""
+    """Raise InputError for counts out of range."""
     for name in ("epochs", "batch_size"):
         if getattr(args, name) < 1:
             raise InputError(f"--{name.replace('_', '-')} {getattr(args, name)} is not at least 1")
@@ -53,13 +54,13 @@ def check(args: argparse.Namespace) -> None:
 
 
 def require_same(fingerprints: Sequence[int]) -> None:
-    """InputError where ranks hold different images: they would silently train on different things."""
+    """Raise InputError unless the ranks' images have equal fingerprints."""
     if len(set(fingerprints)) > 1:
         raise InputError("ranks have different images; give every node the same --data-path")
 
 
 def steps_per_epoch(images: Images, batch_size: int) -> int:
-    """Full batches in a rank's share. InputError where it cannot fill one, or has nothing to test on."""
+    """Return the full batches in a rank's share. InputError if there is none, or no test image."""
     steps = len(images.train[0]) // batch_size
     if not steps or not len(images.test[0]):
         raise InputError(f"{len(images.train[0])} images per rank are too few for batches of {batch_size}")

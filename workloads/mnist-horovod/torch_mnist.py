@@ -14,7 +14,7 @@ from rank_group import cores_per_rank
 
 
 def train(args: Namespace, images: Images) -> None:
-    """The whole run on this rank."""
+    """Train with PyTorch on this rank's share of the images; rank 0 prints, and saves to ``--output`` if given."""
     import horovod.torch as hvd
     import torch
 
@@ -56,7 +56,7 @@ def train(args: Namespace, images: Images) -> None:
 
 
 def build(torch: Any) -> Any:
-    """The network of Horovod's own MNIST example for Keras."""
+    """Return the network of Horovod's MNIST example, which outputs logits."""
     nn = torch.nn
     return nn.Sequential(
         nn.Conv2d(1, 32, 3),
@@ -74,7 +74,7 @@ def build(torch: Any) -> Any:
 
 
 def tensors(torch: Any, pair: tuple[Any, Any], device: Any) -> tuple[Any, Any]:
-    """Images in [0, 1] with one channel, and labels."""
+    """Return images scaled to [0, 1] with one channel, and int64 labels, on the device."""
     images, labels = (torch.tensor(array, device=device) for array in pair)
     return images[:, None].float() / 255, labels.long()
 
@@ -82,7 +82,7 @@ def tensors(torch: Any, pair: tuple[Any, Any], device: Any) -> tuple[Any, Any]:
 def run_epoch(
     hvd: Any, model: Any, optimizer: Any, data: tuple[Any, Any], step: int, steps: int, args: Namespace
 ) -> tuple[float, float]:
-    """Train on this rank's images in a new order; mean loss and accuracy of all ranks."""
+    """Train one epoch on this rank's images, shuffled; return the mean loss and accuracy of all ranks."""
     import torch
 
     model.train()
@@ -103,12 +103,12 @@ def run_epoch(
 
 
 def warmup(step: int, steps: int, ranks: int) -> float:
-    """Factor on the learning rate: from one rank's to all ranks' over so many steps (Goyal et al., 2017)."""
+    """Return the factor on the learning rate, rising from 1 to ``ranks`` over ``steps`` (Goyal et al., 2017)."""
     return 1 + (ranks - 1) * min(1, step / steps if steps else 1)
 
 
 def evaluate(hvd: Any, model: Any, data: tuple[Any, Any], batch_size: int) -> tuple[float, float]:
-    """Mean loss and accuracy of all ranks on images that were not trained on."""
+    """Return the mean loss and accuracy of all ranks on the test images."""
     import torch
 
     model.eval()
@@ -122,7 +122,7 @@ def evaluate(hvd: Any, model: Any, data: tuple[Any, Any], batch_size: int) -> tu
 
 
 def average(hvd: Any, total: Any, right: Any, count: int) -> tuple[float, float]:
-    """Sums of this rank -> means over all ranks, which hold equally many images."""
+    """Return the means over all ranks of a rank's summed loss and right answers, each over ``count`` images."""
     import torch
 
     loss, accuracy = hvd.allreduce(torch.stack([total, right]) / count, op=hvd.Average).tolist()
@@ -130,7 +130,7 @@ def average(hvd: Any, total: Any, right: Any, count: int) -> tuple[float, float]
 
 
 def say(hvd: Any, text: str) -> None:
-    """Print on rank 0 alone."""
+    """Print on rank 0 only."""
     if hvd.rank() == 0:
         print(text, flush=True)
 

@@ -23,6 +23,7 @@ class PinnedCopies:
     """A round copies so many bytes to the device and back. InputError without a device, unless `host_copy`."""
 
     def __init__(self, size: int | None, node: str, *, host_copy: bool) -> None:
+        """Allocate pinned host buffers and a device buffer. InputError without a device, unless ``host_copy``."""
         import torch
 
         set_up()
@@ -47,6 +48,7 @@ class PinnedCopies:
         self.detail = f"{size / (1 << 20):.0f} MiB, {where}"
 
     def round(self) -> tuple[float, ...]:
+        """Copy to the device and back; return the seconds of each."""
         self._wait()
         began = time.perf_counter()
         self._device.copy_(self._there, non_blocking=True)
@@ -57,6 +59,7 @@ class PinnedCopies:
         return between - began, time.perf_counter() - between
 
     def wrong(self) -> str:
+        """Return an error text if the bytes that came back differ; empty if they are equal."""
         return "" if self._there.equal(self._back) else "what came back from the device is not what was sent there"
 
 

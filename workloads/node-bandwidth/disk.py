@@ -32,6 +32,7 @@ class SequentialRead:
     parts: tuple[tuple[str, str, int], ...]
 
     def __init__(self, path: Path, asked: int | None) -> None:
+        """Open the file, or write an unnamed one in a directory, and try O_DIRECT. InputError if unsuitable."""
         kind = file_system(path, Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
         if kind in IN_MEMORY:
             raise InputError(f"{path} is in memory ({kind}): there is no disk to read")
@@ -57,6 +58,7 @@ class SequentialRead:
         self.detail = f"{way} on {kind}, {self._size >> 20} MiB"
 
     def round(self) -> tuple[float, ...]:
+        """Read the file with DEPTH threads past the page cache; return the seconds. InputError if it is cut short."""
         # Some file systems take O_DIRECT and read their cache all the same.
         os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
         began = time.perf_counter()
@@ -67,7 +69,7 @@ class SequentialRead:
         return (seconds,)
 
     def wrong(self) -> str:
-        """Compare the last blocks read with the data written; skipped for a file that existed before."""
+        """Return an error text if the last blocks differ from those written; "" if not, or for a given file."""
         if not self._content:
             return ""
         for number, buffer in enumerate(self._buffers[: self._size // BLOCK]):
@@ -77,6 +79,7 @@ class SequentialRead:
         return ""
 
     def _read_part(self, number: int) -> int:
+        """Read this thread's blocks into its buffer; return the bytes read."""
         buffer = [self._buffers[number]]
         return sum(os.preadv(self._file, buffer, offset) for offset in self._offsets(number))
 
@@ -86,7 +89,7 @@ class SequentialRead:
 
 
 def write_file(directory: Path, blocks: int, content: bytes) -> int:
-    """Open file of so many blocks, on the disk; it has no name, and is gone when this process is."""
+    """Write a file of so many blocks, fsync and unlink it; return its open descriptor."""
     file, name = tempfile.mkstemp(dir=directory)
     Path(name).unlink()
     for number in range(blocks):
@@ -96,12 +99,12 @@ def write_file(directory: Path, blocks: int, content: bytes) -> int:
 
 
 def block(content: bytes, number: int) -> memoryview:
-    """Block of that number: random bytes, shifted, as a disk that finds equal blocks would keep one of them."""
+    """Return block ``number`` to write: the random bytes, shifted, so that no two blocks are equal."""
     return memoryview(content)[number : number + BLOCK]
 
 
 def read_directly(file: int, buffer: mmap.mmap) -> bool:
-    """Switch the open file to O_DIRECT and try it; False, and as before, where the file system does not take it."""
+    """Switch the open file to O_DIRECT and test a read; False, with its flags restored, if that fails."""
     flags = fcntl.fcntl(file, fcntl.F_GETFL)
     try:
         fcntl.fcntl(file, fcntl.F_SETFL, flags | os.O_DIRECT)
@@ -113,7 +116,7 @@ def read_directly(file: int, buffer: mmap.mmap) -> bool:
 
 
 def file_system(path: Path, mountinfo: str) -> str:
-    """The type of the file system that a path is on, such as ext4 or nfs4 (proc_pid_mountinfo(5))."""
+    """Return the type of the file system that a path is on, such as ext4 or nfs4, from mountinfo's text."""
     mounts = {}
     for line in mountinfo.splitlines():
         mount, _, source = line.partition(" - ")

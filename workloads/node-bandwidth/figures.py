@@ -39,7 +39,7 @@ class Figure:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of ``64M`` or ``1G`` (powers of 1024). Raises ValueError for anything else, and below 4 KiB."""
+    """Parse ``64M`` or ``1G`` (powers of 1024) into bytes. ValueError otherwise, or below 4 KiB."""
     match = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if not match or int(match[1]) << UNITS[match[2].upper()] < 4096:
         raise ValueError(f"`{text}` is not a size of at least 4K, such as 64M or 1G")
@@ -49,7 +49,7 @@ def parse_bytes(text: str) -> int:
 def repeat(
     run: Callable[[], tuple[float, ...]], rounds: int, seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> list[tuple[float, ...]]:
-    """Seconds of so many rounds after one that is not counted, as STREAM does; fewer, but two, once time is up."""
+    """Run one uncounted and up to ``rounds`` rounds; return their seconds; after ``seconds`` only two are certain."""
     run()
     end = clock() + seconds
     times: list[tuple[float, ...]] = []
@@ -59,7 +59,7 @@ def repeat(
 
 
 def of_rank(measurement: Measurement, times: Sequence[tuple[float, ...]], node: str) -> list[Figure]:
-    """The figures of one rank; the best repetition counts, which others on the machine have disturbed least."""
+    """Return a Figure for each part of a rank's measurement: GB/s of its best and its median round."""
     return [
         Figure(metric, name, node, size / min(taken) / 1e9, size / median(taken) / 1e9, measurement.detail)
         for (metric, name, size), taken in zip(measurement.parts, zip(*times, strict=True), strict=True)
@@ -67,7 +67,7 @@ def of_rank(measurement: Measurement, times: Sequence[tuple[float, ...]], node: 
 
 
 def lines(figures: Sequence[Figure]) -> list[str]:
-    """A line for each node, ``memory triad of worker-1: 12.340 GB/s, ...``, then one for each metric.
+    """Return a line for each metric and node, as its slowest rank, then one for each metric, as the slowest node.
 
     A node is as slow as the slowest of its ranks, and all are as slow as the slowest node, which the metric's line
     names: ``memory: 12.340 GB/s on worker-1, the slowest of 2``.

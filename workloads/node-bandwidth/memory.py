@@ -34,6 +34,7 @@ class Stream:
     """Three arrays of so many bytes each. A round is copy, scale, add and triad, in STREAM's order."""
 
     def __init__(self, size: int, caches: int) -> None:
+        """Allocate three float64 arrays of ``size`` bytes each, with torch on all usable cores."""
         import torch
 
         cores = len(os.sched_getaffinity(0))
@@ -50,6 +51,7 @@ class Stream:
         self.detail = f"{cores} thread{'s' * (cores != 1)}, arrays of {size / (1 << 20):.0f} MiB{small}"
 
     def round(self) -> tuple[float, ...]:
+        """Run copy, scale, add and triad; return the seconds of each."""
         import torch
 
         a, b, c = self._a, self._b, self._c
@@ -66,7 +68,7 @@ class Stream:
         return tuple(end - begin for begin, end in pairwise(at))
 
     def wrong(self) -> str:
-        """Check the arrays as stream.c does: all values of an array must equal the value expected after the rounds."""
+        """Return an error text if any value of an array differs from the expected one; empty if none does."""
         for name, array, value in zip("abc", (self._a, self._b, self._c), expected(self._rounds), strict=True):
             least, most = (float(end) for end in array.aminmax())
             if not max(value - least, most - value) <= TOLERANCE * value:
@@ -75,7 +77,7 @@ class Stream:
 
 
 def expected(rounds: int) -> tuple[float, float, float]:
-    """A value of each array after so many rounds."""
+    """Return the value of each array after so many rounds."""
     a, b, c = 1.0, 2.0, 0.0
     for _ in range(rounds):
         c = a
@@ -86,12 +88,12 @@ def expected(rounds: int) -> tuple[float, float, float]:
 
 
 def array_size(asked: int | None, caches: int, free: int) -> int:
-    """Bytes of an array: as asked, else four times the caches; no more than fits in the share of what is free."""
+    """Return an array's bytes: as asked, else four times the caches, at most a third of SHARE of the free memory."""
     return min(asked or max(4 * caches, SMALLEST), int(SHARE * free) // 3) // ITEM * ITEM
 
 
 def last_level_caches(cores: Iterable[int], root: Path = Path("/")) -> int:
-    """Bytes of the last-level caches of these cores together, each counted once (cache/index*/ in sysfs)."""
+    """Return the bytes of these cores' last-level caches, each counted once; UNKNOWN_CACHE if unknown."""
     sizes: dict[str, int] = {}
     for core in cores:
         levels: dict[int, tuple[str, int]] = {}
@@ -107,7 +109,7 @@ def last_level_caches(cores: Iterable[int], root: Path = Path("/")) -> int:
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Bytes that the kernel can give without swapping, and the container's control group (version 2 or 1) allows."""
+    """Return the bytes that are available on the machine and within the container's cgroup limit."""
     meminfo = (root / "proc/meminfo").read_text(encoding="ascii")
     available = int(re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)[1]) << 10
     groups = root / "sys/fs/cgroup"

@@ -22,6 +22,7 @@ FIRST_OF_NODE = os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def main() -> None:
+    """Measure on this rank, rank 0 prints the figures of all; exit with an error if values are wrong."""
     args = parse()
     import torch.distributed as dist
 
@@ -42,6 +43,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
+    """Parse the command line; exit with an error for ``--rounds`` or ``--seconds`` out of range."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -60,6 +62,7 @@ def parse() -> argparse.Namespace:
 
 
 def size(text: str) -> int:
+    """Parse a size such as ``64M`` for argparse. ArgumentTypeError if it is none."""
     try:
         return figures.parse_bytes(text)
     except ValueError as error:
@@ -67,7 +70,7 @@ def size(text: str) -> int:
 
 
 def prepare(args: argparse.Namespace) -> figures.Measurement | None:
-    """Set up this rank's measurement, with memory and file; None for a rank that only waits."""
+    """Return this rank's measurement; None for ranks but the first of a node, except for copies."""
     if args.measure == "copy":
         return PinnedCopies(args.size, NODE, host_copy=args.host_copy)
     if args.measure == "disk":
@@ -85,7 +88,7 @@ def prepare(args: argparse.Namespace) -> figures.Measurement | None:
 
 
 def gather(own: object) -> list:
-    """Gather an object from all ranks, on all ranks."""
+    """Gather an object from all ranks; return the list of all, by rank, on each."""
     import torch.distributed as dist
 
     found = [None] * WORLD

@@ -14,7 +14,7 @@ MODES = ("sft", "reward", "rlhf")
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The arguments; of a rehearsal, with everything that costs time cut down."""
+    """Parse the command line; with ``--rehearse`` reduce steps, lengths and LoRA rank."""
     parser = argparse.ArgumentParser(
         description="The three steps from a language model to an assistant, for OPT models under DeepSpeed.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -69,7 +69,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def check(args: argparse.Namespace) -> tuple[Config, Config]:
-    """Configurations of model and critic; refuses what cannot work before anything heavy is imported or built."""
+    """Return the shapes of model and critic, shrunk for a rehearsal. InputError for arguments that cannot work."""
     config, critic = (shrink(load(name)) if args.rehearse else load(name) for name in (args.model, args.critic_model))
     for name in ("steps", "ppo_epochs", "max_prompt_length", "max_answer_length"):
         if getattr(args, name) < 1:
@@ -84,7 +84,7 @@ def check(args: argparse.Namespace) -> tuple[Config, Config]:
 
 
 def check_lengths(args: argparse.Namespace, config: Config, critic: Config) -> None:
-    """Refuse what is longer than the model's positions."""
+    """Raise InputError if the lengths exceed the positions of model or critic."""
     limit = min(config["max_position_embeddings"], critic["max_position_embeddings"])
     if args.mode == "rlhf":
         if args.max_prompt_length + args.max_answer_length > limit:

@@ -32,14 +32,14 @@ class Configuration:
     """True to use DeepSpeed's engine for generating in training."""
 
     def at_stage(self, stage: int) -> dict[str, Any]:
-        """DeepSpeed's dictionary, a copy, with another ZeRO stage."""
+        """Return a copy of DeepSpeed's configuration with another ZeRO stage."""
         content = deepcopy(self.content)
         content["zero_optimization"]["stage"] = stage
         return content
 
 
 def read(path: Path | None, world: int) -> Configuration:
-    """The configuration in a file, for so many ranks. Raises InputError for what would not train as written."""
+    """Read and complete DeepSpeed's configuration, the default without a path. InputError if it contradicts itself."""
     content, where = (read_config(path), str(path)) if path else (deepcopy(DEFAULT), "the default configuration")
     if MICRO not in content:
         raise InputError(f"{where}: no {MICRO}")
@@ -68,6 +68,7 @@ def read(path: Path | None, world: int) -> Configuration:
 
 
 def _count(content: dict[str, Any], key: str, where: str) -> int:
+    """Return a positive whole number of the configuration. InputError otherwise."""
     value = content[key]
     if type(value) is not int or value < 1:
         raise InputError(f"{where}: {key} is {value!r}, not a whole number of at least 1")
@@ -75,6 +76,7 @@ def _count(content: dict[str, Any], key: str, where: str) -> int:
 
 
 def _precision(content: dict[str, Any], where: str) -> str:
+    """Return ``bf16``, ``fp16`` or ``fp32`` as enabled. InputError if both are, or for other than booleans."""
     enabled = []
     for name in ("bf16", "fp16"):
         value = content.get(name, {}).get("enabled", False)

@@ -31,11 +31,12 @@ class Corpus:
         self._epoch, self._order = -1, torch.empty(0)
 
     def batch(self, number: int, size: int, rank: int, world: int) -> torch.Tensor:
-        """Micro-batch ``number`` of a rank, (size, sequence_length); in an epoch no two batches share a sequence."""
+        """Return micro-batch ``number`` of a rank, (size, sequence_length); disjoint from others within an epoch."""
         first = (number * world + rank) * size
         return torch.stack([self._sequence(sample) for sample in range(first, first + size)])
 
     def _sequence(self, sample: int) -> torch.Tensor:
+        """Return a sequence by its number in the endless series; each epoch has its own random order."""
         epoch, index = divmod(sample, self.sequences)
         if epoch != self._epoch:
             generator = torch.Generator().manual_seed(self.seed + epoch)
@@ -44,14 +45,14 @@ class Corpus:
         return self.tokens[start : start + self.sequence_length]
 
     def fingerprint(self) -> str:
-        """Equal on two ranks exactly when they read the same tokens."""
+        """Return a hash of the tokens, to compare between ranks."""
         return fingerprint(self.tokens)
 
 
 def load_corpus(
     args: Namespace, tokenizer: Tokenizer, config: Config, sequence_length: int, needed: int
 ) -> tuple[Corpus, str]:
-    """Tokenise the text until ``needed`` tokens are there; the corpus and a line that says what was read."""
+    """Tokenise text until it has ``needed`` tokens; return corpus and description. InputError if too short."""
     description, pieces = documents(args)
     ids: list[int] = []
     characters = 0
@@ -69,13 +70,13 @@ def load_corpus(
 
 
 def check_vocabulary(largest: int, config: Config) -> None:
-    """Refuse ids that the model has no embedding for."""
+    """Raise InputError if the largest token id is beyond the model's vocabulary."""
     if largest >= config["vocab_size"]:
         raise InputError(f"the tokeniser gave id {largest}, beyond the model's vocabulary of {config['vocab_size']}")
 
 
 def load_tokenizer(snapshot: Path | None, args: Namespace, config: Config) -> tuple[Tokenizer, str]:
-    """The snapshot's tokeniser, else a byte-level BPE trained on the text; and a line that says which."""
+    """Return the snapshot's tokeniser, else a byte-level BPE trained on the text, and a line that tells which."""
     if snapshot is None:
         return train_tokenizer(args, min(config["vocab_size"], VOCABULARY))
     if (snapshot / "tokenizer.json").is_file():
@@ -87,7 +88,7 @@ def load_tokenizer(snapshot: Path | None, args: Namespace, config: Config) -> tu
 
 
 def train_tokenizer(args: Namespace, vocabulary: int) -> tuple[Tokenizer, str]:
-    """A byte-level BPE of the first 2 MiB of text, its special tokens at the ids that OPT gives them."""
+    """Train a byte-level BPE on the first 2 MiB of text, with OPT's special tokens; return it and a description."""
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(
         first_characters(documents(args)[1], TRAINING_TEXT),
@@ -102,7 +103,7 @@ def train_tokenizer(args: Namespace, vocabulary: int) -> tuple[Tokenizer, str]:
 
 
 def first_characters(pieces: Iterator[str], limit: int) -> Iterator[str]:
-    """Pieces until ``limit`` characters are reached."""
+    """Yield pieces until they have ``limit`` characters together."""
     for piece in pieces:
         yield piece
         if (limit := limit - len(piece)) <= 0:
@@ -123,14 +124,14 @@ def documents(args: Namespace) -> tuple[str, Iterator[str]]:
 
 
 def text_files(path: Path, *, any_suffix: bool) -> list[Path]:
-    """The text files of a path in a fixed order; symbolic links in a directory name text that is there already."""
+    """Return the path itself if it is a file, else the files below it with a text suffix, or any, sorted."""
     if path.is_file():
         return [path]
     return [file for file in files_below(path) if any_suffix or file.suffix in SUFFIXES]
 
 
 def read_pieces(file: Path) -> Iterator[str]:
-    """A file's text by whole lines, about 1 MiB at a time; of JSON lines, the field ``text`` of each."""
+    """Yield a file's text in pieces of whole lines, about 1 MiB each; of JSON lines the field ``text`` of each."""
     if file.suffix != ".jsonl":
         yield from read_plain(file)
         return
@@ -139,7 +140,7 @@ def read_pieces(file: Path) -> Iterator[str]:
 
 
 def json_text(line: str, where: str) -> str:
-    """The field ``text`` of one JSON line."""
+    """Return the field ``text`` of a JSON line. InputError if there is none."""
     try:
         return str(json.loads(line)["text"])
     except (ValueError, KeyError, TypeError) as error:
@@ -147,7 +148,7 @@ def json_text(line: str, where: str) -> str:
 
 
 def cached_datasets(args: Namespace) -> tuple[list[Any], str]:
-    """Load ``--dataset``, or all of ``--datasets`` if cached; return them with a description."""
+    """Load ``--dataset``, or all ``--datasets``; return them, and a note. [] if one of the latter is not cached."""
     names = [args.dataset] if args.dataset else [] if args.data or args.rehearse else args.datasets
     try:
         found = [cached_dataset(*name.split(":", 1)) for name in names]
@@ -159,7 +160,7 @@ def cached_datasets(args: Namespace) -> tuple[list[Any], str]:
 
 
 def row_text(row: dict[str, Any]) -> str:
-    """A row to be learnt: prompt and preferred answer, else column ``text``, else all its text."""
+    """Return a row's text: prompt with chosen answer, else column ``text``, else all its text columns."""
     if "prompt" in row and "chosen" in row:
         return f"{row['prompt']}{row['chosen']}"
     if isinstance(row.get("text"), str):

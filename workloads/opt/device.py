@@ -12,13 +12,13 @@ from script_exit import InputError
 
 
 def name() -> str:
-    """The device's own name where it has one."""
+    """Return the GPU's product name on CUDA, else the accelerator's kind, such as ``cpu``."""
     accelerator = get_accelerator()
     return torch.cuda.get_device_name() if accelerator.device_name() == "cuda" else str(accelerator.device_name())
 
 
 def hardware() -> str:
-    """The device, or the model of the CPU and the threads: the last bits of a sum depend on it."""
+    """Return the device's name; on a CPU the processor's model and the number of torch's threads."""
     if get_accelerator().device_name() != "cpu":
         return name()
     facts = Path("/proc/cpuinfo").read_text().splitlines()
@@ -27,7 +27,7 @@ def hardware() -> str:
 
 
 def check_precision(precision: str) -> None:
-    """Refuse a number format that the device has not; on a CPU bf16 always works, fp16 only with its instructions."""
+    """Raise InputError if this device lacks the precision; on a CPU only fp16 can be missing."""
     accelerator = get_accelerator()
     if accelerator.device_name() == "cpu":
         if precision == "fp16" and not accelerator.is_fp16_supported():
@@ -40,7 +40,7 @@ def check_precision(precision: str) -> None:
 
 
 def has_bf16() -> bool:
-    """Return True if the device itself multiplies bf16; torch also accepts older NVIDIA devices, which emulate it."""
+    """Return True if the device has bf16 in hardware; emulation on older NVIDIA devices does not count."""
     accelerator = get_accelerator()
     if accelerator.device_name() == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
@@ -48,7 +48,7 @@ def has_bf16() -> bool:
 
 
 def peak_memory() -> int:
-    """Bytes that this rank held at most: what torch allocated on the device, on a CPU the whole process's memory."""
+    """Return the peak bytes that torch allocated on the device; on a CPU the process's peak resident memory."""
     accelerator = get_accelerator()
     if accelerator.device_name() != "cpu":
         return int(accelerator.max_memory_allocated())

@@ -21,7 +21,7 @@ BETAS = (0.9, 0.95)
 def trained(
     model: nn.Module, ds_config: dict[str, Any], learning_rate: float, args: Namespace, updates: int = 1
 ) -> Any:
-    """The engine that trains those weights of a model that are not frozen, with so many updates in a step."""
+    """Return a DeepSpeed engine for the unfrozen weights, with AdamW and schedule unless the config has its own."""
     if args.gradient_checkpointing:
         # Reentrant: ZeRO-3 empties weights between forward pass and recomputation, an error to the other kind.
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
@@ -40,7 +40,7 @@ def trained(
 
 
 def frozen(model: nn.Module, ds_config: dict[str, Any], dtype: torch.dtype) -> Any:
-    """A model that is only asked: on the device, or under ZeRO-3 partitioned."""
+    """Return a model without gradients for evaluation: moved to the device, or an engine under ZeRO-3."""
     model.requires_grad_(False)
     if ds_config["zero_optimization"]["stage"] < 3:
         return model.to(get_accelerator().current_device_name(), dtype).eval()
@@ -51,7 +51,7 @@ def frozen(model: nn.Module, ds_config: dict[str, Any], dtype: torch.dtype) -> A
 
 
 def schedule(step: int, args: Namespace) -> float:
-    """Factor on the learning rate: a linear rise over the warm-up steps, then half a cosine down to a tenth."""
+    """Return the factor on the learning rate: linear warm-up, then half a cosine down to 0.1."""
     if step < args.warmup_steps:
         return (step + 1) / (args.warmup_steps + 1)
     progress = (step - args.warmup_steps) / (args.steps - args.warmup_steps)
@@ -59,7 +59,7 @@ def schedule(step: int, args: Namespace) -> float:
 
 
 def save(engine: Any, tokenizer: Any, directory: Path, *, adapters_only: bool) -> None:
-    """Write the trained weights, the configuration and the tokeniser; all ranks take part, rank 0 writes.
+    """Write weights, or adapters only, configuration and tokeniser; all ranks take part, rank 0 writes.
 
     A relative directory is below the run's own, which every node sees.
     """

@@ -26,26 +26,26 @@ PEAK_TFLOPS = {
 
 
 def forward(config: Config, sequence: int, *, values: bool = False) -> float:
-    """Operations per token of a forward pass; of a value model, if asked."""
+    """Return the operations per token of a forward pass; with ``values``, of a value model."""
     return 2 * _multiplied(config, values) + _attention(config, sequence)
 
 
 def train(config: Config, sequence: int, adapters: int = 0, *, values: bool = False) -> float:
-    """Operations per token of forward and backward pass; with so many adapter weights, only those are trained."""
+    """Return the operations per token of forward and backward pass; with adapters, only those are trained."""
     weights = _multiplied(config, values)
     weights = 4 * weights + 6 * adapters if adapters else 6 * weights
     return weights + 3 * _attention(config, sequence)
 
 
 def peak(device_name: str) -> float | None:
-    """TFLOP/s of a device, or None where it is not listed; the entry with the most words in the name counts."""
+    """Return a device's dense bf16 TFLOP/s by the words in its name; None if it is not listed."""
     words = set(re.split(r"[\s-]+", device_name))
     found = [name for name in PEAK_TFLOPS if words.issuperset(name.split())]
     return PEAK_TFLOPS[max(found, key=len)] if found else None
 
 
 def _multiplied(config: Config, values: bool) -> int:
-    """Weights that tokens are multiplied with; embeddings are, to make logits, but a value model makes none."""
+    """Return the number of weights that a token is multiplied with; a value model has no output embedding."""
     return parameters(config) - values * config["vocab_size"] * config["word_embed_proj_dim"]
 
 

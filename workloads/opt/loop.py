@@ -35,7 +35,7 @@ class Step:
 
 
 def run(args: Namespace, work: Work, take: Callable[[int], Step], saved: Checkpoints) -> list[Step]:
-    """Take all steps, or those since a checkpoint, and say how fast; returns all.
+    """Take all steps after the checkpoint's, print each, save checkpoints, report speed; return all steps.
 
     The steps after the warm-up are timed, ranks waiting for each other.
     """
@@ -47,6 +47,7 @@ def run(args: Namespace, work: Work, take: Callable[[int], Step], saved: Checkpo
         say(first)
 
     def progress_now() -> Progress:
+        """Return the progress to store in a checkpoint."""
         return {"first": first, "steps": [asdict(one) for one in steps]}
 
     untimed = max(args.warmup_steps, len(steps))
@@ -69,12 +70,12 @@ def run(args: Namespace, work: Work, take: Callable[[int], Step], saved: Checkpo
 
 
 def fingerprint(steps: list[Step]) -> str:
-    """Hash all losses to the last bit, which printed lines round: identical runs have the same hash."""
+    """Return a hash of all losses, to the last bit: equal for identical runs."""
     return hashlib.sha256(" ".join(step.loss.hex() for step in steps).encode()).hexdigest()[:16]
 
 
 def report(work: Work, steps: int, seconds: float) -> None:
-    """Throughput, samples of all ranks per second; memory; on a GPU, MFU.
+    """Print time, samples and tokens per second, peak memory and, on a GPU, MFU.
 
     As DeepSpeed-Chat defines it in its first two steps; in the third it counts the warm-up too, which is left out here.
     """

@@ -25,12 +25,12 @@ class LoRALinear(nn.Module):
         nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., in_features) -> (..., out_features)."""
+        """Return W x + SCALE B A x."""
         return self.base(x) + SCALE * functional.linear(functional.linear(x, self.lora_a), self.lora_b)
 
 
 def add_lora(model: OPTPreTrainedModel, dim: int, modules: tuple[str, ...]) -> None:
-    """Freeze the model and adapt the named linear layers of every decoder layer."""
+    """Freeze the model; replace each decoder layer's linear layers named by ``modules`` with LoRALinear."""
     model.requires_grad_(False)
     layers = dict(model.model.named_modules())
     for name, layer in layers.items():

@@ -28,11 +28,11 @@ class ValueModel(OPTPreTrainedModel):
         self.value_head = nn.Linear(config.word_embed_proj_dim, 1, bias=False)
 
     def get_input_embeddings(self) -> nn.Module:
-        """The embeddings, for those who hook them."""
+        """Return the token embeddings."""
         return self.model.decoder.embed_tokens
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """(batch, length) -> (batch, length); each value sees its own token and those before."""
+        """Return a value for each token, (batch, length); each sees its own token and those before."""
         hidden = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         return self.value_head(hidden).squeeze(-1).float()
 
@@ -40,7 +40,7 @@ class ValueModel(OPTPreTrainedModel):
 def build(
     kind: type[OPTPreTrainedModel], config: Config, ds_config: dict[str, Any], weights: Path | None, *, dropout: bool
 ) -> OPTPreTrainedModel:
-    """The model on this rank: whole, or under ZeRO-3 this rank's share of every parameter."""
+    """Build a model, initialised randomly or from ``weights``, partitioned under ZeRO-3; dropout 0 unless asked."""
     partitioned = ds_config["zero_optimization"]["stage"] == 3
     rates = {} if dropout else {"dropout": 0.0, "attention_dropout": 0.0}
     # zero.Init empties every module as soon as it is made, so weights are set afterwards; and outside of it, because
@@ -56,7 +56,7 @@ def build(
 
 @torch.no_grad()
 def initialise(model: nn.Module, std: float, only: set[str] | None) -> None:
-    """OPT's initialisation: weights normal with ``std``, biases 0, norms 1 and 0; of partitioned weights, by rank 0."""
+    """Initialise as OPT: weights normal, biases 0, norms 1; if ``only`` is given, only the weights it names."""
     for prefix, module in model.named_modules():
         if only is not None and f"{prefix}.weight" not in only:
             continue
@@ -70,7 +70,7 @@ def initialise(model: nn.Module, std: float, only: set[str] | None) -> None:
 
 
 def find_snapshot(name: str) -> tuple[Path | None, str]:
-    """The newest snapshot with weights of facebook/NAME in the Hugging Face cache, and a line that says what it is.
+    """Return the newest cached snapshot with weights of facebook/NAME, None if there is none, and a description.
 
     Also where Lambda's DeepSpeed-Chat scripts keep models: ``transformers``, beside the hub's own folder.
     """
@@ -85,7 +85,7 @@ def find_snapshot(name: str) -> tuple[Path | None, str]:
 
 
 def choose_weights(name: str, given: Path | None, *, rehearse: bool) -> tuple[Path | None, str]:
-    """Return the path of a model's weights, None for random ones, and a description."""
+    """Return the path of a model's weights, None for random ones, and a description. InputError if absent."""
     if rehearse:
         return None, "random initialisation, as rehearsed"
     if given is None:
@@ -96,13 +96,13 @@ def choose_weights(name: str, given: Path | None, *, rehearse: bool) -> tuple[Pa
 
 
 def weight_files(snapshot: Path) -> list[Path]:
-    """Weight files of a snapshot, all shards; safetensors before pickles."""
+    """Return a snapshot's weight files: safetensors, else PyTorch's; empty without any."""
     return sorted(snapshot.glob("model*.safetensors")) or sorted(snapshot.glob("pytorch_model*.bin"))
 
 
 @torch.no_grad()
 def load_weights(model: nn.Module, snapshot: Path) -> None:
-    """Copy a snapshot into the model tensor by tensor, so that no rank ever holds all of a partitioned model."""
+    """Copy a snapshot's tensors into the model one by one. InputError for a wrong shape or a missing tensor."""
     parameters = dict(model.named_parameters())
     missing = set(parameters) - {HEAD}
     for key, tensor in read_weights(snapshot):
@@ -122,7 +122,7 @@ def load_weights(model: nn.Module, snapshot: Path) -> None:
 
 
 def read_weights(snapshot: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and tensors of a snapshot, read from the mapped files one at a time."""
+    """Yield names and tensors of a snapshot's weight files, one at a time."""
     for file in weight_files(snapshot):
         if file.suffix == ".safetensors":
             from safetensors import safe_open

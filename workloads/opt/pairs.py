@@ -34,7 +34,7 @@ class DatasetPairs:
         self.length = length
 
     def batch(self, number: int, size: int, rank: int, world: int) -> Batch:
-        """Micro-batch ``number`` of a rank: first the chosen of all pairs, then the rejected, padded on the right."""
+        """Return micro-batch ``number`` of a rank: all chosen rows, then all rejected, padded on the right."""
         first = (number * world + rank) * size
         pairs = [self.rows[index % len(self.rows)] for index in range(first, first + size)]
         rows = [chosen for chosen, _ in pairs] + [rejected for _, rejected in pairs]
@@ -42,7 +42,7 @@ class DatasetPairs:
         return Batch(ids, torch.tensor([len(row) - 1 for row in rows]))
 
     def fingerprint(self) -> str:
-        """Equal on two ranks exactly when they read the same rows."""
+        """Return a hash of the rows, to compare between ranks."""
         return hashlib.sha256(repr(self.rows).encode()).hexdigest()[:16]
 
 
@@ -63,7 +63,7 @@ class CorpusPairs:
         return Batch(torch.cat([chosen, rejected]), torch.full((2 * size,), length - 1))
 
     def fingerprint(self) -> str:
-        """Equal on two ranks exactly when they read the same tokens."""
+        """Return a hash of the corpus's tokens, to compare between ranks."""
         return self.corpus.fingerprint()
 
 
@@ -75,18 +75,18 @@ class Prompts:
         self.padded = bool((ids == PADDING).any())
 
     def batch(self, number: int, size: int, rank: int, world: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Micro-batch ``number`` of a rank, twice (size, length)."""
+        """Return ids and mask of a rank's micro-batch ``number``; the mask is None if no prompt is padded."""
         first = (number * world + rank) * size
         ids = self.ids[torch.arange(first, first + size) % len(self.ids)]
         return ids, (ids != PADDING).long() if self.padded else None
 
     def fingerprint(self) -> str:
-        """Equal on two ranks exactly when they read the same prompts."""
+        """Return a hash of the prompts, to compare between ranks."""
         return fingerprint(self.ids)
 
 
 def load_pairs(setting: Setting, needed: int) -> tuple[DatasetPairs | CorpusPairs, str]:
-    """Load at most ``needed`` pairs; return them with a description."""
+    """Load at most ``needed`` pairs from cached datasets, else make them of text; return them and a description."""
     args = setting.args
     datasets, note = cached_datasets(args)
     if datasets:
@@ -102,7 +102,7 @@ def load_pairs(setting: Setting, needed: int) -> tuple[DatasetPairs | CorpusPair
 
 
 def answered(setting: Setting, datasets: list[Any]) -> Iterator[tuple[list[int], list[int]]]:
-    """Prompt with chosen and with rejected answer, as ids, where these differ in what the model sees of them."""
+    """Yield chosen and rejected ids, each with its prompt and cut to the length, unless they are equal then."""
     for row in rows_with(datasets, ("prompt", "chosen", "rejected")):
         chosen, rejected = (
             encode(setting, f"{row['prompt']}{row[answer]}", end=True)[: setting.args.sequence_length]
@@ -113,7 +113,7 @@ def answered(setting: Setting, datasets: list[Any]) -> Iterator[tuple[list[int],
 
 
 def load_prompts(setting: Setting, needed: int) -> tuple[Prompts, str]:
-    """Load at most ``needed`` prompts; return them with a description."""
+    """Load at most ``needed`` prompts from cached datasets, else cut them from text; return them, described."""
     args, length = setting.args, setting.args.max_prompt_length
     datasets, note = cached_datasets(args)
     if datasets:
@@ -127,7 +127,7 @@ def load_prompts(setting: Setting, needed: int) -> tuple[Prompts, str]:
 
 
 def rows_with(datasets: list[Any], columns: tuple[str, ...]) -> Iterator[dict[str, str]]:
-    """Rows of all datasets, which must have these columns."""
+    """Return an iterator of all datasets' rows. InputError if one lacks a column."""
     for dataset in datasets:
         if missing := [column for column in columns if column not in dataset.features]:
             raise InputError(f"a dataset has no column {missing[0]!r}; it has {', '.join(dataset.features)}")
@@ -135,7 +135,7 @@ def rows_with(datasets: list[Any], columns: tuple[str, ...]) -> Iterator[dict[st
 
 
 def encode(setting: Setting, text: str, *, end: bool) -> list[int]:
-    """Ids of a text as OPT was trained on it, </s> in front; and at its end, where it ends."""
+    """Return the ids of a text, </s> in front and, with ``end``, behind. InputError if beyond the vocabulary."""
     eos = setting.config["eos_token_id"]
     ids = [eos, *setting.tokenizer.encode(text, add_special_tokens=False).ids, *([eos] if end else [])]
     check_vocabulary(max(ids), setting.config)

@@ -12,18 +12,18 @@ DISCOUNT, TRACE = 1.0, 0.95
 
 
 def log_probabilities(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Log-probability of each id under the logits before it, (batch, answer, vocabulary) -> (batch, answer)."""
+    """Return each id's log-probability under its logits, (batch, answer, vocabulary) -> (batch, answer)."""
     return -torch.nn.functional.cross_entropy(logits.float().transpose(1, 2), ids, reduction="none")
 
 
 def answer_mask(answers: torch.Tensor, eos: int) -> torch.Tensor:
-    """1 up to the first </s> and on it, 0 behind."""
+    """Return 1 for each token up to and including the first </s>, 0 behind it."""
     ended = (answers == eos).long().cumsum(dim=1)
     return ((ended == 0) | ((ended == 1) & (answers == eos))).float()
 
 
 def rewards(scores: torch.Tensor, drift: torch.Tensor, mask: torch.Tensor, kl_coefficient: float) -> torch.Tensor:
-    """Per token the price of its drift from the reference (log-ratio, nats); on the last, the score (batch) as well."""
+    """Return each token's reward: minus KL price times drift, plus the clamped score on the last token."""
     per_token = -kl_coefficient * drift * mask
     last = mask.sum(dim=1).long() - 1
     rows = torch.arange(len(scores), device=scores.device)
@@ -32,7 +32,7 @@ def rewards(scores: torch.Tensor, drift: torch.Tensor, mask: torch.Tensor, kl_co
 
 
 def advantages(values: torch.Tensor, reward: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Generalised advantage estimates (Schulman et al., 2016) and the returns that the values should have been."""
+    """Return generalised advantage estimates (Schulman et al., 2016) and the returns."""
     values, reward = values * mask, reward * mask
     estimates = torch.zeros_like(values)
     following, next_value = torch.zeros_like(values[:, 0]), torch.zeros_like(values[:, 0])
@@ -44,18 +44,18 @@ def advantages(values: torch.Tensor, reward: torch.Tensor, mask: torch.Tensor) -
 
 
 def policy_loss(new: torch.Tensor, old: torch.Tensor, advantage: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The clipped surrogate, negated: ratios beyond the clip gain nothing more."""
+    """Return PPO's clipped policy loss, the mean over masked tokens."""
     ratio = ((new - old) * mask).exp()
     clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
     return masked_mean(torch.maximum(-advantage * ratio, -advantage * clipped), mask)
 
 
 def value_loss(new: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Half the squared error, of the value or of its clipped move, whichever is worse."""
+    """Return half the squared error of the values, clipped or not, the larger; the mean over masked tokens."""
     clipped = old + (new - old).clamp(-CLIP, CLIP)
     return masked_mean(0.5 * torch.maximum((new - returns) ** 2, (clipped - returns) ** 2), mask)
 
 
 def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Mean of the values where the mask is 1."""
+    """Return the mean of the values where the mask is 1."""
     return (values * mask).sum() / mask.sum()

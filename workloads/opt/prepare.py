@@ -9,6 +9,7 @@ from pathlib import Path
 
 
 def main() -> None:
+    """Compile CPUAdam if the configuration offloads the optimizer; do nothing otherwise."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--deepspeed_config", type=Path)
     args, _ = parser.parse_known_args()
@@ -21,7 +22,7 @@ def main() -> None:
 
 
 def compile_once(name: str, builder: str) -> None:
-    """Load one of DeepSpeed's operators, which compiles it where it is not compiled yet.
+    """Compile one of DeepSpeed's operators and write NAME.ready; do nothing if that file exists.
 
     The mark is what says that it is: loading it to see would cost the seconds that importing DeepSpeed takes.
     """

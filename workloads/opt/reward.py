@@ -19,7 +19,7 @@ from torch.nn import functional
 
 
 def run(setting: Setting) -> None:
-    """Train on this rank with the others."""
+    """Train a reward model on this rank with the others; print its late accuracy, save it to ``--output``."""
     args, ds, config = setting.args, setting.ds, setting.config
     samples = ds.micro_batch * ds.accumulation * WORLD
     pairs, text = load_pairs(setting, args.steps * samples)
@@ -48,7 +48,7 @@ def run(setting: Setting) -> None:
 
 
 def step(engine: Any, pairs: DatasetPairs | CorpusPairs, number: int, setting: Setting) -> loop.Step:
-    """Take one step of the optimiser; return loss and accuracy on pairs, means over micro-batches and ranks."""
+    """Take one optimizer step; return the loss and the pairs' accuracy, means over micro-batches and ranks."""
     learning_rate = engine.get_lr()[0]
     loss, right = torch.zeros((), device=engine.device), torch.zeros((), device=engine.device)
     for micro_step in range(number * setting.ds.accumulation, (number + 1) * setting.ds.accumulation):

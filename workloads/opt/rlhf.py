@@ -26,7 +26,7 @@ from transformers.models.opt.modeling_opt import OPTForCausalLM
 
 
 def run(setting: Setting) -> None:
-    """Train actor and critic on this rank with the others."""
+    """Train actor and critic with PPO on this rank with the others; print the reward gain, save the actor."""
     args, ds = setting.args, setting.ds
     samples = ds.micro_batch * ds.accumulation * WORLD
     prompts, text = load_prompts(setting, args.steps * samples)
@@ -86,12 +86,13 @@ class Experience:
 
 
 def build_models(setting: Setting) -> Models:
-    """Actor and reference begin as one model, critic and reward model as another."""
+    """Build actor and its reference from the same weights, critic and reward model from the critic's."""
     args, ds = setting.args, setting.ds
     critic_stage = ds.stage if args.critic_zero_stage is None else args.critic_zero_stage
     critic_ds = ds.at_stage(critic_stage)
 
     def make(kind: Any, config: Any, ds_config: Any, weights: Any) -> Any:
+        """Build a model with the run's seed, so that equal kinds start equal."""
         torch.manual_seed(args.seed)
         return build(kind, config, ds_config, weights, dropout=False)
 
@@ -114,7 +115,7 @@ def build_models(setting: Setting) -> Models:
 
 
 def step(models: Models, prompts: Prompts, number: int, setting: Setting) -> loop.Step:
-    """Write answers, score them, learn from them; reward, losses and drift, means over micro-batches and ranks."""
+    """Write and score answers and learn from them; return reward, losses and KL, means over ranks."""
     args, accumulation = setting.args, setting.ds.accumulation
     learning_rate = models.actor.get_lr()[0]
     numbers = range(number * accumulation, (number + 1) * accumulation)
@@ -130,7 +131,7 @@ def step(models: Models, prompts: Prompts, number: int, setting: Setting) -> loo
 
 @torch.no_grad()
 def experience(models: Models, prompts: torch.Tensor, mask: torch.Tensor | None, setting: Setting) -> Experience:
-    """Answers to the prompts, with what actor, reference, critic and reward model say of them."""
+    """Generate answers; return them with the log-probabilities, values and scores that the models give."""
     length = setting.args.max_answer_length
     device = models.actor.device
     prompts, mask = prompts.to(device), mask if mask is None else mask.to(device)
@@ -155,7 +156,7 @@ def experience(models: Models, prompts: torch.Tensor, mask: torch.Tensor | None,
 def write(
     model: nn.Module, prompts: torch.Tensor, mask: torch.Tensor | None, length: int
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Prompts with answers drawn from the model, and the mask for both; every answer, on every rank, has all tokens."""
+    """Append ``length`` sampled tokens to each prompt; return the ids and the extended mask, None if it was."""
     ids, seen, cache = prompts, prompts, None
     for _ in range(length):
         output = model(input_ids=seen, attention_mask=mask, past_key_values=cache, use_cache=True, logits_to_keep=1)
@@ -167,7 +168,7 @@ def write(
 
 
 def learn(models: Models, told: Experience, kl_coefficient: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Train actor and critic on one micro-batch; return their losses."""
+    """Take a PPO step of actor and critic on one micro-batch; return their losses."""
     length = told.mask.shape[1]
     reward = ppo.rewards(told.scores, told.drift, told.mask, kl_coefficient)
     advantage, returns = ppo.advantages(told.values, reward, told.mask)
@@ -187,18 +188,18 @@ def learn(models: Models, told: Experience, kl_coefficient: float) -> tuple[torc
 def answer_log_probabilities(
     model: Any, ids: torch.Tensor, attention: torch.Tensor | None, length: int
 ) -> torch.Tensor:
-    """Log-probabilities of the last ``length`` ids, each given all before it."""
+    """Return the log-probabilities of the last ``length`` ids, each given all before it."""
     output = model(input_ids=ids, attention_mask=attention, use_cache=False, logits_to_keep=length + 1)
     return ppo.log_probabilities(output.logits[:, :-1], ids[:, -length:])
 
 
 def answer_values(model: Any, ids: torch.Tensor, attention: torch.Tensor | None, length: int) -> torch.Tensor:
-    """Values of the texts that each of the last ``length`` ids was written to."""
+    """Return the critic's values before each of the last ``length`` ids."""
     return model(ids, attention)[:, -length - 1 : -1]
 
 
 def operations(setting: Setting) -> float:
-    """Per token: actor and reference run forward three times, critic and reward model twice; then both are trained."""
+    """Return a step's operations per token: passes that generate and score, and training in each PPO epoch."""
     args = setting.args
     sequence = args.max_prompt_length + args.max_answer_length
     adapters = lora_parameters(setting.config, args.lora_dim, tuple(args.lora_modules))

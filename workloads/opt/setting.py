@@ -40,11 +40,11 @@ class Setting:
         return DTYPES[self.ds.precision]
 
     def operations(self, number: float) -> float:
-        """The number, or 0 where they are not the operations that a device's peak is stated for."""
+        """Return the number, or 0 in fp32, for which no device peak is known."""
         return 0 if self.ds.precision == "fp32" else number
 
     def announce(self, text: str) -> None:
-        """Say what will be trained, on what."""
+        """Print on each rank its node, and on rank 0 mode, model, precision, ZeRO stage, weights and data."""
         args = self.args
         total = parameters(self.config)
         trained = lora_parameters(self.config, args.lora_dim, tuple(args.lora_modules)) or total
@@ -61,7 +61,7 @@ class Setting:
 
 
 def prepare(args: Namespace, ds: Configuration, config: Config, critic: Config) -> Setting:
-    """Choose weights and tokeniser, and join the other ranks, which must have chosen the same."""
+    """Choose weights and tokeniser, join the other ranks. InputError if ranks chose differently."""
     set_up()
     check_precision(ds.precision)
     weights, origin = choose_weights(args.model, args.weights, rehearse=args.rehearse)

@@ -19,7 +19,7 @@ from transformers.models.opt.modeling_opt import OPTForCausalLM
 
 
 def run(setting: Setting) -> None:
-    """Train on this rank with the others."""
+    """Fine-tune on this rank with the others; save the model, or its adapters, to ``--output``."""
     args, ds, config = setting.args, setting.ds, setting.config
     sequences = ds.micro_batch * ds.accumulation * WORLD
     tokens = sequences * args.sequence_length
@@ -45,7 +45,7 @@ def run(setting: Setting) -> None:
 
 
 def step(engine: Any, corpus: Corpus, number: int, setting: Setting) -> loop.Step:
-    """Take one step of the optimiser; return the loss, a mean over micro-batches and ranks."""
+    """Take one optimizer step; return the loss, a mean over micro-batches and ranks."""
     learning_rate = engine.get_lr()[0]
     total = torch.zeros((), device=engine.device)
     for micro_step in range(number * setting.ds.accumulation, (number + 1) * setting.ds.accumulation):

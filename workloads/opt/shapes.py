@@ -24,12 +24,12 @@ LINEAR_LAYERS = {
 
 
 def names() -> list[str]:
-    """Models that have a configuration here."""
+    """Return the sorted names of the models with a configuration file here."""
     return sorted(path.stem for path in CONFIGS.glob("*.json"))
 
 
 def load(name: str) -> Config:
-    """The configuration of a model, in the form of Hugging Face's ``config.json``."""
+    """Return a model's configuration as in Hugging Face's config.json. InputError if it is unknown."""
     if name not in names():
         raise InputError(f"no model {name!r}; there are {', '.join(names())}")
     config: Config = json.loads((CONFIGS / f"{name}.json").read_text(encoding="utf-8"))
@@ -37,17 +37,17 @@ def load(name: str) -> Config:
 
 
 def linear_layers(config: Config) -> dict[str, tuple[int, int]]:
-    """Linear layers of one decoder layer: name -> (in_features, out_features)."""
+    """Return (in_features, out_features) of each linear layer of a decoder layer, by name."""
     return {name: (config[inputs], config[outputs]) for name, (inputs, outputs) in LINEAR_LAYERS.items()}
 
 
 def adapted(name: str, modules: tuple[str, ...]) -> bool:
-    """Return True if a linear layer gets an adapter: a word is part of its dotted name, as in DeepSpeed-Chat."""
+    """Return True if one of ``modules`` is part of the layer's dotted name."""
     return any(module in name for module in modules)
 
 
 def parameters(config: Config) -> int:
-    """Number of weights (Zhang et al., 2022): tied embeddings, positions offset by 2, biases, two norms per layer."""
+    """Return the number of weights of a configuration, computed from its shape."""
     hidden, projected = config["hidden_size"], config["word_embed_proj_dim"]
     norm = 2 * hidden
     layer = 2 * norm + sum(inputs * outputs + outputs for inputs, outputs in linear_layers(config).values())
@@ -58,7 +58,7 @@ def parameters(config: Config) -> int:
 
 
 def lora_parameters(config: Config, dim: int, modules: tuple[str, ...] = LORA_MODULES) -> int:
-    """Number of adapter weights (Hu et al., 2021): dim x (in_features + out_features) for each adapted linear layer."""
+    """Return the number of LoRA weights in all layers. InputError for a module that no layer contains."""
     layers = linear_layers(config)
     for module in modules:
         if not any(adapted(name, (module,)) for name in layers):
@@ -68,7 +68,7 @@ def lora_parameters(config: Config, dim: int, modules: tuple[str, ...] = LORA_MO
 
 
 def shrink(config: Config) -> Config:
-    """A tiny model of the same kind (projections, norm placement, dropout) with the vocabulary of ``opt-tiny``."""
+    """Return a tiny configuration of the same kind, with 2 layers of width 64."""
     hidden = 64
     projects = config["word_embed_proj_dim"] != config["hidden_size"]
     return config | {

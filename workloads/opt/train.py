@@ -14,7 +14,7 @@ ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.
 
 
 def main() -> None:
-    """Parse, check, train."""
+    """Parse and check the arguments, then train in the given mode; without a launcher as the only rank."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     if "RANK" not in os.environ:
         os.environ.update(ALONE)

@@ -23,19 +23,19 @@ SIOCGIFADDR = 0x8915
 
 
 def interface() -> str:
-    """The lab's interface, as the collective libraries are told it."""
+    """Return the lab's network interface: GLOO_SOCKET_IFNAME, else eth0."""
     return os.environ.get("GLOO_SOCKET_IFNAME") or "eth0"
 
 
 def address(name: str) -> str:
-    """The IPv4 address of a network interface. Raises OSError where there is none."""
+    """Return the IPv4 address of a network interface. OSError if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         request = struct.pack("256s", name.encode()[:15])
         return socket.inet_ntoa(fcntl.ioctl(probe, SIOCGIFADDR, request)[20:24])
 
 
 def listen() -> tuple[str, int]:
-    """Address and ephemeral port, on the lab's interface, where whoever connects is told this host's name."""
+    """Listen on the lab's interface, telling clients this host's name in a thread; return address and port."""
     server = socket.create_server((address(interface()), 0), backlog=1024)
     threading.Thread(target=greet, args=(server,), daemon=True).start()
     where: tuple[str, int] = server.getsockname()
@@ -43,6 +43,7 @@ def listen() -> tuple[str, int]:
 
 
 def greet(server: socket.socket) -> None:
+    """Accept connections for ever and send each this host's name."""
     while True:
         connection, _ = server.accept()
         with connection:
@@ -50,7 +51,7 @@ def greet(server: socket.socket) -> None:
 
 
 def connect(name: str, host: str, port: int, limit: float) -> dict[str, Any]:
-    """Milliseconds of the TCP handshake, or the error; whoever answers must be the host of that name."""
+    """Connect by TCP; return ``milliseconds``, or ``error`` if it fails or another host than ``name`` answers."""
     if limit <= 0:
         return {"error": f"not tried: {TOTAL_LIMIT:g} s were up"}
     try:
@@ -65,6 +66,7 @@ def connect(name: str, host: str, port: int, limit: float) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Print the port that it listens on, read peers as JSON, print the results, and wait until the input closes."""
     try:
         _, port = listen()
     except OSError as error:

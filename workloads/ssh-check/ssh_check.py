@@ -52,6 +52,7 @@ class Target:
 
 
 def main() -> int:
+    """Log in to all workers, have each connect to the others, print all pairs; return 1 if any failed, else 0."""
     slots = read_hostfile(Path(os.environ["LABCTL_HOSTFILE"]).read_text(encoding="utf-8"))
     launcher = Target(socket.gethostname(), *agent.listen())
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -70,7 +71,7 @@ def main() -> int:
 
 
 def read_hostfile(text: str) -> dict[str, int]:
-    """Slots by name, of lines like ``worker-0 slots=8``."""
+    """Parse lines like ``worker-0 slots=8`` into slots by name."""
     lines = (line.split("#")[0].split() for line in text.splitlines())
     return {words[0]: int(words[1].partition("=")[2]) for words in lines if words}
 
@@ -91,7 +92,7 @@ def say_ranks(slots: dict[str, int], logins: Iterable[Pair]) -> None:
 
 
 def table(pairs: list[Pair]) -> list[str]:
-    """A line for every pair, under a heading."""
+    """Return a heading and a line for each pair."""
     width = max(len(name) for pair in pairs for name in (pair.source, pair.target)) + 2
     lines = [f"{'from':<{width}}{'to':<{width}}{'way':<5}{'ms':>9}  ok"]
     for pair in pairs:
@@ -126,7 +127,7 @@ class Worker:
         self._ssh: subprocess.Popen[str] | None = None
 
     def log_in(self) -> Pair:
-        """Time to the first word from a shell over there, which must be the name of the host that was meant."""
+        """Start agent.py on the worker over ssh; return a Pair with the milliseconds to its first answer, or the error."""
         source = Path(agent.__file__).read_text(encoding="ascii")
         command = f"hostname; exec /usr/bin/python3 -c {shlex.quote(PROGRAM)} {len(source)}"
         began = time.perf_counter()
@@ -148,7 +149,7 @@ class Worker:
         return Pair(self._launcher, self.name, "ssh", milliseconds, error)
 
     def try_all(self, targets: list[Target]) -> list[Pair]:
-        """Connect this worker to all targets; skip those that do not listen."""
+        """Have the worker connect to all targets that listen; return a Pair each, with an error for the others."""
         if not (self._ssh and self.port):
             return [self._failed(target, f"not tried: no answer from {self.name}") for target in targets]
         there = [target for target in targets if target.port]
@@ -165,16 +166,18 @@ class Worker:
         ]
 
     def end(self) -> None:
+        """Kill the ssh session, if there is one, and wait for it."""
         if self._ssh:
             self._ssh.kill()
             self._ssh.communicate()
 
     def _failed(self, target: Target, error: str) -> Pair:
+        """Return the Pair of a connection that failed."""
         return Pair(self.name, target.name, "tcp", error=error)
 
     @staticmethod
     def _ask(ssh: subprocess.Popen[str], text: str = "") -> str:
-        """The next line from over there. Raises Silence where there is none."""
+        """Send text to the agent and return its next line. Silence, with ssh's last error line, if there is none."""
         with contextlib.suppress(BrokenPipeError):
             ssh.stdin.write(text)
             ssh.stdin.flush()
@@ -187,7 +190,7 @@ class Worker:
 
 @contextlib.contextmanager
 def ended_after(seconds: float, process: subprocess.Popen[str]) -> Iterator[None]:
-    """End a process that is not done with its part by then: whoever reads from it reads no more."""
+    """Kill the process if the block takes longer than ``seconds``, so that reading from it ends."""
     timer = threading.Timer(seconds, process.kill)
     timer.start()
     try:

@@ -12,7 +12,7 @@ from shapes import MODELS, Shape
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The arguments; of a rehearsal, with everything that costs time cut down."""
+    """Parse the command line; with ``--rehearse`` the tiny model, two epochs and a hundredth of the images."""
     parser = argparse.ArgumentParser(
         description="Image classification with a vision transformer under DeepSpeed.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -37,7 +37,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def check(args: argparse.Namespace) -> Shape:
-    """The shape to train; refuses what cannot work before anything heavy is imported or built."""
+    """Return the model's shape with ``--image-size``. InputError for arguments that cannot work."""
     shape = MODELS[args.model]
     if args.image_size is not None:
         shape = replace(shape, image=args.image_size)

@@ -16,7 +16,7 @@ TEST = ("test_batch.bin",)
 
 
 def find(directory: Path) -> Path:
-    """The folder with all six files: the one given, or ``cifar-10-batches-bin`` in it."""
+    """Return the folder with all six files: ``directory`` or cifar-10-batches-bin in it. InputError if not there."""
     for folder in (directory, directory / FOLDER):
         missing = [name for name in (*TRAINING, *TEST) if not (folder / name).is_file()]
         if not missing:
@@ -32,7 +32,7 @@ def find(directory: Path) -> Path:
 
 
 def read(folder: Path, names: tuple[str, ...]) -> bytearray:
-    """The records of these files, one behind the other."""
+    """Return the records of these files, concatenated. InputError for a wrong size or class."""
     records = bytearray()
     for name in names:
         content = (folder / name).read_bytes()

@@ -15,7 +15,7 @@ MB = 1 << 20
 
 
 def refuse_fp16(config: dict[str, Any]) -> None:
-    """Refuse fp16 on a device without it, which DeepSpeed would find out in the first layer or not at all."""
+    """Raise InputError if fp16 is enabled and this rank's device lacks it."""
     if (config.get("fp16") or {}).get("enabled") and not get_accelerator().is_fp16_supported():
         raise InputError(
             f"fp16 is enabled, but {name()} on {socket.gethostname()} {why_no_fp16()}; leave fp16.enabled false for "
@@ -24,6 +24,7 @@ def refuse_fp16(config: dict[str, Any]) -> None:
 
 
 def why_no_fp16() -> str:
+    """Return the reason why the device has no fp16: compute capability, or CPU."""
     if get_accelerator().device_name() == "cuda":
         major, minor = torch.cuda.get_device_capability()
         return f"has compute capability {major}.{minor}, below the 7.0 that DeepSpeed asks for"
@@ -33,7 +34,7 @@ def why_no_fp16() -> str:
 
 
 def usage() -> dict[str, object]:
-    """The device in the columns of metrics.csv; of a CPU its host's load and memory, and no id or temperature."""
+    """Return the device columns of metrics.csv; of a CPU the host's load and memory, without id and temperature."""
     free, total = memory()
     return {
         "GPU_ID": "" if on_cpu() else index(),
@@ -55,14 +56,14 @@ def index() -> int:
 
 
 def name() -> str:
-    """The product's name, of a CPU too."""
+    """Return the product name of the device, or of the CPU."""
     if on_cpu():
         return str(torch.cpu.get_capabilities().get("cpu_name") or "CPU")
     return str(torch.get_device_module().get_device_name(index()))
 
 
 def memory() -> tuple[int, int]:
-    """Free and total bytes, whoever uses them."""
+    """Return free and total bytes of the device, or of the host on a CPU."""
     if hasattr(torch.get_device_module(), "mem_get_info"):
         free, total = torch.get_device_module().mem_get_info(index())
         return int(free), int(total)
@@ -70,7 +71,7 @@ def memory() -> tuple[int, int]:
 
 
 def load() -> str:
-    """Per cent: of an NVIDIA device over the last moments, of a CPU since the last call; empty where unknown."""
+    """Return the load as ``12.0%``: an NVIDIA device's, or the CPU's since the last call; empty if unknown."""
     if on_cpu():
         import psutil
 
@@ -80,12 +81,12 @@ def load() -> str:
 
 
 def temperature() -> str:
-    """Degrees Celsius; empty where unknown."""
+    """Return the device's temperature in degrees Celsius; empty if unknown."""
     return nvidia("temperature")
 
 
 def nvidia(reading: str) -> str:
-    """A reading of torch.cuda's, which come by way of NVIDIA's management library; empty without one."""
+    """Return torch.cuda's function ``reading`` of the device as text; empty if it fails or without CUDA."""
     if get_accelerator().device_name() != "cuda":
         return ""
     # The library has errors of its own, such as for what a slice of a device (MIG) does not tell.

@@ -24,23 +24,23 @@ class Images:
     labels: torch.Tensor
 
     def first(self, share: float) -> Images:
-        """The first images, a share of all, at least one."""
+        """Return the first ``share`` of the images, at least one."""
         count = max(1, int(len(self.labels) * share))
         return Images(self.pixels[:count], self.labels[:count])
 
     def batches(self, order: torch.Tensor, size: int, rank: int, world: int) -> Iterator[tuple[torch.Tensor, ...]]:
-        """A rank's pixels and labels, batch by batch: the order dealt out to the ranks in turns of ``size`` images."""
+        """Yield a rank's pixels and labels, batch by batch, dealt out in turns of ``size`` images."""
         for start in range(rank * size, len(order), world * size):
             chosen = order[start : start + size]
             yield self.pixels[chosen], self.labels[chosen].long()
 
     def fingerprint(self) -> str:
-        """Equal on two ranks exactly when they hold the same images."""
+        """Return a hash of pixels and labels, to compare between ranks."""
         return fingerprint(self.pixels, self.labels)
 
 
 def load(directory: Path | None, share: float, seed: int) -> tuple[Images, Images, str]:
-    """Images to train on, images to test on, and a line that says what they are."""
+    """Return training and test images and a description: CIFAR-10 of a directory, or generated without one."""
     if directory is None:
         training, test = generate(TRAINING_IMAGES, TEST_IMAGES, share, seed)
         source = "generated, ten patterns under noise, no real pictures (--data-path DIR reads CIFAR-10)"
@@ -53,18 +53,19 @@ def load(directory: Path | None, share: float, seed: int) -> tuple[Images, Image
 
 
 def from_records(records: bytearray) -> Images:
-    """Records of CIFAR-10's binary version as tensors on the same memory."""
+    """Return CIFAR-10 records as Images that share their memory."""
     table = torch.frombuffer(records, dtype=torch.uint8).view(-1, cifar10.RECORD)
     return Images(table[:, 1:].view(-1, 3, 32, 32), table[:, 0])
 
 
 def generate(training: int, test: int, share: float, seed: int) -> tuple[Images, Images]:
-    """A smooth pattern for every class, under noise of the same strength: easy, but not to be had by chance."""
+    """Return random training and test images: a smooth pattern for each class under noise."""
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.randn(cifar10.CLASSES, 3, 4, 4, generator=generator)
     patterns = functional.interpolate(coarse, size=(32, 32), mode="bilinear")
 
     def draw(count: int) -> Images:
+        """Return ``count`` random images, each its class's pattern with noise."""
         labels = torch.randint(cifar10.CLASSES, (count,), generator=generator, dtype=torch.uint8)
         pixels = torch.randint(-64, 64, (count, 3, 32, 32), generator=generator, dtype=torch.int16)
         pixels += (patterns * 40).to(torch.int16)[labels.int()]
@@ -74,7 +75,7 @@ def generate(training: int, test: int, share: float, seed: int) -> tuple[Images,
 
 
 def require_steps(training: Images, batch: int) -> int:
-    """Steps of an epoch when each takes so many images over all ranks; what is left over is not trained on."""
+    """Return the full batches per epoch. InputError if there is none."""
     steps = len(training.labels) // batch
     if not steps:
         raise InputError(f"{len(training.labels)} images are fewer than one train batch of {batch}")

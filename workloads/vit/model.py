@@ -26,6 +26,7 @@ class VisionTransformer(nn.Module):
             nn.init.zeros_(layer)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the logits of a batch of images."""
         x = self.patches(images).flatten(2).transpose(1, 2)
         x = torch.cat([self.class_token.expand(len(x), -1, -1), x], dim=1) + self.positions
         return self.head(self.norm(self.blocks(x)[:, 0]))
@@ -52,6 +53,7 @@ class Block(nn.Module):
         return x + self.mlp_out(functional.gelu(self.mlp_in(self.norm_2(x))))
 
     def attend(self, x: torch.Tensor) -> torch.Tensor:
+        """Return multi-head self-attention of ``x``."""
         batch, tokens, hidden = x.shape
         # (3, batch, heads, tokens, hidden / heads)
         query, key, value = self.attention_in(x).view(batch, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)

@@ -42,13 +42,13 @@ class Part:
 
 
 def main() -> None:
-    """Parse, check, train."""
+    """Parse and check the arguments, then train on this rank."""
     args = arguments.parse()
     train(args, arguments.check(args), read_config(args.deepspeed_config))
 
 
 def train(args: Namespace, shape: Shape, config: dict[str, Any]) -> None:
-    """The whole run on this rank: join, build, train, test after every epoch."""
+    """Train on this rank from the checkpoint on; after each epoch test, append to metrics.csv and print a line."""
     import deepspeed
     import torch
     from images import require_steps
@@ -76,6 +76,7 @@ def train(args: Namespace, shape: Shape, config: dict[str, Any]) -> None:
         say(line)
 
     def after_batch() -> None:
+        """Save a checkpoint if one is due, at the end of an accumulated step."""
         if part.batches % accumulation == 0:
             saved.after((part.epoch - 1) * steps + part.batches // accumulation, args.epochs * steps, progress_now)
 
@@ -97,7 +98,7 @@ def train(args: Namespace, shape: Shape, config: dict[str, Any]) -> None:
 
 
 def prepare(args: Namespace, shape: Shape, config: dict[str, Any]) -> tuple[Images, Images]:
-    """The images; joins the other ranks, checks that all hold the same, and says what will be trained."""
+    """Load the images, join the ranks, check that all have the same, print the setting; return the images."""
     import images
     from device import name, refuse_fp16
 
@@ -122,7 +123,7 @@ def train_epoch(
     part: Part,
     after_batch: Callable[[], None],
 ) -> float:
-    """Train on what is left of the images, in an order of the epoch's own; the loss over all ranks.
+    """Train on the rest of an epoch's images, updating ``part``; return the mean loss over all ranks.
 
     ``part`` is what was done of the epoch before, and gets what is done now.
     """
@@ -151,7 +152,7 @@ def train_epoch(
 
 
 def evaluate(engine: Any, test: Images, shape: Shape) -> float:
-    """Share of the test images that are told right; every rank takes part in every forward pass, as ZeRO-3 needs."""
+    """Return the share of test images classified correctly, over all ranks."""
     import torch
 
     size = engine.train_micro_batch_size_per_gpu()
@@ -169,7 +170,7 @@ def evaluate(engine: Any, test: Images, shape: Shape) -> float:
 
 
 def predict(engine: Any, pixels: torch.Tensor, shape: Shape) -> torch.Tensor:
-    """Bytes (batch, 3, 32, 32) -> logits (batch, classes); scaled to -1..1 and to the model's size on the device."""
+    """Scale bytes (batch, 3, 32, 32) to -1..1 and to the model's size; return the logits (batch, classes)."""
     from torch.nn import functional
 
     values = pixels.to(engine.device).float() / 127.5 - 1
@@ -179,7 +180,7 @@ def predict(engine: Any, pixels: torch.Tensor, shape: Shape) -> torch.Tensor:
 
 
 def summed(values: list[Any]) -> list[float]:
-    """Numbers added up over all ranks."""
+    """Return each value's sum over all ranks."""
     import torch
     from deepspeed.accelerator import get_accelerator
 
@@ -189,7 +190,7 @@ def summed(values: list[Any]) -> list[float]:
 
 
 def record(epoch: int, seconds: float) -> list[float]:
-    """Append every rank's row to metrics.csv in the run's directory, as rank 0 alone; the seconds of all ranks."""
+    """Append a row per rank to metrics.csv on rank 0; return the training seconds of all ranks."""
     import torch
     from device import usage
 
