@@ -60,20 +60,24 @@ class Engine(FakeBackend):
     """A lab that is up, whose agent knows the active runs."""
 
     def __init__(self) -> None:
+        """Answer the agent's ``runs`` with the active runs' JSON, by id; all else as a healthy lab."""
         super().__init__(answer=self._say)
         self.runs: dict[str, str] = {}
 
     def observe(self, lab: str, image: str | None = None, *, node: str = "") -> ObservedState:
+        """Return the planted state; forget earlier calls first, so that memory stays small."""
         self.started.clear()
         self.options.clear()
         return super().observe(lab, image, node=node)
 
     def _say(self, container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        """Yield the active runs for the agent's ``runs``, and what a healthy node says to any other command."""
         if argv[-len(AGENT) - 1 :] == (*AGENT, "runs"):
             yield from self.runs.values()
         yield from healthy(container, argv)
 
     def begin(self, run_id: str, job: BatchJob) -> None:
+        """Add a run of the job to the active ones."""
         run = ActiveRun(id=run_id, nodes=job.nodes, state="running", port=29500 + len(self.runs))
         self.runs[run_id] = msgspec.json.encode(run).decode()
 
@@ -102,7 +106,7 @@ class Site:
         return cost
 
     def launched(self, index: int) -> None:
-        """Record the launch of a job for later jobs, without labctl's work."""
+        """Mark a job as running, with its run's directory, for later jobs; without labctl's own launch."""
         job = replace(self.now[f"{index}"], state="running", run_id=f"20260102-{index:06}-hello-0000")
         folder = store.directory(self.directory, job.run_id)
         folder.mkdir(parents=True)
@@ -123,12 +127,14 @@ class Site:
         return time.process_time() - began
 
     def _note(self, job: BatchJob) -> None:
+        """Write the job's state to the batch's record and show the batch."""
         self.now[job.log] = job
         record.change(self.directory / "out", job)
         self.display.show(replace(self.batch, jobs=tuple(self.now.values())))
 
 
 def planned(number: int, nodes: tuple[str, ...]) -> BatchJob:
+    """Return job ``number`` of a batch, on these nodes."""
     return BatchJob(job=f"{number}", set="set", hostfile=f"h{number}", names=nodes, nodes=nodes, log=f"{number}")
 
 
@@ -179,7 +185,7 @@ def nothing(_: int) -> float:
 
 
 def run(jobs: Jobs, durations: Sequence[float], launch: Cost = nothing, end: Cost = nothing) -> Outcome:
-    """Run jobs through the real queue on a simulated clock; labctl's work is sequential and takes its measured time."""
+    """Run the jobs through JobQueue on a simulated clock, which ``launch`` and ``end`` cost; return the Outcome."""
     queue, ends, costs = JobQueue(jobs, FOLLOWED), list[tuple[float, int]](), dict[int, float]()
     now = free = 0.0
     begun: list[int] = []
@@ -211,7 +217,7 @@ def durations_of(jobs: Jobs, seconds: float) -> list[float]:
 
 
 def simulate(count: int, jobs: Jobs, durations: Sequence[float], every: int = 1) -> Outcome:
-    """Simulate a batch in a lab of ``count`` nodes.
+    """Run a batch in a simulated lab of ``count`` nodes, measuring labctl's CPU time; return its Outcome.
 
     Only each ``every``th job of a size is measured; those after it are assumed to cost the same.
     """
@@ -231,6 +237,7 @@ def simulate(count: int, jobs: Jobs, durations: Sequence[float], every: int = 1)
             return last["launch", size]
 
         def end(index: int) -> float:
+            """End a job; return the seconds of its measured end, or of the last one measured."""
             seconds = made.end(index, noted=index in measured)
             if index in measured:
                 last["end", 0] = seconds
@@ -240,28 +247,33 @@ def simulate(count: int, jobs: Jobs, durations: Sequence[float], every: int = 1)
 
 
 def names(count: int) -> tuple[str, ...]:
+    """Return ``worker-0`` to ``worker-N``, ``count`` names."""
     return tuple(f"worker-{number}" for number in range(count))
 
 
 def repeated(groups: Jobs, jobs: int) -> Jobs:
+    """Repeat the groups in order until there are ``jobs`` of them."""
     return (list(groups) * (jobs // len(groups) + 1))[:jobs]
 
 
 def sequential(count: int, jobs: int) -> Jobs:
+    """Return jobs on pairs of neighbours, each node in one pair."""
     return repeated(hostfiles.groups(names(count), 2, "sequential"), jobs)
 
 
 def ring(count: int, jobs: int) -> Jobs:
+    """Return jobs on pairs of neighbours around a ring."""
     return repeated(hostfiles.groups(names(count), 2, "ring"), jobs)
 
 
 def random_pairs(count: int, jobs: int) -> Jobs:
+    """Return jobs on pairs drawn at random, the same in every call."""
     chance = random.Random(2)  # noqa: S311
     return [tuple(chance.sample(names(count), 2)) for _ in range(jobs)]
 
 
 def mixed(count: int, jobs: int) -> Jobs:
-    """Draw groups of one to eight neighbours, at most all nodes."""
+    """Return jobs on one to eight neighbours, drawn at random, at most all nodes."""
     chance, nodes = random.Random(3), names(count)  # noqa: S311
     sizes = [min(count, chance.choice((1, 2, 4, 8))) for _ in range(jobs)]
     firsts = [chance.randrange(count // size) * size for size in sizes]
@@ -289,6 +301,7 @@ HEAD = """\
 
 
 def row(nodes: int, jobs: Jobs, mix: str, outcome: Outcome, alone: Outcome) -> str:
+    """Render a row of the table: overhead with labctl's costs and without, mean cost per job, and overtaken jobs."""
     mean = sum(outcome.costs.values()) / len(outcome.costs)
     return (
         f"| {nodes:,} | {len(jobs):,} | {mix} | {outcome.ideal / 3600:.1f} h | {100 * outcome.overhead:.1f} % | "
@@ -297,6 +310,7 @@ def row(nodes: int, jobs: Jobs, mix: str, outcome: Outcome, alone: Outcome) -> s
 
 
 def main() -> None:
+    """Simulate the batches of the chosen mixes and print a table with the process's peak memory."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=600, help="that a job takes in the mean")

@@ -27,6 +27,7 @@ Timed = Callable[[], float]
 
 
 def main() -> None:
+    """Run the chosen benchmarks, write the results to --out as JSON, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=7, help="counted runs of each side, after one that is not")
     parser.add_argument("--only", default="", help="rows whose name holds this text")
@@ -44,6 +45,7 @@ def main() -> None:
 
 
 def line(row: dict[str, Any]) -> str:
+    """Render a benchmark's result as a line of text."""
     verdict = "met" if row["met"] else "MISSED"
     return (
         f"{row['name']:<34} {row['labctl']:>9.3f} {row['raw']:>9.3f} {row['unit']:<10}"
@@ -61,7 +63,7 @@ def help_text(runs: int) -> dict[str, Any]:
 
 
 def up(nodes: int, goal: float) -> Callable[[int], dict[str, Any]]:
-    """Return the comparison of a first `labctl up`, which also checks ssh, with `docker compose up -d` of its files."""
+    """Return a function that compares a first `labctl up` with `docker compose up -d` of the same files."""
 
     def bench(runs: int) -> dict[str, Any]:
         with lab(nodes) as here:
@@ -72,7 +74,7 @@ def up(nodes: int, goal: float) -> Callable[[int], dict[str, Any]]:
 
 
 def repeated_up(nodes: int, goal: float) -> Callable[[int], dict[str, Any]]:
-    """Return the comparison of `labctl up` with `docker compose up -d` when the lab is up and nothing is to do."""
+    """Return a function that compares `labctl up` and `docker compose up -d` of a lab that is up already."""
 
     def bench(runs: int) -> dict[str, Any]:
         with lab(nodes) as here:
@@ -84,7 +86,7 @@ def repeated_up(nodes: int, goal: float) -> Callable[[int], dict[str, Any]]:
 
 
 def first_rank(runs: int) -> dict[str, Any]:
-    """Compare the time to the first rank's line: `labctl run` and the same command typed in the launcher."""
+    """Compare the time to the first rank's line of `labctl run` with its command typed in the launcher."""
     with lab(2) as here:
         shutil.copytree(WORKLOADS, here / "workloads", dirs_exist_ok=True)
         seconds([LABCTL, "run", "hello"], here)
@@ -108,6 +110,7 @@ def throughput(runs: int) -> dict[str, Any]:
         shutil.copytree(run, here / "runs/.outputs" / run.name)
 
         def in_lab() -> float:
+            """Run opt-tiny with labctl; return its samples per second."""
             done = capture([LABCTL, "run", "opt-tiny", "--json"], here)
             return float(json.loads(done)["metrics"]["throughput"]["value"])
 
@@ -132,12 +135,13 @@ def start_rank(here: Path, rank: int, script: list[str]) -> subprocess.Popen[str
 
 
 def rendering(runs: int) -> dict[str, Any]:
-    """Compare rendering 10,000 nodes with ten times rendering 1,000: linear is 1; the figures are seconds."""
+    """Compare rendering one lab of 10,000 nodes with rendering ten of 1,000, in seconds."""
     from support.builders import lab as build_lab
 
     from labctl.backends.docker.compose import render
 
     def timed(count: int, times: int) -> float:
+        """Return the seconds that rendering ``times`` labs of ``count`` nodes takes."""
         labs = [build_lab(nodes=count) for _ in range(times)]
         began = time.perf_counter()
         for directory in labs:
@@ -148,7 +152,7 @@ def rendering(runs: int) -> dict[str, Any]:
 
 
 def fan_out(nodes: int, goal: float) -> Callable[[int], dict[str, Any]]:
-    """Return the comparison of `labctl exec --all -- true` with pdsh: both use ssh and report failed nodes."""
+    """Return a function that compares `labctl exec --all -- true` with pdsh in the launcher."""
 
     def bench(runs: int) -> dict[str, Any]:
         with lab(nodes) as here:
@@ -161,7 +165,7 @@ def fan_out(nodes: int, goal: float) -> Callable[[int], dict[str, Any]]:
 
 
 def planned(nodes: int, limit: float, *command: str) -> Callable[[int], dict[str, Any]]:
-    """Return the comparison, with peak memory, of a dry run with a limit in seconds, as no other tool does the same."""
+    """Return a function that compares a dry run's time with ``limit`` seconds and measures its peak memory."""
 
     def bench(runs: int) -> dict[str, Any]:
         peaks: list[float] = []
@@ -185,7 +189,7 @@ def with_peak(argv: list[str], here: Path, peaks: list[float]) -> float:
 
 
 def rendering_hosts(runs: int) -> dict[str, Any]:
-    """Compare rendering a node on each of 1,000 hosts, with the addresses of all, with two seconds."""
+    """Compare rendering 1,000 nodes on a host each with two seconds."""
     from support.builders import host, node
     from support.builders import lab as build_lab
 
@@ -196,6 +200,7 @@ def rendering_hosts(runs: int) -> dict[str, Any]:
     nodes = tuple(node(number, host=name) for number, name in enumerate(names))
 
     def timed() -> float:
+        """Return the seconds that rendering takes."""
         began = time.perf_counter()
         assert len(render.render(build_lab(nodes, hosts=hosts, network="host"))) == len(names) + 1
         return time.perf_counter() - began
@@ -204,7 +209,7 @@ def rendering_hosts(runs: int) -> dict[str, Any]:
 
 
 def evaluating(size: int) -> Callable[[int], dict[str, Any]]:
-    """Return the comparison of `labctl eval` of 10,000 logs of ``size`` bytes with `grep -h Throughput` over them."""
+    """Return a function that compares `labctl eval` of 10,000 logs of ``size`` bytes with grep over them."""
     from support.logs import write_logs
 
     def bench(runs: int) -> dict[str, Any]:
@@ -241,7 +246,7 @@ BENCHMARKS: list[tuple[str, float, Callable[[int], dict[str, Any]]]] = [
 def compare(
     runs: int, ours: Timed, raw: Timed, goal: float, *, unit: str = "s", more_is_better: bool = False
 ) -> dict[str, Any]:
-    """Measure both in turn; return medians, range of the ratios, and if ``goal`` is met, without the first pair."""
+    """Measure both by turns, after a warm-up; return medians, ratio with its range, and if it meets ``goal``."""
     pairs = []
     for turn in range(runs + 1):
         pair = ours(), raw()
@@ -262,12 +267,14 @@ def compare(
 
 
 def seconds(argv: list[str], here: Path | None = None) -> float:
+    """Run a command to its end; return the seconds. Exit if it fails."""
     began = time.perf_counter()
     capture(argv, here)
     return time.perf_counter() - began
 
 
 def capture(argv: list[str], here: Path | None = None) -> str:
+    """Run a command; return its standard output. Exit with its output if it fails."""
     done = subprocess.run(argv, cwd=here, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(argv)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
@@ -275,12 +282,13 @@ def capture(argv: list[str], here: Path | None = None) -> str:
 
 
 def after_down(here: Path, argv: list[str]) -> float:
+    """Take the lab down, then run a command; return the command's seconds."""
     capture([LABCTL, "down"], here)
     return seconds(argv, here)
 
 
 def until(argv: list[str], pattern: str, here: Path) -> float:
-    """Return the seconds until a line with the pattern, once the command has ended; exit if it ends without one."""
+    """Return the seconds until a command prints ``pattern``, after it has ended. Exit if it never does."""
     began = time.perf_counter()
     child = subprocess.Popen(argv, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert child.stdout
@@ -297,7 +305,7 @@ def until(argv: list[str], pattern: str, here: Path) -> float:
 
 @contextmanager
 def lab(nodes: int) -> Iterator[Path]:
-    """A lab directory with its nodes up; removed afterwards."""
+    """Provide a new lab directory with ``nodes`` nodes up; take it down and remove it afterwards."""
     with initialised() as here:
         env = here / ".env"
         env.write_text(re.sub(r"^LAB_NODES=.*$", f"LAB_NODES={nodes}", env.read_text(), flags=re.MULTILINE))
@@ -310,7 +318,7 @@ def lab(nodes: int) -> Iterator[Path]:
 
 @contextmanager
 def initialised() -> Iterator[Path]:
-    """A lab directory that is not up; removed afterwards."""
+    """Provide a new lab directory by `labctl init`; remove it afterwards."""
     here = Path(tempfile.mkdtemp(prefix="bench-"))
     try:
         capture([LABCTL, "init", str(here)])
@@ -320,11 +328,13 @@ def initialised() -> Iterator[Path]:
 
 
 def compose(here: Path) -> list[str]:
+    """Return the `docker compose up --detach` command of all compose files of a lab's nodes."""
     files = sorted((here / ".lab/nodes").glob("*/compose.yml"), key=lambda path: int(path.parent.name.split("-")[1]))
     return ["docker", "compose", *[word for path in files for word in ("-f", str(path))], "up", "--detach"]
 
 
 def enter(here: Path, node: str, directory: str, more: list[str] | None = None) -> list[str]:
+    """Return the `docker exec` command into a node's container, in a directory, as this user."""
     name = re.search(r"^LAB_NAME=(.*)$", (here / ".env").read_text(), flags=re.MULTILINE)
     assert name
     user = f"{os.getuid()}:{os.getgid()}"
@@ -332,10 +342,12 @@ def enter(here: Path, node: str, directory: str, more: list[str] | None = None) 
 
 
 def latest(here: Path) -> Path:
+    """Return the directory of the lab's last run."""
     return max((here / "runs").glob("2*"))
 
 
 def say(text: str) -> None:
+    """Print a line to standard error."""
     sys.stderr.write(text + "\n")
 
 

@@ -48,7 +48,7 @@ class Cluster(Struct, frozen=True, kw_only=True):
 
 
 def solve(cluster: Cluster, seed: int = 0, **options: float) -> Diagnosis:
-    """Drive ``diagnose`` on a cluster. AssertionError if groups of a round share a node."""
+    """Let ``diagnose`` bisect a cluster; return its Diagnosis. AssertionError if groups of a round share a node."""
     chance = random.Random(seed)  # noqa: S311
     steps = diagnose(cluster.nodes, seed=seed, **options)  # type: ignore[arg-type]
     try:
@@ -63,6 +63,7 @@ def solve(cluster: Cluster, seed: int = 0, **options: float) -> Diagnosis:
 
 
 def names(count: int) -> tuple[str, ...]:
+    """Return ``worker-0`` to ``worker-N``, ``count`` names."""
     return tuple(f"worker-{number}" for number in range(count))
 
 
@@ -70,10 +71,13 @@ Scenario = Callable[[int, random.Random], Cluster]
 
 
 def one_node(speed: float) -> Scenario:
+    """Return a scenario with one slow node."""
     return lambda count, chance: Cluster(nodes=names(count), slow={chance.choice(names(count)): speed})
 
 
 def nodes(one_in: int, *speeds: float) -> Scenario:
+    """Return a scenario in which one in ``one_in`` nodes, at least two, has one of the speeds."""
+
     def cluster(count: int, chance: random.Random) -> Cluster:
         bad = chance.sample(names(count), max(2, count // one_in))
         return Cluster(nodes=names(count), slow={node: chance.choice(speeds) for node in bad})
@@ -97,14 +101,17 @@ def links(how_many: int, bad_nodes: int = 0) -> Scenario:
 
 
 def healthy(count: int, chance: random.Random) -> Cluster:
+    """Return a cluster with nothing bad."""
     return Cluster(nodes=names(count))
 
 
 def accidents(count: int, chance: random.Random) -> Cluster:
+    """Return a cluster with one slow node, in which 1 % of the runs are slow or fail by chance."""
     return Cluster(nodes=names(count), slow={chance.choice(names(count)): 0.7}, accidents=0.01)
 
 
 def noisy(count: int, chance: random.Random) -> Cluster:
+    """Return a cluster with one slow node and 5 % noise."""
     return Cluster(nodes=names(count), slow={chance.choice(names(count)): 0.7}, noise=0.05)
 
 
@@ -155,6 +162,7 @@ def score(scenario: Scenario, count: int, seed: int) -> Score:
 
 
 def main() -> None:
+    """Bisect clusters of each size and scenario with many seeds, and print a table of rounds, runs and accuracy."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--seeds", type=int, default=0, help="per row; by default 400, fewer from 256 nodes on, 20 at least"

@@ -51,6 +51,7 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --require-docker and --update-golden."""
     parser.addoption("--require-docker", action="store_true", help="fail, not skip, where no Docker engine answers")
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/*/expected from the code")
 
@@ -61,16 +62,18 @@ SHARED = ("shared_rack", "shared_machine")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Assign tests to xdist workers: one for the rack, one for the second machine, one per other module; longest first.
+    """Give each test its xdist group, and sort a worker's tests: shared machines first.
 
     Tests of the second machine that want the same of its engine run one after the other: another costs a restart.
     """
 
     def group(item: pytest.Item) -> str:
+        """Return a test's xdist group: the shared machine that it uses, else its module."""
         fixtures = getattr(item, "fixturenames", ())
         return next((name for name in SHARED if name in fixtures), item.nodeid.partition("::")[0])
 
     def turn(item: pytest.Item) -> tuple[int, str]:
+        """Return a test's sort key: the rack, the second machine by its engine's settings, with Docker, the rest."""
         name = next(item.iter_markers("xdist_group")).args[0]
         if name in SHARED:
             dockerd = item.get_closest_marker("dockerd")
@@ -96,7 +99,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(scope="session")
 def engine(pytestconfig: pytest.Config) -> Iterator[DockerClient]:
-    """Client of Docker. Without it, skip the test, or fail if it is required (--require-docker, CI=true)."""
+    """Yield a Docker client; without an engine skip the test, or fail it with --require-docker or CI=true."""
     client, reason = None, ""
     with warnings.catch_warnings():
         # The SDK leaks sockets that fail to connect.
@@ -116,17 +119,18 @@ def engine(pytestconfig: pytest.Config) -> Iterator[DockerClient]:
 
 @pytest.fixture(scope="session")
 def family() -> str:
-    """Name prefix of this session's labs."""
+    """Return the name prefix of this session's labs, random."""
     return f"pytest-{secrets.token_hex(3)}"
 
 
 @pytest.fixture(scope="session")
 def new_lab(engine: DockerClient, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewLab]:
-    """Function that makes a lab directory; the lab is removed from the engine at the end of the session."""
+    """Yield a function that makes a lab directory; at the session's end remove all their Docker objects."""
     numbers = count()
     image = {"LAB_IMAGE": os.environ["LAB_IMAGE"]} if os.environ.get("LAB_IMAGE") else {}
 
     def make(settings: dict[str, str]) -> Lab:
+        """Make a lab directory with these settings."""
         path = tmp_path_factory.mktemp("lab")
         return Lab.make(path, f"{family}-{next(numbers)}", engine, {**image, **settings})
 
@@ -136,7 +140,7 @@ def new_lab(engine: DockerClient, family: str, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="session")
 def image(engine: DockerClient, new_lab: NewLab) -> str:
-    """Name of the lab image: LAB_IMAGE if set, else labctl's own, built if missing."""
+    """Return the lab image's name: LAB_IMAGE if set, else labctl/cpu, built if missing."""
     if name := os.environ.get("LAB_IMAGE"):
         return name
     if not engine.images.list(filters={"reference": f"{IMAGE}:latest"}):
@@ -146,7 +150,7 @@ def image(engine: DockerClient, new_lab: NewLab) -> str:
 
 @pytest.fixture(scope="session")
 def small_image(engine: DockerClient, image: str, family: str) -> Iterator[str]:
-    """Name of the lab image without frameworks, a tenth of its size, for tests that copy an image."""
+    """Yield the name of an image like the lab's without frameworks; remove it at the session's end."""
     name = f"{family}/node:latest"
     import_node(image, name)
     yield name
@@ -155,10 +159,11 @@ def small_image(engine: DockerClient, image: str, family: str) -> Iterator[str]:
 
 @pytest.fixture
 def fresh_lab(new_lab: NewLab, image: str) -> Iterator[FreshLab]:
-    """Function that makes a lab directory for this test; the lab's containers are removed after it."""
+    """Yield a function that makes a lab directory for this test; destroy these labs after it."""
     made: list[Lab] = []
 
     def make(**settings: str) -> Lab:
+        """Make a lab directory with these settings."""
         made.append(new_lab(settings))
         return made[-1]
 
@@ -169,33 +174,33 @@ def fresh_lab(new_lab: NewLab, image: str) -> Iterator[FreshLab]:
 
 @pytest.fixture(scope="session")
 def labs(new_lab: NewLab, image: str) -> Labs:
-    """Pool of shared labs, each brought up when first lent; tests leave them up."""
+    """Return the session's pool of shared labs, each brought up when first lent."""
     return Labs(new_lab)
 
 
 @pytest.fixture
 def lend(labs: Labs) -> Iterator[FreshLab]:
-    """Function that lends a lab with these settings, up, until the test ends."""
+    """Yield a function that lends a lab with these settings, up, until the test ends."""
     with contextlib.ExitStack() as stack:
         yield lambda **settings: stack.enter_context(labs.lend(**settings))
 
 
 @pytest.fixture(scope="module")
 def lend_module(labs: Labs) -> Iterator[FreshLab]:
-    """Function that lends a lab with these settings, up, until the module ends."""
+    """Yield a function that lends a lab with these settings, up, until the module's tests end."""
     with contextlib.ExitStack() as stack:
         yield lambda **settings: stack.enter_context(labs.lend(**settings))
 
 
 @pytest.fixture(scope="module")
 def module_lab(lend_module: FreshLab) -> Lab:
-    """A lab of two nodes for a module whose tests share a run."""
+    """Return a lab of two nodes, up, lent to the module."""
     return lend_module()
 
 
 @pytest.fixture
 def lab(lend: FreshLab) -> Lab:
-    """A lab of two nodes that is up."""
+    """Return a lab of two nodes, up, lent to the test."""
     return lend()
 
 
@@ -204,7 +209,7 @@ def lab(lend: FreshLab) -> Lab:
 
 @pytest.fixture(scope="session")
 def shared_machine(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """A second machine with its own engine and the node image, for the session."""
+    """Yield the second machine, a container with its own engine and the node image; close it at the end."""
     with contextlib.closing(Machine(tmp_path_factory.mktemp("machine"))) as machine:
         machine.configure(EVERY_VENDOR)
         machine.load_node(image)
@@ -213,7 +218,7 @@ def shared_machine(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def machine(shared_machine: Machine, request: pytest.FixtureRequest) -> Iterator[Machine]:
-    """The second machine, without devices; its engine supports all vendors unless the mark `dockerd` configures it."""
+    """Yield the second machine, its engine as the mark `dockerd` says, else for all vendors; clear it afterwards."""
     mark = request.node.get_closest_marker("dockerd")
     shared_machine.configure(mark.args[0] if mark else EVERY_VENDOR)
     yield shared_machine
@@ -222,7 +227,7 @@ def machine(shared_machine: Machine, request: pytest.FixtureRequest) -> Iterator
 
 @pytest.fixture(scope="module")
 def module_machine(shared_machine: Machine) -> Iterator[Machine]:
-    """The second machine for a module whose tests share a lab."""
+    """Yield the second machine, its engine set up for all vendors, to a module; clear it afterwards."""
     shared_machine.configure(EVERY_VENDOR)
     yield shared_machine
     shared_machine.clear()
@@ -230,10 +235,11 @@ def module_machine(shared_machine: Machine) -> Iterator[Machine]:
 
 @pytest.fixture
 def machine_lab(machine: Machine, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreshLab]:
-    """Function that makes a lab directory on the second machine; the lab's containers are removed after the test."""
+    """Yield a function that makes a lab directory on the second machine; destroy these labs afterwards."""
     made: list[Lab] = []
 
     def make(**settings: str) -> Lab:
+        """Make a lab directory on the second machine with these settings."""
         made.append(machine.lab(tmp_path_factory.mktemp("lab"), f"{family}-device-{len(made)}", settings))
         return made[-1]
 
@@ -249,24 +255,25 @@ def machine_lab(machine: Machine, family: str, tmp_path_factory: pytest.TempPath
 def shared_rack(
     engine: DockerClient, image: str, family: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Rack]:
-    """The rack: hosts with their own sshd and engine, created on request."""
+    """Yield the rack, which creates hosts with sshd and an engine on request; close it at the end."""
     with contextlib.closing(Rack(engine, family, tmp_path_factory.mktemp("rack"), image)) as rack:
         yield rack
 
 
 @pytest.fixture
 def rack(shared_rack: Rack) -> Iterator[Rack]:
-    """The rack; after the test its faults are cured and its used hosts cleaned."""
+    """Yield the rack; after the test cure its faults and clean its used hosts."""
     yield shared_rack
     shared_rack.clear()
 
 
 @pytest.fixture
 def rack_lab(rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory) -> RackLabs:
-    """Function that makes a lab directory over shared hosts for this test; the rack cleans up."""
+    """Return a function that makes a lab directory over so many hosts of the rack."""
     numbers = count()
 
     def make(hosts: int, **settings: str) -> RackLab:
+        """Make a lab directory over so many hosts of the rack."""
         path = tmp_path_factory.mktemp("lab")
         return rack.lab(path, f"{family}-rack-{next(numbers)}", rack.hosts(hosts), settings)
 
@@ -278,7 +285,7 @@ def rack_lab(rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="session")
 def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copy of LABCTL_TEST_KUBECONFIG that verifies the cluster's certificate; skip the test if it is not set."""
+    """Return a copy of LABCTL_TEST_KUBECONFIG that verifies the certificate; skip the test if it is not set."""
     given = os.environ.get("LABCTL_TEST_KUBECONFIG")
     if not given:
         pytest.skip("LABCTL_TEST_KUBECONFIG names no cluster")
@@ -294,7 +301,7 @@ def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def operator(kubeconfig: Path) -> Iterator[Operator]:
-    """A running stand-in for the mpi-operator in its own namespace."""
+    """Yield a running stand-in for the mpi-operator in a new namespace, for a module."""
     from support.operator import fresh_namespace, operating
 
     with fresh_namespace(kubeconfig) as namespace, operating(kubeconfig, namespace) as running:
@@ -303,7 +310,7 @@ def operator(kubeconfig: Path) -> Iterator[Operator]:
 
 @pytest.fixture(scope="session")
 def node_image(engine: DockerClient, image: str) -> Iterator[str]:
-    """Name of the lab image with tag ``pytest``, which the cluster's node, on this engine, does not pull."""
+    """Yield the lab image's name with tag ``pytest``, which the cluster does not pull; remove the tag at the end."""
     engine.images.get(image).tag(image.partition(":")[0], "pytest")
     yield f"{image.partition(':')[0]}:pytest"
     engine.images.remove(f"{image.partition(':')[0]}:pytest")
@@ -311,12 +318,13 @@ def node_image(engine: DockerClient, image: str) -> Iterator[str]:
 
 @pytest.fixture
 def cluster_lab(operator: Operator, kubeconfig: Path, fresh_lab: FreshLab, node_image: str) -> Iterator[ClusterLabs]:
-    """Function that makes a lab in the operator's namespace; its objects are removed after the test."""
+    """Yield a function that makes a lab in the operator's namespace; delete their MPIJobs and pods afterwards."""
     from kubernetes.client.exceptions import ApiException
 
     made: list[Lab] = []
 
     def make(**settings: str) -> Lab:
+        """Make a lab directory for Kubernetes in the operator's namespace."""
         plain = {"LAB_ENGINE": "kubernetes", "LAB_K8S_NAMESPACE": operator.namespace, "LAB_SHM_SIZE": "256m"}
         made.append(fresh_lab(**{**plain, "LAB_IMAGE": node_image, **settings}))
         made[-1].environ["KUBECONFIG"] = str(kubeconfig)

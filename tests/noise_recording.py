@@ -72,7 +72,7 @@ def recorded(lab: str, load: str, rounds: Sequence[Round], seconds: float) -> Re
 
 
 def write(recording: Recording, directory: Path) -> Path:
-    """Write a recording, a round to a line; return its file."""
+    """Write a recording as JSON, a line per round, into a directory; return the file's path."""
     head = {"lab": recording.lab, "load": recording.load, "seconds": recording.seconds}
     fields = [f"{msgspec.json.encode({key: value}).decode()[1:-1]}," for key, value in head.items()]
     rounds = ",\n".join(msgspec.json.encode(of_round).decode() for of_round in recording.rounds)
@@ -83,7 +83,7 @@ def write(recording: Recording, directory: Path) -> Path:
 
 
 def read(directory: Path = DATA) -> list[Recording]:
-    """Read all recordings of a directory, by name of their files."""
+    """Read all recordings of a directory, sorted by file name."""
     return [msgspec.json.decode(path.read_bytes(), type=Recording) for path in sorted(directory.glob("*.json"))]
 
 

@@ -49,7 +49,7 @@ class OpenLab(Struct, frozen=True, kw_only=True):
 
 @contextlib.contextmanager
 def on_this_machine(nodes: int, cores: float, override: str = "") -> Iterator[OpenLab]:
-    """Make a temporary directory of a lab on this machine, with ``override`` as compose.override.yml unless empty."""
+    """Provide a temporary lab directory on this machine, with compose.override.yml if given; remove it afterwards."""
     with tempfile.TemporaryDirectory(prefix="labctl-noise-") as directory:
         path = Path(directory).resolve()
         subprocess.run((LABCTL, "init"), cwd=path, check=True, capture_output=True)
@@ -58,6 +58,7 @@ def on_this_machine(nodes: int, cores: float, override: str = "") -> Iterator[Op
             (path / "compose.override.yml").write_text(override)
 
         def planted() -> Container:
+            """Return the container of PLANTED."""
             label: dict[str, str | list[str] | bool] = {
                 "label": [f"labctl.directory={path}", f"com.docker.compose.service={PLANTED}"]
             }
@@ -69,7 +70,7 @@ def on_this_machine(nodes: int, cores: float, override: str = "") -> Iterator[Op
 
 @contextlib.contextmanager
 def on_two_hosts() -> Iterator[OpenLab]:
-    """Start two containers that are hosts with a core each, and make the directory of a lab on them."""
+    """Provide a lab on two containers that are hosts with a core each; remove all afterwards."""
     engine = docker.from_env()
     with (
         tempfile.TemporaryDirectory(prefix="labctl-noise-") as directory,
@@ -117,7 +118,7 @@ class Row(Struct, frozen=True, kw_only=True):
 
 @contextlib.contextmanager
 def quota(container: Container, cores: float) -> Iterator[None]:
-    """Hold a container to so many cores."""
+    """Limit a container to so many cores during the block."""
     container.update(cpu_period=100_000, cpu_quota=int(cores * 100_000))
     try:
         yield
@@ -129,15 +130,17 @@ def quota(container: Container, cores: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def stops(container: Container) -> Iterator[None]:
-    """Stop a container's processes for STOPPED seconds of each second."""
+    """Stop a container's processes by SIGSTOP for STOPPED seconds of each second, during the block."""
     ended = threading.Event()
 
     def signal_all(number: int, processes: list[int]) -> None:
+        """Send a signal to each process that still exists."""
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, number)
 
     def work() -> None:
+        """Stop and continue the container's processes until the block ends."""
         while not ended.wait(1 - STOPPED):
             # The first process is the node's init.
             processes = [int(words[1]) for words in container.top()["Processes"][1:]]
@@ -156,7 +159,7 @@ def stops(container: Container) -> Iterator[None]:
 
 @contextlib.contextmanager
 def load(kind: str) -> Iterator[None]:
-    """Use all cores, each by a container, as the nodes are: ``steady``, in ``bursts``, or not at all if ``idle``."""
+    """Run a busy loop per core in containers during the block: ``steady``, in ``bursts``, or none if ``idle``."""
     spin = "while :; do :; done"
     program = spin if kind == "steady" else f"while :; do timeout {BURST} sh -c '{spin}'; sleep {PAUSE}; done"
     count = 0 if kind == "idle" else os.cpu_count() or 1
@@ -184,7 +187,7 @@ def planted(lab: OpenLab, plant: str) -> contextlib.AbstractContextManager[None]
 
 
 def run(words: tuple[str, ...], lab: OpenLab, begin: Callable[[], object], sign: str) -> dict[str, object]:
-    """Run labctl; call ``begin`` once it has said ``sign`` on standard error, at once if empty. Return its JSON."""
+    """Run labctl with --json; call ``begin`` when stderr has ``sign``, at once if that is empty; return its JSON."""
     with (
         tempfile.TemporaryFile("w+") as out,
         subprocess.Popen(
@@ -209,12 +212,13 @@ def run(words: tuple[str, ...], lab: OpenLab, begin: Callable[[], object], sign:
 
 
 def measured(name: str, lab: OpenLab, plant: str, kind: str, command: str) -> Row:
-    """Bring the lab up, run a command with a planted slow node and a load, take the lab down, and return the row."""
+    """Bring the lab up, run a command under load with a planted slow node, take it down; return the Row."""
     words = ("bisect", "matmul", "--set", "rounds=10") if command == "bisect" else ("validate", "--profile", command)
     subprocess.run((LABCTL, "up"), cwd=lab.path, env=lab.environ, check=True, capture_output=True)
     with contextlib.ExitStack() as stack:
 
         def begin() -> None:
+            """Slow the planted node down until the measurement ends."""
             stack.enter_context(planted(lab, plant))
 
         # `up` of a validation renews nodes that are not as they should be.
@@ -251,6 +255,7 @@ LOADS = ("idle", "steady", "bursts")
 
 
 def main() -> None:
+    """Measure all chosen labs, loads, plants and commands, and print a row of each."""
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--runs", type=int, default=3, help="validations with the profile quick of each row")
@@ -273,6 +278,7 @@ def main() -> None:
 
 
 def show(row: Row) -> None:
+    """Print a row of the table."""
     accused = ", ".join(row.accused)
     words = (row.lab, row.plant, row.load, row.command, row.verdict, accused, row.result(), str(int(row.seconds)))
     sys.stdout.write(f"| {' | '.join(words)} |\n")

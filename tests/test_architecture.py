@@ -90,6 +90,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
 def module_name(path: Path) -> str:
+    """Return the dotted name of a module's file: ``labctl.cli.x``."""
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -103,6 +104,7 @@ def part(name: str) -> str:
 
 @cache
 def tree(path: Path) -> ast.Module:
+    """Return the syntax tree of a file; cached."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
@@ -117,7 +119,7 @@ def imports(nodes: Iterator[ast.AST]) -> Iterator[tuple[str, int]]:
 
 
 def target_of(module: str, name: str) -> str:
-    """Return the module that ``from module import name`` loads: ``module.name`` if that is a module of labctl."""
+    """Return the module that ``from module import name`` loads: ``module.name`` if labctl has it, else ``module``."""
     folder = PACKAGE.parent.joinpath(*module.split("."))
     is_module = (folder / f"{name}.py").exists() or (folder / name).is_dir()
     return f"{module}.{name}" if module.startswith("labctl") and is_module else module
@@ -136,10 +138,12 @@ def at_module_level(body: list[ast.stmt]) -> Iterator[ast.AST]:
 
 
 def where(path: Path, line: int, what: str) -> str:
+    """Return ``path:line: what``, relative to the repository."""
     return f"{path.relative_to(PACKAGE.parent)}:{line}: {what}"
 
 
 def calls(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield the name of each function that a file calls, with its line."""
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Call):
             yield ast.unparse(node.func), node.lineno
@@ -155,10 +159,12 @@ def names_used(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def test_every_module_has_its_ring() -> None:
+    """The part of each module is listed in RINGS."""
     assert {part(module_name(path)) for path in MODULES} - {""} <= set(RING)
 
 
 def test_imports_go_one_way() -> None:
+    """A module imports only modules of its own part and of parts in an earlier ring of RINGS."""
     wrong = [
         where(path, line, f"{module_name(path)} imports {target}, which stands beside or above it")
         for path in MODULES
@@ -170,6 +176,7 @@ def test_imports_go_one_way() -> None:
 
 
 def test_the_root_holds_few_modules() -> None:
+    """The package's top folder has at most five modules."""
     modules = [path for path in PACKAGE.glob("*.py") if path.name != "__init__.py"]
     assert len(modules) <= AT_MOST_IN_ROOT, modules
 
@@ -202,9 +209,11 @@ GENERIC = ("runs", "batches", "doctor", "reports")
 
 
 def test_only_a_backend_and_the_commands_that_are_its_own_know_a_backend() -> None:
+    """GENERIC parts import no backend; no backend imports another."""
     assert [name for name in BACKENDS if not {f"backends.{name}", f"backends.{name}.backend"} & RING.keys()] == []
 
     def backend_of(name: str) -> str:
+        """Return the backend that a module's name is below, empty if none."""
         parts = name.split(".")
         return parts[2] if parts[1:2] == ["backends"] and parts[2:3] and parts[2] in BACKENDS else ""
 
@@ -219,6 +228,7 @@ def test_only_a_backend_and_the_commands_that_are_its_own_know_a_backend() -> No
 
 
 def test_the_documents_have_these_rings() -> None:
+    """docs/develop.md lists RINGS, ring by ring."""
     text = (PACKAGE.parent / "docs/develop.md").read_text(encoding="utf-8")
     assert "\n".join(f"      {', '.join(ring)}" for ring in RINGS) in text
 
@@ -240,6 +250,7 @@ def test_the_modules_that_are_pure_exist() -> None:
 
 
 def test_what_stands_left_of_the_plan_has_neither_clock_nor_network_nor_docker() -> None:
+    """Modules in PURE import no time, network, process or Docker module."""
     unwanted = {"time", "datetime", "random", "secrets", "socket", "urllib", "subprocess", "docker", "threading"}
     wrong = [
         where(path, line, f"imports {target}")
@@ -252,6 +263,7 @@ def test_what_stands_left_of_the_plan_has_neither_clock_nor_network_nor_docker()
 
 
 def test_only_output_prints() -> None:
+    """Only labctl.cli.output prints or reads input."""
     printing = {"print", "sys.stdout.write", "sys.stderr.write", "typer.echo", "typer.secho", "input"}
     wrong = [
         where(path, line, name)
@@ -263,6 +275,7 @@ def test_only_output_prints() -> None:
 
 
 def test_only_the_command_line_exits() -> None:
+    """No module outside labctl.cli calls sys.exit or raises typer.Exit or SystemExit."""
     leaving = {"sys.exit", "exit", "quit", "os._exit", "typer.Exit", "SystemExit"}
     wrong = [
         where(path, line, name)
@@ -278,6 +291,7 @@ READS_ENVIRONMENT = {"labctl.system.process"}
 
 
 def test_only_the_command_line_reads_the_process_environment() -> None:
+    """Only labctl.cli and system.process use os.environ or getenv."""
     wrong = [
         where(path, line, name)
         for path in MODULES
@@ -293,6 +307,7 @@ STARTERS = {"labctl.system.process"}
 
 
 def test_only_one_module_starts_processes() -> None:
+    """Only labctl.system.process imports subprocess and the like, or calls os.exec."""
     wrong = [
         where(path, line, target)
         for path in MODULES
@@ -327,7 +342,10 @@ def test_only_engines_and_images_start_the_docker_program() -> None:
 
 
 def test_heavy_libraries_are_imported_where_they_are_needed() -> None:
+    """No module imports one of HEAVY at its top level; two exceptions."""
+
     def allowed(name: str, library: str) -> bool:
+        """Return True for the Docker client's module, and for typer in labctl.cli."""
         # The SDK's client is extended in a module of its own, which is imported where it is needed.
         return name == "labctl.backends.docker.api" or (library == "typer" and name.startswith("labctl.cli."))
 
@@ -341,7 +359,7 @@ def test_heavy_libraries_are_imported_where_they_are_needed() -> None:
 
 
 def loaded_by(code: str) -> set[str]:
-    """List the top-level modules that the code loads in a new interpreter."""
+    """Run code in a new interpreter; return the top-level names of the modules that it loaded."""
     program = f"import sys\n{code}\nsys.stderr.write('\\n'.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return {name.split(".")[0] for name in done.stderr.split()}
@@ -362,5 +380,6 @@ def test_the_command_line_opens_without_heavy_libraries(code: str) -> None:
 
 @pytest.mark.parametrize("name", ["lab", "run", "cache", "exec", "host", "devices", "bundle"])
 def test_commands_load_without_the_libraries_of_others(name: str) -> None:
+    """A command's module loads none of HEAVY but typer."""
     heavy = HEAVY - {"typer"}
     assert loaded_by(f"import labctl.cli.{name}") & heavy == set()

@@ -51,7 +51,7 @@ be equal."""
 
 
 def record(only: str, loads: Sequence[str], out: Path) -> None:
-    """Record the labs of `noise_table` whose name holds a text, under each load."""
+    """Record each lab of `noise_table` whose name contains ``only``, under each load, into ``out``."""
     for name, opened in LABS.items():
         if only in name:
             with opened() as lab:
@@ -129,17 +129,19 @@ def count(cases: Iterable[bool]) -> Count:
 
 
 def line(*cells: object) -> None:
+    """Print cells as a row of a Markdown table."""
     sys.stdout.write(f"| {' | '.join(map(str, cells))} |\n")
     sys.stdout.flush()
 
 
 def head(*cells: str) -> None:
+    """Print cells as the heading of a Markdown table."""
     line(*cells)
     sys.stdout.write(f"{'|---' * len(cells)}|\n")
 
 
 def layouts(recording: Recording) -> dict[str, Series]:
-    """Return a series for each kind of hosts that a recording stands for: as recorded, and with a node a host."""
+    """Return the series that a recording stands for, by name: nodes as recorded, and a node per host."""
     return {
         f"{recording.nodes} nodes a host": noise_recording.as_recorded(recording),
         "a node a host": noise_recording.node_each(recording),
@@ -157,16 +159,16 @@ class Validated(Struct, frozen=True):
 
     @property
     def accuses_good(self) -> bool:
-        """Tell if a good node is called bad."""
+        """True if a good node's verdict is bad."""
         return any(word == "bad" and node not in self.bad for node, word in enumerate(self.judged.verdicts))
 
     @property
     def is_unsure(self) -> bool:
-        """Tell if a node is unsure, and none bad."""
+        """True if a node's verdict is unsure, and none's is bad."""
         return "unsure" in self.judged.verdicts and "bad" not in self.judged.verdicts
 
     def of_bad(self, verdict: str) -> list[bool]:
-        """Tell of each bad node if it has this verdict."""
+        """Return, for each bad node, True if it has this verdict."""
         return [self.judged.verdicts[node] == verdict for node in sorted(self.bad)]
 
 
@@ -188,6 +190,7 @@ def validated(series: Series, nodes: int, speed: float | None, seed: int) -> Val
     """Simulate a validation. AssertionError if, in one of the sample, labctl's own verdicts differ."""
 
     def source() -> tuple[Floats, Draw]:
+        """Return the nodes' speeds and a function that draws rounds, the same in each call."""
         chance = np.random.default_rng([seed, nodes])
         of_node = factors(nodes, speed, chance)
         return of_node, lambda rounds: slowed(noise_recording.draw(series, nodes, rounds, chance), of_node)
@@ -205,7 +208,7 @@ def seconds(series: Series, judged: Judgement) -> float:
 
 
 def validations(recordings: Sequence[Recording], sizes: Sequence[int], many: int) -> Iterator[str]:
-    """Print a line for each way, kind of hosts, number of nodes and speed of bad ones; yield where a goal is missed."""
+    """Print a row per recording, layout, size and speed of validations; yield a text for each missed goal."""
     head(
         *("lab", "load", "hosts", "nodes", "bad at", "false accusations", "found bad", "called good", "unsure nodes"),
         *("unsure", "rounds", "seconds"),
@@ -322,12 +325,12 @@ def searched(recording: Recording, nodes: int, plant: tuple[str, float] | None, 
 
 
 def fewer(many: int, nodes: int) -> int:
-    """Return how many bisections are done of so many nodes: the time of one grows with them."""
+    """Return how many bisections to do: ``many``, fewer for more than 64 nodes, but 100 at least."""
     return min(many, max(100, many * 64 // nodes))
 
 
 def bisections(recordings: Sequence[Recording], sizes: Sequence[int], many: int) -> Iterator[str]:
-    """Print a line for each way, number of nodes and plant; yield where more than 1 % accuse what is good."""
+    """Print a row per recording, size and plant of bisections; yield a text if false accusations exceed 1 %."""
     head("lab", "load", "nodes", "bad", "false accusations", "found", "called good", "unsure", "rounds", "most")
     for recording, size, plant in product(recordings, sizes, PLANTS):
         done = [searched(recording, size, plant, seed) for seed in range(fewer(many, size))]
@@ -387,7 +390,7 @@ class Episodes:
 
 
 def accused_after(nodes: int, length: float, pause: float, way: str, seed: int) -> int:
-    """Return how many series of rounds, each ``pause`` seconds after the one before, all accuse a same good host."""
+    """Return how many series of rounds in a row, up to SERIES, all accuse a same good host."""
     check, pace = PACES[way]
     hosts = Episodes(nodes, length, pace, np.random.default_rng([seed, nodes]))
     accused = set(range(nodes))
@@ -401,7 +404,7 @@ def accused_after(nodes: int, length: float, pause: float, way: str, seed: int) 
 
 
 def episodes(sizes: Sequence[int], many: int) -> Iterator[str]:
-    """Print how many validations accuse a good host by one series of rounds, and by several that agree; yield none."""
+    """Print how often several series of rounds in turn accuse the same good host; yield nothing."""
     series = [f"false after {number} series" for number in range(1, SERIES + 1)]
     head("nodes", "measured", "episode, s", "pause, s", *series)
     for size, way, length, pause in product(sizes, PACES, EPISODES, PAUSES):
@@ -415,6 +418,7 @@ def episodes(sizes: Sequence[int], many: int) -> Iterator[str]:
 
 
 def main() -> None:
+    """Print the table of the chosen part and the missed goals, or record the labs for ``record``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("part", nargs="?", choices=("validate", "bisect", "episodes", "record"), default="validate")

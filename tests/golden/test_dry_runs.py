@@ -27,7 +27,7 @@ NOW = datetime(2026, 1, 2, 15, 4, 5, tzinfo=timezone.utc)
 
 
 def dry_run(name: str, scratch: Path) -> str:
-    """Return the plan of a run of a DeepSpeed-Chat script, with a fixed suffix of its id."""
+    """Return the dry run's text for a script of the DeepSpeed-Chat clone, with a fixed suffix in the run's id."""
     clones = {"HOST_REPO_PATH": str(CLONES / "DeepSpeedExamples"), "HOME": "/home/someone"}
     loaded = settings.load(scratch, clones, {})
     options = run_request.RunOptions()
@@ -38,6 +38,7 @@ def dry_run(name: str, scratch: Path) -> str:
 
 
 def test_each_script_is_started_as_it_expects(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """The dry runs of all seven DeepSpeed-Chat scripts are the text of clones/expected.txt."""
     output = "\n".join(f"== dschat/{name}\n{dry_run(name, tmp_path)}" for name in NAMES)
     if request.config.getoption("--update-golden"):
         EXPECTED.write_text(output, encoding="utf-8")

@@ -40,11 +40,13 @@ COMPOSE_FILES = sorted(HERE.glob("*/expected/nodes/*/compose.yml"))
 
 
 def load_settings(folder: Path, scratch: Path) -> settings.Settings:
+    """Copy case.env to ``scratch`` as .env and load the settings."""
     shutil.copyfile(folder / "case.env", scratch / ".env")
     return settings.load(scratch, {"HOME": "/home/someone"}, {})
 
 
 def load_case(folder: Path, scratch: Path) -> Lab:
+    """Build the lab of a case from case.env and host.json; with network ``host`` if it has several hosts."""
     loaded = load_settings(folder, scratch)
     facts = json.loads((folder / "host.json").read_text(encoding="utf-8"))
     hosts = tuple(map(load_host, facts)) if isinstance(facts, list) else (load_host(facts),)
@@ -54,6 +56,7 @@ def load_case(folder: Path, scratch: Path) -> Lab:
 
 
 def load_host(facts: dict[str, Any]) -> Host:
+    """Build a Host, with its devices, from its JSON."""
     facts = {key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()}
     return Host(**{**facts, "devices": tuple(Device(**device) for device in facts.get("devices", ()))})
 
@@ -70,7 +73,7 @@ def load_job(folder: Path, of: Lab) -> Job | None:
 
 
 def rendered(folder: Path, scratch: Path) -> dict[str, str]:
-    """Render files and plans of a case by path under ``expected/``, without the leading ``.lab/`` that git ignores."""
+    """Render the files, plans and run of a case; return their content by path, without the leading ``.lab/``."""
     of = load_case(folder, scratch)
     files = render.render(of)
     contents = {file.path.removeprefix(".lab/"): file.content for file in files}
@@ -89,6 +92,7 @@ def rendered(folder: Path, scratch: Path) -> dict[str, str]:
 
 
 def kept(folder: Path) -> dict[str, str]:
+    """Return the content of each file below the case's ``expected`` by relative path."""
     root = folder / "expected"
     files = (path for path in root.rglob("*") if path.is_file())
     return {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in files}
@@ -101,6 +105,7 @@ def test_every_folder_is_a_case_and_every_case_a_folder() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_rendered_files_are_the_expected_ones(case: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Files and plans equal those below ``expected``; --update-golden rewrites these."""
     contents = rendered(HERE / case, tmp_path)
     if request.config.getoption("--update-golden"):
         shutil.rmtree(HERE / case / "expected", ignore_errors=True)
@@ -138,11 +143,13 @@ CAPABILITIES = {"AUDIT_WRITE", "SETGID", "SETUID", "SYS_CHROOT", "SYS_NICE", "IP
 
 @pytest.fixture(params=COMPOSE_FILES, ids=[f"{path.parts[-5]}-{path.parts[-2]}" for path in COMPOSE_FILES])
 def compose_file(request: pytest.FixtureRequest) -> Path:
+    """Return each expected compose file in turn."""
     path: Path = request.param
     return path
 
 
 def services(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield name and content of each service; AssertionError for an unknown top-level key."""
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert set(document) <= {"name", "services", "networks", "secrets"}
     yield from document["services"].items()
@@ -153,6 +160,7 @@ def test_there_is_a_compose_file_for_every_node_of_every_case() -> None:
 
 
 def on_hosts(path: Path) -> bool:
+    """Return True if the compose file is of a case with several hosts."""
     return path.parts[-5] in ON_HOSTS
 
 
@@ -213,6 +221,7 @@ def test_a_secret_is_a_file_below_the_nodes_own_directory(compose_file: Path) ->
 
 
 def compose_available() -> bool:
+    """Return True if `docker compose version` works here."""
     docker = shutil.which("docker")
     return bool(docker) and subprocess.run([str(docker), "compose", "version"], capture_output=True).returncode == 0  # noqa: PLW1510
 
@@ -220,6 +229,7 @@ def compose_available() -> bool:
 @pytest.mark.docker
 @pytest.mark.skipif(not compose_available(), reason="docker compose is not installed")
 def test_compose_reads_the_file_without_a_word(compose_file: Path, tmp_path: Path) -> None:
+    """`docker compose config -q` of each expected file succeeds and prints nothing."""
     command = ["docker", "compose", "-f", str(compose_file), "config", "-q"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -58,7 +58,7 @@ def shortened(path: str) -> str:
 
 
 def found_in(here: str, there: str) -> set[str]:
-    """Return the keys by which compose files of workers differ between one machine and several hosts."""
+    """Return the keys, by shortened path, that differ between a case on one machine and its twin on several hosts."""
     hosts = json.loads((HERE / there / "host.json").read_text(encoding="utf-8"))
     return {
         shortened(path)
@@ -71,7 +71,7 @@ def found_in(here: str, there: str) -> set[str]:
 
 
 def settings(case: str) -> list[str]:
-    """List the lines of a case's .env, without comments."""
+    """Return the lines of a case's .env that are no comments."""
     return [line for line in (HERE / case / "case.env").read_text(encoding="utf-8").splitlines() if line[0] != "#"]
 
 
@@ -98,7 +98,7 @@ def test_all_else_is_the_same_but_for_the_name_of_the_interface(here: str, there
 
 
 def steps_of_run(case: str) -> list[str]:
-    """List the steps of a run's plan, without numbers and causes."""
+    """Return the steps of a case's run plan, without numbers and causes."""
     lines = (HERE / case / "expected/plan-run.txt").read_text(encoding="utf-8").splitlines()
     return [line.partition(" ")[2].rpartition("  [")[0] for line in lines]
 

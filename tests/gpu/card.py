@@ -42,11 +42,12 @@ def measure(fixtures: Path, row: Callable[..., None]) -> None:
 
 
 def compare(row: Callable[..., None], what: str, labctl: object, machine: object) -> None:
+    """Pass labctl's and the machine's value to ``row``, with code 1 if they differ."""
     row(what=what, labctl=labctl, machine=machine, code=0 if labctl == machine else 1)
 
 
 def _compare_sampler(fixtures: Path, row: Callable[..., None], nvml: Any, handles: list[Any]) -> None:
-    """Pass the sampler's and NVML's values of idle cards to ``row``, compare only throttling; keep the sampler's."""
+    """Pass the sampler's and NVML's values to ``row``; compare only that idle cards are not throttled."""
     sys.path.append(str(ROOT / "docker"))
     import nvidia_sampler
     from sampler import columns

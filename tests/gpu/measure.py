@@ -158,7 +158,7 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1",
 
 
 def ranks(launcher: str, program: Sequence[str]) -> tuple[tuple[str, ...], Mapping[str, str]]:
-    """Return the command and variables that start one rank here as on a node of a lab."""
+    """Return the command and the variables that start one rank of a program under a launcher, on this machine."""
     if launcher == "deepspeed":
         return (*DEEPSPEED, "--no_python", "--no_local_rank", *program), {}
     if launcher == "torchrun":
@@ -167,7 +167,7 @@ def ranks(launcher: str, program: Sequence[str]) -> tuple[tuple[str, ...], Mappi
 
 
 def ours(name: str, place: Place, log: str) -> tuple[Workload, Ended]:
-    """Run a workload with one rank; training uses text made here."""
+    """Run a labctl workload with one rank; return it and how it ended."""
     chosen = workload(name, place.accelerator)
     arguments = [*chosen.arguments, *WORKLOADS[name]]
     if place.toy:
@@ -237,13 +237,14 @@ def measure_upstream(place: Place) -> None:
 
 
 def batch_of(name: str) -> int:
+    """Return the micro-batch per GPU of a workload's DeepSpeed configuration."""
     config = workload(name, "nvidia").deepspeed
     assert config
     return int(config["train_micro_batch_size_per_gpu"])
 
 
 def theirs(name: str, model: Path, place: Place, log: str) -> Ended:
-    """Run DeepSpeed-Chat's unchanged main.py of step 1, with the batch and the ZeRO stage of a workload."""
+    """Run DeepSpeed-Chat's main.py of step 1 with a workload's batch and ZeRO stage; return how it ended."""
     config = workload(name, "nvidia").deepspeed
     assert place.upstream
     assert config
@@ -292,7 +293,7 @@ def make_model(name: str, batch: int, place: Place) -> Path:
 
 
 def sentences(count: int, words: int) -> Iterator[str]:
-    """Generate reproducible texts of words that are each one token of `make_model.py`'s tokenizer."""
+    """Yield ``count`` reproducible texts of random ``w<number>`` words."""
     draw = random.Random(1234)
     for _ in range(count):
         yield " ".join(f"w{draw.randrange(VOCABULARY - 5)}" for _ in range(words))
@@ -308,7 +309,7 @@ def write_text(folder: Path) -> None:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Render all rows, with their figures and failures, as a Markdown table."""
+    """Render the rows, with figures and failures, as a Markdown table."""
     lines = ["| what | figures |", "|---|---|"]
     for row in rows:
         figures = row.get("figures") or {

@@ -39,7 +39,7 @@ class Configuration:
 
 
 def read(path: Path | None, world: int) -> Configuration:
-    """Read and complete DeepSpeed's configuration, the default without a path. InputError if it contradicts itself."""
+    """Read and complete DeepSpeed's configuration, the default without a path. InputError for contradictions."""
     content, where = (read_config(path), str(path)) if path else (deepcopy(DEFAULT), "the default configuration")
     if MICRO not in content:
         raise InputError(f"{where}: no {MICRO}")

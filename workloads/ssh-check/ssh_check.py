@@ -127,7 +127,7 @@ class Worker:
         self._ssh: subprocess.Popen[str] | None = None
 
     def log_in(self) -> Pair:
-        """Start agent.py on the worker over ssh; return a Pair with the milliseconds to its first answer, or the error."""
+        """Start agent.py on the worker over ssh; return a Pair with the milliseconds to its answer, or an error."""
         source = Path(agent.__file__).read_text(encoding="ascii")
         command = f"hostname; exec /usr/bin/python3 -c {shlex.quote(PROGRAM)} {len(source)}"
         began = time.perf_counter()

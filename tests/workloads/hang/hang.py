@@ -5,6 +5,7 @@ import time
 
 
 def lose_count() -> None:
+    """Loop for ever."""
     while True:
         pass
 

@@ -45,6 +45,7 @@ def forge(path: Path) -> None:
 
 
 def link(path: Path, number: int) -> None:
+    """Replace a file by a symbolic link to one of the victims; ignore an OSError."""
     with suppress(OSError):
         path.unlink(missing_ok=True)
     with suppress(OSError):
@@ -52,6 +53,7 @@ def link(path: Path, number: int) -> None:
 
 
 def leave(*arguments: str, **how: Any) -> None:
+    """Start a process and leave it behind."""
     subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **how)
 
 

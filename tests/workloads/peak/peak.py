@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def train(config: dict, args: argparse.Namespace, meter: Meter, label: str = "") -> None:
-    """Train two steps, and print the memory of each phase; the first step creates the optimiser's states."""
+    """Train two steps, printing the peak memory of each phase under ``label``."""
     settings = json.loads(args.deepspeed_config.read_text(encoding="utf-8"))
     model = build(config, settings)
     if args.gradient_checkpointing:
