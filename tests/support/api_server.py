@@ -62,6 +62,7 @@ class Frames:
         return ABNF.OPCODE_CLOSE, None
 
     def send(self, payload: bytes, opcode: int) -> None:  # noqa: ARG002
+        """Keep what the client sends in ``sent``."""
         self.sent.append(payload)
 
     def end(self) -> None:
@@ -72,6 +73,7 @@ class Frames:
         """Do nothing: the server has already closed the connection."""
 
     def shutdown(self) -> None:
+        """Close both ends of the stand-in's socket."""
         self.connected = False
         self.sock.close()
         self._far.close()

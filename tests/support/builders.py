@@ -44,6 +44,7 @@ IMAGE_ID = "sha256:1111"
 
 
 def host(**changes: Any) -> Host:
+    """Build the host ``local`` with four cores and 8 GiB; ``changes`` replace fields."""
     return replace(Host(name="local", cpus=(0, 1, 2, 3), memory=8 << 30, mtu=1500, uid=1000, gid=1000), **changes)
 
 
@@ -66,6 +67,7 @@ def devices(*names: str) -> tuple[Device, ...]:
 
 
 def node(index: int = 0, **changes: Any) -> Node:
+    """Build node worker-INDEX on host ``local`` with one slot; ``changes`` replace fields."""
     mapping = DeviceMapping(environment=(("DS_ACCELERATOR", "cpu"),))
     return replace(Node(name=f"worker-{index}", host="local", slots=1, devices=mapping), **changes)
 
@@ -162,7 +164,7 @@ def observed(of: Lab, **changes: dict[str, Any]) -> ObservedState:
 
 
 def printed(text: str, rank: int | None = None) -> Line:
-    """Build a line printed now: parsed if it has a mark, else split after a launcher's prefix at ``|``, dropped.
+    """Build a Line printed now: parsed if it has rank_output.py's mark, else the text after the last ``|``.
 
     Text with the mark of rank_output.py is parsed instead.
     """
@@ -186,7 +188,7 @@ def up(of: Lab, seen: ObservedState, changed: tuple[File, ...] = ()) -> str:
 
 
 def deployment(of: Lab, engine: FakeBackend, emit: Callable[[Event], None] = lambda _: None) -> LabDeployment:
-    """Build the target that the steps of the lab's plan act on."""
+    """Build the LabDeployment of a lab on an in-memory engine, on which the steps of its plan act."""
     context = Context(directory=of.directory, environ={"LAB_NAME": of.name}, emit=emit, flags={})
     return LabDeployment(context=context, cluster=cluster_of(context, engine), lab=of)
 
@@ -197,7 +199,7 @@ def cluster_of(context: Context, engine: FakeBackend | None = None) -> Cluster:
 
 
 def backend(context: Context, cluster: Cluster) -> DockerBackend:
-    """Build Docker's backend on a connected cluster."""
+    """Build Docker's backend on an already connected cluster."""
     connected = DockerBackend(context, cluster.settings, ExitStack(), {})
     connected.cluster = cluster
     return connected

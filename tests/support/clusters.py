@@ -16,17 +16,19 @@ GPU = "nvidia.com/gpu"
 
 
 def lab(api: FakeApi, directory: Path = Path("/nowhere"), **given: Any) -> ClusterLab:
+    """Build the ClusterLab ``demo`` with NVIDIA devices; ``given`` are variables of its environment."""
     environ = {"HOME": "/home/someone", "LAB_NAME": "demo", "LAB_ACCELERATOR": "nvidia", **given}
     context = Context(directory=directory, environ=environ, emit=lambda _: None, flags={})
     return ClusterLab(context=context, settings=context.settings(), api=api)
 
 
 def backend(of: ClusterLab) -> KubernetesBackend:
-    """Build the backend of a lab in an in-memory cluster."""
+    """Build the Kubernetes backend of a lab."""
     return KubernetesBackend(of.context, of.settings, of)
 
 
 def target(**given: Any) -> Target:
+    """Return the Kubernetes target that a lab's settings give, with these variables of the environment."""
     made = lab(FakeApi(), **given)
     return read(made.settings, made.settings.text("LAB_ACCELERATOR"))
 
@@ -47,5 +49,6 @@ def node(name: str = "n0", *, taints: tuple[str, ...] = (), ready: str = "True",
 
 
 def pod(name: str, on: str = "n0", namespace: str = "others", **requests: str) -> Manifest:
+    """Build another user's pod on a node, with these resource requests."""
     spec = {"nodeName": on, "containers": [{"name": "one", "resources": {"requests": requests}}]}
     return {"kind": "Pod", "metadata": {"name": name, "namespace": namespace}, "spec": spec, "status": {}}

@@ -36,9 +36,11 @@ class Labctl:
         self.directory, self._monkeypatch, self._capfd = directory, monkeypatch, capfd
 
     def env(self, text: str) -> None:
+        """Write .env: lab ``demo`` on CPUs, then this text."""
         (self.directory / ".env").write_text(f"LAB_NAME=demo\nLAB_ACCELERATOR=cpu\n{text}", encoding="utf-8")
 
     def workload(self, text: str = "") -> None:
+        """Write the workload `hello` with an empty script and this workload.yml, or a default one."""
         folder = self.directory / "workloads/hello"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "hello.py").write_text("")
@@ -46,9 +48,11 @@ class Labctl:
         (folder / "workload.yml").write_text(declared, encoding="utf-8")
 
     def write(self, name: str, text: str) -> None:
+        """Write a file of the lab directory."""
         (self.directory / name).write_text(text, encoding="utf-8")
 
     def __call__(self, *arguments: str) -> Completed:
+        """Run labctl with these arguments in this process; return exit code, stdout and stderr."""
         self._monkeypatch.setattr(sys, "argv", ["labctl", *arguments])
         self._capfd.readouterr()
         code = 0

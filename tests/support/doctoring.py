@@ -19,12 +19,12 @@ BUSY = "LAB-HOST-009"
 
 
 def wrong(findings: list[Finding]) -> list[Finding]:
-    """Return the findings that are not ok, but for a busy host: other tests use this machine, too."""
+    """Return the findings that are not ok, except for a busy host."""
     return [finding for finding in findings if finding["level"] != "ok" and finding["code"] != BUSY]
 
 
 def doctor(lab: Lab, environ: Environ | None = None) -> list[Finding]:
-    """Run doctor; return the findings that are not ok, and check its exit code against them."""
+    """Run `labctl doctor`; return the findings that are not ok; fail on exit code other than 3 for errors, else 0."""
     answer = lab.call("doctor", "--json", environ=environ)
     unwell = wrong(answer.json["findings"])
     answer.expect(3 if any(finding["level"] == "error" for finding in unwell) else 0)
@@ -41,7 +41,7 @@ def single(findings: list[Finding], code: str, node: str) -> Finding:
 
 
 def type_in(lab: Lab, commands: list[str], environ: Environ) -> list[Finding]:
-    """Run these commands, which must succeed, then doctor in the same shell; return the findings still not ok."""
+    """Run these commands, which must succeed, then doctor, in one shell; return the findings that are not ok."""
     typed = "".join(f"{{ {command}\n}} >&2 || echo failed: {shlex.quote(command)}\n" for command in commands)
     done = subprocess.run(
         [*lab.prefix, "bash", "-c", f"{typed}labctl doctor --json"],

@@ -28,6 +28,7 @@ class FakeApi(Api):
         namespace: str = "demo",
         fails: int | None = None,
     ) -> None:
+        """Store these objects; ``fails`` is the status of every answer, 0 for an unreachable server."""
         self.namespace, self.context = namespace, ""
         self.denied, self.knows = set(denied), set(knows)
         self.fails = fails
@@ -42,6 +43,7 @@ class FakeApi(Api):
         return "https://cluster:6443"
 
     def put(self, manifest: Manifest) -> Manifest:
+        """Store an object, replacing one of its kind and name; return it."""
         self.objects[manifest["kind"], manifest["metadata"]["name"]] = manifest
         return manifest
 
@@ -61,7 +63,7 @@ class FakeApi(Api):
         return SimpleNamespace(data=json.dumps(answer))
 
     def _answer(self, method: str, path: str, body: Manifest | None, **options: Any) -> Manifest | None:
-        """Answer a request by its path; None if the path is not known."""
+        """Return the answer for a path: version, pods of all namespaces, resources or objects; None if unknown."""
         if path == "/version":
             return {"gitVersion": "v1.33.0", "major": "1", "minor": "33"}
         if path == "/api/v1/pods":
@@ -90,18 +92,22 @@ class FakeApi(Api):
         return self.objects.pop((kind, name)) if found and method == "DELETE" else found
 
     def _is(self, kind: str, path: str) -> bool:
+        """Return True if a path is that of the kind's collection or of an object in it."""
         own = self.path(kind)
         return path == own or (path.startswith(f"{own}/") and "/" not in path.removeprefix(f"{own}/"))
 
     def _is_here(self, one: Manifest) -> bool:
+        """Return True if an object is in this API's namespace, where those without one are."""
         return bool(one["metadata"].get("namespace", self.namespace) == self.namespace)
 
     def _may(self, asks: dict[str, str]) -> bool:
+        """Return True unless the right that a review asks for is denied."""
         resource = ".".join(filter(None, (asks["resource"], asks["group"])))
         whole = "/".join(filter(None, (resource, asks["subresource"])))
         return f"{asks['verb']} {whole}" not in self.denied
 
     def _chosen(self, kind: str, labelSelector: str = "", **_: Any) -> list[Manifest]:  # noqa: N803 - as in the API
+        """Return the objects of a kind that have all labels of the selector."""
         wanted = dict(pair.split("=") for pair in labelSelector.split(",") if pair)
         found = [one for (known, _), one in self.objects.items() if known == kind]
         return [one for one in found if wanted.items() <= one["metadata"].get("labels", {}).items()]

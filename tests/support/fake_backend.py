@@ -37,7 +37,7 @@ class Failed(Exception):
 
 
 def silent(container: str, argv: tuple[str, ...]) -> Iterator[str]:
-    """Answer of a program that prints nothing and exits with 0."""
+    """Answer with no output and exit code 0."""
     yield from ()
 
 
@@ -50,7 +50,7 @@ def first_line(typed: Input) -> bytes:
 
 
 def active(run_id: str, *nodes: str, state: str = "running") -> Answer:
-    """Return an answer of the agent of a launcher in which this run is active and all nodes are reachable."""
+    """Return an answer in which the agent lists this run as active, and every node is reachable."""
 
     def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
         if argv[-len(AGENT) - 1 :] == (*AGENT, "runs"):
@@ -100,14 +100,16 @@ class FakeBackend:
 
     @property
     def connections(self) -> Mapping[str, Connection]:
+        """Return ``ways``, or a local connection to the host of ``seen``."""
         return self.ways or {self.seen.host: LocalConnection()}
 
     def observe(self, lab: str, image: str | None = None, *, node: str = "") -> ObservedState:  # noqa: ARG002
+        """Return ``seen``, and count the call."""
         self.observations += 1
         return self.seen
 
     def apply(self, host: str, project: str, files: tuple[Path, ...]) -> None:
-        """Replace the containers of the services in these compose files by running ones."""
+        """Replace the containers and networks of these compose files in ``seen`` by running ones."""
         self.done.append(("apply", (project, *files)))
         documents = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in files if path.exists()]
         services = itertools.chain.from_iterable(document["services"].items() for document in documents)
@@ -144,6 +146,7 @@ class FakeBackend:
         )
 
     def remove(self, host: str, kind: Kind, ids: tuple[str, ...]) -> None:  # noqa: ARG002
+        """Remove containers or networks by id from ``seen``, and record it in ``done``."""
         self.done.append((f"remove {kind}", ids))
         self.seen = replace(
             self.seen,
@@ -160,6 +163,7 @@ class FakeBackend:
         workdir: str | None = None,  # noqa: ARG002
         limit: float = 0,  # noqa: ARG002
     ) -> CompletedProcess:
+        """Run a program by ``answer``; return its code, output and error."""
         printed: list[str] = []
         code, err = self._execute(container, argv, printed.append, user=user)
         return CompletedProcess(argv, code, "".join(f"{line}\n" for line in printed), err)
@@ -175,7 +179,7 @@ class FakeBackend:
         limit: float,  # noqa: ARG002
         typed: Input | None = None,
     ) -> int:
-        """Pass on the lines that ``answer`` gives; with ``typed`` act as an agent that waits for a run."""
+        """Pass on the lines that ``answer`` gives; with ``typed`` act as the agent, which waits for a launch."""
 
         def on_line(text: str) -> None:
             on_lines((text,))
@@ -199,6 +203,7 @@ class FakeBackend:
         crashes: list[str] = []
 
         def on_output(line: str) -> None:
+            """Pass on a line with its place, as the agent does; note a crashed rank."""
             crashes.extend(CRASHED.findall(line))
             on_line(f"{next(places)} 0.0 {line}")
 
@@ -215,14 +220,17 @@ class FakeBackend:
         return {"cause": "rank-crashed", "message": crashes[0]} if believed else {}
 
     def attach(self, container: str, argv: tuple[str, ...], *, on_line: OnLine | None = None, **options: Any) -> int:
+        """Run a program by ``answer``, passing its lines to ``on_line``; return its exit code."""
         return self._execute(container, argv, on_line or (lambda _: None), **options)[0]
 
     def logs(self, project: str, on_line: OnLine, *, node: str = "", follow: bool = False, color: bool = False) -> None:  # noqa: ARG002
+        """Pass on one line for each container, or for a node's."""
         for container in self.seen.containers:
             if node in ("", container.node):
                 on_line(f"{container.node}-1  | {project}")
 
     def events(self, lab: str) -> Iterator[tuple[str, Cause, str]]:  # noqa: ARG002
+        """Yield the events in ``fallen``, once a program runs or after five seconds."""
         self.running.wait(5)
         yield from self.fallen
 

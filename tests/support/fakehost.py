@@ -83,6 +83,7 @@ class FakeHost(Connection):
     """A host whose home is a directory of this machine; ``sent`` counts the bytes that labctl sent to it."""
 
     def __init__(self, rack: Path, name: str) -> None:
+        """Make the host's home below ``rack`` with a fake docker and a fake ssh in its bin."""
         self.target = InventoryHost(name=name)
         self.address = ""
         self.home = rack / name
@@ -113,9 +114,11 @@ class FakeHost(Connection):
         timeout: float = 60,
         check: bool = True,
     ) -> CompletedProcess:
+        """Run a script with this input; return its result, whatever its exit code."""
         return self._ran(script, arguments, (input or "").encode())
 
     def send(self, script: str, *arguments: str, chunks: Iterable[bytes], timeout: float) -> CompletedProcess:
+        """Run a script with these chunks as input, counted in ``sent``; return its result."""
         data = bytearray()
         for chunk in chunks:
             data += chunk
@@ -125,11 +128,13 @@ class FakeHost(Connection):
     def receive(
         self, script: str, *arguments: str, on_chunk: Callable[[bytes], object], timeout: float
     ) -> CompletedProcess:
+        """Run a script; pass all of its output to ``on_chunk`` at once; return its result."""
         done = self._ran(script, arguments, b"")
         on_chunk(done.out.encode())
         return done
 
     def _ran(self, script: str, arguments: tuple[str, ...], data: bytes) -> CompletedProcess:
+        """Run a script in sh on this machine, with the host's home as HOME and its bin first in PATH."""
         environ = {**os.environ, "HOME": str(self.home), "PATH": f"{self.home}/bin:{os.environ['PATH']}"}
         argv = ("sh", "-c", script, "sh", *arguments)
         done = subprocess.run(argv, input=data, capture_output=True, env=environ, timeout=60, check=False)

@@ -99,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.answer()
 
     def answer(self) -> None:
-        """Answer a request for the description or a file of a repository; 401, 403 or 404 as the hub does."""
+        """Answer a request about a repository or a file; 401 or 403 for a wrong token, 404 if unknown."""
         # A proxy request has a full URL.
         path = unquote(urlsplit(self.path).path)
         first = int((self.headers.get("Range") or "bytes=0-")[6:].split("-")[0])
@@ -120,9 +120,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send(404, b"{}")
 
     def describe(self, rest: str, name: str, files: Files) -> None:
-        """Send the description of a repository, with false values if ``lies`` has any, or the list of its files."""
+        """Send a repository's description, with the ``lies`` if any, or for /tree/ the list of its files."""
 
         def entry(content: bytes, **names: Any) -> dict[str, Any]:
+            """Return the description of a file: its size, and of a large one its LFS data."""
             if len(content) < LARGE:
                 return {**names, "size": len(content)}
             size = self.hub.claims or len(content)
@@ -147,7 +148,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send(200, json.dumps(about).encode())
 
     def deliver(self, content: bytes, first: int) -> None:
-        """Send a file, a large one from byte ``first`` on, or redirect to the storage."""
+        """Send a file, of a large one the part from ``first`` on if ``ranges``, or redirect to ``storage``."""
         headers = {"ETag": f'"{blob_of(content)}"', "X-Repo-Commit": REVISION}
         if len(content) < LARGE or self.command == "HEAD":
             self.send(200, content, headers)
@@ -172,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def misbehave(self, body: bytes) -> bytes:
-        """Apply the failure settings: return zeros, a cut body, or the rest once a part was sent and ``go`` is set."""
+        """Return the body to send: as it is, zeros, cut, or the rest after a part was sent and ``go`` is set."""
         hub = self.hub
         if hub.spoil:
             return bytes(len(body))

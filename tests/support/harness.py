@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 def wait_until(condition: Callable[[], T | None], limit: float, description: str) -> T:
-    """Return the condition's first true value; fail the test after ``limit`` seconds."""
+    """Call the condition until it is true; return its value. Fail the test after ``limit`` seconds."""
     deadline = time.monotonic() + limit
     while True:
         began = time.monotonic()
@@ -84,6 +84,7 @@ class Running:
     """A running labctl, in its own session and process group."""
 
     def __init__(self, command: tuple[str, ...], process: subprocess.Popen[bytes], out: Path, err: Path) -> None:
+        """Keep the process and the files of its output; its time begins at once."""
         self.command, self.process = command, process
         self._out, self._err = out, err
         self._began = time.monotonic()
@@ -104,6 +105,7 @@ class Running:
             os.killpg(self.process.pid, number)
 
     def ends_within(self, seconds: float) -> bool:
+        """Return True if labctl ends within so many seconds."""
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -121,6 +123,7 @@ class Terminal:
     """A program in a pseudo-terminal of unknown size."""
 
     def __init__(self, argv: tuple[str, ...], cwd: Path, environ: dict[str, str]) -> None:
+        """Start a program in a new session, whose terminal is a pseudo-terminal that a thread reads."""
         self._master, self._slave = pty.openpty()
         self._process = subprocess.Popen(
             ["setsid", "--ctty", *argv],
@@ -136,6 +139,7 @@ class Terminal:
         self._reader.start()
 
     def _read(self) -> None:
+        """Collect the terminal's output until it is closed."""
         while not self._closing.is_set():
             if select.select([self._master], [], [], 0.1)[0]:
                 self._seen += os.read(self._master, 4096)
@@ -165,6 +169,7 @@ class Terminal:
         os.close(self._master)
 
     def close(self) -> None:
+        """Kill the program and close the terminal."""
         self._process.kill()
         self._process.wait()
         if not self._closing.is_set():
@@ -271,6 +276,7 @@ class Lab:
         with self.start("run", workload, *flags) as running:
 
             def up() -> str | None:
+                """Return the new run's id once both of its ranks are up, else None; fail if labctl ends before."""
                 for run_id in set(self.run_ids()) - before:
                     logs = list((self.path / "runs/.outputs" / run_id / "ranks").glob("rank-*.log"))
                     if len(logs) == 2 and all("does not listen" in log.read_text() for log in logs):
@@ -287,6 +293,7 @@ class Lab:
             self.call("up").expect(0)
 
     def run_ids(self) -> list[str]:
+        """Return the sorted ids of the runs in the lab's ``runs``."""
         runs, not_runs = self.path / "runs", ("notebooks", ".outputs")
         return sorted(path.name for path in runs.iterdir() if path.name not in not_runs) if runs.is_dir() else []
 
@@ -305,6 +312,7 @@ class Lab:
         return str(name)
 
     def networks(self) -> list[Network]:
+        """Return the lab's networks in the engine."""
         return self.engine.networks.list(filters={"label": f"labctl.lab={self.name}"})
 
     def identities(self) -> dict[str, tuple[str, str]]:
@@ -315,7 +323,7 @@ class Lab:
         }
 
     def labelled(self) -> list[str]:
-        """List everything with the lab's label: containers, networks, volumes."""
+        """List the names of the lab's containers, networks and volumes in the engine."""
         mark = {"label": f"labctl.lab={self.name}"}
         volumes = [volume.id or "" for volume in self.engine.volumes.list(filters=mark)]
         return [*self.containers(), *(network.name or "" for network in self.networks()), *volumes]
@@ -325,7 +333,7 @@ class Lab:
         return self.inside_bytes(node, *argv, user=user).decode()
 
     def inside_bytes(self, node: str, *argv: str, user: str = "") -> bytes:
-        """Run a command as ``inside`` does; return its output as bytes."""
+        """Run a command in a node by the engine; return its output. Fail unless it exits with 0."""
         for _ in range(5):
             code, output = self.containers()[node].exec_run(list(argv), user=user or f"{os.getuid()}:{os.getgid()}")
             # A busy engine sometimes loses the output of a short command.
@@ -346,7 +354,7 @@ class Lab:
         ]
 
     def processes(self) -> dict[tuple[str, str], dict[str, str]]:
-        """Return the processes of running containers, command by pid, by the container's node and start time."""
+        """Return the commands of running containers by pid, each container by node and start time."""
         return {
             (node, container.attrs["State"]["StartedAt"]): {row[1]: row[-1] for row in container.top()["Processes"]}
             for node, container in self.containers().items()
@@ -371,13 +379,14 @@ class Lab:
             time.sleep(0.05)
 
     def plant_canary(self, node: str) -> Callable[[], bool]:
-        """Start a process that belongs to no run and wait for it; return a function that tells if it is alive."""
+        """Start a long sleep in a node and wait for it; return a function that tells if it still runs."""
         seconds = str(80_000 + time.monotonic_ns() % 9_000)
         container = self.containers()[node]
         self.canaries.append(f"sleep {seconds}")
         container.exec_run(["sleep", seconds], detach=True)
 
         def alive() -> bool:
+            """Return True if the canary is among the container's processes."""
             return any(f"sleep {seconds}" in " ".join(row) for row in container.top()["Processes"])
 
         wait_until(alive, 120, "the canary lives")
@@ -392,6 +401,7 @@ def pause(container: Container) -> None:
     """Pause a container; retry, as on a busy machine the kernel may fail to freeze all processes."""
 
     def paused() -> bool:
+        """Try to pause the container; return True if that succeeds."""
         with contextlib.suppress(APIError):
             container.pause()
             return True
@@ -401,7 +411,7 @@ def pause(container: Container) -> None:
 
 
 def remove_labelled(engine: DockerClient, ours: Callable[[str], bool]) -> None:
-    """Remove the containers and networks of the labs whose name matches."""
+    """Remove all containers and networks of labs whose name satisfies ``ours``."""
     mark: dict[str, str | list[str] | bool] = {"label": "labctl.lab"}
     for container in engine.containers.list(all=True, filters=mark, ignore_removed=True):
         if ours(container.labels["labctl.lab"]):
@@ -414,7 +424,7 @@ def remove_labelled(engine: DockerClient, ours: Callable[[str], bool]) -> None:
 
 
 def quoted(value: str) -> str:
-    """Quote a value for .env."""
+    """Return a value in double quotes for .env, with backslashes, quotes and white space escaped."""
     for character, escape in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t")):
         value = value.replace(character, escape)
     return f'"{value}"'

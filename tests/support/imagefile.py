@@ -17,11 +17,13 @@ class LoadedImage:
     """An image in this machine's engine, with two layers of random bytes; ``change`` replaces the upper layer."""
 
     def __init__(self, engine: DockerClient, name: str, path: Path, size: int) -> None:
+        """Make and load the first version of the image, from an archive at ``path``."""
         self.name, self._engine, self._path, self._size = name, engine, path, size
         self._lower = layer("one", size)
         self.change()
 
     def change(self) -> None:
+        """Remove the image and load one with the same lower and a new upper layer."""
         self.remove()
         image_archive(self._path, self.name, [self._lower, layer("two", self._size)], Entrypoint=["/none"])
         with self._path.open("rb") as archive:
@@ -33,12 +35,13 @@ class LoadedImage:
         return str(self._engine.images.get(self.name).id)
 
     def remove(self) -> None:
+        """Remove all images of that name from the engine."""
         for image in self._engine.images.list(self.name):
             self._engine.images.remove(image.id or "", force=True)
 
 
 def layer(name: str, size: int) -> bytes:
-    """Build a layer with one file of random bytes."""
+    """Return the tar of a layer with one file of random bytes."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as tar:
         member = tarfile.TarInfo(name)
@@ -76,8 +79,10 @@ def image_archive(path: Path, name: str, layers: Iterable[bytes], **config: obje
 
 
 def _blob(content: bytes) -> str:
+    """Return a blob's path in an image archive."""
     return f"blobs/sha256/{hashlib.sha256(content).hexdigest()}"
 
 
 def _descriptor(content: bytes) -> dict[str, object]:
+    """Return an OCI descriptor of a blob, without a media type."""
     return {"mediaType": "", "digest": _blob(content).replace("blobs/", "").replace("/", ":"), "size": len(content)}

@@ -32,7 +32,7 @@ class Labs:
 
     @contextlib.contextmanager
     def lend(self, **settings: str) -> Iterator[Lab]:
-        """Yield an idle or new lab with these settings, up; after a block without error, restore or else destroy it."""
+        """Yield an idle or new lab with these settings, up; afterwards restore it for reuse, or else destroy it."""
         idle = self._idle[tuple(sorted(settings.items()))]
         lab = idle.pop() if idle else self._new(settings)
         before = state(lab)
@@ -44,6 +44,7 @@ class Labs:
             lab.destroy()
 
     def _new(self, settings: dict[str, str]) -> Lab:
+        """Make a lab with these settings and bring it up."""
         lab = self._make(settings)
         lab.call("up", limit=300).expect(0)
         return lab
@@ -63,7 +64,7 @@ def state(lab: Lab) -> State:
 
 
 def put_right(lab: Lab, before: State, processes: dict[tuple[str, str], dict[str, str]]) -> bool:
-    """Restore .env, workloads and containers; return False if `up` fails or new processes are left."""
+    """Restore .env, workloads and, by `up`, containers; return False if `up` fails or new processes remain."""
     after = state(lab)
     if after.environment != before.environment:
         (lab.path / ".env").write_bytes(before.environment)

@@ -9,7 +9,7 @@ LINE = "ml-{node:03}: [2024-07-08 06:02:01,235] [INFO] [logging.py:96:log_dist] 
 
 
 def write_log(directory: Path, job: str, hosts: Iterable[str], *lines: str) -> Path:
-    """Write the log of a job: the hostfile, a blank line, then these lines."""
+    """Write the log of a job, hostfile lines and then ``lines``, into a directory; return its path."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"opt-350m_1_{job}.log"
     head = [*(f"{host} slots=8" for host in hosts), ""]
@@ -18,6 +18,7 @@ def write_log(directory: Path, job: str, hosts: Iterable[str], *lines: str) -> P
 
 
 def throughput(value: object) -> str:
+    """Return the log line with this throughput."""
     return f"ml-001: Throughput: {value} samples/sec"
 
 

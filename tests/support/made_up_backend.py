@@ -116,7 +116,7 @@ class Ranks:
         threading.Thread(target=self._supervise, daemon=True).start()
 
     def _start(self, rank: int, node: str, local: int, lab: Lab) -> subprocess.Popen[bytes]:
-        """Start the process of a rank, with the variables that a launcher gives it."""
+        """Start the process of a rank in the run's work folder; return it, its output a pipe."""
         job = self._job
         program, *rest = job.workload.program
         given = {
@@ -144,7 +144,7 @@ class Ranks:
         )
 
     def _supervise(self) -> None:
-        """Collect the ranks' output until all have ended, within the job's time limit; then record how it ended."""
+        """Read the ranks' output until all have ended, or stop them at the time limit; then set ``ended``."""
         limit = threading.Timer(
             self._job.timeout, self.stop, (jobs.GRACE, f"no end within {self._job.timeout:g} s", "timeout")
         )
@@ -172,7 +172,7 @@ class Ranks:
             self._changed.notify_all()
 
     def _read(self, rank: int) -> None:
-        """Collect a rank's output, also in its log; end the other ranks if it fails."""
+        """Collect a rank's output, also in its log; stop the run with cause rank-crashed if it fails."""
         child, (node, _) = self._processes[rank], self._placement[rank]
         report = f"\x01{rank}!\x02labctl: rank {rank}"
         with Path(self._job.directory, f"ranks/rank-{rank}.log").open("wb") as log, child:
@@ -187,6 +187,7 @@ class Ranks:
                 threading.Thread(target=self.stop, args=(1, crash, "rank-crashed"), daemon=True).start()
 
     def _keep(self, text: str) -> None:
+        """Append a line to the run's output and wake those who follow it."""
         with self._changed:
             self._lines.append(line_of(text, time.time()))
             self._changed.notify_all()
@@ -204,7 +205,7 @@ class Ranks:
                 return
 
     def stop(self, grace: float, message: str, cause: Cause = "interrupted") -> None:
-        """End running ranks: TERM, and KILL after ``grace`` seconds; the first stop's cause and message count."""
+        """Stop the ranks by SIGTERM, and SIGKILL after ``grace`` seconds; keep the first call's cause and message."""
         with self._changed:
             if self.ended:
                 return
@@ -233,7 +234,7 @@ RUNS: defaultdict[Path, dict[str, Ranks]] = defaultdict(dict)
 
 
 def lose_nodes(directory: Path) -> None:
-    """Remove all nodes of a lab, kill their processes and forget their runs, as a power failure does."""
+    """Remove all nodes' directories, kill the ranks of all runs and forget the runs."""
     shutil.rmtree(directory / NODES)
     for ranks in RUNS.pop(directory, {}).values():
         ranks.stop(0, "")
@@ -247,7 +248,7 @@ class Stopper(RunStopper):
         self._ranks = ranks
 
     def end(self, grace: float) -> None:
-        """Stop the ranks."""
+        """Stop the ranks with this grace period."""
         self._ranks.stop(grace, self.message, self.cause or "interrupted")
 
 
@@ -384,7 +385,7 @@ class MadeUpBackend:
         return LabStatus(lab=lab.name, state=state, nodes=nodes, unreachable=())
 
     def unusable(self, slots: int = 0) -> Mapping[str, str]:
-        """Return none: nodes are processes of this machine."""
+        """Return {}: every node is usable."""
         return {}
 
     def devices(self) -> DeviceReport:
@@ -417,11 +418,11 @@ class MadeUpBackend:
         return (ok("LAB-MADE-001", f"{self.context.directory} is there"),)
 
     def plan_prepare(self, *, preview: bool = False) -> Plan:
-        """Plan nothing: nodes have no images."""
+        """Return an empty plan: nodes have no images."""
         return Plan()
 
     def plan_up(self, *, preview: bool = False) -> Plan:
-        """Plan the missing nodes, and the removal of nodes that the settings no longer have."""
+        """Plan to make missing nodes, and to remove those that the settings do not have."""
         made, needed = self._made(), self.lab().containers
         removed = (RemoveNode(node=name, cause="not in the settings") for name in made if name not in needed)
         missing = (MakeNode(node=name, cause="labctl up") for name in needed if name not in made)
@@ -457,7 +458,7 @@ class MadeUpBackend:
     def on_hosts(
         self, script: str, arguments: tuple[str, ...], seconds: float
     ) -> tuple[Mapping[str, CompletedProcess], Failures]:
-        """Run a script on this machine, the only host; return its result, or the HostError as a failure."""
+        """Run a script in bash on this machine; return its result, or its HostError as a failure."""
         try:
             return {HERE: process.run(("bash", "-c", script, "bash", *arguments), timeout=seconds, check=False)}, {}
         except HostError as error:
@@ -501,7 +502,7 @@ class MadeUpBackend:
     # --- runs ---
 
     def begin(self, workload: Workload, options: RunOptions, now: datetime, replayed: Replay | None = None) -> Run:
-        """Build the job of a run on the lab's nodes."""
+        """Build a Run with its job on the lab's nodes; record and start nothing."""
         lab = self.lab()
         return Run(lab=lab, job=build_job(lab, workload, options, now, self.context.warn))
 
@@ -517,7 +518,7 @@ class MadeUpBackend:
         """Do nothing: nodes have no images."""
 
     def require_launcher(self, workload: Workload) -> None:
-        """Raise HostError if the lab is not up."""
+        """Raise HostError if the launcher's node does not exist."""
         self._place(LAUNCHER)
 
     def require_ready(self, run: Run, options: RunOptions, *, preview: bool = False) -> None:
@@ -542,7 +543,7 @@ class MadeUpBackend:
         raise_all(carry_out(steps, Deployment(self.context), before=before, after=after))
 
     def start(self, run: Run, options: RunOptions) -> None:
-        """Start the ranks of a run."""
+        """Start a run's ranks and keep them under the run's id."""
         self._runs[run.run_id] = Ranks(run, self._nodes)
 
     def supervise(
@@ -605,7 +606,7 @@ class MadeUpBackend:
         return True
 
     def end(self, run_id: str) -> None:
-        """Kill the remaining processes of a run, and forget the run."""
+        """Kill the remaining processes of a run and forget it; do nothing if it is unknown."""
         if ranks := self._runs.pop(run_id, None):
             ranks.stop(0, "")
 
@@ -623,7 +624,7 @@ class MadeUpBackend:
         self._runs.pop(run.run_id, None)
 
     def without_lost(self, options: RunOptions, ended: Result, error: HostError) -> RunOptions:
-        """Raise the error unchanged: nodes are not lost one by one."""
+        """Raise ``error``: a run is never repeated without lost nodes."""
         raise error
 
 

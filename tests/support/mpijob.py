@@ -26,21 +26,25 @@ def workers(job: Manifest) -> list[str]:
 
 
 def service(job: Manifest) -> Manifest:
+    """Build the headless Service of the job's pods."""
     return _object(job, "Service", "", {"spec": {"clusterIP": "None", "selector": _labels(job)}})
 
 
 def config_map(job: Manifest) -> Manifest:
+    """Build the ConfigMap with the hostfile of the job's workers."""
     name, namespace, slots = _named(job)
     hosts = "".join(f"{worker}.{name}.{namespace}.svc slots={slots}\n" for worker in workers(job))
     return _object(job, "ConfigMap", "-config", {"data": {"hostfile": hosts}})
 
 
 def secret(job: Manifest, private: str, public: str) -> Manifest:
+    """Build the Secret with the job's ssh keys."""
     keys = {"ssh-privatekey": private, "ssh-publickey": public}
     return _object(job, "Secret", "-ssh", {"type": "kubernetes.io/ssh-auth", "stringData": keys})
 
 
 def worker(job: Manifest, index: int) -> Manifest:
+    """Build the pod of worker ``index``."""
     name, namespace, _ = _named(job)
     pod = _pod(job, "Worker", f"-worker-{index}", {})
     pod["metadata"]["labels"] |= {"training.kubeflow.org/replica-index": str(index)}
@@ -49,7 +53,7 @@ def worker(job: Manifest, index: int) -> Manifest:
 
 
 def launcher(job: Manifest) -> Manifest:
-    """Build the launcher's Job, which carries the time limit: waiting for workers does not count."""
+    """Build the launcher's Job, with the run policy's time limit and retries."""
     name, _, slots = _named(job)
     pod = _pod(job, "Launcher", "-launcher", {**OPEN_MPI, "OMPI_MCA_orte_set_default_slots": str(slots), **NO_DEVICES})
     _mount(pod, "mpi-job-config", "/etc/mpi", {"configMap": {"name": f"{name}-config"}})
@@ -59,16 +63,18 @@ def launcher(job: Manifest) -> Manifest:
 
 
 def _named(job: Manifest) -> tuple[str, str, int]:
+    """Return the job's name, namespace and slots per worker (1 by default)."""
     return job["metadata"]["name"], job["metadata"]["namespace"], job["spec"].get("slotsPerWorker", 1)
 
 
 def _labels(job: Manifest, **more: str) -> dict[str, str]:
+    """Return the labels of the job's pods, with ``more``, under the training operator's prefix."""
     labels = {"operator-name": "mpi-operator", "job-name": job["metadata"]["name"], **more}
     return {f"training.kubeflow.org/{key}": value for key, value in labels.items()}
 
 
 def _object(job: Manifest, kind: str, suffix: str, body: Manifest) -> Manifest:
-    """Build an object owned by the job, so that the cluster's garbage collector removes it with the job."""
+    """Build an object with the job as its owner and controller."""
     name, namespace, _ = _named(job)
     owner = {"apiVersion": VERSIONS["MPIJob"], "kind": "MPIJob", "name": name, "uid": job["metadata"]["uid"]}
     metadata = {
@@ -102,6 +108,7 @@ def _pod(job: Manifest, role: str, suffix: str, environment: dict[str, str]) -> 
 
 
 def _mount(pod: Manifest, name: str, path: str, source: Manifest) -> None:
+    """Mount a volume at a path of the pod's first container."""
     first = pod["spec"]["containers"][0]
     first["volumeMounts"] = [*first.get("volumeMounts", ()), {"name": name, "mountPath": path}]
     pod["spec"]["volumes"] = [*pod["spec"].get("volumes", ()), {"name": name, **source}]

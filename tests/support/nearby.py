@@ -34,6 +34,7 @@ class Nearby(Connection):
         self.bytes = 0
 
     def argv(self, script: str, *arguments: str) -> tuple[str, ...]:
+        """Return an ssh command line that would run the script; count it."""
         self.commands += 1
         return ("ssh", self.target.name, shlex.join((*self.shell, "-c", script, "sh", *arguments)))
 
@@ -45,6 +46,7 @@ class Nearby(Connection):
         timeout: float = 60,
         check: bool = True,
     ) -> CompletedProcess:
+        """Run a script here; return its output. HostError if it fails, with ``check``."""
         output: list[bytes] = []
         done = self._carry(script, arguments, (input.encode(),) if input else (), output.append, timeout)
         if check and done.code != 0:
@@ -52,11 +54,13 @@ class Nearby(Connection):
         return CompletedProcess(done.argv, done.code, b"".join(output).decode("utf-8", "replace"), done.err)
 
     def send(self, script: str, *arguments: str, chunks: Iterable[bytes], timeout: float) -> CompletedProcess:
+        """Run a script with these chunks as its input; drop its output."""
         return self._carry(script, arguments, chunks, len, timeout)
 
     def receive(
         self, script: str, *arguments: str, on_chunk: Callable[[bytes], object], timeout: float
     ) -> CompletedProcess:
+        """Run a script without input; pass its output to ``on_chunk``."""
         return self._carry(script, arguments, (), on_chunk, timeout)
 
     def _carry(
@@ -67,7 +71,7 @@ class Nearby(Connection):
         on_chunk: Callable[[bytes], object],
         timeout: float,
     ) -> CompletedProcess:
-        """Run a script: write all input, then pass all output to ``on_chunk``; return its exit code and stderr.
+        """Run a script with chunks as input, then pass its output to ``on_chunk``; return its exit code and stderr.
 
         No script here prints much before its input ends.
         """
@@ -95,6 +99,7 @@ class Nearby(Connection):
         ) as child:
 
             def kill() -> None:
+                """Kill the child's session, if it still exists."""
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
 

@@ -47,15 +47,16 @@ class Operator:
         self.objects_by_name: dict[tuple[str, str], Manifest] = {}
 
     def kind(self, kind: str) -> Any:
+        """Return the API's resource of a kind, in the version that mpijob.py uses."""
         return self.api.resources.get(api_version=mpijob.VERSIONS.get(kind, "v1"), kind=kind)
 
     def objects(self, kind: str) -> dict[str, Manifest]:
-        """List the namespace's objects of a kind, such as ``Pod`` or ``MPIJob``, by name."""
+        """Return the namespace's objects of a kind, by name."""
         items = self.kind(kind).get(namespace=self.namespace).to_dict()["items"]
         return {item["metadata"]["name"]: item for item in items}
 
     def run(self, names: PodNames, stop: threading.Event) -> None:
-        """Reconcile all MPIJobs twice a second until told to stop; keep refusals of the API."""
+        """Reconcile all MPIJobs twice a second until ``stop`` is set; keep the errors in ``refusals``."""
         while not stop.wait(0.5):
             jobs = self.objects("MPIJob")
             self.objects_by_name = {(kind, name): item for kind in MADE for name, item in self.objects(kind).items()}
@@ -127,6 +128,7 @@ class Operator:
             _add(status, "Running", "MPIJobRunning", f"{whole} is running.")
 
     def _clean(self, job: Manifest) -> None:
+        """Delete the ended job's worker pods, except those that cleanPodPolicy keeps."""
         kept = KEPT[job["spec"]["runPolicy"].get("cleanPodPolicy", "None")]
         for name in mpijob.workers(job):
             pod = self.objects_by_name.get(("Pod", name))
@@ -135,6 +137,7 @@ class Operator:
 
 
 def _keys() -> tuple[str, str]:
+    """Make an ECDSA key pair with ssh-keygen; return the private and the public key."""
     with TemporaryDirectory() as directory:
         path = Path(directory, "key")
         argv = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-m", "PEM", "-N", "", "-f", str(path)]
@@ -143,21 +146,23 @@ def _keys() -> tuple[str, str]:
 
 
 def _now() -> str:
+    """Return the time now in UTC, in the API's format."""
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _owns(owner: Manifest, owned: Manifest) -> bool:
+    """Return True if ``owner`` is among the object's owners."""
     return owner["metadata"]["uid"] in [at["uid"] for at in owned["metadata"].get("ownerReferences", ())]
 
 
 def _is(manifest: Manifest, *kinds: str) -> bool:
-    """Return True if one of these conditions holds for a job or a pod."""
+    """Return True if one of these conditions of an object is True."""
     conditions = manifest.get("status", {}).get("conditions", ())
     return any(at["type"] in kinds and at["status"] == "True" for at in conditions)
 
 
 def _add(status: Manifest, kind: str, reason: str, message: str) -> None:
-    """Add a condition to a status, once; a condition Running that is there becomes false."""
+    """Add a condition to a status unless it is there; set a condition Running to False."""
     conditions = status.setdefault("conditions", [])
     if kind in [condition["type"] for condition in conditions]:
         return
@@ -168,6 +173,7 @@ def _add(status: Manifest, kind: str, reason: str, message: str) -> None:
 
 
 def _counts(pods: list[Manifest]) -> dict[str, int]:
+    """Return the numbers of active, succeeded and failed pods, without those that are 0."""
     phases = [pod["status"].get("phase") for pod in pods]
     names = {"active": "Running", "succeeded": "Succeeded", "failed": "Failed"}
     return {name: phases.count(phase) for name, phase in names.items() if phase in phases}
@@ -175,7 +181,7 @@ def _counts(pods: list[Manifest]) -> dict[str, int]:
 
 @contextlib.contextmanager
 def operating(kubeconfig: Path, namespace: str) -> Iterator[Operator]:
-    """Run the operator and DNS of a namespace in the block; one at a time, as all pods ask the same address."""
+    """Run the operator and a DNS server for its pods in the block; yield the operator."""
     operator, stop = Operator(kubeconfig, namespace), threading.Event()
     with PodNames() as names, ThreadPoolExecutor(2) as threads:
         threads.submit(names.serve_forever)

@@ -14,7 +14,7 @@ from labctl.runs import start
 
 
 def of_run(lab: Lab, job: Job, settings: Settings) -> Plan:
-    """Return the plan of a run, as a dry run has it before the lab is up."""
+    """Return a run's plan in a preview, before the lab is up."""
     context = Context(directory=lab.directory, environ={}, emit=lambda _: None, flags={})
     backend = DockerBackend(context, settings, ExitStack(), {})
     return start.plan(backend, NewRun(lab=lab, job=job), RunOptions(), preview=True)

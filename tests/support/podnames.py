@@ -21,7 +21,7 @@ class PodNames(socketserver.UDPServer):
 
 class _Answer(socketserver.BaseRequestHandler):
     def handle(self) -> None:
-        """Answer a DNS query with the address of the name, or NXDOMAIN."""
+        """Answer an A query with the name's address, another query without one, an unknown name with NXDOMAIN."""
         assert isinstance(self.server, PodNames)
         (query, reply_socket), labels, at = self.request, [], 12
         while length := query[at]:

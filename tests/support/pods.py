@@ -83,6 +83,7 @@ class Pods:
     """Pods of a job, made from its manifests; ``laid_out`` removes them at the end of its block."""
 
     def __init__(self, engine: DockerClient, manifests: list[Manifest], directory: Path) -> None:
+        """Lay out the pods of the MPIJob or TrainJob among the manifests, and create their network."""
         self.engine, self.directory = engine, directory
         self.objects = {manifest["kind"]: manifest for manifest in manifests}
         self.layout = mpijob(self.objects) if "MPIJob" in self.objects else trainjob(self.objects)
@@ -91,7 +92,7 @@ class Pods:
         self.network = engine.networks.create(f"{self.name}-pods", options={"com.docker.network.driver.mtu": "1400"})
 
     def run(self, limit: float = 300) -> tuple[int, str]:
-        """Run the job; return the launcher's exit code and output."""
+        """Start the workers, wait until they are ready, run the launcher; return its exit code and output."""
         self._operator_files()
         for name, endpoint in self.layout.workers.items():
             self._start(self.layout.worker, name, [endpoint])
@@ -109,15 +110,17 @@ class Pods:
         return bool(worker.exec_run(["bash", "-c", f": < /dev/tcp/localhost/{port}"]).exit_code == 0)
 
     def logs(self) -> str:
+        """Return the logs of all containers, each under its name."""
         return "\n".join(f"--- {container.name}\n{container.logs().decode()}" for container in self.containers)
 
     def remove(self) -> None:
+        """Remove the containers and the network."""
         for container in self.containers:
             container.remove(force=True, v=True)
         self.network.remove()
 
     def _operator_files(self) -> None:
-        """Write the files that the operator makes for a job: keys and hostfile."""
+        """Write the ssh keys and the hostfile that the operator makes for the job."""
         keys = self.directory / "keys"
         keys.mkdir(parents=True)
         argv = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-N", "", "-f", str(keys / "id_rsa")]
@@ -132,7 +135,7 @@ class Pods:
             key.chmod(0o640)
 
     def _chown(self, folder: Path) -> None:
-        """Give mounted files to root and the pods' group."""
+        """Give a folder to root and the pods' fsGroup, recursively."""
         group = self.layout.worker["securityContext"]["fsGroup"]
         subprocess.run(["chown", "-R", f"0:{group}", str(folder)], check=True)
 
@@ -201,6 +204,7 @@ class Pods:
 
 @contextlib.contextmanager
 def laid_out(engine: DockerClient, manifests: list[Manifest], directory: Path) -> Iterator[Pods]:
+    """Yield the pods of a job, not yet started; remove them afterwards."""
     pods = Pods(engine, manifests, directory)
     try:
         yield pods

@@ -11,6 +11,7 @@ class Proxy:
     """A local port that forwards to a server, unless the proxy is down."""
 
     def __init__(self, host: str, port: int) -> None:
+        """Listen on a free local port and forward its connections to the server in a thread."""
         self._server = (host, port)
         self._open: set[socket.socket] = set()
         self.down = False
@@ -26,9 +27,11 @@ class Proxy:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def restore(self) -> None:
+        """Accept connections again."""
         self.down = False
 
     def close(self) -> None:
+        """Stop listening and close all connections."""
         self._listener.close()
         self.cut()
 

@@ -31,7 +31,7 @@ def write(
     request: Mapping[str, Any] | None = None,
     **result: Any,
 ) -> Path:
-    """Write a passed run's record, with one step per second; ``result``: other fields of it; return its directory."""
+    """Write a passed run's record below ``runs``, fields of ``result`` replaced; return its directory."""
     path = lab / "runs" / run_id
     (path / "work").mkdir(parents=True)
     (path / "work/train.py").write_text(code, encoding="utf-8")

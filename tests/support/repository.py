@@ -33,7 +33,7 @@ Path(f"said-{shown['rank'] or 'once'}.json").write_text(json.dumps(shown))
 
 
 def make(root: Path) -> Path:
-    """Make a git repository with a package, a script in ``src/``, a command, a configuration and an ignored folder."""
+    """Make a git repository with programs that write down their arguments, and an ignored folder; return ``root``."""
     files = {
         "package/__init__.py": "",
         "package/words.py": "WORD = 'of the package'\n",
@@ -53,7 +53,7 @@ def make(root: Path) -> Path:
 
 
 def said(lab: Lab, result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return what each process of a run wrote into its copy of the repository ``my repo``, by name."""
+    """Return what each process of a run wrote into its copy of the repository; fail if it has the ignored data."""
     work = lab.path / "runs" / result["run_id"] / "work/my repo"
     assert not (work / "data").exists()
     return [json.loads(path.read_text()) for path in sorted(work.glob("said-*.json"))]

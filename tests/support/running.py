@@ -46,6 +46,7 @@ class RunningApi(FakeApi):
     """
 
     def __init__(self, *objects: Manifest, **options: Any) -> None:
+        """Store these objects; no steps, no output, no breaks, programs without results."""
         super().__init__(*objects, **options)
         self.steps: list[Step] = []
         self.printed: dict[str, list[str]] = {}
@@ -56,6 +57,7 @@ class RunningApi(FakeApi):
         self._looks = 0
 
     def _respond(self, method: str, path: str, body: Manifest | None = None, **options: Any) -> Any:
+        """Answer a request; one for a job takes the next step first, one for a log streams its lines."""
         if method == "GET" and ("/mpijobs/" in path or "/trainjobs/" in path):
             self._take_step()
         found = super()._respond(method, path.removesuffix("/log"), body, **options)
@@ -64,12 +66,14 @@ class RunningApi(FakeApi):
         return found
 
     def _take_step(self) -> None:
+        """Take the next of ``steps``, if any; fail at the request MOST_LOOKS."""
         self._looks += 1
         assert self._looks < MOST_LOOKS, f"nothing ends the run: {self.asked[-20:]}"
         if self.steps:
             self.steps.pop(0)()
 
     def _log(self, pod: str) -> Iterator[bytes]:
+        """Yield the printed lines of a pod; with a break planned, only its first lines, then its error."""
         most, error = self.broken.pop(0) if self.broken else (None, None)
         for line in self.printed.get(pod, [])[:most]:
             yield f"{line}\n".encode()
@@ -82,17 +86,18 @@ class RunningApi(FakeApi):
         known += [f"2026-01-02T03:04:{second:02}.{len(known) + n:03}000000Z {line}" for n, line in enumerate(lines)]
 
     def execute(self, pod: str, argv: tuple[str, ...], **options: bool) -> Any:  # noqa: ARG002
+        """Record a command in a pod; return a web socket with the frames that ``programs`` gives."""
         self.executed.append(argv)
         return web_socket(*self.programs(pod, argv))
 
 
 def without_results(_: str, argv: tuple[str, ...]) -> tuple[tuple[int, bytes], ...]:
-    """Answer as programs that succeed without output; tar prints an empty archive."""
+    """Return the frames of a program that succeeds without output; for tar, of an empty archive."""
     return ((OUT, bytes(10240)), SUCCESS) if "tar -C" in " ".join(argv) else (SUCCESS,)
 
 
 def archive(*members: tuple[tarfile.TarInfo, bytes]) -> tuple[tuple[int, bytes], ...]:
-    """Build the frames of a tar of these members."""
+    """Return the frames of a tar of these members, 1000 bytes each."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as tar:
         for member, content in members:
@@ -103,6 +108,7 @@ def archive(*members: tuple[tarfile.TarInfo, bytes]) -> tuple[tuple[int, bytes],
 
 
 def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    """Build the tar header of a member, by default a regular file of mode 0644."""
     made = tarfile.TarInfo(name)
     made.type, made.linkname, made.mode = kind, link, 0o644
     return made
@@ -138,12 +144,12 @@ def begun(of: ClusterLab) -> NewClusterRun:
 
 
 def recorded(of: ClusterLab, new: NewClusterRun) -> None:
-    """Write the record of a run before its submission."""
+    """Write the record of a run that is not submitted."""
     store.create(new.lab, new.run_id, new.job.files, clusters.backend(of).plan_run(new).record)
 
 
 def launched(of: ClusterLab, **status: Any) -> ClusterRun:
-    """Submit a run of `hello`, detach, and return it; add its pods with ``status``, if given."""
+    """Submit a run of `hello` without following it; return it; with ``status`` add its pods."""
     backend = clusters.backend(of)
     run = of.run(start.launch(backend, asked(of, detach=True)).run_id)
     for node in ("launcher", "worker-0", "worker-1") if status else ():
@@ -152,6 +158,7 @@ def launched(of: ClusterLab, **status: Any) -> ClusterRun:
 
 
 def put(of: ClusterLab, *objects: Manifest) -> None:
+    """Store objects in the lab's in-memory cluster."""
     assert isinstance(of.api, FakeApi)
     for manifest in objects:
         of.api.put(manifest)
@@ -181,18 +188,22 @@ def state(phase: str, **of: dict[str, Any]) -> dict[str, Any]:
 
 
 def runs(since: str = "2026-01-02T03:04:00Z") -> dict[str, Any]:
+    """Build the status of a running pod, started at ``since``."""
     return state("Running", running={"startedAt": since})
 
 
 def waits(reason: str, message: str = "") -> dict[str, Any]:
+    """Build the status of a pending pod whose container waits for this reason."""
     return state("Pending", waiting={"reason": reason, "message": message})
 
 
 def ended(code: int, reason: str = "Error") -> dict[str, Any]:
+    """Build the status of a pod that ended with this exit code."""
     return state("Failed" if code else "Succeeded", terminated={"exitCode": code, "reason": reason})
 
 
 def unplaced(message: str) -> dict[str, Any]:
+    """Build the status of a pod that the scheduler did not place."""
     return {"conditions": [{"type": "PodScheduled", "status": "False", "message": message}]}
 
 

@@ -61,6 +61,7 @@ class MadeUpSite:
     begin = prepare
 
     def identities(self) -> dict[str, object]:
+        """Return the inode and change time of each node's directory."""
         nodes = self.context.directory / made_up_backend.NODES
         return {path.name: (path.stat().st_ino, path.stat().st_ctime_ns) for path in nodes.iterdir()}
 
@@ -80,16 +81,19 @@ class DockerSite:
     begin = prepare
 
     def identities(self) -> dict[str, object]:
+        """Return the container's id of each node."""
         with self._engine() as engine:
             return {container.node: container.id for container in engine.observe(self._name).containers}
 
     def lose(self) -> None:
+        """Remove the lab's containers by the engine."""
         with self._engine() as engine:
             for container in engine.observe(self._name).containers:
                 engine.remove(container.host, "container", (container.id,))
 
     @contextmanager
     def _engine(self) -> Iterator[Engine]:
+        """Connect to the lab's hosts; provide their engine."""
         with cluster.connect(self.context, self.context.settings()) as hosts:
             yield hosts.engine
 
@@ -108,17 +112,21 @@ class ClusterSite:
         """Do nothing: a run brings its nodes."""
 
     def begin(self) -> None:
+        """Submit the workload `stubborn` and wait until its three pods run."""
         flows.k8s_submit(self.context, "stubborn", RunOptions())
         wait_until(lambda: self._states() == dict.fromkeys(NODES, "running"), 120, "the job's pods run")
 
     def _states(self) -> dict[str, str]:
+        """Return the state of each node, as `labctl status` has it."""
         return {node.name: node.state for node in flows.status(self.context).nodes}
 
     def identities(self) -> dict[str, object]:
+        """Return the pod's id of each node."""
         lab = cluster_lab.open_lab(self.context, self.context.settings())
         return {container.node: container.id for container in lab.engine.observe(lab.name).containers}
 
     def lose(self) -> None:
+        """Delete the lab's jobs."""
         lab = cluster_lab.open_lab(self.context, self.context.settings())
         for job in cluster_lab.jobs(lab):
             lab.api.delete(job["kind"], job["metadata"]["name"])
@@ -128,6 +136,7 @@ class ClusterInMemory(RunningApi):
     """A cluster whose operator starts the pods of an MPIJob at once; the launcher prints all of its output at once."""
 
     def __init__(self, answer: Answer, nodes: Iterable[str] = ("n0",)) -> None:
+        """Hold these nodes; programs in pods answer by ``answer``."""
         namespace: Manifest = {"kind": "Namespace", "metadata": {"name": "demo"}}
         super().__init__(namespace, *map(node, nodes))
         self._answers = answer
@@ -135,6 +144,7 @@ class ClusterInMemory(RunningApi):
         self._made = 0
 
     def _answer(self, method: str, path: str, body: Manifest | None, **options: Any) -> Manifest | None:
+        """Answer a request, then create missing pods of MPIJobs and remove those of deleted jobs."""
         answer = super()._answer(method, path, body, **options)
         jobs = [manifest for (kind, _), manifest in self.objects.items() if kind == "MPIJob"]
         for job in jobs:
@@ -166,6 +176,7 @@ class ClusterInMemory(RunningApi):
         return named_hosts(job for job in jobs if job["metadata"]["labels"].get("labctl.run") == run)
 
     def _respond(self, method: str, path: str, body: Manifest | None = None, **options: Any) -> Any:
+        """Answer a request; one that follows a log streams it until the launch ends or the pod is gone."""
         if path.endswith("/log") and options.get("follow"):
             super()._respond(method, path, body, **options)
             return SimpleNamespace(stream=lambda _: self._follow(path.split("/")[-2]), close=lambda: None)

@@ -22,7 +22,7 @@ JSON_COMMANDS = (
 
 
 def of_source(package: Path) -> dict[str, Any]:
-    """Return the commands with their flags, and the codes of doctor; ``package`` is the one imported as ``labctl``."""
+    """Return labctl's commands with their flags, and the codes of doctor that its source mentions."""
     import typer
 
     from labctl import cli
@@ -35,6 +35,7 @@ def of_source(package: Path) -> dict[str, Any]:
 
 
 def flags(name: str, command: Any) -> Iterator[tuple[str, list[str]]]:
+    """Yield each command below this one by its full name, itself included, with its sorted options."""
     for parameter in command.params:
         parameter.opts = [*parameter.opts, *parameter.secondary_opts]
     yield name, sorted(option for parameter in command.params for option in parameter.opts)
@@ -49,7 +50,7 @@ def settings(program: list[str], lab: Path) -> list[str]:
 
 
 def json_keys(program: list[str], lab: Path) -> dict[str, list[str]]:
-    """Run each command with --json, whatever its exit code; return its document's key paths; fail without one."""
+    """Run each of JSON_COMMANDS with --json; return the key paths of its document; fail if it prints none."""
     keys_by_command = {}
     for command in JSON_COMMANDS:
         argv = [*program, *command.split(), "--json"]

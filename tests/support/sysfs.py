@@ -6,18 +6,20 @@ from pathlib import Path
 
 
 def put(path: Path, text: str = "") -> Path:
+    """Write a file, making its folders; return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
 
 
 def link(path: Path, target: Path) -> None:
+    """Make a symbolic link to a target, and its folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.symlink_to(target)
 
 
 def cores(root: Path, text: str) -> None:
-    """Write the cores of the machine, all of which may be used."""
+    """Write the files that list the machine's cores, all of them usable."""
     put(root / "proc/self/status", f"Name:\tcat\nCpus_allowed_list:\t{text}\n")
     put(root / "sys/devices/system/cpu/online", f"{text}\n")
 
@@ -32,7 +34,7 @@ def card(
     numa: int | None = None,
     cores: str = "",
 ) -> Path:
-    """Write a PCI device; return its folder."""
+    """Write a PCI device below sys, bound to a driver if given; return its folder."""
     folder = root / f"sys/devices/pci0000:00/{address}"
     put(folder / "vendor", f"{vendor}\n")
     put(folder / "class", f"{kind}\n")
@@ -47,7 +49,7 @@ def card(
 
 
 def nvidia(root: Path, address: str, minor: int | None, *, file: bool = True, **facts: object) -> Path:
-    """Write a GPU of the nvidia driver; ``minor`` None: empty driver information and no device file."""
+    """Write an NVIDIA GPU, with a device file unless ``file`` is False or ``minor`` None; return its folder."""
     folder = card(root, address, "0x10de", driver="nvidia", **facts)  # type: ignore[arg-type]
     information = (
         ""
@@ -66,7 +68,7 @@ def nvidia(root: Path, address: str, minor: int | None, *, file: bool = True, **
 
 def gaudi(root: Path, index: int, address: str, *, driver: str = "habanalabs", vendor: str = "0x1da3",
           told: dict[str, str] | None = None, **facts: object) -> Path:  # fmt: skip
-    """Write an accelerator under /dev/accel, by default a Gaudi; ``told`` are the driver's own files."""
+    """Write an accelerator in /dev/accel, a Gaudi by default, with ``told`` as driver files; return its folder."""
     folder = card(root, address, vendor, kind="0x120000", driver=driver, **facts)  # type: ignore[arg-type]
     link(root / f"sys/class/accel/accel{index}/device", folder)
     put(root / f"dev/accel/accel{index}")
@@ -78,7 +80,7 @@ def gaudi(root: Path, index: int, address: str, *, driver: str = "habanalabs", v
 
 def render_node(root: Path, number: int, address: str, *, vendor: str = "0x8086", driver: str = "xe",
                 **facts: object) -> Path:  # fmt: skip
-    """Write a GPU with a render node and its by-path name."""
+    """Write a GPU with a render node and its by-path link; return its folder."""
     folder = card(root, address, vendor, kind="0x030000", driver=driver, **facts)  # type: ignore[arg-type]
     link(root / f"sys/class/drm/renderD{number}/device", folder)
     put(root / f"dev/dri/renderD{number}")

@@ -10,7 +10,7 @@ RENDER = 991
 
 
 def pci(machine: Machine, address: str, vendor: str, device: str, kind: str, *, numa: int = 0) -> str:
-    """Plant a PCI device in sysfs; return its folder."""
+    """Plant a PCI device in the machine's sysfs; return its folder."""
     folder = f"{BUS}/{address}"
     facts = {"vendor": vendor, "device": device, "class": kind, "numa_node": numa, "local_cpulist": "0-1"}
     for name, value in facts.items():
@@ -20,7 +20,7 @@ def pci(machine: Machine, address: str, vendor: str, device: str, kind: str, *, 
 
 
 def driver(machine: Machine, folder: str, name: str) -> None:
-    """Bind a PCI device to a kernel driver."""
+    """Bind a planted PCI device to a kernel driver, made if missing."""
     where = f"/sys/bus/pci/drivers/{name}"
     if not machine.at(where).exists():
         machine.file(f"{where}/module/version", "1.0\n")
@@ -61,6 +61,7 @@ def npu(machine: Machine, index: int) -> None:
 
 
 def accelerator(machine: Machine, folder: str, index: int) -> None:
+    """Plant a device file in /dev/accel and its links in sysfs to a PCI device."""
     machine.device(f"/dev/accel/accel{index}")
     machine.link(f"/sys/class/accel/accel{index}", f"../../{folder.removeprefix('/sys/')}/accel/accel{index}")
     machine.link(f"{folder}/accel/accel{index}/device", "../../../" + folder.rpartition("/")[2])

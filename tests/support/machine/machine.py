@@ -73,6 +73,7 @@ class Machine:
     """
 
     def __init__(self, directory: Path) -> None:
+        """Start the process that holds the machine's namespaces, and install Habana's stand-in runtimes."""
         self.directory = directory
         self._images = directory / "images"
         self._images.mkdir(parents=True)
@@ -89,7 +90,7 @@ class Machine:
     # --- what is in it ---
 
     def run(self, *argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run a program on the machine and wait for its end."""
+        """Run a program on the machine to its end; return its output; with ``check`` raise if it fails."""
         return subprocess.run([*self.prefix, *argv], check=check, capture_output=True, text=True, timeout=300)
 
     def at(self, path: str) -> Path:
@@ -97,14 +98,14 @@ class Machine:
         return self.root / path.lstrip("/")
 
     def device(self, path: str, *, mode: int = 0o666, gid: int = 0) -> None:
-        """Plant a character device that is safe to open."""
+        """Plant a character device of /dev/full's number, safe to open, owned by root and ``gid``."""
         where = self._place(path)
         os.mknod(where, stat.S_IFCHR | mode, HARMLESS)
         where.chmod(mode)
         os.chown(where, 0, gid)
 
     def file(self, path: str, text: str) -> None:
-        """Write a file; `clear` restores the previous one."""
+        """Write a file on the machine; `clear` restores what was there."""
         where = self._place(path)
         where.write_text(text)
 
@@ -175,6 +176,7 @@ class Machine:
             )
 
         def answers() -> bool:
+            """Return True if `docker version` succeeds; fail if dockerd has ended."""
             assert self._dockerd
             assert self._dockerd.poll() is None, f"dockerd ended:\n{log.read_text()[-3000:]}"
             return self.run("docker", "version", check=False).returncode == 0
@@ -182,6 +184,7 @@ class Machine:
         wait_until(answers, 120, "the second engine answers")
 
     def stop_engine(self) -> None:
+        """Stop dockerd and wait for its end, if it runs."""
         if self._dockerd:
             self._dockerd.terminate()
             self._dockerd.wait(120)
@@ -213,7 +216,7 @@ class Machine:
 
 
 def import_node(image: str, name: str, *, prefix: tuple[str, ...] = ()) -> None:
-    """Import a small node image: the lab's image without large files, with this checkout's node programs.
+    """Import a small node image under ``name``: ``image`` without large files, with this checkout's programs.
 
     ``prefix`` leads to the engine that imports it.
     """
@@ -233,7 +236,7 @@ def import_node(image: str, name: str, *, prefix: tuple[str, ...] = ()) -> None:
 
 
 def _hold(scratch: Path, images: Path) -> subprocess.Popen[bytes]:
-    """Start the process that holds the machine's namespaces; skip the test unless root and allowed by the kernel."""
+    """Start the process that holds the machine's namespaces; skip the test unless root and if the kernel forbids it."""
     if os.geteuid() != 0:
         pytest.skip("a machine with stand-in devices needs root: mounts, namespaces, device files")
     script = ["bash", str(HERE / "machine.sh"), str(scratch), str(images)]

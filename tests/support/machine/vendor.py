@@ -45,11 +45,13 @@ def main() -> None:
 
 
 def read(bundle: Path) -> dict[str, Any]:
+    """Read the bundle's config.json."""
     config: dict[str, Any] = json.loads((bundle / "config.json").read_text())
     return config
 
 
 def environment(config: dict[str, Any]) -> dict[str, str]:
+    """Return the environment of the container's first process."""
     return dict(pair.split("=", 1) for pair in config["process"]["env"])
 
 
@@ -67,7 +69,7 @@ def record(program: str, config: dict[str, Any]) -> None:
 
 
 def files(config: dict[str, Any], kind: str) -> tuple[list[str], Path]:
-    """Return the device files that a container requests in its environment, and the vendor's tool."""
+    """Return the device files that a container's environment requests, and the path of the vendor's tool."""
     variable, pattern, common, tool = KINDS[kind]
     requested = environment(config).get(variable, "")
     ids = [] if requested in ("", "void", "none") else requested.split(",")

@@ -31,6 +31,7 @@ def folder(root: HostPath, address: str) -> HostPath:
 
 
 def container(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
+    """Return the device files and variables for these cards; ZETA_CARDS is ``none`` in the launcher."""
     ids = ",".join(device.id for device in devices)
     return DeviceMapping(
         paths=tuple(device.path for device in devices),
@@ -40,6 +41,7 @@ def container(host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
 
 
 def host_checks(host: Host, read: Callable[[str], str]) -> Iterator[Advice]:
+    """Yield one advice: fine if zeta_level is 1, else a sysctl command as its fix."""
     level = read("proc/sys/kernel/zeta_level")
     if level == "1":
         yield Advice("LAB-ZETA-001", "zeta level 1")

@@ -61,6 +61,7 @@ class Host:
     """A host: its address, its programs and its faults, all of which `cure` removes."""
 
     def __init__(self, container: Container, directory: Path, *, address: str, user: str, port: int, key: Path) -> None:
+        """Keep the host's container, directory and login; start nothing."""
         self.name, self.home = directory.name, f"/home/{user}"
         self.address, self.user, self.port, self.key = address, user, port, key
         self.known = ""
@@ -80,7 +81,7 @@ class Host:
             self.known = f"{where} {self.run('cat', '/etc/ssh/ssh_host_ed25519_key.pub').stdout}"
 
     def give_image(self, name: str) -> None:
-        """Copy an image of this machine to the host's engine; stop its containers if this machine uses overlay2."""
+        """Copy an image of this machine to the host's engine, which restarts for it if the storage is overlay2."""
         if arguments := images.given(self._outer, name, self.engine.images.list()):
             self._stop_engine()
             self.run("/opt/rack/give.sh", *arguments)
@@ -126,7 +127,7 @@ class Host:
         return done
 
     def shell(self, script: str, *arguments: str, check: bool = True) -> str:
-        """Run a script as root, with ``arguments`` as its $1, $2 ...; return its output."""
+        """Run a script as root, with ``arguments`` as $1, $2 ...; return its output; with ``check`` it must succeed."""
         return self.run("sh", "-c", script, "sh", *arguments, check=check).stdout
 
     @cached_property
@@ -148,6 +149,7 @@ class Host:
         return " ".join((self.name, *parts))
 
     def traffic(self, interface: str = "eth0") -> Traffic:
+        """Return the bytes that passed an interface since the host started."""
         folder = f"/sys/class/net/{interface}/statistics"
         received, sent = self.shell(f"cat {folder}/rx_bytes {folder}/tx_bytes").split()
         return Traffic(received=int(received), sent=int(sent))
@@ -189,7 +191,7 @@ class Host:
         self._faults.close()
 
     def drop(self) -> None:
-        """Drop all packets in and out, silently."""
+        """Drop all packets in and out, except on the loopback, until `cure`."""
         chains = (("INPUT", "-i"), ("OUTPUT", "-o"), ("FORWARD", "-i"))
         for chain, way in chains:
             rule = (chain, "!", way, "lo", "--jump", "DROP")
@@ -230,7 +232,7 @@ class Host:
         self._faults.callback(self.shell, 'rm "$1/filler"; mount -o remount,size=4g "$1"', self.home, check=False)
 
     def small_engine_disk(self, size: str = "64m") -> None:
-        """Give the engine a small empty disk for images and containers; cured, it has its own again."""
+        """Restart the engine on a small empty tmpfs; cured, on its own disk again."""
         self._stop_engine()
         self.run("mount", "-t", "tmpfs", "-o", f"size={size}", "small", "/var/lib/docker")
         self._start_engine()
@@ -243,17 +245,17 @@ class Host:
         self._faults.callback(undo)
 
     def stop_engine(self) -> None:
-        """Stop Docker, and with it the containers."""
+        """Stop the host's dockerd until `cure`."""
         self._stop_engine()
         self._faults.callback(self._start_engine)
 
     def hang_engine(self) -> None:
-        """Suspend dockerd: it accepts requests and never answers."""
+        """Suspend dockerd by SIGSTOP until `cure`."""
         self.run("pkill", "-STOP", "-x", "dockerd")
         self._faults.callback(self.run, "pkill", "-CONT", "-x", "dockerd", check=False)
 
     def keep_from_docker(self) -> None:
-        """Remove the user from group docker."""
+        """Remove the user from group docker until `cure`."""
         self.run("gpasswd", "--delete", self.user, "docker")
         self._faults.callback(self.run, "gpasswd", "--add", self.user, "docker")
 
@@ -264,7 +266,7 @@ class Host:
         self._faults.callback(self.run, "pkill", "-u", user, "-x", "perl", check=False)
 
     def change_host_key(self) -> None:
-        """Replace sshd's host key by one that is not in known_hosts."""
+        """Replace sshd's host keys by a new one that known_hosts lacks; cured, restore them."""
         self.shell("cd /etc/ssh && mkdir old && mv ssh_host_* old && ssh-keygen -q -t ed25519 -N '' -f old/new && "
                    "mv old/new ssh_host_ed25519_key && mv old/new.pub ssh_host_ed25519_key.pub")  # fmt: skip
         self._restart_sshd()
@@ -297,15 +299,18 @@ class Host:
         return self._directory / "docker.sock"
 
     def _greets(self) -> bool:
+        """Return True if sshd sends its greeting."""
         with contextlib.suppress(OSError), socket.create_connection((self.address, self.port), timeout=2) as stream:
             return stream.recv(4) == b"SSH-"
         return False
 
     def _start_engine(self) -> None:
+        """Start the host's engine and wait until it answers."""
         self.run("sh", "-c", "(/opt/rack/engine.sh > /dev/null 2>&1 &)")
         self._wait_for_engine()
 
     def _wait_for_engine(self) -> None:
+        """Wait until the engine answers; fail after 120 s with the ends of its logs."""
         try:
             wait_until(lambda: self.has_engine() and self.engine.ping(), 120, f"the engine of {self.name} answers")
         except AssertionError as error:
@@ -314,9 +319,11 @@ class Host:
             raise AssertionError(f"{error}\n{output}{log}") from None
 
     def _stop_engine(self) -> None:
+        """Stop dockerd and wait for its end, 60 s at most."""
         self.shell("pkill -x dockerd; timeout 60 sh -c 'while pgrep -x dockerd; do sleep 0.1; done'")
 
     def _configure_sshd(self, lines: str) -> None:
+        """Replace sshd's options by these lines and restart it."""
         # sshd reads this file before its defaults, and the first value counts.
         self.run("sh", "-c", "cat > /etc/ssh/sshd_config.d/options.conf", stdin=lines)
         self._restart_sshd()

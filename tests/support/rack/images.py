@@ -76,6 +76,7 @@ def _layers(image: Image) -> list[str]:
 
 
 def _tag(image: str) -> str:
+    """Return an image's name with its tag, ``latest`` if it has none."""
     return image if ":" in image.rpartition("/")[2] else f"{image}:latest"
 
 

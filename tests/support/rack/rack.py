@@ -49,6 +49,7 @@ class Rack:
     """
 
     def __init__(self, engine: DockerClient, family: str, directory: Path, lab_image: str) -> None:
+        """Make keys, an ssh with its own configuration, the hosts' image and a network; start no host."""
         self._engine, self._family, self._directory, self._lab_image = engine, family, directory, lab_image
         self._hosts: dict[str, Host] = {}
         self._shared: set[str] = set()
@@ -82,7 +83,7 @@ class Rack:
         port: int = 22,
         shared: Path | None = None,
     ) -> tuple[Host, ...]:
-        """Start new hosts for one test, in parallel, with that image or with an empty engine.
+        """Start new hosts for one test, in parallel, each with ``image`` or an empty engine; return them.
 
         The hosts see this machine's ``shared`` directory under the same path.
         """
@@ -214,23 +215,25 @@ class Rack:
         return Host(container, directory, address=address, user=user, port=port, key=self.key)
 
     def _on_this_machine(self, *argv: str) -> None:
-        """Run a program in this machine's network namespace, with all privileges."""
+        """Run a program in a privileged container in this machine's network namespace."""
         self._engine.containers.run(
             self._image, list(argv[1:]), entrypoint=argv[0], network_mode="host", privileged=True, remove=True
         )
 
     def _address(self) -> str:
+        """Return the next free address of the rack's network."""
         subnet = ipaddress.ip_network(self.network.attrs["IPAM"]["Config"][0]["Subnet"])
         return str(subnet[next(self._numbers)])
 
     def _remove(self, hosts: list[Host]) -> None:
+        """Remove these hosts, in parallel."""
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(Host.remove, hosts))
         for host in hosts:
             del self._hosts[host.name]
 
     def _tell_ssh(self) -> None:
-        """Write ssh's configuration and known_hosts."""
+        """Write ssh's configuration, and known_hosts of all hosts."""
         self.config.write_text(CONFIG.format(known_hosts=self.known_hosts))
         self.known_hosts.write_text("".join(host.known for host in self._hosts.values()))
 
@@ -251,9 +254,11 @@ class RackLab(Lab):
         return [self.on(host) for host in self.hosts if host.has_engine()]
 
     def containers(self) -> dict[str, Container]:
+        """Return the lab's containers by node, of all hosts with a running engine."""
         return {node: container for part in self.parts for node, container in part.containers().items()}
 
     def networks(self) -> list[Network]:
+        """Return the lab's networks of all hosts with a running engine."""
         return [network for part in self.parts for network in part.networks()]
 
     def labelled(self) -> list[str]:
@@ -266,7 +271,7 @@ class RackLab(Lab):
 
 @contextlib.contextmanager
 def _network(engine: DockerClient, name: str) -> Iterator[Network]:
-    """Create a network with a subnet of Docker's choice, given explicitly for fixed addresses; remove it afterwards."""
+    """Provide a network with an explicit subnet that Docker chose; remove it afterwards."""
 
     def made() -> Network | None:
         """Create the network; None if another test's network took the subnet."""
@@ -290,13 +295,14 @@ def _network(engine: DockerClient, name: str) -> Iterator[Network]:
 
 
 def _new_key(path: Path) -> Path:
+    """Make an ed25519 key pair at a path; return the path."""
     argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", path.name, "-f", str(path)]
     subprocess.run(argv, check=True, capture_output=True)
     return path
 
 
 def _ssh_with(config: Path, directory: Path) -> Path:
-    """Make a folder with an ssh that reads this configuration; return it, or skip the test without an ssh.
+    """Make a folder with an ssh that reads this configuration; return it; skip the test without an ssh.
 
     The real ssh finds home in passwd and ignores HOME.
     """
