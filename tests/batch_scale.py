@@ -86,6 +86,7 @@ class Site:
     """A batch in a lab that is up; its methods are labctl's work per job, in seconds of CPU time."""
 
     def __init__(self, engine: Engine, jobs: Jobs, backend: backends.Backend) -> None:
+        """Record a new batch of these jobs of the workload `hello`, none of them started."""
         context = backend.context
         self.engine, self.backend, self.directory = engine, backend, context.directory
         self.workload = choose_workload(context.directory, "hello", RunOptions(), context.settings())

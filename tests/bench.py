@@ -77,6 +77,7 @@ def repeated_up(nodes: int, goal: float) -> Callable[[int], dict[str, Any]]:
     """Return a function that compares `labctl up` and `docker compose up -d` of a lab that is up already."""
 
     def bench(runs: int) -> dict[str, Any]:
+        """Bring a lab up, then compare both commands on it."""
         with lab(nodes) as here:
             raw = compose(here)
             seconds(raw, here)
@@ -115,6 +116,7 @@ def throughput(runs: int) -> dict[str, Any]:
             return float(json.loads(done)["metrics"]["throughput"]["value"])
 
         def by_hand() -> float:
+            """Start opt-tiny's two ranks by `docker exec`; return rank 0's samples per second."""
             ranks = [start_rank(here, rank, script) for rank in (0, 1)]
             out, _ = ranks[0].communicate(timeout=600)
             ranks[1].wait(timeout=60)
@@ -126,6 +128,7 @@ def throughput(runs: int) -> dict[str, Any]:
 
 
 def start_rank(here: Path, rank: int, script: list[str]) -> subprocess.Popen[str]:
+    """Start a rank of the script in worker-RANK by `docker exec`; return the process, its output a pipe."""
     environment: dict[str, str | int] = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_SIZE": 1}
     environment |= {"MASTER_ADDR": "worker-0", "MASTER_PORT": 29600, "CROSS_RANK": rank, "CROSS_SIZE": 2}
     environment["PYTHONPATH"] = "/workspace/workloads/common"
@@ -155,6 +158,7 @@ def fan_out(nodes: int, goal: float) -> Callable[[int], dict[str, Any]]:
     """Return a function that compares `labctl exec --all -- true` with pdsh in the launcher."""
 
     def bench(runs: int) -> dict[str, Any]:
+        """Compare both commands in a lab that is up."""
         with lab(nodes) as here:
             typed = ["pdsh", "-S", "-R", "ssh", "-f", str(nodes), "-w", f"worker-[0-{nodes - 1}]", "true"]
             raw = [*enter(here, "launcher", "/workspace"), *typed]
@@ -168,6 +172,7 @@ def planned(nodes: int, limit: float, *command: str) -> Callable[[int], dict[str
     """Return a function that compares a dry run's time with ``limit`` seconds and measures its peak memory."""
 
     def bench(runs: int) -> dict[str, Any]:
+        """Compare the dry run's seconds with ``limit``; add its peak memory as ``peak``."""
         peaks: list[float] = []
         argv = [LABCTL, *command, "--dry-run", "--setting", f"LAB_NODES={nodes}"]
         with initialised() as here:
@@ -213,6 +218,7 @@ def evaluating(size: int) -> Callable[[int], dict[str, Any]]:
     from support.logs import write_logs
 
     def bench(runs: int) -> dict[str, Any]:
+        """Write 10,000 logs into a temporary folder and compare both commands on them."""
         with tempfile.TemporaryDirectory(prefix="bench-") as name:
             here = Path(name)
             write_logs(here, 10_000, size)

@@ -89,6 +89,7 @@ def links(how_many: int, bad_nodes: int = 0) -> Scenario:
     """Return a scenario with so many bad links between good nodes, and so many bad nodes."""
 
     def cluster(count: int, chance: random.Random) -> Cluster:
+        """Draw a cluster with that many bad nodes, and bad links between good ones."""
         bad = chance.sample(names(count), bad_nodes)
         rest = [node for node in names(count) if node not in bad]
         slow = {node: chance.choice([FAILS, 0.7]) for node in bad}

@@ -76,6 +76,7 @@ class Ranks:
     """Evidence on all nodes at once, as ``evidence.judge`` has it after each round; every round has all nodes."""
 
     def __init__(self, nodes: int, within: float, error: float, *, corrected: bool) -> None:
+        """Begin without rounds; ``within`` is the tolerated loss of speed, ``error`` that of a test."""
         self.within, self.error, self.corrected = within, error, corrected
         self.speeds: list[Floats] = []
         self.chances = np.array([[chance] for chance, _ in evidence.WINS])

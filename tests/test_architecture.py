@@ -194,6 +194,7 @@ def test_no_module_imports_itself_through_others() -> None:
 
 
 def test_launchers_do_not_know_each_other() -> None:
+    """No module of labctl.launchers imports another one of it."""
     wrong = [
         where(path, line, target)
         for path in (PACKAGE / "launchers").glob("*.py")
@@ -234,6 +235,7 @@ def test_the_documents_have_these_rings() -> None:
 
 
 def test_the_documents_name_each_member_of_a_backend() -> None:
+    """docs/develop.md names each method of the protocol Backend."""
     text = (PACKAGE.parent / "docs/develop.md").read_text(encoding="utf-8")
     adding = text.partition("**A backend**")[2].partition("**A launcher:**")[0]
     classes = [node for node in tree(PACKAGE / "backends/__init__.py").body if isinstance(node, ast.ClassDef)]
@@ -243,6 +245,7 @@ def test_the_documents_name_each_member_of_a_backend() -> None:
 
 
 def test_the_modules_that_are_pure_exist() -> None:
+    """Each name in PURE is a module of labctl or a package with modules."""
     names = {module_name(path).removeprefix("labctl.") for path in MODULES}
     assert {
         name for name in PURE if name not in names and not any(each.startswith(f"{name}.") for each in names)

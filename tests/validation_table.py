@@ -373,6 +373,7 @@ class Episodes:
     """Hosts with a node each that are slow in episodes of their own, of a fixed length, at random times."""
 
     def __init__(self, nodes: int, length: float, pace: Pace, chance: np.random.Generator) -> None:
+        """Draw the beginnings of the episodes of ``nodes`` hosts, each ``length`` seconds long."""
         self.length, self.pace, self.chance, self.now = length, pace, chance, 0.0
         cycle = length / SLOW_TIME
         gaps = length + chance.exponential(cycle - length, size=(int(20 + 4000 / cycle), nodes))

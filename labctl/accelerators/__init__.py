@@ -231,7 +231,7 @@ def get(name: str) -> AcceleratorModule:
 
 
 def choose(setting: str, root: HostPath) -> Detection:
-    """Return the accelerator of ``setting``; ``auto`` detects it. HostError without devices, ConfigError if unknown.
+    """Return ``setting``'s accelerator and cards, detected for ``auto``. HostError without, ConfigError if unknown.
 
     A GPU inside the processor is used only if named, and only without a card.
     """

@@ -172,7 +172,7 @@ def walk(folder: Path, *, hidden: bool = True) -> Iterator[str]:
     """Yield the relative path of every file and link below a folder; not SKIPPED, nor dot names unless ``hidden``."""
 
     def kept(names: Iterable[str]) -> list[str]:
-        """Return the names to walk, sorted."""
+        """Return the sorted names, without SKIPPED and, unless ``hidden``, without dot names."""
         return sorted(name for name in names if name not in SKIPPED and (hidden or not name.startswith(".")))
 
     for above, folders, files in os.walk(folder):

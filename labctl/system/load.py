@@ -118,7 +118,7 @@ def busy_text(host: str, how: str) -> str:
 
 
 def of_hosts(on_hosts: RunOnHosts, seconds: float = 0.5) -> dict[str, Load]:
-    """Read each host for some seconds; return the load of those that answer, at once."""
+    """Read all hosts at the same time for some seconds; return the load, by host, of those that answer."""
     done, _ = on_hosts(SCRIPT, (f"{seconds:g}",), LIMIT)
     loads = {host: read(result.out) for host, result in done.items()}
     return {host: load for host, load in loads.items() if load}

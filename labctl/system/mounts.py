@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 
 
 def mounted_at(directory: Path, mounts: Iterable[tuple[str, str]], *, apart: bool = False) -> str | None:
-    """Return the path of a host's directory in a container with these mounts (source and target); None if none has it.
+    """Return a host directory's path in a container, by the deepest mount (source, target) that has it; or None.
 
     Links on the way to a source are this machine's, unless the host stands ``apart``.
     """

@@ -121,6 +121,7 @@ def test_rendered_files_are_the_expected_ones(case: str, tmp_path: Path, request
 
 @pytest.mark.parametrize("case", CASES)
 def test_expected_files_hold_no_secret(case: str, tmp_path: Path) -> None:
+    """No expected file contains a secret's value of the case, or the placeholder of one."""
     secrets = [secret.reveal() for _, secret in load_case(HERE / case, tmp_path).secrets]
     text = "".join(kept(HERE / case).values())
     assert not [secret for secret in secrets if secret in text]
@@ -165,6 +166,7 @@ def on_hosts(path: Path) -> bool:
 
 
 def test_services_are_confined(compose_file: Path) -> None:
+    """Each service has only known keys, drops all capabilities, and has limits for processes and logs."""
     for name, service in services(compose_file):
         network = HOST_KEYS if on_hosts(compose_file) else BRIDGE_KEYS
         assert network <= set(service) <= SERVICE_KEYS | network, name
@@ -238,6 +240,7 @@ def test_compose_reads_the_file_without_a_word(compose_file: Path, tmp_path: Pat
 @pytest.mark.docker
 @pytest.mark.skipif(not compose_available(), reason="docker compose is not installed")
 def test_compose_reads_odd_values_byte_for_byte(tmp_path: Path) -> None:
+    """`docker compose config` returns the environment and mount sources of cpu-1-node unchanged."""
     path = HERE / "cpu-1-node/expected/nodes/worker-0/compose.yml"
     command = ["docker", "compose", "-f", str(path), "config", "--format", "json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)

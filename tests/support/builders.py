@@ -164,10 +164,7 @@ def observed(of: Lab, **changes: dict[str, Any]) -> ObservedState:
 
 
 def printed(text: str, rank: int | None = None) -> Line:
-    """Build a Line printed now: parsed if it has rank_output.py's mark, else the text after the last ``|``.
-
-    Text with the mark of rank_output.py is parsed instead.
-    """
+    """Build a Line printed now: parsed if it has rank_output.py's mark, else the text after the last ``|``."""
     if "\x01" in text:
         return line_of(text, time.time())
     return Line(text.replace("|", "", 1), time.time(), rank, text.rpartition("|")[2])

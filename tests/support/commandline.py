@@ -65,7 +65,7 @@ class Labctl:
 
 @pytest.fixture
 def labctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Labctl]:
-    """labctl in an empty lab directory, without this machine's settings and without a Docker Engine."""
+    """Yield labctl in a temporary lab directory with the workload `hello`, without user settings or an engine."""
     for name in [name for name in os.environ if name.startswith(("LAB_", "DOCKER_", "HF_", "HUGGING"))]:
         monkeypatch.delenv(name)
     # No server listens on this socket: a command that contacts the engine fails on any machine.

@@ -53,6 +53,7 @@ def active(run_id: str, *nodes: str, state: str = "running") -> Answer:
     """Return an answer in which the agent lists this run as active, and every node is reachable."""
 
     def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        """Yield the active run for the agent's ``runs``, and reachable nodes for its ``reach``."""
         if argv[-len(AGENT) - 1 :] == (*AGENT, "runs"):
             run = ActiveRun(id=run_id, nodes=nodes, state=state, order=1_767_000_000, port=29500, owner="ann@desk")
             yield msgspec.json.encode(run).decode()

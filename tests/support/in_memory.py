@@ -18,6 +18,7 @@ class InMemory(DockerBackend):
     def __init__(
         self, of: Lab, engine: FakeBackend | None = None, emit: Callable[[Event], None] = lambda _: None
     ) -> None:
+        """Make a backend that is connected to an in-memory engine and returns ``of`` as its lab."""
         environ = {"LAB_NAME": of.name, "LAB_ACCELERATOR": of.accelerator}
         context = Context(directory=of.directory, environ=environ, emit=emit, flags={})
         super().__init__(context, context.settings(), ExitStack(), {})

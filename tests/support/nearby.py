@@ -26,6 +26,7 @@ class Nearby(Connection):
     def __init__(
         self, *, shell: tuple[str, ...] = ("sh",), name: str = "gpu-1", environment: dict[str, str] | None = None
     ) -> None:
+        """Run scripts by ``shell``, such as a prefix into another machine; count commands and bytes from 0."""
         self.target = InventoryHost(name=name)
         self.address = ""
         self.shell = shell

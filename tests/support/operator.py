@@ -39,6 +39,7 @@ class Operator:
     """A controller that reconciles the jobs of a namespace twice a second."""
 
     def __init__(self, kubeconfig: Path, namespace: str) -> None:
+        """Connect to the cluster and make the ssh keys of all jobs; ``run`` starts the work."""
         self.api = DynamicClient(config.new_client_from_config(config_file=str(kubeconfig)))
         self.namespace = namespace
         self.keys = _keys()

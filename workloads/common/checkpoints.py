@@ -46,7 +46,7 @@ class Checkpoints:
             signal.signal(signal.SIGTERM, self._stop)
 
     def load(self, last: int) -> Progress:
-        """Load engines and random state from ``--resume``; return the script's progress, {} without ``--resume``.
+        """Restore engines and random state from ``--resume``; return progress, {} without. InputError if unfit.
 
         ``last`` is the number of the last step.
         """

@@ -24,6 +24,7 @@ class Corpus:
     """Tokenised text: ``tokens`` is one row of int64 ids, ``sequences`` counts whole sequences in it."""
 
     def __init__(self, tokens: torch.Tensor, sequence_length: int, seed: int) -> None:
+        """Divide the tokens into sequences of this length; ``seed`` decides their order in each epoch."""
         self.tokens = tokens
         self.sequence_length = sequence_length
         self.sequences = len(tokens) // sequence_length

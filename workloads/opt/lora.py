@@ -18,6 +18,7 @@ class LoRALinear(nn.Module):
     """A frozen linear layer and a trained update of low rank: W x + scale B A x."""
 
     def __init__(self, base: nn.Linear, dim: int) -> None:
+        """Wrap a linear layer; its update of rank ``dim`` is zero at first."""
         super().__init__()
         self.base = base
         self.lora_a = nn.Parameter(base.weight.new_empty(dim, base.in_features))

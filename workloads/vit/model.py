@@ -14,6 +14,7 @@ class VisionTransformer(nn.Module):
     """Images (batch, 3, image, image) -> logits (batch, classes), read off a class token."""
 
     def __init__(self, shape: Shape) -> None:
+        """Build the layers of a shape; the head starts at zero."""
         super().__init__()
         self.patches = nn.Conv2d(3, shape.hidden, kernel_size=shape.patch, stride=shape.patch)
         self.class_token = nn.Parameter(torch.zeros(1, 1, shape.hidden))
@@ -36,6 +37,7 @@ class Block(nn.Module):
     """Attention and MLP, each behind a norm and around a residual: (batch, tokens, hidden) -> the same."""
 
     def __init__(self, hidden: int, heads: int) -> None:
+        """Build a layer of this width and number of attention heads."""
         super().__init__()
         self.heads = heads
         self.norm_1 = nn.LayerNorm(hidden, eps=1e-6)

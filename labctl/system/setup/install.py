@@ -52,6 +52,7 @@ class SetupPlan(Struct, frozen=True):
     unfinished: bool = False
 
     def __str__(self) -> str:
+        """Return the numbered steps, each with its reason and shell line, or ``nothing to do: ...``."""
         if not self.steps:
             return f"nothing to do: {self.present}"
         pairs = zip(self.steps, self.typed(), strict=True)

@@ -236,7 +236,7 @@ def import_node(image: str, name: str, *, prefix: tuple[str, ...] = ()) -> None:
 
 
 def _hold(scratch: Path, images: Path) -> subprocess.Popen[bytes]:
-    """Start the process that holds the machine's namespaces; skip the test unless root and if the kernel forbids it."""
+    """Start the process that holds the machine's namespaces; skip the test unless root and allowed by the kernel."""
     if os.geteuid() != 0:
         pytest.skip("a machine with stand-in devices needs root: mounts, namespaces, device files")
     script = ["bash", str(HERE / "machine.sh"), str(scratch), str(images)]

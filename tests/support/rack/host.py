@@ -127,7 +127,7 @@ class Host:
         return done
 
     def shell(self, script: str, *arguments: str, check: bool = True) -> str:
-        """Run a script as root, with ``arguments`` as $1, $2 ...; return its output; with ``check`` it must succeed."""
+        """Run a script as root, ``arguments`` as $1, $2 ...; return its output; with ``check`` it must succeed."""
         return self.run("sh", "-c", script, "sh", *arguments, check=check).stdout
 
     @cached_property
