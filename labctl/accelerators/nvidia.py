@@ -20,7 +20,7 @@ Source: CUDA's release notes, "Minimum Required Driver Version" for minor versio
 
 
 def find(root: HostPath) -> tuple[Device, ...]:
-    """Return the GPUs with a device file ``/dev/nvidia<minor>``, in PCI order, and what the driver reports of each.
+    """Return the GPUs with a device file, in PCI order, with the driver's facts; without minors, the files alone.
 
     An id is the index that nvidia-smi, ``--gpus device=`` and NVIDIA_VISIBLE_DEVICES use: the position in PCI order
     among all GPUs of the driver, which may differ from the minor number. If the driver does not report minors, they

@@ -282,7 +282,7 @@ def holds(member: BundleEntry, path: Path) -> bool:
 
 
 def hand_out(context: Context, bundle: Bundle, settings: Settings) -> Failures:
-    """Load the images here or, if the lab has remote hosts, send images and cache to those; return failures by host."""
+    """Load the images here or, if the lab has remote hosts, send images and cache to those; return host failures."""
     archive = Archive(bundle.path)
     with cluster.connect(context, settings) as connected:
         if not connected.remote_hosts:

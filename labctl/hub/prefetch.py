@@ -193,7 +193,7 @@ def _matching(files: Iterable[RemoteFile], pattern: str) -> list[RemoteFile]:
 
 
 def describe(repository: Repository, size: int, state: State) -> Item:
-    """Build the report on a repository of which nothing has been downloaded by this command."""
+    """Return an Item for a repository with this size and state, and 0 bytes fetched."""
     return Item(
         kind=repository.kind,
         name=repository.name,

@@ -323,7 +323,7 @@ def _is_nonzero(line: Line) -> bool:
 
 
 def rank_times(lab: Path, result: Result) -> tuple[dict[int, float], str]:
-    """Return seconds per epoch or step of each rank, and the unit: from metrics.csv, else from the ranks' output."""
+    """Return each rank's mean seconds and the unit: s/epoch from metrics.csv, else s/step from the ranks' output."""
     # A script may write another table of this name.
     with suppress(ConfigError):
         of_epochs: dict[int, list[float]] = {}

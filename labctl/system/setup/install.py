@@ -74,7 +74,7 @@ class SetupPlan(Struct, frozen=True):
 
 
 def plan(facts: Facts) -> SetupPlan:
-    """Plan to install what is missing, start Docker and add the user to its group. HostError if no package is known."""
+    """Plan to install what is missing, start Docker, add the user to its group; HostError without known packages."""
     missing = _missing(facts)
     present = f"Docker Engine {facts.engine}, buildx {facts.buildx}, compose {facts.compose}"
     if missing and facts.distribution not in {"debian", "ubuntu"}:
@@ -194,7 +194,7 @@ class SetupResult(Struct, frozen=True):
 
 
 def setup(*, yes: bool, ask: Callable[[str], bool] | None, emit: Emit) -> bool:
-    """Set this host up for labs, asking first unless ``yes``; return False if it was. HostError if refused or failed.
+    """Set this host up for labs, asking first unless ``yes``; return True if it changed. HostError if refused or failed.
 
     ``ask`` is None without a terminal. HostError if root is needed and not available (the hint has the commands), if
     aborted, or if a step failed.
