@@ -173,7 +173,7 @@ class AcceleratorModule(Struct, frozen=True, kw_only=True):
     """Pairs of a launcher and the variant that its images have, if not the usual one."""
 
     def mapping(self, host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
-        """Return a node's device mapping: the vendor's part, the engine's way to pass devices, and RDMA devices, if any."""
+        """Return a node's device mapping: the vendor's part, how the engine passes the devices, and RDMA devices."""
         vendor_part = self.container(host, devices)
         if not devices:
             return vendor_part

@@ -194,7 +194,7 @@ class SetupResult(Struct, frozen=True):
 
 
 def setup(*, yes: bool, ask: Callable[[str], bool] | None, emit: Emit) -> bool:
-    """Set this host up for labs, asking first unless ``yes``; return True if it changed. HostError if refused or failed.
+    """Set this host up for labs, asking first unless ``yes``; return True if it changed. HostError if that fails.
 
     ``ask`` is None without a terminal. HostError if root is needed and not available (the hint has the commands), if
     aborted, or if a step failed.
