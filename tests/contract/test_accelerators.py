@@ -39,27 +39,31 @@ FULL = host(devices=made("0", "1"), groups=(44, 109), infiniband=(UVERBS,), file
 
 
 def devices(name: str) -> tuple[Device, ...]:
+    """Return no devices for cpu, else devices `0` and `1`."""
     return () if name == accelerators.CPU else made("0", "1")
 
 
 def detect(root: Path) -> tuple[str, tuple[str, ...]]:
-    """Return the accelerator that `auto` picks, and the ids of its devices."""
+    """Return the name of the accelerator that `auto` picks on the host at this root, and the ids of its devices."""
     choice = accelerators.detect_accelerator(root)
     return choice.name, tuple(device.id for device in choice.devices)
 
 
 def put(path: Path, text: str = "") -> None:
+    """Write a text file, empty by default; make its folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
 
 
 def test_names_are_the_ones_that_settings_know() -> None:
+    """Modules and `auto` are the accelerators that settings accept; cpu is the last module."""
     assert {*NAMES, "auto"} == {*settings.accelerators_known()}
     assert [*accelerators.modules()][-1] == accelerators.CPU
 
 
 @pytest.mark.parametrize("name", ["tpu", "", "../cpu", "__init__", "CPU"])
 def test_unknown_name_lists_the_known(name: str) -> None:
+    """get() raises ConfigError that quotes the name; its hint lists all modules."""
     with pytest.raises(ConfigError) as caught:
         accelerators.get(name)
     assert f"`{name}`" in caught.value.message
@@ -68,6 +72,7 @@ def test_unknown_name_lists_the_known(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_module_keeps_the_protocol(name: str) -> None:
+    """find() takes `root`, mapping() takes `host` and `devices` and returns a DeviceMapping."""
     module = accelerators.get(name)
     assert list(inspect.signature(module.find).parameters) == ["root"]
     assert list(inspect.signature(module.mapping).parameters) == ["host", "devices"]
@@ -77,6 +82,7 @@ def test_module_keeps_the_protocol(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("where", [FULL, host()], ids=["full", "bare"])
 def test_mapping_is_pure(name: str, where: Host) -> None:
+    """Two calls of mapping() return the same and do not change their arguments."""
     module, before, given = accelerators.get(name), copy.deepcopy(where), devices(name)
     assert module.mapping(where, given) == module.mapping(where, given)
     assert where == before
@@ -85,6 +91,7 @@ def test_mapping_is_pure(name: str, where: Host) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_capability_has_a_reason_and_none_is_broad(name: str) -> None:
+    """mapping().cap_add has only SYS_NICE and IPC_LOCK, each with a reason that is not empty."""
     for capability, reason in accelerators.get(name).mapping(FULL, devices(name)).cap_add:
         assert reason
         assert capability in {"SYS_NICE", "IPC_LOCK"}
@@ -92,6 +99,7 @@ def test_every_capability_has_a_reason_and_none_is_broad(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_without_infiniband_nothing_is_asked_for_it(name: str) -> None:
+    """On a host without InfiniBand, mapping() has no infiniband path and no IPC_LOCK."""
     mapping = accelerators.get(name).mapping(host(), devices(name))
     assert not [path for path in mapping.paths if "infiniband" in path]
     assert "IPC_LOCK" not in dict(mapping.cap_add)
@@ -99,6 +107,7 @@ def test_without_infiniband_nothing_is_asked_for_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", VENDORS)
 def test_with_infiniband_the_node_gets_it_and_may_pin_memory(name: str) -> None:
+    """On a host with /dev/infiniband/uverbs0, mapping() of each vendor has this path and IPC_LOCK."""
     mapping = accelerators.get(name).mapping(FULL, devices(name))
     assert UVERBS in mapping.paths
     assert "IPC_LOCK" in dict(mapping.cap_add)
@@ -106,15 +115,18 @@ def test_with_infiniband_the_node_gets_it_and_may_pin_memory(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_bare_machine_has_no_devices(name: str, tmp_path: Path) -> None:
+    """find() returns an empty tuple for an empty root."""
     assert accelerators.get(name).find(tmp_path) == ()
 
 
 def test_every_sampler_is_an_accelerators() -> None:
+    """Each docker/*_sampler.py is named after a vendor's module."""
     samplers = {path.stem.removesuffix("_sampler") for path in files.path("docker").glob("*_sampler.py")}
     assert samplers <= {*VENDORS}
 
 
 def test_a_bare_machine_is_a_cpu_lab(tmp_path: Path) -> None:
+    """`auto` picks cpu, without devices, for an empty root."""
     assert detect(tmp_path) == ("cpu", ())
 
 
@@ -122,18 +134,21 @@ def test_a_bare_machine_is_a_cpu_lab(tmp_path: Path) -> None:
 
 
 def test_nvidia_counts_cards_not_the_control_files(tmp_path: Path) -> None:
+    """Of /dev/nvidia* only files that end in a number are devices, in numeric order: 0, 2, 10."""
     for name in ("nvidia10", "nvidia2", "nvidia0", "nvidiactl", "nvidia-uvm", "nvidia-modeset", "nvidia-caps/x"):
         put(tmp_path / "dev" / name)
     assert detect(tmp_path) == ("nvidia", ("0", "2", "10"))
 
 
 def test_nvidia_gets_exactly_its_cards() -> None:
+    """The mapping of cards 2 and 3 requests driver `nvidia` with these two ids and no runtime."""
     mapping = accelerators.get("nvidia").mapping(host(), made("2", "3"))
     assert (mapping.driver, mapping.requests) == ("nvidia", ("2", "3"))
     assert mapping.runtime is None
 
 
 def test_nvidia_is_asked_for_as_the_engine_can_be() -> None:
+    """Request by CDI names nvidia.com/gpu=N; request by runtime sets NVIDIA_VISIBLE_DEVICES and runtime `nvidia`."""
     cdi = accelerators.get("nvidia").mapping(host(request="cdi"), made("2", "3"))
     assert (cdi.driver, cdi.requests) == ("cdi", ("nvidia.com/gpu=2", "nvidia.com/gpu=3"))
     runtime = accelerators.get("nvidia").mapping(host(request="runtime"), made("2", "3"))
@@ -143,6 +158,7 @@ def test_nvidia_is_asked_for_as_the_engine_can_be() -> None:
 
 
 def habana_card(root: Path, index: int, driver: str = "habanalabs") -> None:
+    """Make a card's files in /dev/accel and its link to the driver, below this root."""
     put(root / f"dev/accel/accel{index}")
     put(root / f"dev/accel/accel_controlD{index}")
     (root / f"sys/bus/pci/drivers/{driver}").mkdir(parents=True, exist_ok=True)
@@ -151,23 +167,27 @@ def habana_card(root: Path, index: int, driver: str = "habanalabs") -> None:
 
 
 def test_gaudis_are_found_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    """`auto` finds Gaudi cards 10, 0 and 2 as 0, 2, 10."""
     for index in (10, 0, 2):
         habana_card(tmp_path, index)
     assert detect(tmp_path) == ("habana", ("0", "2", "10"))
 
 
 def test_an_npu_is_not_a_gaudi(tmp_path: Path) -> None:
+    """Of two accelerators, one with driver intel_vpu, habana's find() returns only the one with driver habanalabs."""
     habana_card(tmp_path, 0, driver="intel_vpu")
     habana_card(tmp_path, 1)
     assert [device.id for device in accelerators.get("habana").find(tmp_path)] == ["1"]
 
 
 def test_an_accelerator_without_a_driver_is_not_a_gaudi(tmp_path: Path) -> None:
+    """habana's find() returns nothing for /dev/accel/accel0 without a driver link."""
     put(tmp_path / "dev/accel/accel0")
     assert accelerators.get("habana").find(tmp_path) == ()
 
 
 def test_habana_gets_what_its_run_line_asks_for() -> None:
+    """habana's mapping has its runtime, variables, SYS_NICE, and mounts gaudinet.json only if the host has it."""
     mapping = accelerators.get("habana").mapping(FULL, made("4", "5"))
     assert mapping.runtime == "habana"
     assert dict(mapping.environment)["HABANA_VISIBLE_DEVICES"] == "4,5"
@@ -190,11 +210,13 @@ def test_habana_gets_what_its_run_line_asks_for() -> None:
 
 
 def render_node(root: Path, number: int, vendor: str) -> None:
+    """Make the file of a DRM render node and its PCI vendor id, below this root."""
     put(root / f"dev/dri/renderD{number}")
     put(root / f"sys/class/drm/renderD{number}/device/vendor", f"{vendor}\n")
 
 
 def test_an_amd_card_is_not_intel(tmp_path: Path) -> None:
+    """Of render nodes of AMD and Intel, and a card file, `auto` finds only Intel's render node."""
     render_node(tmp_path, 128, "0x1002")
     render_node(tmp_path, 129, "0x8086")
     put(tmp_path / "dev/dri/card0")
@@ -202,11 +224,13 @@ def test_an_amd_card_is_not_intel(tmp_path: Path) -> None:
 
 
 def test_a_render_node_without_a_vendor_is_not_intel(tmp_path: Path) -> None:
+    """intel's find() returns nothing for a render node without a vendor file."""
     put(tmp_path / "dev/dri/renderD128")
     assert accelerators.get("intel").find(tmp_path) == ()
 
 
 def test_gaudis_are_asked_for_by_module_where_all_have_one() -> None:
+    """HABANA_VISIBLE_MODULES lists the module ids; it is not set if one card has none."""
     cards = tuple(Device(id=str(index), path=f"/dev/accel/accel{index}", module=str(7 - index)) for index in (0, 1))
     assert dict(accelerators.get("habana").mapping(host(), cards).environment)["HABANA_VISIBLE_MODULES"] == "7,6"
     lacking = (cards[0], Device(id="1", path="/dev/accel/accel1"))
@@ -214,6 +238,7 @@ def test_gaudis_are_asked_for_by_module_where_all_have_one() -> None:
 
 
 def test_intel_gets_its_render_nodes_its_groups_and_numbers_from_zero() -> None:
+    """intel's mapping has the render nodes, the groups, the by-path link, and ZE_AFFINITY_MASK=0,1."""
     link = "pci-0000:03:00.0-render"
     cards = (Device(id="/dev/dri/renderD129", path="/dev/dri/renderD129", link=link), *made("/dev/dri/renderD130"))
     mapping = accelerators.get("intel").mapping(host(groups=(44, 109)), cards)
@@ -224,6 +249,7 @@ def test_intel_gets_its_render_nodes_its_groups_and_numbers_from_zero() -> None:
 
 
 def test_cards_of_two_makers_go_by_preference(tmp_path: Path) -> None:
+    """Intel and Gaudi cards: `auto` picks habana; with an NVIDIA card too, nvidia."""
     render_node(tmp_path, 128, "0x8086")
     habana_card(tmp_path, 0)
     assert accelerators.detect_accelerator(tmp_path).name == "habana"
@@ -238,11 +264,12 @@ CARDS = ("0000:41:00.0", "0000:42:00.0")
 
 @pytest.fixture
 def zeta(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Root of a host with two cards of a fictitious vendor, whose module and fragment are beside the others."""
+    """Make a host root with two cards of a made-up vendor, add its module and fragment to labctl; return it."""
     monkeypatch.setattr(accelerators, "__path__", [*accelerators.__path__, str(made_up.FOLDER)])
     packaged = files.path
 
     def path(*parts: str) -> Path:
+        """Return the path of the made-up vendor's fragment for zeta.yml.j2, else the packaged file's path."""
         return made_up.FOLDER / parts[-1] if parts[-1] == "zeta.yml.j2" else packaged(*parts)
 
     monkeypatch.setattr(files, "path", path)
@@ -259,6 +286,7 @@ def zeta(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def lab_of(root: Path, directory: Path, **values: str) -> Lab:
+    """Write .env with image zeta/image; return the lab that is built from it and the devices below this root."""
     directory.mkdir(exist_ok=True)
     (directory / ".env").write_text("LAB_IMAGE=zeta/image\n", encoding="utf-8")
     found = settings.load(directory, {"HOME": str(directory), **values}, {})
@@ -268,6 +296,7 @@ def lab_of(root: Path, directory: Path, **values: str) -> Lab:
 
 @pytest.mark.parametrize("wanted", ["auto", "zeta"])
 def test_a_made_up_accelerator_is_found_by_its_module_alone(zeta: Path, wanted: str) -> None:
+    """observe() by `auto` or by name finds both cards; without a card's device file remarks() tells of it."""
     accelerator, here = observe(wanted, zeta)
     assert (accelerator, here.driver) == ("zeta", "2.1")
     assert [(one.path, one.pci, one.name, one.cpus) for one in here.devices] == [
@@ -278,6 +307,7 @@ def test_a_made_up_accelerator_is_found_by_its_module_alone(zeta: Path, wanted: 
 
 
 def test_a_made_up_accelerator_is_found_on_another_host(zeta: Path) -> None:
+    """The script of host facts, run on this root, finds the same devices and driver as a local look."""
     done = subprocess.run(["sh", "-c", facts.script(), "sh", str(zeta)], capture_output=True, text=True, check=True)
     told = facts.read(done.stdout, "blue")
     accelerator, found = cluster.observe("auto", told)
@@ -285,6 +315,7 @@ def test_a_made_up_accelerator_is_found_on_another_host(zeta: Path) -> None:
 
 
 def test_a_made_up_accelerator_is_mapped_into_the_nodes_and_locked(zeta: Path, tmp_path: Path) -> None:
+    """Each worker's compose file has its card, variables, fragment key and lease mount; the launcher has no card."""
     lab = lab_of(zeta, tmp_path / "lab", LAB_ACCELERATOR="zeta", LAB_NODES="2")
     rendered = {file.path: file.content for file in render.render(lab)}
     for index, node in enumerate(lab.nodes):
@@ -305,6 +336,7 @@ def test_a_made_up_accelerator_is_mapped_into_the_nodes_and_locked(zeta: Path, t
 
 
 def test_a_made_up_accelerator_is_leased_and_shown(zeta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device listing shows each card's node, and lab `other` for the card whose lease file it locks."""
     locks = zeta / "locks"
     locks.mkdir()
     monkeypatch.setattr(procfs, "lock_directory", lambda _: str(locks))
@@ -325,6 +357,7 @@ def test_a_made_up_accelerator_is_leased_and_shown(zeta: Path, tmp_path: Path, m
 
 
 def test_a_made_up_accelerator_is_examined_by_doctor(zeta: Path, tmp_path: Path) -> None:
+    """Doctor warns with LAB-ZETA-001 and a fix, until the module's sysctl file is 1."""
     lab = lab_of(zeta, tmp_path / "lab", LAB_NODES="1")
     found = settings.load(tmp_path / "lab", {}, {})
     ctx = CheckContext(lab=lab, settings=found, environ={}, engine=cast(Engine, None), root=zeta)
@@ -347,13 +380,14 @@ VENDORS_PLACES = ("accelerators/", "workloads/external.py")
 
 
 def vendors_words() -> re.Pattern[str]:
-    """Return a pattern of the vendors' names, aliases and libraries, without ``gpu``."""
+    """Return a pattern that matches vendors' names, aliases and libraries, in any case, without ``gpu``."""
     aliases = (alias for name in VENDORS for alias in accelerators.get(name).aliases)
     words = {*VENDORS, *aliases, *LIBRARIES} - {"gpu"}
     return re.compile(rf"(?<![a-z])({'|'.join(sorted(words))})", re.IGNORECASE)
 
 
 def test_no_vendor_is_named_elsewhere() -> None:
+    """No line of labctl's sources and templates, outside the accelerators' modules, matches a vendor's word."""
     programs = [
         files.path("docker", name)
         for name in ("labnode.py", "sampler.py", "lookaround.py", "system.sh", "install.sh", "from.sh")

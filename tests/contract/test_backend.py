@@ -48,7 +48,7 @@ LIMITED = ["made-up", "cluster in memory"]
 
 
 def programs(container: str, argv: tuple[str, ...]) -> Iterator[str]:
-    """Answer the programs that this contract runs in a node: echo, an exit with 7, mpirun and the agent."""
+    """Answer programs run in a node: echo, an exit with 7, mpirun with two ranks, else as a healthy agent does."""
     yield from healthy(container, argv)
     if argv[0] == "echo":
         yield " ".join(argv[1:])
@@ -59,7 +59,7 @@ def programs(container: str, argv: tuple[str, ...]) -> Iterator[str]:
 
 
 def ranks(command: str) -> Iterator[str]:
-    """Print a run of two ranks: of `fails` rank 0 fails, `stubborn` never ends, others print `answer 42`."""
+    """Yield output of two ranks: of `fails` rank 0 fails with code 1, `stubborn` lasts, others print `answer 42`."""
     for rank in range(2):
         yield f"\x01{rank}!\x02labctl: rank {rank} of 2 on worker-{rank}"
     if "-fails-" in command:
@@ -78,17 +78,20 @@ LAST_WORDS = "KeyError: 'SERVICE_TOKEN'"
 
 
 def made_up(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """Register the made-up backend for LAB_ENGINE=made-up; return the site of a new lab on it."""
     monkeypatch.setitem(BACKENDS, "made-up", "support.made_up_backend")
     return MadeUpSite(context_of(directory, "LAB_ENGINE=made-up"))
 
 
 def docker_in_memory(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """Replace the Docker engine by an in-memory one; return the site of a new lab on it."""
     fake = FakeBackend(answer=programs, seen=ObservedState(image="sha256:fake"))
     monkeypatch.setattr(cluster, "backend_here", lambda _: fake)
     return DockerSite(context_of(directory))
 
 
 def cluster_in_memory(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """Replace the Kubernetes API by one in memory with two nodes; return the site of a new lab on it."""
     api = ClusterInMemory(programs, ("n0", "n1"))
     monkeypatch.setattr("labctl.backends.kubernetes.lab.Api", lambda *_: api)
     return ClusterSite(context_of(directory, "LAB_ENGINE=kubernetes"))
@@ -108,7 +111,7 @@ LABS: Mapping[str, tuple[str, tuple[int, ...], Callable[[Context], Site]]] = {
 
 
 def context_of(directory: Path, *settings: str) -> Context:
-    """Make a lab directory with the tests' workloads and these lines in .env; return its context."""
+    """Make a lab directory with the tests' workloads and an .env with these lines added; return its context."""
     flows.init(directory)
     shutil.copytree(WORKLOADS, directory / "workloads", dirs_exist_ok=True)
     lines = ("LAB_NAME=demo", "LAB_ACCELERATOR=cpu", f"HOST_CACHE_PATH={directory}", *settings)
@@ -118,7 +121,7 @@ def context_of(directory: Path, *settings: str) -> Context:
 
 @pytest.fixture(params=EVERYWHERE)
 def site(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """A lab of two nodes on each backend: on Docker here a shared one that is up, else a new one that is down."""
+    """Yield a lab of two nodes on a backend; in memory it is new and down, and taken down after the test."""
     if request.param in IN_MEMORY:
         made = IN_MEMORY[request.param](tmp_path, monkeypatch)
         yield made
@@ -137,6 +140,7 @@ on = pytest.mark.parametrize
 
 
 def states(status: LabStatus) -> tuple[str, list[str]]:
+    """Return the lab's state and the names of its running nodes."""
     return status.state, [node.name for node in status.nodes if node.state == "running"]
 
 
@@ -144,12 +148,14 @@ def states(status: LabStatus) -> tuple[str, list[str]]:
 
 
 def test_status_names_the_nodes(site: Site) -> None:
+    """Status of a lab with a run or nodes begun is `up` and lists both nodes."""
     site.begin()
     assert states(flows.status(site.context)) == ("up", NODES)
 
 
 @on("site", LASTING, indirect=True)
 def test_a_lab_comes_up_once_and_goes_down_whole(site: Site) -> None:
+    """`up` starts both nodes, a second `up` keeps them; `down` leaves nothing, and a second `down` is accepted."""
     flows.down(site.context)
     assert flows.plan_up(site.context).plan[0].startswith("#1 ")
     assert states(flows.status(site.context)) == ("down", [])
@@ -166,6 +172,7 @@ def test_a_lab_comes_up_once_and_goes_down_whole(site: Site) -> None:
 
 
 def test_a_lab_that_is_up_goes_down_whole(site: Site) -> None:
+    """A lab that has something running has nothing left after `down`, and its state is `down`."""
     site.begin()
     assert remains(site) != ()
     flows.down(site.context)
@@ -174,6 +181,7 @@ def test_a_lab_that_is_up_goes_down_whole(site: Site) -> None:
 
 
 def remains(site: Site) -> tuple[str, ...]:
+    """Return the objects of the lab that the backend still finds; fail if a host does not answer."""
     with backends.connect(site.context) as backend:
         left, silent = backend.remains()
     assert silent == {}
@@ -181,6 +189,7 @@ def remains(site: Site) -> tuple[str, ...]:
 
 
 def test_a_preview_changes_nothing(site: Site) -> None:
+    """plan_run, plan_down and plan_up return numbered steps; status, nodes and runs stay the same."""
     site.prepare()
     before = states(flows.status(site.context)), site.identities(), flows.runs(site.context)
     previews = [flows.plan_run(site.context, "hello", RunOptions()), flows.plan_down(site.context)]
@@ -197,6 +206,7 @@ def test_a_preview_changes_nothing(site: Site) -> None:
 
 
 def test_programs_are_run_in_the_node_that_is_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """exec() and flows.execute() on worker-1: echo gives code 0, `exit 7` gives 7; exec() returns `x`."""
     site.begin()
     settings, options = site.context.settings(), RunOptions()
     with backends.connect(site.context) as backend:
@@ -212,6 +222,7 @@ def test_programs_are_run_in_the_node_that_is_named(site: Site, monkeypatch: pyt
 
 
 def test_logs_are_those_of_the_node_that_is_named(site: Site) -> None:
+    """`logs worker-1` gives lines, each of this node alone and without labctl's marks of ranks."""
     site.begin()
     logged: list[str] = []
     flows.logs(site.context, "worker-1", logged.append, follow=False, colors=False)
@@ -225,7 +236,7 @@ def test_logs_are_those_of_the_node_that_is_named(site: Site) -> None:
 
 @pytest.fixture
 def ready(site: Site) -> Iterator[Context]:
-    """A lab that is ready for a run; runs that have not ended are stopped afterwards."""
+    """Yield the context of a lab prepared for a run; stop the runs that are still active after the test."""
     site.prepare()
     yield site.context
     for run in flows.runs(site.context).runs:
@@ -234,6 +245,7 @@ def ready(site: Site) -> Iterator[Context]:
 
 
 def test_a_workload_passes_and_is_listed_and_recorded(ready: Context) -> None:
+    """`hello` passes on two ranks; list, show, logs and the record's files agree."""
     result = flows.run(ready, "hello", RunOptions())
     assert (result.verdict, result.message) == ("PASS", "All criteria met on 2 ranks: answer >= 41 things (was 42).")
     assert result.metrics["answer"]["value"] == 42
@@ -254,6 +266,7 @@ def test_a_workload_passes_and_is_listed_and_recorded(ready: Context) -> None:
 
 
 def test_a_run_that_fails_quotes_its_last_words_and_exit_code(ready: Context) -> None:
+    """Rank 0 crashes: ERROR by rank-crashed, exit code 4, and the message quotes the traceback's last line."""
     result = flows.run(ready, "fails", RunOptions(words=("exit",)))
     assert (result.verdict, result.cause, result.exit_code) == ("ERROR", "rank-crashed", 4)
     assert f"exited with code 1: {LAST_WORDS}" in result.message
@@ -261,6 +274,7 @@ def test_a_run_that_fails_quotes_its_last_words_and_exit_code(ready: Context) ->
 
 @on("site", DETACHED, indirect=True)
 def test_a_run_past_its_time_is_ended_and_what_its_ranks_wrote_is_in_the_record(ready: Context) -> None:
+    """A script that sleeps past its timeout ends as ERROR by timeout, 124; the record has both ranks' files."""
     script = ready.directory / "writes.py"
     script.write_text(
         "import os, pathlib, time\n"
@@ -275,6 +289,7 @@ def test_a_run_past_its_time_is_ended_and_what_its_ranks_wrote_is_in_the_record(
 
 @on("site", DETACHED, indirect=True)
 def test_a_detached_run_is_active_and_can_be_followed_from_its_beginning_and_stopped(ready: Context) -> None:
+    """Two followers hear the same lines; `stop` gives ERROR, interrupted, 130; a second stop raises HostError."""
     run_id = flows.launch(ready, "stubborn", RunOptions()).run_id
     heard: tuple[list[str], list[str]] = ([], [])
     with ThreadPoolExecutor(2) as threads:
@@ -295,9 +310,10 @@ def test_a_detached_run_is_active_and_can_be_followed_from_its_beginning_and_sto
 
 
 def follow(context: Context, run_id: str, heard: list[str]) -> None:
-    """Collect a run's lines in ``heard`` from the first to its end; retry until the run can be followed."""
+    """Collect a run's lines in ``heard`` from the first until it ends; retry until it can be followed."""
 
     def followed() -> bool:
+        """Follow the run into an emptied ``heard``; return False if that raises HostError."""
         heard.clear()
         try:
             flows.run_logs(context, run_id, heard.append, follow=True)
@@ -309,11 +325,13 @@ def follow(context: Context, run_id: str, heard: list[str]) -> None:
 
 
 def begun(heard: list[str]) -> bool:
+    """Return True if both ranks have printed their `does not listen` line."""
     return len([line for line in heard if line.endswith("does not listen")]) == 2
 
 
 @on("site", LOSING, indirect=True)
 def test_a_run_whose_nodes_are_gone_is_closed_by_the_next_list(site: Site, ready: Context) -> None:
+    """After the nodes are lost, listing the runs closes the record: ERROR by lab-lost or interrupted."""
     run_id = flows.launch(ready, "stubborn", RunOptions()).run_id
     wait_until(lambda: runs_of(ready)[run_id] == "running", 120, "it runs")
     site.lose()
@@ -323,17 +341,17 @@ def test_a_run_whose_nodes_are_gone_is_closed_by_the_next_list(site: Site, ready
 
 
 def runs_of(context: Context) -> dict[str, str]:
-    """Return the state of each run, by id."""
+    """List the runs; return each one's state by id."""
     return {run.run_id: run.state for run in flows.runs(context).runs}
 
 
 def result_of(context: Context, run_id: str) -> Result | None:
-    """List the runs, which closes records of ended ones; return this run's result, or None if it is not done."""
+    """List the runs, which closes records of ended ones; return this run's result, None if it is not done."""
     return flows.show(context, run_id).result if runs_of(context)[run_id] == "done" else None
 
 
 def every_node(context: Context) -> Path:
-    """Write a hostfile of all the lab's nodes into a new folder; return the folder."""
+    """Write hostfiles of all the lab's nodes into folder `every` of the lab directory; return the folder."""
     with backends.connect(context) as backend:
         size = len(backend.lab().nodes)
     out = context.directory / "every"
@@ -343,6 +361,7 @@ def every_node(context: Context) -> Path:
 
 @on("site", FOLLOWED, indirect=True)
 def test_a_batch_runs_on_hostfiles_of_the_labs_nodes(ready: Context) -> None:
+    """A batch of one hostfile of all nodes passes with value 42; resuming it returns the same jobs."""
     report = flows.batch(ready, "hello", (every_node(ready),), RunOptions(), lambda _: None)
     (job,) = report.batch.jobs
     assert (job.verdict, job.value) == ("PASS", 42)
@@ -353,6 +372,7 @@ def test_a_batch_runs_on_hostfiles_of_the_labs_nodes(ready: Context) -> None:
 
 @on("site", FOLLOWED, indirect=True)
 def test_a_run_that_is_under_way_is_looked_at(ready: Context) -> None:
+    """`top` shows the active run and its two nodes; after `stop` it raises HostError."""
     run_id = flows.launch(ready, "stubborn", RunOptions()).run_id
     view = flows.top(ready)
     assert (view.run_id, view.workload, len(view.nodes)) == (run_id, "stubborn", 2)
@@ -364,6 +384,7 @@ def test_a_run_that_is_under_way_is_looked_at(ready: Context) -> None:
 
 @on("site", REPLAYED, indirect=True)
 def test_a_run_is_repeated_from_its_record(ready: Context) -> None:
+    """`replay` of a passed run passes with the same metrics, a new run id, and the first one's id in `replays`."""
     result = flows.run(ready, "hello", RunOptions())
     again = flows.replay(ready, result.run_id)
     assert (again.verdict, again.replays, again.metrics) == ("PASS", result.run_id, result.metrics)
@@ -372,6 +393,7 @@ def test_a_run_is_repeated_from_its_record(ready: Context) -> None:
 
 @on("site", REPLAYED, indirect=True)
 def test_a_lab_that_is_frozen_is_verified(ready: Context) -> None:
+    """`verify` finds no drift after `freeze`, and names a workload's file that was changed after it."""
     lock = ready.directory / "lab.lock"
     assert flows.freeze(ready, lock).facts > 3
     assert flows.verify(ready, lock).drift == ()
@@ -383,7 +405,7 @@ def test_a_lab_that_is_frozen_is_verified(ready: Context) -> None:
 
 
 def refused(context: Context, command: str) -> object:
-    """Call a command, or `run` with an option, that a backend may not support; return the result."""
+    """Call a command, or `run` with an option, that a backend may not support; return its result."""
     if command.startswith("--"):
         name = command.removeprefix("--").replace("-", "_")
         given: Any = {"hostfile": Path("x"), "wait": True, "retries": 1}.get(name, "x")
@@ -392,7 +414,7 @@ def refused(context: Context, command: str) -> object:
 
 
 def ignore(_: object) -> None:
-    """Print nothing."""
+    """Drop the message."""
 
 
 COMMANDS: Mapping[str, Callable[[Context], object]] = {
@@ -420,6 +442,7 @@ COMMANDS: Mapping[str, Callable[[Context], object]] = {
 
 
 def test_a_backend_has_every_member_of_the_protocol(site: Site) -> None:
+    """A connected backend has every public name of the protocol Backend."""
     members = {*vars(backends.Backend)} | {*backends.Backend.__annotations__}
     with backends.connect(site.context) as backend:
         assert [name for name in members if not name.startswith("_") and not hasattr(backend, name)] == []
@@ -429,6 +452,7 @@ def test_a_backend_has_every_member_of_the_protocol(site: Site) -> None:
 def test_what_calls_docker_itself_is_refused_by_every_other_backend(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Even if a backend lists nothing as unsupported, each command of OF_DOCKER raises ConfigError on it."""
     monkeypatch.setattr(backends, "unsupported", lambda _: {})
     for command in backends.OF_DOCKER:
         with pytest.raises(ConfigError, match=f"^{command} is not supported with LAB_ENGINE="):
@@ -437,6 +461,7 @@ def test_what_calls_docker_itself_is_refused_by_every_other_backend(
 
 @on("site", LIMITED, indirect=True)
 def test_what_a_backend_does_not_have_is_refused_with_what_to_do_instead(site: Site) -> None:
+    """Each command that the backend lists as unsupported raises ConfigError, with the listed advice as its hint."""
     (site.context.directory / "lab.lock").write_text('{"schema": 1}')
     settings = site.context.settings()
     missing = backends.unsupported(settings)

@@ -29,7 +29,7 @@ REAL = [DOCKER]
 
 
 def programs(container: str, argv: tuple[str, ...]) -> Iterator[str]:
-    """Answer the programs that this contract runs in a container: echo, false and the agent."""
+    """Answer programs run in a container: echo, false with code 1, else as a healthy agent does."""
     yield from healthy(container, argv)
     if argv[0] == "echo":
         yield " ".join(argv[1:])
@@ -45,28 +45,29 @@ class EngineLab:
 
     @property
     def engine(self) -> Engine:
+        """Return a new client of the engine of this host, with a limit of 20 seconds."""
         return cluster.backend_here(20)
 
     def nodes(self) -> list[Container]:
-        """Return the running containers, sorted by node."""
+        """Return the lab's running containers, sorted by node name."""
         containers = self.engine.observe(self.name).containers
         running = [container for container in containers if container.state == "running"]
         return sorted(running, key=lambda container: container.node)
 
     def node(self, name: str) -> Container:
-        """Return a node's container, as observed now; fail if it does not exist."""
+        """Observe the engine and return a node's container; fail if it has none."""
         container = self.engine.observe(self.name, node=name).container(name)
         assert container
         return container
 
     def lose(self, name: str) -> None:
-        """Remove a node's container through the engine."""
+        """Remove a node's container through the engine of this host."""
         self.engine.remove(HERE, "container", (self.node(name).id,))
 
 
 @pytest.fixture(params=["fake", DOCKER])
 def lab(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineLab:
-    """A lab that is up: a shared one on Docker, or a new one on an in-memory engine."""
+    """Bring up a lab of two nodes, a shared one on Docker or a new one on an in-memory engine; return it."""
     if request.param == "docker":
         lent: Lab = request.getfixturevalue("lend")()
         made = EngineLab(Context(directory=lent.path, environ=lent.environ, emit=lambda _: None, flags={}))
@@ -82,6 +83,7 @@ def lab(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_what_is_applied_twice_is_made_once_and_all_of_it_can_be_removed(lab: EngineLab) -> None:
+    """A second apply() of the compose files keeps the containers; `down` leaves no container and no network."""
     before = [container.id for container in lab.nodes()]
     # The launcher is in the first worker's file.
     files = tuple(lab.context.directory / naming.compose_path(name) for name in NODES[1:])
@@ -93,6 +95,7 @@ def test_what_is_applied_twice_is_made_once_and_all_of_it_can_be_removed(lab: En
 
 
 def test_a_container_that_is_removed_is_gone_and_made_again(lab: EngineLab) -> None:
+    """A removed container is not observed, removing it twice raises nothing, and `up` makes a new one."""
     removed = lab.node("worker-1").id
     lab.engine.remove(HERE, "container", (removed,))
     wait_until(lambda: removed not in [container.id for container in lab.nodes()], 60, "it is gone")
@@ -104,12 +107,13 @@ def test_a_container_that_is_removed_is_gone_and_made_again(lab: EngineLab) -> N
 
 @pytest.mark.parametrize("lab", REAL, indirect=True)
 def test_a_container_that_is_lost_is_reported(lab: EngineLab) -> None:
+    """Removing worker-1's container yields the event (`worker-1`, `node-lost`)."""
     events = lab.engine.events(lab.name)
     with ThreadPoolExecutor(1) as thread:
         first = thread.submit(next, events)
 
         def lose() -> bool:
-            """Bring the lab up and remove the node; return True if that is reported: a loss before listening is not."""
+            """Bring the lab up and remove worker-1; return True if the loss is reported within 5 seconds."""
             flows.up(lab.context)
             lab.lose("worker-1")
             return bool(wait_for([first], 5).done)
@@ -120,6 +124,7 @@ def test_a_container_that_is_lost_is_reported(lab: EngineLab) -> None:
 
 
 def test_programs_and_logs_are_those_of_the_container_that_is_named(lab: EngineLab) -> None:
+    """exec(), stream() and attach() return worker-1's output and exit codes; logs() has lines of it alone."""
     engine, node = lab.engine, lab.node("worker-1")
     assert engine.exec(node.name, ("echo", "x"), user=node.user).out == "x\n"
     assert engine.exec(node.name, ("false",), user=node.user).code == 1
@@ -135,6 +140,7 @@ def test_programs_and_logs_are_those_of_the_container_that_is_named(lab: EngineL
 
 @pytest.mark.parametrize("lab", REAL, indirect=True)
 def test_programs_have_what_they_are_given_and_end_with_their_time(lab: EngineLab) -> None:
+    """A program gets the variables, directory and user given; past its limit exec() and stream() raise HostError."""
     engine, node = lab.engine, lab.node("worker-1")
     look = ("sh", "-c", 'echo "$X $PWD"; echo wrong >&2; hostname; exit 9')
     heard: list[str] = []
@@ -155,10 +161,12 @@ def test_programs_have_what_they_are_given_and_end_with_their_time(lab: EngineLa
 
 @pytest.mark.parametrize("lab", REAL, indirect=True)
 def test_a_program_hears_what_is_typed_before_and_after_it_starts_until_that_is_closed(lab: EngineLab) -> None:
+    """`cat` prints `early`, typed before its start, and `late`, typed after; it ends when input is closed."""
     engine, node, typed, heard = lab.engine, lab.node("worker-1"), Input(), list[str]()
     typed.write("early")
 
     def hear(lines: Sequence[str]) -> None:
+        """Collect the lines that are not empty; after the first one, type `late` and close the input."""
         heard.extend(filter(None, lines))
         if len(heard) == 1:
             typed.write("late")
@@ -169,6 +177,7 @@ def test_a_program_hears_what_is_typed_before_and_after_it_starts_until_that_is_
 
 
 def test_what_an_engine_says_of_itself_is_the_same_twice(lab: EngineLab) -> None:
+    """Two calls of capabilities() have the same identity and versions, and grant a test's ulimit for the image."""
     first, second = lab.engine.capabilities(HERE), lab.engine.capabilities(HERE)
     assert (first.identity(), first.versions()) == (second.identity(), second.versions())
     assert first.identity()

@@ -34,11 +34,13 @@ class Said:
 
     @property
     def document(self) -> dict[str, Any]:
+        """Return the JSON document that was printed to stdout."""
         found: dict[str, Any] = json.loads(self.out)
         return found
 
     @property
     def states(self) -> list[str]:
+        """Return the states of the document's items, in order."""
         return [item["state"] for item in self.document["items"]]
 
 
@@ -52,18 +54,21 @@ class Person:
 
     @property
     def hub(self) -> Path:
-        """Return the folder of the hub's cache, in containers ``hub`` in HF_HOME."""
+        """Return the hub's cache in the lab directory, which containers see as ``hub`` in HF_HOME."""
         return self.directory / "shared/huggingface/hub"
 
     @property
     def snapshot(self) -> Path:
+        """Return the folder of the model's snapshot in the cache."""
         return self.hub / "models--facebook--opt-350m/snapshots" / REVISION
 
     @property
     def partial(self) -> Path:
+        """Return the path of the weights while they are only partly fetched."""
         return self.hub / "models--facebook--opt-350m/blobs" / f"{blob_of(WEIGHTS)}.incomplete"
 
     def declare(self, cache: str) -> None:
+        """Write workload `opt` with this cache line in its workload.yml."""
         folder = self.directory / "workloads/opt"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "train.py").touch()
@@ -71,7 +76,7 @@ class Person:
         (folder / "workload.yml").write_text(text, encoding="utf-8")
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        """Start `labctl cache` as this person, without the hub's variables of this machine."""
+        """Start `labctl cache` in the lab directory, with this person's variables and none of the hub's."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)}
         return subprocess.Popen(
             [LABCTL, "cache", *self.workload, *words],
@@ -83,10 +88,12 @@ class Person:
         )
 
     def __call__(self, *words: str) -> Said:
+        """Run `labctl cache` with these words to its end; return its exit code and output."""
         return finished(self.start(*words))
 
 
 def finished(process: subprocess.Popen[str]) -> Said:
+    """Wait for the process; return its exit code and output; fail if it printed a traceback."""
     out, err = process.communicate(timeout=SECONDS)
     assert "Traceback" not in err, err
     return Said(process.returncode, out, err)
@@ -94,7 +101,7 @@ def finished(process: subprocess.Popen[str]) -> Said:
 
 @pytest.fixture
 def hub() -> Iterator[FakeHub]:
-    """Hub with a model in three formats, and a dataset."""
+    """Serve a hub with a model in three formats, and a dataset."""
     model = {
         "config.json": b'{"model_type": "opt"}',
         "vocab.json": b"{}",
@@ -110,6 +117,7 @@ def hub() -> Iterator[FakeHub]:
 
 @pytest.fixture
 def person(tmp_path: Path, hub: FakeHub) -> Person:
+    """Return a user whose lab has an empty shared cache and whose workload reads the hub's model and dataset."""
     (tmp_path / "shared").mkdir()
     (tmp_path / ".env").write_text(f"LAB_NAME=demo\nHOST_CACHE_PATH={tmp_path}/shared\n", encoding="utf-8")
     made = Person(tmp_path, {"HF_ENDPOINT": hub.endpoint})
@@ -118,6 +126,7 @@ def person(tmp_path: Path, hub: FakeHub) -> Person:
 
 
 def test_what_is_fetched_is_where_workloads_read_it_and_nothing_is_fetched_twice(hub: FakeHub, person: Person) -> None:
+    """Only the PyTorch weights and all of the dataset land in the cache; a second call fetches no file."""
     said = person("--json")
     assert said.code == 0
     assert said.document["items"][0] == {
@@ -146,6 +155,7 @@ def test_what_is_fetched_is_where_workloads_read_it_and_nothing_is_fetched_twice
 
 
 def test_a_path_is_a_pattern_for_itself_alone(hub: FakeHub, person: Person) -> None:
+    """Files whose names contain `*`, `?` or `[` are fetched, and such a name matches no other file."""
     paths = ("data/[all]/train-*.txt", "data/a/train-1.txt", "what?.json", "whats.json")
     hub.datasets[DATASET] |= {path: path.encode() for path in paths}
     hub.models[MODEL] |= {"a*.json": b"wanted", "a/b.json": b"in a folder"}
@@ -157,6 +167,7 @@ def test_a_path_is_a_pattern_for_itself_alone(hub: FakeHub, person: Person) -> N
 
 
 def test_people_are_told_what_comes_and_how_it_went(person: Person) -> None:
+    """stderr tells sizes before the fetch and the time after it; stdout says `fetched` for both."""
     said = person()
     assert f"model {MODEL} (08ab08cc): 600 kB in 4 files, 600 kB to fetch" in said.err
     assert re.search(rf"model {MODEL}: 100 %, 600 kB in [\d.]+ s", said.err)
@@ -164,6 +175,7 @@ def test_people_are_told_what_comes_and_how_it_went(person: Person) -> None:
 
 
 def test_a_dry_run_fetches_nothing(hub: FakeHub, person: Person) -> None:
+    """`--dry-run` lists both as `to fetch`, writes nothing, and asks only the hub's API."""
     said = person("--dry-run", "--json")
     assert (said.code, said.states) == (0, ["to fetch", "to fetch"])
     assert list((person.directory / "shared").iterdir()) == []
@@ -171,6 +183,7 @@ def test_a_dry_run_fetches_nothing(hub: FakeHub, person: Person) -> None:
 
 
 def test_safetensors_are_taken_before_pickles(hub: FakeHub, person: Person) -> None:
+    """Of a model with both formats, model.safetensors is fetched and pytorch_model.bin is not."""
     hub.models[MODEL]["model.safetensors"] = WEIGHTS[::-1]
     assert person().code == 0
     assert (person.snapshot / "model.safetensors").read_bytes() == WEIGHTS[::-1]
@@ -178,6 +191,7 @@ def test_safetensors_are_taken_before_pickles(hub: FakeHub, person: Person) -> N
 
 
 def test_ctrl_c_leaves_what_came_and_the_next_call_goes_on_from_there(hub: FakeHub, person: Person) -> None:
+    """SIGINT ends with code 130 and keeps the partial file; the next call asks for the rest alone."""
     hub.hold_after = 200_000
     process = person.start("--json")
     assert hub.holding.wait(SECONDS)
@@ -199,6 +213,7 @@ def test_ctrl_c_leaves_what_came_and_the_next_call_goes_on_from_there(hub: FakeH
 
 
 def test_a_broken_connection_is_taken_up_again_at_once(hub: FakeHub, person: Person) -> None:
+    """The hub breaks off after 250,000 bytes: the same call asks for the rest, and the file is whole."""
     hub.break_after = 250_000
     assert person().code == 0
     first, second = hub.fetched("pytorch_model.bin")
@@ -207,12 +222,14 @@ def test_a_broken_connection_is_taken_up_again_at_once(hub: FakeHub, person: Per
 
 
 def test_a_hub_without_ranges_is_no_reason_for_a_broken_file(hub: FakeHub, person: Person) -> None:
+    """The hub breaks off and ignores ranges: the file is fetched from its start and is whole."""
     hub.break_after, hub.ranges = 250_000, False
     assert person().code == 0
     assert (person.snapshot / "pytorch_model.bin").read_bytes() == WEIGHTS
 
 
 def test_content_that_is_not_what_the_hub_describes_is_never_kept(hub: FakeHub, person: Person) -> None:
+    """Wrong content ends with code 3 and its SHA-256, and leaves no partial file; a later call succeeds."""
     hub.spoil = True
     said = person()
     assert said.code == 3
@@ -223,6 +240,7 @@ def test_content_that_is_not_what_the_hub_describes_is_never_kept(hub: FakeHub, 
 
 
 def test_a_truncated_file_in_the_cache_is_fetched_anew(hub: FakeHub, person: Person) -> None:
+    """A blob cut to 1,000 bytes: the model is `fetched` again and whole, the dataset is `present`."""
     assert person().code == 0
     blob = (person.snapshot / "pytorch_model.bin").resolve()
     blob.write_bytes(WEIGHTS[:1000])
@@ -231,6 +249,7 @@ def test_a_truncated_file_in_the_cache_is_fetched_anew(hub: FakeHub, person: Per
 
 
 def test_two_at_once_fetch_everything_once(hub: FakeHub, person: Person) -> None:
+    """A second call waits for the first; the weights are asked for once."""
     hub.hold_after = 200_000
     first = person.start("--json")
     assert hub.holding.wait(SECONDS)
@@ -244,6 +263,7 @@ def test_two_at_once_fetch_everything_once(hub: FakeHub, person: Person) -> None
 
 
 def test_the_token_reaches_the_hub_and_nothing_else(hub: FakeHub, person: Person) -> None:
+    """HF_TOKEN is sent to the hub, not to the storage it redirects to, and is in no output and no file."""
     storage = FakeHub(models=hub.models, datasets=hub.datasets)
     hub.token = person.environ["HF_TOKEN"] = TOKEN
     with serving(storage):
@@ -261,6 +281,7 @@ def test_the_token_reaches_the_hub_and_nothing_else(hub: FakeHub, person: Person
 def test_a_closed_repository_says_what_opens_it(
     hub: FakeHub, person: Person, token: str | None, said_of_it: str
 ) -> None:
+    """A hub that wants another token: code 3, the message tells of HF_TOKEN, the hint gives the URL and .env."""
     hub.token = TOKEN
     person.environ |= {"HF_TOKEN": token} if token else {}
     said = person("--json")
@@ -273,6 +294,7 @@ def test_a_closed_repository_says_what_opens_it(
 
 
 def test_repositories_are_fetched_by_name_with_a_workload_and_without(person: Person) -> None:
+    """--model and --dataset add to a workload's list, and work without one; with neither, code 2."""
     person.declare(f"cache: {{models: [{MODEL}]}}")
     planned = person("--dataset", DATASET, "--model", MODEL, "--dry-run", "--json").document
     assert [(item["kind"], item["name"]) for item in planned["items"]] == [("model", MODEL), ("dataset", DATASET)]
@@ -286,6 +308,7 @@ def test_repositories_are_fetched_by_name_with_a_workload_and_without(person: Pe
 
 
 def test_an_unknown_repository_is_said_before_anything_is_fetched(hub: FakeHub, person: Person) -> None:
+    """One of two models does not exist: code 3, its name and 404 are told, and nothing is fetched."""
     person.declare(f"cache: {{models: [{MODEL}, facebook/nothing]}}")
     said = person()
     assert said.code == 3
@@ -295,6 +318,7 @@ def test_an_unknown_repository_is_said_before_anything_is_fetched(hub: FakeHub, 
 
 
 def test_without_a_hub_it_says_what_is_missing_and_how_to_carry_it_in(person: Person) -> None:
+    """An unreachable hub: code 3; the message lists what is missing without the password, the hint how to copy it."""
     # Port 9 is discard's: nothing answers there.
     person.environ["HF_ENDPOINT"] = "http://someone:hush@127.0.0.1:9"
     said = person("--json")
@@ -307,6 +331,7 @@ def test_without_a_hub_it_says_what_is_missing_and_how_to_carry_it_in(person: Pe
 
 
 def test_without_a_hub_what_is_here_is_enough(person: Person) -> None:
+    """An unreachable hub with all in the cache: code 0, states `unchecked`, and a warning."""
     assert person().code == 0
     person.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
     said = person("--json")
@@ -315,6 +340,7 @@ def test_without_a_hub_what_is_here_is_enough(person: Person) -> None:
 
 
 def test_proxies_of_env_are_honoured(hub: FakeHub, person: Person) -> None:
+    """HTTP_PROXY in .env is used to reach a hub whose host name does not resolve."""
     with (person.directory / ".env").open("a", encoding="utf-8") as settings:
         settings.write(f"HTTP_PROXY={hub.endpoint}\n")
     person.environ["HF_ENDPOINT"] = "http://hub.invalid"
@@ -322,6 +348,7 @@ def test_proxies_of_env_are_honoured(hub: FakeHub, person: Person) -> None:
 
 
 def test_a_full_disk_is_said_before_anything_is_fetched(hub: FakeHub, person: Person) -> None:
+    """The hub claims 10**15 bytes: code 3 and the space needed; nothing is fetched."""
     hub.claims = 10**15
     said = person()
     assert said.code == 3
@@ -331,6 +358,7 @@ def test_a_full_disk_is_said_before_anything_is_fetched(hub: FakeHub, person: Pe
 
 
 def test_a_workload_that_declares_nothing_says_so(person: Person) -> None:
+    """A workload without `cache`: code 0, a line that says so, and no items in JSON."""
     person.declare("")
     said = person()
     assert said.code == 0
@@ -339,12 +367,14 @@ def test_a_workload_that_declares_nothing_says_so(person: Person) -> None:
 
 
 def test_a_cache_that_is_not_there_is_not_made(person: Person) -> None:
+    """HOST_CACHE_PATH that does not exist: code 3 and the `mkdir -p` to run."""
     said = person("-s", f"HOST_CACHE_PATH={person.directory}/not-mounted")
     assert said.code == 3
     assert f"mkdir -p {person.directory}/not-mounted" in said.err
 
 
 def lfs(sha256: str, size: int = 200_000) -> dict[str, Any]:
+    """Return what a hub's answer says of a file in LFS."""
     return {"sha256": sha256, "oid": sha256, "size": size, "pointerSize": 132}
 
 
@@ -360,6 +390,7 @@ def lfs(sha256: str, size: int = 200_000) -> dict[str, Any]:
 def test_an_answer_of_a_hub_that_would_lead_out_of_the_cache_is_refused(
     person: Person, hub: FakeHub, lie: dict[str, Any]
 ) -> None:
+    """A revision, file name or hash with a path in it: code 3; the victim's file stays and the cache gets no file."""
     victim = person.directory / "victim"
     victim.mkdir()
     (victim / "thesis.json").write_text("years of work")
@@ -373,6 +404,7 @@ def test_an_answer_of_a_hub_that_would_lead_out_of_the_cache_is_refused(
 
 @pytest.mark.parametrize("plant", ["symlink_to", "hardlink_to"])
 def test_a_link_in_the_place_of_a_file_that_is_under_way_is_not_followed(person: Person, plant: str) -> None:
+    """A link to another file at the partial file's path: the other file stays and the model is fetched."""
     theirs = person.directory / "authorized_keys"
     theirs.write_text("ssh-ed25519 AAAA mine\n")
     person.partial.parent.mkdir(parents=True)
@@ -400,6 +432,7 @@ def test_a_link_in_the_place_of_a_file_that_is_under_way_is_not_followed(person:
     ],
 )
 def test_a_link_in_the_place_of_a_directory_of_the_cache_leads_to_no_other_files(person: Person, planted: str) -> None:
+    """A symbolic link inside the cache: code 3 with the `rm` to run; the files it leads to stay as they are."""
     theirs = person.directory / "project"
     theirs.mkdir()
     for name in ("config.json", "main", "train-00000.parquet"):
@@ -416,6 +449,7 @@ def test_a_link_in_the_place_of_a_directory_of_the_cache_leads_to_no_other_files
 
 
 def test_a_file_that_leads_elsewhere_is_fetched_anew_and_the_other_stays(person: Person) -> None:
+    """Snapshot links that lead outside are replaced by fetched files; their targets stay, or stay absent."""
     theirs = person.directory / "config.json"
     theirs.write_text("years of work")
     person.snapshot.mkdir(parents=True)
