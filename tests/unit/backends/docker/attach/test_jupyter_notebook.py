@@ -18,14 +18,16 @@ Serve = Callable[[int, list[str]], tuple[list[str], list[str]]]
 
 @pytest.fixture
 def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
-    """Function that serves notebooks by a server with these lines and exit code; returns notes and messages."""
+    """Return a function that serves notebooks by a fake server and returns labctl's notes and messages."""
     (tmp_path / ".lab/home").mkdir(parents=True)
 
     def run(code: int, lines: list[str]) -> tuple[list[str], list[str]]:
+        """Serve notebooks by a server that prints these lines and exits with this code; return notes and messages."""
         events: list[Event] = []
         messages: list[str] = []
 
         def answer(_: str, argv: tuple[str, ...]) -> Iterator[str]:
+            """Answer `sh` with jupyter-lab's path; for the server yield its lines, raise Failed if code is not 0."""
             if argv[0] == "sh":
                 yield "/bin/jupyter-lab"
                 return
@@ -49,6 +51,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
 
 
 def test_the_url_is_told_alone_and_last(serve: Serve) -> None:
+    """Only the URL is a message; the last note announces it, and the server's information lines are not shown."""
     noted, messages = serve(0, ["[I 1 ServerApp] http://{token}", "[I 1 ServerApp] more"])
     assert len(messages) == 1
     assert messages[0].startswith("http://127.0.0.1:")
@@ -57,17 +60,20 @@ def test_the_url_is_told_alone_and_last(serve: Serve) -> None:
 
 
 def test_it_is_said_where_notebooks_stay(serve: Serve) -> None:
+    """The first note says that runs/notebooks stays and the rest of /workspace goes with the container."""
     noted, _ = serve(0, [])
     assert "runs/notebooks stay" in noted[0]
     assert "/workspace itself, go with the container" in noted[0]
 
 
 def test_an_error_of_the_server_is_shown_as_it_comes(serve: Serve) -> None:
+    """An error line of the server is a note, with the token replaced by [REDACTED]."""
     noted, _ = serve(0, ["[E 1 ServerApp] kernel died, {token}"])
     assert "[E 1 ServerApp] kernel died, [REDACTED]" in noted
 
 
 def test_a_server_that_fails_has_its_last_words_in_the_error(serve: Serve) -> None:
+    """Exit code 1 raises HostError with the last of 25 lines, the token redacted; earlier lines are left out."""
     with pytest.raises(HostError, match=r"ended with code 1\n(.*\n)*\[I 24 .*\[REDACTED\]") as raised:
         serve(1, [f"[I {number} ServerApp] {{token}}" for number in range(25)])
     assert "[I 4 " not in raised.value.message

@@ -21,7 +21,7 @@ LIMIT = 60.0
 
 @contextmanager
 def echo(path: Path) -> Iterator[None]:
-    """An echo server that answers once its peer has finished sending."""
+    """Run a server on this Unix socket that sends back all it received once its peer has finished sending."""
     with socket.socket(socket.AF_UNIX) as server:
         folder = os.open(path.parent, os.O_PATH)
         server.bind(f"/proc/self/fd/{folder}/{path.name}")
@@ -29,6 +29,7 @@ def echo(path: Path) -> Iterator[None]:
         server.listen()
 
         def serve() -> None:
+            """Accept one connection after another and send back what it sent; return when the server is shut down."""
             while True:
                 try:
                     peer, _ = server.accept()
@@ -47,7 +48,7 @@ def echo(path: Path) -> Iterator[None]:
 
 
 def ask(port: int, data: bytes) -> bytes:
-    """Send data over the relay; return the answer up to its end."""
+    """Send data to the port and close that direction; return the answer up to its end."""
     with socket.create_connection((jupyter.LOOPBACK, port), LIMIT) as connection, connection.makefile("rb") as stream:
 
         def send() -> None:
@@ -62,13 +63,14 @@ def ask(port: int, data: bytes) -> bytes:
 
 
 def free_port() -> int:
-    """Return a free port, outside the range of ephemeral ports."""
+    """Return a free port between 20000 and 30000, outside the range of ephemeral ports."""
     while True:
         with suppress(OSError), socket.create_server((jupyter.LOOPBACK, random.randrange(20_000, 30_000))) as server:  # noqa: S311
             return int(server.getsockname()[1])
 
 
 def test_bytes_pass_both_ways_and_so_does_the_end_of_them(tmp_path: Path) -> None:
+    """Several chunks and an empty message come back unchanged from an echo server behind the relay."""
     data = os.urandom(3 * jupyter.CHUNK + 17)
     port = free_port()
     with echo(tmp_path / "s"), jupyter.relaying(range(port, port + 1), tmp_path / "s") as chosen:
@@ -77,6 +79,7 @@ def test_bytes_pass_both_ways_and_so_does_the_end_of_them(tmp_path: Path) -> Non
 
 
 def test_a_socket_whose_path_is_longer_than_such_an_address_may_be(tmp_path: Path) -> None:
+    """A socket path of more than 120 characters is reached: answers() is True and data comes back."""
     folder = tmp_path / ("d" * 120)
     folder.mkdir()
     port = free_port()
@@ -86,6 +89,7 @@ def test_a_socket_whose_path_is_longer_than_such_an_address_may_be(tmp_path: Pat
 
 
 def test_a_connection_ends_where_nobody_listens_yet(tmp_path: Path) -> None:
+    """The socket does not exist: answers() is False and a client reads an empty answer."""
     port = free_port()
     with jupyter.relaying(range(port, port + 1), tmp_path / "none"):
         assert not jupyter.answers(tmp_path / "none")
@@ -93,6 +97,7 @@ def test_a_connection_ends_where_nobody_listens_yet(tmp_path: Path) -> None:
 
 
 def test_only_this_host_can_connect(tmp_path: Path) -> None:
+    """The relay's port listens on 127.0.0.1, as in /proc/net/tcp."""
     port = free_port()
     with jupyter.relaying(range(port, port + 1), tmp_path / "s"):
         listening = [line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
@@ -100,6 +105,7 @@ def test_only_this_host_can_connect(tmp_path: Path) -> None:
 
 
 def test_the_first_free_port_is_taken_and_none_is_an_error_that_names_them(tmp_path: Path) -> None:
+    """With the first port taken the next free one is used; with no other in the range, HostError names it."""
     with ExitStack() as stack:
         first = free_port()
         stack.enter_context(socket.create_server((jupyter.LOOPBACK, first)))
@@ -110,6 +116,7 @@ def test_the_first_free_port_is_taken_and_none_is_an_error_that_names_them(tmp_p
 
 
 def test_nothing_listens_afterwards(tmp_path: Path) -> None:
+    """After the relay has ended, a connection is refused."""
     port = free_port()
     with jupyter.relaying(range(port, port + 1), tmp_path / "s"):
         pass
@@ -118,7 +125,10 @@ def test_nothing_listens_afterwards(tmp_path: Path) -> None:
 
 
 def test_a_link_that_a_container_planted_leads_the_relay_nowhere(tmp_path: Path) -> None:
-    """Refuse a link: containers can write the folder, and the relay must not expose the engine's socket."""
+    """A symbolic link to another socket in the socket's place: answers() is False, and no data reaches the other.
+
+    Containers can write the folder, and the relay must not expose the engine's socket.
+    """
     kept = tmp_path / "kept"
     kept.mkdir()
     (kept / "s").symlink_to(tmp_path / "docker.sock")
@@ -134,6 +144,7 @@ def test_a_link_that_a_container_planted_leads_the_relay_nowhere(tmp_path: Path)
 
 
 def test_a_folder_that_is_a_link_leads_the_relay_nowhere(tmp_path: Path) -> None:
+    """A socket below a folder that is a symbolic link: answers() is False."""
     (tmp_path / "run").mkdir()
     (tmp_path / "kept").symlink_to("run")
     with echo(tmp_path / "run/s"):
@@ -142,6 +153,7 @@ def test_a_folder_that_is_a_link_leads_the_relay_nowhere(tmp_path: Path) -> None
 
 
 def test_what_a_container_put_in_the_sockets_place_is_said(tmp_path: Path) -> None:
+    """A directory at the socket's path raises HostError that says so."""
     (tmp_path / spec.KEPT / "jupyter-worker-0.sock").mkdir(parents=True)
     with pytest.raises(HostError, match=r"cannot remove .*: Is a directory"):
         jupyter.free_socket(tmp_path, "worker-0")

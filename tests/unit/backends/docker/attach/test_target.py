@@ -13,7 +13,10 @@ from labctl.errors import ConfigError
 
 @pytest.mark.parametrize("hosts", ["red", "red\nblue"])
 def test_a_node_that_no_listed_host_is_to_have_is_unknown(tmp_path: Path, hosts: str) -> None:
-    """Refuse the node even if its container still exists on the only host: no listed host leads to it."""
+    """entered() raises ConfigError for worker-5 of a lab of one node, with one host or two listed.
+
+    A container of that node may still exist on the only host: no listed host leads to it.
+    """
     (tmp_path / ".env").write_text("LAB_NAME=demo\nLAB_NODES=1\nLAB_HOSTS=hosts.txt\n")
     (tmp_path / "hosts.txt").write_text(f"{hosts}\n")
     context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={})

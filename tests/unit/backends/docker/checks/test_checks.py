@@ -45,6 +45,7 @@ class Engine:
     def __init__(
         self, *, observed: ObservedState | None = None, out: str = "", err: str = "", code: int = 0, **information: Any
     ) -> None:
+        """Plant what it observes, an exit code and output for each program, and changes of its information."""
         self.seen = observed or ObservedState()
         self.out, self.err, self.code = out, err, code
         self.labels: dict[str, str] = {}
@@ -61,12 +62,15 @@ class Engine:
         self.told = {**defaults, "CgroupDriver": "cgroupfs", **information}
 
     def information(self) -> dict[str, Any]:
+        """Return the planted information."""
         return self.told
 
     def observe(self, lab: str, image: str | None = None) -> ObservedState:  # noqa: ARG002
+        """Return the planted state, for each lab."""
         return self.seen
 
     def exec(self, container: str, argv: tuple[str, ...], *, user: str, limit: float) -> CompletedProcess:  # noqa: ARG002
+        """Return the planted exit code and output, whatever the program."""
         return CompletedProcess(argv, self.code, self.out, self.err)
 
     def image_labels(self, image: str) -> dict[str, str]:  # noqa: ARG002
@@ -76,26 +80,30 @@ class Engine:
         return self.variables
 
     def grants(self, lab: str, image: str, limits: tuple[tuple[str, int], ...]) -> bool:  # noqa: ARG002
+        """Refuse all limits."""
         return False
 
     def unused_networks(self) -> tuple[tuple[str, str], ...]:
+        """Return the planted networks that no container uses."""
         return self.unused
 
     def try_network(self, lab: str) -> str:  # noqa: ARG002
+        """Return the planted reason why no network can be made, empty if one can."""
         return self.no_network
 
 
 @pytest.fixture(autouse=True)
 def without_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not read this machine's load, which other tests raise."""
+    """Measure no load of this machine, which other tests raise."""
     monkeypatch.setattr(load, "SCRIPT", "true")
 
 
 @pytest.fixture
 def examined(tmp_path: Path) -> Callable[..., CheckContext]:
-    """Function that builds the check context of a lab with these lines in .env, flags, and answers of the engine."""
+    """Return a function that makes the check context of a lab from lines of .env, flags and an engine."""
 
     def make(of: Lab | None = None, *, env: str = "", told: Engine | None = None, **flags: str) -> CheckContext:
+        """Write .env; return the check context of this lab in tmp_path, with the flags and this engine."""
         (tmp_path / ".env").write_text(env)
         loaded = settings.load(tmp_path, {"HOME": str(tmp_path)}, flags)
         lab = replace(of or builders.lab(), directory=tmp_path)
@@ -114,6 +122,7 @@ def wrong(findings: Iterator[Finding]) -> list[str]:
 
 
 def test_what_does_not_answer_holds_up_neither_the_others_nor_their_order() -> None:
+    """Of 42 functions, 40 hang past 0.2 s: None for each, the others' answers in order, in less than 10 s."""
     never = threading.Event()
 
     def hang() -> str:
@@ -133,6 +142,8 @@ def test_what_does_not_answer_holds_up_neither_the_others_nor_their_order() -> N
 
 
 def test_a_mistake_in_a_check_is_not_hidden() -> None:
+    """An exception of a task is raised by run_with_deadlines()."""
+
     def mistaken() -> str:
         raise ZeroDivisionError
 
@@ -143,13 +154,16 @@ def test_a_mistake_in_a_check_is_not_hidden() -> None:
 def test_a_check_that_hangs_or_cannot_go_on_is_a_finding_of_its_own(
     examined: Callable[..., CheckContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A check that hangs gives LAB-CHECK-002; HostError, PermissionError and bad JSON give LAB-CHECK-001."""
     never = threading.Event()
 
     def hangs(examination: CheckContext) -> Iterator[Finding]:
+        """Wait until the test ends."""
         never.wait()
         yield ok("LAB-HOST-001", "too late")
 
     def refused(examination: CheckContext) -> Iterator[Finding]:
+        """Raise HostError."""
         if examination:
             raise HostError("it does not want to", hint="ask it again")
         yield ok("LAB-HOST-001", "it does")
@@ -158,6 +172,7 @@ def test_a_check_that_hangs_or_cannot_go_on_is_a_finding_of_its_own(
         yield ok("LAB-HOST-001", "here")
 
     def closed(examination: CheckContext) -> Iterator[Finding]:
+        """Raise PermissionError for /a/key."""
         if examination:
             raise PermissionError(13, "Permission denied", "/a/key")
         yield ok("LAB-HOST-001", "it may")
@@ -185,6 +200,7 @@ def test_a_check_that_hangs_or_cannot_go_on_is_a_finding_of_its_own(
 def test_the_engine_is_asked_once_for_all_checks(
     examined: Callable[..., CheckContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Two checks that read the engine's information make one request for it."""
     requests: list[str] = []
 
     class Counting(Engine):
@@ -202,6 +218,7 @@ def test_the_engine_is_asked_once_for_all_checks(
 
 
 def test_a_node_that_the_lab_has_not_is_a_mistake_of_the_person(examined: Callable[..., CheckContext]) -> None:
+    """examine() with only=`worker-9`, which the lab has not, raises ConfigError that names it."""
     with pytest.raises(ConfigError, match="worker-9"):
         run.examine(replace(examined(), only="worker-9"))
 
@@ -221,6 +238,7 @@ def test_a_node_that_the_lab_has_not_is_a_mistake_of_the_person(examined: Callab
 def test_the_command_that_changes_a_setting_changes_it_and_nothing_else(
     examined: Callable[..., CheckContext], tmp_path: Path, env: str, flags: dict[str, str]
 ) -> None:
+    """The command of set_setting(), run by bash, sets LAB_SHM_SIZE to 2g in .env, whether set there or not."""
     examination = examined(env=env, **flags)
     before = {key: value for key, value, _ in examination.settings.rows()}
     subprocess.run(["bash", "-c", examination.set_setting("LAB_SHM_SIZE", "2g")], cwd=tmp_path, check=True)
@@ -233,6 +251,7 @@ def test_the_command_that_changes_a_setting_changes_it_and_nothing_else(
 def test_the_command_that_unsets_a_setting_leaves_its_default(
     examined: Callable[..., CheckContext], tmp_path: Path
 ) -> None:
+    """The command of unset_setting("HTTP_PROXY") removes its lowercase line from .env, and no other."""
     examination = examined(env="LAB_NODES=3\nhttp_proxy=http://p.example:1\nNO_PROXY=a,b\n")
     subprocess.run(["bash", "-c", examination.unset_setting("HTTP_PROXY")], cwd=tmp_path, check=True)
     assert (tmp_path / ".env").read_text() == "LAB_NODES=3\nNO_PROXY=a,b\n"
@@ -241,6 +260,7 @@ def test_the_command_that_unsets_a_setting_leaves_its_default(
 def test_workers_of_a_lab_without_its_launcher_are_not_looked_at_from_there(
     examined: Callable[..., CheckContext],
 ) -> None:
+    """Without a launcher, or with one that has exited, nodes.ssh() finds nothing."""
     of = builders.lab()
     whole = builders.observed(of)
     workers = tuple(container for container in whole.containers if container.role == "worker")
@@ -251,6 +271,7 @@ def test_workers_of_a_lab_without_its_launcher_are_not_looked_at_from_there(
 
 
 def test_a_warning_is_no_reason_to_make_the_nodes_anew(examined: Callable[..., CheckContext]) -> None:
+    """The warning of a slow link to a node is not auto_fixable."""
     slow = {"name": "worker-0", "seconds": 0.1, "rate": 1e5}
     (finding,) = (
         finding for finding in nodes.link(examined(), builders.container("worker-0"), slow) if finding.level == "warn"
@@ -259,6 +280,7 @@ def test_a_warning_is_no_reason_to_make_the_nodes_anew(examined: Callable[..., C
 
 
 def test_what_mends_a_hanging_engine_is_not_to_ask_again(examined: Callable[..., CheckContext]) -> None:
+    """For an engine that times out, the fix looks at journalctl instead of `labctl doctor`."""
     finding = engine.silent(examined(), HostError("Docker Engine: timed out", hint="labctl doctor"))
     assert "journalctl" in finding.fix
 
@@ -266,9 +288,11 @@ def test_what_mends_a_hanging_engine_is_not_to_ask_again(examined: Callable[...,
 def test_the_makers_tool_is_called_once_for_all_nodes(
     examined: Callable[..., CheckContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Two workers with a device each: describe() is called once with both, and the lost one is an error."""
     calls: list[int] = []
 
     def describe(_: str, given: tuple[Device, ...], run: object) -> tuple[Device, ...]:
+        """Record how many devices are asked for; return them, device 1 with health `lost`."""
         calls.append(len(given))
         return tuple(replace(device, health="lost" if device.id == "1" else "") for device in given)
 
@@ -288,6 +312,7 @@ def test_the_makers_tool_is_called_once_for_all_nodes(
 def test_a_host_that_others_use_is_warned_of_unless_a_run_is_under_way(
     examined: Callable[..., CheckContext], tmp_path: Path
 ) -> None:
+    """LAB-HOST-009 warns of a busy host; an idle one is ok, and an unknown load or an active run gives nothing."""
     idle = load.Load(cores=2, used=0.1)
     (quiet,) = host.load(replace(examined(), load=idle))
     assert (quiet.level, quiet.summary) == ("ok", "0.1 of 2 cores in use by other programs")
@@ -304,6 +329,7 @@ def test_a_host_that_others_use_is_warned_of_unless_a_run_is_under_way(
 def test_the_load_is_read_before_the_checks_begin(
     examined: Callable[..., CheckContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """examine() measures the load by the script: 9 of 100 ticks busy of 4 cores are 0.4 cores."""
     monkeypatch.setattr(load, "SCRIPT", "printf 'times 0 0 0 0\\ntimes 9 91 0 0\\ncores 4\\n'")
     monkeypatch.setattr(run, "CHECKS", (Check("host.load", "lab", engine=False, lab=False),))
     (finding,) = run.examine(examined())
@@ -327,6 +353,7 @@ def test_the_load_is_read_before_the_checks_begin(
     ],
 )
 def test_proxies_that_name_no_host_are_told_of(examined: Callable[..., CheckContext], proxy: str, good: bool) -> None:
+    """A proxy URL without a valid host, port or scheme gives LAB-PROXY-001; its password is never shown."""
     examination = examined(env=f"HTTP_PROXY={proxy}\nNO_PROXY=*\n")
     findings = list(host.proxies(examination))
     assert wrong(iter(findings)) == ([] if good else ["LAB-PROXY-001"])
@@ -348,6 +375,7 @@ def test_proxies_that_name_no_host_are_told_of(examined: Callable[..., CheckCont
 def test_shared_memory_is_judged_by_the_ranks_that_share_it(
     examined: Callable[..., CheckContext], accelerator: str, slots: int, size: str, level: str
 ) -> None:
+    """Shared memory is ok, a warning or an error by accelerator, slots and size."""
     of = builders.lab((builders.node(slots=slots),), accelerator=accelerator, shm_size=size)
     (finding,) = host.shared_memory(examined(of))
     assert finding.level == level
@@ -356,6 +384,7 @@ def test_shared_memory_is_judged_by_the_ranks_that_share_it(
 def test_a_mount_that_up_would_make_is_no_fault_and_another_stops_it(
     examined: Callable[..., CheckContext], tmp_path: Path
 ) -> None:
+    """A missing mount in the lab directory is ok; a missing one elsewhere raises HostError with `mkdir -p`."""
     mount = Mount(source=str(tmp_path / "runs"), target="/workspace/runs")
     assert wrong(host.mounts(examined(builders.lab(mounts=(mount,))))) == []
     other = Mount(source="/nonexistent/clone", target="/workspace/DeepSpeedExamples")
@@ -367,7 +396,10 @@ def test_a_mount_that_up_would_make_is_no_fault_and_another_stops_it(
 def test_what_may_not_be_looked_at_is_not_said_to_be_missing(
     examined: Callable[..., CheckContext], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A key and a mount that may not be read are LAB-KEY-001 `cannot be read` and LAB-MOUNT-002."""
+
     def closed(*_: Any, **__: Any) -> None:
+        """Raise PermissionError."""
         raise PermissionError(13, "Permission denied", "/a/key")
 
     examination = examined(told=Engine(observed=builders.observed(builders.lab())))
@@ -388,6 +420,7 @@ def test_what_may_not_be_looked_at_is_not_said_to_be_missing(
 def test_what_only_a_build_needs_stops_only_a_lab_without_its_image(
     examined: Callable[..., CheckContext], image_id: str | None, level: str, image: str
 ) -> None:
+    """A missing CA file, LAB-CA-001, is a warning if the image exists and an error if it does not."""
     planted = Engine(observed=ObservedState(image=image_id))
     lab = replace(builders.lab(), image=image)
     examination = examined(lab, env="LAB_CA_CERTIFICATES=/nonexistent/ca.crt\n", told=planted)
@@ -404,6 +437,7 @@ def test_what_only_a_build_needs_stops_only_a_lab_without_its_image(
 def test_a_clock_that_is_off_is_told_of(
     examined: Callable[..., CheckContext], seconds: int, summary: str | None
 ) -> None:
+    """An engine's clock 90 s ahead or behind is reported with that; 3 s are ok."""
     theirs = time.strftime("%Y-%m-%dT%H:%M:%S.5Z", time.gmtime(time.time() + seconds))
     (finding,) = engine.clock(examined(told=Engine(SystemTime=theirs)))
     assert (finding.level == "ok") == (summary is None)
@@ -420,10 +454,12 @@ def test_a_clock_that_is_off_is_told_of(
     ],
 )
 def test_the_engine_s_clock_is_read_in_all_its_spellings(text: str) -> None:
+    """seconds_of() reads the same moment with and without fractions and with three UTC offsets."""
     assert engine.seconds_of(text) == pytest.approx(1767366245, abs=0.001)
 
 
 def test_an_old_engine_is_told_of(examined: Callable[..., CheckContext]) -> None:
+    """Docker 20.10 gives LAB-ENGINE-001."""
     assert wrong(engine.version(examined(told=Engine(ServerVersion="20.10.24+dfsg1")))) == ["LAB-ENGINE-001"]
 
 
@@ -436,6 +472,7 @@ def test_an_old_engine_is_told_of(examined: Callable[..., CheckContext]) -> None
     ],
 )
 def test_the_disk_that_is_judged_has_the_images(type_of_store: str, socket: str, folder: str) -> None:
+    """image_folder() is containerd's folder if the system's containerd stores images, else DockerRootDir."""
     status = [["Backing Filesystem", "extfs"], *([["driver-type", type_of_store]] if type_of_store else [])]
     info = {"DockerRootDir": "/srv/docker", "DriverStatus": status, "Containerd": {"Address": socket}}
     assert engine.image_folder(info) == Path(folder)
@@ -444,9 +481,10 @@ def test_the_disk_that_is_judged_has_the_images(type_of_store: str, socket: str,
 
 @pytest.fixture
 def speaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Function that puts a `docker` on PATH that prints this text, to stderr if it fails, and exits with this code."""
+    """Return a function that puts a `docker` on PATH with this output and exit code."""
 
     def make(printed: str, code: int = 0) -> None:
+        """Put a `docker` on PATH that prints this text, to stderr if it fails, and exits with this code."""
         program = tmp_path / "bin/docker"
         program.parent.mkdir(exist_ok=True)
         program.write_text(f"#!/bin/sh\necho '{printed}' >&{2 if code else 1}\nexit {code}\n")
@@ -470,6 +508,7 @@ def speaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
 def test_compose_that_is_too_old_is_named_and_stops_up_before_it_is_used(
     examined: Callable[..., CheckContext], speaks: Callable[..., None], printed: str, old: str
 ) -> None:
+    """Compose older than 2.24.4 raises HostError with LAB-ENGINE-002 and `labctl setup`; newer or `dev` passes."""
     speaks(printed)
     if not old:
         assert run.failing_hosts(examined(), "compose up") == {}
@@ -483,6 +522,7 @@ def test_compose_that_is_too_old_is_named_and_stops_up_before_it_is_used(
 def test_an_old_plugin_of_the_users_own_is_what_is_moved_away(
     examined: Callable[..., CheckContext], speaks: Callable[..., None], tmp_path: Path
 ) -> None:
+    """With an old Compose plugin in the user's home, the fix moves it to `.broken`."""
     plugin = tmp_path / ".docker/cli-plugins/docker-compose"
     plugin.parent.mkdir(parents=True)
     plugin.touch()
@@ -502,13 +542,14 @@ def test_an_old_plugin_of_the_users_own_is_what_is_moved_away(
 def test_buildx_is_judged_by_its_version(
     examined: Callable[..., CheckContext], speaks: Callable[..., None], printed: str, code: int, level: str
 ) -> None:
+    """buildx 0.9.1 or none is an error, LAB-ENGINE-003; 0.13.1 is ok."""
     speaks(printed, code)
     (finding,) = engine.buildx(examined())
     assert (finding.code, finding.level) == ("LAB-ENGINE-003", level)
 
 
 def with_devices(accelerator: str, request: str = "reservation", **mapping: Any) -> Lab:
-    """A lab of one node with two devices."""
+    """Return a lab of one node with two devices and two slots, requested in this way."""
     given = (Device(id="0", path="/dev/one"), Device(id="1", path="/dev/two"))
     node = builders.node(slots=2, devices=DeviceMapping(devices=given, **mapping))
     here = builders.host(devices=given, request=request)
@@ -528,6 +569,7 @@ def with_devices(accelerator: str, request: str = "reservation", **mapping: Any)
 def test_gpus_that_a_daemon_reload_would_take_away_are_told_of(
     examined: Callable[..., CheckContext], accelerator: str, request_: str, driver: str, expected: list[str]
 ) -> None:
+    """LAB-ENGINE-005 warns of NVIDIA devices with cgroup driver systemd, unless they are requested by CDI."""
     lab = with_devices(accelerator, request_)
     assert wrong(engine.cgroups(examined(lab, told=Engine(CgroupDriver=driver)))) == expected
 
@@ -543,12 +585,14 @@ def test_gpus_that_a_daemon_reload_would_take_away_are_told_of(
 def test_a_limit_that_the_host_refuses_matters_where_it_is_needed(
     examined: Callable[..., CheckContext], change: dict[str, Any], expected: list[str]
 ) -> None:
+    """Refused memlock is reported on a host with InfiniBand, refused nofile for 256 ranks, else neither."""
     base = builders.lab()
     refused = replace(base.limits, memlock=None, nofile=None)
     assert wrong(engine.limits(examined(replace(base, limits=refused, **change)))) == expected
 
 
 def test_a_limit_that_does_for_this_lab_though_less_than_asked_is_well(examined: Callable[..., CheckContext]) -> None:
+    """For 256 ranks nofile 1024 gives one ok and one error, 20,000 is ok."""
     base = builders.lab(tuple(builders.node(number, slots=8) for number in range(32)))
     levels = {
         files: [
@@ -563,6 +607,7 @@ def test_a_limit_that_does_for_this_lab_though_less_than_asked_is_well(examined:
 def test_a_table_of_neighbours_that_is_too_small_is_told_with_what_raises_it(
     examined: Callable[..., CheckContext],
 ) -> None:
+    """gc_thresh3 of 1024 for 64 nodes gives LAB-NET-006 with a fix of 16384; with 16384 it is ok."""
     look = examined(builders.lab(64))
     file = Path(str(look.root)) / "proc/sys/net/ipv4/neigh/default/gc_thresh3"
     file.parent.mkdir(parents=True)
@@ -587,6 +632,7 @@ FULL = "all predefined address pools have been fully subnetted"
 def test_only_networks_of_labs_are_removed_when_addresses_run_out(
     examined: Callable[..., CheckContext], unused: tuple[tuple[str, str], ...], fix: str
 ) -> None:
+    """LAB-NET-003: the fix removes unused networks of labs; for only others' it inspects them, and names all."""
     planted = Engine()
     planted.unused, planted.no_network = unused, FULL
     (finding,) = network.address_pools(examined(told=planted))
@@ -595,6 +641,7 @@ def test_only_networks_of_labs_are_removed_when_addresses_run_out(
 
 
 def test_wider_pools_are_put_beside_what_the_engine_is_told_already(examined: Callable[..., CheckContext]) -> None:
+    """The fix for exhausted address pools writes a new daemon.json, or merges into an existing one by jq."""
     planted = Engine()
     planted.no_network = FULL
     examination = examined(told=planted)
@@ -611,6 +658,7 @@ def test_wider_pools_are_put_beside_what_the_engine_is_told_already(examined: Ca
 def test_a_network_that_cannot_be_made_for_another_reason_is_no_lack_of_addresses(
     examined: Callable[..., CheckContext],
 ) -> None:
+    """A network that fails for another reason than address pools raises HostError with the engine's text."""
     planted = Engine()
     planted.no_network = "plugin bridge not found"
     with pytest.raises(HostError, match="plugin bridge not found"):
@@ -638,6 +686,7 @@ def test_device_files_are_judged_as_the_containers_user_would_find_them(
     uid: int | str,
     closed: bool,
 ) -> None:
+    """why_closed() judges mode 660 and the like by owner, given groups and the container's uid."""
     path = tmp_path / "renderD128"
     path.touch()
     path.chmod(mode)
@@ -660,6 +709,7 @@ def test_device_files_are_judged_as_the_containers_user_would_find_them(
 def test_what_gaudi_asks_of_a_host_is_read_off_the_kernel(
     examined: Callable[..., CheckContext], files: dict[str, str], expected: list[str]
 ) -> None:
+    """Missing huge pages give LAB-GAUDI-001; NUMA balancing on Linux 5.15 LAB-GAUDI-002, on 6.8 nothing."""
     examination = examined(with_devices("habana"))
     for name, text in files.items():
         path = Path(str(examination.root)) / "proc/sys" / name
@@ -676,6 +726,7 @@ def test_what_gaudi_asks_of_a_host_is_read_off_the_kernel(
 def test_an_iommu_that_translates_is_told_of_on_a_host_with_gaudis(
     examined: Callable[..., CheckContext], text: str, expected: list[str]
 ) -> None:
+    """intel_iommu=on without iommu=pt in /proc/cmdline gives LAB-GAUDI-003."""
     examination = examined(with_devices("habana"))
     (Path(str(examination.root)) / "proc").mkdir(parents=True)
     (Path(str(examination.root)) / "proc/cmdline").write_text(text)
@@ -696,6 +747,7 @@ def test_an_iommu_that_translates_is_told_of_on_a_host_with_gaudis(
 def test_a_node_s_framework_must_count_the_devices_it_was_given(
     examined: Callable[..., CheckContext], out: str, err: str, code: int, summary: str, level: str
 ) -> None:
+    """framework_count() is ok for 2 of 2 or without a framework; fewer, or a failed count, is an error."""
     planted = Engine(out=out, err=err, code=code)
     (finding,) = devices.framework_count(examined(with_devices("intel"), told=planted), builders.container("worker-0"))
     assert summary in finding.summary
@@ -705,6 +757,7 @@ def test_a_node_s_framework_must_count_the_devices_it_was_given(
 def test_devices_are_not_counted_while_a_run_has_them_nor_beyond_their_time(
     examined: Callable[..., CheckContext],
 ) -> None:
+    """framework_count() raises HostError for a program killed after its time, and yields nothing during a run."""
     late = examined(with_devices("nvidia"), told=Engine(code=137))
     with pytest.raises(HostError, match="not counted within"):
         list(devices.framework_count(late, builders.container("worker-0")))
@@ -725,6 +778,7 @@ def test_devices_are_not_counted_while_a_run_has_them_nor_beyond_their_time(
 def test_an_image_that_is_not_found_is_built_made_or_pulled(
     examined: Callable[..., CheckContext], image: str, setting: str, level: str, fix: str
 ) -> None:
+    """LAB-IMAGE-001 is a warning for images that labctl builds by itself, an error for others; the fix fits each."""
     lab = replace(builders.lab(), image=image)
     (finding,) = engine.image(examined(lab, env=f"LAB_IMAGE={setting}\n" if setting else ""))
     assert (finding.code, finding.level, finding.fix.startswith(fix)) == ("LAB-IMAGE-001", level, True)
@@ -736,12 +790,14 @@ def test_an_image_that_is_not_found_is_built_made_or_pulled(
      ("470.256.02", 99, False)],
 )  # fmt: skip
 def test_a_driver_that_is_too_old_for_an_image_s_cuda_is_told_of(version: str, cuda: int, old: bool) -> None:
+    """why_too_old() names a driver older than CUDA 12 or 13 need, and is empty for an unknown CUDA."""
     reason = nvidia.why_too_old(version, cuda)
     assert bool(reason) is old
     assert not old or version in reason
 
 
 def test_the_cuda_of_labctl_s_own_image_is_known_and_has_its_driver() -> None:
+    """cuda_of() knows labctl/nvidia and labctl/nvidia-horovod; for another image without CUDA_VERSION it is 0."""
     assert nvidia.cuda_of("labctl/nvidia", "debian:bookworm-slim", dict) in nvidia.DRIVERS
     assert nvidia.cuda_of("labctl/nvidia-horovod", "labctl/nvidia", dict) in nvidia.DRIVERS
     assert nvidia.cuda_of("someone/nvidia", "debian:bookworm-slim", dict) == 0
@@ -760,6 +816,7 @@ def test_the_cuda_of_labctl_s_own_image_is_known_and_has_its_driver() -> None:
 def test_an_nvidia_image_is_judged_by_the_cuda_of_the_base_that_it_was_built_on(
     examined: Callable[..., CheckContext], base: str, variables: dict[str, str], expected: list[str]
 ) -> None:
+    """Driver 550 is too old, LAB-IMAGE-003, by the base image's CUDA_VERSION or, for Debian, by labctl's CUDA."""
     lab = with_devices("nvidia")
     lab = replace(lab, image="labctl/nvidia", hosts=(replace(lab.hosts[0], driver="550.54.14"),))
     planted = Engine(observed=ObservedState(image="sha256:1111"))
@@ -768,6 +825,7 @@ def test_an_nvidia_image_is_judged_by_the_cuda_of_the_base_that_it_was_built_on(
 
 
 def test_packages_on_top_leave_an_nvidia_image_with_its_cuda(examined: Callable[..., CheckContext]) -> None:
+    """labctl/packages on labctl's NVIDIA image with driver 550 gives LAB-IMAGE-003."""
     lab = with_devices("nvidia")
     lab = replace(lab, image="labctl/packages:01", hosts=(replace(lab.hosts[0], driver="550.54.14"),))
     planted = Engine(observed=ObservedState(image="sha256:1111"))
@@ -780,6 +838,7 @@ def test_packages_on_top_leave_an_nvidia_image_with_its_cuda(examined: Callable[
 def test_a_gaudi_image_of_another_release_than_the_driver_is_told_of(
     examined: Callable[..., CheckContext], version: str, expected: list[str], image: str
 ) -> None:
+    """Driver 1.19 with a Gaudi 1.22.0 image gives LAB-IMAGE-003 with `labctl build && labctl up`; 1.22.1 is ok."""
     lab = replace(with_devices("habana"), image=image)
     lab = replace(lab, hosts=(replace(lab.hosts[0], driver=version),))
     planted = Engine(observed=ObservedState(image="sha256:1111"))
@@ -809,6 +868,7 @@ def test_a_gaudi_image_of_another_release_than_the_driver_is_told_of(
     ],
 )
 def test_an_interface_is_read_as_its_library_reads_it(key: str, value: str, good: bool) -> None:
+    """chooses() reads interface names for Gloo, NCCL's prefix, `=` and `^`, and Open MPI's subnets."""
     assert nodes.chooses(key, value, ["eth0"], [ipaddress.ip_network("172.18.0.0/16")]) is good
 
 
@@ -830,6 +890,7 @@ def test_an_interface_is_read_as_its_library_reads_it(key: str, value: str, good
 def test_a_node_is_judged_by_what_the_engine_says_of_it(
     examined: Callable[..., CheckContext], change: dict[str, str], code: str | None
 ) -> None:
+    """Each state, health, image or fingerprint of worker-0 gives its LAB-NODE code; each node has a finding."""
     examination = examined()
     planted = Engine(observed=builders.observed(examination.lab, worker_0=change))
     findings = list(nodes.states(replace(examination, engine=cast(DockerEngine, planted))))
@@ -838,16 +899,19 @@ def test_a_node_is_judged_by_what_the_engine_says_of_it(
 
 
 def listener(**changes: Any) -> dict[str, Any]:
+    """Return a program that listens on the master port, pid 17 by default, with these fields changed."""
     return {"pid": 17, "uid": "1000", "command": "python serve.py", "run": "", **changes}
 
 
 def test_who_took_the_master_port_is_named(examined: Callable[..., CheckContext]) -> None:
+    """A program on the master port is named with pid and command; the fix kills it in the node."""
     finding = nodes.master_port(examined(), builders.container("worker-0"), listener())
     assert "pid 17: python serve.py" in finding.summary
     assert finding.fix == "labctl exec --node worker-0 -- kill 17"
 
 
 def test_what_a_run_left_on_the_master_port_is_no_fault(examined: Callable[..., CheckContext]) -> None:
+    """A listener of a labctl run on the master port is ok, and the summary names the run."""
     finding = nodes.master_port(examined(), builders.container("worker-0"), listener(run="20260102-150405-hello-3fa2"))
     assert finding.level == "ok"
     assert "20260102-150405-hello-3fa2" in finding.summary
@@ -867,6 +931,7 @@ def test_what_a_run_left_on_the_master_port_is_no_fault(examined: Callable[..., 
 def test_a_login_is_judged_by_what_the_launcher_says_of_it(
     examined: Callable[..., CheckContext], answer: dict[str, Any], codes: list[str]
 ) -> None:
+    """A slow or silent link is LAB-NET-005, a failed login LAB-SSH-001, a changed host key LAB-SSH-002."""
     assert wrong(nodes.link(examined(), builders.container("worker-0"), answer)) == codes
 
 
@@ -874,6 +939,7 @@ def test_a_login_is_judged_by_what_the_launcher_says_of_it(
 
 
 def test_the_list_of_codes_is_that_of_the_checks() -> None:
+    """The codes in the sources are those in the table of docs/doctor.md."""
     used = {
         code
         for package in ("doctor", "accelerators", "backends")
@@ -887,6 +953,7 @@ def test_the_list_of_codes_is_that_of_the_checks() -> None:
 
 
 def test_a_finding_is_what_scripts_rely_on() -> None:
+    """A finding's JSON has the ten keys, with `seen` from the summary, and is serializable."""
     document = to_json(ok("LAB-HOST-001", "well"))
     assert set(document) == {
         *("code", "level", "node", "summary", "impact", "fix", "auto_fixable"),
@@ -898,11 +965,13 @@ def test_a_finding_is_what_scripts_rely_on() -> None:
 
 @pytest.mark.parametrize("check", [*CHECKS, *NODE_CHECKS], ids=lambda check: check.function)
 def test_every_check_that_is_listed_is_a_function(check: Check) -> None:
+    """Each check's module has a function of its name."""
     module = import_module(f"labctl.backends.docker.checks.{check.function.partition('.')[0]}")
     assert callable(getattr(module, check.name))
 
 
 def test_a_preflight_loads_only_the_checks_that_can_stop_its_command() -> None:
+    """Importing labctl.flows and run loads no module of checks; checks that stop `run` are all in `host`."""
     program = (
         "import sys, labctl.flows, labctl.backends.docker.checks.run as run;"
         "print(*{check.function.partition('.')[0] for check in run.CHECKS}"

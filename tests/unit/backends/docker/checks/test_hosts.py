@@ -39,12 +39,14 @@ class Daemon:
     listening: tuple[HostPortUser, ...] = ()
 
     def observe(self, lab: str, image: str | None = None) -> ObservedState:  # noqa: ARG002
+        """Return the planted state."""
         return self.seen
 
     def information(self) -> dict[str, Any]:
         return {"ServerVersion": "26.1.5"}
 
     def port_users(self) -> tuple[HostPortUser, ...]:
+        """Return the planted users of ports."""
         return self.listening
 
 
@@ -55,6 +57,7 @@ class Shell:
         self.target = InventoryHost(name=name, user="ann")
 
     def run(self, script: str, *arguments: str, timeout: float, check: bool = True) -> CompletedProcess:
+        """Run the script by `sh` on this machine; raise CalledProcessError if it fails and check is true."""
         argv = ("sh", "-c", script, "sh", *arguments)
         done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout, check=check)
         return CompletedProcess(argv, done.returncode, done.stdout, done.stderr)
@@ -62,15 +65,16 @@ class Shell:
 
 @pytest.fixture(autouse=True)
 def without_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not read this machine's load, which other tests raise."""
+    """Measure no load of this machine, which other tests raise."""
     monkeypatch.setattr(load, "SCRIPT", "true")
 
 
 @pytest.fixture
 def second(tmp_path: Path) -> Callable[..., CheckContext]:
-    """Function that builds the check context of one of two hosts, the second by default, from facts and busy ports."""
+    """Return a function that makes the check context of one of two hosts, from facts and busy ports."""
 
     def make(*listening: HostPortUser, up: bool = False, first: bool = False, **told: Any) -> CheckContext:
+        """Return the check context of host h2, or h1 if `first`; `up` adds worker-0's container on it."""
         names = ("h1", "h2")
         here = tuple(
             replace(
@@ -99,14 +103,17 @@ def second(tmp_path: Path) -> Callable[..., CheckContext]:
 
 
 def listener(lab: str, **changes: str) -> HostPortUser:
+    """Return worker-1's container of this lab as the user of the lab's ssh port."""
     return HostPortUser(port=builders.lab().ssh_port, lab=lab, container=builders.container("worker-1", **changes))
 
 
 def levels(findings: Any) -> list[tuple[str, str]]:
+    """Return the code and level of each finding."""
     return [(finding.code, finding.level) for finding in findings]
 
 
 def test_a_port_that_nobody_has_is_free_and_this_labs_own_is_its_own(second: Callable[..., CheckContext]) -> None:
+    """LAB-PORT-002 is ok if nobody listens, and if the listener is this lab's own container."""
     port, name = builders.lab().ssh_port, builders.lab().name
     assert levels(hosts.ssh_port(second())) == [("LAB-PORT-002", "ok")]
     listening = listener(name, owner="ann@here", directory="")
@@ -114,6 +121,7 @@ def test_a_port_that_nobody_has_is_free_and_this_labs_own_is_its_own(second: Cal
 
 
 def test_a_port_is_told_by_its_owner_and_another_free_one_is_offered(second: Callable[..., CheckContext]) -> None:
+    """A port taken by a user or another lab's node is an error that names it; the fix is the next port."""
     port = builders.lab().ssh_port
     (finding,) = hosts.ssh_port(second(ports={port: "bob"}))
     assert (finding.level, "user bob" in finding.summary, f"LAB_SSH_PORT={port + 1}" in finding.fix) == (
@@ -143,6 +151,7 @@ def test_a_port_is_told_by_its_owner_and_another_free_one_is_offered(second: Cal
 def test_the_master_port_is_that_of_the_first_host(
     second: Callable[..., CheckContext], first: bool, up: bool, user: str, expected: list[str]
 ) -> None:
+    """The master port is an error if another user has it on the first host; on the second it is not checked."""
     ports = {builders.lab().master_port: user} if user else {}
     findings = list(hosts.master_port(second(first=first, up=up, ports=ports)))
     assert [finding.level for finding in findings] == expected
@@ -152,6 +161,7 @@ class Elsewhere(Shell):
     """A host with other files than this machine's."""
 
     def run(self, script: str, *arguments: str, timeout: float, check: bool = True) -> CompletedProcess:
+        """Run the script with each absolute path below /elsewhere."""
         elsewhere = (f"/elsewhere{word}" if word.startswith("/") else word for word in arguments)
         return super().run(script, *elsewhere, timeout=timeout, check=check)
 
@@ -160,6 +170,7 @@ class Elsewhere(Shell):
 def test_a_directory_that_hosts_are_said_to_share_is_looked_for_there(
     second: Callable[..., CheckContext], tmp_path: Path, connection: Shell, level: str
 ) -> None:
+    """LAB_SHARED_DIR is ok if the host sees the file written there, else an error; no file is left."""
     plain = second()
     shared = plain.settings.with_value("LAB_SHARED_DIR", str(tmp_path), origin=".env:2")
     assert list(hosts.shared_directory(plain)) == []
@@ -170,12 +181,14 @@ def test_a_directory_that_hosts_are_said_to_share_is_looked_for_there(
 
 
 def test_room_for_the_files_is_that_of_the_home_directory(second: Callable[..., CheckContext]) -> None:
+    """LAB-DISK-004 is ok, or with 1 MiB free in the home directory an error with an ssh command as fix."""
     assert levels(hosts.home_space(second())) == [("LAB-DISK-004", "ok")]
     (finding,) = hosts.home_space(second(home_free=1 << 20))
     assert (finding.level, finding.fix.startswith("ssh -l ann h2 ")) == ("error", True)
 
 
 def test_the_odd_host_out_is_the_one_that_is_named() -> None:
+    """Of versions 1, 2, 2 and None, only the host with 1 is warned of; equal versions are one ok."""
     findings = list(
         hosts.differing("LAB-HOST-005", "engine", {"a": "1", "b": "2", "c": "2", "d": None}, "so", str.upper)
     )
@@ -198,6 +211,7 @@ def test_the_odd_host_out_is_the_one_that_is_named() -> None:
 def test_bytes_that_took_another_interface_are_seen_in_its_counters(
     through: dict[str, int], kin: list[str], astray: list[str]
 ) -> None:
+    """astray() lists the interfaces that carried the 4,096 bytes instead of the chosen one, `none` if none did."""
     chosen = next(iter(through))
     assert network.astray(through, chosen, kin, 4096) == astray
 
@@ -205,12 +219,16 @@ def test_bytes_that_took_another_interface_are_seen_in_its_counters(
 def test_a_host_that_cannot_take_part_is_named_and_no_other(
     second: Callable[..., CheckContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """failing_hosts() maps each host to its own failure: h1's HostError, h2's error finding with its fix as hint."""
+
     def look(examination: CheckContext) -> Any:
+        """Yield an error for h2, and ok."""
         if examination.name == "h2":
             yield error("LAB-PORT-002", "port is taken", impact="so", fix="do that")
         yield ok("LAB-PORT-002", "well")
 
     def broken(examination: CheckContext) -> Any:
+        """Raise HostError for h1; yield ok for others."""
         if examination.name == "h1":
             raise HostError("h1: it hung up", hint="ssh h1")
         yield ok("LAB-DISK-004", "well")
@@ -230,7 +248,10 @@ def test_a_host_that_cannot_take_part_is_named_and_no_other(
 def test_findings_of_a_host_bear_its_name_and_its_commands_are_run_there(
     second: Callable[..., CheckContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each host's finding has its name as node and `ssh -t HOST` in front of its fix."""
+
     def look(examination: CheckContext) -> Any:
+        """Yield a warning whose fix is a sysctl command on the host."""
         yield Finding(code="X", level="warn", node="local", summary="so", fix=examination.command("sudo sysctl -w a=1"))
 
     monkeypatch.setattr(host, "look", look, raising=False)
@@ -244,6 +265,7 @@ def test_findings_of_a_host_bear_its_name_and_its_commands_are_run_there(
 
 
 def test_each_busy_host_is_warned_of_with_the_command_to_look_at_it(second: Callable[..., CheckContext]) -> None:
+    """Of two hosts, the one with 40 of 64 cores in use is a warning with `top` over ssh as fix."""
     idle, busy = (load.Load(cores=64, used=used) for used in (1.5, 40.0))
     whole = replace(second(), hosts=(replace(second(first=True), load=idle), replace(second(), load=busy)))
     free, taken = host.load(whole)
@@ -254,7 +276,7 @@ def test_each_busy_host_is_warned_of_with_the_command_to_look_at_it(second: Call
 
 @pytest.fixture
 def leasing(second: Callable[..., CheckContext], tmp_path: Path) -> CheckContext:
-    """Check context of the second host, whose node wants both devices; the host's locks are read as over ssh."""
+    """Return the check context of host h2, whose node wants both devices; its lease files are in tmp_path."""
     examination = second()
     cards = (Device(id="0", path="/dev/nvidia0"), Device(id="1", path="/dev/nvidia1"))
     first, here = examination.lab.hosts
@@ -267,6 +289,7 @@ def leasing(second: Callable[..., CheckContext], tmp_path: Path) -> CheckContext
 
 
 def test_a_device_of_a_host_that_another_lab_has_is_told_with_its_holder(leasing: CheckContext, tmp_path: Path) -> None:
+    """LAB-DEVICE-005 names the other lab that locks the lease file; its own lab or an unlocked file gives nothing."""
     device = leasing.host.devices[1]
     holder = {"lab": "other", "node": "worker-3", "directory": "/srv/\x1b[2J", "uid": 4000, "since": "noon"}
     with lease_path(str(tmp_path), device).open("w") as stream:
@@ -284,6 +307,7 @@ def test_a_device_of_a_host_that_another_lab_has_is_told_with_its_holder(leasing
 
 
 def test_ones_own_other_lab_is_ended_where_it_is(leasing: CheckContext, tmp_path: Path) -> None:
+    """A device leased by another lab of the same user: the fix is `labctl down -C` with its directory."""
     with lease_path(str(tmp_path), leasing.host.devices[0]).open("w") as stream:
         json.dump({"lab": "other", "node": "worker-0", "directory": str(tmp_path), "uid": 1000, "since": ""}, stream)
         stream.flush()
@@ -293,6 +317,7 @@ def test_ones_own_other_lab_is_ended_where_it_is(leasing: CheckContext, tmp_path
 
 
 def test_a_pipe_in_the_place_of_a_hosts_lock_keeps_nobody_waiting(leasing: CheckContext, tmp_path: Path) -> None:
+    """A FIFO in the place of a lease file gives no finding and does not block."""
     os.mkfifo(lease_path(str(tmp_path), leasing.host.devices[0]))
     assert list(devices.leases(leasing)) == []
 
@@ -300,6 +325,8 @@ def test_a_pipe_in_the_place_of_a_hosts_lock_keeps_nobody_waiting(leasing: Check
 def test_nothing_is_claimed_of_hosts_where_none_answers(
     second: Callable[..., CheckContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With no host that answers, only machine checks run, locally; with every host failed, none."""
+
     def look(examination: CheckContext) -> Any:
         yield ok("X", f"{examination.name} looked at")
 

@@ -34,7 +34,7 @@ COMMON: dict[str, Any] = {
 
 
 def complaints(document: dict[str, Any]) -> list[str]:
-    """List the violations of the schema in a document."""
+    """List a devcontainer.json's violations of the schema, empty if it is valid."""
     properties = COMPOSE | COMMON
     wrong = [f"lacks {key}" for key in sorted(REQUIRED - document.keys())]
     for key, value in document.items():
@@ -48,26 +48,31 @@ def complaints(document: dict[str, Any]) -> list[str]:
 
 
 def written(lab: str = "demo", project: str = "/workspace", program: str = "/opt/labctl") -> dict[str, Any]:
+    """Render devcontainer.json for this lab; return it parsed."""
     document: dict[str, Any] = json.loads(devcontainer.render(lab, project, program).content)
     return document
 
 
 @pytest.fixture
 def context(tmp_path: Path) -> Context:
+    """Return the context of a lab directory with PROJECT_PATH=/home/me/project."""
     (tmp_path / ".env").write_text("LAB_NAME=demo\nPROJECT_PATH=/home/me/project\n")
     return Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={})
 
 
 def test_it_is_what_the_schema_asks_for() -> None:
+    """The rendered devcontainer.json has no violation of the schema."""
     assert complaints(written()) == []
 
 
 @pytest.mark.parametrize("change", [{"service": None}, {"shutdownAction": "stopContainer"}, {"image": "debian"}])
 def test_the_check_by_the_schema_can_fail(change: dict[str, Any]) -> None:
+    """A missing service, a wrong shutdownAction or a key that is not allowed is one violation."""
     assert len(complaints({**written(), **change})) == 1
 
 
 def test_it_names_the_rendered_file_and_service_of_the_launcher(context: Context) -> None:
+    """The written file has the launcher's compose file, service and workspaceFolder from PROJECT_PATH."""
     answer = flows.devcontainer(context, "/opt/labctl")
     document = json.loads(Path(answer.file).read_text())
     compose = Path(answer.file).parent / document["dockerComposeFile"]
@@ -77,6 +82,7 @@ def test_it_names_the_rendered_file_and_service_of_the_launcher(context: Context
 
 @pytest.mark.parametrize(("state", "ups"), [("true", 0), ("false", 1)], ids=["running", "not running"])
 def test_a_lab_is_brought_up_only_where_it_does_not_run(tmp_path: Path, state: str, ups: int) -> None:
+    """initializeCommand asks docker for the launcher, and calls `labctl up` only if it does not run."""
     programs = {"docker": f'echo "$*" >> {tmp_path}/asked; echo {state}', "my labctl": f'echo "$*" >> {tmp_path}/ups'}
     for name, script in programs.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
@@ -89,6 +95,7 @@ def test_a_lab_is_brought_up_only_where_it_does_not_run(tmp_path: Path, state: s
 
 
 def test_what_labctl_wrote_is_written_anew_when_the_settings_change(context: Context) -> None:
+    """A second call changes nothing; with another LAB_NAME the file is written again."""
     flows.devcontainer(context, "/opt/labctl")
     assert not flows.devcontainer(context, "/opt/labctl").changed
     (context.directory / ".env").write_text("LAB_NAME=other\n")
@@ -99,6 +106,7 @@ def test_what_labctl_wrote_is_written_anew_when_the_settings_change(context: Con
 
 @pytest.mark.parametrize("own", ['{"image": "debian"}', "// mine\n{}", "[]", "with a line of mine"])
 def test_a_persons_own_file_is_left_alone_unless_forced(context: Context, own: str) -> None:
+    """A file of a user's own, or one edited, raises ConfigError and stays; with force it is overwritten."""
     path = context.directory / devcontainer.PATH
     if own.startswith("with"):
         flows.devcontainer(context, "/opt/labctl")
@@ -114,6 +122,7 @@ def test_a_persons_own_file_is_left_alone_unless_forced(context: Context, own: s
 
 
 def test_a_directory_that_is_no_labs_gets_none(tmp_path: Path) -> None:
+    """A directory without .env raises ConfigError and gets no file."""
     with pytest.raises(ConfigError, match=r"has no \.env"):
         flows.devcontainer(Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={}), "/opt/labctl")
     assert list(tmp_path.iterdir()) == []

@@ -45,7 +45,7 @@ INJECTIONS = [
 
 
 def read(of: Lab) -> dict[str, Any]:
-    """Render the first node's compose file and parse it."""
+    """Render the first node's compose file; return it parsed."""
     document: dict[str, Any] = yaml.safe_load(render.render_node(of, of.nodes[0], {}).content)
     return document
 
@@ -55,6 +55,7 @@ def read(of: Lab) -> dict[str, Any]:
 
 @pytest.mark.parametrize("value", INJECTIONS)
 def test_a_value_cannot_become_yaml(value: str) -> None:
+    """A variable's value of YAML, Compose or Jinja syntax is read back as it is and changes nothing else."""
     plain, odd = read(lab(1, environment=(("X", "plain"),))), read(lab(1, environment=(("X", value),)))
     for service in ("worker-0", "launcher"):
         assert odd["services"][service]["environment"].pop("X").replace("$$", "$") == value
@@ -67,12 +68,14 @@ def test_a_value_cannot_become_yaml(value: str) -> None:
 
 @pytest.mark.parametrize("name", ["X", "null", "Null", "NULL", "true", "True", "FALSE"])
 def test_the_name_of_a_variable_is_text_whatever_yaml_reads_in_it(name: str) -> None:
+    """A variable named like YAML's null or true is a key of text in the compose file."""
     environment = read(lab(1, environment=((name, "1"),)))["services"]["worker-0"]["environment"]
     assert name in environment
 
 
 @pytest.mark.parametrize("value", ["/srv/a b", "/srv/${HOME}", '/srv/"x"', "/srv/x: {y}", "/srv/ü"])
 def test_a_path_is_a_path(value: str) -> None:
+    """A mount's source with spaces, quotes or `$` is read back as it is."""
     mounts = read(lab(1, mounts=(Mount(source=value, target="/data"),)))["services"]["worker-0"]["volumes"]
     assert mounts[0]["source"].replace("$$", "$") == value
 
@@ -81,6 +84,7 @@ def test_a_path_is_a_path(value: str) -> None:
 
 
 def test_a_lab_is_a_compose_file_for_each_node_and_the_launchers_ssh_config() -> None:
+    """Three nodes render three compose files and the launcher's ssh config, all with mode 0600."""
     assert [file.path for file in render.render(lab(3))] == [
         ".lab/nodes/worker-0/compose.yml",
         ".lab/nodes/worker-1/compose.yml",
@@ -91,6 +95,7 @@ def test_a_lab_is_a_compose_file_for_each_node_and_the_launchers_ssh_config() ->
 
 
 def test_the_command_to_type_by_hand_has_the_override_of_a_node_that_has_one() -> None:
+    """The comment's command has `-f override.yml` only for the node with an override, which is rendered too."""
     override = (("worker-1", '{"tmpfs": ["/scratch"]}'),)
     made = {file.path: file.content for file in render.render(lab(override=override))}
     commands = [made[naming.compose_path(node)].splitlines()[1] for node in ("worker-0", "worker-1")]
@@ -106,13 +111,17 @@ def test_rendering_is_the_same_every_time() -> None:
 
 
 def test_the_network_has_the_hosts_mtu_and_the_labs_name() -> None:
+    """The compose network has the host's MTU; network and project are named after the lab."""
     document = read(lab(1, name="other", hosts=(host(mtu=1412),)))
     assert document["networks"]["lab"]["driver_opts"] == {"com.docker.network.driver.mtu": "1412"}
     assert (document["name"], document["networks"]["lab"]["name"]) == ("labctl-other", "labctl-other")
 
 
 def test_the_fingerprint_changes_with_the_file_and_with_nothing_else() -> None:
+    """The config-hash label equals the file's fingerprint, and changes with shm_size."""
+
     def label(of: Lab) -> str:
+        """Return the fingerprint of the first node's compose file."""
         return naming.fingerprint(render.render_node(of, of.nodes[0], {}).content)
 
     assert label(lab(2)) == label(lab(2))
@@ -121,6 +130,7 @@ def test_the_fingerprint_changes_with_the_file_and_with_nothing_else() -> None:
 
 
 def test_limits_that_the_engine_refused_are_left_out() -> None:
+    """Limits that are None are not in `ulimits`, and without any the key is absent."""
     service = read(lab(1, limits=Limits(memlock=None, stack=None, nofile=4096)))["services"]["worker-0"]
     assert service["ulimits"] == {"nofile": {"soft": 4096, "hard": 4096}}
     none = read(lab(1, limits=Limits(memlock=None, stack=None, nofile=None)))["services"]["worker-0"]
@@ -138,6 +148,7 @@ def test_limits_that_the_engine_refused_are_left_out() -> None:
     ],
 )
 def test_the_limits_of_a_container_are_its_label_unless_an_override_may_set_others(override: str, limits: str) -> None:
+    """Label labctl.limits has the node's memory, pids and cpuset; it is empty if an override may set limits."""
     of = lab(
         (node(0, cpuset=(0, 2)),), memory="1536m", limits=Limits(pids=100), override=(("worker-0", override),)
     )  # fmt: skip
@@ -147,7 +158,10 @@ def test_the_limits_of_a_container_are_its_label_unless_an_override_may_set_othe
 
 
 def test_threads_are_the_nodes_cores_shared_by_its_ranks() -> None:
+    """OMP_NUM_THREADS is the cpuset's cores, or the host's, by slots, and at least 1."""
+
     def threads(**changes: Any) -> str:
+        """Return OMP_NUM_THREADS of a node with these changes."""
         of = lab((node(0, **changes),))
         return str(read(of)["services"]["worker-0"]["environment"]["OMP_NUM_THREADS"])
 
@@ -157,11 +171,13 @@ def test_threads_are_the_nodes_cores_shared_by_its_ranks() -> None:
 
 
 def test_the_settings_environment_wins_over_the_nodes() -> None:
+    """OMP_NUM_THREADS from the lab's environment replaces the computed one."""
     service = read(lab(1, environment=(("OMP_NUM_THREADS", "7"),)))["services"]["worker-0"]
     assert service["environment"]["OMP_NUM_THREADS"] == "7"
 
 
 def test_secrets_are_files_of_the_node_and_never_text() -> None:
+    """A secret's value is in no file; compose has it as a file of the node, mounted by its name."""
     of = lab(2, secrets=(("hf_token", Secret("CANARY")),))
     text = "".join(file.content for file in render.render(of))
     assert "CANARY" not in text
@@ -174,12 +190,13 @@ def test_secrets_are_files_of_the_node_and_never_text() -> None:
 
 
 def test_a_nodes_devices_are_written_on_its_container() -> None:
-    """Keep the values in a label, from which ``status`` reads them."""
+    """Label labctl.devices lists the ids of a node's devices, from which ``status`` reads them."""
     gpus = node(0, devices=DeviceMapping(devices=devices("2", "3")), slots=2)
     assert read(lab((gpus,), accelerator="nvidia"))["services"]["worker-0"]["labels"]["labctl.devices"] == "2,3"
 
 
 def test_the_launcher_sees_no_device() -> None:
+    """The launcher's service has no runtime, devices, groups or health check, and only SETGID and SETUID."""
     full = DeviceMapping(
         runtime="habana",
         driver="nvidia",
@@ -194,6 +211,7 @@ def test_the_launcher_sees_no_device() -> None:
 
 
 def test_only_the_launcher_mounts_the_identity() -> None:
+    """/etc/lab/ssh is the node's ssh folder in a worker and the launcher's folder in the launcher, read-only."""
     document = read(lab(1))["services"]
     keys = {
         name: next(mount for mount in service["volumes"] if mount["target"] == "/etc/lab/ssh")
@@ -205,6 +223,7 @@ def test_only_the_launcher_mounts_the_identity() -> None:
 
 
 def test_the_launcher_may_write_to_workloads_and_to_no_other_mount_that_nodes_may_not() -> None:
+    """The launcher may write to workloads and runs, a worker to runs alone; /data is read-only in both."""
     of = lab()
     read_only = {f"{of.project_path}/workloads": True, f"{of.project_path}/runs": False, "/data": True}
     mounts = tuple(Mount(source=path, target=path, read_only=flag) for path, flag in read_only.items())
@@ -216,6 +235,7 @@ def test_the_launcher_may_write_to_workloads_and_to_no_other_mount_that_nodes_ma
 
 
 def test_the_ssh_config_has_each_node_with_its_port_and_trusts_nobody_else() -> None:
+    """The launcher's ssh config has each worker with port 3022 and StrictHostKeyChecking yes."""
     config = render.render(lab(2, ssh_port=3022))[-1].content
     for name in ("worker-0", "worker-1"):
         assert f"Host {name}\n  HostName {name}\n  Port 3022\n" in config
@@ -223,11 +243,13 @@ def test_the_ssh_config_has_each_node_with_its_port_and_trusts_nobody_else() -> 
 
 
 def test_ten_times_the_nodes_is_ten_times_the_files() -> None:
+    """Fifty nodes render 51 files."""
     of = replace(lab(1), nodes=tuple(node(index) for index in range(50)))
     assert len(render.render(of)) == 51
 
 
 def test_only_the_launcher_publishes_ports_and_only_workers_are_told_what_sshd_logs() -> None:
+    """The launcher has `ports` and no LAB_SSHD_LOG_LEVEL; a worker has the level and no ports."""
     services = read(lab(1, ports=(("127.0.0.1", 6006, 80),), sshd_log_level="DEBUG"))["services"]
     assert services["launcher"]["ports"] == ["127.0.0.1:6006:80"]
     assert "ports" not in services["worker-0"]

@@ -26,13 +26,13 @@ RUN = "20260102-150405-hello-3fa2"
 
 
 def over(**connections: Nearby) -> FakeBackend:
-    """Build a backend with connections to these hosts."""
+    """Return a fake engine with connections to these hosts."""
     return FakeBackend(ways=cast(dict[str, Connection], connections))
 
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Lab:
-    """A lab with one node on host `red`, and the directories of a run."""
+    """Return a lab with one node on host `red`, after making the directories of a run."""
     directory = str(tmp_path / "red/.labctl/demo")
     host = builders.host(name="red", directory=directory)
     lab = builders.lab((builders.node(0, host="red"),), hosts=(host,), directory=tmp_path / "here")
@@ -44,21 +44,24 @@ def lab(tmp_path: Path) -> Lab:
 
 
 def remote_run(lab: Lab, run: str = RUN) -> Path:
+    """Return the run's directory on host red."""
     return Path(lab.hosts[0].directory) / OUTPUTS / run
 
 
 def fetched(lab: Lab, red: Nearby) -> list[str]:
-    """Collect the outputs of the run from host ``red``; return the warnings."""
+    """Collect the run's outputs from host ``red``; return the warnings."""
     warned: list[str] = []
     artifacts.collect(lab, RUN, over(red=red), warned.append)
     return warned
 
 
 def sent(lab: Lab, *earlier: str) -> None:
+    """Send the run's files to host red, with these earlier runs."""
     artifacts.send(lab, builders.job(lab, run_id=RUN), over(red=Nearby()), earlier)
 
 
 def test_clones_are_sent_along_as_they_are_now(lab: Lab, tmp_path: Path) -> None:
+    """send() copies the current content of a clone to the host."""
     (tmp_path / "clone").mkdir()
     (tmp_path / "clone/main.py").write_text("edited since `up`")
     lab = replace(lab, clones=((str(tmp_path / "clone"), "clones/DeepSpeedExamples"),))
@@ -67,6 +70,7 @@ def test_clones_are_sent_along_as_they_are_now(lab: Lab, tmp_path: Path) -> None
 
 
 def test_a_host_keeps_nothing_of_a_run_that_came_back(lab: Lab) -> None:
+    """collect() moves the host's files of the run into the record, without warnings; a second one does nothing."""
     sent(lab)
     (remote_run(lab) / "loss").write_text("1")
     assert fetched(lab, Nearby()) == []
@@ -79,10 +83,12 @@ class Ordered(Nearby):
     """A host whose files arrive only after another host's; sets ``came`` once its own have arrived."""
 
     def __init__(self, name: str, after: Event, came: Event) -> None:
+        """Wait for event ``after`` before receiving, and set ``came`` once received."""
         super().__init__(name=name)
         self.after, self.came = after, came
 
     def receive(self, script: str, *arguments: str, **options: Any) -> Any:
+        """Receive after event ``after``, and then set ``came``, even on an error."""
         assert self.after.wait(20)
         try:
             return super().receive(script, *arguments, **options)
@@ -91,6 +97,7 @@ class Ordered(Nearby):
 
 
 def test_of_a_file_that_several_hosts_wrote_the_first_ones_stands_whoever_comes_first(lab: Lab, tmp_path: Path) -> None:
+    """The same file of three hosts: the lab's first host's is in the record, others' in hosts/NAME, in any order."""
     names = ("red", "blue", "green")
     hosts = tuple(builders.host(name=name, directory=str(tmp_path / name)) for name in names)
     lab = replace(lab, hosts=hosts)
@@ -111,6 +118,7 @@ def test_of_a_file_that_several_hosts_wrote_the_first_ones_stands_whoever_comes_
 
 
 def test_the_samples_of_all_nodes_come_into_one_directory(lab: Lab) -> None:
+    """samples/NODE.csv of a remote and a local node are both read from the record."""
     sent(lab)
     for node, path in (("worker-0", remote_run(lab)), ("worker-1", lab.directory / OUTPUTS / RUN)):
         (path / "samples").mkdir()
@@ -121,6 +129,7 @@ def test_the_samples_of_all_nodes_come_into_one_directory(lab: Lab) -> None:
 
 
 def test_what_did_not_come_back_stays_and_is_told_of(lab: Lab) -> None:
+    """A symbolic link in the run's directory is not fetched: a warning names it and the host keeps the run."""
     sent(lab)
     (remote_run(lab) / "loss").write_text("1")
     (remote_run(lab) / "secret").symlink_to("/etc/passwd")
@@ -131,6 +140,7 @@ def test_what_did_not_come_back_stays_and_is_told_of(lab: Lab) -> None:
 
 
 def test_a_host_that_does_not_say_whether_it_has_the_run_is_told_of(lab: Lab) -> None:
+    """A host whose shell fails with 254 gives a warning with its error, and keeps the run."""
     sent(lab)
     host = Nearby(name="red")
     host.shell = ("sh", "-c", "echo 'fork: out of memory' >&2; exit 254")
@@ -146,6 +156,7 @@ class TarSays(Nearby):
     code, words = 0, ""
 
     def receive(self, script: str, *arguments: str, **options: Any) -> Any:
+        """Receive the archive, then let tar print its message to stderr and exit with its code."""
         says = f"\nprintf '%s\\n' \"tar: {self.words}\" >&2; exit {self.code}"
         return super().receive(script.replace("exec tar", "tar") + says, *arguments, **options)
 
@@ -163,6 +174,7 @@ class TarSays(Nearby):
     ],
 )
 def test_a_directory_of_which_tar_complains_stays(lab: Lab, code: int, complaint: str, warned: str) -> None:
+    """If tar reports changed files or an error, collect() warns accordingly and the host keeps its directory."""
     sent(lab)
     host = TarSays(name="red")
     host.code, host.words = code, complaint
@@ -173,6 +185,7 @@ def test_a_directory_of_which_tar_complains_stays(lab: Lab, code: int, complaint
 
 
 def test_a_run_that_reads_an_earlier_one_has_it_on_its_host(lab: Lab) -> None:
+    """send() copies an earlier run that is named to the host's runs; it stays there after collect()."""
     model = lab.directory / "runs/20260101-000000-reward-0000/reward"
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
@@ -191,6 +204,7 @@ def fetch_left(lab: Lab, red: Nearby) -> list[str]:
 
 
 def test_what_runs_left_on_a_host_comes_here_without_secrets_and_copies_of_earlier_runs_do_not(lab: Lab) -> None:
+    """fetch_left() moves a run's files here with secrets redacted, and no earlier run or symbolic link."""
     model = lab.directory / "runs/20260101-000000-reward-0000"
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
@@ -206,6 +220,7 @@ def test_what_runs_left_on_a_host_comes_here_without_secrets_and_copies_of_earli
 
 
 def test_what_runs_left_stays_there_where_not_all_of_it_comes(lab: Lab) -> None:
+    """fetch_left() raises HostError if a file cannot be fetched or tar fails; the host keeps the run."""
     sent(lab)
     (remote_run(lab) / "loss").write_text("1")
     (remote_run(lab) / "secret").symlink_to("/etc/passwd")
@@ -223,6 +238,7 @@ def test_what_runs_left_stays_there_where_not_all_of_it_comes(lab: Lab) -> None:
 
 
 def test_a_name_that_would_lead_out_of_the_runs_is_not_fetched(lab: Lab) -> None:
+    """fetch_left() raises HostError for an output folder on the host whose name is a line end and `..`."""
     sent(lab)
     (remote_run(lab).parent / "\n..").mkdir()
     with pytest.raises(HostError, match=r"red: \S+/runs/\.outputs has what is no run of this lab: ''"):
@@ -235,6 +251,7 @@ class Names(Nearby):
     run_name = ""
 
     def run(self, script: str, *arguments: str, **options: Any) -> CompletedProcess:
+        """Answer the list of output folders with the planted name; run other scripts."""
         if arguments[:1] == ("folders",):
             return CompletedProcess((), 0, f"{self.run_name}\n", "")
         return super().run(script, *arguments, **options)
@@ -244,6 +261,7 @@ class Names(Nearby):
     "name", ["{victim}", "x/../../../victim", "../../victim", "20260101-000000-forged-0000", ".ssh", "\x1b[31mred"]
 )
 def test_a_host_brings_no_run_that_this_lab_did_not_send_there(lab: Lab, name: str) -> None:
+    """fetch_left() raises HostError for a run name with `..`, an absolute path, or of no run sent; writes nothing."""
     sent(lab)
     victim = lab.directory.parent / "victim"
     victim.mkdir()
@@ -262,6 +280,7 @@ def test_a_host_brings_no_run_that_this_lab_did_not_send_there(lab: Lab, name: s
 
 
 def test_a_host_writes_no_result_and_no_output_of_a_run_and_keeps_nothing(lab: Lab) -> None:
+    """A host's result.json and run.lock land in hosts/red with one warning; the record's own files stay."""
     sent(lab)
     record = lab.directory / "runs" / RUN
     (record / "output.log").write_text("")
@@ -286,6 +305,8 @@ def test_a_host_writes_no_result_and_no_output_of_a_run_and_keeps_nothing(lab: L
 
 
 def test_a_log_that_cannot_be_redacted_is_a_warning(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs that cannot be redacted, and a pipe among the outputs, are warnings of collect() on this machine."""
+
     def refuse(path: Path, hidden: object) -> None:
         raise HostError(f"cannot write {path}/ranks/rank-0.log: Permission denied")
 

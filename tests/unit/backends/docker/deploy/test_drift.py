@@ -30,24 +30,27 @@ class Rack:
     connections: dict[str, Nearby]
 
     def find(self) -> Drift:
+        """Return which hosts and nodes lack files; fail if a host does not answer."""
         changed = outdated(self.lab.directory, render.render(self.lab))
         stale, mute = drift.find(self.lab, self.connections, changed, ())
         assert mute == {}
         return stale
 
     def up(self) -> None:
+        """Render the lab, make its keys and send each host its files."""
         write_all(self.lab.directory, render.render(self.lab))
         ssh_keys.ensure(self.lab)
         for host in self.lab.hosts:
             provision.send(self.lab, host, self.connections[host.name], "sha256:1111")
 
     def on(self, host: str) -> Path:
+        """Return the lab directory of a host."""
         return Path(self.lab.host(host).directory)
 
 
 @pytest.fixture
 def rack(tmp_path: Path) -> Rack:
-    """A lab on two hosts, with a workload and a clone, and connections that run on this machine."""
+    """Return a lab on two hosts, with a workload and a clone, and connections that run on this machine."""
     names = ("red", "blue")
     hosts = tuple(
         builders.host(name=name, address="10.0.0.1", directory=str(tmp_path / name / ".labctl/demo")) for name in names
@@ -63,30 +66,35 @@ def rack(tmp_path: Path) -> Rack:
 
 
 def test_hosts_that_have_all_lack_nothing(rack: Rack) -> None:
+    """Before the files are sent both hosts lack some, afterwards none."""
     assert rack.find().hosts == {"red", "blue"}
     rack.up()
     assert rack.find() == NOTHING
 
 
 def test_an_edited_workload_goes_to_every_host_and_costs_no_container(rack: Rack) -> None:
+    """After an edit of a workload's file, both hosts are to get files and no container is unusable."""
     rack.up()
     (rack.lab.directory / "workloads/hello/hello.py").write_text("print(1)")
     assert rack.find() == Drift(frozenset({"red", "blue"}), {})
 
 
 def test_an_edited_clone_goes_to_every_host_and_costs_no_container(rack: Rack) -> None:
+    """After an edit of a clone's file, both hosts are to get files and no container is unusable."""
     rack.up()
     Path(rack.lab.clones[0][0], "main.py").write_text("print(1)")
     assert rack.find() == Drift(frozenset({"red", "blue"}), {})
 
 
 def test_what_is_rendered_anew_goes_to_the_host_of_its_node(rack: Rack) -> None:
+    """A changed compose file of worker-1 is to be sent to its host `blue` alone."""
     rack.up()
     (rack.lab.directory / naming.compose_path("worker-1")).write_text("")
     assert rack.find() == Drift(frozenset({"blue"}), {})
 
 
 def test_a_new_key_goes_to_the_launcher_too(rack: Rack) -> None:
+    """Without worker-1's keys both hosts are to get files, and worker-1 is unusable."""
     rack.up()
     shutil.rmtree(ssh_keys.ssh_directory(rack.lab, "worker-1"))
     assert rack.find() == Drift(frozenset({"red", "blue"}), {"worker-1": "its keys are gone"})
@@ -112,6 +120,7 @@ def test_a_new_key_goes_to_the_launcher_too(rack: Rack) -> None:
 def test_what_was_removed_on_a_host_is_missed_and_by_whom(
     rack: Rack, host: str, removed: str, lost: dict[str, str]
 ) -> None:
+    """A removed file or folder on a host is found there alone, with the nodes it makes unusable, until `up`."""
     rack.up()
     path = rack.on(host) / removed
     if path.is_dir() and not path.is_symlink():
@@ -124,6 +133,7 @@ def test_what_was_removed_on_a_host_is_missed_and_by_whom(
 
 
 def test_a_host_that_failed_or_sees_the_lab_itself_is_not_asked(rack: Rack) -> None:
+    """find() skips a host that failed or has no connection, and all of a lab on this machine."""
     connections = {"blue": rack.connections["blue"]}
     outdated, mute = drift.find(rack.lab, connections, (), ("red",))
     assert outdated.hosts == {"blue"}
@@ -134,6 +144,7 @@ def test_a_host_that_failed_or_sees_the_lab_itself_is_not_asked(rack: Rack) -> N
 
 
 def test_a_host_that_does_not_say_is_named(rack: Rack) -> None:
+    """A host whose shell fails is returned with its error, not as lacking files."""
     rack.up()
     rack.connections["blue"].shell = ("false",)
     outdated, mute = drift.find(rack.lab, rack.connections, (), ())

@@ -9,6 +9,7 @@ from labctl.backends.docker.deploy import frozen
 
 
 def test_the_seed_is_the_workloads_own_or_else_the_scripts(tmp_path: Path) -> None:
+    """seed() is the workload's --seed, else the default in its script, else empty."""
     of = workload(directory=tmp_path)
     assert frozen.seed(of) == ""
     (tmp_path / "train.py").write_text('add("--seed", type=int, default=1234)\n')

@@ -28,11 +28,12 @@ WITH_PACKAGES = "labctl/packages:0123456789ab"
 
 
 def at(directory: Path, **flags: str) -> Context:
+    """Return a context with accelerator cpu and these flags."""
     return Context(directory=directory, environ={}, emit=lambda _: None, flags={"LAB_ACCELERATOR": "cpu", **flags})
 
 
 def on_hosts(context: Context) -> Cluster:
-    """The lab on two reachable hosts."""
+    """Return a cluster of this lab on two reachable hosts with fake engines."""
     engines = {name: FakeBackend() for name in ("h1", "h2")}
     return Cluster(
         settings=context.settings(),
@@ -46,7 +47,7 @@ def on_hosts(context: Context) -> Cluster:
 
 @pytest.fixture
 def nothing_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no engine, here or on hosts, have the image; fail the test on a build or a pull."""
+    """Make all engines lack the image; fail the test on a build or a pull."""
     monkeypatch.setattr(local, "described", lambda _: None)
     monkeypatch.setattr(distribute, "preview", lambda image, how, _: f"{how} image {image} on h1, h2")
     monkeypatch.setattr(images, "image_targets", lambda *_: None)
@@ -61,6 +62,7 @@ def nothing_here(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_labctl_build_does_not_write_over_an_image_whose_name_says_what_it_is_of(
     nothing_here: None, tmp_path: Path, image: str, hint: str
 ) -> None:
+    """`labctl build` raises HostError for a LAB_IMAGE made by --from or with packages, with advice as hint."""
     context = at(tmp_path, LAB_IMAGE=image)
     with pytest.raises(HostError, match=f"LAB_IMAGE is {image}, which `labctl build` does not make") as caught:
         images.build_image(context, cluster_of(context))
@@ -74,6 +76,7 @@ def test_labctl_build_does_not_write_over_an_image_whose_name_says_what_it_is_of
 def test_no_registry_is_asked_for_an_image_that_was_made_here(
     nothing_here: None, tmp_path: Path, image: str, hint: str, added: dict[str, str]
 ) -> None:
+    """With a missing labctl/from or labctl/packages image, checks and plan raise HostError instead of pulling."""
     context = at(tmp_path, LAB_IMAGE=image, **added)
     for refused in (
         lambda: images.require_buildable(cluster_of(context)),
@@ -96,6 +99,7 @@ def test_no_registry_is_asked_for_an_image_that_was_made_here(
 def test_a_way_in_which_hosts_would_get_another_image_or_none_is_refused(
     nothing_here: None, tmp_path: Path, how: str, image: str, why: str
 ) -> None:
+    """plan_images() raises ConfigError for LAB_IMAGE_FROM=pull or build with an image that this cannot give."""
     context = at(tmp_path, LAB_IMAGE=image, LAB_IMAGE_FROM=how)
     with pytest.raises(ConfigError, match=f"^{why}") as caught:
         images.plan_images(context, on_hosts(context), ObservedState())
@@ -115,6 +119,7 @@ def test_a_way_in_which_hosts_would_get_another_image_or_none_is_refused(
 def test_what_hosts_can_build_or_pull_is_planned(
     nothing_here: None, tmp_path: Path, how: str, settings: dict[str, str]
 ) -> None:
+    """plan_images() gives one step with the lab's image for a way that hosts can use."""
     context = at(tmp_path, LAB_IMAGE_FROM=how, **settings)
     ((step,), failed) = images.plan_images(context, on_hosts(context), ObservedState())
     assert (step.image, failed) == (on_hosts(context).image, {})
@@ -124,10 +129,12 @@ class EngineHere(FakeBackend):
     """This machine's engine: images with labels and ids."""
 
     def __init__(self, images: dict[str, dict[str, str]]) -> None:
+        """Have these images, by name, with their labels."""
         super().__init__()
         self.images = images
 
     def image(self, image: str) -> dict[str, Any] | None:
+        """Return an image's description with entrypoint, labels and id, None if it does not exist."""
         config = {"Entrypoint": [foreign.PROGRAM], "Labels": self.images.get(image)}
         return {"Id": f"id of {image}", "Size": 1, "Config": config} if image in self.images else None
 
@@ -139,11 +146,13 @@ class EngineHere(FakeBackend):
 
 
 def here(context: Context, images_here: dict[str, dict[str, str]]) -> Cluster:
+    """Return the cluster on this machine whose engine has these images."""
     engine = EngineHere(images_here)
     return replace(cluster_of(context, engine), daemons=cast(dict[str, DockerEngine], {HERE: engine}))
 
 
 def current() -> dict[str, str]:
+    """Return the label that an up-to-date labctl/cpu has."""
     return {catalog.INPUTS_LABEL: catalog.inputs_hash("cpu")}
 
 
@@ -158,6 +167,7 @@ def current() -> dict[str, str]:
 def test_the_plan_says_the_image_below_the_packages_where_that_is_built_too(
     tmp_path: Path, images_here: dict[str, dict[str, str]], first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The step to build an image with packages also names labctl/cpu if that is missing or out of date."""
     context = at(tmp_path, LAB_PACKAGES="nltk")
     cluster = here(context, images_here)
     ((step,), _) = images.plan_images(context, cluster, ObservedState())
@@ -183,6 +193,7 @@ def test_the_plan_says_the_image_below_the_packages_where_that_is_built_too(
 def test_a_build_follows_the_settings_of_the_image_below_the_packages(
     tmp_path: Path, labels: dict[str, str], refresh: bool, built: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """build_image() builds labctl/cpu before the packages, unless it is current and not refreshed."""
     messages: list[str] = []
     context = at(tmp_path, LAB_PACKAGES="nltk", LAB_TORCH_INDEX="https://torch.example/whl")
     monkeypatch.setattr(DockerEngine, "image_labels", lambda *_: labels)
@@ -203,6 +214,7 @@ def test_a_build_follows_the_settings_of_the_image_below_the_packages(
 def test_an_image_of_what_a_name_meant_earlier_is_said(
     tmp_path: Path, labels: dict[str, str], warned: list[str]
 ) -> None:
+    """check_image() warns if the image's label of the base id differs from the base's current id."""
     messages: list[str] = []
     flags = {"LAB_ACCELERATOR": "cpu", "LAB_IMAGE": "mine:1", "LAB_PACKAGES": "nltk"}
     context = Context(directory=tmp_path, environ={}, emit=lambda event: messages.append(event.text), flags=flags)
@@ -215,6 +227,7 @@ def test_an_image_of_what_a_name_meant_earlier_is_said(
 def test_an_image_with_packages_is_judged_by_what_labctls_own_was_built_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An image with packages on a Gaudi base of release 1.20, with driver 1.22, raises HostError."""
     monkeypatch.setattr(habana, "installed_release", lambda: "1.22.0")
     base = "vault.habana.ai/gaudi-docker/1.20.0/ubuntu22.04/habanalabs/pytorch-installer-2.6.0:latest"
     context = at(tmp_path, LAB_PACKAGES="nltk")
@@ -226,6 +239,7 @@ def test_an_image_with_packages_is_judged_by_what_labctls_own_was_built_on(
 
 
 def test_the_command_that_builds_an_image_names_the_workload_that_it_is_of(tmp_path: Path) -> None:
+    """build_command() has `--workload hello` if the packages come from that workload."""
     settings = at(tmp_path).settings()
     by_workload = settings.with_value("LAB_PACKAGES", "nltk", "workload hello")
     assert [images.build_command(loaded) for loaded in (settings, by_workload)] == [
@@ -235,6 +249,7 @@ def test_the_command_that_builds_an_image_names_the_workload_that_it_is_of(tmp_p
 
 
 def test_the_folder_of_a_dockerfile_is_read_once_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two reads of cluster.image compute the tag once."""
     read: list[str] = []
 
     def tag(base: str, _: object) -> str:

@@ -29,7 +29,7 @@ from labctl.system import filelock, procfs
 
 
 def prepare(of: Lab, image_id: str = "sha256:1") -> tuple[Step, ...]:
-    """Carry out the local plan of a lab; return its steps, and check that a second plan is empty."""
+    """Carry out the local plan of a lab; return its steps; fail if a second plan is not empty."""
     steps, _ = provision.plan_local(of, render.render(of), image_id)
     assert carry_out(steps, deployment(of, FakeBackend())) == {}
     assert provision.plan_local(of, render.render(of), image_id) == ((), ())
@@ -42,18 +42,21 @@ def secrets_of(directory: Path) -> dict[str, str]:
 
 
 def test_a_secret_is_a_private_file_of_every_node(tmp_path: Path) -> None:
+    """A secret is a file of each node with its value and mode 0600."""
     prepare(lab(directory=tmp_path, secrets=(("hf_token", Secret("first")),)))
     assert secrets_of(tmp_path) == {"hf_token": "first"}
     assert (tmp_path / ".lab/nodes/worker-0/secrets/hf_token").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_secret_that_is_not_set_any_more_is_removed(tmp_path: Path) -> None:
+    """A secret that the next lab does not have is removed from the node's folder."""
     prepare(lab(directory=tmp_path, secrets=(("hf_token", Secret("a")), ("environment", Secret("b")))))
     prepare(lab(directory=tmp_path, secrets=(("environment", Secret("b")),)))
     assert secrets_of(tmp_path) == {"environment": "b"}
 
 
 def test_a_changed_secret_renews_the_containers_and_is_not_in_the_text() -> None:
+    """Another value of a secret changes the fingerprint of the compose file, which has no value."""
     before, after = (
         render.render_node(of, of.nodes[0], {}).content
         for of in (lab(secrets=(("hf_token", Secret(value)),)) for value in ("CANARY-1", "CANARY-2"))
@@ -63,12 +66,14 @@ def test_a_changed_secret_renews_the_containers_and_is_not_in_the_text() -> None
 
 
 def at(directory: Path) -> Context:
+    """Return the context of this directory."""
     return Context(directory=directory, environ={}, emit=lambda _: None, flags={})
 
 
 def test_a_busy_host_is_noted_unless_the_labs_own_runs_may_be_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A load of 5.28 on 2 cores is noted; not if a run of this lab ended recently or the load is 0.42."""
     for path, text in (("proc/loadavg", "5.28 2.10 0.93 3/345 4711\n"), ("sys/devices/system/cpu/online", "0-1\n")):
         sysfs.put(tmp_path / "root" / path, text)
     monkeypatch.setattr(procfs, "ROOT", tmp_path / "root")
@@ -87,6 +92,7 @@ def test_a_busy_host_is_noted_unless_the_labs_own_runs_may_be_the_reason(
 
 
 def test_a_lab_of_the_same_name_in_another_directory_is_left_alone(tmp_path: Path) -> None:
+    """A container of another existing directory raises HostError that names it; the hint is LAB_NAME."""
     current = observed(lab(), worker_0={"directory": str(tmp_path)})
     with pytest.raises(HostError) as caught:
         preflight.require_lab_owner(at(Path("/srv/lab")), "demo", current)
@@ -97,7 +103,10 @@ def test_a_lab_of_the_same_name_in_another_directory_is_left_alone(tmp_path: Pat
 def test_up_names_who_has_the_lab_before_what_only_follows_from_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of a foreign lab and a taken port, `up` raises HostError about the lab."""
+
     def port_is_taken(*_: object) -> None:
+        """Raise HostError that the port is taken."""
         raise HostError("port 12345 is taken")
 
     context = replace(at(tmp_path), environ={"LAB_NAME": "demo"})
@@ -110,13 +119,17 @@ def test_up_names_who_has_the_lab_before_what_only_follows_from_that(
 
 
 def test_a_lab_whose_directory_was_moved_can_still_be_taken_over(tmp_path: Path) -> None:
+    """A container whose directory does not exist raises nothing."""
     preflight.require_lab_owner(
         at(Path("/srv/lab")), "demo", observed(lab(), worker_0={"directory": str(tmp_path / "gone")})
     )
 
 
 def test_a_directory_behind_a_home_that_is_closed_is_somebodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If stat() of the other directory is denied, elsewhere() returns it as the owner."""
+
     def refuse(path: Path, **_: Any) -> None:
+        """Raise PermissionError."""
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "stat", refuse)
@@ -138,7 +151,10 @@ def test_a_directory_behind_a_home_that_is_closed_is_somebodys(tmp_path: Path, m
 def test_a_host_may_have_the_lab_of_somebody_whose_directory_is_not_on_this_machine(
     tmp_path: Path, host: str, made_by: str, theirs: bool
 ) -> None:
-    """Count other users' missing directories on other hosts: another machine may have this one's name."""
+    """owner_elsewhere() of a missing directory is None for the same user and machine, or any user of it locally.
+
+    Another machine may have this one's name.
+    """
     lost = {"directory": str(tmp_path / "gone"), "owner": made_by, "host": host}
     owner = observed(lab(), worker_0=lost).owner_elsewhere(tmp_path, "ann@here")
     assert (owner is not None) == theirs
@@ -146,6 +162,7 @@ def test_a_host_may_have_the_lab_of_somebody_whose_directory_is_not_on_this_mach
 
 
 def test_who_works_in_its_directory_has_a_lab_on_hosts_under_whatever_name(tmp_path: Path) -> None:
+    """A lab in this directory, made as another user of this machine, is no one else's; of another machine it is."""
     here = {"directory": str(tmp_path), "owner": "root@here", "host": "red"}
     elsewhere = here | {"owner": "root@there"}
     assert observed(lab(), worker_0=here).owner_elsewhere(tmp_path, "ann@here") is None
@@ -168,6 +185,7 @@ def test_who_works_in_its_directory_has_a_lab_on_hosts_under_whatever_name(tmp_p
 def test_a_machine_that_has_nodes_is_known_whatever_it_is_called_now(
     tmp_path: Path, listed: dict[str, str], remaining: list[str], former: tuple[str, ...]
 ) -> None:
+    """The ledger finds h1's files by machine id: left over if no listed host has it, `former` if one has."""
     ledger.note(tmp_path, "h1", "X")
     assert [host.host for host in ledger.left_over(tmp_path, listed)] == remaining
     assert ledger.former(tmp_path, listed).get("h2", ()) == former
@@ -176,7 +194,7 @@ def test_a_machine_that_has_nodes_is_known_whatever_it_is_called_now(
 
 
 def test_what_this_machine_got_as_a_listed_host_stays_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the record: files pushed to the host, and results on it, are removed as that host's."""
+    """A machine listed earlier as `red` is warned of, and its record stays while files and results are there."""
     engine = FakeBackend()
     monkeypatch.setattr(FakeBackend, "identity", lambda _: "X", raising=False)
     ledger.note(tmp_path, "red", "X")
@@ -189,18 +207,21 @@ def test_what_this_machine_got_as_a_listed_host_stays_recorded(tmp_path: Path, m
 
 
 def test_an_engine_says_nothing_that_leads_out_of_the_notes(tmp_path: Path) -> None:
+    """A host id with `../` is recorded in the ledger's folder and read back."""
     ledger.note(tmp_path, "h1", "../../x")
     assert ledger.left_over(tmp_path, {}) == (ledger.DeployedHost("h1", "../../x"),)
     assert {path.parent for path in tmp_path.rglob("*") if path.is_file()} == {tmp_path / ledger.FILES}
 
 
 def test_what_nodes_of_before_had_is_removed(tmp_path: Path) -> None:
+    """With one node fewer, prepare() removes the third node's folder."""
     prepare(lab(3, directory=tmp_path), "sha256:1")
     prepare(lab(2, directory=tmp_path), "sha256:1")
     assert sorted(path.name for path in (tmp_path / ".lab/nodes").iterdir()) == ["worker-0", "worker-1"]
 
 
 def test_compiled_operators_are_kept_for_the_image_that_compiled_them(tmp_path: Path) -> None:
+    """torch_extensions stay for the same image; for another one the cache folder is emptied, not replaced."""
     compiled = tmp_path / ".lab/cache/worker-1/torch_extensions/op.so"
     prepare(lab(directory=tmp_path), "sha256:1")
     compiled.parent.mkdir()
@@ -215,6 +236,7 @@ def test_compiled_operators_are_kept_for_the_image_that_compiled_them(tmp_path: 
 
 @pytest.mark.parametrize("plant", ["link", "pipe", "folder"])
 def test_what_a_container_puts_in_place_of_a_caches_marker_is_replaced(tmp_path: Path, plant: str) -> None:
+    """A link, pipe or folder in place of the cache's `image` file is replaced by it; the link's target stays."""
     keys, marker = tmp_path / "keys", tmp_path / ".lab/cache/worker-1/image"
     keys.write_text("mine")
     prepare(lab(directory=tmp_path), "sha256:1")
@@ -228,6 +250,7 @@ def test_what_a_container_puts_in_place_of_a_caches_marker_is_replaced(tmp_path:
 
 
 def test_keys_that_are_gone_are_noticed(tmp_path: Path) -> None:
+    """missing() names worker-1 without its host key, and all nodes without the launcher's identity."""
     of = lab(directory=tmp_path)
     ssh_keys.ensure(of)
     assert ssh_keys.missing(of) == frozenset()
@@ -238,6 +261,7 @@ def test_keys_that_are_gone_are_noticed(tmp_path: Path) -> None:
 
 
 def test_a_run_keeps_its_nodes(tmp_path: Path) -> None:
+    """A change to the nodes of a locked or observed run raises HostError; a run on other nodes does not."""
     steps = plan.up(lab(3), render.render(lab(3)), observed(lab())).steps
     engine, other = (FakeBackend(answer=active("r2", *nodes)) for nodes in (("worker-1", "worker-2"), ("worker-1",)))
     preflight.require_no_run(at(tmp_path), FakeBackend(), observed(lab()), steps)
@@ -252,6 +276,7 @@ def test_a_run_keeps_its_nodes(tmp_path: Path) -> None:
 
 
 def test_an_up_that_changes_nothing_does_not_mind_a_run(tmp_path: Path) -> None:
+    """Steps that change no container pass while a run is active."""
     steps = plan.up(lab(), render.render(lab()), observed(lab())).steps
     with filelock.held(tmp_path / filelock.RUNS / "r1.lock", "run r1"):
         preflight.require_no_run(at(tmp_path), FakeBackend(), observed(lab()), steps)
@@ -265,9 +290,11 @@ def test_an_up_that_changes_nothing_does_not_mind_a_run(tmp_path: Path) -> None:
     ],
 )
 def test_the_image_that_a_workload_needs_is_offered(local_images: tuple[str, ...], reason: str, hint: str) -> None:
+    """confirm_image() asks; on refusal or without a way to ask it raises HostError with the commands as hint."""
     questions: list[str] = []
 
     def agree(question: str) -> bool:
+        """Record the question; agree."""
         questions.append(question)
         return True
 
@@ -282,6 +309,7 @@ def test_the_image_that_a_workload_needs_is_offered(local_images: tuple[str, ...
 
 
 def test_a_workloads_image_gives_way_to_the_one_that_is_set(tmp_path: Path) -> None:
+    """A workload's image is used if LAB_IMAGE is not set; without one LAB_IMAGE stays empty."""
     task = workload(image="horovod")
     assert images.for_workload(at(tmp_path), at(tmp_path).settings(), task).text("LAB_IMAGE") == "labctl/horovod"
     chosen = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={"LAB_IMAGE": "mine:1"})
@@ -292,6 +320,7 @@ def test_a_workloads_image_gives_way_to_the_one_that_is_set(tmp_path: Path) -> N
 def test_a_hosts_cache_of_another_image_is_emptied_and_no_link_followed_that_is_put_there_meanwhile(
     tmp_path: Path,
 ) -> None:
+    """A link planted while the script empties a host's cache makes it fail; the link's target stays."""
     cache, keys = tmp_path / "cache", tmp_path / "keys"
     (cache / "torch_extensions").mkdir(parents=True)
     keys.write_text("mine")
@@ -301,6 +330,7 @@ def test_a_hosts_cache_of_another_image_is_emptied_and_no_link_followed_that_is_
     (tools / "find").chmod(0o755)
 
     def make(path: str) -> int:
+        """Run the script that makes a host's folders with this PATH; return its exit code."""
         argv = ["sh", "-c", provision.MAKE, "sh", "sha256:1", "1", "", str(cache)]
         return subprocess.run(argv, env={"PATH": path}, capture_output=True, check=False).returncode
 

@@ -20,13 +20,14 @@ CLONE = Mount(source="/data/clone", target="/clone", read_only=True)
 
 
 def test_devices_are_told_with_the_driver_of_their_host() -> None:
+    """devices() lists id, name, uuid, firmware and the host's driver of a node's devices; none for another node."""
     of = lab((node(devices=DeviceMapping(devices=(CARD,))), node(1)), hosts=(host(driver="550.54.15"),))
     device = {"id": "0", "name": "H100", "uuid": "GPU-1", "firmware": "96.00.61", "driver": "550.54.15"}
     assert [provenance.devices(of, node) for node in of.nodes] == [[device], []]
 
 
 def test_clones_are_asked_for_where_they_are() -> None:
-    """Ask this machine for clones that are sent, and the host for other mounts, below its own home."""
+    """code() asks the host for its mounts, below its own home; code_here() asks this machine for sent clones."""
     far = host(name="far", directory="/home/ann/.labctl/demo", home="/home/ann")
     sent = Mount(source="/home/me/sent", target="/workspace/sent", read_only=True)
     mine = Mount(source="/home/me/mine", target="/mine")
@@ -43,6 +44,7 @@ def test_clones_are_asked_for_where_they_are() -> None:
 
 
 def test_a_run_is_told_by_host_and_node_and_what_is_cached_by_its_newest_revision(tmp_path: Path) -> None:
+    """of_run() has images by host, devices by node, and each model's newest revision in the cache, None if absent."""
     cache = tmp_path / "cache"
     (cache / "huggingface/hub/models--facebook--opt-125m/snapshots/27dcfa74").mkdir(parents=True)
     of = lab(directory=tmp_path, mounts=(Mount(source=str(cache), target="/workspace/.cache"),))
@@ -59,6 +61,7 @@ def test_a_run_is_told_by_host_and_node_and_what_is_cached_by_its_newest_revisio
 
 
 def test_a_host_that_does_not_say_is_left_out_of_the_record_not_of_the_run(tmp_path: Path) -> None:
+    """A host without a connection has image None and no code in the record, and nothing is raised."""
     of = lab((node(), node(1, host="far")), directory=tmp_path, hosts=(host(), host(name="far")), mounts=(CACHE, CLONE))
     context = Context(directory=tmp_path, environ={"LAB_NAME": "demo"}, emit=lambda _: None, flags={})
     recorded = provenance.of_run(of, job(of), builders.cluster_of(context, FakeBackend()), ObservedState())

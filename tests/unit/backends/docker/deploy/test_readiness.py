@@ -27,6 +27,7 @@ class Busy(FakeBackend):
     """The engine of a host whose survey reports that root listens to these ports."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *ports: int, lab: str = "") -> None:
+        """Make the survey of host h1 report that root listens to these ports."""
         super().__init__(ways={"h1": cast(Connection, Nearby(name="h1"))})
         self.others = lab
         lines = "".join(f"\t{n}: 00000000:{port:04X} 00000000:0000 0A 0 0 0 0\n" for n, port in enumerate(ports))
@@ -35,6 +36,7 @@ class Busy(FakeBackend):
         monkeypatch.setattr(facts, "script", lambda: survey)
 
     def port_users(self) -> tuple[HostPortUser, ...]:
+        """Return a container of lab `demo` and one of the other lab as users of port 1."""
         return tuple(
             HostPortUser(port=1, lab=lab, container=builders.container("worker-0")) for lab in ("demo", self.others)
         )
@@ -42,7 +44,7 @@ class Busy(FakeBackend):
 
 @pytest.fixture
 def lab() -> Lab:
-    """Build a lab with a node on each of two hosts, on the hosts' network."""
+    """Return a lab with a node on each of two hosts, on the hosts' network."""
     names = ("h1", "h2")
     nodes = tuple(builders.node(number, host=name) for number, name in enumerate(names))
     hosts = tuple(builders.host(name=name, number=number) for number, name in enumerate(names))
@@ -51,11 +53,13 @@ def lab() -> Lab:
 
 @pytest.fixture
 def context(tmp_path: Path) -> Context:
+    """Return the context of lab `demo` with accelerator cpu."""
     environ = {"LAB_NAME": "demo", "LAB_ACCELERATOR": "cpu"}
     return Context(directory=tmp_path, environ=environ, emit=lambda _: None, flags={})
 
 
 def ask(lab: Lab, engine: Busy, *before: int) -> None:
+    """Require the master port, with these ports taken on h1 before, and the next port on h2."""
     facts_by_host = {
         "h1": builders.facts(ports=dict.fromkeys(before, "root")),
         "h2": builders.facts(ports={PORT + 1: "cy"}),
@@ -66,6 +70,7 @@ def ask(lab: Lab, engine: Busy, *before: int) -> None:
 def test_a_port_that_is_taken_where_ranks_meet_is_refused_with_all_that_is_known_and_a_free_one(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A master port in use raises HostError with user and other lab; the hint is a port free on both hosts."""
     with pytest.raises(
         HostError, match=rf"^h1: port {PORT} \(LAB_MASTER_PORT\).* is in use \(user .*this host has lab `other`"
     ) as it:
@@ -74,6 +79,7 @@ def test_a_port_that_is_taken_where_ranks_meet_is_refused_with_all_that_is_known
 
 
 def test_a_port_that_is_free_or_none_of_the_hosts_own_is_no_reason(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port taken only before or only since, or on a bridge network, raises nothing."""
     ask(lab, Busy(monkeypatch, PORT))
     # What an earlier run of this lab left there was ended since.
     ask(lab, Busy(monkeypatch), PORT)
@@ -81,6 +87,7 @@ def test_a_port_that_is_free_or_none_of_the_hosts_own_is_no_reason(lab: Lab, mon
 
 
 def test_a_batch_needs_the_launcher_and_not_every_node(context: Context) -> None:
+    """require_launcher() accepts a lost worker, and raises HostError for a changed or missing launcher."""
     lab = builders.lab(2, directory=context.directory)
     engine = FakeBackend(seen=builders.observed(lab, worker_1={"state": "exited"}))
     readiness.require_launcher(context, builders.cluster_of(context, engine), lab, builders.workload())
@@ -98,6 +105,7 @@ def test_a_batch_needs_the_launcher_and_not_every_node(context: Context) -> None
 
 
 def test_a_script_that_starts_its_own_ranks_needs_no_program_in_the_image() -> None:
+    """require_program() calls no engine for launcher `script`."""
     lab = builders.lab(2)
     readiness.require_program(lab, builders.job(lab, launcher="script"), cast(Engine, None))
 
@@ -105,6 +113,7 @@ def test_a_script_that_starts_its_own_ranks_needs_no_program_in_the_image() -> N
 def test_a_run_that_was_judged_is_ended_unless_nothing_is_to_be_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """under_way() stops the processes of a run that has a result, unless it is a preview; it returns none."""
     record = tmp_path / "runs/20260101-000000-000000-hello"
     record.mkdir(parents=True)
     judged = replace(builders.lab(), directory=tmp_path)

@@ -33,9 +33,10 @@ Host key verification failed."""
 
 
 def answers(*documents: dict[str, object], code: int = 0, said: str = "what it complained of") -> FakeBackend:
-    """An engine whose containers print these documents and exit with a code and a message."""
+    """Return an engine whose containers print these documents and exit with this code and message."""
 
     def answer(name: str, argv: tuple[str, ...]) -> Iterator[str]:
+        """Yield each document as a line of JSON; raise Failed if the code is not 0."""
         for document in documents:
             yield json.dumps(document)
         if code:
@@ -48,6 +49,7 @@ def answers(*documents: dict[str, object], code: int = 0, said: str = "what it c
 
 
 def test_nodes_that_let_the_launcher_in_have_been_reached() -> None:
+    """unreached() is empty if all nodes answered; the launcher's agent ran `reach` as the lab's user."""
     engine = answers({"node": "worker-0", "ok": True, "seconds": 0.2}, {"node": "worker-1", "ok": True, "seconds": 0.3})
     assert agent.unreached(lab(), engine, ("worker-0", "worker-1"), 60) == {}
     assert engine.started == [
@@ -57,6 +59,7 @@ def test_nodes_that_let_the_launcher_in_have_been_reached() -> None:
 
 
 def test_reach_names_the_nodes_that_failed_with_sshs_reason() -> None:
+    """reach() raises HostError with ssh's reason of each node that failed or was not answered for, exit code 3."""
     engine = answers(
         {"node": "worker-0", "ok": True, "seconds": 0.2},
         {"node": "worker-1", "ok": False, "seconds": 60, "error": CHANGED_KEY},
@@ -77,6 +80,7 @@ def test_reach_names_the_nodes_that_failed_with_sshs_reason() -> None:
 
 
 def test_an_agent_that_breaks_says_what_it_complained_of() -> None:
+    """An agent that fails without answers raises HostError with its stderr, of the launcher."""
     with pytest.raises(HostError) as caught:
         agent.reach(lab(), answers(code=1), ("worker-0",), 60)
     assert caught.value.message == "launcher: what it complained of"
@@ -84,6 +88,7 @@ def test_an_agent_that_breaks_says_what_it_complained_of() -> None:
 
 
 def test_an_agent_that_ends_without_a_word_is_told_by_its_code() -> None:
+    """An agent that fails with no output raises HostError with its exit code."""
     with pytest.raises(HostError, match=r"^launcher: .*labnode.py reach ended with code 137") as caught:
         agent.reach(lab(), answers(code=137, said=""), ("worker-0",), 60)
     assert caught.value.hint == "labctl status; labctl logs launcher"
@@ -91,6 +96,7 @@ def test_an_agent_that_ends_without_a_word_is_told_by_its_code() -> None:
 
 @pytest.mark.parametrize("message", ["", "\n \n"])
 def test_silence_is_a_reason_too(message: str) -> None:
+    """ssh_reason() of an empty or blank text is `no answer`."""
     assert ssh_errors.ssh_reason(message) == "no answer"
 
 
@@ -98,7 +104,7 @@ NODES = ("worker-0", "worker-1")
 
 
 def names(*nodes: str) -> FakeBackend:
-    """An engine in whose launcher a shell prints these names."""
+    """Return an engine in whose launcher a shell prints these names."""
     return FakeBackend(answer=lambda _, argv: iter(nodes if argv[0] == "sh" else ()))
 
 
@@ -106,6 +112,7 @@ def names(*nodes: str) -> FakeBackend:
 def test_nodes_that_answered_meanwhile_are_not_reached_again(
     early: tuple[str, ...], again: int, tmp_path: Path
 ) -> None:
+    """WaitForSsh starts no agent if the early reach had all nodes, else one."""
     of = lab(directory=tmp_path)
     begun = agent.begin_reach(names(*early), "launcher-1", NODES)
     engine = answers(*({"node": name, "ok": True, "seconds": 0.2} for name in NODES))
@@ -115,6 +122,7 @@ def test_nodes_that_answered_meanwhile_are_not_reached_again(
 
 
 def test_nodes_of_a_host_that_failed_are_not_waited_for() -> None:
+    """WaitForSsh leaves out the nodes of a failed host, and returns its failure unchanged."""
     of = lab((node(0), node(1, host="red")), hosts=(host(), host(name="red")))
     engine = answers({"node": "worker-0", "ok": True, "seconds": 0.2})
     failed = {"red": HostError("red: no answer", node="red")}
@@ -124,6 +132,7 @@ def test_nodes_of_a_host_that_failed_are_not_waited_for() -> None:
 
 
 def test_other_nodes_than_those_asked_meanwhile_are_reached() -> None:
+    """An early reach has passed for its nodes or fewer, not for others, nor once it is too old."""
     begun = agent.begin_reach(names(*NODES), "launcher-1", NODES)
     assert begun
     assert begun.passed(NODES)
@@ -136,6 +145,7 @@ def test_other_nodes_than_those_asked_meanwhile_are_reached() -> None:
 
 
 def test_up_is_carried_out_in_order_and_said_aloud(tmp_path: Path) -> None:
+    """`up` writes files, removes the surplus container, applies compose and emits five numbered steps."""
     of = lab(directory=tmp_path)
     engine = answers({"node": "worker-0", "ok": True, "seconds": 0}, {"node": "worker-1", "ok": True, "seconds": 0})
     surplus = container("worker-7", directory=str(tmp_path))
@@ -158,6 +168,7 @@ def test_up_is_carried_out_in_order_and_said_aloud(tmp_path: Path) -> None:
 
 
 def test_a_step_that_fails_ends_the_plan(tmp_path: Path) -> None:
+    """A failing step raises HostError: the launcher is missing, or a file cannot be written."""
     of = lab(directory=tmp_path)
     engine = FakeBackend(dead=("labctl-demo-launcher-1",))
     local = (WriteFiles(files=render.render(of), cause="new"),)
@@ -168,6 +179,7 @@ def test_a_step_that_fails_ends_the_plan(tmp_path: Path) -> None:
 
 
 def test_state_is_kept_for_a_host_that_failed_but_not_what_no_node_needs(tmp_path: Path) -> None:
+    """RemoveState keeps .lab if a host failed; files that no node needs are removed anyway."""
     of, failed = lab(directory=tmp_path), {"red": HostError("red: no answer", node="red")}
     up = deployment(of, FakeBackend())
     secret = tmp_path / ".lab/nodes/worker-0/secrets/hf_token"
@@ -182,6 +194,7 @@ def test_state_is_kept_for_a_host_that_failed_but_not_what_no_node_needs(tmp_pat
 
 
 def test_down_needs_no_lab_on_disk() -> None:
+    """down() of a lab without a directory removes its containers and network."""
     engine = FakeBackend()
     carry_out(plan.down(observed(lab())).steps, deployment(lab(), engine))
     assert engine.done == [
@@ -196,12 +209,14 @@ class Removing(FakeBackend):
     words = ""
 
     def remove(self, host: str, kind: Kind, ids: tuple[str, ...]) -> None:
+        """Raise HostError with the planted message."""
         raise HostError(
             f"{host}: `docker {kind} rm {ids[0]}` failed:\nError response from daemon: {self.words}", node="h1"
         )
 
 
 def test_an_image_that_a_container_uses_stays_and_is_no_failure() -> None:
+    """An image in use is a warning and no failure; another error of its removal is the host's failure."""
     engine, events = Removing(seen=ObservedState(host="h1")), list[Event]()
     steps = plan.down(ObservedState(host="h1", image="sha256:1"), image="labctl/cpu")
     engine.words = (
@@ -217,7 +232,7 @@ def test_an_image_that_a_container_uses_stays_and_is_no_failure() -> None:
 
 
 def test_programs_start_where_a_container_belongs_whoever_else_has_one_of_its_name() -> None:
-    """Prefer the planned host over a former one that still has the launcher's container."""
+    """exec() runs in the planned host's launcher, though another host still has a container of its name."""
     stale = ObservedState(host="h2", containers=(container("launcher", host="h2"),))
     first, second = FakeBackend(seen=observed(lab())), FakeBackend(seen=stale)
     engines = MultiHostEngine({"h1": first, "h2": second}, {"labctl-demo-launcher-1": "h1"})
@@ -227,6 +242,7 @@ def test_programs_start_where_a_container_belongs_whoever_else_has_one_of_its_na
 
 
 def test_a_hosts_files_are_removed_once_what_is_only_there_is_here(tmp_path: Path) -> None:
+    """Results are fetched before a host's directory is removed; if that fails, it and the state stay."""
     directory = tmp_path / ".labctl/demo"
     directory.mkdir(parents=True)
     engine = FakeBackend(ways={"red": cast(Any, Nearby(name="red"))})
@@ -249,6 +265,7 @@ def test_a_hosts_files_are_removed_once_what_is_only_there_is_here(tmp_path: Pat
 
 
 def test_hosts_that_fail_are_all_named_and_what_to_type_is_said_for_each() -> None:
+    """raise_all() of two hosts raises HostError with both messages, the first one's hint and node."""
     lost = {
         "red": HostError("red: is silent", hint="ping red", node="red"),
         "blue": HostError("no room\nat all", hint="df", node="blue"),
