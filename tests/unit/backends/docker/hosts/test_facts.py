@@ -89,6 +89,7 @@ ready
 
 
 def shell(name: str) -> list[str]:
+    """Return the command of this shell; skip the test if it is not installed."""
     argv = SHELLS[name]
     if not shutil.which(argv[0]):
         pytest.skip(f"no {argv[0]} on this machine")
@@ -96,6 +97,7 @@ def shell(name: str) -> list[str]:
 
 
 def run(*argv: str, **environment: str) -> str:
+    """Run a command with these variables; return its stdout; fail if it exits with an error or writes to stderr."""
     done = subprocess.run(argv, capture_output=True, text=True, check=True, env={**os.environ, **environment})
     assert done.stderr == ""
     return done.stdout
@@ -111,6 +113,7 @@ def ask(root: Path | str = "/", by: str = "sh", **environment: str) -> survey.Ho
 
 @pytest.mark.parametrize("by", SHELLS)
 def test_this_machine_is_told_as_it_is_seen_from_within(tmp_path: Path, by: str) -> None:
+    """The survey of this machine, read by each shell, gives the same accelerator and host as observe()."""
     dump = ask(by=by)
     accelerator, observed = cluster.observe("auto", dump)
     assert (accelerator, replace(observed, name="local", home="")) == observe("auto")
@@ -174,6 +177,7 @@ def broken(root: Path) -> None:
 @pytest.mark.parametrize("by", SHELLS)
 @pytest.mark.parametrize("plant", [nvidia, gaudis, intel, broken])
 def test_devices_are_detected_from_what_was_told(tmp_path: Path, plant: Callable[[Path], None], by: str) -> None:
+    """The survey of NVIDIA, Gaudi, Intel and broken cards, by each shell, gives the same as a local look."""
     remote = tmp_path / "there"
     plant(remote)
     dump = ask(remote, by)
@@ -187,6 +191,7 @@ def test_devices_are_detected_from_what_was_told(tmp_path: Path, plant: Callable
 
 
 def test_the_groups_of_device_files_are_the_hosts_own(tmp_path: Path) -> None:
+    """observe() adds the groups of a device file, of video and of render as on the host."""
     intel(tmp_path / "there")
     dump = ask(tmp_path / "there")
     dump.nodes["dev/dri/renderD129"] = 4242
@@ -196,6 +201,7 @@ def test_the_groups_of_device_files_are_the_hosts_own(tmp_path: Path) -> None:
 
 
 def test_who_listens_where_is_told(tmp_path: Path) -> None:
+    """Listening ports, of any address, have their user's name; the port of a connection is not among them."""
     with socket.create_server(("127.0.0.1", 0)) as four, socket.create_server(("127.0.0.1", 0)) as taken:
         port, other = four.getsockname()[1], taken.getsockname()[1]
         # A connection is no listener, though it has a port of its own.
@@ -207,16 +213,19 @@ def test_who_listens_where_is_told(tmp_path: Path) -> None:
 
 
 def test_space_is_that_of_the_home_directorys_disk_or_of_where_it_would_be(tmp_path: Path) -> None:
+    """home_free is that of the file system of HOME, or of its nearest existing parent."""
     for home in (tmp_path, tmp_path / "not/there", Path("/dev/shm/not/there")):  # noqa: S108 - a file system of its own
         disk = next(parent for parent in home.parents if parent.exists())
         assert ask(HOME=str(home)).facts_at(0).home_free == pytest.approx(shutil.disk_usage(disk).free, rel=0.1)
 
 
 def test_the_clock_is_told_last_and_compared_with_this_ones() -> None:
+    """The skew of the survey's clock to a time 300 s ago is 300 s."""
     assert ask().facts_at(time.time() - 300).skew == pytest.approx(300, abs=5)
 
 
 def test_a_large_host_tells_all_in_a_second(tmp_path: Path) -> None:
+    """The survey of eleven GPUs and 500 other cards takes less than a second of processor time."""
     nvidia(tmp_path)
     for index in range(16, 24):
         sysfs.nvidia(tmp_path, f"0000:{index}:00.0", index, numa=0, cores="0-127")
@@ -233,6 +242,7 @@ def test_a_large_host_tells_all_in_a_second(tmp_path: Path) -> None:
 
 
 def test_facts_are_read_off_what_was_told(tmp_path: Path) -> None:
+    """A planted survey gives its user, ports with owners, addresses, memory, MTU and clock skew."""
     dump = survey.read(TOLD, "gpu-1")
     facts = dump.facts_at(1_700_000_000)
     assert (facts.user, facts.uid, facts.home) == ("ada", 1000, "/home/ada")
@@ -252,6 +262,7 @@ def test_facts_are_read_off_what_was_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["/etc/cdi", "/var/run/cdi"])
 def test_an_engines_folders_of_cdi_devices_are_the_hosts(tmp_path: Path, folder: str) -> None:
+    """A CDI file in the host's /etc or /run is in the survey, and has_cdi() finds it only in the engine's folders."""
     (tmp_path / "run/cdi").mkdir(parents=True)
     sysfs.link(tmp_path / "var/run", tmp_path / "run")
     text = 'kind: nvidia.com/gpu\ndevices:\n- name: "0"\n  containerEdits: {}\n'
@@ -270,12 +281,14 @@ def test_an_engines_folders_of_cdi_devices_are_the_hosts(tmp_path: Path, folder:
     ids=["nothing", "no shell", "cut off"],
 )
 def test_half_a_text_is_refused_with_its_end(text: str, last: str) -> None:
+    """An empty, foreign or cut-off survey raises HostError of the host, with its last text."""
     with pytest.raises(HostError, match=last) as caught:
         survey.read(text, "gpu-1")
     assert (caught.value.node, "gpu-1" in caught.value.message) == ("gpu-1", True)
 
 
 def test_no_path_leads_out_of_what_was_told(tmp_path: Path) -> None:
+    """Absolute paths, `..` and links of the survey lead to no file of this machine."""
     (tmp_path / "secret").write_text("x")
     dump = survey.read("labctl survey\nlink sys/x\n\t../../etc\nend\n", "gpu-1")
     for path in (f"{tmp_path}/secret", f"../../{tmp_path}/secret", "sys/x/passwd"):
@@ -290,7 +303,10 @@ def test_no_path_leads_out_of_what_was_told(tmp_path: Path) -> None:
     ids=["mode", "group", "no home"],
 )
 def test_a_host_that_tells_what_cannot_be_is_named(tmp_path: Path, entry: str) -> None:
+    """A survey with an invalid mode, group or without home raises HostError of the host."""
+
     def use() -> None:
+        """Read a survey with this entry and its facts."""
         dump = survey.read(f"labctl survey\n{entry}\nend\n", "gpu-1")
         dump.facts_at(0)
 
@@ -300,6 +316,7 @@ def test_a_host_that_tells_what_cannot_be_is_named(tmp_path: Path, entry: str) -
 
 
 def test_a_host_without_the_wanted_devices_is_named(tmp_path: Path) -> None:
+    """observe() of nvidia on a host without one raises HostError of the host."""
     dump = survey.read(TOLD, "gpu-1")
     with pytest.raises(HostError, match="no nvidia device") as caught:
         cluster.observe("nvidia", dump)
@@ -307,9 +324,13 @@ def test_a_host_without_the_wanted_devices_is_named(tmp_path: Path) -> None:
 
 
 def test_two_names_of_one_machine_are_refused_with_both(tmp_path: Path) -> None:
-    """Tell hosts apart: a copied machine has the same engine id, and a container its neighbour's kernel."""
+    """Hosts with the same boot id and engine id raise ConfigError; with one of them equal they pass.
+
+    A copied machine has the same engine id, and a container its neighbour's kernel.
+    """
 
     def booted(name: str, boot: str) -> survey.HostDump:
+        """Return the survey of a root with this boot id."""
         root = tmp_path / name
         sysfs.put(root / "proc/sys/kernel/random/boot_id", f"{boot}\n")
         return ask(root)

@@ -30,20 +30,23 @@ def write(root: Path, **files: str) -> Path:
 
 
 def texts(root: Path) -> dict[str, str]:
+    """Return the content of each file below a folder, by path."""
     return {str(path.relative_to(root)): path.read_text() for path in root.rglob("*") if path.is_file()}
 
 
 def mode(path: Path) -> int:
+    """Return the permission bits of a path."""
     return stat.S_IMODE(path.stat().st_mode)
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """The run's directory on this machine."""
+    """Make the run's directory on this machine, with three files; return it."""
     return write(tmp_path / "runs/1", rank="#!/bin/bash", job="{}", ranks__own_log="here")
 
 
 def test_what_ranks_wrote_comes_back_for_its_owner_alone(run: Path, tmp_path: Path) -> None:
+    """pull() brings files, empty folders and links, without setuid and rights of others; six files, none refused."""
     remote = write(tmp_path / "there", ranks__0_log="loss 1", model__config="{}", model__run="x", empty="")
     (remote / "model/run").chmod(0o4775)
     (remote / "model").chmod(0o777)
@@ -60,6 +63,7 @@ def test_what_ranks_wrote_comes_back_for_its_owner_alone(run: Path, tmp_path: Pa
 
 
 def test_what_was_sent_is_left_out_unless_it_was_changed_there(run: Path, tmp_path: Path) -> None:
+    """A file that was sent and not changed does not come; a changed one goes to hosts/h1."""
     sent = manifest.scan(run)
     remote = write(tmp_path / "there", rank="#!/bin/bash", job="changed by a rank", ranks__own_log="here")
     # Written here since.
@@ -75,6 +79,7 @@ def test_what_was_sent_is_left_out_unless_it_was_changed_there(run: Path, tmp_pa
 
 
 def test_a_hard_link_to_what_was_sent_brings_its_content(run: Path) -> None:
+    """A hard link to a file that was sent comes as a file with the sent content."""
     merge = Merge(run, "h1", manifest.scan(run))
     write(run, rank="changed here")
     merge.unpack(packed(("job", FILE, "{}"), ("kept", HARD, "job"), ("rank", FILE, "#!/bin/bash"), ("r", HARD, "rank")))
@@ -89,6 +94,7 @@ def test_a_hard_link_to_what_was_sent_brings_its_content(run: Path) -> None:
 
 
 def test_hosts_at_once_lose_nothing_of_each_other(run: Path, tmp_path: Path) -> None:
+    """Eight hosts at once: each one's files come, equal ones once, differing ones in hosts/NAME."""
     names = [f"h{number}" for number in range(8)]
     for name in names:
         write(tmp_path / name, same="same", other__file=name, **{f"only_{name}": name, f"ranks__{name}_log": name})
@@ -105,6 +111,7 @@ def test_hosts_at_once_lose_nothing_of_each_other(run: Path, tmp_path: Path) -> 
 
 
 def test_what_a_killed_labctl_left_half_fetched_goes(run: Path, tmp_path: Path) -> None:
+    """pull() removes the temporary folder that an earlier pull from this host left, and no other host's."""
     before = texts(run)
     write(run / ".incoming-abcd1234.h1", file="half")
     incoming = write(run / ".incoming-abcd1234.x.h1", file="on its way")
@@ -113,6 +120,7 @@ def test_what_a_killed_labctl_left_half_fetched_goes(run: Path, tmp_path: Path) 
 
 
 def test_a_log_that_has_grown_replaces_its_beginning(run: Path, tmp_path: Path) -> None:
+    """A longer log replaces its beginning, a shorter one does not; another changed file goes to hosts/h1."""
     remote = write(tmp_path / "there", ranks__0_log="step 1\n", numbers="1")
     pull.pull(Nearby(name="h1"), str(remote), run)
     write(remote, ranks__0_log="step 1\nstep 2\n", numbers="12")
@@ -132,6 +140,7 @@ class Broken(Nearby):
     def receive(
         self, script: str, *arguments: str, on_chunk: Callable[[bytes], object], timeout: float
     ) -> CompletedProcess:
+        """Receive the first bytes, then raise HostError or return code 255."""
         came: list[bytes] = []
         done = super().receive(script, *arguments, on_chunk=came.append, timeout=timeout)
         on_chunk(b"".join(came)[: self.after])
@@ -142,6 +151,7 @@ class Broken(Nearby):
 
 @pytest.mark.parametrize("word", [True, False])
 def test_of_a_broken_stream_whole_files_and_beginnings_of_logs_are_kept(run: Path, tmp_path: Path, word: bool) -> None:
+    """A broken stream raises HostError and keeps whole files and a log's beginning; a later pull completes them."""
     remote = tmp_path / "there"
     text = {"a": "a" * 3000, "b.log": "b" * 3000, "c": "c" * 3000}
     remote.mkdir()
@@ -166,14 +176,17 @@ def test_of_a_broken_stream_whole_files_and_beginnings_of_logs_are_kept(run: Pat
 
 
 def test_a_directory_that_is_not_there_is_named(run: Path) -> None:
+    """pull() of a missing directory raises HostError that names it and that nothing came."""
     with pytest.raises(HostError, match=r"gpu-1: cannot fetch /no/such: .*/no/such; nothing new came"):
         pull.pull(Nearby(), "/no/such", run)
 
 
 def test_what_cannot_be_written_here_is_named(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If fchmod() fails with a full disk, pull() raises HostError and leaves the run's files as they were."""
     remote = write(tmp_path / "there", large="x" * 300_000)
 
     def full(descriptor: int, mode: int) -> None:
+        """Raise OSError that the disk is full."""
         raise OSError(28, "No space left on device", "large")
 
     monkeypatch.setattr(os, "fchmod", full)
@@ -223,6 +236,7 @@ FILE, LINK, HARD, FOLDER, PIPE = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTY
     ],
 )
 def test_nothing_gets_out_of_the_directory(tmp_path: Path, members: list[tuple[str, bytes, str]]) -> None:
+    """A member with `..`, an absolute path, a link or a pipe touches no file outside; it is refused or put aside."""
     outside, into = tmp_path / "outside", tmp_path / "outside/into"
     write(into, taken="here")
     (outside / "secret").write_text("theirs")
@@ -241,6 +255,7 @@ def test_nothing_gets_out_of_the_directory(tmp_path: Path, members: list[tuple[s
 
 
 def test_a_link_that_is_there_already_is_never_written_through(tmp_path: Path) -> None:
+    """A member below an existing link is put aside into hosts/h1, and nothing is written through the link."""
     outside, into = tmp_path / "outside", tmp_path / "into"
     outside.mkdir()
     into.mkdir()
@@ -252,6 +267,7 @@ def test_a_link_that_is_there_already_is_never_written_through(tmp_path: Path) -
 
 
 def test_a_link_within_comes_into_a_directory_that_is_reached_by_a_link(tmp_path: Path) -> None:
+    """In a directory reached by a symbolic link, a link within it is unpacked."""
     (tmp_path / "into").mkdir()
     (tmp_path / "alias").symlink_to("into")
     merge = Merge(tmp_path / "alias", "h1")
@@ -261,6 +277,7 @@ def test_a_link_within_comes_into_a_directory_that_is_reached_by_a_link(tmp_path
 
 
 def test_links_of_two_hosts_do_not_lead_out_together(tmp_path: Path) -> None:
+    """A link of h1 that would lead out only with another one of h2 is refused."""
     into = tmp_path / "outside/into"
     into.mkdir(parents=True)
     (into.parent / "secret").write_text("theirs")
@@ -272,6 +289,7 @@ def test_links_of_two_hosts_do_not_lead_out_together(tmp_path: Path) -> None:
 
 
 def test_every_content_that_a_file_aside_had_is_kept(run: Path, tmp_path: Path) -> None:
+    """Three contents of one file of host h1 are kept as job, job.2 and job.3; an equal one adds none."""
     remote = tmp_path / "there"
     for text in ("one", "two", "two", "three"):
         pull.pull(Nearby(name="h1"), str(write(remote, job=text)), run)
@@ -301,6 +319,7 @@ def odd(kind: bytes = FILE, **headers: str) -> bytes:
     ids=["numbers", "sparse", "many"],
 )
 def test_headers_that_make_no_sense_are_a_broken_stream(run: Path, tmp_path: Path, stream: bytes) -> None:
+    """A tar stream with invalid headers raises HostError; the file before it came."""
     write(tmp_path, bin__tar="#!/bin/sh\nexec cat stream\n")
     (tmp_path / "bin/tar").chmod(0o755)
     (tmp_path / "stream").write_bytes(stream)
@@ -314,6 +333,7 @@ def test_headers_that_make_no_sense_are_a_broken_stream(run: Path, tmp_path: Pat
     "stream", [odd(path="a\0b"), odd(LINK, linkpath="a\0b"), odd(LINK), odd(HARD, linkpath="a\0b")]
 )
 def test_what_no_file_can_be_called_is_refused(tmp_path: Path, stream: bytes) -> None:
+    """A member whose name or link has a NUL, or no target, is refused; the file before it came."""
     merge = Merge(tmp_path, "h1")
     assert merge.unpack(io.BytesIO(stream)) == ""
     assert (len(merge.found.refused), merge.found.files) == (1, 1)
@@ -321,6 +341,7 @@ def test_what_no_file_can_be_called_is_refused(tmp_path: Path, stream: bytes) ->
 
 @pytest.mark.parametrize("when", ["1e30", "nan", "inf", "-5"])
 def test_a_date_that_no_file_can_have_is_none(tmp_path: Path, when: str) -> None:
+    """A member's mtime that is no valid time is set to 0."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", pax_headers={"mtime": when}, format=tarfile.PAX_FORMAT) as archive:
         member = tarfile.TarInfo("file")
@@ -332,6 +353,7 @@ def test_a_date_that_no_file_can_have_is_none(tmp_path: Path, when: str) -> None
 
 
 def test_a_link_that_leads_out_through_one_that_is_here_is_refused(tmp_path: Path) -> None:
+    """A link whose target goes through an existing link to the outside is refused."""
     into = tmp_path / "into"
     into.mkdir()
     (into / "folder").symlink_to(tmp_path)

@@ -49,7 +49,7 @@ Content = dict[str, object]
 
 @pytest.fixture(scope="session")
 def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A PATH directory with the minimal tools of a host."""
+    """Make a PATH directory with the minimal tools of a host; return it."""
     folder = tmp_path_factory.mktemp("tools")
     for tool in TOOLS:
         (folder / tool).symlink_to(shutil.which(tool) or tool)
@@ -58,12 +58,13 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def host(tools: Path) -> Nearby:
+    """Return a host whose PATH has only the minimal tools."""
     return Nearby(environment={"PATH": str(tools)})
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A tree with all kinds of names, modes and entries that can be sent."""
+    """Make a tree with all kinds of names, modes and entries that can be sent; return its root."""
     root = tmp_path / "source"
     for name in NAMES:
         folder = root / "names" / name
@@ -103,6 +104,7 @@ def names(place: Path) -> set[str]:
 
 
 def all_of(root: Path) -> Content:
+    """Return the content of all entries below a root, by path."""
     return dict(pair for name in names(root) for pair in content(root, name))
 
 
@@ -119,25 +121,29 @@ def shown(place: Path) -> Content:
 
 
 def files_of(root: Path) -> dict[str, int]:
+    """Return the inode of each file below a root, by path."""
     return {path: os.lstat(root / path).st_ino for path, value in all_of(root).items() if isinstance(value, tuple)}
 
 
 def versions(place: Path) -> list[str]:
+    """Return the sorted names of the versions that a host keeps."""
     return sorted(path.name for path in (place / ".versions").iterdir() if not path.is_symlink())
 
 
 def age(place: Path, days: float) -> None:
-    """Set the age of everything sent so far, in days."""
+    """Set the age of all versions on the host, in days."""
     then = time.time() - days * 86400
     for version in (place / ".versions").iterdir():
         os.utime(version, (then, then), follow_symlinks=False)
 
 
 def send(host: Nearby, source: Path, directory: Path, name: str = "workloads") -> tuple[str, ...]:
+    """Push a tree as this name; return the paths sent."""
     return push.push(host, str(directory), {name: manifest.scan(source)})
 
 
 def test_a_host_shows_what_was_sent_whatever_the_names_and_modes(host: Nearby, source: Path, tmp_path: Path) -> None:
+    """Pushed entries of all names and modes are on the host as here, in private folders, by two commands."""
     lab = tmp_path / "home dir/.labctl/it's"
     sent = send(host, source, lab)
     assert shown(lab / "workloads") == all_of(source)
@@ -150,6 +156,7 @@ def test_a_host_shows_what_was_sent_whatever_the_names_and_modes(host: Nearby, s
 
 
 def test_what_is_unchanged_costs_one_command_and_no_bytes(host: Nearby, source: Path, tmp_path: Path) -> None:
+    """A second push runs one command, sends no bytes and makes no version."""
     send(host, source, tmp_path / "lab")
     before, host.commands, host.bytes = versions(tmp_path / "lab/workloads"), 0, 0
     assert send(host, source, tmp_path / "lab") == ()
@@ -158,6 +165,7 @@ def test_what_is_unchanged_costs_one_command_and_no_bytes(host: Nearby, source: 
 
 
 def test_only_what_changed_travels_and_the_rest_stays_the_same_file(host: Nearby, source: Path, tmp_path: Path) -> None:
+    """After four edits, three paths are sent; other files keep their inodes and the old version stays as it was."""
     (source / "large").write_bytes(os.urandom(1 << 20))
     place = tmp_path / "lab/workloads"
     send(host, source, tmp_path / "lab")
@@ -181,6 +189,7 @@ def test_only_what_changed_travels_and_the_rest_stays_the_same_file(host: Nearby
 
 
 def test_names_that_went_are_gone(host: Nearby, source: Path, tmp_path: Path) -> None:
+    """A name that is not in the last tree is not on the host."""
     for number in range(3):
         (source / f"only-{number}").write_text("x")
         (source / f"only-{number - 1}").unlink(missing_ok=True)
@@ -191,6 +200,7 @@ def test_names_that_went_are_gone(host: Nearby, source: Path, tmp_path: Path) ->
 def test_who_stands_in_what_was_sent_keeps_it_whatever_is_sent_for_a_month(
     host: Nearby, source: Path, tmp_path: Path
 ) -> None:
+    """An old version stays readable through other pushes for about a month, and is removed after 32 days."""
     place, before = tmp_path / "lab/workloads", all_of(source)
     send(host, source, tmp_path / "lab")
     age(place, 100)
@@ -209,6 +219,7 @@ def test_who_stands_in_what_was_sent_keeps_it_whatever_is_sent_for_a_month(
 
 
 def test_what_was_changed_on_the_host_is_mended(host: Nearby, source: Path, tmp_path: Path) -> None:
+    """A file changed or removed on the host is as here after the next push."""
     place = tmp_path / "lab/workloads"
     send(host, source, tmp_path / "lab")
     (place / "key").write_text("KEY ONE")
@@ -218,6 +229,7 @@ def test_what_was_changed_on_the_host_is_mended(host: Nearby, source: Path, tmp_
 
 
 def test_to_look_changes_nothing_and_tells_what_is_there(host: Nearby, source: Path, tmp_path: Path) -> None:
+    """sync_states() says missing, stale or current, and changes nothing on the host."""
     lab, trees = tmp_path / "lab", {"workloads": manifest.scan(source), "other": manifest.scan(source / "open")}
     assert push.sync_states(host, str(lab), trees) == {"workloads": "missing", "other": "missing"}
     assert not lab.exists()
@@ -231,6 +243,7 @@ def test_to_look_changes_nothing_and_tells_what_is_there(host: Nearby, source: P
 
 
 def test_several_trees_go_in_one_command_and_one_may_lie_in_anothers_directory(host: Nearby, tmp_path: Path) -> None:
+    """Several trees need two commands; nodes that are not sent are pruned, and so is the launcher's key."""
     lab = tmp_path / "lab"
     for name in ("a/compose.yml", "a/ssh/key", "a/launcher/id", "b/compose.yml", "b/ssh/key"):
         (lab / ".lab/nodes" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -255,6 +268,7 @@ def test_several_trees_go_in_one_command_and_one_may_lie_in_anothers_directory(h
 
 
 def test_of_a_node_no_key_or_secret_of_before_stays(host: Nearby, tmp_path: Path) -> None:
+    """Each push of a node leaves one version; an earlier value of its secret is in no file of the host."""
     node, remote = tmp_path / "node", tmp_path / "lab/.lab/nodes/worker-0"
     (node / "secrets").mkdir(parents=True)
     (node / "compose.yml").write_text("x")
@@ -275,6 +289,7 @@ class CutOff(Nearby):
         self.after, self.kill = after, kill
 
     def send(self, script: str, *arguments: str, chunks: Iterable[bytes], timeout: float) -> CompletedProcess:
+        """Send the first bytes of the stream to the script on the host."""
         return super().send(script, *arguments, chunks=self.first(chunks), timeout=timeout)
 
     def first(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -294,6 +309,7 @@ class CutOff(Nearby):
 def test_a_copy_that_is_cut_off_never_shows(
     host: Nearby, source: Path, tmp_path: Path, tools: Path, kill: bool
 ) -> None:
+    """With the stream cut at each of twelve places, send() raises HostError and the host keeps the old tree."""
     place, old, entries = tmp_path / "lab/workloads", all_of(source), frozenset(manifest.scan(source).entries)
     send(host, source, tmp_path / "lab")
     (source / "large").write_bytes(os.urandom(50_000))
@@ -325,6 +341,7 @@ def deadly(folder: Path, tools: Path) -> Path:
 
 
 def test_a_sender_killed_before_any_step_leaves_the_old_or_the_new(host: Nearby, tmp_path: Path, tools: Path) -> None:
+    """A push killed at each change shows the old or the new tree; the next push shows the new one, with no rest."""
     path, steps = deadly(tmp_path / "deadly", tools), tmp_path / "steps"
     lab, states = tmp_path / "lab", set()
     trees = []
@@ -359,6 +376,7 @@ def test_a_sender_killed_before_any_step_leaves_the_old_or_the_new(host: Nearby,
 
 
 def test_two_senders_at_once_do_not_break_each_other(host: Nearby, source: Path, tmp_path: Path) -> None:
+    """Pushes of two trees at once, three times, end with one of the trees whole."""
     other = shutil.copytree(source, tmp_path / "other", symlinks=True)
     (other / "key").write_text("key of another")
     (other / "more").mkdir()
@@ -375,6 +393,7 @@ def test_two_senders_at_once_do_not_break_each_other(host: Nearby, source: Path,
 def test_a_file_that_changes_on_its_way_is_an_error_and_shows_nowhere(
     host: Nearby, source: Path, tmp_path: Path
 ) -> None:
+    """A file that changes between scan and push raises HostError, and the host shows nothing."""
     read = {"workloads": manifest.scan(source)}
     (source / "key").write_text("KEY ONE")
     with pytest.raises(HostError, match=r"source/key changed while it was sent"):
@@ -383,6 +402,7 @@ def test_a_file_that_changes_on_its_way_is_an_error_and_shows_nowhere(
 
 
 def test_the_layout_of_before_is_replaced(host: Nearby, source: Path, tmp_path: Path) -> None:
+    """A tree in the layout with .sent and .now is replaced by the current layout."""
     place = tmp_path / "lab/workloads"
     (place / ".sent/1234.1-2/tree").mkdir(parents=True)
     (place / ".sent/1234.1-2/tree/key").write_text("old")
@@ -394,6 +414,7 @@ def test_the_layout_of_before_is_replaced(host: Nearby, source: Path, tmp_path: 
 
 
 def test_what_was_not_sent_is_not_replaced(host: Nearby, source: Path, tmp_path: Path) -> None:
+    """A folder in the place of a name to send raises HostError and stays."""
     (tmp_path / "lab/workloads/key").mkdir(parents=True)
     with pytest.raises(HostError, match="workloads/key is in the way"):
         send(host, source, tmp_path / "lab")
@@ -401,6 +422,7 @@ def test_what_was_not_sent_is_not_replaced(host: Nearby, source: Path, tmp_path:
 
 
 def test_a_tree_has_no_compiled_python_and_no_sockets(source: Path) -> None:
+    """scan() leaves out __pycache__ and pipes; `only` selects names at the top."""
     (source / "names/__pycache__").mkdir()
     (source / "names/__pycache__/a.pyc").touch()
     os.mkfifo(source / "pipe")
@@ -414,6 +436,7 @@ def test_a_tree_has_no_compiled_python_and_no_sockets(source: Path) -> None:
 
 
 def test_links_whose_targets_hold_line_ends_are_told_apart(host: Nearby, tmp_path: Path) -> None:
+    """Two trees whose links differ only in where a line end is are both pushed right."""
     (tmp_path / "source").mkdir()
     for targets in (("x\ny", "z"), ("x", "y\nz")):
         for name, target in zip("ab", targets, strict=True):
@@ -424,12 +447,14 @@ def test_links_whose_targets_hold_line_ends_are_told_apart(host: Nearby, tmp_pat
 
 
 def test_a_name_that_hosts_need_is_refused(source: Path) -> None:
+    """A tree with an entry `.current` raises ConfigError."""
     (source / ".current").touch()
     with pytest.raises(ConfigError, match="hosts keep that name for labctl"):
         manifest.scan(source)
 
 
 def test_a_run_appears_at_once_and_only_once(host: Nearby, source: Path, tmp_path: Path, tools: Path) -> None:
+    """push_new() cut off leaves no directory; whole it makes one, and a second one raises HostError."""
     run = tmp_path / "lab/runs/20260102-opt"
     for kill in (False, True):
         with pytest.raises(HostError):
@@ -445,6 +470,7 @@ def test_a_run_appears_at_once_and_only_once(host: Nearby, source: Path, tmp_pat
 
 
 def test_only_what_lies_below_labctls_own_directory_is_removed(host: Nearby, source: Path, tmp_path: Path) -> None:
+    """remove() raises HostError for a path that is not below .labctl; a second removal raises nothing."""
     mine = tmp_path / "home/.labctl/lab"
     send(host, source, mine)
     (mine / "workloads/open").resolve().chmod(0o500)
@@ -458,6 +484,7 @@ def test_only_what_lies_below_labctls_own_directory_is_removed(host: Nearby, sou
 
 @pytest.mark.skipif(not BUSYBOX, reason="no busybox here")
 def test_busybox_is_enough_of_a_host(source: Path, tmp_path: Path) -> None:
+    """With busybox's tools alone push(), sync_states() and remove() work."""
     applets = tmp_path / "applets"
     applets.mkdir()
     for tool in TOOLS:

@@ -33,7 +33,7 @@ Program = Callable[[str, str], None]
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
-    """Function that puts a program with this name and text on PATH."""
+    """Return a function that puts a program with this name and text on PATH."""
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=os.pathsep)
 
@@ -46,12 +46,13 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
 
 @pytest.fixture
 def login(program: Program, tmp_path: Path) -> Login:
-    """Function that puts an `ssh` on PATH whose login runs this script; the script's ``$last`` is the command."""
+    """Return a function that puts an `ssh` on PATH whose login runs this script; ``$last`` is the command."""
     return lambda text: program("ssh", SSH.format(folder=tmp_path, login=text))
 
 
 @pytest.fixture
 def target(tmp_path: Path) -> Iterator[InventoryHost]:
+    """Yield host `red`, with a bound Unix socket as its engine's."""
     with socket.socket(socket.AF_UNIX) as engine:
         engine.bind(f"{tmp_path}/engine")
         yield InventoryHost(name="red", docker=f"{tmp_path}/engine")
@@ -59,7 +60,7 @@ def target(tmp_path: Path) -> Iterator[InventoryHost]:
 
 @contextmanager
 def opened(target: InventoryHost, stem: Path, seconds: float = 10) -> Iterator[str]:
-    """Open a connection; yield the output of its opening script."""
+    """Open a connection; yield the output of its opening script; close it."""
     link = SshConnection(target, str(stem), seconds)
     try:
         link.open("printf told", seconds)
@@ -69,6 +70,7 @@ def opened(target: InventoryHost, stem: Path, seconds: float = 10) -> Iterator[s
 
 
 def test_a_users_name_may_have_blanks(login: Login, program: Program, target: InventoryHost, tmp_path: Path) -> None:
+    """With a user name that has a blank, by `id`, a connection opens and its script's output is read."""
     login('exec sh -c "$last"')
     program("id", "#!/bin/sh\necho 'CORP\\john doe'\n")
     with opened(target, tmp_path / "0") as output:
@@ -85,6 +87,7 @@ def test_a_users_name_may_have_blanks(login: Login, program: Program, target: In
 def test_why_a_connection_was_lost_is_told_without_the_banner(
     login: Login, target: InventoryHost, tmp_path: Path, last: str, why: str
 ) -> None:
+    """why_lost() is empty while connected; afterwards it has ssh's last error without the banner before."""
     os.mkfifo(tmp_path / "cut")
     login(f"""
 printf 'Authorized users only.\\nAll else is recorded.\\n' >&2
@@ -106,6 +109,7 @@ exit 255
 def test_a_connection_is_told_of_and_counted_once_it_is_made_again(
     login: Login, target: InventoryHost, tmp_path: Path
 ) -> None:
+    """After a cut and reconnect(), why_lost() waits until the connection is made, and `made` is 2."""
     for name in ("cut", "tried", "go"):
         os.mkfifo(tmp_path / name)
     login("""
@@ -136,6 +140,7 @@ exit 255
 def test_a_host_that_hung_up_and_then_says_nothing_until_the_time_is_up_has_hung_up(
     login: Login, target: InventoryHost, tmp_path: Path
 ) -> None:
+    """A host that first closes the connection and then hangs raises HostError that it closed the connection."""
     login("""
 [ ! -e tried ] || exec sleep 60
 touch tried

@@ -76,6 +76,7 @@ lab@10.0.0.5: Permission denied (publickey).
     ],
 )
 def test_what_ssh_says_is_made_plain_with_the_command_to_type(output: str, message: str, hint: str) -> None:
+    """why() turns each output of ssh into a HostError with reason and command as hint."""
     error = ssh_errors.why(HOST, output)
     assert error.message.startswith("gpu-1 (10.0.0.5): ")
     assert message in error.message
@@ -87,6 +88,7 @@ def test_what_ssh_says_is_made_plain_with_the_command_to_type(output: str, messa
     "output", ["\0" * 1_000_000, "a" * 1_000_000, "banner exchange: " * 100_000, "No a host key\n" * 100_000]
 )
 def test_a_host_that_says_far_too_much_takes_no_time(output: str) -> None:
+    """why() of a million bytes takes less than a second and still finds the reason."""
     began = time.process_time()
     error = ssh_errors.why(HOST, f"{output}\nlab@10.0.0.5: Permission denied (publickey).\n")
     assert (error.node, "permission denied for lab" in error.message) == ("gpu-1", True)
@@ -94,6 +96,7 @@ def test_a_host_that_says_far_too_much_takes_no_time(output: str) -> None:
 
 
 def test_only_a_host_that_hung_up_before_the_login_is_worth_another_try() -> None:
+    """is_transient() is True for a connection closed before login, not after a denial or for a refusal."""
     assert ssh_errors.is_transient("kex_exchange_identification: Connection closed by remote host")
     denied = "lab@10.0.0.5: Permission denied (publickey).\nConnection closed by 10.0.0.5 port 22"
     assert not ssh_errors.is_transient(denied)
@@ -103,18 +106,21 @@ def test_only_a_host_that_hung_up_before_the_login_is_worth_another_try() -> Non
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 @given(arguments=st.lists(st.text(st.characters(min_codepoint=1, max_codepoint=255)), max_size=4))
 def test_words_reach_the_script_unchanged_through_a_login_shell(shell: str, arguments: list[str]) -> None:
+    """Arbitrary arguments pass through `remote()` and a login shell unchanged."""
     line = remote('printf "%s\\0" "$@"', arguments)
     done = subprocess.run([shell, "-c", line], capture_output=True, check=True)
     assert done.stdout.decode().split("\0")[:-1] == (arguments or [""])
 
 
 def test_a_login_shell_that_cannot_read_a_script_is_named() -> None:
+    """Output of csh raises HostError that names csh, with `chsh -s /bin/sh` as hint."""
     error = ssh_errors.why(InventoryHost(name="a"), "Unmatched '.\n")
     assert "such as csh or tcsh: it prints `Unmatched '.`" in error.message
     assert error.hint == "ssh -t a chsh -s /bin/sh"
 
 
 def test_a_command_to_type_names_user_port_and_key_and_has_a_terminal_for_sudo() -> None:
+    """typed() has user, port and address, quotes the command, and has -t for sudo."""
     target = InventoryHost(name="red", address="10.0.0.5", user="lab", port=2222)
     assert ssh_errors.typed(target, "uptime") == "ssh -l lab -p 2222 10.0.0.5 uptime"
     assert ssh_errors.typed(target, "sudo dmesg  # its kernel") == (

@@ -45,21 +45,26 @@ class Rack:
         self.said: list[str] = []
 
     def hosts(self, *names: str) -> dict[str, FakeHost]:
+        """Return fake hosts of these names."""
         return {name: FakeHost(self.path / "rack", name) for name in names}
 
     def archive(self, *layers: bytes, name: str = NAME, **config: object) -> Archive:
+        """Write an image archive of these layers; return it read."""
         return Archive(image_archive(self.path / "image.tar", name, layers, **config))
 
     def hand_out(self, archive: Archive, hosts: dict[str, FakeHost]) -> Failures:
+        """Distribute lab/node to the hosts; return the failures, and keep the notices."""
         targets = ImageTargets(hosts=hosts, notice=self.said.append, addresses={})
         return distribute.hand_out(archive, "lab/node", targets)
 
     def hand_out_as(self, name: str, archive: Archive, hosts: dict[str, FakeHost]) -> None:
+        """Distribute the image of this name; fail if a host failed."""
         assert distribute.hand_out(archive, name, fleet_of(hosts)) == {}
 
 
 @pytest.fixture
 def rack(tmp_path: Path) -> Rack:
+    """Return a rack below tmp_path."""
     return Rack(tmp_path)
 
 
@@ -70,6 +75,7 @@ def chained(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def names_in(archive: Archive, held: int) -> list[str]:
+    """Return the names of the files in the stream for a host that holds this many layers."""
     stream = io.BytesIO(b"".join(archive.stream(archive.image("lab/node"), held).chunks()))
     with tarfile.open(fileobj=stream) as tar:
         return [member.name for member in tar if member.isfile()]
@@ -79,6 +85,7 @@ def names_in(archive: Archive, held: int) -> list[str]:
 
 
 def test_an_archive_leaves_out_the_lowest_layers(rack: Rack) -> None:
+    """The stream for a host with one layer has no file of the lowest layer, and that of the next."""
     archive = rack.archive(BASE, TOP)
     image = archive.image("lab/node")
     assert set(names_in(archive, 0)) - set(names_in(archive, 1)) == {image.layers[0]}
@@ -86,6 +93,7 @@ def test_an_archive_leaves_out_the_lowest_layers(rack: Rack) -> None:
 
 
 def test_a_stream_goes_on_from_any_place(rack: Rack) -> None:
+    """A stream from any place equals the rest of the whole stream."""
     archive = rack.archive(BASE, TOP)
     stream = archive.stream(archive.image("lab/node"))
     whole = b"".join(stream.chunks())
@@ -94,6 +102,7 @@ def test_a_stream_goes_on_from_any_place(rack: Rack) -> None:
 
 
 def test_the_same_image_is_the_same_stream_whenever_it_is_saved(rack: Rack) -> None:
+    """Two saves of one image give the same stream and key; with other layers held the key differs."""
     first = rack.archive(BASE, TOP)
     stream = first.stream(first.image("lab/node"), 1)
     data, key = b"".join(stream.chunks()), stream.key
@@ -104,6 +113,7 @@ def test_the_same_image_is_the_same_stream_whenever_it_is_saved(rack: Rack) -> N
 
 
 def test_an_archive_of_an_older_engine_is_read(tmp_path: Path) -> None:
+    """An archive with layer.tar files and a linked layer is read."""
     config = json.dumps({"rootfs": {"diff_ids": ["sha256:a", "sha256:b"]}}).encode()
     entry = [{"Config": "c.json", "RepoTags": [NAME], "Layers": ["1/layer.tar", "2/layer.tar"]}]
     with tarfile.open(tmp_path / "old.tar", "w") as tar:
@@ -119,6 +129,7 @@ def test_an_archive_of_an_older_engine_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"x" * 2000])
 def test_what_is_no_archive_is_said(tmp_path: Path, content: bytes) -> None:
+    """An empty file, or one of other content, raises HostError that it is no archive."""
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(HostError, match="is not an image archive"):
         Archive(tmp_path / "file")
@@ -156,6 +167,7 @@ ENTRY = {"Config": "c", "RepoTags": [NAME], "Layers": ["l"]}
 def test_an_archive_whose_documents_make_no_sense_is_said(
     tmp_path: Path, manifest: object, index: object, config: bytes
 ) -> None:
+    """A manifest, index or configuration of the wrong shape or size raises HostError that it is no archive."""
     documents = {"manifest.json": manifest, "index.json": index, "blobs/sha256/x": {"manifests": [ITSELF, ITSELF]}}
     members = {name: json.dumps(content).encode() for name, content in documents.items()}
     with tarfile.open(tmp_path / "odd.tar", "w") as tar:
@@ -168,6 +180,7 @@ def test_an_archive_whose_documents_make_no_sense_is_said(
 
 
 def test_an_image_that_is_not_in_it_is_said(rack: Rack) -> None:
+    """image() of a name that is not in the archive raises HostError, with the names in it as hint."""
     with pytest.raises(HostError, match="has no image other") as caught:
         rack.archive(BASE).image("other")
     assert caught.value.hint == f"it has {NAME}"
@@ -177,11 +190,13 @@ def test_an_image_that_is_not_in_it_is_said(rack: Rack) -> None:
     ("held", "count"), [([], 0), (["a"], 1), (["a", "b", "c", "d"], 3), (["b", "a"], 0), (["a", "x", "c"], 1)]
 )
 def test_layers_are_held_from_the_lowest_on(held: list[str], count: int) -> None:
+    """common() counts the layers held without a gap from the lowest on."""
     assert common(["a", "b", "c"], [["x"], held]) == count
 
 
 @pytest.mark.parametrize(("name", "full"), [("a/b", "a/b:latest"), ("h:5000/b", "h:5000/b:latest"), ("b:1", "b:1")])
 def test_a_name_without_a_tag_means_latest(name: str, full: str) -> None:
+    """tagged() appends `:latest` to a name without a tag, also behind a registry's port."""
     assert tagged(name) == full
 
 
@@ -189,6 +204,7 @@ def test_a_name_without_a_tag_means_latest(name: str, full: str) -> None:
 
 
 def test_every_host_gets_the_image_and_keeps_nothing_else(rack: Rack) -> None:
+    """Each host has the image and no rest of the upload in .labctl."""
     hosts = rack.hosts("h1", "h2")
     assert rack.hand_out(rack.archive(BASE, TOP), hosts) == {}
     for host in hosts.values():
@@ -197,6 +213,7 @@ def test_every_host_gets_the_image_and_keeps_nothing_else(rack: Rack) -> None:
 
 
 def test_what_is_there_is_not_touched(rack: Rack) -> None:
+    """A second distribution of the same image sends nothing and says nothing."""
     hosts = rack.hosts("h1")
     rack.hand_out(rack.archive(BASE, TOP), hosts)
     hosts["h1"].sent = 0
@@ -206,6 +223,7 @@ def test_what_is_there_is_not_touched(rack: Rack) -> None:
 
 
 def test_of_a_change_only_the_changed_layer_is_sent(rack: Rack) -> None:
+    """Of two layers only the changed one is sent to both hosts, and the notice says so."""
     hosts = rack.hosts("h1", "h2")
     rack.hand_out(rack.archive(BASE, TOP), hosts)
     whole = hosts["h1"].sent
@@ -217,10 +235,12 @@ def test_of_a_change_only_the_changed_layer_is_sent(rack: Rack) -> None:
 
 
 def test_what_was_cut_off_goes_on_where_it_stopped(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an upload cut off at 7,000 bytes, the next one sends only the rest, and says so."""
     hosts = rack.hosts("h1")
     archive = rack.archive(BASE, TOP)
 
     def cut(connection: Connection, name: str, at: int, chunks: Iterator[bytes]) -> bool:
+        """Append only the first 7,000 bytes."""
         return append(connection, name, at, iter([b"".join(chunks)[:7000]]))
 
     append = remote.append
@@ -236,6 +256,7 @@ def test_what_was_cut_off_goes_on_where_it_stopped(rack: Rack, monkeypatch: pyte
 
 
 def test_what_came_damaged_is_not_loaded_and_is_sent_anew_the_next_time(rack: Rack) -> None:
+    """A damaged partial upload is a failure and is removed, without an image; the next upload succeeds."""
     hosts = rack.hosts("h1")
     archive = rack.archive(BASE, TOP)
     stream = archive.stream(archive.image("lab/node"))
@@ -249,7 +270,10 @@ def test_what_came_damaged_is_not_loaded_and_is_sent_anew_the_next_time(rack: Ra
 
 
 def test_who_still_loads_is_told_now_and_then(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While two hosts load, a notice names both with the seconds."""
+
     def load(*arguments: Any) -> str:
+        """Wait for a notice that both hosts load, then load."""
         both = re.compile(r"h[12], h[12]: loading, \d+ s")
         wait_until(lambda: any(map(both.fullmatch, rack.said)), 120, "a line of both hosts")
         return str(loaded(*arguments))
@@ -261,10 +285,11 @@ def test_who_still_loads_is_told_now_and_then(rack: Rack, monkeypatch: pytest.Mo
 
 
 def test_reading_an_image_says_how_far_it_is(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure the file under docker's own temporary name."""
+    """While `docker save` writes its temporary file, a notice says how much of the image is there."""
     half = re.compile(r"reading lab/node: 4 kB of about 8 kB, [\d.]+ s")
 
     def run(argv: list[str], **_: object) -> None:
+        """Write 4,000 bytes under docker's temporary name; wait for a notice of them."""
         Path(argv[3]).with_name(".docker_temp_1").write_bytes(bytes(4000))
         wait_until(lambda: any(map(half.fullmatch, rack.said)), 120, "a line of how much is there")
 
@@ -275,6 +300,7 @@ def test_reading_an_image_says_how_far_it_is(rack: Rack, monkeypatch: pytest.Mon
 
 
 def test_an_engine_that_wants_all_layers_gets_them(rack: Rack) -> None:
+    """An engine that cannot load only the missing layers is sent all of them, with a notice."""
     hosts = rack.hosts("h1", "h2")
     rack.hand_out(rack.archive(BASE), hosts)
     (hosts["h2"].engine / "wants-all").touch()
@@ -285,6 +311,7 @@ def test_an_engine_that_wants_all_layers_gets_them(rack: Rack) -> None:
 
 
 def test_an_engine_that_refuses_the_whole_image_is_not_sent_it_again(rack: Rack) -> None:
+    """An engine that fails to load the whole image is a failure with its message; the image is sent once."""
     hosts = rack.hosts("h1")
     (hosts["h1"].engine / "broken").touch()
     archive = rack.archive(BASE)
@@ -296,7 +323,10 @@ def test_an_engine_that_refuses_the_whole_image_is_not_sent_it_again(rack: Rack)
 def test_an_engine_that_never_stores_the_image_is_given_up_and_what_came_is_kept(
     rack: Rack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A `docker load` that is not done in time is a failure, and the upload stays on the host."""
+
     def run(self: FakeHost, script: str, *arguments: str, timeout: float = 60, **options: Any) -> CompletedProcess:
+        """Raise ProcessTimeout for `load` and record its limit; run other scripts."""
         if arguments[0] != "load":
             return usual(self, script, *arguments, **options)
         limits.append(timeout)
@@ -313,6 +343,7 @@ def test_an_engine_that_never_stores_the_image_is_given_up_and_what_came_is_kept
 def test_an_engine_here_that_never_hands_the_image_out_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A `docker save` that does not end within the limit raises HostError."""
     docker = tmp_path / "docker"
     docker.write_text("#!/bin/sh\nexec sleep 60\n")
     docker.chmod(0o755)
@@ -326,9 +357,11 @@ def test_an_engine_here_that_never_hands_the_image_out_is_given_up(
 
 
 def test_who_is_stopped_waits_for_no_host() -> None:
+    """KeyboardInterrupt for one host is raised by map_hosts() while another host is still at work."""
     held = threading.Event()
 
     def work(name: str) -> None:
+        """Raise KeyboardInterrupt for h1; wait up to 60 s for others."""
         if name == "h1":
             raise KeyboardInterrupt
         held.wait(60)
@@ -341,6 +374,7 @@ def test_who_is_stopped_waits_for_no_host() -> None:
 
 
 def test_a_host_that_cannot_have_it_harms_no_other(rack: Rack) -> None:
+    """A host without an engine and one that cannot store files are failures; the third has the image."""
     hosts = rack.hosts("h1", "h2", "h3")
     (hosts["h1"].engine / "down").touch()
     (hosts["h2"].home / ".labctl").write_text("")
@@ -352,6 +386,7 @@ def test_a_host_that_cannot_have_it_harms_no_other(rack: Rack) -> None:
 
 
 def test_a_host_without_room_is_told_before_anything_is_sent(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host with 20 kB free is a failure with what is needed, and nothing is sent."""
     hosts = rack.hosts("h1")
     monkeypatch.setattr(remote, "room", lambda _: Room("/dev/vda", 20_000))
     (failure,) = rack.hand_out(rack.archive(BASE, TOP), hosts).values()
@@ -365,6 +400,7 @@ def test_a_host_without_room_is_told_before_anything_is_sent(rack: Rack, monkeyp
 
 @pytest.mark.usefixtures("chained")
 def test_hosts_that_reach_each_other_hand_the_image_on(rack: Rack) -> None:
+    """Of three hosts that reach each other, the first is sent the image and relays it to the next."""
     hosts = rack.hosts("h1", "h2", "h3")
     archive = rack.archive(BASE, TOP)
     assert rack.hand_out(archive, hosts) == {}
@@ -376,6 +412,7 @@ def test_hosts_that_reach_each_other_hand_the_image_on(rack: Rack) -> None:
 
 @pytest.mark.usefixtures("chained")
 def test_a_host_that_is_not_reached_by_another_is_sent_the_image_from_here(rack: Rack) -> None:
+    """A host that no other reaches is sent the image from here, and relays it to the next."""
     hosts = rack.hosts("h1", "h2", "h3")
     (hosts["h2"].home / "unreachable").touch()
     assert rack.hand_out(rack.archive(BASE, TOP), hosts) == {}
@@ -385,7 +422,7 @@ def test_a_host_that_is_not_reached_by_another_is_sent_the_image_from_here(rack:
 
 @pytest.mark.usefixtures("chained")
 def test_a_way_that_leads_to_another_machine_is_not_taken(rack: Rack) -> None:
-    """Resolve names on the sending host: a name may mean different machines."""
+    """If h2's address leads to another machine from h1, h2 is sent the image from here and that machine nothing."""
     hosts = rack.hosts("h1", "h2", "other")
     targets = ImageTargets(
         hosts={name: hosts[name] for name in ("h1", "h2")}, notice=lambda _: None, addresses={"h2": "other"}
@@ -396,9 +433,11 @@ def test_a_way_that_leads_to_another_machine_is_not_taken(rack: Rack) -> None:
 
 @pytest.mark.usefixtures("chained")
 def test_where_a_link_breaks_the_rest_comes_from_here(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that becomes unreachable for the relaying one is sent the rest from here, with a notice."""
     hosts = rack.hosts("h1", "h2")
 
     def break_after(*arguments: object, **_: object) -> bool:
+        """Make h2 unreachable for other hosts; return True, as if it were reached."""
         (hosts["h2"].home / "unreachable").touch()
         return True
 
@@ -412,10 +451,12 @@ def test_where_a_link_breaks_the_rest_comes_from_here(rack: Rack, monkeypatch: p
 
 
 def fleet_of(hosts: dict[str, FakeHost]) -> ImageTargets:
+    """Return hosts to distribute to, without notices and addresses."""
     return ImageTargets(hosts=hosts, notice=lambda _: None, addresses={})
 
 
 def test_hosts_pull_what_is_of_a_registry_and_not_here(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image that is not here is pulled by each host; a host whose registry lacks it is a failure."""
     monkeypatch.setattr(local, "described", lambda _: None)
     hosts = rack.hosts("h1", "h2")
     image_archive(hosts["h1"].engine / "registry", "far.example/node:1", [BASE])
@@ -426,6 +467,7 @@ def test_hosts_pull_what_is_of_a_registry_and_not_here(rack: Rack, monkeypatch: 
 
 
 def test_hosts_that_pulled_different_images_are_told_apart(rack: Rack) -> None:
+    """After a pull, a host whose image differs from the first host's is a failure."""
     hosts = rack.hosts("h1", "h2", "h3")
     for host, layer in zip(hosts.values(), (BASE, BASE, OTHER), strict=True):
         image_archive(host.engine / "registry", "far.example/node:1", [layer])
@@ -434,7 +476,10 @@ def test_hosts_that_pulled_different_images_are_told_apart(rack: Rack) -> None:
 
 
 def test_a_dry_run_tells_what_would_be_brought_to_hosts(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """preview() says which hosts would be sent, pull or build the image; it is empty if all have it."""
+
     def summary(image: str, how: str) -> str:
+        """Return the preview of bringing the image to the hosts in this way."""
         return distribute.preview(image, how, fleet_of(hosts))
 
     hosts = rack.hosts("h1", "h2", "h3")
@@ -453,6 +498,7 @@ def test_a_dry_run_tells_what_would_be_brought_to_hosts(rack: Rack, monkeypatch:
 
 
 def test_another_persons_image_under_labctls_tag_stays_on_its_host(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else's image under labctl's tag is a failure of its host and stays; the other host gets labctl's."""
     name, hosts = "labctl/cpu:latest", rack.hosts("h1", "h2")
     labels = {catalog.INPUTS_LABEL: "of files"}
     rack.hand_out_as(name, rack.archive(OTHER, name=name), {"h1": hosts["h1"]})
@@ -471,6 +517,7 @@ def test_another_persons_image_under_labctls_tag_stays_on_its_host(rack: Rack, m
 def test_one_of_labctls_own_that_is_nowhere_is_to_be_built(
     rack: Rack, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
+    """An own image of labctl that is nowhere is a failure with `labctl build` as hint, and nothing is pulled."""
     monkeypatch.setattr(local, "described", lambda _: None)
     monkeypatch.setattr(remote, "pull", lambda *_: pytest.fail("pulled"))
     (failure,) = distribute.send(name, fleet_of(rack.hosts("h1")), rack.path).values()
@@ -479,6 +526,7 @@ def test_one_of_labctls_own_that_is_nowhere_is_to_be_built(
 
 
 def test_only_hosts_that_lack_it_build(rack: Rack) -> None:
+    """build() builds only on the host that lacks the image."""
     hosts = rack.hosts("h1", "h2")
     rack.hand_out(rack.archive(BASE), {"h1": hosts["h1"]})
     built: list[str] = []
@@ -487,6 +535,7 @@ def test_only_hosts_that_lack_it_build(rack: Rack) -> None:
 
 
 def test_engines_that_count_images_differently_are_seen_to_have_the_same() -> None:
+    """alike() compares layers and configuration without empty fields, not ids; False if one is None."""
     described = {
         "Id": "sha256:a",
         "RootFS": {"Layers": ["l"]},
@@ -508,6 +557,7 @@ def writer(host: FakeHost, name: str) -> subprocess.Popen[bytes]:
 
 
 def test_an_attempt_that_was_cut_off_unseen_is_ended(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """size() stops a writer that has stalled, and returns the bytes that it wrote."""
     monkeypatch.setattr(remote, "STALLED", 1)
     (host,) = rack.hosts("h1").values()
     with writer(host, "file") as other:
@@ -520,6 +570,7 @@ def test_an_attempt_that_was_cut_off_unseen_is_ended(rack: Rack, monkeypatch: py
 
 
 def test_an_attempt_that_goes_on_is_let_finish(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """size() waits for a writer that keeps writing, and returns all its bytes."""
     # It writes for longer than that, but never pauses for so long.
     monkeypatch.setattr(remote, "STALLED", 3)
     (host,) = rack.hosts("h1").values()
@@ -538,6 +589,7 @@ def test_an_attempt_that_goes_on_is_let_finish(rack: Rack, monkeypatch: pytest.M
 
 
 def test_one_of_two_attempts_writes(rack: Rack) -> None:
+    """append() writes nothing while another writer has the file, or at another place than its end."""
     (host,) = rack.hosts("h1").values()
     with writer(host, "file") as other:
         wait_until((host.home / ".labctl/images/file.writer.0").is_symlink, 120, "it has begun")
@@ -552,10 +604,12 @@ def test_one_of_two_attempts_writes(rack: Rack) -> None:
 def test_an_attempt_that_comes_second_goes_on_with_what_the_first_has_brought(
     rack: Rack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """If another attempt uploads the image meanwhile, distribution goes on with it and ends without failure."""
     (host,) = rack.hosts("h1").values()
     archive = rack.archive(BASE, TOP)
 
     def second(host: FakeHost, name: str, at: int, chunks: Iterator[bytes]) -> bool:
+        """Upload all as the first attempt, once, then append as the second."""
         if not firsts:
             with writer(host, name) as first:
                 first.communicate(b"".join(archive.stream(archive.image("lab/node")).chunks()))
@@ -569,6 +623,7 @@ def test_an_attempt_that_comes_second_goes_on_with_what_the_first_has_brought(
 
 
 def test_what_another_attempt_has_loaded_and_removed_meanwhile_is_there(rack: Rack) -> None:
+    """load() of an upload removed by another attempt returns the id of the image loaded."""
     (host,) = rack.hosts("h1").values()
     archive = rack.archive(BASE)
     assert rack.hand_out(archive, {"h1": host}) == {}

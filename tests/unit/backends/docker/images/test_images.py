@@ -37,6 +37,7 @@ ENTRYPOINT ["/usr/bin/python3", "-I", "/opt/lab/labnode.py", "start"]
 
 
 def text(name: str) -> str:
+    """Return the text of an image's Dockerfile."""
     return catalog.dockerfile(name).read_text(encoding="utf-8")
 
 
@@ -47,11 +48,13 @@ def steps(name: str) -> list[str]:
 
 
 def test_every_accelerator_has_an_image() -> None:
+    """Each known accelerator has a Dockerfile."""
     assert {*accelerators_known()} - {"auto"} <= {*catalog.names()}
 
 
 @pytest.mark.parametrize("name", catalog.names())
 def test_every_image_is_made_by_the_common_scripts(name: str) -> None:
+    """Each Dockerfile uses system.sh and install.sh, and calls neither apt-get nor pip by itself."""
     mounted = {path.name for path in catalog.inputs(name)}
     assert {*COMMON} <= mounted
     calls = [
@@ -62,11 +65,13 @@ def test_every_image_is_made_by_the_common_scripts(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in catalog.names() if catalog.base_of(name) is None])
 def test_what_changes_most_is_the_last_layer_and_the_same_in_all(name: str) -> None:
+    """Each Dockerfile without a base of labctl's ends with the same lines."""
     assert text(name).endswith(LAST)
 
 
 @pytest.mark.parametrize("name", catalog.names())
 def test_steps_that_fetch_are_handed_what_they_need(name: str) -> None:
+    """Each RUN step of system.sh, install.sh or resolve.py mounts its secrets and wheels."""
     for step in steps(name):
         if "system.sh" in step:
             assert all(f"id={secret}" in step for secret in ("apt.list", "apt.conf", "ca.crt")), step
@@ -77,6 +82,7 @@ def test_steps_that_fetch_are_handed_what_they_need(name: str) -> None:
 
 @pytest.mark.parametrize("name", catalog.names())
 def test_the_hash_covers_every_file_that_the_image_comes_from(name: str) -> None:
+    """inputs() has each file of docker/ that the Dockerfile names outside comments, and the Dockerfile."""
     named = {word for word in re.findall(r"[\w.-]+", text(name)) if (DOCKER / word).is_file()}
     used = {path.name for path in catalog.inputs(name)}
     comments = {
@@ -87,6 +93,7 @@ def test_the_hash_covers_every_file_that_the_image_comes_from(name: str) -> None
 
 
 def test_the_common_scripts_are_shell_that_debian_and_ubuntu_know() -> None:
+    """system.sh and install.sh pass `sh -n`; resolve.py parses as Python 3.10."""
     for script in COMMON:
         process.run(["sh", "-n", str(DOCKER / script)])
     ast.parse((DOCKER / "resolve.py").read_text(encoding="utf-8"), feature_version=(3, 10))
@@ -94,6 +101,7 @@ def test_the_common_scripts_are_shell_that_debian_and_ubuntu_know() -> None:
 
 @pytest.mark.parametrize("name", [path.stem for path in DOCKER.glob("*.lock")])
 def test_a_lock_holds_what_was_asked_for(name: str) -> None:
+    """Each lock has all packages of its .in file, with the asked versions, and hashes except for torch."""
     locked = package_sources.pins(catalog.file(name, "lock").read_text(encoding="utf-8"))
     requested = package_sources.pins(catalog.file(name, "in").read_text(encoding="utf-8"))
     assert requested.keys() <= locked.keys()
@@ -106,7 +114,7 @@ def test_a_lock_holds_what_was_asked_for(name: str) -> None:
 
 
 def test_every_accelerator_trains_with_the_same_versions() -> None:
-    """Compare the NVIDIA image with the CPU image: only the build of torch differs."""
+    """The locks of cpu and nvidia have the same versions, except that cpu's torch is the +cpu build."""
     cpu, nvidia = (
         package_sources.pins(catalog.file(name, "lock").read_text(encoding="utf-8")) for name in ("cpu", "nvidia")
     )
@@ -143,6 +151,7 @@ esac
 
 
 def test_what_a_vendor_installed_from_a_file_keeps_its_version(tmp_path: Path) -> None:
+    """packages.sh constrains a vendor's packages installed from a file, and those of the kept lock."""
     (tmp_path / "pip").write_text(VENDORS_PIP)
     (tmp_path / "pip").chmod(0o755)
     (tmp_path / "python").symlink_to("/bin/true")
@@ -157,6 +166,7 @@ def test_what_a_vendor_installed_from_a_file_keeps_its_version(tmp_path: Path) -
 
 @pytest.mark.skipif(Path("/opt/venv").exists(), reason="this machine has what a plain base gets")
 def test_around_a_vendors_torch_nothing_that_is_there_is_replaced(tmp_path: Path) -> None:
+    """install.sh constrains the installed packages, leaves torch out, and installs deepspeed last."""
     frozen = ["  torch==2.7.1+vendor", "  numpy==1.26.4"]
     assert installed(tmp_path, "deepspeed==1\nnumpy\ntorch==2.13.0\n", "some.in") == [
         "pip install --constraint constraints --requirement requirements",
@@ -169,6 +179,7 @@ def test_around_a_vendors_torch_nothing_that_is_there_is_replaced(tmp_path: Path
 
 
 def test_a_lock_is_installed_as_it_is_and_deepspeed_against_its_torch(tmp_path: Path) -> None:
+    """install.sh installs a lock with hashes and without dependencies: torch, the others, then deepspeed."""
     lock = "# made\ndeepspeed==1\nhorovod==2\nnumpy==3\ntorch==4\n"
     assert [line for line in installed(tmp_path, lock, "some.lock") if not line.startswith("  #")] == [
         "pip install --no-deps --requirement torch",
@@ -194,11 +205,13 @@ def test_a_lock_is_installed_as_it_is_and_deepspeed_against_its_torch(tmp_path: 
     ],
 )
 def test_habanas_image_is_of_the_drivers_release(driver: str, image: str) -> None:
+    """base_for() gives Habana's image of the driver's release, and why_mismatch() none for it."""
     assert habana.base_for(driver) == image
     assert not habana.why_mismatch(driver, image)
 
 
 def test_a_driver_whose_image_is_not_known_is_an_error_that_names_the_releases() -> None:
+    """base_for() of an unknown driver raises HostError that lists the known releases."""
     with pytest.raises(
         HostError, match=r"driver 9\.1\.0 is not known: known are the releases 1\.17, .*1\.24"
     ) as caught:
@@ -207,6 +220,7 @@ def test_a_driver_whose_image_is_not_known_is_an_error_that_names_the_releases()
 
 
 def test_a_base_whose_release_is_not_known_ends_the_build_with_those_that_are(tmp_path: Path) -> None:
+    """The habana Dockerfile's script with an unknown release exits with 1 and lists the known ones."""
     python = tmp_path / "python3"
     python.write_text("#!/bin/sh\necho 9.1\n")
     python.chmod(0o755)
@@ -221,6 +235,7 @@ def test_a_base_whose_release_is_not_known_ends_the_build_with_those_that_are(tm
 def test_fused_operators_are_compiled_for_a_torch_of_the_compilers_cuda(
     tmp_path: Path, cuda: str, compiled: bool
 ) -> None:
+    """The nvidia script compiles deepspeed's fused operators only if torch's and nvcc's major CUDA are the same."""
     script = text("nvidia").rpartition("<<'SCRIPT'\n")[2].partition("SCRIPT\n")[0]
     script = script.replace("/run/sources", str(tmp_path)).replace("/opt/venv", str(tmp_path))
     script = script.replace("/tmp/nvidia", f"{tmp_path}/made").replace("/usr/local/cuda", f"{tmp_path}/cuda")  # noqa: S108
@@ -259,6 +274,7 @@ def test_fused_operators_are_compiled_for_a_torch_of_the_compilers_cuda(
     ],
 )
 def test_an_image_of_another_release_than_the_driver(driver: str, image: str, differs: bool) -> None:
+    """why_mismatch() names driver and image if their releases differ; it is empty if they fit or one is unknown."""
     why = habana.why_mismatch(driver, image)
     assert bool(why) is differs
     if why:
@@ -268,6 +284,7 @@ def test_an_image_of_another_release_than_the_driver(driver: str, image: str, di
 
 @pytest.mark.parametrize("output", ["1.22.0-740\n", "1.22.0", "v1.22.0-97a5f6b"])
 def test_the_driver_is_known_without_habanas_tools(tmp_path: Path, output: str) -> None:
+    """installed_release() is read from the kernel module's version file."""
     path = tmp_path / "sys/module/habanalabs/version"
     path.parent.mkdir(parents=True)
     path.write_text(output)
@@ -278,6 +295,7 @@ def test_the_driver_is_known_without_habanas_tools(tmp_path: Path, output: str) 
 def test_where_the_kernel_does_not_say_the_tool_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, out: str, version: str
 ) -> None:
+    """Without the version file installed_release() is read from hl-smi's output, empty if that fails."""
     monkeypatch.setattr(process, "run", lambda argv, **_: process.CompletedProcess(tuple(argv), code, out, ""))
     assert habana.installed_release(tmp_path) == version
 
@@ -286,6 +304,7 @@ class Builder:
     """Stand-in for Docker that records the requested bases and the build arguments."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+        """Replace Docker and builds by records of bases and arguments."""
         self._directory = directory
         self.bases: list[tuple[str, bool]] = []
         self.arguments: list[str] = []
@@ -296,6 +315,7 @@ class Builder:
         monkeypatch.setattr(build, "run", lambda *given: self.arguments.extend(given[1]))
 
     def _ensure(self, name: str, request: BuildRequest, _: object) -> str:
+        """Record the requested base and if it was chosen; return its name."""
         self.bases.append((name, bool(request.base_image)))
         return name
 
@@ -313,10 +333,12 @@ def builder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Builder:
 
 
 def driver(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """Make this the installed release of habana's driver."""
     monkeypatch.setattr(habana, "installed_release", lambda: version)
 
 
 def test_each_image_has_its_own_base_unless_one_is_chosen(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cpu and nvidia are built on Debian, habana on its driver's image; a chosen base replaces them."""
     driver(monkeypatch, "1.21.0")
     assert builder.prepare("cpu") == builder.prepare("nvidia") == build.PLAIN
     assert builder.prepare("habana") == GAUDI.format("1.21.0", "2.6.0")
@@ -325,12 +347,14 @@ def test_each_image_has_its_own_base_unless_one_is_chosen(builder: Builder, monk
 
 
 def test_the_image_remembers_its_base(builder: Builder) -> None:
+    """The build has the base as label labctl.base and as BASE_IMAGE."""
     builder.prepare("nvidia", "mirror.example/pytorch:1")
     assert "labctl.base=mirror.example/pytorch:1" in builder.arguments
     assert "BASE_IMAGE=mirror.example/pytorch:1" in builder.arguments
 
 
 def test_without_a_driver_the_person_names_habanas_image(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A habana build without driver and base raises HostError with an image as hint; with a base it is built."""
     driver(monkeypatch, "")
     with pytest.raises(HostError, match="depends on the driver") as caught:
         builder.prepare("habana")
@@ -342,6 +366,7 @@ def test_without_a_driver_the_person_names_habanas_image(builder: Builder, monke
 def test_a_base_of_another_release_is_refused_before_it_is_pulled(
     builder: Builder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A habana base of release 1.20 with driver 1.22 raises HostError before it is ensured."""
     driver(monkeypatch, "1.22.0")
     with pytest.raises(HostError, match="must be of one release"):
         builder.prepare("habana", GAUDI.format("1.20.0", "2.6.0"))
@@ -358,6 +383,7 @@ def test_a_base_of_another_release_is_refused_before_it_is_pulled(
     ],
 )
 def test_torch_comes_from_the_index_of_the_accelerator(tmp_path: Path, image: str, chosen: str, index: str) -> None:
+    """pip.conf has the accelerator's torch index, or the chosen one; for nvidia none by default."""
     request = BuildRequest(image=image, tag="mine", directory=tmp_path, torch_index=chosen)
     build.hand_in(request, package_sources.PipSources(), {"torch": "2.13.0"}, "", tmp_path)
     extra = re.findall(r"^extra-index-url = (.*)$", (tmp_path / "pip.conf").read_text(), re.MULTILINE)
@@ -367,7 +393,7 @@ def test_torch_comes_from_the_index_of_the_accelerator(tmp_path: Path, image: st
 def test_a_lock_is_made_anew_without_torch_for_another_device(
     builder: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stage torch ``2.13.0`` only: ``2.13.0+cpu`` would satisfy the same requirement."""
+    """update_lock() for nvidia stages torch 2.13.0 and not 2.13.0+cpu, which would satisfy the same requirement."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     for version in ("2.13.0+cpu", "2.13.0"):
@@ -375,6 +401,7 @@ def test_a_lock_is_made_anew_without_torch_for_another_device(
     staged: list[str] = []
 
     def run(_: object, arguments: list[str], *rest: object) -> None:
+        """Record the staged wheels; raise HostError."""
         (context,) = [word for word in arguments if word.startswith("wheels=")]
         staged.extend(path.name for path in Path(context.removeprefix("wheels=")).iterdir())
         raise HostError("far enough")
@@ -388,6 +415,7 @@ def test_a_lock_is_made_anew_without_torch_for_another_device(
 
 
 def test_an_image_without_a_lock_says_where_its_versions_are(tmp_path: Path) -> None:
+    """update_lock() of intel, which has no lock, raises HostError with intel.in as hint."""
     with pytest.raises(HostError, match="intel has no lock") as caught:
         build.update_lock(BuildRequest(image="intel", tag="mine", directory=tmp_path), print)
     assert caught.value.hint.endswith("intel.in")
@@ -397,6 +425,7 @@ def test_an_image_without_a_lock_says_where_its_versions_are(tmp_path: Path) -> 
 def test_an_image_is_built_where_its_devices_are_not(
     accelerator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """build_image() builds labctl/ACCELERATOR on a machine without its devices."""
     built: list[BuildRequest] = []
     monkeypatch.setattr(build, "build", lambda request, _: built.append(request))
     monkeypatch.setattr(accelerators, "ROOT", tmp_path)

@@ -21,10 +21,12 @@ from labctl.errors import ConfigError, HostError
 
 
 def at(directory: Path, **flags: str) -> Context:
+    """Return the context of this directory with these flags."""
     return Context(directory=directory, environ={}, emit=lambda _: None, flags=flags)
 
 
 def dockerfile(folder: Path, text: str = "ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\nCOPY patch /patch\n") -> Path:
+    """Make a folder with this Dockerfile and a file `patch`; return the Dockerfile's path."""
     folder.mkdir()
     (folder / "patch").write_text("one")
     (folder / "Dockerfile").write_text(text)
@@ -32,11 +34,13 @@ def dockerfile(folder: Path, text: str = "ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\nCO
 
 
 def test_a_lab_without_packages_has_the_plain_image(tmp_path: Path) -> None:
+    """Without packages of() is empty and tag() is the base image's name."""
     assert packages.of(at(tmp_path).settings()) == Additions()
     assert packages.tag("labctl/cpu", Additions()) == "labctl/cpu"
 
 
 def test_the_name_says_what_is_in_it_whatever_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tag() is the same for another order of packages, and differs by base, kind, packages and labctl's files."""
     tag = packages.tag("labctl/cpu", Additions(("nltk", "einops"), ("git",)))
     assert re.fullmatch(r"labctl/packages:[0-9a-f]{12}", tag)
     assert tag == packages.tag("labctl/cpu", Additions(("einops", "nltk"), ("git",)))
@@ -51,6 +55,7 @@ def test_the_name_says_what_is_in_it_whatever_the_order(monkeypatch: pytest.Monk
 
 
 def test_an_image_of_a_persons_dockerfile_is_known_by_what_its_build_reads(tmp_path: Path) -> None:
+    """tag() of a Dockerfile changes with the content and the place of a file beside it, and with packages."""
     path = dockerfile(tmp_path / "image")
     additions = packages.of(at(tmp_path, LAB_DOCKERFILE="image/Dockerfile").settings())
     assert additions == Additions(dockerfile=str(path))
@@ -65,6 +70,7 @@ def test_an_image_of_a_persons_dockerfile_is_known_by_what_its_build_reads(tmp_p
 
 
 def test_two_dockerfiles_of_one_folder_are_two_images(tmp_path: Path) -> None:
+    """tag() differs for two Dockerfiles in one folder."""
     file = dockerfile(tmp_path / "image")
     other = file.with_name("other.Dockerfile")
     other.write_text("ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\n")
@@ -74,9 +80,11 @@ def test_two_dockerfiles_of_one_folder_are_two_images(tmp_path: Path) -> None:
 def test_a_file_beside_a_dockerfile_that_cannot_be_read_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A file beside the Dockerfile that cannot be read raises ConfigError that names it."""
     path = dockerfile(tmp_path / "image")
 
     def read_bytes(file: Path) -> bytes:
+        """Raise PermissionError for `patch`; return nothing of other files."""
         if file.name == "patch":
             raise PermissionError(13, "Permission denied", str(file))
         return b""
@@ -96,6 +104,7 @@ def test_a_file_beside_a_dockerfile_that_cannot_be_read_is_named(
     ],
 )
 def test_a_dockerfile_whose_last_stage_is_on_the_labs_image_is_taken(tmp_path: Path, text: str) -> None:
+    """folder_of() accepts a Dockerfile whose last FROM is BASE_IMAGE or a stage on it."""
     assert packages.folder_of(dockerfile(tmp_path / "image", text))
 
 
@@ -108,6 +117,7 @@ def test_a_dockerfile_whose_last_stage_is_on_the_labs_image_is_taken(tmp_path: P
     ],
 )
 def test_a_dockerfile_that_leaves_the_labs_image_out_is_refused(tmp_path: Path, text: str) -> None:
+    """A Dockerfile whose last FROM is another image raises ConfigError with the lines to write."""
     path = dockerfile(tmp_path / "image", text)
     with pytest.raises(ConfigError, match="image/Dockerfile: not built on the lab's image") as caught:
         packages.tag("labctl/cpu", Additions(dockerfile=str(path)))
@@ -116,6 +126,7 @@ def test_a_dockerfile_that_leaves_the_labs_image_out_is_refused(tmp_path: Path, 
 
 @pytest.mark.parametrize("name", [".env", "lab/.env", "lab/.lab/nodes/worker-0/ssh/id_ed25519", ".netrc"])
 def test_a_dockerfile_beside_or_above_a_labs_secrets_is_refused(tmp_path: Path, name: str) -> None:
+    """A Dockerfile whose folder has .env, an ssh key or .netrc raises ConfigError that names it."""
     path = dockerfile(tmp_path / "image")
     (path.parent / name).parent.mkdir(parents=True, exist_ok=True)
     (path.parent / name).write_text("HF_TOKEN=hf_secret\n")
@@ -124,6 +135,7 @@ def test_a_dockerfile_beside_or_above_a_labs_secrets_is_refused(tmp_path: Path, 
 
 
 def test_a_dockerfile_that_is_not_there_is_named_with_its_setting(tmp_path: Path) -> None:
+    """A missing LAB_DOCKERFILE raises ConfigError with setting and path."""
     with pytest.raises(ConfigError, match=r"LAB_DOCKERFILE: .*/gone: cannot be read: No such file"):
         packages.tag("labctl/cpu", packages.of(at(tmp_path, LAB_DOCKERFILE="gone").settings()))
 
@@ -134,16 +146,18 @@ NLTK = Additions(("nltk",))
 
 
 def described(identity: str, **config: Any) -> dict[str, Any]:
+    """Return an image's description with this id, started as a node, with these changes of its configuration."""
     return {"Id": identity, "Size": 1, "Config": {"Entrypoint": START, "Labels": {}, **config}}
 
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Images:
-    """Local images by name, with builds replaced: each adds its image, with a line of its lock under ``lock``."""
+    """Replace the engine and builds: return local images by name; each build adds its own, with its ``lock``."""
     here = {"labctl/cpu": described("sha256:cpu", Labels={catalog.BASE_LABEL: "debian:12"})}
     here["mine:1"] = described("sha256:mine")
 
     def run(file: Path, arguments: list[str], request: BuildRequest, *_: object, **__: object) -> None:
+        """Add the image of `--tag`, with the arguments' labels and lock, and the Dockerfile's ENTRYPOINT and USER."""
         given = dict(pairwise(arguments))
         labels = dict(
             word.split("=", 1) for option, word in pairwise(arguments) if option in ("--label", "--build-context")
@@ -165,6 +179,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Images:
 
 
 def make(directory: Path, base: str, additions: Additions) -> str:
+    """Make the image of these packages on this base; return its tag."""
     tag = packages.tag(base, additions)
     request = BuildRequest(image="cpu", tag=tag, directory=directory)
     assert packages.make(request, base, additions, lambda _: None)["image"] == tag
@@ -172,6 +187,7 @@ def make(directory: Path, base: str, additions: Additions) -> str:
 
 
 def test_what_the_engine_has_of_the_same_base_is_not_built_again(engine: Images, tmp_path: Path) -> None:
+    """make() keeps an image of the same base id, and builds it again when the base's id differs."""
     made = engine[make(tmp_path, "labctl/cpu", NLTK)]
     assert engine[make(tmp_path, "labctl/cpu", NLTK)] is made
     engine["labctl/cpu"]["Id"] = "sha256:another"
@@ -179,6 +195,7 @@ def test_what_the_engine_has_of_the_same_base_is_not_built_again(engine: Images,
 
 
 def test_an_image_with_additions_carries_what_labctls_own_was_built_on(engine: Images, tmp_path: Path) -> None:
+    """Both images, with Dockerfile and packages, are labelled with the root base and the base's id."""
     path = dockerfile(tmp_path / "image")
     for base, root in (("labctl/cpu", "debian:12"), ("mine:1", "mine:1")):
         tag = make(tmp_path, base, Additions(("nltk",), dockerfile=str(path)))
@@ -191,6 +208,7 @@ def test_an_image_with_additions_carries_what_labctls_own_was_built_on(engine: I
 
 @pytest.mark.parametrize("base", ["labctl/cpu", "mine:1"])
 def test_versions_are_kept_for_the_same_base(engine: Images, tmp_path: Path, base: str) -> None:
+    """A rebuild on the same base gets the lock of the last one; on another id only if the base is labctl's."""
     tag = make(tmp_path, base, NLTK)
     assert engine.pop(tag)["lock"] == ""
     assert engine.pop(make(tmp_path, base, NLTK))["lock"].splitlines()[1:] == ["nltk==3.9"]
@@ -211,6 +229,7 @@ def test_versions_are_kept_for_the_same_base(engine: Images, tmp_path: Path, bas
 def test_a_dockerfile_whose_image_does_not_start_as_a_node_is_refused(
     engine: Images, tmp_path: Path, lines: str, hint: str
 ) -> None:
+    """A Dockerfile with ENTRYPOINT or USER raises HostError each time, with what to remove as hint."""
     path = dockerfile(tmp_path / "image", f"FROM ${{BASE_IMAGE}}\n{lines}")
     additions = Additions(dockerfile=str(path))
     # Again, once the engine has it.
@@ -221,11 +240,13 @@ def test_a_dockerfile_whose_image_does_not_start_as_a_node_is_refused(
 
 
 def test_labctl_can_build_its_own_images_and_those_with_packages() -> None:
+    """is_own() is True for an image of labctl's and labctl/packages:HASH, else False."""
     names = ("labctl/cpu", "labctl/packages:0123456789ab", "labctl/packages", "mine:1", "labctl/unknown")
     assert [packages.is_own(name) for name in names] == [True, True, False, False, False]
 
 
 def test_a_file_of_requirements_comes_to_those_that_are_named(tmp_path: Path) -> None:
+    """LAB_REQUIREMENTS adds the file's packages, normalized and without comments, to LAB_PACKAGES."""
     (tmp_path / "requirements.txt").write_text("# what it takes\ntransformers >= 4, < 5   # not 5\n\nnltk[all]\n")
     settings = at(tmp_path, LAB_REQUIREMENTS="requirements.txt", LAB_PACKAGES="einops").settings()
     assert packages.of(settings).python == ("einops", "transformers>=4,<5", "nltk[all]")
@@ -233,12 +254,14 @@ def test_a_file_of_requirements_comes_to_those_that_are_named(tmp_path: Path) ->
 
 @pytest.mark.parametrize("line", ["-r other.txt", "git+https://example.com/x", "--index-url https://x", "a b", "-e ."])
 def test_what_is_no_name_with_a_version_is_refused_by_its_line(tmp_path: Path, line: str) -> None:
+    """A line that is no name with a version raises ConfigError with file and line number."""
     (tmp_path / "requirements.txt").write_text(f"nltk\n{line}\n")
     with pytest.raises(ConfigError, match=r"requirements\.txt:2: "):
         at(tmp_path, LAB_REQUIREMENTS="requirements.txt").settings()
 
 
 def test_a_file_of_requirements_that_is_not_there_is_named_with_its_setting(tmp_path: Path) -> None:
+    """A missing LAB_REQUIREMENTS raises ConfigError with its line in .env and the path."""
     (tmp_path / ".env").write_text("LAB_NAME=demo\nLAB_REQUIREMENTS=gone.txt\n")
     with pytest.raises(ConfigError, match=r"LAB_REQUIREMENTS \(\.env:2\): .*/gone.txt: cannot be read: No such file"):
         at(tmp_path).settings()
@@ -249,11 +272,13 @@ def test_a_file_of_requirements_that_is_not_there_is_named_with_its_setting(tmp_
     [("LAB_PACKAGES", "a; rm -rf /"), ("LAB_PACKAGES", "--pre"), ("LAB_APT", "-o=x"), ("LAB_APT", "A")],
 )
 def test_a_setting_that_is_no_list_of_packages_is_refused(tmp_path: Path, key: str, value: str) -> None:
+    """A LAB_PACKAGES or LAB_APT that is no list of names raises ConfigError."""
     with pytest.raises(ConfigError, match=key):
         at(tmp_path, **{key: value}).settings()
 
 
 def test_a_workloads_packages_come_to_those_of_the_lab(tmp_path: Path) -> None:
+    """for_workload() joins the lab's packages and the workload's, with the workload as their origin."""
     task = workload(packages=("nltk", "einops"), apt=("git",))
     here = at(tmp_path, LAB_PACKAGES="einops")
     settings = images.for_workload(here, here.settings(), task)
@@ -263,6 +288,7 @@ def test_a_workloads_packages_come_to_those_of_the_lab(tmp_path: Path) -> None:
 
 
 def test_packages_of_another_workload_do_not_come_along(tmp_path: Path) -> None:
+    """for_workload() replaces another workload's packages, but a workload without any keeps them."""
     here = at(tmp_path, LAB_PACKAGES="einops")
     here.keep_image(images.for_workload(here, here.settings(), workload(name="other", packages=("nltk",))))
     assert packages.of(here.settings()).python == ("einops", "nltk")
@@ -272,12 +298,14 @@ def test_packages_of_another_workload_do_not_come_along(tmp_path: Path) -> None:
 
 
 def test_an_image_that_labctl_does_not_have_is_refused_with_those_that_it_has(tmp_path: Path) -> None:
+    """for_workload() with an unknown image raises ConfigError with the known ones as hint."""
     with pytest.raises(ConfigError, match="unknown image `mine`") as caught:
         images.for_workload(at(tmp_path), at(tmp_path).settings(), workload(image="mine"))
     assert "horovod" in caught.value.hint
 
 
 def test_a_run_says_where_the_labs_image_is_not_the_workloads(tmp_path: Path) -> None:
+    """remark() tells of a LAB_IMAGE other than the workload's; it is empty for the same one or none."""
     asking = workload(name="mnist-horovod", image="horovod")
     notices = [
         images.remark(images.for_workload(here, here.settings(), asking), asking)

@@ -23,6 +23,7 @@ rpm\trhel\tbash\t5.1.8-9.el9
 
 
 def test_packages_are_named_as_vulnerability_databases_know_them() -> None:
+    """bill() gives package URLs for Debian, PyPI and RPM, once each, and is valid CycloneDX 1.5."""
     document = sbom.bill("labctl/cpu", "sha256:1111", INSTALLED)
     assert [component["purl"] for component in document["components"]] == [
         "pkg:deb/debian/libstdc%2B%2B6@12.2.0-14%2Bdeb12u1",
@@ -35,15 +36,18 @@ def test_packages_are_named_as_vulnerability_databases_know_them() -> None:
 
 @pytest.mark.parametrize("line", ["deb\tdebian\tfoo", "Segmentation fault", "deb\tdebian\tfoo\t1\t2\x1b[2J"])
 def test_what_is_no_list_of_packages_is_an_error_that_shows_it(line: str) -> None:
+    """A line that is no package raises HostError that shows it in ASCII."""
     with pytest.raises(HostError, match="labctl/cpu") as raised:
         sbom.bill("labctl/cpu", "sha256:1111", INSTALLED + line)
     assert ascii(line) in raised.value.message
 
 
 def test_a_container_that_does_not_end_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If `docker run` takes too long, write() raises HostError and removes the container by name."""
     calls: list[tuple[str, ...]] = []
 
     def run(argv: tuple[str, ...], **_: object) -> CompletedProcess:
+        """Record the command; raise HostError for `run`."""
         calls.append(argv)
         if "run" in argv:
             raise HostError("docker run took too long")
@@ -58,9 +62,11 @@ def test_a_container_that_does_not_end_is_removed(tmp_path: Path, monkeypatch: p
 
 
 def test_the_versions_of_an_image_are_asked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """versions() lists an image's packages once, keeps them in a file, and asks again for another image."""
     calls: list[tuple[str, ...]] = []
 
     def run(argv: tuple[str, ...], **_: object) -> CompletedProcess:
+        """Record the command; return the planted list of packages."""
         calls.append(argv)
         return CompletedProcess(argv, 0, INSTALLED, "")
 

@@ -37,20 +37,23 @@ class Engine(FakeBackend):
     """An engine that answers for its limits and NVIDIA's device driver only after ``meet`` returns."""
 
     def __init__(self, meet: Callable[[], object] = lambda: None) -> None:
+        """Call `meet` before each answer about limits."""
         super().__init__()
         self.meet = meet
 
     def grants(self, lab: str, image: str, limits: tuple[tuple[str, int], ...]) -> bool:  # noqa: ARG002
+        """Call `meet`; grant all limits."""
         self.meet()
         return True
 
 
 def refuse() -> None:
+    """Raise HostError that a container is not done within 120 s."""
     raise HostError("cannot start a container: not done within 120 s", hint="labctl doctor")
 
 
 def dump(number: int, gpus: tuple[int, ...]) -> facts.HostDump:
-    """Build the report of a host with these GPUs."""
+    """Return the survey of host hN, at address 10.0.0.N+1, with these GPUs."""
     return facts.HostDump(
         f"h{number}",
         facts={
@@ -66,14 +69,16 @@ def dump(number: int, gpus: tuple[int, ...]) -> facts.HostDump:
 
 @pytest.fixture
 def context(tmp_path: Path) -> Context:
+    """Return the context of lab `demo` in tmp_path."""
     return Context(directory=tmp_path, environ={"LAB_NAME": "demo"}, emit=lambda _: None, flags={})
 
 
 @pytest.fixture
 def opened(context: Context) -> Open:
-    """Function that builds a cluster of three hosts with these GPUs, engines and settings."""
+    """Return a function that makes a cluster of three hosts with these GPUs, engines and settings."""
 
     def make(*gpus: tuple[int, ...], engines: tuple[Engine, ...] = (), **settings: str) -> Cluster:
+        """Return a cluster of hosts h0, h1 and h2 with these GPUs, engines and settings."""
         loaded = context.settings()
         for key, value in settings.items():
             loaded = loaded.with_value(key, value, origin="test")
@@ -103,15 +108,18 @@ def opened(context: Context) -> Open:
 def test_an_accelerator_may_have_its_own_of_the_image_that_a_workload_needs(
     context: Context, accelerator: str, image: str, origin: str, expected: str
 ) -> None:
+    """LAB_IMAGE from a workload is mapped to the accelerator's image of that kind; from .env it is taken as it is."""
     loaded = context.settings().with_value("LAB_IMAGE", image, origin)
     assert cluster.base_image(loaded, lambda: accelerator) == expected
 
 
 def files(lab: Lab, *but: str) -> dict[str, str]:
+    """Render the lab; return the content of files by path, without those whose path has one of these names."""
     return {file.path: file.content for file in render.render(lab) if not any(name in file.path for name in but)}
 
 
 def test_engines_are_asked_all_at_once(context: Context, opened: Open) -> None:
+    """load_lab() asks the three engines in parallel, and all hosts are usable."""
     together = threading.Barrier(len(NAMES))
     lab, usable = cluster.load_lab(context, opened(engines=tuple(Engine(lambda: together.wait(60)) for _ in NAMES)))
     assert (usable.engine.hosts, usable.failed) == (NAMES, {})
@@ -119,6 +127,7 @@ def test_engines_are_asked_all_at_once(context: Context, opened: Open) -> None:
 
 
 def test_a_host_whose_engine_fails_is_named_and_its_node_stays_in_the_lab(context: Context, opened: Open) -> None:
+    """A host whose engine fails is in `failed`; the lab's files are the same as with all hosts."""
     lab, usable = cluster.load_lab(context, opened(engines=(Engine(), Engine(refuse), Engine())))
     assert usable.engine.hosts == ("h0", "h2")
     assert usable.failed["h1"].message == "h1: cannot start a container: not done within 120 s"
@@ -127,12 +136,14 @@ def test_a_host_whose_engine_fails_is_named_and_its_node_stays_in_the_lab(contex
 
 
 def test_what_is_known_is_not_asked_again(context: Context, opened: Open) -> None:
+    """A second load_lab() does not ask the engines for their limits again."""
     cluster.load_lab(context, opened())
     _, usable = cluster.load_lab(context, opened(engines=tuple(Engine(refuse) for _ in NAMES)))
     assert usable.failed == {}
 
 
 def test_where_all_engines_fail_all_are_named(context: Context, opened: Open) -> None:
+    """If all engines fail, load_lab() raises HostError with all three."""
     with pytest.raises(HostError, match=r"3 hosts failed:\n  h0: .*\n  h1: .*\n  h2: "):
         cluster.load_lab(context, opened(engines=tuple(Engine(refuse) for _ in NAMES)))
 
@@ -148,6 +159,7 @@ def test_where_all_engines_fail_all_are_named(context: Context, opened: Open) ->
 def test_what_one_host_lacks_is_told_of_it_and_changes_nothing_for_the_others(
     context: Context, opened: Open, gpus: tuple[tuple[int, ...], ...], settings: dict[str, str], reason: str
 ) -> None:
+    """A host that lacks devices is in `failed` with the reason; other nodes' files are as with all hosts."""
     nvidia = {"LAB_ACCELERATOR": "nvidia", **settings}
     lab, usable = cluster.load_lab(context, opened(*gpus, **nvidia))
     assert usable.engine.hosts == ("h0", "h2")
@@ -161,6 +173,7 @@ def test_what_one_host_lacks_is_told_of_it_and_changes_nothing_for_the_others(
 
 
 def test_what_all_hosts_lack_is_one_mistake(context: Context, opened: Open) -> None:
+    """If all hosts lack the devices, load_lab() raises one HostError, and ConfigError for LAB_DEVICES."""
     with pytest.raises(HostError, match=r"^this host has no nvidia device"):
         cluster.load_lab(context, opened(LAB_ACCELERATOR="nvidia"))
     with pytest.raises(ConfigError, match=r"^LAB_DEVICES: h0 has no nvidia device `7`"):
@@ -168,6 +181,7 @@ def test_what_all_hosts_lack_is_one_mistake(context: Context, opened: Open) -> N
 
 
 def test_a_host_that_does_not_answer_and_lacks_devices_is_told_not_to_answer(opened: Open) -> None:
+    """A host that is silent and lacks devices is in `failed` as silent."""
     silent = opened((0,), (), (0,), LAB_ACCELERATOR="nvidia").excluding({"h1": HostError("h1: timed out", node="h1")})
     assert cluster.preview_lab(silent)[1].failed["h1"].message == "h1: timed out"
 
@@ -175,6 +189,7 @@ def test_a_host_that_does_not_answer_and_lacks_devices_is_told_not_to_answer(ope
 def test_down_forgets_the_hosts_that_have_nothing_any_more(
     context: Context, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """After a `down` that fails on h1, only h1 is left in the ledger."""
     monkeypatch.setattr(ledger, "backend_here", lambda _: FakeBackend())
     engines = tuple(Engine() for _ in NAMES)
     for name, engine in zip(NAMES, engines, strict=True):
@@ -190,6 +205,7 @@ def test_down_forgets_the_hosts_that_have_nothing_any_more(
 
 @pytest.mark.parametrize(("gone", "over_ssh"), [("", True), ("launcher", False), ("worker_1", False)])
 def test_only_a_lab_that_is_running_is_asked_over_ssh_meanwhile(opened: Open, gone: str, *, over_ssh: bool) -> None:
+    """begin_reach() starts only if launcher and all workers run."""
     connected = opened()
     changes = {gone: {"state": "exited"}} if gone else {}
     nodes = tuple(builders.node(number, host=name) for number, name in enumerate(NAMES))

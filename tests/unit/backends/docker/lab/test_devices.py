@@ -30,7 +30,7 @@ def plain_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def host(tmp_path: Path, text: str | None = None) -> HostDevices:
-    """Return the devices of this host, in a lab with that .env or outside of a lab."""
+    """Return the devices of this host, in a lab with this .env or outside of a lab."""
     directory = tmp_path / "lab"
     directory.mkdir()
     if text is not None:
@@ -40,12 +40,13 @@ def host(tmp_path: Path, text: str | None = None) -> HostDevices:
 
 
 def take(tmp_path: Path, text: str | None = None) -> dict[str, Any]:
-    """Return ``host`` as its JSON document."""
+    """Return the host's devices as their JSON document."""
     document: dict[str, Any] = json.loads(json.dumps(to_json(host(tmp_path, text))))
     return document
 
 
 def two_gpus(tmp_path: Path) -> Path:
+    """Add two NVIDIA GPUs on two NUMA nodes, with a driver, to the tree; return its root."""
     root = tmp_path / "root"
     sysfs.nvidia(root, "0000:3b:00.0", 1, numa=0, cores="0-3")
     sysfs.nvidia(root, "0000:af:00.0", 0, numa=1, cores="4-7")
@@ -54,6 +55,7 @@ def two_gpus(tmp_path: Path) -> Path:
 
 
 def test_a_bare_host_outside_a_lab(tmp_path: Path) -> None:
+    """A host without devices is accelerator cpu with the reason, two NUMA nodes and no lab nodes."""
     document = take(tmp_path)
     assert (document["accelerator"], document["devices"], document["nodes"]) == ("cpu", [], [])
     assert document["why"].startswith("auto: no /dev/nvidia<N>, ")
@@ -61,6 +63,7 @@ def test_a_bare_host_outside_a_lab(tmp_path: Path) -> None:
 
 
 def test_auto_says_what_it_would_have_taken(tmp_path: Path) -> None:
+    """choice() is cpu with what `auto` looked for, and that an NVIDIA card has no device file."""
     root = tmp_path / "root"
     sysfs.nvidia(root, "0000:3b:00.0", 0, file=False)
     assert spec.choice(settings.load(tmp_path, {"HOME": "/home/someone"}, {}), root) == (
@@ -72,6 +75,7 @@ def test_auto_says_what_it_would_have_taken(tmp_path: Path) -> None:
 
 
 def test_each_device_names_the_node_that_gets_it(tmp_path: Path) -> None:
+    """Two GPUs in a lab of two nodes: each names its node, whose cores are of the same NUMA node."""
     two_gpus(tmp_path)
     document = take(tmp_path, "LAB_NODES=2\n")
     assert [(device["id"], device["path"], device["node"]) for device in document["devices"]] == [
@@ -86,12 +90,14 @@ def test_each_device_names_the_node_that_gets_it(tmp_path: Path) -> None:
 
 
 def test_devices_that_the_lab_leaves_have_no_node(tmp_path: Path) -> None:
+    """With LAB_DEVICES of one GPU, the other one has node None."""
     two_gpus(tmp_path)
     document = take(tmp_path, "LAB_NODES=1\nLAB_DEVICES=0000:af:00.0\n")
     assert [(device["id"], device["node"]) for device in document["devices"]] == [("0", None), ("1", "worker-0")]
 
 
 def test_a_device_that_a_lab_has_now_names_it(tmp_path: Path) -> None:
+    """The holder of a device is the lab in its locked lease file, with user, node, directory and time."""
     lease = Path(procfs.lock_directory(two_gpus(tmp_path))) / "labctl-0000:af:00.0.lock"
     sysfs.put(lease, '{"lab": "other", "node": "worker-0", "directory": "/srv/lab", "uid": 4000000, "since": "noon"}')
     with lease.open() as stream:
@@ -101,11 +107,13 @@ def test_a_device_that_a_lab_has_now_names_it(tmp_path: Path) -> None:
 
 
 def test_a_device_whose_lab_is_gone_is_free(tmp_path: Path) -> None:
+    """A lease file that is not locked gives no holder."""
     sysfs.put(Path(procfs.lock_directory(two_gpus(tmp_path))) / "labctl-0000:af:00.0.lock", '{"lab": "other"}')
     assert [device["holder"] for device in take(tmp_path)["devices"]] == ["", ""]
 
 
 def test_what_other_makers_have_is_shown_too(tmp_path: Path) -> None:
+    """Devices of other vendors are listed without a node; an AMD card is a note."""
     root = two_gpus(tmp_path)
     sysfs.gaudi(root, 0, "0000:19:00.0", told={"module_id": "3"})
     sysfs.render_node(root, 128, "0000:00:02.0", driver="i915")
@@ -117,6 +125,7 @@ def test_what_other_makers_have_is_shown_too(tmp_path: Path) -> None:
 
 
 def test_a_lab_that_asks_for_what_is_not_there_is_shown_what_is(tmp_path: Path) -> None:
+    """LAB_ACCELERATOR=habana on a host with GPUs: accelerator None with the reason, and both GPUs are listed."""
     two_gpus(tmp_path)
     document = take(tmp_path, "LAB_ACCELERATOR=habana\n")
     assert document["accelerator"] is None
@@ -125,12 +134,14 @@ def test_a_lab_that_asks_for_what_is_not_there_is_shown_what_is(tmp_path: Path) 
 
 
 def test_a_lab_that_asks_for_too_much_is_told_so(tmp_path: Path) -> None:
+    """Two nodes of two slots with two GPUs give a note that four are needed."""
     two_gpus(tmp_path)
     (note,) = take(tmp_path, "LAB_NODES=2\nLAB_SLOTS=2\n")["notes"]
     assert "need 4 nvidia devices, local has 2" in note
 
 
 def test_people_read_a_table(tmp_path: Path) -> None:
+    """host_text() prints host, cores, fabric, nodes and notes, and a table of devices."""
     root = two_gpus(tmp_path)
     sysfs.card(root, "0000:d8:00.0", "0x10de")
     sysfs.put(root / "sys/class/infiniband/mlx5_0/ports/1/link_layer", "InfiniBand\n")
@@ -157,4 +168,5 @@ def test_people_read_a_table(tmp_path: Path) -> None:
     ("numbers", "text"), [((), ""), ((3,), "3"), ((0, 1), "0-1"), ((8, 0, 1, 2, 10), "0-2,8,10"), ((1, 3), "1,3")]
 )
 def test_numbers_in_a_row_are_a_range(numbers: tuple[int, ...], text: str) -> None:
+    """ranges() joins consecutive numbers, sorted, as in `0-2,8,10`."""
     assert ranges(numbers) == text

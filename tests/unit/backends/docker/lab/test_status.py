@@ -19,7 +19,10 @@ from labctl.model import Event
 
 
 def test_nodes_are_in_their_order_also_where_a_host_does_not_answer(tmp_path: Path) -> None:
+    """Nodes are sorted by number; the one planned on the silent host h1 is unreachable."""
+
     def daemon(host: str, *nodes: str) -> FakeBackend:
+        """Return a fake engine of this host with these containers."""
         return FakeBackend(seen=ObservedState(host=host, containers=tuple(container(name) for name in nodes)))
 
     context = Context(directory=tmp_path, environ={"LAB_NAME": "demo"}, emit=lambda _: None, flags={})
@@ -43,6 +46,7 @@ def test_nodes_are_in_their_order_also_where_a_host_does_not_answer(tmp_path: Pa
 
 
 def test_a_lab_of_this_name_in_another_directory_is_shown_with_a_warning(tmp_path: Path) -> None:
+    """A lab whose containers another directory made is listed, with a warning that names that directory."""
     remote, events = tmp_path / "there", list[Event]()
     remote.mkdir()
     context = Context(directory=tmp_path, environ={"LAB_NAME": "demo"}, emit=events.append, flags={})
@@ -55,6 +59,7 @@ def test_a_lab_of_this_name_in_another_directory_is_shown_with_a_warning(tmp_pat
 
 
 def test_a_node_that_up_would_recreate_is_named_with_the_reason(tmp_path: Path) -> None:
+    """A node without the lab's network has that as reason, and the lab is `partial`; with it the lab is `up`."""
     context = Context(directory=tmp_path, environ={"LAB_NAME": "demo"}, emit=lambda _: None, flags={})
     cut_off = container("worker-1", network="labctl-demo", directory=str(tmp_path))
     containers = (*(container(node, directory=str(tmp_path)) for node in ("launcher", "worker-0")), cut_off)
@@ -68,6 +73,7 @@ def test_a_node_that_up_would_recreate_is_named_with_the_reason(tmp_path: Path) 
 
 
 def test_a_node_that_docker_has_not_checked_yet_is_not_said_to_start() -> None:
+    """Health `starting` is shown as `not checked yet`, unhealthy as UNHEALTHY, none as `-`."""
     nodes = tuple(
         NodeStatus(name=f"worker-{number}", role="worker", host="local", state="running", health=health)
         for number, health in enumerate(("starting", "healthy", "unhealthy", None))
