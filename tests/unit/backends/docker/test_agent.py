@@ -30,6 +30,7 @@ class Breaking(FakeBackend):
     """An agent whose connections break after ``each`` lines; each connection starts at the requested line."""
 
     def __init__(self, *lines: str, each: int) -> None:
+        """Print these lines, then the end with code 0; break off after ``each`` lines."""
         super().__init__(seen=observed(LAB))
         self.lines, self.each, self.asked = (*lines, 'end {"code": 0}'), each, list[str]()
 
@@ -47,10 +48,12 @@ class Breaking(FakeBackend):
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not sleep between attempts."""
     monkeypatch.setattr("labctl.backends.docker.agent.time.sleep", lambda _: None)
 
 
 def test_each_line_comes_once_however_often_the_connection_breaks() -> None:
+    """After a broken connection follow() goes on with the next line; each line comes once, with rank and time."""
     received: list[Line] = []
     engine = Breaking("one", "worker-1: \x0112\x02two", "\x010\x02three\x01", each=2)
     ended = agent.follow(LAB, engine, "r1", Follower(received.extend), LAUNCH)
@@ -64,6 +67,7 @@ def test_each_line_comes_once_however_often_the_connection_breaks() -> None:
 
 
 def test_a_launcher_that_does_not_answer_again_leaves_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher that stays silent raises HostError that run r1 goes on, with `labctl attach r1` as hint."""
     monkeypatch.setattr(agent, "PATIENCE", 0)
     engine = Breaking("one", "two", each=1)
     engine.lines = ("one",)
@@ -73,6 +77,7 @@ def test_a_launcher_that_does_not_answer_again_leaves_the_run(monkeypatch: pytes
 
 
 def test_a_launcher_that_is_gone_ends_the_run() -> None:
+    """With an exited launcher follow() returns code 137 and lost."""
     engine = Breaking(each=1)
     engine.lines = ("one",)
     engine.seen = observed(LAB, launcher={"state": "exited"})
@@ -81,10 +86,11 @@ def test_a_launcher_that_is_gone_ends_the_run() -> None:
 
 
 def saying(*lines: str) -> FakeBackend:
-    """Build an engine whose agent prints these lines and exits with 1."""
+    """Return an engine whose agent prints these lines and exits with 1."""
 
     class Saying(FakeBackend):
         def stream(self, container: str, argv: tuple[str, ...], on_lines: OnLines, **options: Any) -> int:  # noqa: ARG002
+            """Hand on the planted lines; return exit code 1."""
             assert first_line(options["typed"]), "no run was named"
             on_lines(lines)
             return 1
@@ -94,12 +100,14 @@ def saying(*lines: str) -> FakeBackend:
 
 @pytest.mark.parametrize("error", ["KeyError: 'launch'", "TypeError: launch() missing 1 required argument"])
 def test_an_agent_of_an_earlier_labctl_is_told_what_to_build(error: str) -> None:
+    """KeyError or TypeError of the agent raises LaunchError with `labctl build && labctl up` as hint."""
     with pytest.raises(LaunchError, match=re.escape(f"launcher: {error}")) as caught:
         agent.follow(LAB, saying("Traceback", error), "r1", Follower(lambda *_: None), LAUNCH)
     assert caught.value.hint == "labctl build && labctl up"
 
 
 def test_nodes_that_are_in_use_are_named_with_their_run() -> None:
+    """A `busy` line of the agent raises InUse with node, run and owner, and how to wait or stop as hint."""
     busy = '{"id": "r0", "nodes": ["worker-0"], "state": "running", "owner": "ann@desk", "order": 1767000000}'
     with pytest.raises(InUse, match=r"worker-0: in use by run r0 \(ann@desk, since 20") as caught:
         agent.follow(LAB, saying(f"busy {busy}"), "r1", Follower(lambda *_: None), LAUNCH)
@@ -135,6 +143,7 @@ class Waiting(FakeBackend):
 
 
 def test_an_agent_that_waits_asks_the_nodes_then_launches_its_run_and_forgets_it() -> None:
+    """Standby passes once both nodes are reached, launches the run on the same connection, and forgets it once."""
     engine, received = Waiting("reached worker-0", "reached worker-1", "reached"), list[Line]()
     standby = agent.Standby(LAB, engine, "r1", ("worker-0", "worker-1"))
     assert standby.passed(("worker-1", "worker-0"))
@@ -148,10 +157,12 @@ def test_an_agent_that_waits_asks_the_nodes_then_launches_its_run_and_forgets_it
 
 
 def test_a_run_is_over_only_when_its_last_lines_have_been_passed_on() -> None:
+    """Follower.ended is set only after the lines before the end have been handed on."""
     received: list[str] = []
     ends: list[bool] = []
 
     def keep(lines: Sequence[Line]) -> None:
+        """Record the lines, and whether the run had ended when they came."""
         ends.append(follower.ended is not None)
         received.extend(line.text for line in lines)
 
@@ -162,8 +173,11 @@ def test_a_run_is_over_only_when_its_last_lines_have_been_passed_on() -> None:
 
 
 def test_an_agent_that_fails_without_a_word_has_launched_nothing() -> None:
+    """An agent that exits with 137 and no line raises LaunchError."""
+
     class Failing(Waiting):
         def stream(self, *args: Any, **options: Any) -> int:
+            """Wait for a run like Waiting; return exit code 137."""
             super().stream(*args, **options)
             return 137
 
@@ -172,6 +186,7 @@ def test_an_agent_that_fails_without_a_word_has_launched_nothing() -> None:
 
 
 def test_an_agent_that_is_opened_for_a_launch_is_dismissed_after_it() -> None:
+    """After follow() without a standby, the agent's input is closed."""
     engine = Waiting()
     assert agent.follow(LAB, engine, "r1", Follower(len), LAUNCH).code == 0
     wait_until(lambda: engine.over, 20, "its input is closed")
@@ -179,6 +194,7 @@ def test_an_agent_that_is_opened_for_a_launch_is_dismissed_after_it() -> None:
 
 @pytest.mark.parametrize("lines", [("reached worker-0", "reached"), ("reached",), ("Error response from daemon",)])
 def test_a_node_whose_sshd_does_not_greet_has_not_passed(lines: tuple[str, ...]) -> None:
+    """passed() is False if not all nodes were reached, or the connection ended without an answer."""
     standby = agent.Standby(LAB, Waiting(*lines), "r1", ("worker-0", "worker-1"))
     if "reached" not in lines:
         # Its connection ends without a word about the nodes.
@@ -188,6 +204,7 @@ def test_a_node_whose_sshd_does_not_greet_has_not_passed(lines: tuple[str, ...])
 
 
 def test_a_launcher_that_could_not_be_entered_is_entered_again() -> None:
+    """A standby whose connection ended is not used: follow() launches by a new one."""
     early = Waiting("Error response from daemon: container is not running")
     standby = agent.Standby(LAB, early, "r1")
     standby.close()
@@ -198,12 +215,16 @@ def test_a_launcher_that_could_not_be_entered_is_entered_again() -> None:
 
 @pytest.mark.parametrize(("followed", "reported"), [(1.0, False), (30.0, True)])
 def test_a_run_whose_labctl_is_gone_says_when_it_ends(followed: float, reported: bool) -> None:
+    """since() tells that the run ends in 90 s if its labctl was last there 30 of 120 s ago, not after 1 s."""
     run = ActiveRun(id="r0", nodes=("worker-0",), state="running", order=1.0, patience=120, followed=followed)
     assert ("its labctl is gone and it ends in 90 s" in since(run)) == reported
 
 
 def test_an_error_of_who_is_handed_the_lines_is_not_taken_for_a_broken_connection() -> None:
+    """HostError of the function that gets the lines is raised by follow(), without a new connection."""
+
     def refuse(*_: object) -> None:
+        """Raise HostError."""
         raise HostError("No space left on device")
 
     with pytest.raises(HostError, match="No space left"):
@@ -211,7 +232,10 @@ def test_an_error_of_who_is_handed_the_lines_is_not_taken_for_a_broken_connectio
 
 
 def test_an_agent_of_an_earlier_labctl_knows_of_no_runs() -> None:
+    """active() is empty if the agent fails with KeyError of `runs`."""
+
     def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        """Fail with exit code 1 and KeyError of `runs`."""
         yield from ()
         raise Failed(1, "KeyError: 'runs'")
 

@@ -26,25 +26,29 @@ RUN = "20260102-150405-hello-3fa2"
 
 @pytest.fixture
 def events() -> list[Event]:
+    """Return an empty list, to which the backend adds its events."""
     return []
 
 
 @pytest.fixture
 def backend(tmp_path: Path, events: list[Event]) -> DockerBackend:
+    """Return a backend of lab `demo` with a fake engine, whose events are recorded."""
     context = Context(directory=tmp_path, environ={"LAB_NAME": "demo"}, emit=events.append, flags={})
     return builders.backend(context, builders.cluster_of(context))
 
 
 def lab_of(backend: DockerBackend) -> Lab:
+    """Return a lab of two nodes in the backend's directory."""
     return builders.lab(directory=backend.context.directory)
 
 
 def plan(backend: DockerBackend, lab: Lab, job: Job, *, detach: bool = False) -> Plan:
-    """Plan a run without an observed state."""
+    """Plan a run as a preview, without an observed state."""
     return start.plan(backend, NewRun(lab=lab, job=job), RunOptions(detach=detach), preview=True)
 
 
 def test_run_reaches_writes_launches(backend: DockerBackend) -> None:
+    """The plan of a run: ask sshd, write the record, launch deepspeed, move the outputs, write the result."""
     lab, directory = lab_of(backend), f"/workspace/outputs/{RUN}"
     rendered = ", ".join(f"rendered/nodes/{name}/compose.yml" for name in ("worker-0", "worker-1"))
     assert str(plan(backend, lab, builders.job(lab, entries=(("worker-1", 1),)))) == (
@@ -61,6 +65,7 @@ def test_run_reaches_writes_launches(backend: DockerBackend) -> None:
 
 
 def test_a_run_that_is_detached_is_only_launched(backend: DockerBackend) -> None:
+    """The plan of a detached run has three steps: ask, write, launch."""
     lab = lab_of(backend)
     steps = str(plan(backend, lab, builders.job(lab), detach=True)).splitlines()
     assert [step.split()[1] for step in steps] == ["ask", "write", "in"]
@@ -69,6 +74,7 @@ def test_a_run_that_is_detached_is_only_launched(backend: DockerBackend) -> None
 def test_a_run_on_hosts_ends_what_is_left_pushes_and_fetches(
     backend: DockerBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The plan on two hosts ends an unfinished run first, pushes inputs, and fetches from both."""
     names = ("red", "blue")
     hosts = tuple(builders.host(name=name, directory="/home/ann/.labctl/demo") for name in names)
     nodes = tuple(builders.node(number, host=name) for number, name in enumerate(names))
@@ -83,6 +89,7 @@ def test_a_run_on_hosts_ends_what_is_left_pushes_and_fetches(
 
 
 def test_the_record_of_a_run_has_the_text_of_its_own_plan(backend: DockerBackend) -> None:
+    """plan.txt in the record has the text of the whole plan."""
     lab = lab_of(backend)
     whole = plan(backend, lab, builders.job(lab))
     (stage,) = (step for step in whole.steps if isinstance(step, StageRun))
@@ -93,7 +100,7 @@ def test_the_record_of_a_run_has_the_text_of_its_own_plan(backend: DockerBackend
 def test_a_preview_of_down_names_the_hosts_that_it_skips(
     backend: DockerBackend, events: list[Event], *, preview: bool, warnings: list[str]
 ) -> None:
-    """Warn of skipped hosts in a preview only: otherwise carrying out the plan raises their errors."""
+    """A preview of `down` warns of a host that does not answer; otherwise nothing is said, as its error is raised."""
     backend.cluster = replace(backend.cluster, failed={"red": HostError("red: no answer", node="red")})
     backend.plan_down(preview=preview)
     assert [event.text for event in events if event.kind == "warning"] == warnings
@@ -102,7 +109,10 @@ def test_a_preview_of_down_names_the_hosts_that_it_skips(
 def test_a_preview_takes_no_port_for_in_use_that_an_earlier_run_may_have(
     backend: DockerBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In a preview a port in use raises HostError, unless an unfinished run may have it."""
+
     def refuse(*_: object) -> None:
+        """Raise HostError that the port is in use."""
         raise HostError("port 29500 is in use")
 
     lab = lab_of(backend)
@@ -115,6 +125,7 @@ def test_a_preview_takes_no_port_for_in_use_that_an_earlier_run_may_have(
 
 
 def test_up_is_refused_during_a_run_before_images_and_probes(backend: DockerBackend) -> None:
+    """plan_prepare() raises HostError while a run is active, and not as a preview."""
     engine = cast(FakeBackend, backend.cluster.engine)
     assert backend.plan_prepare().steps
     of = lab_of(backend)

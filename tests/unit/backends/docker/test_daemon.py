@@ -29,10 +29,10 @@ DEAF = "#!/bin/sh\ntrap '' TERM\nexec sleep 60\n"
 
 @pytest.fixture
 def hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], DockerEngine]:
-    """Function that builds a host's engine with this docker command, and with time limits of 0.1 s."""
+    """Return a function that makes a host's engine with this docker command and time limits of 0.1 s."""
 
     def make(program: str) -> DockerEngine:
-        """Build an engine whose docker is this program, with time limits of 0.1 s."""
+        """Put this program on PATH as docker; return a host's engine with time limits of 0.1 s."""
         path = tmp_path / "docker"
         path.write_text(program)
         path.chmod(0o755)
@@ -60,12 +60,14 @@ def hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Doc
 def test_what_a_daemon_never_gets_done_ends_with_the_hosts_name(
     hang: Callable[[str], DockerEngine], act: Callable[[Any], None], description: str
 ) -> None:
+    """A docker command that never ends raises HostError with command and host, and to restart docker as hint."""
     with pytest.raises(HostError, match=f"blue: `{description}` timed out after") as caught:
         act(hang(ENDLESS))
     assert (caught.value.node, "restart docker" in caught.value.hint) == ("blue", True)
 
 
 def test_a_command_that_does_not_heed_its_time_is_killed(hang: Callable[[str], DockerEngine]) -> None:
+    """A docker command that ignores SIGTERM is killed, and raises HostError."""
     with pytest.raises(HostError, match="timed out after"):
         hang(DEAF).remove("blue", "container", ("one",))
 
@@ -73,6 +75,7 @@ def test_a_command_that_does_not_heed_its_time_is_killed(hang: Callable[[str], D
 def test_what_the_environment_says_of_another_daemon_is_kept_from_a_hosts(
     hang: Callable[[str], DockerEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """docker commands for a host run without the DOCKER_ variables of the environment."""
     for name in ("DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_CONTEXT", "DOCKER_TLS", "DOCKER_API_VERSION"):
         monkeypatch.setenv(name, "1")
     engine = hang("#!/bin/sh\n! env | grep ^DOCKER_ >&2\n")
@@ -89,6 +92,7 @@ class Answers(BaseHTTPRequestHandler):
     version = "1.45"
 
     def do_GET(self) -> None:
+        """Answer ping and version with the version, information with an error 500, others with 404."""
         if self.path in ("/_ping", "/version"):
             self.answer(200, VERSION)
         elif self.path == "/v1.45/info":
@@ -97,12 +101,15 @@ class Answers(BaseHTTPRequestHandler):
             self.answer(404, {"message": "No such image"})
 
     def do_POST(self) -> None:
+        """Answer 404, no address pool."""
         self.answer(404, {"message": "no address pool"})
 
     def do_DELETE(self) -> None:
+        """Answer 404, no such network."""
         self.answer(404, {"message": "No such network"})
 
     def answer(self, code: int, body: Mapping[str, object] | list[Any]) -> None:
+        """Send this status, the API version if any, and the body as JSON."""
         text = json.dumps(body).encode()
         self.send_response(code)
         if self.version:
@@ -119,6 +126,7 @@ VERSION = {"Version": "26.1", "ApiVersion": "1.45"}
 
 
 def frame(stream: int, text: bytes) -> bytes:
+    """Return a frame of Docker's multiplexed output: stream, length and text."""
     return bytes((stream, 0, 0, 0)) + len(text).to_bytes(4, "big") + text
 
 
@@ -128,6 +136,7 @@ class Execs(Answers):
     ended: int | None = 7
 
     def do_GET(self) -> None:
+        """Answer ping with an empty object, others with the program's exit code."""
         self.answer(200, {} if self.path == "/_ping" else {"ExitCode": self.ended})
 
     def do_POST(self) -> None:
@@ -158,6 +167,7 @@ class Endless(Execs):
     """A daemon whose program runs longer than any time limit."""
 
     def rest(self) -> None:
+        """Wait for input that never comes."""
         self.rfile.read(1)
 
 
@@ -177,11 +187,13 @@ def daemon(answers: type[Answers], monkeypatch: pytest.MonkeyPatch, seconds: int
 
 @pytest.fixture
 def over_tcp(monkeypatch: pytest.MonkeyPatch) -> Iterator[DockerEngine]:
+    """Yield an engine of a daemon that has no images, by DOCKER_HOST."""
     with daemon(Answers, monkeypatch) as engine:
         yield engine
 
 
 def test_a_programs_streams_and_code_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """exec() returns code 7 with stdout and stderr apart; of a container that does not run, code 1 and the reason."""
     with daemon(Execs, monkeypatch) as engine:
         done = engine.exec("one", ("true",), user="lab")
         refused = engine.exec("two", ("true",), user="lab")
@@ -190,6 +202,7 @@ def test_a_programs_streams_and_code_are_told_apart(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_program_that_does_not_end_in_time_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that runs past limit 0.1 raises ProcessTimeout with its name."""
     with (
         daemon(Endless, monkeypatch) as engine,
         pytest.raises(ProcessTimeout, match=r"^sleep 9: not done within 0.1 s$"),
@@ -198,6 +211,7 @@ def test_a_program_that_does_not_end_in_time_is_named(monkeypatch: pytest.Monkey
 
 
 def test_a_program_whose_end_is_not_known_is_not_taken_for_one_that_succeeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Output that ends while the program has no exit code raises HostError that the connection was lost."""
     with (
         daemon(Cut, monkeypatch) as engine,
         pytest.raises(HostError, match=r"^one: the connection to sleep was lost$"),
@@ -206,6 +220,7 @@ def test_a_program_whose_end_is_not_known_is_not_taken_for_one_that_succeeded(mo
 
 
 def test_an_answer_that_is_too_large_is_refused(over_tcp: DockerEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer of more bytes than the limit raises HostError."""
     over_tcp.versions()
     monkeypatch.setattr(api, "LARGEST_ANSWER", 20)
     with pytest.raises(HostError, match=r"an answer has more than 20 B"):
@@ -218,6 +233,7 @@ class Local(Answers):
     protocol_version = "HTTP/1.1"
 
     def setup(self) -> None:
+        """Record the client of the connection."""
         super().setup()
         self.server.connections.append(self.client_address)  # type: ignore[attr-defined]
 
@@ -225,6 +241,8 @@ class Local(Answers):
 def test_all_questions_of_a_block_take_one_connection_which_ends_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Three questions in one _api() block use one connection, which is closed after it."""
+
     class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         connections: ClassVar[list[object]] = []
 
@@ -250,10 +268,12 @@ class Cluttered(Execs):
     ended = None
 
     def rest(self) -> None:
+        """Send half a frame's header."""
         self.wfile.write(frame(1, b"")[:5])
 
 
 def test_a_program_whose_output_is_cut_off_is_told_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Output that ends within a frame's header raises HostError that the connection was lost."""
     with daemon(Cluttered, monkeypatch) as engine, pytest.raises(HostError, match=r"the connection to sleep was lost$"):
         engine.exec("one", ("sleep", "9"), user="lab")
 
@@ -268,6 +288,7 @@ class Busy(Answers):
     """A daemon, or a proxy before it, that does not answer now."""
 
     def do_GET(self) -> None:
+        """Answer 503."""
         self.answer(503, {"message": "try later"})
 
 
@@ -277,11 +298,13 @@ class Busy(Answers):
 def test_what_is_no_daemon_is_an_error_of_the_engine(
     answers: type[Answers], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A web server that is no daemon, or an answer 503, raises HostError of Docker Engine."""
     with daemon(answers, monkeypatch) as engine, pytest.raises(HostError, match=f"^Docker Engine.*{reason}"):
         engine.versions()
 
 
 def test_events_that_are_refused_are_an_error(over_tcp: DockerEngine) -> None:
+    """An error answer to events() raises HostError."""
     with pytest.raises(HostError, match=r"^Docker Engine: No such image$"):
         next(over_tcp.events("demo"))
 
@@ -301,12 +324,14 @@ class Slow(Answers):
 
 
 def test_an_answer_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that never ends raises HostError after the limit of 1 s."""
     monkeypatch.setattr(ThreadingHTTPServer, "paused", threading.Event(), raising=False)
     with daemon(Slow, monkeypatch, seconds=1) as engine, pytest.raises(HostError, match=r"does not answer.*timed out"):
         engine.versions()
 
 
 def test_an_engine_is_read_where_docker_host_leads(over_tcp: DockerEngine) -> None:
+    """With DOCKER_HOST versions() are read, image_id() of a missing image is None, and an error 500 is HostError."""
     assert over_tcp.versions() == {"engine": "26.1", "api": "1.45", "kernel": ""}
     assert over_tcp.image_id("nothing") is None
     with pytest.raises(HostError, match=r"^Docker Engine: layer store is locked$"):
@@ -314,11 +339,13 @@ def test_an_engine_is_read_where_docker_host_leads(over_tcp: DockerEngine) -> No
 
 
 def test_a_network_that_is_gone_is_an_error_of_the_engine(over_tcp: DockerEngine) -> None:
+    """network() of a missing network raises HostError."""
     with pytest.raises(HostError, match=r"^Docker Engine: network nothing not found$"):
         over_tcp.network("nothing")
 
 
 def test_a_daemon_that_has_no_addresses_left_says_so_with_404(over_tcp: DockerEngine) -> None:
+    """try_network() returns the daemon's message if it has no addresses."""
     assert over_tcp.try_network("demo") == "no address pool"
 
 
@@ -334,6 +361,7 @@ def test_a_daemon_that_has_no_addresses_left_says_so_with_404(over_tcp: DockerEn
 def test_an_engine_that_is_not_there_is_said_with_the_reason(
     address: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A DOCKER_HOST that cannot be reached or is invalid raises HostError with it, and to unset it as hint."""
     monkeypatch.setenv("DOCKER_HOST", address)
     with pytest.raises(HostError, match=f"^Docker Engine does not answer: {re.escape(message)}$") as caught:
         DockerEngine().versions()
@@ -341,6 +369,7 @@ def test_an_engine_that_is_not_there_is_said_with_the_reason(
 
 
 def test_certificates_that_are_missing_are_named_by_their_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DOCKER_TLS_VERIFY with a missing DOCKER_CERT_PATH raises HostError with the files and the folder."""
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
     monkeypatch.setenv("DOCKER_TLS_VERIFY", "1")
     monkeypatch.setenv("DOCKER_CERT_PATH", "/nowhere")
@@ -352,6 +381,7 @@ def test_certificates_that_are_missing_are_named_by_their_folder(monkeypatch: py
     "slots", ["many", "", "-1", "²", "9" * 5000], ids=["word", "none", "negative", "square", "huge"]
 )
 def test_labels_that_a_stranger_wrote_are_read_as_far_as_they_make_sense(slots: str) -> None:
+    """container_of() reads an invalid number of slots as 0 and removes control characters from the owner."""
     labels = {"labctl.slots": slots, "labctl.node": "worker-0", "labctl.owner": "bob\x1b]0;title\x07@desk"}
     listed = {"Id": "1" * 64, "Names": ["/x"], "Labels": labels, "State": "running", "ImageID": "2"}
     container = docker.container_of(listed, "local")
@@ -371,6 +401,7 @@ class Labelled(Answers):
     asked: ClassVar[list[str]] = []
 
     def do_GET(self) -> None:
+        """Record the path; answer with the planted container, no lab networks, or its networks and limits."""
         self.asked.append(self.path)
         labels = {"labctl.node": "worker-0", "labctl.role": "worker", "labctl.limits": "pids=8192"}
         listed = {"Id": "1", "Labels": labels, "State": "running", "ImageID": "2"}
@@ -384,7 +415,7 @@ class Labelled(Answers):
 
 
 def observed_container(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> Container:
-    """Observe the lab's only container, with these answers of the daemon; check that it takes three requests."""
+    """Observe the lab's only container, with these answers of the daemon; fail if it takes not three requests."""
     monkeypatch.setattr(Labelled, "asked", [])
     for name, value in answers.items():
         monkeypatch.setattr(Labelled, name, value)
@@ -409,11 +440,13 @@ def observed_container(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> Conta
 def test_a_container_is_on_the_networks_that_know_its_node(
     monkeypatch: pytest.MonkeyPatch, mode: str, networks: dict[str, Any], made_for: str, on: tuple[str, ...]
 ) -> None:
+    """Container.networks has the networks on which the container has its node's alias; `network` is its own."""
     container = observed_container(monkeypatch, mode=mode, networks=networks)
     assert (container.network, container.networks) == (made_for, on)
 
 
 def test_the_limits_of_a_container_are_those_that_are_set_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Container.limits has the set limits, empty without any; rendered_limits is the label."""
     assert observed_container(monkeypatch).limits == ()
     limits = {**LIMITS, "Memory": 1 << 30, "NanoCpus": 5, "PidsLimit": 0, "CpusetCpus": "0,1"}
     container = observed_container(monkeypatch, limits=limits)
@@ -444,6 +477,7 @@ COMPOSE_5 = f"""\
 
 @pytest.mark.parametrize("printed", [COMPOSE_2, COMPOSE_5], ids=["2.26", "5.6"])
 def test_a_name_in_use_is_said_once_with_what_to_type_by_old_and_new_compose(printed: str) -> None:
+    """Compose's error of a name in use is shown once, with `docker rename` as hint."""
     error = DockerEngine()._failed("docker compose up", 1, printed, 60)
     assert len(error.message.splitlines()) == 5
     assert error.message.endswith(f"Creating\n{CONFLICT}")
@@ -451,6 +485,7 @@ def test_a_name_in_use_is_said_once_with_what_to_type_by_old_and_new_compose(pri
 
 
 def test_errors_of_several_services_are_all_shown() -> None:
+    """without_repeats() removes an error line that Compose repeats, and keeps other services' errors."""
     printed = " service:worker-0:1 Error: a\n service:worker-1:1 Error: b\nError: b\n"
     assert docker.without_repeats(printed) == [" service:worker-0:1 Error: a", "Error: b"]
     assert docker.without_repeats("") == []
@@ -466,6 +501,7 @@ def test_errors_of_several_services_are_all_shown() -> None:
     ],
 )
 def test_a_port_in_use_is_said_with_what_to_change(message: str) -> None:
+    """A port in use, in each wording of Docker, is one message with LAB_PORTS as hint."""
     error = DockerEngine()._failed("docker compose up", 1, message, 60)
     assert error.message == "port 6006 of 127.0.0.1 is in use"
     assert "LAB_PORTS" in error.hint

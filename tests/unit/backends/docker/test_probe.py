@@ -20,7 +20,7 @@ case $1 in create) echo c0ffee; exit;; rm) exit;; esac
 
 @pytest.fixture
 def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Path of a stand-in for docker on PATH that logs its calls; a test sets its action at `start`, limited to 1 s."""
+    """Put a `docker` on PATH that logs its calls, with a limit of 1 s; return its path."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(probe, "PATIENCE", 1)
     program = tmp_path / "docker"
@@ -30,20 +30,24 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def at_start(docker: Path, text: str) -> None:
+    """Add this text, which runs at `docker start`, to the stand-in."""
     docker.write_text(f"{DOCKER}{text}\n")
 
 
 def calls(docker: Path) -> list[str]:
+    """Return the logged calls of docker."""
     return Path(f"{docker}.log").read_text().splitlines()
 
 
 def test_a_container_that_never_starts_is_given_up_and_removed(docker: Path) -> None:
+    """refusal() of a container that never starts tells the limit, and the container is removed."""
     at_start(docker, "exec sleep 60")
     assert "not done within 1 s" in probe.refusal(("docker",), "demo", "image", ())
     assert calls(docker)[-1] == "rm --force c0ffee"
 
 
 def test_a_refusal_is_told_by_its_words_and_any_other_is_an_error(docker: Path) -> None:
+    """refusal() returns docker's error, refused() is True for the expected one and raises HostError for others."""
     at_start(docker, "echo 'Error: no such driver' >&2; echo 'Error: failed to start containers: c0ffee' >&2; exit 1")
     assert probe.refusal(("docker",), "demo", "image", ()) == "Error: no such driver"
     assert probe.refused(("docker",), "demo", "image", (), because="such driver")
@@ -54,6 +58,7 @@ def test_a_refusal_is_told_by_its_words_and_any_other_is_an_error(docker: Path) 
 
 @pytest.mark.parametrize(("output", "files"), [("20000", 20_000), ("unlimited", sys.maxsize)])
 def test_a_container_says_how_many_files_it_may_open(docker: Path, output: str, files: int) -> None:
+    """most_files() returns the number that the container prints, or the largest for unlimited; an error raises."""
     at_start(docker, f"echo {output}")
     assert probe.most_files(("docker",), "demo", "image") == files
     at_start(docker, "echo 'no such image' >&2; exit 125")
@@ -62,6 +67,7 @@ def test_a_container_says_how_many_files_it_may_open(docker: Path, output: str, 
 
 
 def test_a_removal_that_fails_hides_nothing(docker: Path) -> None:
+    """A `docker rm` that hangs does not change refusal(), which is empty."""
     docker.write_text(DOCKER.replace("rm) exit", "rm) exec sleep 60"))
     assert probe.refusal(("docker",), "demo", "image", ()) == ""
 
@@ -76,4 +82,5 @@ def test_a_removal_that_fails_hides_nothing(docker: Path) -> None:
     ],
 )
 def test_devices_are_asked_for_as_a_node_asks(mapping: DeviceMapping, options: tuple[str, ...]) -> None:
+    """device_options() gives --device, --gpus, or --env and --runtime as the mapping requests devices."""
     assert probe.device_options(mapping) == options

@@ -33,9 +33,10 @@ LIMIT = 60.0
 
 
 def printing(*lines: str, code: int = 0, until: threading.Event | None = None) -> FakeBackend:
-    """An engine whose launch prints these lines, waits for reap or stop with ``until``, and exits with ``code``."""
+    """Return an engine whose launch prints these lines, waits for a stop with ``until``, exits with ``code``."""
 
     def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        """Answer reach as healthy; yield the lines of a launch, then wait, then raise Failed for a code."""
         if "reap" in argv or "stop" in argv:
             if until:
                 until.set()
@@ -61,6 +62,7 @@ def run(engine: FakeBackend, timeout: float = 60.0) -> tuple[RunOutcome, list[st
     lines: list[str] = []
 
     def keep(printed: Sequence[Line]) -> Sequence[Line]:
+        """Collect the lines; return them as they are."""
         lines.extend(line.text for line in printed)
         return printed
 
@@ -72,6 +74,7 @@ def run(engine: FakeBackend, timeout: float = 60.0) -> tuple[RunOutcome, list[st
 
 
 def test_a_run_that_ends_well_has_no_cause_and_leaves_labctl_nothing_to_do() -> None:
+    """A run with code 0 has no cause, and nothing is stopped or reaped."""
     engine = printing("one", "two")
     ended, lines = run(engine)
     assert (ended.exit_code, ended.cause, lines) == (0, None, ["one", "two"])
@@ -79,6 +82,7 @@ def test_a_run_that_ends_well_has_no_cause_and_leaves_labctl_nothing_to_do() -> 
 
 
 def test_the_launch_has_the_limit_the_run_id_and_the_persons_uid() -> None:
+    """The launch has timeout's limit of 105 s, directory, nodes and LABCTL_RUN_ID, and is started as root."""
     engine = printing()
     run(engine, timeout=90)
     assert engine.started[0][0] == "labctl-demo-launcher-1"
@@ -90,11 +94,13 @@ def test_the_launch_has_the_limit_the_run_id_and_the_persons_uid() -> None:
 
 
 def test_a_launcher_that_fails_by_itself_keeps_its_code() -> None:
+    """A launcher that exits with 2 gives code 2 and no cause."""
     ended, _ = run(printing("usage: deepspeed", code=2))
     assert (ended.exit_code, ended.cause) == (2, None)
 
 
 def test_the_error_of_a_program_that_runs_once_is_quoted() -> None:
+    """With launcher script:once the message has the last line of the traceback."""
     once = job(LAB, launcher="script:once")
     engine = printing("Traceback (most recent call last):", '  File "a.py", line 1', "ValueError: no data", code=1)
     ended = supervise.supervise(LAB, once, engine, as_printed, LAUNCH)
@@ -103,7 +109,10 @@ def test_the_error_of_a_program_that_runs_once_is_quoted() -> None:
 
 
 def test_processes_that_cannot_be_ended_are_named() -> None:
+    """A process that cannot be killed is launcher-failed, and its line is in the message; all nodes are reaped."""
+
     def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        """Of a reap on worker-1 yield a process and fail."""
         if "reap" in argv and "worker-1" in container:
             yield '{"pid": 7, "command": "python"}'
             raise Failed(1)
@@ -116,6 +125,7 @@ def test_processes_that_cannot_be_ended_are_named() -> None:
 
 
 def test_a_run_whose_agent_is_lost_is_ended_by_docker() -> None:
+    """An agent lost with code 137 is interrupted, and all nodes are reaped."""
     engine = printing("one")
     engine.end = {"code": 137, "lost": True}
     ended, _ = run(engine)
@@ -124,11 +134,13 @@ def test_a_run_whose_agent_is_lost_is_ended_by_docker() -> None:
 
 
 def test_an_agent_that_does_not_know_a_run_yet_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the agent does not know the run when asked to stop it, it is asked again."""
     monkeypatch.setattr(supervise, "ASK_AGAIN", 0.01)
     requested = threading.Event()
     again = threading.Event()
 
     def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        """Fail the first stop; fail the run with 137 after the second."""
         yield from ()
         if "stop" in argv and not requested.is_set():
             requested.set()
@@ -145,6 +157,7 @@ def test_an_agent_that_does_not_know_a_run_yet_is_asked_again(monkeypatch: pytes
 
 
 def test_a_node_that_dies_stops_the_run_and_is_named_with_its_rank() -> None:
+    """A node lost during the run stops it, and is named with its rank."""
     engine = printing("\x010!\x02labctl: rank 0 of 2 on worker-0", code=1, until=threading.Event())
     engine.fallen = (("worker-1", "node-lost", "container died with exit code 137"),)
     ended, _ = run(engine)
@@ -153,12 +166,14 @@ def test_a_node_that_dies_stops_the_run_and_is_named_with_its_rank() -> None:
 
 
 def test_a_node_of_another_run_may_die() -> None:
+    """The loss of a node that the run does not use has no effect."""
     engine = printing("fine")
     engine.fallen = (("worker-7", "node-lost", "container died with exit code 137"),)
     assert run(engine)[0].cause is None
 
 
 def test_a_container_without_memory_is_out_of_memory() -> None:
+    """A node out of memory gives that cause, and that LAB_MEMORY is not set."""
     engine = printing(code=1, until=threading.Event())
     engine.fallen = (("worker-0", "out-of-memory", "container ran out of memory"),)
     ended, _ = run(engine)
@@ -172,6 +187,7 @@ REASON = "device lost: nvidia-smi says `Unknown Error`; `labctl up` recreates th
 
 
 def test_a_device_that_is_lost_stops_the_run_with_its_own_cause() -> None:
+    """A lost device stops the run with cause device-lost."""
     engine = printing(code=1, until=threading.Event())
     engine.fallen = (("worker-1", "device-lost", REASON),)
     ended, _ = run(engine)
@@ -180,11 +196,12 @@ def test_a_device_that_is_lost_stops_the_run_with_its_own_cause() -> None:
 
 
 def with_devices(reason: str, launch: str = "") -> tuple[RunOutcome, list[str]]:
-    """Supervise a failing run that prints ``launch``, worker-1 unhealthy for ``reason``; return end, nodes checked."""
+    """Supervise a failing run, worker-1 unhealthy for ``reason``; return its outcome and the containers checked."""
     mapping = DeviceMapping(devices=devices("0"))
     of = lab((node(0, devices=mapping), node(1, devices=mapping)))
 
     def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        """Fail worker-1's health check for the reason; yield the line of a launch and fail with code 1."""
         if "health" in argv and "worker-1" in container and reason:
             raise Failed(1, reason)
         if not {"health", "reap"} & set(argv):
@@ -197,6 +214,7 @@ def with_devices(reason: str, launch: str = "") -> tuple[RunOutcome, list[str]]:
 
 
 def test_a_crash_of_a_rank_whose_device_is_lost_has_that_cause() -> None:
+    """A crashed rank on a node whose check tells of a lost device is device-lost; both nodes are checked."""
     ended, checked = with_devices(REASON, CRASH)
     assert ended.cause == "device-lost"
     assert ended.message.startswith(f"worker-1 (rank 1): {REASON} (rank ")
@@ -205,15 +223,18 @@ def test_a_crash_of_a_rank_whose_device_is_lost_has_that_cause() -> None:
 
 @pytest.mark.parametrize("reason", ["", "Traceback: no such thing"])
 def test_a_crash_on_devices_that_answer_stays_a_crash(reason: str) -> None:
+    """A crashed rank whose devices answer, or whose check itself fails, is rank-crashed."""
     assert with_devices(reason, CRASH)[0].cause == "rank-crashed"
     assert with_devices(reason)[0].cause is None
 
 
 def test_a_node_that_does_not_answer_about_its_devices_leaves_the_verdict_as_it_is() -> None:
+    """A node whose health check times out does not hide the other node's lost device."""
     mapping = DeviceMapping(devices=devices("0"))
     of = lab((node(0, devices=mapping), node(1, devices=mapping)))
 
     def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        """Time out worker-0's health check, fail worker-1's; fail the run with a crash."""
         if "health" in argv and "worker-0" in container:
             raise HostError("docker exec: not done within 20 s")
         if "health" in argv:
@@ -230,12 +251,14 @@ def test_a_node_that_does_not_answer_about_its_devices_leaves_the_verdict_as_it_
 
 
 def test_nodes_without_devices_are_not_asked_for_them() -> None:
+    """After a crash on nodes without devices no health check is run."""
     engine = printing(CRASH, code=1)
     run(engine)
     assert not [argv for _, argv in engine.started if "health" in argv]
 
 
 def test_a_run_past_its_time_says_who_was_silent() -> None:
+    """A run past its limit in which no rank printed has that in its message."""
     engine = printing(code=124)
     engine.end = {"cause": "timeout", "message": "timed out after 60 s"}
     ended, _ = run(engine)
@@ -244,6 +267,7 @@ def test_a_run_past_its_time_says_who_was_silent() -> None:
 
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_line_that_a_program_prints_is_no_report(code: int) -> None:
+    """A rank that prints a line like the agent's report of a crash changes neither code nor cause."""
     ended, _ = run(printing("worker-1: \x011\x02labctl: rank 1 on worker-1 exited with code 7", code=code))
     assert (ended.exit_code, ended.cause) == (code, None)
 
@@ -252,6 +276,7 @@ def test_a_line_that_a_program_prints_is_no_report(code: int) -> None:
 def test_what_deepspeeds_launcher_prints_under_a_script_explains_a_run_that_failed(
     code: int, cause: str | None
 ) -> None:
+    """deepspeed's line of a failed rank, under launcher script, is rank-crashed if the code is 1, not if 0."""
     engine, task = printing(f"{FAILED}1", code=code), job(LAB, launcher="script")
     ended = supervise.supervise(LAB, task, engine, as_printed, supervise.launch_of(LAB, task))
     assert (ended.cause, engine.stops) == (cause, [])
@@ -259,10 +284,12 @@ def test_what_deepspeeds_launcher_prints_under_a_script_explains_a_run_that_fail
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_the_run_and_the_handlers_come_back(number: signal.Signals) -> None:
+    """SIGINT or SIGTERM stops the run as interrupted with 5 s of grace; the old handler is restored."""
     before = signal.getsignal(number)
     engine = printing("started", code=1, until=threading.Event())
 
     def keep(lines: Sequence[Line]) -> Sequence[Line]:
+        """Send the signal to this process; return the lines."""
         os.kill(os.getpid(), number)
         return lines
 
@@ -274,9 +301,11 @@ def test_a_signal_stops_the_run_and_the_handlers_come_back(number: signal.Signal
 
 @pytest.mark.parametrize(("presses", "graces"), [(1, ["5"]), (2, ["0", "5"])])
 def test_a_second_ctrl_c_leaves_processes_no_grace(presses: int, graces: list[str]) -> None:
+    """One SIGINT stops with a grace of 5 s; a second one stops with 0 too."""
     engine = printing("started", code=1)
 
     def keep(lines: Sequence[Line]) -> Sequence[Line]:
+        """Send SIGINT this many times, each time until the agent was asked to stop."""
         for press in range(presses):
             os.kill(os.getpid(), signal.SIGINT)
             wait_until(lambda asked=press + 1: len(engine.stops) == asked, LIMIT, "the agent is asked")  # type: ignore[misc]
@@ -296,11 +325,13 @@ def fill_disk(path: Path) -> None:
 
 
 def test_a_record_that_cannot_be_written_leaves_no_process_behind(tmp_path: Path) -> None:
+    """A full disk of the record is disk-full and stops the run, whose end is followed; the log keeps its line."""
     of = lab(directory=tmp_path)
     path = store.create(of, "r1", ())
     log = store.RunLog(path, of, JOB.workload)
 
     def keep(lines: Sequence[Line]) -> Sequence[Line]:
+        """Fill the disk at line `two`; write the lines to the record's log."""
         if "two" in [line.text for line in lines]:
             fill_disk(path / "output.log")
         return log.keep(lines)
@@ -317,7 +348,10 @@ def test_a_record_that_cannot_be_written_leaves_no_process_behind(tmp_path: Path
 
 
 def test_output_that_cannot_be_written_for_another_reason_is_an_error(tmp_path: Path) -> None:
+    """A record that fails for another reason raises HostError with exit code 3 and stops the run."""
+
     def keep(_: Sequence[Line]) -> Sequence[Line]:
+        """Raise RecordError."""
         raise store.RecordError("cannot write output.log: Input/output error")
 
     engine = printing("one", "two")
@@ -336,10 +370,12 @@ shm                8388608  8380000      8608     100% /dev/shm
 
 
 def test_a_rank_that_found_no_room_has_the_file_systems_that_are_full_in_its_message() -> None:
+    """A rank's `No space left on device` is disk-full, with the nodes' full file systems from df."""
     engine = printing("worker-1: OSError: [Errno 28] No space left on device", CRASH, code=1)
     answer_of_run = engine.answer
 
     def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        """Answer df with the planted table, others as the run."""
         return iter(DF.splitlines()) if argv[0] == "df" else answer_of_run(container, argv)
 
     engine.answer = answer
@@ -356,11 +392,13 @@ HIDING = replace(LAB, hidden=(Secret(TOKEN),))
 
 
 def test_a_secret_among_a_crashed_ranks_last_words_is_not_in_the_verdict(tmp_path: Path) -> None:
+    """A secret in a crashed rank's last line is redacted in message, screen and output.log."""
     of = replace(HIDING, directory=tmp_path)
     log = store.RunLog(store.create(of, "r1", ()), of, JOB.workload)
     shown: list[str] = []
 
     def keep(lines: Sequence[Line]) -> Sequence[Line]:
+        """Write the lines to the log; record and return what it keeps."""
         kept = log.keep(lines)
         shown.extend(line.text for line in kept)
         return kept
@@ -374,6 +412,7 @@ def test_a_secret_among_a_crashed_ranks_last_words_is_not_in_the_verdict(tmp_pat
 
 
 def test_a_secret_that_is_cut_in_a_ranks_last_words_is_not_in_the_verdict() -> None:
+    """A secret at the place where the rank's last line is cut is not in the message, not even its beginning."""
     text = f"ValueError: {'x' * 980} {TOKEN}"
     engine = printing(f"worker-1: \x011\x02{text}", CRASH, code=1)
     ended = supervise.supervise(HIDING, JOB, engine, lambda lines: store.redact_lines(lines, HIDING.hidden), LAUNCH)
@@ -382,7 +421,10 @@ def test_a_secret_that_is_cut_in_a_ranks_last_words_is_not_in_the_verdict() -> N
 
 
 def test_a_secret_in_why_the_launcher_failed_or_a_process_stayed_is_not_in_the_verdict() -> None:
+    """A secret in docker's error, or in a process that stayed, is redacted in the message."""
+
     def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        """Of a reap yield a process with the token and fail; else raise HostError with the token."""
         if "reap" in argv:
             yield f"python --token {TOKEN}"
             raise Failed(1)
@@ -399,6 +441,7 @@ def test_a_secret_in_why_the_launcher_failed_or_a_process_stayed_is_not_in_the_v
 
 @pytest.mark.parametrize(("launcher", "where"), [("deepspeed", EVERYWHERE[1:]), ("script", EVERYWHERE)])
 def test_what_left_the_run_is_ended_where_the_workload_runs(launcher: str, where: list[str]) -> None:
+    """After a lost agent, processes of the last seconds are reaped: in workers, for launcher script everywhere."""
     engine, task = printing(), job(LAB, launcher=launcher)
     engine.end = {"lost": True}
     supervise.supervise(LAB, task, engine, as_printed, supervise.launch_of(LAB, task))
@@ -409,6 +452,7 @@ def test_what_left_the_run_is_ended_where_the_workload_runs(launcher: str, where
 
 
 def test_a_container_that_is_gone_holds_nothing() -> None:
+    """A node that has exited and cannot be entered is not a process left: no cause."""
     engine = printing()
     engine.end, engine.seen = {"left": ["worker-1"]}, observed(LAB, worker_1={"state": "exited"})
     engine.dead = ("labctl-demo-worker-1-1",)
@@ -421,14 +465,17 @@ def test_a_container_that_is_gone_holds_nothing() -> None:
 
 @pytest.mark.parametrize(("node", "needed"), [("worker-1", False), ("worker-0", True)])
 def test_an_elastic_launcher_goes_on_without_a_node_that_it_can_do_without(node: str, needed: bool) -> None:
+    """An elastic run goes on without worker-1, with a notice; without the first node it is node-lost."""
     received: list[str] = []
     reported = threading.Event()
 
     def notice(text: str) -> None:
+        """Record the notice, and let the run end."""
         received.append(text)
         reported.set()
 
     def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        """Yield a crash of rank 1, then wait until the loss is noticed or the run stopped."""
         if "stop" in argv:
             reported.set()
         if {"stop", "reap"} & {*argv}:
@@ -451,9 +498,11 @@ def test_an_elastic_launcher_goes_on_without_a_node_that_it_can_do_without(node:
 
 
 def test_a_container_that_stays_and_cannot_be_entered_is_not_taken_for_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """reap() lists all nodes as left if their running containers cannot be entered."""
     monkeypatch.setattr(agent, "DYING", 0.01)
 
     def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        """Fail with exit code 126."""
         yield from ()
         raise Failed(126)
 
@@ -462,7 +511,10 @@ def test_a_container_that_stays_and_cannot_be_entered_is_not_taken_for_empty(mon
 
 
 def test_a_host_that_does_not_answer_is_not_taken_for_one_without_containers() -> None:
+    """reap() lists all nodes as left if their host does not answer."""
+
     def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        """Fail with exit code 126."""
         yield from ()
         raise Failed(126)
 
@@ -472,6 +524,7 @@ def test_a_host_that_does_not_answer_is_not_taken_for_one_without_containers() -
 
 
 def test_what_a_script_started_over_ssh_is_ended_after_the_script() -> None:
+    """reap() for launcher script reaps the launcher's container first."""
     engine = FakeBackend(answer=silent, seen=observed(LAB))
     agent.reap(LAB, engine, "r1", 0, lasted=5, launcher="script")
     assert engine.started[0][0].endswith("-launcher-1")
@@ -481,6 +534,7 @@ def test_what_a_script_started_over_ssh_is_ended_after_the_script() -> None:
 
 
 def test_a_container_that_does_not_run_explains_a_failure() -> None:
+    """explain() is node-lost for a node that has exited, or has no container."""
     engine = FakeBackend(seen=observed(LAB, worker_1={"state": "exited"}))
     assert supervise.explain(Ended(code=255, seconds=1), LAB, JOB, engine, silent=False) == (
         "node-lost",
@@ -495,7 +549,10 @@ def test_a_container_that_does_not_run_explains_a_failure() -> None:
 
 @pytest.mark.parametrize(("silent", "cause"), [(True, "node-lost"), (False, None)])
 def test_a_node_that_lets_nobody_in_explains_a_run_of_which_no_rank_began(silent: bool, cause: str | None) -> None:
+    """If no rank printed, a worker that refuses ssh is node-lost; if one did, workers are not asked."""
+
     def answer(container: str, argv: tuple[str, ...]) -> Iterator[str]:
+        """Answer that worker-0 is reached and worker-1 denies permission; fail if a rank had printed."""
         assert silent, "a login takes a while"
         yield '{"node": "worker-0", "ok": true, "seconds": 0.2}'
         yield '{"node": "worker-1", "ok": false, "seconds": 5, "error": "lab@worker-1: Permission denied (publickey)."}'
@@ -507,6 +564,7 @@ def test_a_node_that_lets_nobody_in_explains_a_run_of_which_no_rank_began(silent
 
 
 def test_a_node_is_described_with_its_ranks() -> None:
+    """describe_node() names a node with its rank or ranks, the launcher without."""
     of = job(lab((node(0, slots=2), node(1, slots=1), node(2, slots=3))))
     assert [supervise.describe_node(name, of) for name in ("worker-0", "worker-1", "worker-2", "launcher")] == [
         "worker-0 (ranks 0 to 1)",
